@@ -1,0 +1,336 @@
+//! How the numbers of a tensor are written down.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The element type of a tensor stored without blocks or scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+#[allow(missing_docs)]
+pub enum Dtype {
+    F64,
+    F32,
+    F16,
+    BF16,
+    I64,
+    I32,
+    I16,
+    I8,
+    U64,
+    U32,
+    U16,
+    U8,
+    Bool,
+}
+
+impl Dtype {
+    /// Every dtype, widest first.
+    pub const ALL: [Self; 13] = [
+        Self::F64,
+        Self::I64,
+        Self::U64,
+        Self::F32,
+        Self::I32,
+        Self::U32,
+        Self::F16,
+        Self::BF16,
+        Self::I16,
+        Self::U16,
+        Self::I8,
+        Self::U8,
+        Self::Bool,
+    ];
+
+    /// Bytes per element, which is also the alignment an element needs.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F16 | Self::BF16 | Self::I16 | Self::U16 => 2,
+            Self::I8 | Self::U8 | Self::Bool => 1,
+        }
+    }
+
+    /// The name safetensors gives it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "F64",
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::BF16 => "BF16",
+            Self::I64 => "I64",
+            Self::I32 => "I32",
+            Self::I16 => "I16",
+            Self::I8 => "I8",
+            Self::U64 => "U64",
+            Self::U32 => "U32",
+            Self::U16 => "U16",
+            Self::U8 => "U8",
+            Self::Bool => "BOOL",
+        }
+    }
+
+    /// The dtype of that safetensors name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// Whether the elements are floating-point numbers.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16)
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Bits per weight of Firebox's own quantization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bits {
+    /// One signed byte per weight.
+    Q8,
+    /// Half a byte per weight, stored with an offset of 8.
+    Q4,
+}
+
+impl Bits {
+    /// The largest magnitude a stored value takes.
+    pub fn max(self) -> f32 {
+        match self {
+            Self::Q8 => 127.0,
+            Self::Q4 => 7.0,
+        }
+    }
+}
+
+/// Firebox's own quantization: symmetric, one f16 scale per `group` consecutive inputs of an output row.
+///
+/// `q8` is I8 `[out, in]`. `q4` is U8 `[out, ceil(in / 32) * 16]`: within a chunk of 32 inputs, byte `j` holds
+/// input `j` in its low and input `j + 16` in its high half, each with 8 added; the last chunk is filled with
+/// zeros (8). Scales are F16 `[out, ceil(in / group)]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quantization {
+    /// Bits per weight.
+    pub bits: Bits,
+    /// Inputs per scale; a multiple of 32 up to 4096.
+    pub group: usize,
+}
+
+/// Inputs that share one 16-byte chunk in the q4 layout.
+pub const Q4_CHUNK: usize = 32;
+
+impl Quantization {
+    /// Says what is wrong with the group size, if anything: a group must cover whole q4 chunks, so that one chunk
+    /// never has two scales.
+    pub fn check(&self) -> Result<(), String> {
+        if self.group == 0 || self.group > 4096 || !self.group.is_multiple_of(Q4_CHUNK) {
+            return Err(format!("group is {}; it must be a multiple of {Q4_CHUNK} up to 4096", self.group));
+        }
+        Ok(())
+    }
+
+    /// Bytes that one row of `inputs` weights takes, scales apart. None where that overflows.
+    pub fn row_bytes(&self, inputs: usize) -> Option<usize> {
+        match self.bits {
+            Bits::Q8 => Some(inputs),
+            Bits::Q4 => inputs.div_ceil(Q4_CHUNK).checked_mul(Q4_CHUNK / 2),
+        }
+    }
+
+    /// Scales that one row of `inputs` weights has.
+    pub fn row_scales(&self, inputs: usize) -> usize {
+        inputs.div_ceil(self.group)
+    }
+}
+
+impl fmt::Display for Quantization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = match self.bits {
+            Bits::Q8 => "q8",
+            Bits::Q4 => "q4",
+        };
+        write!(f, "{bits} in groups of {}", self.group)
+    }
+}
+
+/// A block format of GGUF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[allow(non_camel_case_types, missing_docs)]
+pub enum BlockType {
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    #[serde(rename = "Q4_K")]
+    Q4K,
+    #[serde(rename = "Q5_K")]
+    Q5K,
+    #[serde(rename = "Q6_K")]
+    Q6K,
+}
+
+impl BlockType {
+    /// Every block type.
+    pub const ALL: [Self; 8] =
+        [Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q5_1, Self::Q4K, Self::Q5K, Self::Q6K];
+
+    /// Weights per block.
+    pub fn block_len(self) -> usize {
+        match self {
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
+            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+        }
+    }
+
+    /// Bytes per block.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+        }
+    }
+
+    /// The name GGUF gives it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q8_0 => "Q8_0",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+        }
+    }
+}
+
+impl fmt::Display for BlockType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// More dimensions than any tensor has.
+const MAX_RANK: usize = 32;
+
+/// How a tensor's numbers are written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encoding {
+    /// One element after another.
+    Plain(Dtype),
+    /// Firebox's own quantization, scales in a tensor of their own.
+    Grouped(Quantization),
+    /// Blocks of GGUF, scales inside.
+    Block(BlockType),
+}
+
+impl Encoding {
+    /// Bytes of a tensor of this shape, scales apart; says why if there can be no such tensor.
+    pub fn data_bytes(&self, shape: &[usize]) -> Result<usize, String> {
+        if shape.len() > MAX_RANK {
+            return Err(format!("{} dimensions; more than {MAX_RANK} are not a tensor", shape.len()));
+        }
+        let overflow = || format!("shape {shape:?} has more bytes than the address space");
+        match self {
+            Self::Plain(dtype) => {
+                element_count(shape).and_then(|count| count.checked_mul(dtype.size())).ok_or_else(overflow)
+            }
+            Self::Grouped(quantization) => {
+                quantization.check()?;
+                let [rows, inputs] = shape else {
+                    return Err(format!("shape {shape:?} is quantized in groups but is not [out, in]"));
+                };
+                quantization.row_bytes(*inputs).and_then(|row| row.checked_mul(*rows)).ok_or_else(overflow)
+            }
+            Self::Block(block) => {
+                let inputs = shape.last().copied().unwrap_or(0);
+                if !inputs.is_multiple_of(block.block_len()) {
+                    return Err(format!(
+                        "shape {shape:?} has rows that are not a multiple of {} weights, one {block} block",
+                        block.block_len()
+                    ));
+                }
+                element_count(shape)
+                    .map(|count| count / block.block_len())
+                    .and_then(|blocks| blocks.checked_mul(block.block_bytes()))
+                    .ok_or_else(overflow)
+            }
+        }
+    }
+
+    /// Bytes of the scales that travel beside a tensor of this shape; 0 where there are none.
+    pub fn scale_bytes(&self, shape: &[usize]) -> Result<usize, String> {
+        let Self::Grouped(quantization) = self else { return Ok(0) };
+        quantization.check()?;
+        let [rows, inputs] = shape else {
+            return Err(format!("shape {shape:?} is quantized in groups but is not [out, in]"));
+        };
+        rows.checked_mul(quantization.row_scales(*inputs))
+            .and_then(|scales| scales.checked_mul(2))
+            .ok_or_else(|| format!("shape {shape:?} has more scales than the address space"))
+    }
+
+    /// The dtype and shape that a tensor of this shape has in a safetensors file, scales apart: packed numbers travel
+    /// as bytes.
+    pub(crate) fn storage(&self, shape: &[usize]) -> Result<(Dtype, Vec<usize>), String> {
+        let Self::Plain(dtype) = self else {
+            let bytes = self.data_bytes(shape)?;
+            let mut packed = shape.to_vec();
+            let rows = element_count(shape.get(..shape.len().saturating_sub(1)).unwrap_or_default());
+            if let Some(inputs) = packed.last_mut() {
+                *inputs = bytes / rows.filter(|rows| *rows > 0).unwrap_or(1);
+            }
+            return Ok((Dtype::U8, packed));
+        };
+        Ok((*dtype, shape.to_vec()))
+    }
+
+    /// The shape of the scales that travel beside a tensor of this shape.
+    pub(crate) fn scales_storage(&self, shape: &[usize]) -> Result<Option<Vec<usize>>, String> {
+        let (Self::Grouped(quantization), [rows, inputs]) = (self, shape) else { return Ok(None) };
+        self.scale_bytes(shape)?;
+        Ok(Some(vec![*rows, quantization.row_scales(*inputs)]))
+    }
+
+    /// The alignment in memory that the bytes need to be read as elements.
+    pub fn align(&self) -> usize {
+        match self {
+            Self::Plain(dtype) => dtype.size(),
+            Self::Grouped(_) => 1,
+            Self::Block(_) => 2,
+        }
+    }
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(dtype) => dtype.fmt(f),
+            Self::Grouped(quantization) => quantization.fmt(f),
+            Self::Block(block) => block.fmt(f),
+        }
+    }
+}
+
+/// Elements of a tensor of this shape. None where that overflows.
+pub(crate) fn element_count(shape: &[usize]) -> Option<usize> {
+    // A zero anywhere makes the product zero, but only after the others have been multiplied without overflow:
+    // a shape of [0, huge, huge] is refused, since later arithmetic on its strides would overflow.
+    let strides = shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim.max(1)))?;
+    Some(if shape.contains(&0) { 0 } else { strides })
+}

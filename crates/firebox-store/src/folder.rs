@@ -1,0 +1,148 @@
+//! A model's directory: which of its files may be read, and how much of them.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::StoreError;
+
+/// Limits on the small files beside the weights. The largest tokenizers in use take 35 MB.
+pub(crate) const MAX_JSON: u64 = 16 << 20;
+pub(crate) const MAX_TOKENIZER: u64 = 256 << 20;
+pub(crate) const MAX_TEMPLATE: u64 = 4 << 20;
+/// An index has one line per tensor, so it is bounded like a safetensors header.
+pub(crate) const MAX_INDEX: u64 = 100_000_000;
+
+/// A directory whose files are read only if they lie inside of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// Directories, links resolved, that files may lie in.
+    within: PathBuf,
+}
+
+impl Folder {
+    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+        let real = fs::canonicalize(path).map_err(|error| StoreError::io(path, "open", error))?;
+        // The hub's cache keeps `models--ORG--NAME/snapshots/REVISION/FILE` as links to `models--ORG--NAME/blobs/HASH`:
+        // there the repository, not the snapshot, is the model's own directory.
+        let is_repository = |path: &&Path| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("models--"))
+        };
+        let repository = real
+            .ancestors()
+            .skip(1)
+            .find(|ancestor| ancestor.ends_with("snapshots"))
+            .and_then(Path::parent)
+            .filter(is_repository);
+        let within = repository.unwrap_or(&real).to_owned();
+        Ok(Self { path: path.to_owned(), within })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of a regular file in the folder, or None if there is none. Links that lead out are refused, and so
+    /// are pipes and devices, which could block for ever.
+    pub(crate) fn find(&self, name: &str) -> Result<Option<PathBuf>, StoreError> {
+        let path = self.path.join(name);
+        match fs::symlink_metadata(&path) {
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(StoreError::io(&path, "look up", error)),
+        }
+        let real = fs::canonicalize(&path).map_err(|error| StoreError::io(&path, "follow", error))?;
+        if !real.starts_with(&self.within) {
+            return Err(StoreError::UnsafePath {
+                field: "symbolic link".into(),
+                reason: format!("it lies outside of {}; copy the file there", self.within.display()),
+                target: real,
+                file: path,
+            });
+        }
+        regular(&path)?;
+        Ok(Some(path))
+    }
+
+    /// Checks a file name that some other file gives: it must be a path below the folder, of plain components.
+    pub(crate) fn resolve(&self, referrer: &Path, field: &str, name: &str) -> Result<PathBuf, StoreError> {
+        let unsafe_path = |reason: &str| StoreError::UnsafePath {
+            file: referrer.to_owned(),
+            field: field.to_owned(),
+            target: PathBuf::from(name),
+            reason: reason.to_owned(),
+        };
+        let plain = !name.is_empty()
+            && !name.contains(['\\', '\0'])
+            && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        if !plain {
+            return Err(unsafe_path("a file of the model is named by a plain path inside of its directory"));
+        }
+        self.find(name)?.ok_or_else(|| StoreError::Malformed {
+            file: referrer.to_owned(),
+            field: field.to_owned(),
+            reason: format!("names {name:?}, which is not in {}; download it again", self.path.display()),
+        })
+    }
+
+    /// The bytes of a small file, or None if there is none.
+    pub(crate) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        self.find(name)?.map(|path| read_bounded(&path, limit)).transpose()
+    }
+
+    /// The text of a small file, or None if there is none.
+    pub(crate) fn read_text(&self, name: &str, limit: u64) -> Result<Option<String>, StoreError> {
+        let Some(bytes) = self.read(name, limit)? else { return Ok(None) };
+        let text = String::from_utf8(bytes).map_err(|error| StoreError::Malformed {
+            file: self.path.join(name),
+            field: "text".into(),
+            reason: format!("not UTF-8: {error}"),
+        })?;
+        Ok(Some(text))
+    }
+
+    /// The JSON object in a small file, or None if there is no file.
+    pub(crate) fn read_object(&self, name: &str, limit: u64) -> Result<Option<Value>, StoreError> {
+        let Some(bytes) = self.read(name, limit)? else { return Ok(None) };
+        let malformed = |reason: String| StoreError::Malformed {
+            file: self.path.join(name),
+            field: "JSON".into(),
+            reason,
+        };
+        let value: Value = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
+        if !value.is_object() {
+            return Err(malformed("expected an object".into()));
+        }
+        Ok(Some(value))
+    }
+}
+
+/// Refuses what is not a regular file.
+pub(crate) fn regular(path: &Path) -> Result<fs::Metadata, StoreError> {
+    let metadata = fs::metadata(path).map_err(|error| StoreError::io(path, "look up", error))?;
+    if !metadata.is_file() {
+        return Err(StoreError::NotAModel {
+            path: path.to_owned(),
+            reason: "expected a regular file here".into(),
+        });
+    }
+    Ok(metadata)
+}
+
+fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
+    let file = File::open(path).map_err(|error| StoreError::io(path, "open", error))?;
+    let mut bytes = Vec::new();
+    // One byte beyond the limit tells a file that is too long from one that just fits, whatever length it claims.
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| StoreError::io(path, "read", error))?;
+    if bytes.len() as u64 > limit {
+        return Err(StoreError::Malformed {
+            file: path.to_owned(),
+            field: "file".into(),
+            reason: format!("longer than the {limit} bytes allowed for it"),
+        });
+    }
+    Ok(bytes)
+}

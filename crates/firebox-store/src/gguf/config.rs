@@ -1,0 +1,504 @@
+//! From GGUF metadata to the `config.json` that the model had before it was converted.
+
+use serde_json::{Map, Value, json};
+
+use super::metadata::Metadata;
+use super::rope::{original_context, rope};
+use crate::error::Fault;
+
+/// The families of models that are translated, by what sets their tensors apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    Llama,
+    Qwen2,
+    Qwen3,
+    Qwen3Moe,
+    Qwen35,
+    Gemma3,
+    SmolLm3,
+    Phi3,
+    Bert,
+}
+
+impl Family {
+    pub(crate) fn of(architecture: &str) -> Result<Self, Fault> {
+        Ok(match architecture {
+            "llama" => Self::Llama,
+            "qwen2" => Self::Qwen2,
+            "qwen3" => Self::Qwen3,
+            "qwen3moe" => Self::Qwen3Moe,
+            "qwen35" => Self::Qwen35,
+            "gemma3" => Self::Gemma3,
+            "smollm3" => Self::SmolLm3,
+            "phi3" => Self::Phi3,
+            "bert" => Self::Bert,
+            other => {
+                return Err(Fault::unsupported(
+                    "general.architecture",
+                    format!(
+                        "{other:?}; known are llama, qwen2, qwen3, qwen3moe, qwen35, gemma3, smollm3, phi3, bert"
+                    ),
+                ));
+            }
+        })
+    }
+}
+
+/// What the configuration takes from the tensors rather than from the metadata.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) vocab_size: usize,
+    pub(crate) has_output: bool,
+    pub(crate) has_attention_bias: bool,
+    pub(crate) token_types: Option<usize>,
+    pub(crate) rope_factors: Option<Vec<f32>>,
+    pub(crate) long_factors: Option<Vec<f32>>,
+    pub(crate) short_factors: Option<Vec<f32>>,
+}
+
+/// Reads keys of one architecture.
+pub(super) struct Keys<'a> {
+    pub(super) metadata: &'a Metadata,
+    architecture: &'a str,
+}
+
+impl Keys<'_> {
+    pub(super) fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    pub(super) fn number(&self, name: &str) -> Result<Option<u64>, Fault> {
+        self.metadata.uniform(&self.key(name))
+    }
+
+    /// A number that must be there and cannot be zero: it is a dimension, and others are divided by it.
+    pub(super) fn dimension(&self, name: &str) -> Result<u64, Fault> {
+        match self.number(name)? {
+            Some(0) => Err(Fault::new(self.key(name), "0; expected 1 or more")),
+            Some(value) if value > MAX_DIMENSION => {
+                Err(Fault::new(self.key(name), format!("{value}; more than {MAX_DIMENSION} is not a model")))
+            }
+            Some(value) => Ok(value),
+            None => Err(Fault::new(self.key(name), "missing")),
+        }
+    }
+
+    pub(super) fn float(&self, name: &str) -> Result<Option<f64>, Fault> {
+        Ok(self.metadata.float(&self.key(name))?.map(tidy))
+    }
+
+    pub(super) fn text(&self, name: &str) -> Result<Option<&str>, Fault> {
+        self.metadata.text(&self.key(name))
+    }
+}
+
+/// Dimensions beyond this are refused before they size anything: per-layer lists are made from some of them.
+const MAX_DIMENSION: u64 = 1 << 32;
+const MAX_LAYERS: u64 = 100_000;
+
+/// The shortest decimal that is the same f32: 1e-6 rather than 9.999999974752427e-7, as the configuration had it.
+pub(super) fn tidy(value: f64) -> f64 {
+    let narrow = value as f32;
+    if f64::from(narrow) != value {
+        return value;
+    }
+    narrow.to_string().parse().unwrap_or(value)
+}
+
+/// The number of ordinary blocks: without those that draft further tokens.
+pub(crate) fn layers(metadata: &Metadata, architecture: &str) -> Result<usize, Fault> {
+    let keys = Keys { metadata, architecture };
+    let blocks = keys.dimension("block_count")?;
+    let drafts = keys.number("nextn_predict_layers")?.unwrap_or(0);
+    blocks
+        .checked_sub(drafts)
+        .filter(|layers| (1..=MAX_LAYERS).contains(layers))
+        .and_then(|layers| usize::try_from(layers).ok())
+        .ok_or_else(|| {
+            Fault::new(keys.key("block_count"), format!("{blocks} blocks, {drafts} of them drafting"))
+        })
+}
+
+/// Makes the configuration.
+pub(crate) fn config(
+    metadata: &Metadata,
+    architecture: &str,
+    family: Family,
+    seen: &Seen,
+) -> Result<Value, Fault> {
+    let keys = Keys { metadata, architecture };
+    let mut config = Map::new();
+    let mut notes = Map::new();
+    common(&keys, seen, &mut config)?;
+    match family {
+        Family::Llama => llama(&keys, &mut config, &mut notes)?,
+        Family::SmolLm3 => smollm3(&keys, &mut config, &mut notes)?,
+        Family::Qwen2 => qwen(&keys, "qwen2", "Qwen2ForCausalLM", &mut config)?,
+        Family::Qwen3 => qwen(&keys, "qwen3", "Qwen3ForCausalLM", &mut config)?,
+        Family::Qwen3Moe => qwen3_moe(&keys, &mut config)?,
+        Family::Qwen35 => qwen35(&keys, &mut config, &mut notes)?,
+        Family::Gemma3 => gemma3(&keys, &mut config, &mut notes)?,
+        Family::Phi3 => phi3(&keys, &mut config)?,
+        Family::Bert => bert(&keys, seen, &mut config, &mut notes)?,
+    }
+    if family != Family::Bert {
+        rope(&keys, family, seen, &mut config)?;
+    }
+    notes.insert("source".into(), "gguf".into());
+    config.insert("firebox".into(), Value::Object(notes));
+    Ok(Value::Object(config))
+}
+
+pub(super) fn set(config: &mut Map<String, Value>, values: Value) {
+    if let Value::Object(values) = values {
+        config.extend(values);
+    }
+}
+
+fn common(keys: &Keys<'_>, seen: &Seen, config: &mut Map<String, Value>) -> Result<(), Fault> {
+    let metadata = keys.metadata;
+    let heads = keys.dimension("attention.head_count")?;
+    let hidden = keys.dimension("embedding_length")?;
+    let key_heads = keys.number("attention.head_count_kv")?.unwrap_or(heads);
+    if key_heads == 0 || !heads.is_multiple_of(key_heads) {
+        return Err(Fault::new(
+            keys.key("attention.head_count_kv"),
+            format!("{key_heads} heads of keys do not divide {heads} heads"),
+        ));
+    }
+    let id = |name: &str| metadata.id(&format!("tokenizer.ggml.{name}_token_id"));
+    set(
+        config,
+        json!({
+            "hidden_size": hidden,
+            "intermediate_size": keys.dimension("feed_forward_length")?,
+            "num_hidden_layers": layers(metadata, keys.architecture)?,
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_heads,
+            "max_position_embeddings": keys.dimension("context_length")?,
+            "vocab_size": seen.vocab_size,
+            "tie_word_embeddings": !seen.has_output,
+            "attention_bias": seen.has_attention_bias,
+            "hidden_act": "silu",
+            "bos_token_id": id("bos")?,
+            "eos_token_id": id("eos")?,
+            "pad_token_id": id("padding")?,
+        }),
+    );
+    if let Some(epsilon) = keys.float("attention.layer_norm_rms_epsilon")? {
+        config.insert("rms_norm_eps".into(), json!(epsilon));
+    }
+    config.insert("head_dim".into(), json!(head_dim(keys)?));
+    Ok(())
+}
+
+pub(super) fn head_dim(keys: &Keys<'_>) -> Result<u64, Fault> {
+    if keys.number("attention.key_length")?.is_some() {
+        let length = keys.dimension("attention.key_length")?;
+        let value_length = keys.number("attention.value_length")?.unwrap_or(length);
+        if length != value_length {
+            return Err(Fault::unsupported(
+                keys.key("attention.key_length"),
+                format!("{length} for keys and {value_length} for values"),
+            ));
+        }
+        return Ok(length);
+    }
+    let (hidden, heads) = (keys.dimension("embedding_length")?, keys.dimension("attention.head_count")?);
+    if !hidden.is_multiple_of(heads) {
+        return Err(Fault::new(
+            keys.key("attention.head_count"),
+            format!("{heads} heads do not divide {hidden} and there is no attention.key_length"),
+        ));
+    }
+    Ok(hidden / heads)
+}
+
+fn require_rms_norm(keys: &Keys<'_>) -> Result<(), Fault> {
+    let name = "attention.layer_norm_rms_epsilon";
+    keys.float(name)?.map(drop).ok_or_else(|| Fault::new(keys.key(name), "missing"))
+}
+
+fn sliding_window(keys: &Keys<'_>) -> Result<Option<u64>, Fault> {
+    // Zero is how converters write that there is none.
+    Ok(keys.number("attention.sliding_window")?.filter(|window| *window > 0))
+}
+
+fn no_experts(keys: &Keys<'_>) -> Result<(), Fault> {
+    match keys.number("expert_count")? {
+        None | Some(0) => Ok(()),
+        Some(count) => {
+            Err(Fault::unsupported(keys.key("expert_count"), format!("{count} experts in this architecture")))
+        }
+    }
+}
+
+fn llama(
+    keys: &Keys<'_>,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    require_rms_norm(keys)?;
+    no_experts(keys)?;
+    // Mistral models are stored as llama; only one with a sliding window needs to be told apart.
+    match sliding_window(keys)? {
+        Some(window) => set(
+            config,
+            json!({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}),
+        ),
+        None => set(
+            config,
+            json!({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mlp_bias": false}),
+        ),
+    }
+    // The converter permutes the rows of q and k for the interleaved form of rotary positions.
+    notes.insert("rope_interleaved".into(), true.into());
+    Ok(())
+}
+
+fn smollm3(
+    keys: &Keys<'_>,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    require_rms_norm(keys)?;
+    no_experts(keys)?;
+    // Every fourth layer has no rotary positions. The metadata does not say so; the architecture means it.
+    let layers = layers(keys.metadata, keys.architecture)?;
+    let rotary: Vec<u8> = (1..=layers).map(|layer| u8::from(!layer.is_multiple_of(4))).collect();
+    set(
+        config,
+        json!({
+            "model_type": "smollm3",
+            "architectures": ["SmolLM3ForCausalLM"],
+            "mlp_bias": false,
+            "no_rope_layer_interval": 4,
+            "no_rope_layers": rotary,
+            "layer_types": vec!["full_attention"; layers],
+            "use_sliding_window": false,
+            "sliding_window": null,
+        }),
+    );
+    // Converted by the same code as llama.
+    notes.insert("rope_interleaved".into(), true.into());
+    Ok(())
+}
+
+fn qwen(
+    keys: &Keys<'_>,
+    model_type: &str,
+    class: &str,
+    config: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    require_rms_norm(keys)?;
+    no_experts(keys)?;
+    let layers = layers(keys.metadata, keys.architecture)?;
+    set(
+        config,
+        json!({
+            "model_type": model_type,
+            "architectures": [class],
+            "layer_types": vec!["full_attention"; layers],
+            "use_sliding_window": false,
+            "sliding_window": null,
+        }),
+    );
+    Ok(())
+}
+
+fn qwen3_moe(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
+    require_rms_norm(keys)?;
+    let experts = keys.dimension("expert_count")?;
+    set(
+        config,
+        json!({
+            "model_type": "qwen3_moe",
+            "architectures": ["Qwen3MoeForCausalLM"],
+            // Transformers 5 has the first name, all before it the second.
+            "num_local_experts": experts,
+            "num_experts": experts,
+            "num_experts_per_tok": keys.dimension("expert_used_count")?,
+            "moe_intermediate_size": keys.dimension("expert_feed_forward_length")?,
+            "norm_topk_prob": keys.metadata.flag(&keys.key("expert_weights_norm"))?.unwrap_or(true),
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "use_sliding_window": false,
+            "sliding_window": null,
+        }),
+    );
+    Ok(())
+}
+
+fn qwen35(
+    keys: &Keys<'_>,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    require_rms_norm(keys)?;
+    no_experts(keys)?;
+    let layers = layers(keys.metadata, keys.architecture)?;
+    let key_heads = keys.dimension("ssm.group_count")?;
+    let value_heads = keys.dimension("ssm.time_step_rank")?;
+    let inner = keys.dimension("ssm.inner_size")?;
+    if !inner.is_multiple_of(value_heads) || !value_heads.is_multiple_of(key_heads) {
+        return Err(Fault::new(
+            keys.key("ssm.time_step_rank"),
+            format!("{value_heads} value heads for {key_heads} key heads and {inner} values"),
+        ));
+    }
+    set(
+        config,
+        json!({
+            "model_type": "qwen3_5_text",
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "layer_types": qwen35_layer_types(keys, layers)?,
+            "linear_conv_kernel_dim": keys.dimension("ssm.conv_kernel")?,
+            "linear_key_head_dim": keys.dimension("ssm.state_size")?,
+            "linear_num_key_heads": key_heads,
+            "linear_num_value_heads": value_heads,
+            "linear_value_head_dim": inner / value_heads,
+        }),
+    );
+    set(
+        notes,
+        json!({
+            // The converter stores 1 + weight for every norm but the gated one, which had no 1 to begin with.
+            "norm_weight_offset": 0.0,
+            // `A_log` holds -exp(A_log).
+            "a_log_negated_exp": true,
+            // Value heads stand as k0v0 k1v0 … k0v1 k1v1 … rather than k0v0 k0v1 … k1v0 k1v1 …: in the value rows of
+            // in_proj_qkv and conv1d, the rows of in_proj_z, in_proj_a, in_proj_b, A_log and dt_bias, and the columns
+            // of out_proj. The converter leaves equal numbers of heads alone, where the two orders are one.
+            "v_heads_tiled": key_heads != value_heads,
+        }),
+    );
+    Ok(())
+}
+
+fn qwen35_layer_types(keys: &Keys<'_>, layers: usize) -> Result<Vec<&'static str>, Fault> {
+    let name = |recurrent: bool| if recurrent { "linear_attention" } else { "full_attention" };
+    if let Some(recurrent) = keys.metadata.bools(&keys.key("attention.recurrent_layers"))? {
+        let Some(recurrent) = recurrent.get(..layers) else {
+            return Err(Fault::new(
+                keys.key("attention.recurrent_layers"),
+                format!("{} entries for {layers} layers", recurrent.len()),
+            ));
+        };
+        return Ok(recurrent.iter().map(|recurrent| name(*recurrent)).collect());
+    }
+    let interval = keys.number("full_attention_interval")?.unwrap_or(4);
+    if interval == 0 {
+        return Err(Fault::new(keys.key("full_attention_interval"), "0; expected 1 or more"));
+    }
+    Ok((1..=layers as u64).map(|layer| name(!layer.is_multiple_of(interval))).collect())
+}
+
+/// Every sixth layer of Gemma 3 attends to everything, where the metadata does not say otherwise.
+const GEMMA3_PATTERN: u64 = 6;
+/// The layers of the one Gemma 3 model whose query scale is not that of its head dimension.
+const GEMMA3_27B_LAYERS: usize = 62;
+
+fn gemma3(
+    keys: &Keys<'_>,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    require_rms_norm(keys)?;
+    let layers = layers(keys.metadata, keys.architecture)?;
+    let head_dim = head_dim(keys)?;
+    let window = sliding_window(keys)?;
+    let types = gemma3_layer_types(keys, layers, window.is_some())?;
+    let scalar = if layers == GEMMA3_27B_LAYERS {
+        keys.dimension("embedding_length")? / keys.dimension("attention.head_count")?
+    } else {
+        head_dim
+    };
+    set(
+        config,
+        json!({
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": window,
+            "layer_types": types,
+            "attn_logit_softcapping": null,
+            "final_logit_softcapping": keys.float("final_logit_softcapping")?,
+            "use_bidirectional_attention": false,
+        }),
+    );
+    config.remove("hidden_act");
+    // The converter stores 1 + weight.
+    notes.insert("norm_weight_offset".into(), json!(0.0));
+    Ok(())
+}
+
+fn gemma3_layer_types(keys: &Keys<'_>, layers: usize, windowed: bool) -> Result<Vec<&'static str>, Fault> {
+    let name = |sliding: bool| if sliding { "sliding_attention" } else { "full_attention" };
+    let key = keys.key("attention.sliding_window_pattern");
+    let interval = match keys.metadata.get(&key) {
+        Some(super::metadata::Value::List(super::metadata::List::Bools(pattern))) => {
+            let Some(pattern) = pattern.get(..layers) else {
+                return Err(Fault::new(key, format!("{} entries for {layers} layers", pattern.len())));
+            };
+            return Ok(pattern.iter().map(|sliding| name(*sliding)).collect());
+        }
+        _ => keys.number("attention.sliding_window_pattern")?.unwrap_or(GEMMA3_PATTERN),
+    };
+    if interval == 0 {
+        return Err(Fault::new(key, "0; expected 1 or more"));
+    }
+    Ok((1..=layers as u64).map(|layer| name(windowed && !layer.is_multiple_of(interval))).collect())
+}
+
+fn phi3(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
+    require_rms_norm(keys)?;
+    no_experts(keys)?;
+    set(
+        config,
+        json!({
+            "model_type": "phi3",
+            "architectures": ["Phi3ForCausalLM"],
+            "sliding_window": sliding_window(keys)?,
+            "original_max_position_embeddings": original_context(keys)?,
+        }),
+    );
+    Ok(())
+}
+
+fn bert(
+    keys: &Keys<'_>,
+    seen: &Seen,
+    config: &mut Map<String, Value>,
+    notes: &mut Map<String, Value>,
+) -> Result<(), Fault> {
+    let epsilon = keys
+        .float("attention.layer_norm_epsilon")?
+        .ok_or_else(|| Fault::new(keys.key("attention.layer_norm_epsilon"), "missing"))?;
+    set(
+        config,
+        json!({
+            "model_type": "bert",
+            "architectures": ["BertModel"],
+            "hidden_act": "gelu",
+            "layer_norm_eps": epsilon,
+            "type_vocab_size": seen.token_types.unwrap_or(1),
+            "position_embedding_type": "absolute",
+            "tie_word_embeddings": true,
+            "is_decoder": false,
+        }),
+    );
+    config.remove("head_dim");
+    config.remove("num_key_value_heads");
+    config.remove("attention_bias");
+    let pooling = match keys.number("pooling_type")? {
+        Some(1) => Some("mean"),
+        Some(2) => Some("cls"),
+        Some(3) => Some("last"),
+        _ => None,
+    };
+    if let Some(pooling) = pooling {
+        notes.insert("pooling".into(), pooling.into());
+    }
+    Ok(())
+}

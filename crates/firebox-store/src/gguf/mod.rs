@@ -1,0 +1,239 @@
+//! GGUF files, as llama.cpp's converter writes them.
+//!
+//! Names, shapes and metadata are translated to Hugging Face's. The weights stay as they are, mapped; where the
+//! converter changed their numbers or their order, the made configuration says so in its object `firebox`:
+//!
+//! | key | meaning |
+//! |---|---|
+//! | `source` | always `"gguf"` |
+//! | `rope_interleaved` | the rows of `q_proj` and `k_proj`, weights and biases, are in the order of interleaved rotary positions: pairs are neighbours, not halves |
+//! | `norm_weight_offset` | what to add to a norm's weight, where the family's own offset is another (Gemma and Qwen3.5: 0 instead of 1) |
+//! | `a_log_negated_exp` | `A_log` holds `-exp(A_log)` |
+//! | `v_heads_tiled` | the value heads of linear attention run over the key heads first |
+//! | `pooling` | how an encoder's tokens become one vector: `mean`, `cls` or `last` |
+//!
+//! Frequency factors stored as tensors become `rope_parameters`: `rope_freqs` as `{"rope_type": "firebox_factors",
+//! "factors": […]}`, by which the frequencies are divided, and `rope_factors_long` and `_short` as `longrope`.
+
+mod config;
+pub(crate) mod dequant;
+mod metadata;
+mod names;
+mod reader;
+mod rope;
+pub(crate) mod vocabulary;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use self::config::{Family, Seen};
+pub use self::metadata::{List, Metadata, Value};
+use self::names::{Role, RopeFactors};
+pub use self::reader::{Entry, Header};
+use crate::checkpoint::{Parts, Place, SourceKind, Span, TensorInfo};
+use crate::encoding::{Dtype, Encoding};
+use crate::error::{Fault, StoreError};
+use crate::mapping::Mapping;
+use crate::segment::SegmentId;
+use crate::text::{GgufVocabulary, TextAssets, TokenizerSource};
+
+pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
+    let mapping = Mapping::open(path)?;
+    if !mapping.bytes().starts_with(b"GGUF") {
+        let hint = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("safetensors") => {
+                "; give the directory of a safetensors file, which has config.json beside it"
+            }
+            _ => "",
+        };
+        return Err(StoreError::NotAModel {
+            path: path.to_owned(),
+            reason: format!("neither a directory nor a GGUF file{hint}"),
+        });
+    }
+    let model = Model::parse(mapping.bytes()).map_err(|fault| fault.in_file(path))?;
+    Ok(Parts {
+        path: path.to_owned(),
+        source: SourceKind::Gguf,
+        config: model.config,
+        text: model.text,
+        files: vec![mapping],
+        tensors: model.tensors,
+        quantization: None,
+        hashes: BTreeMap::new(),
+    })
+}
+
+/// A GGUF file translated: everything that opening one comes to, but the mapping.
+pub struct Model {
+    config: serde_json::Value,
+    text: TextAssets,
+    tensors: Vec<(TensorInfo, Place)>,
+}
+
+impl Model {
+    /// Reads the header of a whole GGUF file and translates it.
+    pub fn parse(file: &[u8]) -> Result<Self, Fault> {
+        let Header { metadata, entries, .. } = Header::parse(file)?;
+        if metadata.unsigned("split.count")?.is_some_and(|count| count > 1) {
+            return Err(Fault::unsupported(
+                "split.count",
+                "the model is split over several files; merge them with llama-gguf-split --merge",
+            ));
+        }
+        let architecture = metadata
+            .text("general.architecture")?
+            .ok_or_else(|| Fault::new("general.architecture", "missing"))?;
+        let family = Family::of(architecture)?;
+        let layers = config::layers(&metadata, architecture)?;
+
+        let mut seen = Seen::default();
+        let mut tensors = Vec::with_capacity(entries.len());
+        for entry in entries {
+            match names::role(family, layers, &entry.name) {
+                Role::Tensor(name) => tensors.push(tensor(family, name, entry, &mut seen)?),
+                Role::Experts { layer, projection } => {
+                    let count = metadata.unsigned(&format!("{architecture}.expert_count"))?;
+                    tensors.extend(experts(&entry, layer, projection, count)?);
+                }
+                Role::RopeFactors(which) => {
+                    let factors = Some(rope_factors(file, &entry)?);
+                    match which {
+                        RopeFactors::All => seen.rope_factors = factors,
+                        RopeFactors::Long => seen.long_factors = factors,
+                        RopeFactors::Short => seen.short_factors = factors,
+                    }
+                }
+                Role::Redundant => {}
+            }
+        }
+        if seen.vocab_size == 0 {
+            return Err(Fault::new("tensor \"token_embd.weight\"", "missing, or not of two dimensions"));
+        }
+        let config = config::config(&metadata, architecture, family, &seen)?;
+        let text = text(&metadata)?;
+        Ok(Self { config, text, tensors })
+    }
+
+    /// The made configuration.
+    pub fn config(&self) -> &serde_json::Value {
+        &self.config
+    }
+
+    /// The vocabulary, where the file has one.
+    pub fn vocabulary(&self) -> Option<&GgufVocabulary> {
+        match &self.text.tokenizer {
+            Some(TokenizerSource::Gguf(vocabulary)) => Some(vocabulary),
+            _ => None,
+        }
+    }
+
+    /// The tensors under their Hugging Face names.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.iter().map(|(info, _)| info)
+    }
+}
+
+fn tensor(family: Family, name: String, entry: Entry, seen: &mut Seen) -> Result<(TensorInfo, Place), Fault> {
+    let mut shape = entry.shape;
+    match (name.as_str(), shape.as_slice()) {
+        ("model.embed_tokens.weight" | "embeddings.word_embeddings.weight", [vocabulary, _]) => {
+            seen.vocab_size = *vocabulary;
+        }
+        ("embeddings.token_type_embeddings.weight", [types, _]) => seen.token_types = Some(*types),
+        // A vector if there is but one type, since the converter drops dimensions of 1.
+        ("embeddings.token_type_embeddings.weight", [width]) => {
+            seen.token_types = Some(1);
+            shape = vec![1, *width];
+        }
+        ("lm_head.weight", _) => seen.has_output = true,
+        // The converter drops the dimension of 1 in the middle.
+        (name, [channels, kernel]) if family == Family::Qwen35 && name.ends_with("conv1d.weight") => {
+            shape = vec![*channels, 1, *kernel];
+        }
+        _ => {}
+    }
+    seen.has_attention_bias |= name.ends_with("self_attn.q_proj.bias");
+    let info = TensorInfo {
+        segment: SegmentId::of(&name),
+        name,
+        shape,
+        encoding: entry.encoding,
+        bytes: entry.len as u64,
+    };
+    Ok((info, Place { data: Span { file: 0, start: entry.start, len: entry.len }, scales: None }))
+}
+
+/// More experts than any model has.
+const MAX_EXPERTS: usize = 65_536;
+
+/// The smallest expert. Each becomes a tensor of its own: without this, a file of four-byte experts would take fifty
+/// times its size in names.
+const MIN_EXPERT: usize = 64;
+
+/// One tensor for each expert out of the stack of all.
+fn experts(
+    entry: &Entry,
+    layer: usize,
+    projection: &str,
+    expected: Option<u64>,
+) -> Result<Vec<(TensorInfo, Place)>, Fault> {
+    let field = format!("tensor {:?}: dimensions", entry.name);
+    let [count, out, inputs] = *entry.shape else {
+        return Err(Fault::new(field, format!("{:?}; expected [experts, out, in]", entry.shape)));
+    };
+    if count > MAX_EXPERTS || expected != Some(count as u64) {
+        return Err(Fault::new(
+            field,
+            format!("{count} experts, but the metadata's expert_count is {}", expected.unwrap_or(0)),
+        ));
+    }
+    let shape = vec![out, inputs];
+    let len = entry.encoding.data_bytes(&shape).map_err(|reason| Fault::new(&field, reason))?;
+    if len < MIN_EXPERT {
+        return Err(Fault::new(field, format!("experts of {len} bytes; expected {MIN_EXPERT} or more")));
+    }
+    let slices = (0..count).map(|expert| {
+        let name = format!("model.layers.{layer}.mlp.experts.{expert}.{projection}.weight");
+        let info = TensorInfo {
+            segment: SegmentId::of(&name),
+            name,
+            shape: shape.clone(),
+            encoding: entry.encoding,
+            bytes: len as u64,
+        };
+        // The stack was checked to lie within the file, and its experts are its equal parts.
+        (info, Place { data: Span { file: 0, start: entry.start + expert * len, len }, scales: None })
+    });
+    Ok(slices.collect())
+}
+
+/// More than half of any head's dimensions.
+const MAX_FACTORS: usize = 65_536;
+
+fn rope_factors(file: &[u8], entry: &Entry) -> Result<Vec<f32>, Fault> {
+    let field = format!("tensor {:?}", entry.name);
+    let [count] = *entry.shape else {
+        return Err(Fault::new(field, format!("shape {:?}; expected a vector", entry.shape)));
+    };
+    if entry.encoding != Encoding::Plain(Dtype::F32) || count > MAX_FACTORS {
+        return Err(Fault::new(
+            field,
+            format!("{count} elements of {}; expected up to {MAX_FACTORS} of F32", entry.encoding),
+        ));
+    }
+    let bytes = &file[entry.start..entry.start + entry.len];
+    let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    if factors.iter().any(|factor| !factor.is_finite() || *factor <= 0.0) {
+        return Err(Fault::new(field, "a factor is not a positive number"));
+    }
+    Ok(factors)
+}
+
+fn text(metadata: &Metadata) -> Result<TextAssets, Fault> {
+    Ok(TextAssets {
+        tokenizer: vocabulary::vocabulary(metadata)?.map(TokenizerSource::Gguf),
+        chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
+        ..TextAssets::default()
+    })
+}

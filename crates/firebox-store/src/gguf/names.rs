@@ -1,0 +1,203 @@
+//! From GGUF's tensor names to Hugging Face's.
+
+use super::config::Family;
+
+/// What becomes of one tensor of a GGUF file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A tensor under this name.
+    Tensor(String),
+    /// The same weight of every expert of a layer, stacked; `projection` is the last part of the name.
+    Experts { layer: usize, projection: &'static str },
+    /// Frequency factors of rotary positions, which go into the configuration.
+    RopeFactors(RopeFactors),
+    /// Something that can be computed, stored by old converters.
+    Redundant,
+}
+
+/// Which frequency factors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RopeFactors {
+    All,
+    Long,
+    Short,
+}
+
+/// The role of a tensor. `layers` is the number of ordinary blocks: those beyond it predict further tokens.
+///
+/// A name that is not known keeps its own spelling, out of the way of the model.
+pub(crate) fn role(family: Family, layers: usize, name: &str) -> Role {
+    match name {
+        "rope_freqs.weight" => return Role::RopeFactors(RopeFactors::All),
+        "rope_factors_long.weight" => return Role::RopeFactors(RopeFactors::Long),
+        "rope_factors_short.weight" => return Role::RopeFactors(RopeFactors::Short),
+        _ => {}
+    }
+    let known = match name.strip_prefix("blk.") {
+        Some(rest) => rest.split_once('.').and_then(|(layer, rest)| {
+            let layer: usize = layer.parse().ok()?;
+            block(family, layers, layer, rest)
+        }),
+        None => whole(family, name).map(Role::Tensor),
+    };
+    known.unwrap_or_else(|| Role::Tensor(name.to_owned()))
+}
+
+/// A tensor that belongs to no block.
+fn whole(family: Family, name: &str) -> Option<String> {
+    let (stem, suffix) = name.rsplit_once('.')?;
+    let stem = match (family, stem) {
+        (Family::Bert, "token_embd") => "embeddings.word_embeddings",
+        (Family::Bert, "token_types") => "embeddings.token_type_embeddings",
+        (Family::Bert, "token_embd_norm") => "embeddings.LayerNorm",
+        (Family::Bert, "position_embd") => "embeddings.position_embeddings",
+        (Family::Bert, "cls") => "classifier.dense",
+        (Family::Bert, "cls.output") => "classifier.out_proj",
+        (Family::Bert, _) => return None,
+        (_, "token_embd") => "model.embed_tokens",
+        (_, "output_norm") => "model.norm",
+        (_, "output") => "lm_head",
+        _ => return None,
+    };
+    Some(format!("{stem}.{suffix}"))
+}
+
+fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role> {
+    if family == Family::Qwen35 {
+        // The two parameters that are not a weight or a bias of something.
+        let bare = match rest {
+            "ssm_a" => Some("A_log"),
+            "ssm_dt.bias" => Some("dt_bias"),
+            _ => None,
+        };
+        if let Some(name) = bare {
+            return Some(Role::Tensor(format!("model.layers.{layer}.linear_attn.{name}")));
+        }
+    }
+    let (stem, suffix) = rest.rsplit_once('.')?;
+    let projection = match stem {
+        "ffn_gate_exps" => Some("gate_proj"),
+        "ffn_up_exps" => Some("up_proj"),
+        "ffn_down_exps" => Some("down_proj"),
+        _ => None,
+    };
+    if let Some(projection) = projection
+        && suffix == "weight"
+    {
+        return Some(Role::Experts { layer, projection });
+    }
+    if stem == "attn_rot_embd" {
+        return Some(Role::Redundant);
+    }
+    if family == Family::Bert {
+        let name = bert_block(stem)?;
+        return Some(Role::Tensor(format!("encoder.layer.{layer}.{name}.{suffix}")));
+    }
+    if layer >= layers {
+        return Some(Role::Tensor(draft_block(family, layer - layers, stem, suffix)?));
+    }
+    let name = decoder_block(family, stem)?;
+    Some(Role::Tensor(format!("model.layers.{layer}.{name}.{suffix}")))
+}
+
+fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
+    // The same GGUF name stands for another tensor where the block is built differently.
+    let own = match (family, stem) {
+        (Family::Gemma3, "ffn_norm") => Some("pre_feedforward_layernorm"),
+        (Family::Gemma3, "post_ffw_norm") => Some("post_feedforward_layernorm"),
+        (Family::Gemma3 | Family::Qwen35, "post_attention_norm") => Some("post_attention_layernorm"),
+        (Family::Phi3, "attn_qkv") => Some("self_attn.qkv_proj"),
+        (Family::Phi3, "ffn_up") => Some("mlp.gate_up_proj"),
+        (Family::Qwen35, "attn_qkv") => Some("linear_attn.in_proj_qkv"),
+        (Family::Qwen35, "attn_gate") => Some("linear_attn.in_proj_z"),
+        (Family::Qwen35, "ssm_alpha") => Some("linear_attn.in_proj_a"),
+        (Family::Qwen35, "ssm_beta") => Some("linear_attn.in_proj_b"),
+        (Family::Qwen35, "ssm_conv1d") => Some("linear_attn.conv1d"),
+        (Family::Qwen35, "ssm_norm") => Some("linear_attn.norm"),
+        (Family::Qwen35, "ssm_out") => Some("linear_attn.out_proj"),
+        _ => None,
+    };
+    own.or(match stem {
+        "attn_norm" => Some("input_layernorm"),
+        "ffn_norm" => Some("post_attention_layernorm"),
+        "attn_q" => Some("self_attn.q_proj"),
+        "attn_k" => Some("self_attn.k_proj"),
+        "attn_v" => Some("self_attn.v_proj"),
+        "attn_output" => Some("self_attn.o_proj"),
+        "attn_q_norm" => Some("self_attn.q_norm"),
+        "attn_k_norm" => Some("self_attn.k_norm"),
+        "ffn_gate" => Some("mlp.gate_proj"),
+        "ffn_up" => Some("mlp.up_proj"),
+        "ffn_down" => Some("mlp.down_proj"),
+        "ffn_gate_inp" => Some("mlp.gate"),
+        _ => None,
+    })
+}
+
+fn bert_block(stem: &str) -> Option<&'static str> {
+    Some(match stem {
+        "attn_q" => "attention.self.query",
+        "attn_k" => "attention.self.key",
+        "attn_v" => "attention.self.value",
+        "attn_output" => "attention.output.dense",
+        "attn_output_norm" => "attention.output.LayerNorm",
+        "ffn_up" => "intermediate.dense",
+        "ffn_down" => "output.dense",
+        "layer_output_norm" => "output.LayerNorm",
+        _ => return None,
+    })
+}
+
+/// A block that drafts the token after next. Hugging Face keeps those under `mtp`.
+fn draft_block(family: Family, index: usize, stem: &str, suffix: &str) -> Option<String> {
+    let name = match stem {
+        "nextn.eh_proj" => "mtp.fc".to_owned(),
+        "nextn.enorm" => "mtp.pre_fc_norm_embedding".to_owned(),
+        "nextn.hnorm" => "mtp.pre_fc_norm_hidden".to_owned(),
+        "nextn.shared_head_norm" => "mtp.norm".to_owned(),
+        _ => format!("mtp.layers.{index}.{}", decoder_block(family, stem)?),
+    };
+    Some(format!("{name}.{suffix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_those_of_hugging_face() {
+        for (family, name, expected) in [
+            (Family::Llama, "token_embd.weight", "model.embed_tokens.weight"),
+            (Family::Llama, "blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"),
+            (Family::Qwen2, "blk.0.attn_q.bias", "model.layers.0.self_attn.q_proj.bias"),
+            (Family::Gemma3, "blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"),
+            (
+                Family::Gemma3,
+                "blk.0.post_attention_norm.weight",
+                "model.layers.0.post_attention_layernorm.weight",
+            ),
+            (Family::Phi3, "blk.1.ffn_up.weight", "model.layers.1.mlp.gate_up_proj.weight"),
+            (Family::Qwen3Moe, "blk.1.ffn_gate_inp.weight", "model.layers.1.mlp.gate.weight"),
+            (Family::Qwen35, "blk.2.ssm_a", "model.layers.2.linear_attn.A_log"),
+            (Family::Qwen35, "blk.2.ssm_dt.bias", "model.layers.2.linear_attn.dt_bias"),
+            (Family::Qwen35, "blk.2.attn_gate.weight", "model.layers.2.linear_attn.in_proj_z.weight"),
+            (Family::Qwen35, "blk.8.nextn.eh_proj.weight", "mtp.fc.weight"),
+            (Family::Qwen35, "blk.8.attn_q.weight", "mtp.layers.0.self_attn.q_proj.weight"),
+            (Family::Bert, "token_embd_norm.bias", "embeddings.LayerNorm.bias"),
+            (Family::Bert, "blk.1.layer_output_norm.weight", "encoder.layer.1.output.LayerNorm.weight"),
+            (
+                Family::Llama,
+                "blk.9999999999999999999999.attn_q.weight",
+                "blk.9999999999999999999999.attn_q.weight",
+            ),
+            (Family::Llama, "something.else", "something.else"),
+        ] {
+            assert_eq!(role(family, 8, name), Role::Tensor(expected.into()), "{name}");
+        }
+        assert_eq!(
+            role(Family::Qwen3Moe, 8, "blk.1.ffn_down_exps.weight"),
+            Role::Experts { layer: 1, projection: "down_proj" }
+        );
+        assert_eq!(role(Family::Phi3, 8, "rope_factors_long.weight"), Role::RopeFactors(RopeFactors::Long));
+    }
+}

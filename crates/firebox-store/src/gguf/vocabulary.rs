@@ -1,0 +1,82 @@
+//! The tokenizer in GGUF metadata.
+
+use super::metadata::Metadata;
+use crate::error::Fault;
+use crate::text::GgufVocabulary;
+
+/// Reads the vocabulary, or None if the file has none.
+pub(crate) fn vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, Fault> {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let Some(model) = metadata.text(&key("model"))?.filter(|model| *model != "none" && *model != "no_vocab")
+    else {
+        return Ok(None);
+    };
+    let id = |name: &str| metadata.id(&key(name));
+    let flag = |name: &str| metadata.flag(&key(name));
+    let vocabulary = GgufVocabulary {
+        model: model.to_owned(),
+        pre: metadata.text(&key("pre"))?.map(str::to_owned),
+        tokens: metadata.texts(&key("tokens"))?.unwrap_or_default().to_vec(),
+        scores: metadata.floats(&key("scores"))?.unwrap_or_default().to_vec(),
+        token_types: metadata.ints(&key("token_type"))?.unwrap_or_default().to_vec(),
+        merges: metadata.texts(&key("merges"))?.unwrap_or_default().to_vec(),
+        bos: id("bos_token_id")?,
+        eos: id("eos_token_id")?,
+        eot: id("eot_token_id")?,
+        eom: id("eom_token_id")?,
+        unk: id("unknown_token_id")?,
+        pad: id("padding_token_id")?,
+        // The key is misspelt in every file, since the first converter.
+        sep: id("seperator_token_id")?,
+        cls: id("cls_token_id")?,
+        mask: id("mask_token_id")?,
+        add_bos: flag("add_bos_token")?,
+        add_eos: flag("add_eos_token")?,
+        add_sep: flag("add_sep_token")?,
+        add_space_prefix: flag("add_space_prefix")?,
+        remove_extra_whitespaces: flag("remove_extra_whitespaces")?,
+        precompiled_charsmap: metadata.bytes(&key("precompiled_charsmap"))?.map(<[u8]>::to_vec),
+        huggingface_json: metadata.text("tokenizer.huggingface.json")?.map(str::to_owned),
+    };
+    check(&vocabulary)?;
+    Ok(Some(vocabulary))
+}
+
+/// Refuses ids and tables that do not fit the list of tokens, and scores that have no number.
+pub(crate) fn check(vocabulary: &GgufVocabulary) -> Result<(), Fault> {
+    let count = vocabulary.tokens.len();
+    if count == 0 {
+        return Err(Fault::new("tokenizer.ggml.tokens", "missing or empty"));
+    }
+    for (name, len) in [("scores", vocabulary.scores.len()), ("token_type", vocabulary.token_types.len())] {
+        if len != 0 && len != count {
+            return Err(Fault::new(
+                format!("tokenizer.ggml.{name}"),
+                format!("{len} entries for {count} tokens"),
+            ));
+        }
+    }
+    if let Some(at) = vocabulary.scores.iter().position(|score| !score.is_finite()) {
+        return Err(Fault::new("tokenizer.ggml.scores", format!("the score of token {at} is not a number")));
+    }
+    let ids = [
+        ("bos", vocabulary.bos),
+        ("eos", vocabulary.eos),
+        ("eot", vocabulary.eot),
+        ("eom", vocabulary.eom),
+        ("unknown", vocabulary.unk),
+        ("padding", vocabulary.pad),
+        ("seperator", vocabulary.sep),
+        ("cls", vocabulary.cls),
+        ("mask", vocabulary.mask),
+    ];
+    for (name, id) in ids {
+        if id.is_some_and(|id| id as usize >= count) {
+            return Err(Fault::new(
+                format!("tokenizer.ggml.{name}_token_id"),
+                format!("{} with {count} tokens", id.unwrap_or_default()),
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,466 @@
+//! From any checkpoint to a bundle.
+//!
+//! Tensors pass through a bounded buffer, so memory does not depend on the size of the model nor of any tensor. All
+//! is written beside the destination, made durable, and renamed into place at the end: a bundle that can be opened
+//! is complete, and one that was cut short has no manifest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Checkpoint, Place, SourceKind, Span, TensorInfo, combined_hash};
+use crate::encoding::{Dtype, Encoding, Quantization, element_count};
+use crate::error::StoreError;
+use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
+use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, SCALES, file_of};
+use crate::quantize::{is_quantized, quantize_row};
+use crate::segment::SegmentId;
+use crate::text::{GGUF_VOCABULARY, TokenizerSource};
+use crate::weight::decode;
+use crate::writer::{Plan, SegmentWriter};
+
+/// Bytes of a tensor in memory at a time. Large enough for a disk to stream, small beside any model.
+const BUFFER: usize = 4 << 20;
+
+/// The longest row that can be quantized: it has to be in memory as a whole.
+const MAX_ROW: usize = 1 << 20;
+
+/// Files that go into the bundle as they are.
+const COPIED: [&str; 11] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    GGUF_VOCABULARY,
+];
+
+/// What an import does beside laying out segments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ImportOptions {
+    /// Quantize projections and embeddings on the way.
+    pub quantize: Option<Quantization>,
+}
+
+/// How far an import or a verification has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// The tensor or the segment at hand.
+    pub item: String,
+    /// Bytes of the source done.
+    pub done: u64,
+    /// Bytes of the source in all.
+    pub total: u64,
+}
+
+/// What an import has written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportReport {
+    /// The bundle.
+    pub path: PathBuf,
+    /// Segments in it.
+    pub segments: usize,
+    /// Tensors in it.
+    pub tensors: usize,
+    /// Those of them that were quantized on the way.
+    pub quantized: usize,
+    /// Bytes of tensors read.
+    pub bytes_read: u64,
+    /// Bytes of segment files written.
+    pub bytes_written: u64,
+    /// The hash of the bundle; see [`Checkpoint::hash`].
+    pub hash: String,
+}
+
+/// Writes a bundle of the model at `source` to the new directory `destination`.
+pub fn import(
+    source: impl AsRef<Path>,
+    destination: impl AsRef<Path>,
+    options: &ImportOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<ImportReport, StoreError> {
+    let destination = destination.as_ref();
+    if let Some(quantization) = &options.quantize {
+        quantization.check().map_err(|reason| StoreError::Quantize { tensor: "(all)".into(), reason })?;
+    }
+    let checkpoint = Checkpoint::open(source)?;
+    let partial = Partial::create(destination)?;
+    let mut import = Import {
+        checkpoint: &checkpoint,
+        options,
+        progress,
+        done: 0,
+        total: checkpoint.tensors().map(|info| info.bytes).sum(),
+        quantized: 0,
+        spill: partial.path.join("scales.tmp"),
+    };
+
+    let segments_folder = partial.path.join("segments");
+    fs::create_dir(&segments_folder).map_err(|error| StoreError::io(&segments_folder, "create", error))?;
+    let mut segments = Vec::new();
+    for segment in segment_ids(&checkpoint) {
+        segments.push(import.segment(&partial.path, segment)?);
+    }
+    if import.spill.exists() {
+        fs::remove_file(&import.spill).map_err(|error| StoreError::io(&import.spill, "remove", error))?;
+    }
+    sync_folder(&segments_folder)?;
+
+    let config = write_config(&checkpoint, &partial.path)?;
+    write_text(&checkpoint, &partial.path)?;
+    let hashes: BTreeMap<SegmentId, String> = segment_ids(&checkpoint)
+        .into_iter()
+        .zip(&segments)
+        .map(|(id, segment)| (id, segment.hash.clone()))
+        .collect();
+    let hash = combined_hash(&config, hashes.iter());
+    let report = ImportReport {
+        path: destination.to_owned(),
+        segments: segments.len(),
+        tensors: checkpoint.tensors().count(),
+        quantized: import.quantized,
+        bytes_read: import.done,
+        bytes_written: segments.iter().map(|segment| segment.bytes).sum(),
+        hash: hash.clone(),
+    };
+    write_index(&segments, &partial.path)?;
+    let quantization = options.quantize.or(checkpoint.quantization());
+    let architecture = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    let source = match checkpoint.source() {
+        SourceKind::HuggingFace => "huggingface",
+        SourceKind::Gguf => "gguf",
+        SourceKind::Bundle => "bundle",
+    };
+    let manifest = Manifest::new(architecture, source, quantization, hash, segments);
+    // Last, since a directory with a manifest is a bundle.
+    write_json(&partial.path.join(MANIFEST), &manifest)?;
+    partial.publish(destination)?;
+    Ok(report)
+}
+
+fn segment_ids(checkpoint: &Checkpoint) -> BTreeSet<SegmentId> {
+    checkpoint.tensors().map(|info| info.segment).collect()
+}
+
+struct Import<'a> {
+    checkpoint: &'a Checkpoint,
+    options: &'a ImportOptions,
+    progress: &'a mut dyn FnMut(Progress),
+    done: u64,
+    total: u64,
+    quantized: usize,
+    /// Scales of the tensor at hand, which come to stand after its values but are made along with them.
+    spill: PathBuf,
+}
+
+impl Import<'_> {
+    /// The encoding that a tensor will have.
+    fn target(&self, info: &TensorInfo) -> Encoding {
+        match self.options.quantize {
+            Some(quantization) if is_quantized(info) => Encoding::Grouped(quantization),
+            _ => info.encoding,
+        }
+    }
+
+    fn segment(&mut self, folder: &Path, segment: SegmentId) -> Result<ManifestSegment, StoreError> {
+        let infos: Vec<&TensorInfo> =
+            self.checkpoint.tensors().filter(|info| info.segment == segment).collect();
+        let mut plan = Plan::new(segment);
+        let mut tensors = Vec::with_capacity(infos.len());
+        for info in &infos {
+            let encoding = self.target(info);
+            plan_tensor(&mut plan, info, encoding)
+                .map_err(|reason| StoreError::Decode { tensor: info.name.clone(), reason })?;
+            tensors.push(ManifestTensor { name: info.name.clone(), shape: info.shape.clone(), encoding });
+        }
+        let file = file_of(segment);
+        let mut writer = SegmentWriter::create(&folder.join(&file), plan)?;
+        for info in infos {
+            let (_, place) = self.checkpoint.entry(&info.name)?;
+            let target = self.target(info);
+            writer.next_tensor()?;
+            match target {
+                Encoding::Grouped(quantization) if target != info.encoding => {
+                    self.quantize(info, *place, quantization, &mut writer)?;
+                }
+                _ => {
+                    self.copy(&info.name, place.data, &mut writer)?;
+                    if let Some(scales) = place.scales {
+                        writer.next_tensor()?;
+                        self.copy(&info.name, scales, &mut writer)?;
+                    }
+                }
+            }
+        }
+        let (bytes, hash) = writer.finish()?;
+        Ok(ManifestSegment { id: segment.to_string(), file, bytes, hash, tensors })
+    }
+
+    fn copy(&mut self, name: &str, span: Span, writer: &mut SegmentWriter) -> Result<(), StoreError> {
+        let source = self.checkpoint.file(span);
+        let mut buffer = vec![0; span.len.min(BUFFER)];
+        let mut at = 0;
+        while at < span.len {
+            let len = buffer.len().min(span.len - at);
+            source.read_at(&mut buffer[..len], span.start + at)?;
+            writer.write(&buffer[..len])?;
+            at += len;
+            self.advance(name, len);
+        }
+        Ok(())
+    }
+
+    fn quantize(
+        &mut self,
+        info: &TensorInfo,
+        place: Place,
+        quantization: Quantization,
+        writer: &mut SegmentWriter,
+    ) -> Result<(), StoreError> {
+        let fault = |reason: String| StoreError::Quantize { tensor: info.name.clone(), reason };
+        let &[rows, inputs] = info.shape.as_slice() else {
+            return Err(fault(format!("shape {:?} is not [out, in]", info.shape)));
+        };
+        if inputs == 0 || inputs > MAX_ROW {
+            return Err(fault(format!("rows of {inputs} inputs; expected 1 to {MAX_ROW}")));
+        }
+        // A span is made of equal rows: that is what the shape was checked against.
+        let row_bytes = place.data.len / rows.max(1);
+        let row_scale_bytes = place.scales.map_or(0, |scales| scales.len / rows.max(1));
+        let chunk = (BUFFER / (inputs * size_of::<f32>())).clamp(1, rows.max(1));
+        let mut spill = self.open_spill()?;
+        let mut raw = vec![0; chunk * row_bytes];
+        let mut raw_scales = vec![0; chunk * row_scale_bytes];
+        let (mut values, mut packed, mut scales) = (Vec::new(), Vec::new(), Vec::new());
+        let mut row = 0;
+        while row < rows {
+            let count = chunk.min(rows - row);
+            let raw = &mut raw[..count * row_bytes];
+            self.checkpoint.file(place.data).read_at(raw, place.data.start + row * row_bytes)?;
+            let raw_scales = &mut raw_scales[..count * row_scale_bytes];
+            if let Some(span) = place.scales {
+                self.checkpoint.file(span).read_at(raw_scales, span.start + row * row_scale_bytes)?;
+            }
+            values.clear();
+            packed.clear();
+            scales.clear();
+            decode(info.encoding, inputs, raw, raw_scales, &mut values);
+            for (at, values) in values.chunks_exact(inputs).enumerate() {
+                quantize_row(quantization, values, &mut packed, &mut scales)
+                    .map_err(|reason| fault(format!("row {}: {reason}", row + at)))?;
+            }
+            writer.write(&packed)?;
+            spill.write_all(&scales).map_err(|error| StoreError::io(&self.spill, "write", error))?;
+            row += count;
+            self.advance(&info.name, count * (row_bytes + row_scale_bytes));
+        }
+        writer.next_tensor()?;
+        self.append_spill(spill, writer)?;
+        self.quantized += 1;
+        Ok(())
+    }
+
+    fn open_spill(&self) -> Result<File, StoreError> {
+        File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&self.spill)
+            .map_err(|error| StoreError::io(&self.spill, "create", error))
+    }
+
+    fn append_spill(&self, mut spill: File, writer: &mut SegmentWriter) -> Result<(), StoreError> {
+        let fault = |error| StoreError::io(&self.spill, "read", error);
+        spill.rewind().map_err(fault)?;
+        let mut buffer = vec![0; 256 << 10];
+        loop {
+            let len = spill.read(&mut buffer).map_err(fault)?;
+            if len == 0 {
+                return Ok(());
+            }
+            writer.write(&buffer[..len])?;
+        }
+    }
+
+    fn advance(&mut self, item: &str, bytes: usize) {
+        self.done += bytes as u64;
+        (self.progress)(Progress { item: item.to_owned(), done: self.done, total: self.total });
+    }
+}
+
+fn plan_tensor(plan: &mut Plan, info: &TensorInfo, encoding: Encoding) -> Result<(), String> {
+    if element_count(&info.shape).is_none() {
+        return Err(format!("shape {:?} overflows", info.shape));
+    }
+    let (dtype, shape) = encoding.storage(&info.shape)?;
+    plan.push(&info.name, dtype, &shape)?;
+    if let Some(shape) = encoding.scales_storage(&info.shape)? {
+        plan.push(&format!("{}{SCALES}", info.name), Dtype::F16, &shape)?;
+    }
+    Ok(())
+}
+
+/// Writes `config.json`, as it was where there was one; gives what a reader will find in it.
+fn write_config(checkpoint: &Checkpoint, folder: &Path) -> Result<Value, StoreError> {
+    let path = folder.join("config.json");
+    if checkpoint.source() != SourceKind::Gguf
+        && let Some(bytes) = Folder::open(checkpoint.path())?.read("config.json", MAX_JSON)?
+    {
+        write_file(&path, &bytes)?;
+    } else {
+        write_json(&path, checkpoint.config())?;
+    }
+    // Read back rather than assumed: the hash must come out the same whenever the bundle is opened.
+    Folder::open(folder)?.read_object("config.json", MAX_JSON)?.ok_or_else(|| StoreError::NotAModel {
+        path,
+        reason: "it has just been written and is gone; something else is working in this directory".into(),
+    })
+}
+
+fn write_text(checkpoint: &Checkpoint, folder: &Path) -> Result<(), StoreError> {
+    if checkpoint.source() == SourceKind::Gguf {
+        let text = checkpoint.text();
+        if let Some(TokenizerSource::Gguf(vocabulary)) = &text.tokenizer {
+            write_json(&folder.join(GGUF_VOCABULARY), vocabulary)?;
+        }
+        if let Some(template) = &text.chat_template {
+            write_file(&folder.join("chat_template.jinja"), template.as_bytes())?;
+        }
+        return Ok(());
+    }
+    let source = Folder::open(checkpoint.path())?;
+    for name in COPIED {
+        if let Some(bytes) = source.read(name, MAX_TOKENIZER)? {
+            write_file(&folder.join(name), &bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the index by which Hugging Face tools find tensors in shards, where all of them are of a kind they know.
+fn write_index(segments: &[ManifestSegment], folder: &Path) -> Result<(), StoreError> {
+    let tensors =
+        || segments.iter().flat_map(|segment| segment.tensors.iter().map(move |tensor| (segment, tensor)));
+    if !tensors().all(|(_, tensor)| matches!(tensor.encoding, Encoding::Plain(_))) {
+        return Ok(());
+    }
+    let map: serde_json::Map<String, Value> =
+        tensors().map(|(segment, tensor)| (tensor.name.clone(), segment.file.as_str().into())).collect();
+    let total: u64 = segments.iter().map(|segment| segment.bytes).sum();
+    let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+    write_json(&folder.join("model.safetensors.index.json"), &index)
+}
+
+fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), StoreError> {
+    let mut bytes =
+        serde_json::to_vec_pretty(value).map_err(|error| StoreError::io(path, "write", error.into()))?;
+    bytes.push(b'\n');
+    write_file(path, &bytes)
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|error| StoreError::io(path, "write", error))
+}
+
+fn sync_folder(path: &Path) -> Result<(), StoreError> {
+    if cfg!(windows) {
+        // A directory cannot be opened as a file there, and its entries are journalled.
+        return Ok(());
+    }
+    File::open(path)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|error| StoreError::io(path, "make durable", error))
+}
+
+/// Partial directories of imports at work in this process. A directory with this process's number that is not among
+/// them was left behind by an earlier process of the same number.
+static AT_WORK: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// The directory beside the destination that an import works in; removed unless published.
+struct Partial {
+    path: PathBuf,
+}
+
+impl Partial {
+    fn create(destination: &Path) -> Result<Self, StoreError> {
+        check_free(destination)?;
+        let Some(name) = destination.file_name() else {
+            return Err(StoreError::NotAModel {
+                path: destination.to_owned(),
+                reason: "the destination has to end in the name of a new directory".into(),
+            });
+        };
+        let parent = parent_of(destination);
+        fs::create_dir_all(parent).map_err(|error| StoreError::io(parent, "create", error))?;
+        let mut partial = OsString::from(name);
+        partial.push(format!(".partial-{}", std::process::id()));
+        let path = parent.join(partial);
+        if !AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone()) {
+            return Err(StoreError::DestinationExists { path });
+        }
+        // From here on dropping it clears up.
+        let partial = Self { path };
+        if partial.path.exists() {
+            fs::remove_dir_all(&partial.path)
+                .map_err(|error| StoreError::io(&partial.path, "clear", error))?;
+        }
+        fs::create_dir(&partial.path).map_err(|error| StoreError::io(&partial.path, "create", error))?;
+        Ok(partial)
+    }
+
+    fn publish(self, destination: &Path) -> Result<(), StoreError> {
+        sync_folder(&self.path)?;
+        // Renaming over an empty directory is allowed, over any other it fails: what came in meanwhile is kept.
+        match fs::rename(&self.path, destination) {
+            Ok(()) => sync_folder(parent_of(destination)),
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                Err(StoreError::DestinationExists { path: destination.to_owned() })
+            }
+            Err(error) => Err(StoreError::io(destination, "rename the finished bundle to", error)),
+        }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After publishing there is nothing there; after a failure the failure is what matters.
+        let _ = fs::remove_dir_all(&self.path);
+        AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.path);
+    }
+}
+
+fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn check_free(destination: &Path) -> Result<(), StoreError> {
+    match fs::symlink_metadata(destination) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(StoreError::io(destination, "look up", error)),
+        Ok(metadata) if metadata.is_dir() => {
+            let mut entries =
+                fs::read_dir(destination).map_err(|error| StoreError::io(destination, "list", error))?;
+            match entries.next() {
+                None => Ok(()),
+                Some(_) => Err(StoreError::DestinationExists { path: destination.to_owned() }),
+            }
+        }
+        Ok(_) => Err(StoreError::DestinationExists { path: destination.to_owned() }),
+    }
+}

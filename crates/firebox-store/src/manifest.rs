@@ -1,0 +1,166 @@
+//! `firebox.json`: what a bundle holds, and how its packed tensors are to be read.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::encoding::{Encoding, Quantization};
+use crate::error::Fault;
+use crate::segment::SegmentId;
+
+/// The manifest's file name, by which a directory is known as a bundle.
+pub const MANIFEST: &str = "firebox.json";
+
+const FORMAT: &str = "firebox-bundle";
+const VERSION: u32 = 1;
+
+/// Tensors of this name fill the space up to the next multiple of 64 bytes.
+pub(crate) const PADDING: &str = "__pad_";
+
+/// What the name of a tensor's scales ends with.
+pub(crate) const SCALES: &str = ".scales";
+
+/// The manifest of a bundle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Always `firebox-bundle`.
+    pub format: String,
+    /// The version of the format; readers refuse what they do not know.
+    pub version: u32,
+    /// The configuration's `model_type`.
+    pub architecture: String,
+    /// The program that wrote it.
+    pub created_by: String,
+    /// `huggingface`, `gguf` or `bundle`.
+    pub source: String,
+    /// The scheme the weights were quantized with, if they were.
+    pub quantization: Option<Quantization>,
+    /// The hash of the configuration and all segments.
+    pub hash: String,
+    /// The segments, in the order of a forward pass.
+    pub segments: Vec<ManifestSegment>,
+}
+
+/// One segment of a bundle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestSegment {
+    /// As [`SegmentId`] prints.
+    pub id: String,
+    /// The safetensors file, below the bundle's directory.
+    pub file: String,
+    /// The file's length.
+    pub bytes: u64,
+    /// blake3 of the file, as hexadecimal digits.
+    pub hash: String,
+    /// The tensors in it.
+    pub tensors: Vec<ManifestTensor>,
+}
+
+/// One tensor of a bundle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestTensor {
+    /// The Hugging Face name.
+    pub name: String,
+    /// The logical shape.
+    pub shape: Vec<usize>,
+    /// How its bytes are to be read.
+    pub encoding: Encoding,
+}
+
+impl Manifest {
+    pub(crate) fn new(
+        architecture: &str,
+        source: &str,
+        quantization: Option<Quantization>,
+        hash: String,
+        segments: Vec<ManifestSegment>,
+    ) -> Self {
+        Self {
+            format: FORMAT.into(),
+            version: VERSION,
+            architecture: architecture.into(),
+            created_by: concat!("firebox-store ", env!("CARGO_PKG_VERSION")).into(),
+            source: source.into(),
+            quantization,
+            hash,
+            segments,
+        }
+    }
+
+    /// Reads and checks a manifest.
+    pub fn parse(json: &[u8]) -> Result<Self, Fault> {
+        /// Read first, so that a later version is told from a damaged file.
+        #[derive(Deserialize)]
+        struct Version {
+            format: String,
+            version: u32,
+        }
+        let not_json = |error: serde_json::Error| Fault::new("JSON", error.to_string());
+        let Version { format, version } = serde_json::from_slice(json).map_err(not_json)?;
+        if format != FORMAT {
+            return Err(Fault::new("format", format!("{format:?}, expected {FORMAT:?}")));
+        }
+        if version != VERSION {
+            return Err(Fault::unsupported(
+                "version",
+                format!("{version}; this program reads {VERSION}: update it, or import the model again"),
+            ));
+        }
+        let manifest: Self = serde_json::from_slice(json).map_err(not_json)?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        if let Some(quantization) = &self.quantization {
+            quantization.check().map_err(|reason| Fault::new("quantization", reason))?;
+        }
+        let mut names = HashSet::new();
+        let mut before = None;
+        for (at, segment) in self.segments.iter().enumerate() {
+            let field = |what: &str| format!("segments[{at}].{what}");
+            let id = segment.segment().map_err(|reason| Fault::new(field("id"), reason))?;
+            if before.is_some_and(|before| before >= id) {
+                return Err(Fault::new(field("id"), format!("{id} is listed twice or out of order")));
+            }
+            before = Some(id);
+            // The one name that a segment can have: what leads elsewhere never gets as far as the file system.
+            if segment.file != file_of(id) {
+                return Err(Fault::new(
+                    field("file"),
+                    format!("{:?}, expected {:?}", segment.file, file_of(id)),
+                ));
+            }
+            if segment.hash.len() != 64
+                || !segment.hash.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+            {
+                return Err(Fault::new(field("hash"), "expected 64 hexadecimal digits"));
+            }
+            for tensor in &segment.tensors {
+                let field = |what: &str| format!("tensor {:?}: {what}", tensor.name);
+                if tensor.name.is_empty() || tensor.name.starts_with(PADDING) {
+                    return Err(Fault::new(field("name"), "empty, or reserved for padding"));
+                }
+                if !names.insert(tensor.name.as_str()) {
+                    return Err(Fault::new(field("name"), "listed twice"));
+                }
+                let sizes =
+                    tensor.encoding.data_bytes(&tensor.shape).and(tensor.encoding.scale_bytes(&tensor.shape));
+                sizes.map_err(|reason| Fault::new(field("shape"), reason))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ManifestSegment {
+    /// The segment it is.
+    pub fn segment(&self) -> Result<SegmentId, String> {
+        self.id.parse()
+    }
+}
+
+/// The file of a segment, below the bundle's directory.
+pub(crate) fn file_of(segment: SegmentId) -> String {
+    format!("segments/{segment}.safetensors")
+}

@@ -1,0 +1,142 @@
+//! A file mapped into memory, and read by position where its pages should not stay.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::{Advice, UncheckedAdvice};
+
+use crate::error::StoreError;
+use crate::folder::regular;
+
+/// A read-only mapping of a whole file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    path: PathBuf,
+    file: File,
+    map: Arc<Mmap>,
+    bytes: Bytes,
+}
+
+/// Lets `Bytes` own a share of a mapping.
+struct Shared(Arc<Mmap>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A buffer whose first byte is aligned for every element type.
+struct Aligned {
+    words: Vec<u128>,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Aligned {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+}
+
+impl Mapping {
+    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+        regular(path)?;
+        let file = File::open(path).map_err(|error| StoreError::io(path, "open", error))?;
+        let length = file.metadata().map_err(|error| StoreError::io(path, "look up", error))?.len();
+        if length == 0 {
+            return Err(StoreError::Malformed {
+                file: path.to_owned(),
+                field: "file".into(),
+                reason: "empty; download it again".into(),
+            });
+        }
+        // SAFETY: the mapping is read-only and nothing in this process writes to the file: importing writes beside
+        // and renames, it never edits in place. Another process that shortens or rewrites the file while it is
+        // mapped is outside of what the type system can hold: as for every user of mmap, that changes what is read
+        // or ends the process with SIGBUS. Parsers therefore check against the length once and keep no reference
+        // that outlives the mapping.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| StoreError::io(path, "map", error))?;
+        let map = Arc::new(map);
+        let bytes = Bytes::from_owner(Shared(map.clone()));
+        Ok(Self { path: path.to_owned(), file, map, bytes })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The bytes of a tensor, aligned as asked: a slice of the mapping where that is aligned, else a copy. Says
+    /// which. The range must lie within the file, as every checked header's ranges do.
+    pub(crate) fn slice(&self, start: usize, len: usize, align: usize) -> (Bytes, bool) {
+        let slice = self.bytes.slice(start..start + len);
+        if (slice.as_ptr() as usize).is_multiple_of(align) {
+            return (slice, true);
+        }
+        (aligned_copy(&slice), false)
+    }
+
+    /// Fills a buffer from the file without touching the mapping, so that an import's pages are not charged to it.
+    pub(crate) fn read_at(&self, buffer: &mut [u8], start: usize) -> Result<(), StoreError> {
+        read_exact_at(&self.file, buffer, start as u64).map_err(|error| {
+            StoreError::io(&self.path, format!("read {} bytes at {start}", buffer.len()), error)
+        })
+    }
+
+    /// Asks the kernel to read a range ahead. A wish: where the system has no such call, nothing happens.
+    pub(crate) fn prefetch(&self, start: usize, len: usize) -> Result<(), StoreError> {
+        #[cfg(unix)]
+        self.map
+            .advise_range(Advice::WillNeed, start, len)
+            .map_err(|error| StoreError::io(&self.path, "prefetch", error))?;
+        #[cfg(not(unix))]
+        let _ = (&self.map, start, len);
+        Ok(())
+    }
+
+    /// Tells the kernel that a range is not needed for now. A wish, like `prefetch`.
+    pub(crate) fn release(&self, start: usize, len: usize) -> Result<(), StoreError> {
+        // SAFETY: on a shared read-only file mapping MADV_DONTNEED drops pages that the next access reads again from
+        // the file; no byte changes under a live slice.
+        #[cfg(unix)]
+        unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) }
+            .map_err(|error| StoreError::io(&self.path, "release", error))?;
+        #[cfg(not(unix))]
+        let _ = (&self.map, start, len);
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, start)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut buffer: &mut [u8], mut start: u64) -> std::io::Result<()> {
+    while !buffer.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, buffer, start) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(len) => {
+                buffer = &mut buffer[len..];
+                start += len as u64;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn aligned_copy(bytes: &[u8]) -> Bytes {
+    let mut words = vec![0u128; bytes.len().div_ceil(size_of::<u128>())];
+    bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
+    Bytes::from_owner(Aligned { words, len: bytes.len() })
+}

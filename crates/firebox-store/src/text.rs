@@ -1,0 +1,137 @@
+//! What turns text into tokens and back: carried, not interpreted. `firebox-text` reads it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::{Fault, StoreError};
+use crate::folder::{Folder, MAX_JSON, MAX_TEMPLATE, MAX_TOKENIZER};
+use crate::gguf::vocabulary::check;
+
+/// The text side of a model.
+#[derive(Debug, Clone, Default)]
+pub struct TextAssets {
+    /// The tokenizer, as the model's files have it.
+    pub tokenizer: Option<TokenizerSource>,
+    /// The default chat template, a Jinja source.
+    pub chat_template: Option<String>,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<Value>,
+    /// `generation_config.json`.
+    pub generation_config: Option<Value>,
+    /// `special_tokens_map.json`.
+    pub special_tokens_map: Option<Value>,
+}
+
+/// A tokenizer in one of the forms models carry it.
+#[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "a model has one, and a vocabulary is most of it on the heap")]
+pub enum TokenizerSource {
+    /// The bytes of a `tokenizer.json`.
+    Json(Vec<u8>),
+    /// The vocabulary in GGUF metadata.
+    Gguf(GgufVocabulary),
+}
+
+/// The `tokenizer.ggml.*` metadata of a GGUF file.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GgufVocabulary {
+    /// `llama` (SentencePiece), `gpt2` (byte-level BPE), `bert` (WordPiece), `t5` (unigram) …
+    pub model: String,
+    /// The name of the pre-tokenizer.
+    pub pre: Option<String>,
+    /// Tokens by id.
+    pub tokens: Vec<String>,
+    /// Scores by id; empty where the model has none.
+    pub scores: Vec<f32>,
+    /// Types by id (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte); empty where the model has none.
+    pub token_types: Vec<i32>,
+    /// Merges, first one first, each two pieces with a space between.
+    pub merges: Vec<String>,
+    /// Beginning of sequence.
+    pub bos: Option<u32>,
+    /// End of sequence.
+    pub eos: Option<u32>,
+    /// End of turn.
+    pub eot: Option<u32>,
+    /// End of message.
+    pub eom: Option<u32>,
+    /// Unknown token.
+    pub unk: Option<u32>,
+    /// Padding.
+    pub pad: Option<u32>,
+    /// Separator.
+    pub sep: Option<u32>,
+    /// Classification token.
+    pub cls: Option<u32>,
+    /// Mask token.
+    pub mask: Option<u32>,
+    /// Whether a sequence begins with `bos`.
+    pub add_bos: Option<bool>,
+    /// Whether a sequence ends with `eos`.
+    pub add_eos: Option<bool>,
+    /// Whether a sequence ends with `sep`.
+    pub add_sep: Option<bool>,
+    /// Whether text is given a leading space.
+    pub add_space_prefix: Option<bool>,
+    /// Whether runs of spaces become one.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// SentencePiece's normalization table.
+    pub precompiled_charsmap: Option<Vec<u8>>,
+    /// A whole `tokenizer.json`, where the file carries one.
+    pub huggingface_json: Option<String>,
+}
+
+/// The file in a bundle that a GGUF vocabulary is kept in.
+pub(crate) const GGUF_VOCABULARY: &str = "gguf-vocabulary.json";
+
+impl TextAssets {
+    /// Reads them from the files of a Hugging Face directory or a bundle.
+    pub(crate) fn read(folder: &Folder) -> Result<Self, StoreError> {
+        let tokenizer_config = folder.read_object("tokenizer_config.json", MAX_JSON)?;
+        let chat_template = match folder.read_text("chat_template.jinja", MAX_TEMPLATE)? {
+            Some(template) => Some(template),
+            None => template_in(tokenizer_config.as_ref()).map(str::to_owned),
+        };
+        let chat_template = match chat_template {
+            Some(template) => Some(template),
+            None => template_in(folder.read_object("chat_template.json", MAX_TEMPLATE)?.as_ref())
+                .map(str::to_owned),
+        };
+        let tokenizer = match folder.read("tokenizer.json", MAX_TOKENIZER)? {
+            Some(bytes) => Some(TokenizerSource::Json(bytes)),
+            None => read_vocabulary(folder)?.map(TokenizerSource::Gguf),
+        };
+        Ok(Self {
+            tokenizer,
+            chat_template,
+            tokenizer_config,
+            generation_config: folder.read_object("generation_config.json", MAX_JSON)?,
+            special_tokens_map: folder.read_object("special_tokens_map.json", MAX_JSON)?,
+        })
+    }
+}
+
+fn read_vocabulary(folder: &Folder) -> Result<Option<GgufVocabulary>, StoreError> {
+    let Some(bytes) = folder.read(GGUF_VOCABULARY, MAX_TOKENIZER)? else { return Ok(None) };
+    let parse = || {
+        let vocabulary =
+            serde_json::from_slice(&bytes).map_err(|error| Fault::new("JSON", error.to_string()))?;
+        check(&vocabulary)?;
+        Ok(Some(vocabulary))
+    };
+    parse().map_err(|fault: Fault| fault.in_file(&folder.path().join(GGUF_VOCABULARY)))
+}
+
+/// The `chat_template` in a configuration: one template, or a list of named ones of which `default` is taken.
+fn template_in(config: Option<&Value>) -> Option<&str> {
+    match config?.get("chat_template")? {
+        Value::String(template) => Some(template),
+        Value::Array(named) => named
+            .iter()
+            .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))
+            .and_then(|entry| entry.get("template"))
+            .and_then(Value::as_str),
+        _ => None,
+    }
+}

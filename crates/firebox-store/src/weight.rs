@@ -1,0 +1,106 @@
+//! One tensor's bytes, and the slow plain way to read any of them as f32.
+
+use bytes::Bytes;
+use half::{bf16, f16};
+
+use crate::encoding::{Bits, Dtype, Encoding, Q4_CHUNK, Quantization, element_count};
+use crate::error::StoreError;
+use crate::gguf::dequant;
+
+/// A tensor as it is stored.
+#[derive(Debug, Clone)]
+pub struct Weight {
+    /// The Hugging Face name.
+    pub name: String,
+    /// The logical shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// How `data` is to be read.
+    pub encoding: Encoding,
+    /// The bytes: a slice of the file's mapping wherever that is aligned for its elements.
+    pub data: Bytes,
+    /// F16 scales, for [`Encoding::Grouped`].
+    pub scales: Option<Bytes>,
+    /// Whether `data` and `scales` are slices of the mapping; false where an unaligned file forced a copy.
+    pub mapped: bool,
+}
+
+impl Weight {
+    /// Every element as f32: widened, narrowed (F64, integers) or dequantized.
+    ///
+    /// Block formats come out bit for bit as from the `gguf` Python package. This is what faster kernels are tested
+    /// against; it takes four bytes per element.
+    pub fn to_f32(&self) -> Result<Vec<f32>, StoreError> {
+        let fault = |reason: String| StoreError::Decode { tensor: self.name.clone(), reason };
+        let expected = self.encoding.data_bytes(&self.shape).map_err(fault)?;
+        if self.data.len() != expected {
+            return Err(fault(format!(
+                "{} bytes, but {} of shape {:?} takes {expected}",
+                self.data.len(),
+                self.encoding,
+                self.shape
+            )));
+        }
+        let scales = self.scales.as_deref().unwrap_or(&[]);
+        let expected = self.encoding.scale_bytes(&self.shape).map_err(fault)?;
+        if scales.len() != expected {
+            return Err(fault(format!("{} bytes of scales, expected {expected}", scales.len())));
+        }
+        let count = element_count(&self.shape).unwrap_or(0);
+        let mut out = Vec::with_capacity(count);
+        decode(self.encoding, self.shape.last().copied().unwrap_or(1), &self.data, scales, &mut out);
+        Ok(out)
+    }
+}
+
+/// Appends the elements of whole rows of `inputs` elements. The lengths are the caller's to check.
+pub(crate) fn decode(encoding: Encoding, inputs: usize, data: &[u8], scales: &[u8], out: &mut Vec<f32>) {
+    match encoding {
+        Encoding::Plain(dtype) => decode_plain(dtype, data, out),
+        Encoding::Grouped(quantization) => decode_grouped(quantization, inputs, data, scales, out),
+        Encoding::Block(block) => dequant::dequantize(block, data, out),
+    }
+}
+
+fn decode_plain(dtype: Dtype, data: &[u8], out: &mut Vec<f32>) {
+    // Integers and doubles are narrowed as numpy's astype(float32) does: to the nearest value.
+    fn each<const N: usize>(data: &[u8], out: &mut Vec<f32>, read: impl Fn([u8; N]) -> f32) {
+        out.extend(data.as_chunks::<N>().0.iter().map(|bytes| read(*bytes)));
+    }
+    match dtype {
+        Dtype::F64 => each(data, out, |bytes| f64::from_le_bytes(bytes) as f32),
+        Dtype::F32 => each(data, out, f32::from_le_bytes),
+        Dtype::F16 => each(data, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        Dtype::BF16 => each(data, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        Dtype::I64 => each(data, out, |bytes| i64::from_le_bytes(bytes) as f32),
+        Dtype::I32 => each(data, out, |bytes| i32::from_le_bytes(bytes) as f32),
+        Dtype::I16 => each(data, out, |bytes| f32::from(i16::from_le_bytes(bytes))),
+        Dtype::I8 => each(data, out, |bytes| f32::from(i8::from_le_bytes(bytes))),
+        Dtype::U64 => each(data, out, |bytes| u64::from_le_bytes(bytes) as f32),
+        Dtype::U32 => each(data, out, |bytes| u32::from_le_bytes(bytes) as f32),
+        Dtype::U16 => each(data, out, |bytes| f32::from(u16::from_le_bytes(bytes))),
+        Dtype::U8 => each(data, out, |bytes| f32::from(u8::from_le_bytes(bytes))),
+        Dtype::Bool => each(data, out, |bytes: [u8; 1]| f32::from(u8::from(bytes[0] != 0))),
+    }
+}
+
+fn decode_grouped(quantization: Quantization, inputs: usize, data: &[u8], scales: &[u8], out: &mut Vec<f32>) {
+    let Some(row_bytes) = quantization.row_bytes(inputs).filter(|bytes| *bytes > 0) else { return };
+    let row_scales = quantization.row_scales(inputs) * size_of::<f16>();
+    for (row, scales) in data.chunks_exact(row_bytes).zip(scales.chunks_exact(row_scales)) {
+        let scales = scales.as_chunks::<2>().0;
+        out.extend((0..inputs).map(|input| {
+            let value = match quantization.bits {
+                Bits::Q8 => f32::from(row[input] as i8),
+                Bits::Q4 => f32::from(q4_nibble(row, input)) - 8.0,
+            };
+            value * f16::from_le_bytes(scales[input / quantization.group]).to_f32()
+        }));
+    }
+}
+
+fn q4_nibble(row: &[u8], input: usize) -> u8 {
+    let half = Q4_CHUNK / 2;
+    let (chunk, within) = (input / Q4_CHUNK, input % Q4_CHUNK);
+    let byte = row[chunk * half + within % half];
+    if within < half { byte & 0x0F } else { byte >> 4 }
+}

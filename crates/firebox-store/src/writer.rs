@@ -1,0 +1,150 @@
+//! Writes one segment: a safetensors file whose tensors start on multiples of 64 bytes, hashed as it is written.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::encoding::{Dtype, Encoding};
+use crate::error::StoreError;
+use crate::manifest::PADDING;
+use crate::safetensors::LENGTH_BYTES;
+use crate::segment::SegmentId;
+
+/// Where tensors start: a cache line, which is also the widest vector register.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// The tensors a segment will have, in order.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    segment: SegmentId,
+    header: Map<String, Value>,
+    /// Bytes of each tensor and whether it is padding.
+    slots: Vec<(usize, bool)>,
+    end: usize,
+    paddings: usize,
+}
+
+impl Plan {
+    pub(crate) fn new(segment: SegmentId) -> Self {
+        Self { segment, header: Map::new(), slots: Vec::new(), end: 0, paddings: 0 }
+    }
+
+    /// Adds a tensor, and before it what brings it to a multiple of 64 bytes. Readers reject a hole between two
+    /// tensors, so the space in between is a tensor as well.
+    pub(crate) fn push(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<(), String> {
+        let bytes = Encoding::Plain(dtype).data_bytes(shape)?;
+        let padding = self.end.next_multiple_of(ALIGNMENT) - self.end;
+        if padding > 0 {
+            // With the segment in its name: tools that read all segments as one model want names to differ.
+            let name = format!("{PADDING}{}_{}", self.segment, self.paddings);
+            self.paddings += 1;
+            self.slot(&name, Dtype::U8, &[padding], padding, true)?;
+        }
+        self.slot(name, dtype, shape, bytes, false)
+    }
+
+    fn slot(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        bytes: usize,
+        padding: bool,
+    ) -> Result<(), String> {
+        let end = self.end.checked_add(bytes).ok_or("the segment is larger than the address space")?;
+        let entry = json!({"dtype": dtype.name(), "shape": shape, "data_offsets": [self.end, end]});
+        if self.header.insert(name.to_owned(), entry).is_some() {
+            return Err("the name is taken by another tensor of the segment".into());
+        }
+        self.slots.push((bytes, padding));
+        self.end = end;
+        Ok(())
+    }
+
+    /// The length, the header, and spaces up to where the data begins.
+    fn head(&self) -> Vec<u8> {
+        let header = Value::Object(self.header.clone()).to_string();
+        let data_start = (LENGTH_BYTES + header.len()).next_multiple_of(ALIGNMENT);
+        let length = (data_start - LENGTH_BYTES) as u64;
+        let mut head = Vec::with_capacity(data_start);
+        head.extend_from_slice(&length.to_le_bytes());
+        head.extend_from_slice(header.as_bytes());
+        head.resize(data_start, b' ');
+        head
+    }
+}
+
+/// Writes the tensors of a plan one after another.
+pub(crate) struct SegmentWriter {
+    path: PathBuf,
+    file: File,
+    hasher: blake3::Hasher,
+    slots: std::vec::IntoIter<(usize, bool)>,
+    /// Bytes that the tensor being written still lacks.
+    lacking: usize,
+    written: u64,
+}
+
+impl SegmentWriter {
+    pub(crate) fn create(path: &Path, plan: Plan) -> Result<Self, StoreError> {
+        let file = File::create_new(path).map_err(|error| StoreError::io(path, "create", error))?;
+        let head = plan.head();
+        let mut writer = Self {
+            path: path.to_owned(),
+            file,
+            hasher: blake3::Hasher::new(),
+            slots: plan.slots.into_iter(),
+            lacking: 0,
+            written: 0,
+        };
+        writer.put(&head)?;
+        Ok(writer)
+    }
+
+    /// Goes on to the plan's next tensor, filling the space before it.
+    pub(crate) fn next_tensor(&mut self) -> Result<(), StoreError> {
+        debug_assert_eq!(self.lacking, 0, "the tensor before is not complete");
+        for (bytes, padding) in self.slots.by_ref() {
+            if !padding {
+                self.lacking = bytes;
+                break;
+            }
+            let zeros = [0; ALIGNMENT];
+            // Padding is shorter than the alignment it brings about.
+            self.hasher.update(&zeros[..bytes]);
+            self.written += bytes as u64;
+            self.file
+                .write_all(&zeros[..bytes])
+                .map_err(|error| StoreError::io(&self.path, "write", error))?;
+        }
+        Ok(())
+    }
+
+    /// Appends to the current tensor.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.lacking =
+            self.lacking.checked_sub(bytes.len()).ok_or_else(|| self.misfit("more bytes than planned"))?;
+        self.put(bytes)
+    }
+
+    /// Makes the file durable; gives its length and its hash.
+    pub(crate) fn finish(self) -> Result<(u64, String), StoreError> {
+        if self.lacking != 0 || self.slots.len() != 0 {
+            return Err(self.misfit("fewer bytes than planned"));
+        }
+        self.file.sync_all().map_err(|error| StoreError::io(&self.path, "make durable", error))?;
+        Ok((self.written, self.hasher.finalize().to_hex().to_string()))
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.hasher.update(bytes);
+        self.written += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(|error| StoreError::io(&self.path, "write", error))
+    }
+
+    fn misfit(&self, reason: &str) -> StoreError {
+        StoreError::Malformed { file: self.path.clone(), field: "data".into(), reason: reason.into() }
+    }
+}

@@ -1,0 +1,31 @@
+//! Every input the fuzzers have kept, through the same functions: what once crashed stays mended.
+#![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
+
+use std::fs;
+use std::path::Path;
+
+use firebox_store::Manifest;
+use firebox_store::gguf::Model;
+use firebox_store::safetensors::Header;
+
+fn replay(target: &str, parse: impl Fn(&[u8]) -> bool) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let inputs = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let accepted = inputs.filter(|entry| parse(&fs::read(entry.as_ref().unwrap().path()).unwrap())).count();
+    assert!(accepted > 0, "no input in {} is well formed", folder.display());
+}
+
+#[test]
+fn gguf() {
+    replay("gguf", |file| Model::parse(file).is_ok_and(|model| model.tensors().count() > 0));
+}
+
+#[test]
+fn safetensors_header() {
+    replay("safetensors_header", |file| Header::parse(file).is_ok_and(|header| !header.entries.is_empty()));
+}
+
+#[test]
+fn manifest() {
+    replay("manifest", |json| Manifest::parse(json).is_ok());
+}
