@@ -1,0 +1,77 @@
+//! The normalization table of SentencePiece models, checked before use.
+
+use crate::error::TextError;
+use std::collections::HashSet;
+use tokenizers::normalizers::Precompiled;
+
+/// Tables in use take a quarter of a megabyte. The check visits every entry with every byte, so its time is bounded by
+/// bounding the size.
+const LARGEST: usize = 4 << 20;
+
+/// Reads a table: the length of a double-array trie, the trie, and the replacement texts it points at.
+///
+/// The reader in `tokenizers` follows the trie without looking where it leads. So walk every path first: each must stay
+/// inside the table and end at the start of a character in the replacements.
+pub(crate) fn read(charsmap: &[u8]) -> Result<Precompiled, TextError> {
+    let wrong = |reason| TextError::InvalidCharsmap { reason };
+    if charsmap.len() > LARGEST {
+        return Err(wrong("it is larger than 4 MiB"));
+    }
+    let (length, rest) = charsmap.split_first_chunk::<4>().ok_or(wrong("it is shorter than its header"))?;
+    let length = u32::from_le_bytes(*length) as usize;
+    if !length.is_multiple_of(4) {
+        return Err(wrong("its trie does not consist of whole entries"));
+    }
+    let (trie, texts) = rest.split_at_checked(length).ok_or(wrong("its trie is longer than the table"))?;
+    let texts = std::str::from_utf8(texts).map_err(|_| wrong("its replacements are not UTF-8"))?;
+    let (words, _) = trie.as_chunks::<4>();
+    let units: Vec<Unit> = words.iter().map(|word| Unit(u32::from_le_bytes(*word))).collect();
+    let root = units.first().ok_or(wrong("its trie is empty"))?;
+
+    let mut seen = HashSet::from([root.offset()]);
+    let mut open = vec![root.offset()];
+    while let Some(node) = open.pop() {
+        for byte in 1..=255_u8 {
+            let child = node ^ usize::from(byte);
+            let unit = units.get(child).ok_or(wrong("its trie leads outside the table"))?;
+            if !unit.is_child_by(byte) {
+                continue;
+            }
+            let next = child ^ unit.offset();
+            if unit.has_leaf() {
+                let leaf = units.get(next).ok_or(wrong("its trie leads outside the table"))?;
+                if !texts.is_char_boundary(leaf.value()) {
+                    return Err(wrong("it points outside its replacements"));
+                }
+            }
+            if seen.insert(next) {
+                open.push(next);
+            }
+        }
+    }
+    Precompiled::from(charsmap).map_err(|_| wrong("it cannot be read"))
+}
+
+/// One entry of a double-array trie as the Darts library packs it.
+#[derive(Clone, Copy)]
+struct Unit(u32);
+
+impl Unit {
+    /// What leads from the entry's place to its children, by exclusive or.
+    fn offset(self) -> usize {
+        let shift = (self.0 & (1 << 9)) >> 6;
+        (self.0 as usize >> 10) << shift
+    }
+
+    fn has_leaf(self) -> bool {
+        self.0 & (1 << 8) != 0
+    }
+
+    fn is_child_by(self, byte: u8) -> bool {
+        self.0 & (1 << 31 | 0xff) == u32::from(byte)
+    }
+
+    fn value(self) -> usize {
+        (self.0 & !(1 << 31)) as usize
+    }
+}

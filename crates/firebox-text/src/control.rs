@@ -1,0 +1,122 @@
+//! Keeping what people write from posing as control tokens.
+
+use crate::error::TextError;
+use crate::tokenizer::Tokenizer;
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// Stand around a spelling that is to be read as plain text, from the message it is found in to the rendered prompt.
+/// Private-use characters: no vocabulary spells control tokens with them, and any in the messages are taken out first.
+const OPEN: char = '\u{E0F0}';
+const CLOSE: char = '\u{E0F1}';
+
+/// The spellings that must not be taken for tokens when they come from outside.
+#[derive(Debug, Default)]
+pub(crate) struct ControlTokens {
+    /// By first character, longest first.
+    spellings: HashMap<char, Vec<String>>,
+}
+
+impl ControlTokens {
+    pub fn new<'a>(tokens: impl Iterator<Item = &'a str>) -> Self {
+        let mut spellings: HashMap<char, Vec<String>> = HashMap::new();
+        for token in tokens {
+            if let Some(first) = token.chars().next() {
+                spellings.entry(first).or_default().push(token.to_owned());
+            }
+        }
+        for list in spellings.values_mut() {
+            list.sort_by_key(|token| std::cmp::Reverse(token.len()));
+        }
+        Self { spellings }
+    }
+
+    /// Marks every control token in the strings of a value. Names of fields are left alone: templates look them up.
+    pub fn mark(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.marked(text),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.mark(item)),
+            Value::Object(fields) => fields.values_mut().for_each(|field| self.mark(field)),
+            _ => {}
+        }
+    }
+
+    fn marked(&self, text: &str) -> String {
+        let plain = text.replace([OPEN, CLOSE], "");
+        let mut marked = String::with_capacity(plain.len());
+        let mut rest = plain.as_str();
+        while let Some(first) = rest.chars().next() {
+            if let Some(token) = self.at_start(rest) {
+                marked.push(OPEN);
+                marked.push_str(token);
+                marked.push(CLOSE);
+                rest = &rest[token.len()..];
+            } else {
+                marked.push(first);
+                rest = &rest[first.len_utf8()..];
+            }
+        }
+        marked
+    }
+
+    fn at_start(&self, text: &str) -> Option<&str> {
+        let candidates = self.spellings.get(&text.chars().next()?)?;
+        candidates.iter().map(String::as_str).find(|token| text.starts_with(token))
+    }
+
+    /// Ids of a prompt rendered from marked messages.
+    pub fn encode(&self, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, TextError> {
+        let mut ids = Vec::new();
+        let mut rest = prompt;
+        let mut begun = false;
+        while !rest.is_empty() {
+            let end = rest.find([OPEN, CLOSE]).unwrap_or(rest.len());
+            let (plain, at_mark) = rest.split_at(end);
+            if !plain.is_empty() {
+                ids.extend(piece(tokenizer, plain, begun, false)?);
+                begun = true;
+            }
+            let Some(mark) = at_mark.chars().next() else { break };
+            rest = &at_mark[mark.len_utf8()..];
+            // A template that cuts strings can leave a mark on its own. It still keeps its two sides apart.
+            let token =
+                self.at_start(rest).filter(|token| mark == OPEN && rest[token.len()..].starts_with(CLOSE));
+            if let Some(token) = token {
+                ids.extend(piece(tokenizer, token, begun, true)?);
+                begun = true;
+                rest = &rest[token.len() + CLOSE.len_utf8()..];
+            }
+        }
+        Ok(ids)
+    }
+}
+
+/// Ids of one piece of a prompt. SentencePiece puts a space before every text, so a piece that is not the first is
+/// encoded after a line break, and the ids of the line break are taken off again.
+fn piece(tokenizer: &Tokenizer, text: &str, begun: bool, literal: bool) -> Result<Vec<u32>, TextError> {
+    let encode = |text: &str| match literal {
+        true => tokenizer.encode_literal(text, false),
+        false => tokenizer.encode(text, false),
+    };
+    if begun {
+        let line_break = encode("\n")?;
+        let mut ids = encode(&format!("\n{text}"))?;
+        if !line_break.is_empty() && ids.starts_with(&line_break) {
+            return Ok(ids.split_off(line_break.len()));
+        }
+    }
+    encode(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ControlTokens;
+
+    #[test]
+    fn longest_spelling_is_marked_and_old_marks_are_dropped() {
+        let control = ControlTokens::new(["<|a|>", "<|a|>b", "[X]"].into_iter());
+        assert_eq!(control.marked("1<|a|>b<|a|>[X"), "1\u{e0f0}<|a|>b\u{e0f1}\u{e0f0}<|a|>\u{e0f1}[X");
+        assert_eq!(control.marked("\u{e0f0}[X]\u{e0f1}é"), "\u{e0f0}[X]\u{e0f1}é");
+        assert_eq!(control.marked("[\u{e0f1}X]"), "\u{e0f0}[X]\u{e0f1}");
+    }
+}

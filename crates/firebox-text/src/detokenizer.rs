@@ -1,0 +1,130 @@
+//! Text out of a stream of tokens, never half a character.
+
+use crate::tokenizer::Tokenizer;
+
+/// Turns token ids into text as they come.
+///
+/// A character can be spread over several tokens; it is handed out when its last byte has come. Each push costs no more
+/// than the token's own bytes. Bytes that can never become a character turn into U+FFFD, one for each maximal broken run,
+/// as [`String::from_utf8_lossy`] has it. The pushes of a stream and its [`finish`](Self::finish), put together, are
+/// exactly [`Tokenizer::decode`] of all its ids.
+///
+/// ```
+/// # use firebox_text::{GgufVocabulary, TextAssets, Tokenizer, TokenizerSource};
+/// # let vocabulary = GgufVocabulary {
+/// #     model: "gpt2".into(),
+/// #     tokens: ["Ã", "©", "t"].map(String::from).to_vec(),
+/// #     ..GgufVocabulary::default()
+/// # };
+/// # let source = Some(TokenizerSource::Gguf(vocabulary));
+/// # let assets = TextAssets { tokenizer: source, ..TextAssets::default() };
+/// # let tokenizer = Tokenizer::new(&assets, &serde_json::Value::Null)?;
+/// let mut stream = tokenizer.detokenizer(true);
+/// assert_eq!(stream.push(2), "t");
+/// assert_eq!(stream.push(0), ""); // the first of the two bytes of `é`
+/// assert_eq!(stream.push(1), "é");
+/// assert_eq!(stream.finish(), "");
+/// # Ok::<(), firebox_text::TextError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Detokenizer {
+    tokenizer: Tokenizer,
+    skip_special: bool,
+    first: bool,
+    /// Leading characters that may still be dropped.
+    strip_left: usize,
+    held_space: bool,
+    pending: Vec<u8>,
+}
+
+impl Detokenizer {
+    /// A stream that begins a text. With `skip_special`, control tokens leave no trace.
+    pub fn new(tokenizer: &Tokenizer, skip_special: bool) -> Self {
+        let strip_left = tokenizer.pieces().decoding().strip_start().map_or(0, |(_, count)| count);
+        Self {
+            tokenizer: tokenizer.clone(),
+            skip_special,
+            first: true,
+            strip_left,
+            held_space: false,
+            pending: Vec::new(),
+        }
+    }
+
+    /// A stream that goes on from text already shown: the space before its first word is kept.
+    pub fn continuing(tokenizer: &Tokenizer, skip_special: bool) -> Self {
+        Self { first: false, strip_left: 0, ..Self::new(tokenizer, skip_special) }
+    }
+
+    /// Adds a token and returns the text that is now complete. Ids outside the vocabulary add nothing: models often
+    /// have more rows than their vocabulary has tokens.
+    pub fn push(&mut self, id: u32) -> String {
+        let tokenizer = self.tokenizer.clone();
+        let pieces = tokenizer.pieces();
+        if !pieces.contains(id) || (self.skip_special && pieces.is_special(id)) {
+            return String::new();
+        }
+        if self.first {
+            self.first = false;
+            self.pending.extend(pieces.first_bytes(id).unwrap_or_default());
+        } else {
+            self.pending.extend_from_slice(pieces.bytes(id).unwrap_or_default());
+        }
+        let text = self.take_complete();
+        self.trim(text)
+    }
+
+    /// Ends the stream: a character that was never completed becomes U+FFFD.
+    pub fn finish(&mut self) -> String {
+        let rest = std::mem::take(&mut self.pending);
+        let text = self.trim(String::from_utf8_lossy(&rest).into_owned());
+        self.held_space = false;
+        text
+    }
+
+    fn take_complete(&mut self) -> String {
+        let mut text = String::with_capacity(self.pending.len());
+        let mut done = 0;
+        while done < self.pending.len() {
+            match std::str::from_utf8(&self.pending[done..]) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    done = self.pending.len();
+                }
+                Err(error) => {
+                    let valid = &self.pending[done..done + error.valid_up_to()];
+                    text.push_str(&String::from_utf8_lossy(valid));
+                    done += error.valid_up_to();
+                    let Some(broken) = error.error_len() else { break };
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    done += broken;
+                }
+            }
+        }
+        self.pending.drain(..done);
+        text
+    }
+
+    /// Applies the rules about spaces at the start and at the end of the text.
+    fn trim(&mut self, mut text: String) -> String {
+        let decoding = self.tokenizer.pieces().decoding();
+        if let Some((unwanted, _)) = decoding.strip_start()
+            && self.strip_left > 0
+            && !text.is_empty()
+        {
+            let dropped = text.chars().take(self.strip_left).take_while(|c| *c == unwanted).count();
+            text.drain(..dropped * unwanted.len_utf8());
+            self.strip_left = if text.is_empty() { self.strip_left - dropped } else { 0 };
+        }
+        if decoding.hold_trailing_space() && !text.is_empty() {
+            if std::mem::take(&mut self.held_space) {
+                text.insert(0, ' ');
+            }
+            if text.ends_with(' ') {
+                text.pop();
+                self.held_space = true;
+            }
+        }
+        text
+    }
+}

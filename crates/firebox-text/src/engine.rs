@@ -1,0 +1,137 @@
+//! The `tokenizers` crate behind one small surface.
+
+use crate::error::TextError;
+use crate::scored::ScoredBpe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tokenizers::{
+    AddedToken, DecoderWrapper, Encoding, Model, NormalizedString, Normalizer, NormalizerWrapper,
+    OffsetReferential, OffsetType, PostProcessor, PostProcessorWrapper, PreTokenizedString, PreTokenizer,
+    PreTokenizerWrapper, TokenizerImpl,
+};
+
+/// A tokenizer of the `tokenizers` crate with some model.
+pub(crate) type Pipeline<M> =
+    TokenizerImpl<M, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// Every kind of tokenizer this crate drives.
+pub(crate) enum Engine {
+    /// A model that `tokenizers` has.
+    Hub(Box<tokenizers::Tokenizer>),
+    /// SentencePiece BPE, whose order of merging `tokenizers` cannot express.
+    Scored(Box<Pipeline<ScoredBpe>>),
+}
+
+impl Engine {
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        shielded(|| match self {
+            Engine::Hub(pipeline) => ids(pipeline.encode_fast(text, add_special)),
+            Engine::Scored(pipeline) => ids(pipeline.encode_fast(text, add_special)),
+        })
+    }
+
+    /// Encodes without looking for added tokens. Where the model itself spells a token for which `is_control` holds,
+    /// that token is taken apart.
+    pub fn encode_literal(
+        &self,
+        text: &str,
+        is_control: impl Fn(u32) -> bool,
+    ) -> Result<Vec<u32>, TextError> {
+        shielded(|| match self {
+            Engine::Hub(pipeline) => literal(pipeline, text, is_control),
+            Engine::Scored(pipeline) => literal(pipeline, text, is_control),
+        })
+    }
+
+    /// Puts the tokens around `ids` that the post-processor adds to every text.
+    pub fn surround(&self, ids: Vec<u32>) -> Result<Vec<u32>, TextError> {
+        shielded(|| match self {
+            Engine::Hub(pipeline) => surround(pipeline, ids),
+            Engine::Scored(pipeline) => surround(pipeline, ids),
+        })
+    }
+
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        match self {
+            Engine::Hub(pipeline) => pipeline.token_to_id(token),
+            Engine::Scored(pipeline) => pipeline.token_to_id(token),
+        }
+    }
+
+    /// Adds tokens that are matched in plain text. Their ids are those of the model's tokens of the same spelling.
+    pub fn add_tokens(&mut self, tokens: Vec<AddedToken>) -> Result<(), TextError> {
+        shielded(|| {
+            let added = match self {
+                Engine::Hub(pipeline) => pipeline.add_tokens(tokens),
+                Engine::Scored(pipeline) => pipeline.add_tokens(tokens),
+            };
+            added.map(|_| ()).map_err(encode_error)
+        })
+    }
+}
+
+/// Runs `tokenizers` code that is fed from files. What is known to panic there is checked beforehand; this keeps what
+/// is not known from taking the process down.
+pub(crate) fn shielded<T>(work: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown");
+        Err(TextError::Encode { reason: format!("the tokenizer's data made it fail ({said})") })
+    })
+}
+
+fn encode_error(error: tokenizers::Error) -> TextError {
+    TextError::Encode { reason: error.to_string() }
+}
+
+fn ids(encoding: tokenizers::Result<Encoding>) -> Result<Vec<u32>, TextError> {
+    encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(encode_error)
+}
+
+fn literal<M: Model>(
+    pipeline: &Pipeline<M>,
+    text: &str,
+    is_control: impl Fn(u32) -> bool,
+) -> Result<Vec<u32>, TextError> {
+    let mut normalized = NormalizedString::from(text);
+    if let Some(normalizer) = pipeline.get_normalizer() {
+        normalizer.normalize(&mut normalized).map_err(encode_error)?;
+    }
+    let mut words = PreTokenizedString::from(normalized);
+    if let Some(splitter) = pipeline.get_pre_tokenizer() {
+        splitter.pre_tokenize(&mut words).map_err(encode_error)?;
+    }
+    let model = pipeline.get_model();
+    let mut ids = Vec::new();
+    for (word, _, _) in words.get_splits(OffsetReferential::Normalized, OffsetType::None) {
+        for token in model.tokenize(word).map_err(encode_error)? {
+            if !is_control(token.id) {
+                ids.push(token.id);
+                continue;
+            }
+            let mut buffer = [0; 4];
+            for character in token.value.chars() {
+                let parts = model.tokenize(character.encode_utf8(&mut buffer)).map_err(encode_error)?;
+                ids.extend(parts.into_iter().map(|part| part.id).filter(|&id| !is_control(id)));
+            }
+        }
+    }
+    Ok(ids)
+}
+
+fn surround<M: Model>(pipeline: &Pipeline<M>, ids: Vec<u32>) -> Result<Vec<u32>, TextError> {
+    let Some(post_processor) = pipeline.get_post_processor() else { return Ok(ids) };
+    let count = ids.len();
+    let encoding = Encoding::new(
+        ids,
+        vec![0; count],
+        vec![String::new(); count],
+        vec![None; count],
+        vec![(0, 0); count],
+        vec![0; count],
+        vec![1; count],
+        Vec::new(),
+        Default::default(),
+    );
+    let processed = post_processor.process(encoding, None, true);
+    processed.map(|encoding| encoding.get_ids().to_vec()).map_err(encode_error)
+}

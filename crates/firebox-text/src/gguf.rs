@@ -1,0 +1,407 @@
+//! Vocabularies from the `tokenizer.ggml.*` keys of GGUF files.
+
+use crate::charsmap;
+use crate::decoding::{Decoding, SPACE_MARK, byte_token};
+use crate::engine::{Engine, Pipeline, shielded};
+use crate::error::TextError;
+use crate::hub;
+use crate::pieces::{Entry, Pieces};
+use crate::pretokenizer::PreTokenizer;
+use crate::scored::ScoredBpe;
+use crate::special::NamedTokens;
+use crate::tokenizer::{Frame, Parsed};
+use firebox_store::GgufVocabulary;
+use std::collections::{HashMap, HashSet};
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::unigram::Unigram;
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::normalizers::replace::ReplacePattern;
+use tokenizers::normalizers::{BertNormalizer, NormalizerWrapper, Prepend, Replace, Sequence};
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::{AddedToken, ModelWrapper};
+
+/// The values of `tokenizer.ggml.token_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TokenType {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+impl TokenType {
+    fn from_number(number: i32) -> Self {
+        match number {
+            2 => TokenType::Unknown,
+            3 => TokenType::Control,
+            4 => TokenType::UserDefined,
+            5 => TokenType::Unused,
+            6 => TokenType::Byte,
+            // 0 is 'undefined', which converters write for plain tokens.
+            _ => TokenType::Normal,
+        }
+    }
+
+    fn is_special(self) -> bool {
+        matches!(self, TokenType::Unknown | TokenType::Control)
+    }
+}
+
+/// A vocabulary whose arrays agree and whose special ids exist.
+struct Checked<'a> {
+    source: &'a GgufVocabulary,
+    tokens: Vec<String>,
+    types: Vec<TokenType>,
+    scores: Vec<f32>,
+    named: NamedTokens,
+}
+
+pub(crate) fn parse(source: &GgufVocabulary) -> Result<Parsed, TextError> {
+    let checked = Checked::new(source)?;
+    if let Some(json) = &source.huggingface_json {
+        return checked.embedded(json);
+    }
+    shielded(|| match source.model.as_str() {
+        "gpt2" if source.pre.as_deref() == Some("gemma4") => checked.raw_bpe(),
+        "gpt2" => checked.byte_level_bpe(),
+        "gemma4" => checked.raw_bpe(),
+        "llama" => checked.sentencepiece_bpe(),
+        "t5" => checked.unigram(),
+        "bert" => checked.word_piece(),
+        model => Err(TextError::UnknownModel { model: model.to_owned() }),
+    })
+}
+
+impl<'a> Checked<'a> {
+    fn new(source: &'a GgufVocabulary) -> Result<Self, TextError> {
+        let count = source.tokens.len();
+        if count == 0 || u32::try_from(count).is_err() {
+            return Err(TextError::InvalidVocabulary {
+                field: "tokenizer.ggml.tokens",
+                reason: format!("it has {count} entries"),
+            });
+        }
+        let length = |field, found| match found {
+            0 => Ok(false),
+            found if found == count => Ok(true),
+            found => Err(TextError::VocabularyLength { field, found, expected: count }),
+        };
+        let types = match length("tokenizer.ggml.token_type", source.token_types.len())? {
+            true => source.token_types.iter().map(|&number| TokenType::from_number(number)).collect(),
+            false => vec![TokenType::Normal; count],
+        };
+        let scores = match length("tokenizer.ggml.scores", source.scores.len())? {
+            // Adding zero turns the negative zero into the positive one, so that the two tie.
+            true => source.scores.iter().map(|score| score + 0.0).collect(),
+            false => vec![0.0; count],
+        };
+        if let Some(score) = scores.iter().find(|score: &&f32| !score.is_finite()) {
+            return Err(TextError::InvalidVocabulary {
+                field: "tokenizer.ggml.scores",
+                reason: format!("it holds {score}, which orders nothing"),
+            });
+        }
+        let tokens = (0..count).map(|id| match source.tokens[id].as_str() {
+            // Nothing can be spelled with an empty token; it only has to keep its place.
+            "" => format!("[EMPTY_{id}]"),
+            token => token.to_owned(),
+        });
+        let mut checked =
+            Self { source, tokens: tokens.collect(), types, scores, named: NamedTokens::default() };
+        checked.require_distinct()?;
+        checked.named = checked.named_tokens()?;
+        Ok(checked)
+    }
+
+    fn require_distinct(&self) -> Result<(), TextError> {
+        let mut seen: HashMap<&str, u32> = HashMap::with_capacity(self.tokens.len());
+        for (id, token) in (0..).zip(&self.tokens) {
+            if let Some(first) = seen.insert(token, id) {
+                return Err(TextError::DuplicateToken { token: token.clone(), first, second: id });
+            }
+        }
+        Ok(())
+    }
+
+    fn named_tokens(&self) -> Result<NamedTokens, TextError> {
+        let source = self.source;
+        let count = self.tokens.len();
+        let given = [
+            ("tokenizer.ggml.bos_token_id", source.bos),
+            ("tokenizer.ggml.eos_token_id", source.eos),
+            ("tokenizer.ggml.eot_token_id", source.eot),
+            ("tokenizer.ggml.eom_token_id", source.eom),
+            ("tokenizer.ggml.unknown_token_id", source.unk),
+            ("tokenizer.ggml.padding_token_id", source.pad),
+            ("tokenizer.ggml.seperator_token_id", source.sep),
+            ("tokenizer.ggml.cls_token_id", source.cls),
+            ("tokenizer.ggml.mask_token_id", source.mask),
+        ];
+        for (field, id) in given {
+            if let Some(id) = id.filter(|&id| id as usize >= count) {
+                return Err(TextError::TokenOutOfRange { field, id, vocab_size: count });
+            }
+        }
+        // What a kind of vocabulary means when the keys are absent: the ids its first models had.
+        let usual = |id: u32, kinds: &[TokenType]| {
+            self.types.get(id as usize).filter(|kind| kinds.contains(kind)).map(|_| id)
+        };
+        let control = [TokenType::Control];
+        let unknown = [TokenType::Unknown, TokenType::Control];
+        let (bos, eos, unk) = match source.model.as_str() {
+            "llama" => (usual(1, &control), usual(2, &control), usual(0, &unknown)),
+            "t5" => (None, usual(1, &control), usual(2, &unknown)),
+            "bert" => (usual(101, &control), None, usual(100, &unknown)),
+            _ => (None, None, None),
+        };
+        Ok(NamedTokens {
+            bos: source.bos.or(source.cls).or(bos),
+            eos: source.eos.or(eos),
+            unk: source.unk.or(unk),
+            pad: source.pad,
+        })
+    }
+
+    /// The `tokenizer.json` a converter put into the file: exact, where the other keys only describe.
+    fn embedded(self, json: &str) -> Result<Parsed, TextError> {
+        let mut parsed = hub::parse(json.as_bytes())?;
+        parsed.named = NamedTokens { unk: parsed.named.unk.or(self.named.unk), ..self.named };
+        parsed.ends = self.ends();
+        if self.source.add_bos.is_some() || self.source.add_eos.is_some() {
+            parsed.frame = Some(self.frame(false, false));
+        }
+        Ok(parsed)
+    }
+
+    fn table(&self) -> Vocab {
+        self.tokens.iter().cloned().zip(0..).collect()
+    }
+
+    fn merges(&self) -> Result<Vec<(String, String)>, TextError> {
+        let known: HashSet<&str> = self.tokens.iter().map(String::as_str).collect();
+        let mut merges = Vec::with_capacity(self.source.merges.len());
+        let mut merged = String::new();
+        for (index, merge) in self.source.merges.iter().enumerate() {
+            let wrong = |reason| TextError::InvalidMerge { index, merge: merge.clone(), reason };
+            // A token may begin with a space of its own.
+            let first = merge.chars().next().map_or(0, char::len_utf8);
+            let space = merge[first..].find(' ').ok_or(wrong("it is not two tokens with a space between"))?;
+            let (left, right) = (&merge[..first + space], &merge[first + space + 1..]);
+            merged.clear();
+            merged.push_str(left);
+            merged.push_str(right);
+            if ![left, right, &merged].iter().all(|token| known.contains(token)) {
+                return Err(wrong("the vocabulary lacks one of its tokens"));
+            }
+            merges.push((left.to_owned(), right.to_owned()));
+        }
+        Ok(merges)
+    }
+
+    fn text_of(&self, id: Option<u32>) -> Option<String> {
+        self.tokens.get(id? as usize).cloned()
+    }
+
+    fn byte_level_bpe(self) -> Result<Parsed, TextError> {
+        let splitting = PreTokenizer::named(self.source.pre.as_deref().unwrap_or("default"))?;
+        let mut model = BPE::builder()
+            .vocab_and_merges(self.table(), self.merges()?)
+            .ignore_merges(splitting.ignore_merges);
+        if let Some(unk) = self.text_of(self.named.unk) {
+            model = model.unk_token(unk);
+        }
+        let mut pipeline = Pipeline::new(ModelWrapper::BPE(model.build().map_err(invalid)?));
+        pipeline.with_normalizer(splitting.normalizer()).map_err(invalid)?;
+        pipeline.with_pre_tokenizer(Some(splitting.splitter()?));
+        let frame = self.frame(splitting.add_bos, false);
+        self.finish(Engine::Hub(Box::new(pipeline.into())), Decoding::byte_level(), frame)
+    }
+
+    /// Gemma 4: merges over plain UTF-8 with spaces marked, and byte tokens for what they cannot spell.
+    fn raw_bpe(self) -> Result<Parsed, TextError> {
+        let mut model =
+            BPE::builder().vocab_and_merges(self.table(), self.merges()?).byte_fallback(true).fuse_unk(true);
+        if let Some(unk) = self.text_of(self.named.unk) {
+            model = model.unk_token(unk);
+        }
+        let mut pipeline = Pipeline::new(ModelWrapper::BPE(model.build().map_err(invalid)?));
+        pipeline.with_normalizer(Some(mark_spaces()?)).map_err(invalid)?;
+        let frame = self.frame(true, false);
+        self.finish(Engine::Hub(Box::new(pipeline.into())), Decoding::sentencepiece(false), frame)
+    }
+
+    fn sentencepiece_bpe(mut self) -> Result<Parsed, TextError> {
+        let prefixed = self.source.add_space_prefix.unwrap_or(true);
+        let mut bytes = [None; 256];
+        for (id, token) in (0..).zip(&self.tokens) {
+            if let Some(byte) = byte_token(token).filter(|_| self.types[id as usize] == TokenType::Byte) {
+                bytes[usize::from(byte)] = Some(id);
+            }
+        }
+        let apart = [TokenType::Unknown, TokenType::Control, TokenType::Byte];
+        let mergeable = self.types.iter().map(|kind| !apart.contains(kind)).collect();
+        let scores = std::mem::take(&mut self.scores);
+        let model = ScoredBpe::new(self.tokens.clone(), scores, mergeable, bytes, self.named.unk);
+        let mut pipeline = Pipeline::new(model);
+        let mut steps = self.cleaning(false)?;
+        if prefixed {
+            steps.push(Prepend::new(SPACE_MARK.to_string()).into());
+        }
+        steps.push(mark_spaces()?);
+        pipeline.with_normalizer(Some(Sequence::new(steps))).map_err(invalid)?;
+        let frame = self.frame(true, false);
+        self.finish(Engine::Scored(Box::new(pipeline)), Decoding::sentencepiece(prefixed), frame)
+    }
+
+    fn unigram(self) -> Result<Parsed, TextError> {
+        let prefixed = self.source.add_space_prefix.unwrap_or(true);
+        let byte_fallback = self.types.contains(&TokenType::Byte);
+        let pieces = (0..self.tokens.len()).map(|id| match self.types[id] {
+            // As in SentencePiece: better than anything the model could put together.
+            TokenType::UserDefined => (self.tokens[id].clone(), 0.0),
+            _ => (self.tokens[id].clone(), f64::from(self.scores[id])),
+        });
+        let unk = self.named.unk.map(|id| id as usize);
+        let model = Unigram::from(pieces.collect(), unk, byte_fallback).map_err(invalid)?;
+        let mut pipeline = Pipeline::new(ModelWrapper::Unigram(model));
+        let mut steps = self.cleaning(true)?;
+        if steps.is_empty() {
+            pipeline.with_normalizer(None::<NormalizerWrapper>).map_err(invalid)?;
+        } else {
+            pipeline.with_normalizer(Some(Sequence::new(std::mem::take(&mut steps)))).map_err(invalid)?;
+        }
+        let scheme = if prefixed { PrependScheme::Always } else { PrependScheme::Never };
+        pipeline.with_pre_tokenizer(Some(Metaspace::new(SPACE_MARK, scheme, true)));
+        let frame = self.frame(false, true);
+        self.finish(Engine::Hub(Box::new(pipeline.into())), Decoding::sentencepiece(prefixed), frame)
+    }
+
+    fn word_piece(mut self) -> Result<Parsed, TextError> {
+        self.spell_continuations()?;
+        let unk = self.text_of(self.named.unk).ok_or(TextError::InvalidVocabulary {
+            field: "tokenizer.ggml.unknown_token_id",
+            reason: "a WordPiece vocabulary needs a token for unknown words".to_owned(),
+        })?;
+        let model = WordPiece::builder().vocab(self.table()).unk_token(unk).build().map_err(invalid)?;
+        // The format of most files says nothing about case. A vocabulary with upper case in it was made for it.
+        let cased = (self.tokens.iter().zip(&self.types))
+            .any(|(token, kind)| *kind == TokenType::Normal && token.bytes().all(|b| b.is_ascii_uppercase()));
+        let mut pipeline = Pipeline::new(ModelWrapper::WordPiece(model));
+        pipeline.with_normalizer(Some(BertNormalizer::new(true, true, None, !cased))).map_err(invalid)?;
+        pipeline.with_pre_tokenizer(Some(BertPreTokenizer));
+        let sep = self.source.sep.or(self.source.eos).or_else(|| {
+            let position = self.tokens.iter().position(|token| token == "[SEP]")?;
+            u32::try_from(position).ok()
+        });
+        let frame = Frame {
+            before: self.named.bos.filter(|_| self.source.add_bos != Some(false)).into_iter().collect(),
+            after: sep.filter(|_| self.source.add_sep != Some(false)).into_iter().collect(),
+        };
+        self.finish(Engine::Hub(Box::new(pipeline.into())), Decoding::word_piece(), frame)
+    }
+
+    /// GGUF marks the beginnings of words where WordPiece marks their continuations.
+    fn spell_continuations(&mut self) -> Result<(), TextError> {
+        for (token, kind) in self.tokens.iter_mut().zip(&self.types) {
+            let bracketed = token.starts_with('[') && token.ends_with(']');
+            if kind.is_special() || bracketed {
+                continue;
+            }
+            *token = match token.strip_prefix(SPACE_MARK) {
+                Some(beginning) => beginning.to_owned(),
+                None => format!("##{token}"),
+            };
+        }
+        self.require_distinct()
+    }
+
+    /// Normalization that the metadata asks for, before spaces are marked.
+    fn cleaning(&self, by_default: bool) -> Result<Vec<NormalizerWrapper>, TextError> {
+        let mut steps: Vec<NormalizerWrapper> = Vec::new();
+        if let Some(charsmap) =
+            self.source.precompiled_charsmap.as_ref().filter(|charsmap| !charsmap.is_empty())
+        {
+            steps.push(charsmap::read(charsmap)?.into());
+        }
+        if self.source.remove_extra_whitespaces.unwrap_or(by_default) {
+            // Spaces alone: other white space is a character like any.
+            for (spaces, instead) in [("^ +| +$", ""), (" {2,}", " ")] {
+                let spaces = ReplacePattern::Regex(spaces.to_owned());
+                steps.push(Replace::new(spaces, instead).map_err(invalid)?.into());
+            }
+        }
+        Ok(steps)
+    }
+
+    fn frame(&self, bos_by_default: bool, eos_by_default: bool) -> Frame {
+        let bos = self.source.add_bos.unwrap_or(bos_by_default);
+        let eos = self.source.add_eos.unwrap_or(eos_by_default);
+        Frame {
+            before: self.named.bos.filter(|_| bos).into_iter().collect(),
+            after: self.named.eos.filter(|_| eos).into_iter().collect(),
+        }
+    }
+
+    /// Ids that end a generation: those the metadata names, and control tokens that end a turn in the well-known chat
+    /// formats, which converters often leave unnamed.
+    fn ends(&self) -> Vec<u32> {
+        let named = [self.source.eos, self.source.eot, self.source.eom, self.named.eos];
+        let mut ends: Vec<u32> = named.into_iter().flatten().collect();
+        // In this format `<|end|>` closes a part of a turn, not the turn.
+        let harmony = self.tokens.iter().any(|token| token == "<|return|>");
+        for ((id, token), kind) in (0..).zip(&self.tokens).zip(&self.types) {
+            let ends_turn = match token.as_str() {
+                "<|eot_id|>"
+                | "<|eom_id|>"
+                | "<|im_end|>"
+                | "<end_of_turn>"
+                | "<turn|>"
+                | "<|endoftext|>"
+                | "<|end_of_text|>"
+                | "<|return|>"
+                | "<|call|>"
+                | "<EOT>"
+                | "[EOT]"
+                | "<end_of_utterance>"
+                | "<｜end▁of▁sentence｜>" => true,
+                "<|end|>" => !harmony,
+                _ => false,
+            };
+            if ends_turn && *kind == TokenType::Control {
+                ends.push(id);
+            }
+        }
+        ends
+    }
+
+    fn finish(self, mut engine: Engine, decoding: Decoding, frame: Frame) -> Result<Parsed, TextError> {
+        let ends = self.ends();
+        let listed = [self.named.bos, self.named.eos, self.named.pad, self.source.eot, self.source.eom];
+        let mut added = Vec::new();
+        let mut entries = Vec::with_capacity(self.tokens.len());
+        for ((id, token), kind) in (0..).zip(self.tokens).zip(self.types) {
+            // A token in a special role is special whatever its type says.
+            let special = kind.is_special() || listed.contains(&Some(id));
+            let matched = special || kind == TokenType::UserDefined;
+            if matched {
+                added.push(AddedToken::from(token.clone(), special).normalized(false));
+            }
+            entries.push(Entry { id, text: token, added: matched, special });
+        }
+        engine.add_tokens(added)?;
+        let pieces = Pieces::new(entries, decoding)?;
+        Ok(Parsed { engine, pieces, frame: Some(frame), named: self.named, ends })
+    }
+}
+
+fn mark_spaces() -> Result<NormalizerWrapper, TextError> {
+    let space = ReplacePattern::String(" ".to_owned());
+    Replace::new(space, SPACE_MARK.to_string()).map(Into::into).map_err(invalid)
+}
+
+fn invalid(error: tokenizers::Error) -> TextError {
+    TextError::InvalidVocabulary { field: "tokenizer.ggml", reason: error.to_string() }
+}

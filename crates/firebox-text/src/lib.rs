@@ -1,0 +1,35 @@
+//! Text in and out of language models.
+//!
+//! - [`Tokenizer`]: a vocabulary, from `tokenizer.json` or from the metadata of a GGUF file;
+//! - [`Detokenizer`]: text from tokens that come one by one;
+//! - [`StopStrings`]: ends a generation at strings the caller named;
+//! - [`ChatTemplate`]: the prompt for a conversation of [`Message`]s.
+//!
+//! Nothing here computes with tensors, and nothing trusts the files: malformed metadata is a [`TextError`].
+
+mod charsmap;
+mod control;
+mod decoding;
+mod detokenizer;
+mod engine;
+mod error;
+mod generation_tag;
+mod gguf;
+mod hub;
+mod message;
+mod pieces;
+mod pretokenizer;
+mod python;
+mod scored;
+mod special;
+mod stop;
+mod template;
+mod tokenizer;
+
+pub use detokenizer::Detokenizer;
+pub use error::TextError;
+pub use firebox_store::{GgufVocabulary, TextAssets, TokenizerSource};
+pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
+pub use stop::StopStrings;
+pub use template::{ChatTemplate, TemplateOptions};
+pub use tokenizer::Tokenizer;

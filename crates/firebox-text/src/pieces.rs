@@ -1,0 +1,164 @@
+//! What each token id stands for, laid out for lookups that allocate nothing.
+
+use crate::decoding::Decoding;
+use crate::error::TextError;
+
+/// Gaps between ids are real (reserved slots), but an id far beyond the number of tokens is a damaged file, and a table
+/// indexed by it would be sized by that file's word alone.
+const SPARE_IDS: usize = 1 << 16;
+
+/// One entry of a vocabulary.
+pub(crate) struct Entry {
+    pub id: u32,
+    pub text: String,
+    /// Matched in text as a whole, before the model sees it.
+    pub added: bool,
+    /// A control token, left out of text shown to people.
+    pub special: bool,
+}
+
+/// Strings stored end to end.
+#[derive(Default)]
+struct Column {
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+impl Column {
+    fn push(&mut self, value: &[u8]) -> Result<(), TextError> {
+        self.bytes.extend_from_slice(value);
+        let end = u32::try_from(self.bytes.len()).map_err(|_| TextError::InvalidVocabulary {
+            field: "tokens",
+            reason: "its texts take more than 4 GiB".to_owned(),
+        })?;
+        self.ends.push(end);
+        Ok(())
+    }
+
+    fn get(&self, index: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(index)? as usize;
+        let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
+        Some(&self.bytes[start..end])
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Absent,
+    Model,
+    Added,
+    Special,
+}
+
+/// Token texts and the bytes they decode to, by id.
+pub(crate) struct Pieces {
+    texts: Column,
+    decoded: Column,
+    kinds: Vec<Kind>,
+    decoding: Decoding,
+}
+
+impl Pieces {
+    pub fn new(mut entries: Vec<Entry>, decoding: Decoding) -> Result<Self, TextError> {
+        // Added tokens sort behind model tokens of the same id, and win: their text is the one matched in prompts.
+        entries.sort_by_key(|entry| (entry.id, entry.added));
+        let limit = entries.len().saturating_mul(4).saturating_add(SPARE_IDS);
+        let mut pieces = Self {
+            texts: Column::default(),
+            decoded: Column::default(),
+            kinds: Vec::with_capacity(entries.len()),
+            decoding,
+        };
+        let mut entries = entries.into_iter().peekable();
+        while let Some(entry) = entries.next() {
+            if entries.peek().is_some_and(|next| next.id == entry.id) {
+                continue;
+            }
+            let id = entry.id as usize;
+            if id >= limit {
+                return Err(TextError::InvalidVocabulary {
+                    field: "tokens",
+                    reason: format!(
+                        "token `{}` has the id {id}, far beyond the number of tokens",
+                        entry.text
+                    ),
+                });
+            }
+            while pieces.kinds.len() < id {
+                pieces.push(Kind::Absent, "", &[])?;
+            }
+            let kind = match (entry.special, entry.added) {
+                (true, _) => Kind::Special,
+                (false, true) => Kind::Added,
+                (false, false) => Kind::Model,
+            };
+            let bytes = pieces.decoding.piece(&entry.text, kind != Kind::Model, false);
+            pieces.push(kind, &entry.text, &bytes)?;
+        }
+        Ok(pieces)
+    }
+
+    fn push(&mut self, kind: Kind, text: &str, decoded: &[u8]) -> Result<(), TextError> {
+        self.texts.push(text.as_bytes())?;
+        self.decoded.push(decoded)?;
+        self.kinds.push(kind);
+        Ok(())
+    }
+
+    fn kind(&self, id: u32) -> Kind {
+        self.kinds.get(id as usize).copied().unwrap_or(Kind::Absent)
+    }
+
+    /// One past the highest id.
+    pub fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    pub fn contains(&self, id: u32) -> bool {
+        self.kind(id) != Kind::Absent
+    }
+
+    pub fn is_special(&self, id: u32) -> bool {
+        self.kind(id) == Kind::Special
+    }
+
+    /// Whether a token means more than its text: control tokens do, and added tokens that are words of a kind
+    /// (`<tool_call>`) rather than runs of spaces.
+    pub fn is_control(&self, id: u32) -> bool {
+        match self.kind(id) {
+            Kind::Special => true,
+            Kind::Added => self.text(id).is_some_and(|text| text.contains(char::is_alphabetic)),
+            Kind::Model | Kind::Absent => false,
+        }
+    }
+
+    pub fn control_spellings(&self) -> impl Iterator<Item = &str> {
+        let ids = (0..).take(self.len()).filter(|&id| self.is_control(id));
+        ids.filter_map(|id| self.text(id))
+    }
+
+    /// The token as the vocabulary spells it.
+    pub fn text(&self, id: u32) -> Option<&str> {
+        if !self.contains(id) {
+            return None;
+        }
+        std::str::from_utf8(self.texts.get(id as usize)?).ok()
+    }
+
+    /// The bytes the token adds in the middle of a text.
+    pub fn bytes(&self, id: u32) -> Option<&[u8]> {
+        if !self.contains(id) {
+            return None;
+        }
+        self.decoded.get(id as usize)
+    }
+
+    /// The bytes the token adds at the very start of a text, where some decoders drop its leading space.
+    pub fn first_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        self.text(id).map(|text| self.decoding.piece(text, self.kind(id) != Kind::Model, true))
+    }
+
+    pub fn decoding(&self) -> &Decoding {
+        &self.decoding
+    }
+}

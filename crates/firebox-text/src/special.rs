@@ -1,0 +1,78 @@
+//! Which ids begin, end, pad and stand in, gathered from all the files that say so.
+
+use crate::tokenizer::{Frame, Parsed};
+use firebox_store::TextAssets;
+use serde_json::Value;
+
+/// Special tokens known by role.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct NamedTokens {
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+    pub unk: Option<u32>,
+    pub pad: Option<u32>,
+}
+
+/// The spelling of a role such as `eos_token` in `tokenizer_config.json`, or else in `special_tokens_map.json`.
+pub(crate) fn spelled(assets: &TextAssets, role: &str) -> Option<String> {
+    let files = [&assets.tokenizer_config, &assets.special_tokens_map];
+    files.into_iter().flatten().find_map(|file| {
+        let token = file.get(role)?;
+        // Either the text itself or a description of an added token.
+        token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned)
+    })
+}
+
+/// Fills in what the vocabulary left open from the model's other files.
+pub(crate) fn complete(parsed: &mut Parsed, assets: &TextAssets, config: &Value) {
+    let lookup = |role: &str, id_key: &str, parsed: &Parsed| {
+        let by_name = spelled(assets, role).and_then(|token| parsed.engine.token_to_id(&token));
+        by_name.or_else(|| ids_at(config, id_key, parsed).first().copied())
+    };
+    let named = parsed.named;
+    parsed.named.bos = named.bos.or_else(|| lookup("bos_token", "bos_token_id", parsed));
+    parsed.named.eos = named.eos.or_else(|| lookup("eos_token", "eos_token_id", parsed));
+    parsed.named.pad = named.pad.or_else(|| lookup("pad_token", "pad_token_id", parsed));
+    parsed.named.unk = named.unk.or_else(|| lookup("unk_token", "unk_token_id", parsed));
+    if parsed.frame.is_none() {
+        parsed.frame = explicit_frame(assets, parsed.named);
+    }
+}
+
+/// `add_bos_token` and `add_eos_token` of `tokenizer_config.json`, where given, outrank the post-processor of
+/// `tokenizer.json`, as they do in `transformers`.
+fn explicit_frame(assets: &TextAssets, named: NamedTokens) -> Option<Frame> {
+    let flag = |key: &str| assets.tokenizer_config.as_ref()?.get(key)?.as_bool();
+    let (bos, eos) = (flag("add_bos_token"), flag("add_eos_token"));
+    if bos.is_none() && eos.is_none() {
+        return None;
+    }
+    let before = named.bos.filter(|_| bos == Some(true)).into_iter().collect();
+    let after = named.eos.filter(|_| eos == Some(true)).into_iter().collect();
+    Some(Frame { before, after })
+}
+
+/// Every id at which a generation ends, ascending.
+pub(crate) fn ends(parsed: &Parsed, assets: &TextAssets, config: &Value) -> Vec<u32> {
+    let mut ends = parsed.ends.clone();
+    ends.extend(parsed.named.eos);
+    ends.extend(spelled(assets, "eos_token").and_then(|token| parsed.engine.token_to_id(&token)));
+    if let Some(generation) = &assets.generation_config {
+        ends.extend(ids_at(generation, "eos_token_id", parsed));
+    }
+    ends.extend(ids_at(config, "eos_token_id", parsed));
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// The ids under a key that holds one number or a list of them, at the top or in the `text_config` of a model with
+/// several modalities. Values that are no token of this vocabulary (-1 is in use for 'none') are passed over.
+fn ids_at(file: &Value, key: &str, parsed: &Parsed) -> Vec<u32> {
+    let places = [file.get(key), file.get("text_config").and_then(|text| text.get(key))];
+    let Some(found) = places.into_iter().flatten().find(|value| !value.is_null()) else { return Vec::new() };
+    let one = std::slice::from_ref(found);
+    let values = found.as_array().map_or(one, Vec::as_slice);
+    let ids = values.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok());
+    ids.filter(|&id| parsed.pieces.contains(id)).collect()
+}

@@ -1,0 +1,370 @@
+//! From a conversation to the prompt a model was trained on.
+
+use crate::error::TextError;
+use crate::generation_tag::without_generation_tags;
+use crate::message::{Content, Message};
+use crate::python::{self, Refusal};
+use crate::special;
+use crate::tokenizer::Tokenizer;
+use firebox_store::TextAssets;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use serde_json::{Map, Value, json};
+use std::error::Error as _;
+use std::fmt;
+use std::io;
+use std::time::SystemTime;
+
+/// Steps a template may take: thousands of messages for a template that looks at every pair of them, about two seconds
+/// for one that never ends.
+const FUEL: u64 = 50_000_000;
+/// Far more text than any context holds.
+const LONGEST_PROMPT: usize = 64 << 20;
+const RECURSION: usize = 100;
+
+const DEFAULT: &str = "default";
+/// Some models have a second template, for conversations with tools.
+const WITH_TOOLS: &str = "tool_use";
+
+const TURN_START: &str = "<|im_start|>";
+const TURN_END: &str = "<|im_end|>";
+/// For models whose vocabulary was made for ChatML but which came without a template.
+const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+/// The chat template of a model.
+///
+/// Renders as `apply_chat_template` of `transformers` does, in an environment with the same filters, functions and
+/// Python methods. Templates come from strangers, so they run with limits on steps, recursion and output. There is no
+/// limit on a string that a template builds and does not write, which the engine cannot count.
+///
+/// ```
+/// use firebox_text::{ChatTemplate, Message, TemplateOptions};
+///
+/// let source = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}";
+/// let template = ChatTemplate::from_source(source, Default::default())?;
+/// let prompt = template.render(&[Message::user("Hello")], &TemplateOptions::default())?;
+/// assert_eq!(prompt, "[user] Hello\n");
+/// # Ok::<(), firebox_text::TextError>(())
+/// ```
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    has_tools_template: bool,
+    source: String,
+    /// `bos_token` and the like.
+    tokens: Map<String, Value>,
+    content: ContentStyle,
+}
+
+/// What a template expects in `message.content`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ContentStyle {
+    /// Text and lists of parts alike, or there is no telling.
+    AsGiven,
+    /// Text only.
+    Text,
+    /// Lists of parts only.
+    Parts,
+}
+
+/// What a template is given beside the messages.
+#[derive(Debug, Clone)]
+pub struct TemplateOptions {
+    /// Tools the model may call, as JSON schemas.
+    pub tools: Option<Vec<Value>>,
+    /// Documents the model may refer to.
+    pub documents: Option<Vec<Value>>,
+    /// End with the beginning of the assistant's answer. On by default.
+    pub add_generation_prompt: bool,
+    /// Asks a model that can think aloud to do so, or not to. Left to the template if `None`.
+    pub enable_thinking: Option<bool>,
+    /// Further variables, for templates that know more.
+    pub variables: Map<String, Value>,
+    /// The time that `strftime_now` tells; the present if `None`.
+    pub now: Option<SystemTime>,
+}
+
+impl Default for TemplateOptions {
+    fn default() -> Self {
+        Self {
+            tools: None,
+            documents: None,
+            add_generation_prompt: true,
+            enable_thinking: None,
+            variables: Map::new(),
+            now: None,
+        }
+    }
+}
+
+impl ChatTemplate {
+    /// The template of a model: its own file, or else the one in `tokenizer_config.json`, or else, if the vocabulary
+    /// has `<|im_start|>`, ChatML.
+    pub fn new(assets: &TextAssets, tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        let tokens = special_tokens(assets, tokenizer);
+        let in_config = assets.tokenizer_config.as_ref().and_then(|config| config.get("chat_template"));
+        let named = |name: &str| {
+            let entry =
+                in_config?.as_array()?.iter().find(|entry| entry.get("name") == Some(&json!(name)))?;
+            entry.get("template")?.as_str()
+        };
+        let own = assets.chat_template.as_deref().or_else(|| in_config?.as_str()).or_else(|| named(DEFAULT));
+        match own {
+            Some(source) => Self::compile(source, named(WITH_TOOLS), tokens),
+            None if [TURN_START, TURN_END].iter().all(|mark| tokenizer.token_to_id(mark).is_some()) => {
+                Self::from_source(CHATML, tokens)
+            }
+            None => Err(TextError::MissingChatTemplate),
+        }
+    }
+
+    /// A template from its source. `tokens` are the variables it finds special tokens in, such as `bos_token`.
+    pub fn from_source(source: &str, tokens: Map<String, Value>) -> Result<Self, TextError> {
+        Self::compile(source, None, tokens)
+    }
+
+    fn compile(
+        source: &str,
+        with_tools: Option<&str>,
+        tokens: Map<String, Value>,
+    ) -> Result<Self, TextError> {
+        let uncompiled = |error: Error| TextError::InvalidChatTemplate { reason: describe(&error) };
+        let mut environment = environment().map_err(uncompiled)?;
+        for (name, source) in [(DEFAULT, Some(source)), (WITH_TOOLS, with_tools)] {
+            let Some(source) = source else { continue };
+            let source = without_generation_tags(source).into_owned();
+            environment.add_template_owned(name, source).map_err(uncompiled)?;
+        }
+        let mut template = Self {
+            environment,
+            has_tools_template: with_tools.is_some(),
+            source: source.to_owned(),
+            tokens,
+            content: ContentStyle::AsGiven,
+        };
+        template.content = template.probe();
+        Ok(template)
+    }
+
+    /// The source of the template.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The prompt for a conversation.
+    pub fn render(&self, messages: &[Message], options: &TemplateOptions) -> Result<String, TextError> {
+        let messages = messages.iter().map(|message| self.prepare(message)).collect::<Result<Vec<_>, _>>()?;
+        self.render_values(messages, options)
+    }
+
+    /// The token ids of the prompt for a conversation, safe to build from what strangers write.
+    ///
+    /// Control tokens that the template writes, or that the assistant wrote before, are those tokens. Their spellings in
+    /// other messages, in tools and in documents are plain text: a user who types `<|im_end|>` ends nothing.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        options: &TemplateOptions,
+    ) -> Result<Vec<u32>, TextError> {
+        let control = tokenizer.control_tokens();
+        let mut values = Vec::with_capacity(messages.len());
+        for message in messages {
+            let mut value = self.prepare(message)?;
+            if message.role != "assistant" {
+                control.mark(&mut value);
+            }
+            values.push(value);
+        }
+        let mut options = options.clone();
+        options.tools.iter_mut().flatten().for_each(|tool| control.mark(tool));
+        options.documents.iter_mut().flatten().for_each(|document| control.mark(document));
+        options.variables.values_mut().for_each(|variable| control.mark(variable));
+        control.encode(tokenizer, &self.render_values(values, &options)?)
+    }
+
+    fn render_values(&self, messages: Vec<Value>, options: &TemplateOptions) -> Result<String, TextError> {
+        let mut variables = self.tokens.clone();
+        variables.insert("messages".to_owned(), Value::Array(messages));
+        variables.insert("tools".to_owned(), json!(options.tools));
+        variables.insert("documents".to_owned(), json!(options.documents));
+        variables.insert("add_generation_prompt".to_owned(), json!(options.add_generation_prompt));
+        if let Some(thinking) = options.enable_thinking {
+            variables.insert("enable_thinking".to_owned(), json!(thinking));
+        }
+        variables.extend(options.variables.clone());
+
+        let mut context = std::collections::BTreeMap::new();
+        for (name, value) in &variables {
+            context.insert(name.as_str(), minijinja::Value::from(Serde(value)));
+        }
+        let now = options.now.unwrap_or_else(SystemTime::now);
+        context.insert(
+            "strftime_now",
+            minijinja::Value::from_function(move |format: &str| strftime(now, format)),
+        );
+
+        let name = if self.has_tools_template && options.tools.is_some() { WITH_TOOLS } else { DEFAULT };
+        let template = self.environment.get_template(name).map_err(|error| failure(&error))?;
+        let mut prompt = Bounded { bytes: Vec::new(), full: false };
+        let rendered = template.render_captured_to(minijinja::Value::from(context), &mut prompt);
+        if prompt.full {
+            return Err(TextError::TemplateLimit { limit: "64 MiB of output" });
+        }
+        rendered.map_err(|error| failure(&error))?;
+        String::from_utf8(prompt.bytes)
+            .map_err(|error| TextError::RenderChatTemplate { reason: error.to_string() })
+    }
+
+    /// A message as templates expect it.
+    fn prepare(&self, message: &Message) -> Result<Value, TextError> {
+        let mut value = json!(message);
+        let content = match (&message.content, self.content) {
+            (Some(Content::Parts(parts)), ContentStyle::Text) => {
+                if let Some(part) = parts.iter().find(|part| part.text.is_none()) {
+                    return Err(TextError::UnsupportedContent { kind: part.kind.clone() });
+                }
+                Some(json!(message.text()))
+            }
+            (Some(Content::Text(text)), ContentStyle::Parts) => Some(json!([{"type": "text", "text": text}])),
+            _ => None,
+        };
+        let Value::Object(fields) = &mut value else { return Ok(value) };
+        if let Some(content) = content {
+            fields.insert("content".to_owned(), content);
+        }
+        // Thoughts go by three names; templates read the first or, for gpt-oss, the second.
+        let names = ["reasoning_content", "thinking"];
+        let thought =
+            names.iter().find_map(|name| fields.get(*name).filter(|thought| !thought.is_null()).cloned());
+        if let Some(thought) = thought {
+            for name in names {
+                fields.entry(name).or_insert_with(|| thought.clone());
+            }
+        }
+        for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
+            let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+            if let Some(parsed) = parsed.filter(Value::is_object) {
+                *arguments = parsed;
+            }
+        }
+        Ok(value)
+    }
+
+    /// Finds out what the template takes for content by giving it one message each way.
+    fn probe(&self) -> ContentStyle {
+        const MARK: &str = "firebox-probe";
+        let shows = |content: Value| {
+            let message = json!({"role": "user", "content": content});
+            let options = TemplateOptions::default();
+            // A list printed as a list shows the names of its fields.
+            self.render_values(vec![message], &options).is_ok_and(|prompt| {
+                prompt.contains(MARK) && !prompt.contains("\"text\"") && !prompt.contains("'text'")
+            })
+        };
+        match (shows(json!(MARK)), shows(json!([{"type": "text", "text": MARK}]))) {
+            (true, false) => ContentStyle::Text,
+            (false, true) => ContentStyle::Parts,
+            _ => ContentStyle::AsGiven,
+        }
+    }
+}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatTemplate")
+            .field("source", &self.source)
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+fn environment() -> Result<Environment<'static>, Error> {
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+    let mut environment = Environment::new();
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(python::method);
+    environment.set_formatter(python::write);
+    environment.add_test("iterable", python::is_iterable);
+    environment.add_test("sequence", python::is_sequence);
+    environment.add_filter("tojson", python::tojson);
+    environment.add_function("raise_exception", python::raise_exception);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(RECURSION);
+    Ok(environment)
+}
+
+fn special_tokens(assets: &TextAssets, tokenizer: &Tokenizer) -> Map<String, Value> {
+    let named = tokenizer.named();
+    let roles = [
+        ("bos_token", named.bos),
+        ("eos_token", named.eos),
+        ("unk_token", named.unk),
+        ("pad_token", named.pad),
+        ("sep_token", None),
+        ("cls_token", None),
+        ("mask_token", None),
+    ];
+    let mut tokens = Map::new();
+    for (role, id) in roles {
+        let by_id = || id.and_then(|id| tokenizer.id_to_token(id)).map(str::to_owned);
+        if let Some(token) = special::spelled(assets, role).or_else(by_id) {
+            tokens.insert(role.to_owned(), Value::String(token));
+        }
+    }
+    tokens
+}
+
+fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
+    let invalid = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, error.to_string());
+    let time = jiff::Timestamp::try_from(now).map_err(invalid)?;
+    let time = time.to_zoned(jiff::tz::TimeZone::system());
+    jiff::fmt::strtime::format(format, &time).map_err(invalid)
+}
+
+/// Collects output up to [`LONGEST_PROMPT`].
+struct Bounded {
+    bytes: Vec<u8>,
+    full: bool,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + piece.len() > LONGEST_PROMPT {
+            self.full = true;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn failure(error: &Error) -> TextError {
+    let mut source = error.source();
+    while let Some(inner) = source {
+        if let Some(Refusal(message)) = inner.downcast_ref() {
+            return TextError::RefusedByTemplate { message: message.clone() };
+        }
+        source = inner.source();
+    }
+    match error.kind() {
+        ErrorKind::OutOfFuel => TextError::TemplateLimit { limit: "50 million steps" },
+        _ => TextError::RenderChatTemplate { reason: describe(error) },
+    }
+}
+
+fn describe(error: &Error) -> String {
+    let mut reason = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        reason = format!("{reason}: {inner}");
+        source = inner.source();
+    }
+    reason
+}

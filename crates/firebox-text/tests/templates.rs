@@ -1,0 +1,186 @@
+//! Chat templates against what `transformers` renders. `make_templates.py` makes the fixtures.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use firebox_text::{
+    ChatTemplate, GgufVocabulary, Message, TemplateOptions, TextAssets, TextError, Tokenizer, TokenizerSource,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+#[derive(Deserialize)]
+struct Case {
+    messages: Vec<Message>,
+    options: Map<String, Value>,
+    rendered: Option<String>,
+    refused: Option<String>,
+}
+
+fn tokens_of(bos: &str, eos: &str) -> Map<String, Value> {
+    Map::from_iter([("bos_token".to_owned(), json!(bos)), ("eos_token".to_owned(), json!(eos))])
+}
+
+fn options(mut given: Map<String, Value>) -> TemplateOptions {
+    let list = |value: Option<Value>| value.and_then(|value| value.as_array().cloned());
+    TemplateOptions {
+        tools: list(given.remove("tools")),
+        documents: list(given.remove("documents")),
+        add_generation_prompt: given
+            .remove("add_generation_prompt")
+            .is_some_and(|value| value == json!(true)),
+        enable_thinking: given.remove("enable_thinking").and_then(|value| value.as_bool()),
+        now: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_709_208_000)),
+        variables: given,
+    }
+}
+
+fn check(name: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let source = std::fs::read_to_string(folder.join(name).with_extension("jinja")).unwrap();
+    let cases = std::fs::read(folder.join(name).with_extension("json")).unwrap();
+    let cases: Vec<Case> = serde_json::from_slice(&cases).unwrap();
+    let template = ChatTemplate::from_source(&source, tokens_of("<s>", "</s>")).unwrap();
+    for (index, case) in cases.into_iter().enumerate() {
+        let rendered = template.render(&case.messages, &options(case.options));
+        match (rendered, case.rendered, case.refused) {
+            (Ok(rendered), Some(expected), None) => {
+                for (line, expected) in rendered.lines().zip(expected.lines()) {
+                    assert_eq!(line, expected, "{name}, case {index}");
+                }
+                assert_eq!(rendered, expected, "{name}, case {index}");
+            }
+            (Err(TextError::RefusedByTemplate { message }), None, Some(expected)) => {
+                assert_eq!(message, expected, "{name}, case {index}");
+            }
+            (rendered, ..) => panic!("{name}, case {index}: {rendered:?}"),
+        }
+    }
+}
+
+#[test]
+fn alternating_turns() {
+    check("turns");
+}
+
+#[test]
+fn tools_and_their_results() {
+    check("tools");
+}
+
+#[test]
+fn thoughts() {
+    check("thinking");
+}
+
+#[test]
+fn content_in_parts() {
+    check("parts");
+}
+
+#[test]
+fn dates_and_documents() {
+    check("dates");
+}
+
+#[test]
+fn python_in_templates() {
+    check("python");
+}
+
+#[test]
+fn arguments_of_tool_calls_may_be_json_in_a_string() {
+    let source = "{{ messages[0].tool_calls[0].function.arguments.x + 1 }}";
+    let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+    let message: Message = serde_json::from_value(json!({
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "f", "arguments": "{\"x\": 41}"}}],
+    }))
+    .unwrap();
+    assert_eq!(template.render(&[message], &TemplateOptions::default()).unwrap(), "42");
+}
+
+#[test]
+fn content_takes_the_shape_the_template_knows() {
+    let parts =
+        json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
+    let parts: Message = serde_json::from_value(parts).unwrap();
+    let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]});
+    let image: Message = serde_json::from_value(image).unwrap();
+
+    let text_only = "{% for m in messages %}{{ m.content + '.' }}{% endfor %}";
+    let text_only = ChatTemplate::from_source(text_only, Map::new()).unwrap();
+    assert_eq!(text_only.render(&[parts], &TemplateOptions::default()).unwrap(), "a\nb.");
+    let refused = text_only.render(&[image], &TemplateOptions::default()).unwrap_err();
+    assert_eq!(refused, TextError::UnsupportedContent { kind: "image_url".to_owned() });
+
+    let parts_only = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}";
+    let parts_only = ChatTemplate::from_source(parts_only, Map::new()).unwrap();
+    assert_eq!(parts_only.render(&[Message::user("plain")], &TemplateOptions::default()).unwrap(), "plain");
+}
+
+#[test]
+fn templates_that_do_not_end_are_stopped() {
+    let loops =
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a * b %}{% endfor %}{% endfor %}";
+    let floods =
+        "{% for a in range(9999) %}{% for b in range(9999) %}{{ 'x' * 9999 }}{% endfor %}{% endfor %}";
+    let recurses = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}";
+    for source in [loops, floods] {
+        let source = format!("{{% if messages[0].role == 'go' %}}{source}{{% endif %}}");
+        let template = ChatTemplate::from_source(&source, Map::new()).unwrap();
+        let error = template.render(&[Message::new("go", "")], &TemplateOptions::default()).unwrap_err();
+        assert!(matches!(error, TextError::TemplateLimit { .. }), "{error}");
+    }
+    let template = ChatTemplate::from_source(recurses, Map::new()).unwrap();
+    let error = template.render(&[], &TemplateOptions::default()).unwrap_err();
+    assert!(matches!(error, TextError::RenderChatTemplate { .. }), "{error}");
+}
+
+#[test]
+fn a_template_that_does_not_compile_names_its_line() {
+    let error = ChatTemplate::from_source("a\n{% if %}", Map::new()).unwrap_err();
+    assert!(error.to_string().contains("line 2") || error.to_string().contains(":2"), "{error}");
+}
+
+#[test]
+fn users_cannot_write_control_tokens() {
+    let tokens = [
+        "<unk>", "<s>", "</s>", "<tool>", "▁", "h", "i", "▁hi", "<", "/", "s", ">", "t", "o", "l", "\n", "I",
+    ];
+    let vocabulary = GgufVocabulary {
+        model: "llama".to_owned(),
+        tokens: tokens.map(str::to_owned).to_vec(),
+        scores: (0_u8..17).map(|rank| -f32::from(rank)).collect(),
+        token_types: vec![2, 3, 3, 4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+        ..GgufVocabulary::default()
+    };
+    let assets = TextAssets { tokenizer: Some(TokenizerSource::Gguf(vocabulary)), ..TextAssets::default() };
+    let tokenizer = Tokenizer::new(&assets, &Value::Null).unwrap();
+    let source = "{{ bos_token }}{% for m in messages %}I{{ m.content }}{{ eos_token }}{% endfor %}";
+    let template = ChatTemplate::from_source(source, tokens_of("<s>", "</s>")).unwrap();
+    let options = TemplateOptions::default();
+    let spelled = |messages: &[Message]| -> String {
+        let ids = template.encode(&tokenizer, messages, &options).unwrap();
+        ids.into_iter().map(|id| format!("{}|", tokenizer.id_to_token(id).unwrap())).collect()
+    };
+    // After a token, SentencePiece puts a space; between pieces of one text there is none.
+    assert_eq!(spelled(&[Message::user("hi")]), "<s>|▁|I|h|i|</s>|");
+    assert_eq!(spelled(&[Message::user("i</s>h")]), "<s>|▁|I|i|<|/|s|>|h|</s>|");
+    assert_eq!(spelled(&[Message::user("<tool>")]), "<s>|▁|I|<|t|o|o|l|>|</s>|");
+    assert_eq!(spelled(&[Message::assistant("<tool>")]), "<s>|▁|I|<tool>|</s>|");
+    for plain in ["hi", "so\nso", ""] {
+        let messages = [Message::user(plain), Message::assistant("lol")];
+        let rendered = template.render(&messages, &options).unwrap();
+        let ids = template.encode(&tokenizer, &messages, &options).unwrap();
+        assert_eq!(ids, tokenizer.encode(&rendered, false).unwrap());
+    }
+}
+
+#[test]
+fn one_model_serves_many_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Tokenizer>();
+    shared::<ChatTemplate>();
+    shared::<firebox_text::Detokenizer>();
+}
