@@ -1,0 +1,9 @@
+//! Tensor operations that Burn does not have, or not at the speed of the memory.
+//!
+//! Each operation is a plain function on tensors. On Flex it runs a version of its own, on every other
+//! device the reference in Burn's operations, which is also what its tests compare with.
+
+pub mod linear;
+mod simd;
+
+pub use linear::Grouping;

@@ -1,0 +1,107 @@
+//! Products with weights of `[outputs, inputs]`, as checkpoints store them.
+
+mod blocks;
+mod flex;
+pub mod reference;
+mod rows;
+mod tiles;
+
+pub use blocks::BlockFormat;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, DispatchDevice, backend_extension};
+use burn::tensor::{Device, Int, Tensor};
+
+/// Inputs whose nibbles are stored together: byte `i` of 16 holds input `i` low and input `i + 16` high.
+pub const NIBBLE_CHUNK: usize = 32;
+
+/// How a weight of small integers is laid out: rows of packed integers, viewed as 32-bit words, and a
+/// half-precision scale for every group of inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grouping {
+    /// Inputs of a row; the last group may be short.
+    pub inputs: usize,
+    /// Inputs that share a scale.
+    pub group: usize,
+    /// Nibbles offset by eight, in whole chunks of [`NIBBLE_CHUNK`]; otherwise signed bytes.
+    pub four_bits: bool,
+}
+
+/// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of any float dtype.
+///
+/// On the CPU a row's result does not depend on the rows beside it or on the number of threads.
+pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    if !has_own_version(&x.device()) {
+        return reference::multiply(x, weight);
+    }
+    Tensor::from_dispatch(<Dispatch as LinearOps>::multiply(x.into_dispatch(), weight.into_dispatch()))
+}
+
+/// The same for a weight of small integers: `words` is `[outputs, words]`, `scales` is `[outputs, groups]`.
+pub fn multiply_grouped(
+    x: Tensor<2>,
+    words: Tensor<2, Int>,
+    scales: Tensor<2>,
+    grouping: Grouping,
+) -> Tensor<2> {
+    if !has_own_version(&x.device()) {
+        return reference::multiply_grouped(x, words, scales, grouping);
+    }
+    Tensor::from_dispatch(<Dispatch as LinearOps>::multiply_grouped(
+        x.into_dispatch(),
+        words.into_dispatch(),
+        scales.into_dispatch(),
+        grouping.inputs,
+        grouping.group,
+        grouping.four_bits,
+    ))
+}
+
+/// The same for a weight of GGUF blocks: `bytes` is `[outputs, bytes of a row]`, 8-bit unsigned integers.
+///
+/// # Panics
+/// On devices other than the CPU, which have no version of it; see [`multiplies_blocks`].
+pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
+    Tensor::from_dispatch(<Dispatch as LinearOps>::multiply_blocks(
+        x.into_dispatch(),
+        bytes.into_dispatch(),
+        format,
+    ))
+}
+
+/// The numbers that rows of GGUF blocks stand for: `[rows, inputs]` in f32. For the same devices.
+pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
+    Tensor::from_dispatch(<Dispatch as LinearOps>::dequantize_blocks(bytes.into_dispatch(), format))
+}
+
+/// Whether a device computes with GGUF blocks as they are.
+pub fn multiplies_blocks(device: &Device) -> bool {
+    has_own_version(device)
+}
+
+fn has_own_version(device: &Device) -> bool {
+    matches!(device.as_dispatch(), DispatchDevice::Flex(_))
+}
+
+/// The operations of backends that have versions of their own.
+#[backend_extension(Flex)]
+pub(crate) trait LinearOps: Backend {
+    fn multiply(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    fn multiply_grouped(
+        x: FloatTensor<Self>,
+        words: IntTensor<Self>,
+        scales: FloatTensor<Self>,
+        inputs: usize,
+        group: usize,
+        four_bits: bool,
+    ) -> FloatTensor<Self>;
+
+    fn multiply_blocks(
+        x: FloatTensor<Self>,
+        bytes: IntTensor<Self>,
+        format: BlockFormat,
+    ) -> FloatTensor<Self>;
+
+    fn dequantize_blocks(bytes: IntTensor<Self>, format: BlockFormat) -> FloatTensor<Self>;
+}

@@ -1,0 +1,185 @@
+//! The rows of a weight, decoded [`CHUNK`] inputs at a time.
+
+use crate::simd::{LANES, Lanes, f16_to_f32};
+
+/// How many inputs are decoded together: two vectors, and the smallest group that a scale applies to.
+pub(super) const CHUNK: usize = 2 * LANES;
+
+/// A weight of `[outputs, inputs]` that can be read in chunks.
+///
+/// A row's last chunk may be short; what lies beyond the inputs reads as zero.
+pub(super) trait Rows: Sync {
+    fn inputs(&self) -> usize;
+    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L);
+}
+
+/// Elements that can stand in a weight without a scale.
+pub(super) trait Plain: Copy + Default + Sync {
+    fn lanes<L: Lanes>(values: &[Self; LANES]) -> L;
+}
+
+impl Plain for f32 {
+    #[inline(always)]
+    fn lanes<L: Lanes>(values: &[Self; LANES]) -> L {
+        L::load(values)
+    }
+}
+
+/// The bits of a half-precision number.
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+pub(super) struct F16(u16);
+
+/// The bits of a bfloat16.
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+pub(super) struct Bf16(u16);
+
+// SAFETY: transparent over u16, which may hold any bits.
+unsafe impl bytemuck::Zeroable for F16 {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for F16 {}
+// SAFETY: as above.
+unsafe impl bytemuck::Zeroable for Bf16 {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for Bf16 {}
+
+impl Plain for F16 {
+    #[inline(always)]
+    fn lanes<L: Lanes>(values: &[Self; LANES]) -> L {
+        L::from_f16(bytemuck::cast_ref(values))
+    }
+}
+
+impl Plain for Bf16 {
+    #[inline(always)]
+    fn lanes<L: Lanes>(values: &[Self; LANES]) -> L {
+        L::from_bf16(bytemuck::cast_ref(values))
+    }
+}
+
+/// Numbers without scales.
+pub(super) struct PlainRows<'a, T> {
+    values: &'a [T],
+    inputs: usize,
+}
+
+impl<'a, T: Plain> PlainRows<'a, T> {
+    pub fn new(values: &'a [T], inputs: usize) -> Self {
+        Self { values, inputs }
+    }
+}
+
+impl<T: Plain> Rows for PlainRows<'_, T> {
+    fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
+        let row = &self.values[row * self.inputs..][..self.inputs];
+        let rest = &row[chunk * CHUNK..];
+        if let Some(whole) = rest.first_chunk::<CHUNK>() {
+            let (first, second) = halves(whole);
+            (T::lanes(first), T::lanes(second))
+        } else {
+            let mut padded = [T::default(); CHUNK];
+            padded[..rest.len()].copy_from_slice(rest);
+            let (first, second) = halves(&padded);
+            (T::lanes(first), T::lanes(second))
+        }
+    }
+}
+
+/// Signed bytes with scales.
+pub(super) struct ByteRows<'a> {
+    pub values: &'a [i8],
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    pub scales: Scales<'a>,
+    pub inputs: usize,
+}
+
+impl Rows for ByteRows<'_> {
+    fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
+        let scales = self.scales.chunk::<L>(row, chunk);
+        let values = &self.values[row * self.stride..][..self.inputs];
+        let rest = &values[chunk * CHUNK..];
+        let (first, second) = if let Some(whole) = rest.first_chunk::<CHUNK>() {
+            let (first, second) = halves(whole);
+            (L::from_i8(first), L::from_i8(second))
+        } else {
+            let mut padded = [0; CHUNK];
+            padded[..rest.len()].copy_from_slice(rest);
+            let (first, second) = halves(&padded);
+            (L::from_i8(first), L::from_i8(second))
+        };
+        (first.mul(scales.0), second.mul(scales.1))
+    }
+}
+
+/// Nibbles offset by eight, with scales: byte `i` of a chunk holds input `i` low and input `i + 16` high.
+pub(super) struct NibbleRows<'a> {
+    pub bytes: &'a [u8],
+    pub scales: Scales<'a>,
+    pub inputs: usize,
+}
+
+impl Rows for NibbleRows<'_> {
+    fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
+        let scales = self.scales.chunk::<L>(row, chunk);
+        let chunks = self.inputs.div_ceil(CHUNK);
+        let start = (row * chunks + chunk) * LANES;
+        let Some(bytes) = self.bytes[start..].first_chunk::<LANES>() else {
+            return (L::zero(), L::zero());
+        };
+        // Rows are stored in whole chunks, and what pads the last one stands for zero.
+        let (low, high) = L::from_nibbles(bytes);
+        (low.mul(scales.0), high.mul(scales.1))
+    }
+}
+
+/// Half-precision scales, `[outputs, groups]`.
+pub(super) struct Scales<'a> {
+    pub bits: &'a [u16],
+    pub groups: usize,
+    /// Inputs that share a scale.
+    pub group: usize,
+}
+
+impl Scales<'_> {
+    /// The scales of a chunk's inputs.
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
+        let bits = &self.bits[row * self.groups..][..self.groups];
+        let of_input = |input: usize| bits.get(input / self.group).map_or(0.0, |&bits| f16_to_f32(bits));
+        let start = chunk * CHUNK;
+        if self.group.is_multiple_of(CHUNK) || self.groups == 1 {
+            let scale = L::splat(of_input(start));
+            return (scale, scale);
+        }
+        // What lies beyond the last input is zero, whatever its scale.
+        let lanes = |start: usize| L::load(&std::array::from_fn(|lane| of_input(start + lane)));
+        (lanes(start), lanes(start + LANES))
+    }
+}
+
+#[inline(always)]
+fn halves<T>(chunk: &[T; CHUNK]) -> (&[T; LANES], &[T; LANES]) {
+    let (first, second) = chunk.split_at(LANES);
+    // A chunk is two vectors long.
+    match (first.first_chunk(), second.first_chunk()) {
+        (Some(first), Some(second)) => (first, second),
+        _ => unreachable!("a chunk is two vectors long"),
+    }
+}

@@ -1,0 +1,123 @@
+use std::arch::x86_64::{
+    __m128i, __m256, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256,
+    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srli_epi32,
+    _mm256_storeu_ps,
+};
+
+use super::{Kernel, LANES, Lanes};
+
+/// Two 256-bit registers. Made only within [`run`].
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(__m256, __m256);
+
+const HALF: usize = LANES / 2;
+
+pub(super) fn available() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+/// Runs a computation compiled for AVX2.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn run(kernel: impl Kernel) {
+    kernel.run::<Avx2>();
+}
+
+// SAFETY, for every block below: the only way to these functions is `run`, whose caller has made sure that the
+// processor has AVX2, FMA and F16C; and every pointer comes from a reference to an array as long as the two
+// halves loaded from or stored to it.
+impl Lanes for Avx2 {
+    const TILE_ROWS: usize = 1;
+
+    #[inline(always)]
+    fn zero() -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
+    }
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+    }
+
+    #[inline(always)]
+    fn load(values: &[f32; LANES]) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(HALF))) }
+    }
+
+    #[inline(always)]
+    fn from_bf16(bits: &[u16; LANES]) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let half = |start| {
+                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(bits.as_ptr().add(start).cast::<__m128i>()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+            };
+            Self(half(0), half(HALF))
+        }
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; LANES]) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let half = |start| _mm256_cvtph_ps(_mm_loadu_si128(bits.as_ptr().add(start).cast::<__m128i>()));
+            Self(half(0), half(HALF))
+        }
+    }
+
+    #[inline(always)]
+    fn from_i8(values: &[i8; LANES]) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let half = |start| {
+                let bytes = _mm_loadl_epi64(values.as_ptr().add(start).cast::<__m128i>());
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+            };
+            Self(half(0), half(HALF))
+        }
+    }
+
+    #[inline(always)]
+    fn from_nibbles(bytes: &[u8; LANES]) -> (Self, Self) {
+        // SAFETY: see above.
+        unsafe {
+            let offset = _mm256_set1_epi32(-8);
+            let wide =
+                |start| _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().add(start).cast::<__m128i>()));
+            let low = |wide| {
+                let nibbles = _mm256_and_si256(wide, _mm256_set1_epi32(0x0F));
+                _mm256_cvtepi32_ps(_mm256_add_epi32(nibbles, offset))
+            };
+            let high = |wide| _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_srli_epi32::<4>(wide), offset));
+            let (first, second) = (wide(0), wide(HALF));
+            (Self(low(first), low(second)), Self(high(first), high(second)))
+        }
+    }
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_fmadd_ps(a.0, b.0, self.0), _mm256_fmadd_ps(a.1, b.1, self.1)) }
+    }
+
+    #[inline(always)]
+    fn store(self) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: see above.
+        unsafe {
+            _mm256_storeu_ps(lanes.as_mut_ptr(), self.0);
+            _mm256_storeu_ps(lanes.as_mut_ptr().add(HALF), self.1);
+        }
+        lanes
+    }
+}

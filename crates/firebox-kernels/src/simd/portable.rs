@@ -1,0 +1,66 @@
+use super::{LANES, Lanes, f16_to_f32};
+
+/// Lanes in plain Rust, for the compiler to vectorize.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable([f32; LANES]);
+
+impl Lanes for Portable {
+    const TILE_ROWS: usize = 2;
+
+    #[inline(always)]
+    fn zero() -> Self {
+        Self([0.0; LANES])
+    }
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        Self([value; LANES])
+    }
+
+    #[inline(always)]
+    fn load(values: &[f32; LANES]) -> Self {
+        Self(*values)
+    }
+
+    #[inline(always)]
+    fn from_bf16(bits: &[u16; LANES]) -> Self {
+        Self(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+
+    #[inline(always)]
+    fn from_f16(bits: &[u16; LANES]) -> Self {
+        Self(bits.map(f16_to_f32))
+    }
+
+    #[inline(always)]
+    fn from_i8(values: &[i8; LANES]) -> Self {
+        Self(values.map(f32::from))
+    }
+
+    #[inline(always)]
+    fn from_nibbles(bytes: &[u8; LANES]) -> (Self, Self) {
+        (
+            Self(bytes.map(|byte| f32::from((byte & 0x0F) as i8 - 8))),
+            Self(bytes.map(|byte| f32::from((byte >> 4) as i8 - 8))),
+        )
+    }
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] * other.0[i]))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        // Without hardware for it, a fused operation is a call into the C library for every lane.
+        const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+        Self(std::array::from_fn(|i| {
+            if FUSED { a.0[i].mul_add(b.0[i], self.0[i]) } else { self.0[i] + a.0[i] * b.0[i] }
+        }))
+    }
+
+    #[inline(always)]
+    fn store(self) -> [f32; LANES] {
+        self.0
+    }
+}

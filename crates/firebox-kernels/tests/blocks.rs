@@ -1,0 +1,83 @@
+//! GGUF blocks multiplied where they lie, against the store's decoding of the same bytes.
+
+#![allow(clippy::unwrap_used)]
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use firebox_kernels::linear::{BlockFormat, dequantize_blocks, multiply_blocks};
+use firebox_store::{BlockType, Encoding, Weight};
+
+const FORMATS: [(BlockFormat, BlockType); 8] = [
+    (BlockFormat::Q8_0, BlockType::Q8_0),
+    (BlockFormat::Q4_0, BlockType::Q4_0),
+    (BlockFormat::Q4_1, BlockType::Q4_1),
+    (BlockFormat::Q5_0, BlockType::Q5_0),
+    (BlockFormat::Q5_1, BlockType::Q5_1),
+    (BlockFormat::Q4K, BlockType::Q4K),
+    (BlockFormat::Q5K, BlockType::Q5K),
+    (BlockFormat::Q6K, BlockType::Q6K),
+];
+
+/// Random blocks, their half-precision scales (at these offsets) replaced by small numbers.
+fn random_blocks(format: BlockFormat, count: usize) -> Vec<u8> {
+    let scales_at: &[usize] = match format {
+        BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 => &[0],
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
+        BlockFormat::Q6K => &[208],
+    };
+    let mut state = 0x1234_5678_9ABC_DEFFu64;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut bytes: Vec<u8> = (0..count * format.bytes()).map(|_| (next() >> 32) as u8).collect();
+    for block in bytes.chunks_exact_mut(format.bytes()) {
+        for &at in scales_at {
+            let scale = half::f16::from_f32((next() % 2000) as f32 / 1000.0 - 1.0);
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+#[test]
+fn blocks_stand_for_the_numbers_the_store_decodes() {
+    let device = Device::flex();
+    for (format, stored) in FORMATS {
+        assert_eq!((format.inputs(), format.bytes()), (stored.block_len(), stored.block_bytes()));
+        let (outputs, blocks_per_row) = (7, 3);
+        let inputs = blocks_per_row * format.inputs();
+        let bytes = random_blocks(format, outputs * blocks_per_row);
+        let weight = Weight {
+            name: "weight".into(),
+            shape: vec![outputs, inputs],
+            encoding: Encoding::Block(stored),
+            data: bytes.clone().into(),
+            scales: None,
+            mapped: false,
+        };
+        let expected = weight.to_f32().unwrap();
+        let tensor = TensorData::from_bytes_vec(bytes, [outputs, blocks_per_row * format.bytes()], DType::U8);
+        let tensor = Tensor::<2, Int>::from_data(tensor, (&device, DType::U8));
+        let found = dequantize_blocks(tensor.clone(), format).into_data().try_to_vec::<f32>().unwrap();
+        let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!((found - expected).abs() <= 2e-7 * largest, "{format:?}: {found} instead of {expected}");
+        }
+        for rows in [1, 3, 20] {
+            let x: Vec<f32> = (0..rows * inputs).map(|i| ((i * 37 % 19) as f32 - 9.0) / 9.0).collect();
+            let x = Tensor::<2>::from_data(TensorData::new(x, [rows, inputs]), &device);
+            let plain = Tensor::<2>::from_data(TensorData::new(expected.clone(), [outputs, inputs]), &device);
+            let found = multiply_blocks(x.clone(), tensor.clone(), format).into_data();
+            let expected = x.matmul(plain.transpose()).into_data();
+            let found = found.try_to_vec::<f32>().unwrap();
+            for (found, expected) in found.iter().zip(expected.try_to_vec::<f32>().unwrap()) {
+                assert!(
+                    (found - expected).abs() <= 1e-6 * largest * inputs as f32,
+                    "{format:?}, {rows} rows"
+                );
+            }
+        }
+    }
+}

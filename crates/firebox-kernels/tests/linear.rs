@@ -1,0 +1,159 @@
+//! Products with weights: against Burn's own operations on any shape, and the same to the last bit whatever
+//! else is computed beside them.
+
+#![allow(clippy::unwrap_used)]
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use firebox_kernels::Grouping;
+use firebox_kernels::linear::{NIBBLE_CHUNK, multiply, multiply_grouped, reference};
+use proptest::prelude::*;
+
+/// A matrix of numbers between -1 and 1 that repeats for a seed.
+fn matrix(rows: usize, columns: usize, seed: u64) -> Tensor<2> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let values: Vec<f32> = (0..rows * columns)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect();
+    Tensor::from_data(TensorData::new(values, [rows, columns]), &Device::flex())
+}
+
+/// Random packed integers and scales of a layout.
+fn grouped(outputs: usize, grouping: Grouping, seed: u64) -> (Tensor<2, Int>, Tensor<2>) {
+    let row_bytes = if grouping.four_bits {
+        grouping.inputs.div_ceil(NIBBLE_CHUNK) * NIBBLE_CHUNK / 2
+    } else {
+        grouping.inputs.next_multiple_of(4)
+    };
+    let words = row_bytes / 4;
+    let bits: Vec<i32> = matrix(outputs, words, seed)
+        .into_data()
+        .try_to_vec::<f32>()
+        .unwrap()
+        .iter()
+        .map(|x| x.to_bits() as i32)
+        .collect();
+    let bits = bits.into_iter().map(|bits| bits.wrapping_mul(0x2C1B_3C6D)).collect::<Vec<_>>();
+    let device = Device::flex();
+    let words = Tensor::from_data(TensorData::new(bits, [outputs, words]), (&device, DType::I32));
+    let scales = matrix(outputs, grouping.inputs.div_ceil(grouping.group), seed + 1).cast(DType::F16);
+    (words, scales)
+}
+
+fn values(tensor: Tensor<2>) -> Vec<f32> {
+    tensor.into_data().try_to_vec::<f32>().unwrap()
+}
+
+/// Two ways of summing `inputs` products of numbers up to `magnitude` may differ by this much.
+fn tolerance(inputs: usize, magnitude: f32) -> f32 {
+    magnitude * 1e-6 * (inputs as f32).max(8.0)
+}
+
+fn assert_close(found: Tensor<2>, expected: Tensor<2>, tolerance: f32) {
+    assert_eq!(found.dims(), expected.dims());
+    for (index, (found, expected)) in values(found).into_iter().zip(values(expected)).enumerate() {
+        assert!((found - expected).abs() <= tolerance, "element {index}: {found} instead of {expected}");
+    }
+}
+
+fn bits(tensor: Tensor<2>) -> Vec<u32> {
+    values(tensor).into_iter().map(f32::to_bits).collect()
+}
+
+fn grouping() -> impl Strategy<Value = Grouping> {
+    (1usize..300, prop_oneof![Just(32usize), Just(64), Just(128), Just(48), Just(1000)], any::<bool>())
+        .prop_map(|(inputs, group, four_bits)| Grouping { inputs, group, four_bits })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn plain_weights(
+        rows in 1usize..80, inputs in 1usize..300, outputs in 1usize..40, seed in 0u64..1000,
+        dtype in prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::BF16)],
+    ) {
+        let (x, weight) = (matrix(rows, inputs, seed), matrix(outputs, inputs, seed + 7).cast(dtype));
+        let expected = reference::multiply(x.clone(), weight.clone());
+        assert_close(multiply(x, weight), expected, tolerance(inputs, 1.0));
+    }
+
+    #[test]
+    fn grouped_weights(rows in 1usize..80, outputs in 1usize..40, grouping in grouping(), seed in 0u64..1000) {
+        let x = matrix(rows, grouping.inputs, seed);
+        let (words, scales) = grouped(outputs, grouping, seed + 7);
+        let expected = reference::multiply_grouped(x.clone(), words.clone(), scales.clone(), grouping);
+        let magnitude = if grouping.four_bits { 8.0 } else { 128.0 };
+        assert_close(
+            multiply_grouped(x, words, scales, grouping), expected, tolerance(grouping.inputs, magnitude),
+        );
+    }
+
+    /// A row's result is the same to the last bit alone and among others, in any order.
+    #[test]
+    fn rows_do_not_see_each_other(
+        rows in 1usize..140, outputs in 1usize..40, grouping in grouping(), seed in 0u64..1000,
+        from in 0usize..140, count in 1usize..140,
+    ) {
+        let x = matrix(rows, grouping.inputs, seed);
+        let from = from % rows;
+        let count = count.min(rows - from);
+        let some = |tensor: Tensor<2>| tensor.narrow(0, from, count);
+        let (words, scales) = grouped(outputs, grouping, seed + 7);
+        let all = multiply_grouped(x.clone(), words.clone(), scales.clone(), grouping);
+        prop_assert_eq!(bits(some(all)), bits(multiply_grouped(some(x.clone()), words, scales, grouping)));
+        let weight = matrix(outputs, grouping.inputs, seed + 9).cast(DType::BF16);
+        prop_assert_eq!(bits(some(multiply(x.clone(), weight.clone()))), bits(multiply(some(x), weight)));
+    }
+}
+
+/// Large enough that several threads share the work.
+#[test]
+fn threads_do_not_change_a_bit() {
+    let grouping = Grouping { inputs: 1024, group: 32, four_bits: true };
+    let (words, scales) = grouped(1500, grouping, 3);
+    let x = matrix(17, grouping.inputs, 5);
+    let weight = matrix(1500, grouping.inputs, 11).cast(DType::F16);
+    let compute = |threads: usize| {
+        let (x, words, scales, weight) = (x.clone(), words.clone(), scales.clone(), weight.clone());
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(move || {
+            (bits(multiply_grouped(x.clone(), words, scales, grouping)), bits(multiply(x, weight)))
+        })
+    };
+    let alone = compute(1);
+    for threads in [2, 3, 8] {
+        assert_eq!(compute(threads), alone, "{threads} threads");
+    }
+}
+
+#[test]
+fn what_is_not_a_number_stays_in_its_row() {
+    let weight = matrix(33, 70, 1);
+    let clean = matrix(3, 70, 2);
+    for bad in [f32::NAN, f32::INFINITY] {
+        let x = clean.clone().slice_fill([1..2, 4..5], bad);
+        let (found, expected) = (multiply(x, weight.clone()), multiply(clean.clone(), weight.clone()));
+        assert!(values(found.clone().narrow(0, 1, 1)).iter().all(|value| !value.is_finite()));
+        for row in [0, 2] {
+            assert_eq!(bits(found.clone().narrow(0, row, 1)), bits(expected.clone().narrow(0, row, 1)));
+        }
+    }
+}
+
+#[test]
+fn no_rows_give_no_rows() {
+    let x = Tensor::<2>::zeros([0, 40], &Device::flex());
+    assert_eq!(multiply(x, matrix(5, 40, 1)).dims(), [0, 5]);
+}
+
+#[test]
+fn other_layouts_of_memory_are_read_right() {
+    let (x, weight) = (matrix(40, 6, 1), matrix(64, 40, 2));
+    let expected = reference::multiply(x.clone().transpose(), weight.clone().narrow(0, 8, 20));
+    assert_close(multiply(x.transpose(), weight.narrow(0, 8, 20)), expected, tolerance(40, 1.0));
+}
