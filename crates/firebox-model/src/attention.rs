@@ -1,0 +1,177 @@
+use burn::module::Module;
+use burn::tensor::{Tensor, activation};
+use firebox_cache::KvCache;
+
+use crate::ModelError;
+use crate::config::{AttentionConfig, AttentionProjections};
+use crate::linear::Linear;
+use crate::norm::RmsNorm;
+use crate::rows::{Rows, View};
+use crate::weights::Weights;
+
+/// Grouped-query attention.
+#[derive(Module, Debug)]
+pub struct Attention {
+    input: AttentionInput,
+    output: Linear,
+    query_norm: Option<RmsNorm>,
+    key_norm: Option<RmsNorm>,
+    #[module(skip)]
+    config: AttentionConfig,
+}
+
+#[derive(Module, Debug)]
+enum AttentionInput {
+    Separate(SeparateInput),
+    Fused(Linear),
+}
+
+#[derive(Module, Debug)]
+struct SeparateInput {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+}
+
+/// Queries, keys and values of some rows, `[rows, heads, head_dim]`, and the gate of the output.
+struct Projected {
+    query: Tensor<3>,
+    key: Tensor<3>,
+    value: Tensor<3>,
+    gate: Option<Tensor<2>>,
+}
+
+impl Attention {
+    pub(crate) fn load(config: &AttentionConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        let weights = weights.within("self_attn.");
+        let AttentionConfig { hidden_size, heads, kv_heads, head_dim, input_bias, .. } = *config;
+        let query_width = heads * head_dim * if config.gated { 2 } else { 1 };
+        let kv_width = kv_heads * head_dim;
+        let inward = |name, width| Linear::load(&weights, name, hidden_size, width, input_bias);
+        let input = match config.projections {
+            AttentionProjections::Separate => AttentionInput::Separate(SeparateInput {
+                query: inward("q_proj", query_width)?,
+                key: inward("k_proj", kv_width)?,
+                value: inward("v_proj", kv_width)?,
+            }),
+            AttentionProjections::Fused => {
+                AttentionInput::Fused(inward("qkv_proj", query_width + 2 * kv_width)?)
+            }
+        };
+        let head_norm = |name| {
+            config
+                .head_norm
+                .as_ref()
+                .map(|norm| RmsNorm::load(&norm.named(name, head_dim), &weights))
+                .transpose()
+        };
+        Ok(Self {
+            input,
+            output: Linear::load(&weights, "o_proj", heads * head_dim, hidden_size, config.output_bias)?,
+            query_norm: head_norm("q_norm")?,
+            key_norm: head_norm("k_norm")?,
+            config: config.clone(),
+        })
+    }
+
+    /// From `[rows, hidden_size]` to the same. `caches` are those of the rows' groups, in order.
+    pub(crate) fn forward<'c>(
+        &self,
+        x: Tensor<2>,
+        rows: &Rows,
+        caches: impl Iterator<Item = &'c mut KvCache>,
+    ) -> Tensor<2> {
+        let Projected { query, key, value, gate } = self.project(x, rows);
+        let views = rows.views(self.config.window);
+        let parts = rows
+            .groups
+            .iter()
+            .zip(views)
+            .zip(caches)
+            .map(|((group, view), cache)| {
+                let of_group =
+                    |tensor: &Tensor<3>| tensor.clone().narrow(0, group.rows.start, group.rows.len());
+                cache.append(of_group(&key).swap_dims(0, 1), of_group(&value).swap_dims(0, 1));
+                self.attend(of_group(&query), cache, view)
+            })
+            .collect();
+        let attended = joined(parts);
+        let attended = match gate {
+            Some(gate) => attended.mul(activation::sigmoid(gate)),
+            None => attended,
+        };
+        self.output.forward(attended)
+    }
+
+    fn project(&self, x: Tensor<2>, rows: &Rows) -> Projected {
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let [count, _] = x.dims();
+        let kv_width = kv_heads * head_dim;
+        let (query, key, value) = match &self.input {
+            AttentionInput::Separate(input) => {
+                (input.query.forward(x.clone()), input.key.forward(x.clone()), input.value.forward(x))
+            }
+            AttentionInput::Fused(input) => {
+                let all = input.forward(x);
+                let query_width = all.dims()[1] - 2 * kv_width;
+                let part = |from, width| all.clone().narrow(1, from, width);
+                (part(0, query_width), part(query_width, kv_width), part(query_width + kv_width, kv_width))
+            }
+        };
+        let (query, gate) = if self.config.gated {
+            let both = query.reshape([count, heads, 2 * head_dim]);
+            let gate = both.clone().narrow(2, head_dim, head_dim).reshape([count, heads * head_dim]);
+            (both.narrow(2, 0, head_dim), Some(gate))
+        } else {
+            (query.reshape([count, heads, head_dim]), None)
+        };
+        let key = key.reshape([count, kv_heads, head_dim]);
+        let value = value.reshape([count, kv_heads, head_dim]);
+        let normed = |norm: &Option<RmsNorm>, heads: Tensor<3>| match norm {
+            Some(norm) => norm.forward(heads),
+            None => heads,
+        };
+        let (query, key) = (normed(&self.query_norm, query), normed(&self.key_norm, key));
+        let (query, key) = match self.config.rope {
+            Some(index) => (rows.rope(index).rotate(query), rows.rope(index).rotate(key)),
+            None => (query, key),
+        };
+        Projected { query, key, value, gate }
+    }
+
+    /// What the queries `[rows, heads, head_dim]` of one sequence gather from its cache.
+    fn attend(&self, query: Tensor<3>, cache: &KvCache, view: &View) -> Tensor<2> {
+        let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
+        let rows = query.dims()[0];
+        let sharing = heads / kv_heads;
+        let Some((keys, values)) = cache.from_position(view.first) else {
+            return query.reshape([rows, heads * head_dim]);
+        };
+        let positions = keys.dims()[1];
+        let query = query.reshape([rows, kv_heads, sharing, head_dim]).permute([1, 2, 0, 3]).reshape([
+            kv_heads,
+            sharing * rows,
+            head_dim,
+        ]);
+        let mut scores = query.matmul(keys.transpose()).mul_scalar(scale);
+        if let Some(cap) = softcap {
+            scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
+        }
+        if let Some(mask) = &view.mask {
+            scores = scores
+                .reshape([kv_heads, sharing, rows, positions])
+                .add(mask.clone().unsqueeze())
+                .reshape([kv_heads, sharing * rows, positions]);
+        }
+        activation::softmax(scores, 2)
+            .matmul(values)
+            .reshape([kv_heads, sharing, rows, head_dim])
+            .permute([2, 0, 1, 3])
+            .reshape([rows, heads * head_dim])
+    }
+}
+
+/// The rows of several tensors, one after the other.
+pub(crate) fn joined<const D: usize>(mut parts: Vec<Tensor<D>>) -> Tensor<D> {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
+}

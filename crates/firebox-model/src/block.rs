@@ -1,0 +1,110 @@
+use burn::module::Module;
+use burn::tensor::Tensor;
+use firebox_cache::{KvCache, LayerCache, RecurrentState, SequenceCache};
+
+use crate::ModelError;
+use crate::attention::Attention;
+use crate::config::{BlockConfig, FeedForwardConfig, MixerConfig};
+use crate::delta_net::GatedDeltaNet;
+use crate::experts::MixtureOfExperts;
+use crate::gated::GatedFeedForward;
+use crate::norm::RmsNorm;
+use crate::rows::Rows;
+use crate::weights::Weights;
+
+/// One layer: norm, mixer, norm, feed-forward.
+#[derive(Module, Debug)]
+pub struct Block {
+    mixer_norm: RmsNorm,
+    mixer: Mixer,
+    mixer_output_norm: Option<RmsNorm>,
+    feed_forward_norm: RmsNorm,
+    feed_forward: FeedForward,
+    feed_forward_output_norm: Option<RmsNorm>,
+}
+
+/// What moves information between positions.
+#[derive(Module, Debug)]
+pub enum Mixer {
+    /// Softmax attention.
+    Attention(Attention),
+    /// The gated delta rule.
+    GatedDeltaNet(GatedDeltaNet),
+}
+
+/// What works on each position alone.
+#[derive(Module, Debug)]
+pub enum FeedForward {
+    /// One gated network.
+    Gated(GatedFeedForward),
+    /// Several, a few of which are chosen.
+    MixtureOfExperts(MixtureOfExperts),
+}
+
+impl Block {
+    pub(crate) fn load(config: &BlockConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        let optional = |norm: &Option<_>| norm.as_ref().map(|norm| RmsNorm::load(norm, weights)).transpose();
+        Ok(Self {
+            mixer_norm: RmsNorm::load(&config.mixer_norm, weights)?,
+            mixer: match &config.mixer {
+                MixerConfig::Attention(attention) => Mixer::Attention(Attention::load(attention, weights)?),
+                MixerConfig::GatedDeltaNet(delta) => {
+                    Mixer::GatedDeltaNet(GatedDeltaNet::load(delta, weights)?)
+                }
+            },
+            mixer_output_norm: optional(&config.mixer_output_norm)?,
+            feed_forward_norm: RmsNorm::load(&config.feed_forward_norm, weights)?,
+            feed_forward: match &config.feed_forward {
+                FeedForwardConfig::Gated(gated) => {
+                    FeedForward::Gated(GatedFeedForward::load(gated, &weights.within("mlp."))?)
+                }
+                FeedForwardConfig::MixtureOfExperts(experts) => {
+                    FeedForward::MixtureOfExperts(MixtureOfExperts::load(experts, &weights.within("mlp."))?)
+                }
+            },
+            feed_forward_output_norm: optional(&config.feed_forward_output_norm)?,
+        })
+    }
+
+    /// Takes `[rows, hidden_size]` through this layer, the `index`-th of the sequences in `caches`.
+    pub(crate) fn forward(
+        &self,
+        hidden: Tensor<2>,
+        rows: &Rows,
+        index: usize,
+        caches: &mut [&mut SequenceCache],
+    ) -> Result<Tensor<2>, ModelError> {
+        let layers = caches.iter_mut().map(|cache| cache.layer(index));
+        let x = self.mixer_norm.forward(hidden.clone());
+        let mixed = match &self.mixer {
+            Mixer::Attention(attention) => {
+                attention.forward(x, rows, layers.filter_map(LayerCache::attention))
+            }
+            Mixer::GatedDeltaNet(delta) => delta.forward(x, rows, layers.filter_map(LayerCache::recurrent)),
+        };
+        let hidden = hidden.add(normed(&self.mixer_output_norm, mixed));
+        let x = self.feed_forward_norm.forward(hidden.clone());
+        let fed = match &self.feed_forward {
+            FeedForward::Gated(gated) => gated.forward(x),
+            FeedForward::MixtureOfExperts(experts) => experts.forward(x)?,
+        };
+        Ok(hidden.add(normed(&self.feed_forward_output_norm, fed)))
+    }
+}
+
+impl BlockConfig {
+    /// An empty cache for such a layer.
+    pub fn cache(&self) -> LayerCache {
+        match self.mixer {
+            MixerConfig::Attention(_) => LayerCache::Attention(KvCache::new()),
+            MixerConfig::GatedDeltaNet(_) => LayerCache::Recurrent(RecurrentState::default()),
+        }
+    }
+}
+
+fn normed(norm: &Option<RmsNorm>, x: Tensor<2>) -> Tensor<2> {
+    match norm {
+        Some(norm) => norm.forward(x),
+        None => x,
+    }
+}

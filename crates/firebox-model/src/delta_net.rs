@@ -1,0 +1,208 @@
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Tensor, activation};
+use firebox_cache::RecurrentState;
+
+use crate::ModelError;
+use crate::attention::joined;
+use crate::config::DeltaNetConfig;
+use crate::linear::Linear;
+use crate::norm::RmsNorm;
+use crate::rows::Rows;
+use crate::weights::{Weights, param};
+
+/// The gated delta rule: a matrix per head that forgets by a gate and is corrected towards every token.
+#[derive(Module, Debug)]
+pub struct GatedDeltaNet {
+    mixed: Linear,
+    gate: Linear,
+    step: Linear,
+    decay: Linear,
+    output: Linear,
+    norm: RmsNorm,
+    /// `[channels, kernel]`
+    convolution: Param<Tensor<2>>,
+    /// As the checkpoint has it: a logarithm, or the decay itself.
+    decay_rate: Param<Tensor<1>>,
+    decay_bias: Param<Tensor<1>>,
+    #[module(skip)]
+    config: DeltaNetConfig,
+}
+
+/// What the rule reads for some tokens, heads first: `[heads, tokens, width]` and `[heads, tokens, 1]`.
+struct Tokens {
+    query: Tensor<3>,
+    key: Tensor<3>,
+    value: Tensor<3>,
+    decay: Tensor<3>,
+    step: Tensor<3>,
+}
+
+impl Tokens {
+    fn cast(self, dtype: DType) -> Self {
+        Self {
+            query: self.query.cast(dtype),
+            key: self.key.cast(dtype),
+            value: self.value.cast(dtype),
+            decay: self.decay.cast(dtype),
+            step: self.step.cast(dtype),
+        }
+    }
+}
+
+impl GatedDeltaNet {
+    pub(crate) fn load(config: &DeltaNetConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        let weights = weights.within("linear_attn.");
+        let values = config.value_heads * config.value_dim;
+        let channels = config.channels();
+        let inward = |name, width| Linear::load(&weights, name, config.hidden_size, width, false);
+        Ok(Self {
+            mixed: inward("in_proj_qkv", channels)?,
+            gate: inward("in_proj_z", values)?,
+            step: inward("in_proj_b", config.value_heads)?,
+            decay: inward("in_proj_a", config.value_heads)?,
+            output: Linear::load(&weights, "out_proj", values, config.hidden_size, false)?,
+            norm: RmsNorm::load(&config.norm, &weights)?,
+            convolution: param(
+                weights
+                    .plain("conv1d.weight", [channels, 1, config.kernel])?
+                    .reshape([channels, config.kernel]),
+            ),
+            decay_rate: weights.vector("A_log", config.value_heads)?,
+            decay_bias: weights.vector("dt_bias", config.value_heads)?,
+            config: config.clone(),
+        })
+    }
+
+    /// From `[rows, hidden_size]` to the same. `states` are those of the rows' groups, in order.
+    pub(crate) fn forward<'c>(
+        &self,
+        x: Tensor<2>,
+        rows: &Rows,
+        states: impl Iterator<Item = &'c mut RecurrentState>,
+    ) -> Tensor<2> {
+        let DeltaNetConfig { value_heads, value_dim, .. } = self.config;
+        let [count, _] = x.dims();
+        let gate = self.gate.forward(x.clone()).reshape([count, value_heads, value_dim]);
+        let step = activation::sigmoid(self.step.forward(x.clone()));
+        let rate = self.decay_rate.val();
+        let rate = if self.config.decay_stored { rate } else { rate.exp().neg() };
+        let decay =
+            activation::softplus(self.decay.forward(x.clone()).add(self.decay_bias.val().unsqueeze()), 1.0)
+                .mul(rate.unsqueeze())
+                .exp();
+        let mixed = self.mixed.forward(x);
+        let parts = rows
+            .groups
+            .iter()
+            .zip(states)
+            .map(|(group, state)| {
+                let of_group =
+                    |tensor: &Tensor<2>| tensor.clone().narrow(0, group.rows.start, group.rows.len());
+                let mixed = self.convolve(of_group(&mixed), state);
+                self.recur(self.tokens(mixed, of_group(&decay), of_group(&step)), state)
+            })
+            .collect();
+        let normed = self.norm.forward(joined(parts)).mul(activation::silu(gate));
+        self.output.forward(normed.reshape([count, value_heads * value_dim]))
+    }
+
+    /// Each channel's weighted sum over the last tokens, this one included.
+    fn convolve(&self, mixed: Tensor<2>, state: &mut RecurrentState) -> Tensor<2> {
+        let [count, channels] = mixed.dims();
+        let before = self.config.kernel - 1;
+        let padded = if before == 0 {
+            mixed
+        } else {
+            let earlier = state
+                .convolution
+                .take()
+                .unwrap_or_else(|| Tensor::zeros([before, channels], &mixed.device()));
+            Tensor::cat(vec![earlier, mixed], 0)
+        };
+        if before > 0 {
+            state.convolution = Some(padded.clone().narrow(0, count, before));
+        }
+        let taps = self.convolution.val();
+        let mut sum: Option<Tensor<2>> = None;
+        for tap in 0..self.config.kernel {
+            let weight = taps.clone().narrow(1, tap, 1).reshape([1, channels]);
+            let term = padded.clone().narrow(0, tap, count).mul(weight);
+            sum = Some(match sum {
+                Some(sum) => sum.add(term),
+                None => term,
+            });
+        }
+        self.config.activation.forward(sum.unwrap_or(padded))
+    }
+
+    fn tokens(&self, mixed: Tensor<2>, decay: Tensor<2>, step: Tensor<2>) -> Tokens {
+        let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = self.config;
+        let [count, _] = mixed.dims();
+        let keys = key_heads * key_dim;
+        let heads = |from, heads, width| {
+            mixed.clone().narrow(1, from, heads * width).reshape([count, heads, width]).swap_dims(0, 1)
+        };
+        let unit = |heads: Tensor<3>| {
+            let square = heads.clone().square().sum_dim(2);
+            heads.div(square.add_scalar(1e-6).sqrt())
+        };
+        let query = unit(heads(0, key_heads, key_dim)).mul_scalar((key_dim as f32).powf(-0.5));
+        let per_head = |values: Tensor<2>| values.transpose().reshape([value_heads, count, 1]);
+        Tokens {
+            query: self.for_value_heads(query),
+            key: self.for_value_heads(unit(heads(keys, key_heads, key_dim))),
+            value: heads(2 * keys, value_heads, value_dim),
+            decay: per_head(decay),
+            step: per_head(step),
+        }
+    }
+
+    /// Gives every value head the key head it belongs to.
+    fn for_value_heads(&self, heads: Tensor<3>) -> Tensor<3> {
+        let [key_heads, count, width] = heads.dims();
+        let sharing = self.config.value_heads / key_heads;
+        if sharing == 1 {
+            return heads;
+        }
+        let (as_one, shape) = if self.config.value_heads_tiled {
+            ([1, key_heads, count, width], [sharing, key_heads, count, width])
+        } else {
+            ([key_heads, 1, count, width], [key_heads, sharing, count, width])
+        };
+        heads.reshape(as_one).expand(shape).reshape([self.config.value_heads, count, width])
+    }
+
+    /// Token by token: forget, correct, read. Returns `[tokens, value heads, value width]`.
+    fn recur(&self, tokens: Tokens, state: &mut RecurrentState) -> Tensor<3> {
+        let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
+        let device = tokens.value.device();
+        // What is read is often a small difference of large terms, and the norm after it scales it up again:
+        // rounding to f32 at every token shows in the fourth digit of the logits.
+        let dtype = if device.supports_dtype(DType::F64) { DType::F64 } else { DType::F32 };
+        let tokens = tokens.cast(dtype);
+        let count = tokens.value.dims()[1];
+        let mut memory = state
+            .memory
+            .take()
+            .unwrap_or_else(|| Tensor::zeros([value_heads, key_dim, value_dim], (&device, dtype)));
+        let mut read = Vec::with_capacity(count);
+        for token in 0..count {
+            let at = |tensor: &Tensor<3>| tensor.clone().narrow(1, token, 1);
+            let key = at(&tokens.key);
+            memory = memory.mul(at(&tokens.decay));
+            let recalled = key.clone().matmul(memory.clone());
+            let correction = at(&tokens.value).sub(recalled).mul(at(&tokens.step));
+            memory = memory.add(key.transpose().mul(correction));
+            read.push(at(&tokens.query).matmul(memory.clone()));
+        }
+        state.memory = Some(memory);
+        Tensor::cat(read, 1).swap_dims(0, 1).cast(DType::F32)
+    }
+}
+
+impl DeltaNetConfig {
+    /// Channels of the convolution: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+}

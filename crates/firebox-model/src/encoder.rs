@@ -1,0 +1,212 @@
+use std::cell::RefCell;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use firebox_store::Checkpoint;
+use serde::Serialize;
+
+use crate::ModelError;
+use crate::config::Activation;
+use crate::families::Architecture;
+use crate::linear::Linear;
+use crate::matrix::Matrix;
+use crate::weights::Weights;
+
+/// What a sentence encoder is made of.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EncoderConfig {
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Width of the hidden state.
+    pub hidden_size: usize,
+    /// Width inside the feed-forward networks.
+    pub inner_size: usize,
+    /// How many layers it has.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// The longest text, in tokens.
+    pub max_positions: usize,
+    /// Kinds of text that are told apart; only the first is used.
+    pub token_types: usize,
+    /// Added to the variance.
+    pub epsilon: f64,
+    /// Of the feed-forward networks.
+    pub activation: Activation,
+}
+
+/// A bidirectional encoder that turns a text into one vector.
+#[derive(Module, Debug)]
+pub struct Encoder {
+    words: Matrix,
+    positions: Param<Tensor<2>>,
+    token_types: Param<Tensor<2>>,
+    norm: LayerNorm,
+    layers: Vec<EncoderLayer>,
+    #[module(skip)]
+    config: EncoderConfig,
+    #[module(skip)]
+    device: Device,
+}
+
+#[derive(Module, Debug)]
+struct EncoderLayer {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    attention_output: Linear,
+    attention_norm: LayerNorm,
+    inner: Linear,
+    outer: Linear,
+    output_norm: LayerNorm,
+}
+
+#[derive(Module, Debug)]
+struct LayerNorm {
+    weight: Param<Tensor<1>>,
+    bias: Param<Tensor<1>>,
+    epsilon: f64,
+}
+
+impl Encoder {
+    /// Builds a checkpoint's modules over its weights.
+    pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
+        let config = match Architecture::from_json(checkpoint.config())? {
+            Architecture::Encoder(config) => config,
+            Architecture::Decoder(config) => {
+                return Err(ModelError::Kind {
+                    model_type: config.family.into(),
+                    found: "a decoder",
+                    wanted: "an encoder",
+                    remedy: "use a sentence encoder such as bert",
+                });
+            }
+        };
+        let taken = RefCell::default();
+        let root = Weights::new(checkpoint, device, &taken);
+        // Checkpoints of a larger model keep the encoder under its name.
+        let prefix = if root.has("bert.embeddings.word_embeddings.weight") { "bert." } else { "" };
+        let weights = root.within(prefix);
+        let width = config.hidden_size;
+        let embeddings = weights.within("embeddings.");
+        let layers = (0..config.layers)
+            .map(|layer| EncoderLayer::load(&config, &weights.within(&format!("encoder.layer.{layer}."))))
+            .collect::<Result<_, _>>()?;
+        let table =
+            |name, rows| Ok::<_, ModelError>(crate::weights::param(embeddings.plain(name, [rows, width])?));
+        let encoder = Self {
+            words: embeddings.matrix("word_embeddings.weight", config.vocab_size, width)?,
+            positions: table("position_embeddings.weight", config.max_positions)?,
+            token_types: table("token_type_embeddings.weight", config.token_types)?,
+            norm: LayerNorm::load(&embeddings, "LayerNorm", &config)?,
+            layers,
+            device: device.clone(),
+            config,
+        };
+        // Poolers and task heads of other uses, and an index buffer that older libraries saved.
+        let foreign = |name: &str| {
+            let name = name.strip_prefix(prefix).unwrap_or(name);
+            ["pooler.", "cls.", "classifier."].iter().any(|head| name.starts_with(head))
+                || name == "embeddings.position_ids"
+        };
+        let names = root.untaken(foreign);
+        if names.is_empty() {
+            Ok(encoder)
+        } else {
+            Err(ModelError::ExtraTensors { names, path: checkpoint.path().to_path_buf() })
+        }
+    }
+
+    /// What it is made of.
+    pub fn config(&self) -> &EncoderConfig {
+        &self.config
+    }
+
+    /// The hidden state of every token, `[tokens, hidden_size]`.
+    pub fn forward(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
+        let EncoderConfig { vocab_size, max_positions, .. } = self.config;
+        if tokens.is_empty() {
+            return Err(ModelError::NoTokens);
+        }
+        if tokens.len() > max_positions {
+            return Err(ModelError::TooLong { tokens: tokens.len(), longest: max_positions });
+        }
+        let indices = tokens
+            .iter()
+            .map(|&token| match i32::try_from(token) {
+                Ok(index) if (token as usize) < vocab_size => Ok(index),
+                _ => Err(ModelError::Token { token, vocab_size }),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let count = tokens.len();
+        let indices = Tensor::<1, Int>::from_data(TensorData::new(indices, [count]), &self.device);
+        let embedded = self
+            .words
+            .gather(indices)
+            .add(self.positions.val().narrow(0, 0, count))
+            .add(self.token_types.val().narrow(0, 0, 1));
+        let mut hidden = self.norm.forward(embedded);
+        for layer in &self.layers {
+            hidden = layer.forward(hidden, &self.config);
+        }
+        Ok(hidden)
+    }
+
+    /// The mean of the hidden states, scaled to length one: `[hidden_size]`.
+    pub fn embed(&self, tokens: &[u32]) -> Result<Tensor<1>, ModelError> {
+        let mean = self.forward(tokens)?.mean_dim(0).reshape([self.config.hidden_size]);
+        // A zero vector stays zero instead of becoming NaN.
+        let length = mean.clone().square().sum().sqrt().clamp_min(1e-12);
+        Ok(mean.div(length))
+    }
+}
+
+impl EncoderLayer {
+    fn load(config: &EncoderConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        let EncoderConfig { hidden_size, inner_size, .. } = *config;
+        let square = |name| Linear::load(weights, name, hidden_size, hidden_size, true);
+        Ok(Self {
+            query: square("attention.self.query")?,
+            key: square("attention.self.key")?,
+            value: square("attention.self.value")?,
+            attention_output: square("attention.output.dense")?,
+            attention_norm: LayerNorm::load(weights, "attention.output.LayerNorm", config)?,
+            inner: Linear::load(weights, "intermediate.dense", hidden_size, inner_size, true)?,
+            outer: Linear::load(weights, "output.dense", inner_size, hidden_size, true)?,
+            output_norm: LayerNorm::load(weights, "output.LayerNorm", config)?,
+        })
+    }
+
+    fn forward(&self, hidden: Tensor<2>, config: &EncoderConfig) -> Tensor<2> {
+        let [count, width] = hidden.dims();
+        let head_dim = width / config.heads;
+        let heads = |linear: &Linear| {
+            linear.forward(hidden.clone()).reshape([count, config.heads, head_dim]).swap_dims(0, 1)
+        };
+        let (query, key, value) = (heads(&self.query), heads(&self.key), heads(&self.value));
+        let scores = query.matmul(key.transpose()).mul_scalar((head_dim as f32).powf(-0.5));
+        let attended = activation::softmax(scores, 2).matmul(value).swap_dims(0, 1).reshape([count, width]);
+        let hidden = self.attention_norm.forward(self.attention_output.forward(attended).add(hidden));
+        let inner = config.activation.forward(self.inner.forward(hidden.clone()));
+        self.output_norm.forward(self.outer.forward(inner).add(hidden))
+    }
+}
+
+impl LayerNorm {
+    fn load(weights: &Weights<'_>, name: &str, config: &EncoderConfig) -> Result<Self, ModelError> {
+        Ok(Self {
+            weight: weights.vector(&format!("{name}.weight"), config.hidden_size)?,
+            bias: weights.vector(&format!("{name}.bias"), config.hidden_size)?,
+            epsilon: config.epsilon,
+        })
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let centred = x.clone().sub(x.mean_dim(1));
+        let variance = centred.clone().square().mean_dim(1);
+        centred
+            .div(variance.add_scalar(self.epsilon).sqrt())
+            .mul(self.weight.val().unsqueeze())
+            .add(self.bias.val().unsqueeze())
+    }
+}

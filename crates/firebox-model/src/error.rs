@@ -1,0 +1,118 @@
+use std::path::PathBuf;
+
+use firebox_store::StoreError;
+
+/// Why a model could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The checkpoint could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The family is not one of those this engine runs.
+    #[error("model_type {model_type:?} is not supported; supported are {}", supported.join(", "))]
+    UnknownFamily {
+        /// What the configuration says.
+        model_type: String,
+        /// What it could say.
+        supported: Vec<&'static str>,
+    },
+    /// The configuration cannot be used.
+    #[error("config.json: {field}: {reason}")]
+    Config {
+        /// The field at fault.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The checkpoint lacks a tensor.
+    #[error("tensor {name} {shape:?} is missing from {}; the checkpoint does not match its config.json", path.display())]
+    MissingTensor {
+        /// Its name.
+        name: String,
+        /// The shape it should have.
+        shape: Vec<usize>,
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// The checkpoint has tensors the configuration does not account for.
+    #[error(
+        "{} holds {} that config.json does not account for: {}",
+        path.display(),
+        if names.len() == 1 { "a tensor".into() } else { format!("{} tensors", names.len()) },
+        listed(names)
+    )]
+    ExtraTensors {
+        /// Their names.
+        names: Vec<String>,
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("tensor {name} has shape {found:?}, but config.json asks for {expected:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// What the configuration says.
+        expected: Vec<usize>,
+        /// What the checkpoint holds.
+        found: Vec<usize>,
+    },
+    /// A tensor is stored in a way that its role does not allow.
+    #[error("tensor {name} is stored as {encoding}, which cannot be used there; {remedy}")]
+    Encoding {
+        /// Its name.
+        name: String,
+        /// How it is stored.
+        encoding: String,
+        /// What would help.
+        remedy: &'static str,
+    },
+    /// A token is not in the vocabulary.
+    #[error(
+        "token {token} is outside the vocabulary of {vocab_size}; the tokenizer does not belong to this model"
+    )]
+    Token {
+        /// The token.
+        token: u32,
+        /// Rows of the embedding.
+        vocab_size: usize,
+    },
+    /// There is nothing to compute.
+    #[error("no tokens were given; a pass needs at least one")]
+    NoTokens,
+    /// A text is longer than the model can take.
+    #[error("{tokens} tokens are more than the {longest} this model takes; shorten the text or split it")]
+    TooLong {
+        /// Its length in tokens.
+        tokens: usize,
+        /// The longest possible.
+        longest: usize,
+    },
+    /// The device failed while computing.
+    #[error("the device failed: {reason}")]
+    Device {
+        /// What it reports.
+        reason: String,
+    },
+    /// The model is of another kind than asked for.
+    #[error("{model_type} is {found}, not {wanted}; {remedy}")]
+    Kind {
+        /// What the configuration says.
+        model_type: String,
+        /// What it is.
+        found: &'static str,
+        /// What it was to be.
+        wanted: &'static str,
+        /// What would help.
+        remedy: &'static str,
+    },
+}
+
+fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let mut text = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN {
+        text.push_str(", …");
+    }
+    text
+}

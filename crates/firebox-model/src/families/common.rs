@@ -1,0 +1,257 @@
+use super::rope;
+use crate::ModelError;
+use crate::config::{
+    Activation, AttentionConfig, AttentionProjections, BlockConfig, DecoderConfig, FeedForwardConfig,
+    GatedConfig, MixerConfig, NormConfig, RopeConfig, RopeLayout, TensorNames,
+};
+use crate::fields::Fields;
+
+/// More layers than any published model has; a larger count is nonsense.
+const MOST_LAYERS: usize = 4096;
+
+/// What a family assumes where the configuration is silent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Defaults {
+    pub tied_embeddings: bool,
+    pub rope_theta: f64,
+    pub norm_epsilon: f64,
+    pub norm_weight_offset: f32,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self { tied_embeddings: false, rope_theta: 10_000.0, norm_epsilon: 1e-6, norm_weight_offset: 0.0 }
+    }
+}
+
+/// The fields nearly every decoder has, under the names they have in nearly every `config.json`, and the
+/// llama-shaped block they describe. Families take it and change what is theirs.
+#[derive(Debug, Clone)]
+pub(super) struct Common<'a> {
+    pub fields: Fields<'a>,
+    pub family: &'static str,
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub inner_size: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub max_positions: usize,
+    pub activation: Activation,
+    pub tied_embeddings: bool,
+    pub defaults: Defaults,
+    norm_epsilon: f64,
+    norm_weight_offset: f32,
+    rope_layout: RopeLayout,
+}
+
+impl<'a> Common<'a> {
+    pub fn read(fields: &Fields<'a>, family: &'static str, defaults: Defaults) -> Result<Self, ModelError> {
+        let hidden_size = fields.required_count("hidden_size")?;
+        let heads = fields.required_count("num_attention_heads")?;
+        let kv_heads = fields.count("num_key_value_heads")?.unwrap_or(heads);
+        if heads % kv_heads != 0 {
+            return Err(fields.error(
+                "num_key_value_heads",
+                format!("{kv_heads} does not divide num_attention_heads {heads}"),
+            ));
+        }
+        let head_dim = match fields.count("head_dim")? {
+            Some(head_dim) => head_dim,
+            None if hidden_size % heads == 0 => hidden_size / heads,
+            None => {
+                return Err(fields.error(
+                    "head_dim",
+                    format!("is missing, and {heads} heads do not divide hidden_size {hidden_size}"),
+                ));
+            }
+        };
+        let layers = fields.required_count("num_hidden_layers")?;
+        if layers > MOST_LAYERS {
+            return Err(fields.error("num_hidden_layers", format!("is {layers}, more than {MOST_LAYERS}")));
+        }
+        let hints = fields.object("firebox")?;
+        let hint_flag = |name: &str| hints.as_ref().map_or(Ok(None), |hints| hints.flag(name));
+        let hint_number = |name: &str| hints.as_ref().map_or(Ok(None), |hints| hints.number(name));
+        let activation = match fields.text("hidden_activation")? {
+            Some(name) => activation(fields, "hidden_activation", name)?,
+            None => match fields.text("hidden_act")? {
+                Some(name) => activation(fields, "hidden_act", name)?,
+                None => Activation::Silu,
+            },
+        };
+        Ok(Self {
+            family,
+            vocab_size: fields.required_count("vocab_size")?,
+            hidden_size,
+            inner_size: fields.required_count("intermediate_size")?,
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            max_positions: fields.count("max_position_embeddings")?.unwrap_or(2048),
+            activation,
+            tied_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(defaults.tied_embeddings),
+            norm_epsilon: fields.positive("rms_norm_eps")?.unwrap_or(defaults.norm_epsilon),
+            norm_weight_offset: hint_number("norm_weight_offset")?
+                .map_or(defaults.norm_weight_offset, |offset| offset as f32),
+            rope_layout: match hint_flag("rope_interleaved")? {
+                Some(true) => RopeLayout::Interleaved,
+                _ => RopeLayout::Half,
+            },
+            defaults,
+            fields: fields.clone(),
+        })
+    }
+
+    /// A norm whose weight is stored as it is multiplied, whatever the family's other norms do.
+    pub fn plain_norm(&self, name: &str, width: usize) -> NormConfig {
+        NormConfig { name: name.into(), width, epsilon: self.norm_epsilon, weight_offset: 0.0 }
+    }
+
+    pub fn norm(&self, name: &str, width: usize) -> NormConfig {
+        NormConfig { weight_offset: self.norm_weight_offset, ..self.plain_norm(name, width) }
+    }
+
+    /// The one position scheme of a model that has one.
+    pub fn rope(&self) -> Result<RopeConfig, ModelError> {
+        rope::read(&self.fields, self.rope_head(), self.defaults.rope_theta)
+    }
+
+    pub fn rope_head(&self) -> rope::Head {
+        rope::Head { head_dim: self.head_dim, max_positions: self.max_positions, layout: self.rope_layout }
+    }
+
+    /// Attention over everything, rotated by the model's first position scheme, without biases.
+    pub fn attention(&self) -> AttentionConfig {
+        AttentionConfig {
+            hidden_size: self.hidden_size,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: (self.head_dim as f32).powf(-0.5),
+            window: None,
+            softcap: None,
+            rope: Some(0),
+            head_norm: None,
+            gated: false,
+            projections: AttentionProjections::Separate,
+            input_bias: false,
+            output_bias: false,
+        }
+    }
+
+    /// Attention whose biases are where `attention_bias` says: everywhere or nowhere.
+    pub fn attention_with_configured_bias(&self) -> Result<AttentionConfig, ModelError> {
+        let bias = self.fields.flag("attention_bias")?.unwrap_or(false);
+        Ok(AttentionConfig { input_bias: bias, output_bias: bias, ..self.attention() })
+    }
+
+    pub fn gated(&self) -> GatedConfig {
+        GatedConfig {
+            hidden_size: self.hidden_size,
+            inner_size: self.inner_size,
+            activation: self.activation,
+            bias: false,
+            fused: false,
+        }
+    }
+
+    /// The block most families share: two norms, named as llama names them.
+    pub fn block(&self, attention: AttentionConfig, feed_forward: FeedForwardConfig) -> BlockConfig {
+        BlockConfig {
+            mixer_norm: self.norm("input_layernorm", self.hidden_size),
+            mixer: MixerConfig::Attention(attention),
+            mixer_output_norm: None,
+            feed_forward_norm: self.norm("post_attention_layernorm", self.hidden_size),
+            feed_forward,
+            feed_forward_output_norm: None,
+        }
+    }
+
+    pub fn model(&self, ropes: Vec<RopeConfig>, blocks: Vec<BlockConfig>) -> DecoderConfig {
+        DecoderConfig {
+            family: self.family,
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            max_positions: self.max_positions,
+            embedding_scale: None,
+            ropes,
+            blocks,
+            final_norm: self.norm("norm", self.hidden_size),
+            tied_embeddings: self.tied_embeddings,
+            logit_softcap: None,
+            names: TensorNames::default(),
+        }
+    }
+
+    /// The kind of every layer: as `layer_types` lists them, or by the family's own rule.
+    pub fn layer_kinds(&self, rule: impl Fn(usize) -> LayerKind) -> Result<Vec<LayerKind>, ModelError> {
+        let Some(listed) = self.fields.list("layer_types")? else {
+            return Ok((0..self.layers).map(rule).collect());
+        };
+        if listed.len() != self.layers {
+            return Err(self.fields.error(
+                "layer_types",
+                format!("lists {} layers, but num_hidden_layers is {}", listed.len(), self.layers),
+            ));
+        }
+        listed
+            .iter()
+            .map(|kind| match kind.as_str() {
+                Some("full_attention") => Ok(LayerKind::Full),
+                Some("sliding_attention") => Ok(LayerKind::Sliding),
+                Some("linear_attention") => Ok(LayerKind::Recurrent),
+                _ => Err(self
+                    .fields
+                    .error("layer_types", format!("{kind} is not a kind of layer that is known"))),
+            })
+            .collect()
+    }
+
+    /// The window of sliding layers; it has to be there once a layer slides.
+    pub fn window_of(&self, kind: LayerKind) -> Result<Option<usize>, ModelError> {
+        match kind {
+            LayerKind::Full => Ok(None),
+            LayerKind::Sliding => match self.fields.count("sliding_window")? {
+                Some(window) => Ok(Some(window)),
+                None => {
+                    Err(self.fields.error("sliding_window", "is missing, but layer_types has sliding layers"))
+                }
+            },
+            LayerKind::Recurrent => Err(self
+                .fields
+                .error("layer_types", format!("{} has no linear_attention layers", self.family))),
+        }
+    }
+
+    /// What the qwen families do where `layer_types` is absent: layers from `max_window_layers` on slide.
+    pub fn qwen_layer_kinds(&self) -> Result<Vec<LayerKind>, ModelError> {
+        let slides = self.fields.flag("use_sliding_window")?.unwrap_or(false)
+            && self.fields.count("sliding_window")?.is_some();
+        let first = self.fields.whole("max_window_layers")?.unwrap_or(self.layers);
+        self.layer_kinds(|layer| if slides && layer >= first { LayerKind::Sliding } else { LayerKind::Full })
+    }
+}
+
+/// What a layer attends to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LayerKind {
+    Full,
+    Sliding,
+    Recurrent,
+}
+
+pub(super) fn activation(fields: &Fields<'_>, field: &str, name: &str) -> Result<Activation, ModelError> {
+    Ok(match name {
+        "silu" | "swish" => Activation::Silu,
+        "gelu" => Activation::Gelu,
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Activation::GeluTanh,
+        "quick_gelu" => Activation::GeluQuick,
+        "relu" => Activation::Relu,
+        "relu2" => Activation::ReluSquared,
+        "tanh" => Activation::Tanh,
+        _ => return Err(fields.error(field, format!("{name:?} is not an activation that is known"))),
+    })
+}

@@ -1,0 +1,74 @@
+//! `gemma3_text`: local and global layers with a position scheme each, norms around mixer and
+//! feed-forward, scaled embeddings.
+
+use super::common::{Common, Defaults, LayerKind};
+use super::rope;
+use crate::ModelError;
+use crate::config::{AttentionConfig, BlockConfig, DecoderConfig, FeedForwardConfig};
+use crate::fields::Fields;
+
+const LOCAL_ROPE: usize = 0;
+const GLOBAL_ROPE: usize = 1;
+
+pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
+    let defaults = Defaults {
+        tied_embeddings: true,
+        rope_theta: 1_000_000.0,
+        norm_weight_offset: 1.0,
+        ..Defaults::default()
+    };
+    let common = Common::read(fields, "gemma3_text", defaults)?;
+    if fields.flag("use_bidirectional_attention")?.unwrap_or(false) {
+        return Err(fields.error("use_bidirectional_attention", "is set; only causal models generate text"));
+    }
+    let pattern = match fields.count("sliding_window_pattern")? {
+        Some(pattern) => pattern,
+        None => fields.count("_sliding_window_pattern")?.unwrap_or(6),
+    };
+    let kinds = common
+        .layer_kinds(|layer| if (layer + 1) % pattern == 0 { LayerKind::Full } else { LayerKind::Sliding })?;
+    let query_scalar = fields.positive("query_pre_attn_scalar")?.unwrap_or(256.0);
+    let blocks = kinds
+        .into_iter()
+        .map(|kind| {
+            let attention = AttentionConfig {
+                scale: query_scalar.powf(-0.5) as f32,
+                window: common.window_of(kind)?,
+                rope: Some(if kind == LayerKind::Full { GLOBAL_ROPE } else { LOCAL_ROPE }),
+                head_norm: Some(common.norm("", common.head_dim)),
+                ..common.attention_with_configured_bias()?
+            };
+            let block = common.block(attention, FeedForwardConfig::Gated(common.gated()));
+            let norm = |name| common.norm(name, common.hidden_size);
+            Ok(BlockConfig {
+                mixer_output_norm: Some(norm("post_attention_layernorm")),
+                feed_forward_norm: norm("pre_feedforward_layernorm"),
+                feed_forward_output_norm: Some(norm("post_feedforward_layernorm")),
+                ..block
+            })
+        })
+        .collect::<Result<_, ModelError>>()?;
+    Ok(DecoderConfig {
+        embedding_scale: Some((common.hidden_size as f32).sqrt()),
+        logit_softcap: fields.positive("final_logit_softcapping")?.map(|cap| cap as f32),
+        ..common.model(ropes(&common)?, blocks)
+    })
+}
+
+/// The local scheme, then the global one. Newer configurations list both under `rope_parameters`, older
+/// ones have `rope_local_base_freq`, `rope_theta` and a `rope_scaling` for the global scheme alone.
+fn ropes(common: &Common<'_>) -> Result<Vec<crate::config::RopeConfig>, ModelError> {
+    let fields = &common.fields;
+    let local_theta = fields.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let head = common.rope_head();
+    let (local, global) = match fields.object("rope_parameters")? {
+        Some(both) => (both.object("sliding_attention")?, both.object("full_attention")?),
+        None => (None, fields.object("rope_scaling")?),
+    };
+    // The model's own rope_theta is the global one's: the local scheme must not fall back on it.
+    let local = match local {
+        Some(local) => rope::read_scheme(&local, Some(&local), head, local_theta)?,
+        None => rope::plain(head, local_theta),
+    };
+    Ok(vec![local, rope::read_scheme(fields, global.as_ref(), head, common.defaults.rope_theta)?])
+}

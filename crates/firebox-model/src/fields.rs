@@ -1,0 +1,116 @@
+use serde_json::{Map, Value};
+
+use crate::ModelError;
+
+/// No model has a dimension beyond this; larger ones are nonsense that would overflow a product of two.
+const LARGEST_DIMENSION: u64 = 1 << 26;
+
+/// Typed reading of a `config.json`, with errors that name the field.
+#[derive(Debug, Clone)]
+pub(crate) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    path: String,
+}
+
+impl<'a> Fields<'a> {
+    pub fn new(config: &'a Value) -> Result<Self, ModelError> {
+        match config.as_object() {
+            Some(map) => Ok(Self { map, path: String::new() }),
+            None => Err(ModelError::Config { field: "config".into(), reason: "is not a JSON object".into() }),
+        }
+    }
+
+    pub fn error(&self, field: &str, reason: impl Into<String>) -> ModelError {
+        ModelError::Config { field: format!("{}{field}", self.path), reason: reason.into() }
+    }
+
+    /// The field, unless it is absent or null.
+    pub fn get(&self, field: &str) -> Option<&'a Value> {
+        self.map.get(field).filter(|value| !value.is_null())
+    }
+
+    pub fn object(&self, field: &str) -> Result<Option<Fields<'a>>, ModelError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Self { map, path: format!("{}{field}.", self.path) })),
+            Some(other) => Err(self.error(field, format!("should be an object, is {other}"))),
+        }
+    }
+
+    pub fn text(&self, field: &str) -> Result<Option<&'a str>, ModelError> {
+        self.optional(field, "a string", Value::as_str)
+    }
+
+    pub fn flag(&self, field: &str) -> Result<Option<bool>, ModelError> {
+        self.optional(field, "true or false", Value::as_bool)
+    }
+
+    pub fn number(&self, field: &str) -> Result<Option<f64>, ModelError> {
+        self.optional(field, "a finite number", |value| value.as_f64().filter(|number| number.is_finite()))
+    }
+
+    pub fn positive(&self, field: &str) -> Result<Option<f64>, ModelError> {
+        match self.number(field)? {
+            Some(number) if number <= 0.0 => {
+                Err(self.error(field, format!("should be above zero, is {number}")))
+            }
+            number => Ok(number),
+        }
+    }
+
+    /// A whole number of at least one.
+    pub fn count(&self, field: &str) -> Result<Option<usize>, ModelError> {
+        match self.whole(field)? {
+            Some(0) => Err(self.error(field, "should be at least 1, is 0")),
+            number => Ok(number),
+        }
+    }
+
+    pub fn whole(&self, field: &str) -> Result<Option<usize>, ModelError> {
+        self.optional(field, "a whole number within bounds", |value| {
+            value.as_u64().filter(|&number| number <= LARGEST_DIMENSION).map(|number| number as usize)
+        })
+    }
+
+    pub fn required_count(&self, field: &str) -> Result<usize, ModelError> {
+        self.count(field)?.ok_or_else(|| self.error(field, "is missing"))
+    }
+
+    pub fn required_number(&self, field: &str) -> Result<f64, ModelError> {
+        self.number(field)?.ok_or_else(|| self.error(field, "is missing"))
+    }
+
+    pub fn list(&self, field: &str) -> Result<Option<&'a [Value]>, ModelError> {
+        self.optional(field, "a list", |value| value.as_array().map(Vec::as_slice))
+    }
+
+    pub fn numbers(&self, field: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(values) = self.list(field)? else { return Ok(None) };
+        values
+            .iter()
+            .map(|value| value.as_f64().map(|number| number as f32).filter(|number| number.is_finite()))
+            .collect::<Option<Vec<_>>>()
+            .map(Some)
+            .ok_or_else(|| self.error(field, "should hold finite numbers only"))
+    }
+
+    fn optional<T>(
+        &self,
+        field: &str,
+        kind: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        match read(value) {
+            Some(value) => Ok(Some(value)),
+            None => {
+                let mut shown = value.to_string();
+                if let Some((cut, _)) = shown.char_indices().nth(60) {
+                    shown.truncate(cut);
+                    shown.push('…');
+                }
+                Err(self.error(field, format!("should be {kind}, is {shown}")))
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::ModelError;
+use crate::config::{Activation, GatedConfig};
+use crate::linear::Linear;
+use crate::weights::Weights;
+
+/// `down(activation(gate(x)) * up(x))`
+#[derive(Module, Debug)]
+pub struct GatedFeedForward {
+    input: GatedInput,
+    down: Linear,
+    #[module(skip)]
+    activation: Activation,
+    inner_size: usize,
+}
+
+#[derive(Module, Debug)]
+enum GatedInput {
+    Separate(SeparateInput),
+    Fused(Linear),
+}
+
+#[derive(Module, Debug)]
+struct SeparateInput {
+    gate: Linear,
+    up: Linear,
+}
+
+impl GatedFeedForward {
+    pub(crate) fn load(config: &GatedConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        let GatedConfig { hidden_size, inner_size, activation, bias, fused } = *config;
+        let inward = |name, width| Linear::load(weights, name, hidden_size, width, bias);
+        let input = if fused {
+            GatedInput::Fused(inward("gate_up_proj", 2 * inner_size)?)
+        } else {
+            GatedInput::Separate(SeparateInput {
+                gate: inward("gate_proj", inner_size)?,
+                up: inward("up_proj", inner_size)?,
+            })
+        };
+        let down = Linear::load(weights, "down_proj", inner_size, hidden_size, bias)?;
+        Ok(Self { input, down, activation, inner_size })
+    }
+
+    /// From `[rows, hidden_size]` to the same.
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let (gate, up) = match &self.input {
+            GatedInput::Separate(input) => (input.gate.forward(x.clone()), input.up.forward(x)),
+            GatedInput::Fused(input) => {
+                let both = input.forward(x);
+                (both.clone().narrow(1, 0, self.inner_size), both.narrow(1, self.inner_size, self.inner_size))
+            }
+        };
+        self.down.forward(self.activation.forward(gate).mul(up))
+    }
+}

@@ -1,0 +1,40 @@
+//! Transformer language models as Burn modules with swappable components.
+//!
+//! A [`Decoder`] is built over the weights of a `firebox_store::Checkpoint` on any Burn device. Its forward
+//! pass is a value, a [`Pass`], that runs layer by layer against the caches of the sequences it works on.
+
+mod activation;
+mod attention;
+mod block;
+pub mod config;
+mod decoder;
+mod delta_net;
+mod encoder;
+mod error;
+mod experts;
+mod families;
+mod fields;
+mod gated;
+mod linear;
+mod matrix;
+mod norm;
+mod pass;
+mod rope;
+mod rows;
+mod weights;
+
+pub use attention::Attention;
+pub use block::{Block, FeedForward, Mixer};
+pub use config::DecoderConfig;
+pub use decoder::{Decoder, Network};
+pub use delta_net::GatedDeltaNet;
+pub use encoder::{Encoder, EncoderConfig};
+pub use error::ModelError;
+pub use experts::MixtureOfExperts;
+pub use families::{Architecture, supported_families};
+pub use gated::GatedFeedForward;
+pub use linear::Linear;
+pub use matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
+pub use norm::RmsNorm;
+pub use pass::{Pass, Wanted};
+pub use rows::Input;

@@ -1,0 +1,95 @@
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{DType, Int, Tensor};
+use firebox_kernels::Grouping;
+use firebox_kernels::linear::{self, BlockFormat};
+
+/// A weight of `[outputs, inputs]`, in whatever form it is stored.
+#[derive(Module, Debug)]
+pub enum Matrix {
+    /// Floating-point numbers.
+    Dense(DenseMatrix),
+    /// Small integers with a scale for every group of inputs.
+    Grouped(GroupedMatrix),
+    /// The blocks of a GGUF file.
+    Blocks(BlockMatrix),
+}
+
+impl Matrix {
+    /// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32.
+    pub fn multiply(&self, x: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Dense(dense) => linear::multiply(x, dense.weight.val()),
+            Self::Grouped(grouped) => {
+                linear::multiply_grouped(x, grouped.words.val(), grouped.scales.val(), grouped.grouping)
+            }
+            Self::Blocks(blocks) => linear::multiply_blocks(x, blocks.bytes.val(), blocks.format),
+        }
+    }
+
+    /// The rows of the given indices, `[indices, inputs]` in f32.
+    pub fn gather(&self, indices: Tensor<1, Int>) -> Tensor<2> {
+        match self {
+            Self::Dense(dense) => dense.weight.val().select(0, indices).cast(DType::F32),
+            Self::Grouped(grouped) => {
+                let words = grouped.words.val().select(0, indices.clone());
+                linear::reference::dequantize(
+                    words,
+                    grouped.scales.val().select(0, indices),
+                    grouped.grouping,
+                )
+            }
+            Self::Blocks(blocks) => {
+                linear::dequantize_blocks(blocks.bytes.val().select(0, indices), blocks.format)
+            }
+        }
+    }
+}
+
+/// A weight of floating-point numbers, in the dtype of its file where the device has it.
+#[derive(Module, Debug)]
+pub struct DenseMatrix {
+    /// `[outputs, inputs]`
+    pub weight: Param<Tensor<2>>,
+}
+
+impl DenseMatrix {
+    pub(crate) fn new(weight: Param<Tensor<2>>) -> Self {
+        Self { weight }
+    }
+}
+
+/// A weight of 8-bit or 4-bit integers, packed into 32-bit words as the store lays them out.
+#[derive(Module, Debug)]
+pub struct GroupedMatrix {
+    /// `[outputs, words]`
+    pub words: Param<Tensor<2, Int>>,
+    /// `[outputs, groups]`
+    pub scales: Param<Tensor<2>>,
+    #[module(skip)]
+    grouping: Grouping,
+}
+
+impl GroupedMatrix {
+    pub(crate) fn new(words: Tensor<2, Int>, scales: Tensor<2>, grouping: Grouping) -> Self {
+        Self {
+            words: Param::initialized(ParamId::new(), words),
+            scales: Param::initialized(ParamId::new(), scales),
+            grouping,
+        }
+    }
+}
+
+/// A weight in a block format of GGUF, as it lies in the file. Only on devices that compute with it.
+#[derive(Module, Debug)]
+pub struct BlockMatrix {
+    /// `[outputs, bytes of a row]`
+    pub bytes: Param<Tensor<2, Int>>,
+    #[module(skip)]
+    format: BlockFormat,
+}
+
+impl BlockMatrix {
+    pub(crate) fn new(bytes: Tensor<2, Int>, format: BlockFormat) -> Self {
+        Self { bytes: Param::initialized(ParamId::new(), bytes), format }
+    }
+}

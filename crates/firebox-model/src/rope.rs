@@ -1,0 +1,157 @@
+use std::f64::consts::TAU;
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::config::{RopeConfig, RopeLayout, RopeScaling};
+
+/// Cosines and sines of consecutive positions for one position scheme.
+///
+/// Angles are products in f32, as the reference implementation has them: at position 30,000 that
+/// rounding is worth a thousandth of a turn, and trained models have seen it.
+#[derive(Debug, Clone)]
+pub(crate) struct RopeTable {
+    cos: Tensor<3>,
+    sin: Tensor<3>,
+    layout: RopeLayout,
+    width: usize,
+}
+
+impl RopeTable {
+    /// One row for every position of every group, in order. A group is a range of positions and the length
+    /// of the sequence they belong to.
+    pub fn new(config: &RopeConfig, groups: &[(Range<usize>, usize)], device: &Device) -> Self {
+        let pairs = config.width.div_ceil(2);
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for (positions, length) in groups {
+            let (frequencies, magnitude) = config.frequencies(*length);
+            for position in positions.clone() {
+                for frequency in &frequencies {
+                    let angle = f64::from(position as f32 * frequency);
+                    cos.push(angle.cos() as f32 * magnitude);
+                    sin.push(angle.sin() as f32 * magnitude);
+                }
+            }
+        }
+        let table = |values: Vec<f32>| {
+            let rows = values.len() / pairs;
+            Tensor::from_data(TensorData::new(values, [rows, 1, pairs]), device)
+        };
+        Self { cos: table(cos), sin: table(sin), layout: config.layout, width: 2 * pairs }
+    }
+
+    /// Rotates the first part of every head of `[tokens, heads, head_dim]`.
+    pub fn rotate(&self, heads: Tensor<3>) -> Tensor<3> {
+        let [tokens, count, head_dim] = heads.dims();
+        let (width, pairs) = (self.width, self.width / 2);
+        let rotated_part = heads.clone().narrow(2, 0, width);
+        let rotated = match self.layout {
+            RopeLayout::Half => {
+                let (first, second) =
+                    (rotated_part.clone().narrow(2, 0, pairs), rotated_part.narrow(2, pairs, pairs));
+                let (first, second) = self.turn(first, second);
+                Tensor::cat(vec![first, second], 2)
+            }
+            RopeLayout::Interleaved => {
+                let pairs_last = rotated_part.reshape([tokens, count, pairs, 2]);
+                let element = |index| pairs_last.clone().narrow(3, index, 1).reshape([tokens, count, pairs]);
+                let (first, second) = self.turn(element(0), element(1));
+                Tensor::stack::<4>(vec![first, second], 3).reshape([tokens, count, width])
+            }
+        };
+        if width == head_dim {
+            rotated
+        } else {
+            Tensor::cat(vec![rotated, heads.narrow(2, width, head_dim - width)], 2)
+        }
+    }
+
+    fn turn(&self, first: Tensor<3>, second: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+        let (cos, sin) = (self.cos.clone(), self.sin.clone());
+        (first.clone().mul(cos.clone()) - second.clone().mul(sin.clone()), second.mul(cos) + first.mul(sin))
+    }
+}
+
+impl RopeConfig {
+    /// Radians per position of every pair, and what cosines and sines are multiplied by, in a sequence of
+    /// `length` tokens.
+    pub fn frequencies(&self, length: usize) -> (Vec<f32>, f32) {
+        let base = |theta: f64| -> Vec<f32> {
+            (0..self.width)
+                .step_by(2)
+                .map(|i| (1.0 / theta.powf(i as f64 / self.width as f64)) as f32)
+                .collect()
+        };
+        let plain = base(self.theta);
+        match &self.scaling {
+            RopeScaling::None => (plain, 1.0),
+            RopeScaling::Linear { factor } => (plain.into_iter().map(|f| f / factor).collect(), 1.0),
+            RopeScaling::Dynamic { factor, original } => {
+                let stretch = factor * (length.max(*original) as f64 / *original as f64) - (factor - 1.0);
+                let width = self.width as f64;
+                (base(self.theta * stretch.powf(width / (width - 2.0))), 1.0)
+            }
+            RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, attention_factor } => {
+                let ramp = self.yarn_ramp(*original, *beta_fast, *beta_slow, *truncate);
+                let frequencies = plain
+                    .into_iter()
+                    .zip(ramp)
+                    .map(|(f, ramp)| f / *factor as f32 * ramp + f * (1.0 - ramp))
+                    .collect();
+                (frequencies, *attention_factor)
+            }
+            RopeScaling::Llama3 { factor, low_frequency, high_frequency, original } => {
+                let original = *original as f32;
+                let stretched = |f: f32| {
+                    let wavelength = TAU as f32 / f;
+                    if wavelength > original / low_frequency {
+                        f / factor
+                    } else if wavelength < original / high_frequency {
+                        f
+                    } else {
+                        let smooth =
+                            (original / wavelength - low_frequency) / (high_frequency - low_frequency);
+                        (1.0 - smooth) * f / factor + smooth * f
+                    }
+                };
+                (plain.into_iter().map(stretched).collect(), 1.0)
+            }
+            RopeScaling::LongRope { short, long, original, attention_factor } => {
+                let factors = if length > *original { long } else { short };
+                (plain.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), *attention_factor)
+            }
+            RopeScaling::Factors { factors } => {
+                (plain.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), 1.0)
+            }
+        }
+    }
+
+    /// The shortest sequence whose frequencies are those of a sequence of `length`: cached keys stay
+    /// valid while this does not change.
+    pub fn epoch(&self, length: usize) -> usize {
+        match &self.scaling {
+            RopeScaling::Dynamic { original, .. } => length.max(*original),
+            RopeScaling::LongRope { original, .. } if length > *original => original + 1,
+            _ => 0,
+        }
+    }
+
+    /// How much of each frequency is interpolated, from 0 (high frequencies) to 1 (low ones).
+    fn yarn_ramp(&self, original: usize, beta_fast: f64, beta_slow: f64, truncate: bool) -> Vec<f32> {
+        let width = self.width as f64;
+        let dimension =
+            |rotations: f64| width * (original as f64 / (rotations * TAU)).ln() / (2.0 * self.theta.ln());
+        let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, mut high) = (low.max(0.0), high.min(width - 1.0));
+        if low == high {
+            // The ramp needs some width to be divided by.
+            high += 0.001;
+        }
+        (0..self.width.div_ceil(2))
+            .map(|pair| ((pair as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0))
+            .collect()
+    }
+}

@@ -1,0 +1,187 @@
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
+use firebox_kernels::Grouping;
+use firebox_kernels::linear::{self, BlockFormat};
+use firebox_store::{Bits, BlockType, Checkpoint, Dtype, Encoding, Weight};
+
+use crate::ModelError;
+use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
+
+/// Tensors of a checkpoint, on their way into modules: looked up by name within a scope, checked against
+/// the shape that the configuration asks for, and counted, so that what nobody asked for comes to light.
+#[derive(Clone)]
+pub(crate) struct Weights<'a> {
+    checkpoint: &'a Checkpoint,
+    device: &'a Device,
+    scope: String,
+    taken: &'a RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Weights<'a> {
+    pub fn new(checkpoint: &'a Checkpoint, device: &'a Device, taken: &'a RefCell<BTreeSet<String>>) -> Self {
+        Self { checkpoint, device, scope: String::new(), taken }
+    }
+
+    /// The same tensors, under names that begin with `prefix` too.
+    pub fn within(&self, prefix: &str) -> Self {
+        Self { scope: format!("{}{prefix}", self.scope), ..self.clone() }
+    }
+
+    /// Whether the checkpoint has the tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.info(&self.full(name)).is_some()
+    }
+
+    /// A small vector, in f32 whatever the file has.
+    pub fn vector(&self, name: &str, length: usize) -> Result<Param<Tensor<1>>, ModelError> {
+        Ok(param(self.plain(name, [length])?))
+    }
+
+    /// A small tensor, in f32 whatever the file has.
+    pub fn plain<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<D>, ModelError> {
+        let weight = self.take(name, &shape)?;
+        Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), self.device))
+    }
+
+    /// A weight of `[outputs, inputs]`. Where the device computes with the file's own numbers and shares
+    /// the machine's memory, the tensor lies over the mapped file.
+    pub fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
+        let weight = self.take(name, &[outputs, inputs])?;
+        match weight.encoding {
+            Encoding::Plain(dtype) => {
+                let kept = float_dtype(dtype).filter(|dtype| self.device.supports_dtype(*dtype));
+                let tensor = match kept {
+                    Some(dtype) => {
+                        Tensor::from_data(data(weight.data, [outputs, inputs], dtype), (self.device, dtype))
+                    }
+                    None => self.widened(&weight, [outputs, inputs])?,
+                };
+                Ok(Matrix::Dense(DenseMatrix::new(param(tensor))))
+            }
+            Encoding::Grouped(quantization) => {
+                let scales = weight.scales.clone().unwrap_or_default();
+                let groups = quantization.row_scales(inputs);
+                let scales: Tensor<2> = if self.device.supports_dtype(DType::F16) {
+                    Tensor::from_data(data(scales, [outputs, groups], DType::F16), (self.device, DType::F16))
+                } else {
+                    let widened: Vec<f32> =
+                        scales.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect();
+                    Tensor::from_data(TensorData::new(widened, [outputs, groups]), self.device)
+                };
+                let grouping =
+                    Grouping { inputs, group: quantization.group, four_bits: quantization.bits == Bits::Q4 };
+                Ok(Matrix::Grouped(GroupedMatrix::new(self.words(weight, outputs), scales, grouping)))
+            }
+            Encoding::Block(block) if linear::multiplies_blocks(self.device) => {
+                let row_bytes = inputs / block.block_len() * block.block_bytes();
+                let bytes = data(weight.data, [outputs, row_bytes], DType::U8);
+                let bytes = Tensor::from_data(bytes, (self.device, DType::U8));
+                Ok(Matrix::Blocks(BlockMatrix::new(bytes, block_format(block))))
+            }
+            Encoding::Block(_) => {
+                let widened = self.widened(&weight, [outputs, inputs])?;
+                Ok(Matrix::Dense(DenseMatrix::new(param(widened))))
+            }
+        }
+    }
+
+    /// Names in the checkpoint that no module has asked for, `foreign` ones left out.
+    pub fn untaken(&self, is_foreign: impl Fn(&str) -> bool) -> Vec<String> {
+        let taken = self.taken.borrow();
+        self.checkpoint
+            .tensors()
+            .map(|info| &info.name)
+            .filter(|name| !taken.contains(*name) && !is_foreign(name))
+            .cloned()
+            .collect()
+    }
+
+    fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.scope)
+    }
+
+    fn take(&self, name: &str, shape: &[usize]) -> Result<Weight, ModelError> {
+        let name = self.full(name);
+        let Some(info) = self.checkpoint.info(&name) else {
+            let path = self.checkpoint.path().to_path_buf();
+            return Err(ModelError::MissingTensor { name, shape: shape.to_vec(), path });
+        };
+        if info.shape != shape {
+            return Err(ModelError::Shape { name, expected: shape.to_vec(), found: info.shape.clone() });
+        }
+        if let Encoding::Plain(dtype) = info.encoding
+            && !dtype.is_float()
+        {
+            return Err(ModelError::Encoding {
+                name,
+                encoding: info.encoding.to_string(),
+                remedy: "weights are floating-point numbers, or quantized by `firebox import --quantize`",
+            });
+        }
+        let weight = self.checkpoint.weight(&name)?;
+        self.taken.borrow_mut().insert(name);
+        Ok(weight)
+    }
+
+    fn widened<const D: usize>(&self, weight: &Weight, shape: [usize; D]) -> Result<Tensor<D>, ModelError> {
+        Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), self.device))
+    }
+
+    /// Packed bytes as rows of 32-bit words: every device has those, few have 8-bit tensors.
+    fn words(&self, weight: Weight, rows: usize) -> Tensor<2, Int> {
+        const WORD: usize = size_of::<u32>();
+        let row_bytes = weight.data.len() / rows;
+        let words = row_bytes.div_ceil(WORD);
+        let bytes = if row_bytes.is_multiple_of(WORD) && weight.data.as_ptr().cast::<u32>().is_aligned() {
+            weight.data
+        } else {
+            let mut padded = Vec::with_capacity(rows * words * WORD);
+            for row in weight.data.chunks_exact(row_bytes) {
+                padded.extend_from_slice(row);
+                padded.resize(padded.len().next_multiple_of(WORD), 0);
+            }
+            return Tensor::from_data(
+                TensorData::from_bytes_vec(padded, [rows, words], DType::I32),
+                (self.device, DType::I32),
+            );
+        };
+        Tensor::from_data(data(bytes, [rows, words], DType::I32), (self.device, DType::I32))
+    }
+}
+
+// Nibbles are multiplied in the order they are stored in.
+const _: () = assert!(firebox_store::Q4_CHUNK == linear::NIBBLE_CHUNK);
+
+/// A parameter that training may later make trainable; nothing is copied.
+pub(crate) fn param<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
+    Param::initialized(ParamId::new(), tensor)
+}
+
+fn data<const D: usize>(bytes: bytes::Bytes, shape: [usize; D], dtype: DType) -> TensorData {
+    TensorData::from_bytes(Bytes::from_shared(bytes, AllocationProperty::File), shape, dtype)
+}
+
+fn block_format(block: BlockType) -> BlockFormat {
+    match block {
+        BlockType::Q8_0 => BlockFormat::Q8_0,
+        BlockType::Q4_0 => BlockFormat::Q4_0,
+        BlockType::Q4_1 => BlockFormat::Q4_1,
+        BlockType::Q5_0 => BlockFormat::Q5_0,
+        BlockType::Q5_1 => BlockFormat::Q5_1,
+        BlockType::Q4K => BlockFormat::Q4K,
+        BlockType::Q5K => BlockFormat::Q5K,
+        BlockType::Q6K => BlockFormat::Q6K,
+    }
+}
+
+fn float_dtype(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}
