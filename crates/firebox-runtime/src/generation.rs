@@ -1,0 +1,205 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firebox_text::{Detokenizer, StopStrings, Tokenizer};
+use serde::Serialize;
+
+use crate::{RuntimeError, Sampler, SamplerConfig, Session};
+
+/// What a generation is asked to do.
+#[derive(Debug, Clone, Default)]
+pub struct GenerationConfig {
+    /// Ends after this many tokens.
+    pub max_tokens: Option<usize>,
+    /// Ends when the sequence, prompt included, has this many tokens.
+    pub context: Option<usize>,
+    /// Ends before any of these.
+    pub stop: Vec<String>,
+    /// Ends at any of these tokens, beside those the tokenizer knows; [`Model::end_tokens`](crate::Model::end_tokens)
+    /// has them for a model without a tokenizer.
+    pub end_tokens: Vec<u32>,
+    /// Goes on after a token that would end it.
+    pub ignore_end: bool,
+    /// How tokens are chosen.
+    pub sampler: SamplerConfig,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model said so, or a stop string did.
+    Stop,
+    /// As many tokens as were asked for, or as fit.
+    Length,
+    /// The caller did.
+    Cancelled,
+}
+
+/// One generated token and the text that is now certain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The token; absent when the text was held back from earlier ones.
+    pub token: Option<u32>,
+    /// Empty while a character or a stop string may still be incomplete.
+    pub text: String,
+}
+
+/// What a generation came to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// The text.
+    pub text: String,
+    /// The tokens, without the one that ended it.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Milliseconds to the first token.
+    pub ttft_ms: f64,
+    /// Prompt tokens per second.
+    pub prefill_tps: f64,
+    /// Generated tokens per second after the first; 0 when there are fewer than two.
+    pub decode_tps: f64,
+    /// Why it ended.
+    pub finish: Finish,
+}
+
+/// A generation in progress. Dropping it leaves the session as far as it got.
+#[derive(Debug)]
+pub struct Generation<'s> {
+    session: &'s mut Session,
+    tokenizer: Option<Arc<Tokenizer>>,
+    detokenizer: Option<Detokenizer>,
+    stops: StopStrings,
+    sampler: Sampler,
+    config: GenerationConfig,
+    logits: Vec<f32>,
+    /// Fed at the next step only: the last token of an answer need not go through the layers.
+    pending: Option<u32>,
+    text: String,
+    tokens: Vec<u32>,
+    prompt_tokens: usize,
+    began: Instant,
+    first: Option<Duration>,
+    last: Duration,
+    finish: Option<Finish>,
+}
+
+impl<'s> Generation<'s> {
+    /// Feeds the prompt. Without a tokenizer only tokens come out.
+    pub fn begin(
+        session: &'s mut Session,
+        tokenizer: Option<Arc<Tokenizer>>,
+        prompt: &[u32],
+        config: GenerationConfig,
+    ) -> Result<Self, RuntimeError> {
+        let sampler = Sampler::new(config.sampler.clone())?;
+        let before = session.tokens().len();
+        let tokens = before + prompt.len();
+        if let Some(context) = config.context.filter(|&context| tokens >= context) {
+            return Err(RuntimeError::ContextFull { tokens: tokens + 1, context });
+        }
+        let began = Instant::now();
+        let (logits, finish) = match session.feed(prompt) {
+            Ok(logits) => (logits, None),
+            Err(RuntimeError::Cancelled) => (Vec::new(), Some(Finish::Cancelled)),
+            Err(error) => return Err(error),
+        };
+        Ok(Self {
+            prompt_tokens: session.tokens().len() - before,
+            session,
+            detokenizer: tokenizer.as_ref().map(|tokenizer| tokenizer.detokenizer(true)),
+            tokenizer,
+            stops: StopStrings::new(config.stop.clone()),
+            sampler,
+            config,
+            logits,
+            pending: None,
+            text: String::new(),
+            tokens: Vec::new(),
+            began,
+            first: None,
+            last: Duration::ZERO,
+            finish,
+        })
+    }
+
+    /// The next token, or nothing once the generation has ended.
+    pub fn next_piece(&mut self) -> Result<Option<Piece>, RuntimeError> {
+        if self.finish.is_some() {
+            return Ok(None);
+        }
+        if self.is_full() {
+            return Ok(self.end(Finish::Length));
+        }
+        if let Some(token) = self.pending.take() {
+            self.logits = self.session.feed(&[token])?;
+        }
+        let token = self.sampler.sample(&self.logits, self.session.tokens());
+        self.last = self.began.elapsed();
+        self.first.get_or_insert(self.last);
+        if !self.config.ignore_end && self.is_end(token) {
+            return Ok(self.end(Finish::Stop));
+        }
+        self.pending = Some(token);
+        self.tokens.push(token);
+        let text = match &mut self.detokenizer {
+            Some(detokenizer) => self.stops.push(&detokenizer.push(token)),
+            None => String::new(),
+        };
+        self.text.push_str(&text);
+        if self.stops.matched().is_some() {
+            self.finish = Some(Finish::Stop);
+        }
+        Ok(Some(Piece { token: Some(token), text }))
+    }
+
+    /// Ends the generation where it is, and hands out the text that was held back, if any was.
+    pub fn cancel(&mut self) -> Option<Piece> {
+        if self.finish.is_some() { None } else { self.end(Finish::Cancelled) }
+    }
+
+    /// Closes the generation: what it generated becomes part of the session.
+    pub fn finish(mut self) -> Result<Summary, RuntimeError> {
+        self.finish.get_or_insert(Finish::Cancelled);
+        if let Some(token) = self.pending.take() {
+            self.session.feed(&[token])?;
+        }
+        let seconds = |duration: Duration| duration.as_secs_f64().max(f64::EPSILON);
+        let first = self.first.unwrap_or_else(|| self.began.elapsed());
+        let steps = self.tokens.len().saturating_sub(1);
+        let decoding = self.last.saturating_sub(first);
+        Ok(Summary {
+            text: self.text,
+            tokens: self.tokens,
+            prompt_tokens: self.prompt_tokens,
+            ttft_ms: first.as_secs_f64() * 1000.0,
+            prefill_tps: self.prompt_tokens as f64 / seconds(first),
+            decode_tps: if steps == 0 { 0.0 } else { steps as f64 / seconds(decoding) },
+            finish: self.finish.unwrap_or(Finish::Cancelled),
+        })
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        self.config.end_tokens.contains(&token)
+            || self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_eos(token))
+    }
+
+    fn is_full(&self) -> bool {
+        let fed = self.session.tokens().len() + usize::from(self.pending.is_some());
+        self.config.max_tokens.is_some_and(|most| self.tokens.len() >= most)
+            || self.config.context.is_some_and(|context| fed >= context)
+    }
+
+    /// Hands out what was held back, if anything was.
+    fn end(&mut self, finish: Finish) -> Option<Piece> {
+        self.finish = Some(finish);
+        let mut text = match &mut self.detokenizer {
+            Some(detokenizer) => self.stops.push(&detokenizer.finish()),
+            None => String::new(),
+        };
+        text.push_str(&self.stops.finish());
+        self.text.push_str(&text);
+        (!text.is_empty()).then_some(Piece { token: None, text })
+    }
+}

@@ -1,0 +1,24 @@
+//! Runs models: sessions, sampling, generation, and the measures that say whether a model computes what
+//! it should.
+
+mod device;
+mod error;
+mod generation;
+mod memory;
+mod model;
+mod perplexity;
+mod sampler;
+mod session;
+mod verification;
+
+pub use device::{available_devices, device};
+pub use error::RuntimeError;
+pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
+pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes};
+pub use model::Model;
+pub use perplexity::{Divergence, Perplexity, perplexity};
+pub use sampler::{Sampler, SamplerConfig, likeliest};
+pub use session::Session;
+pub use verification::{
+    EmbeddingVerification, LogitVerification, Prefill, Verification, expected_input_ids, verify_against,
+};

@@ -1,0 +1,101 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use firebox_model::{Decoder, Encoder, Network};
+use firebox_store::Checkpoint;
+use firebox_text::Tokenizer;
+
+use crate::{RuntimeError, Session};
+
+/// An opened model: its network on a device, and what turns text into tokens and back.
+#[derive(Debug, Clone)]
+pub struct Model {
+    checkpoint: Checkpoint,
+    network: Arc<Network>,
+    tokenizer: Option<Arc<Tokenizer>>,
+}
+
+impl Model {
+    /// Opens a Hugging Face directory, a GGUF file or a bundle.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let model = firebox_runtime::Model::open("models/pocket", &firebox_runtime::device("cpu")?)?;
+    /// let mut session = model.session()?;
+    /// let logits = session.feed(&model.tokenizer()?.encode("Once upon", true)?)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn open(path: impl AsRef<Path>, device: &Device) -> Result<Self, RuntimeError> {
+        Self::from_checkpoint(Checkpoint::open(path)?, device)
+    }
+
+    /// The same, from a checkpoint that is open already.
+    pub fn from_checkpoint(checkpoint: Checkpoint, device: &Device) -> Result<Self, RuntimeError> {
+        let network = Network::load(&checkpoint, device)?;
+        let tokenizer = match checkpoint.text().tokenizer {
+            Some(_) => Some(Arc::new(Tokenizer::new(checkpoint.text(), checkpoint.config())?)),
+            None => None,
+        };
+        Ok(Self { network: Arc::new(network), tokenizer, checkpoint })
+    }
+
+    /// What it was opened from.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Decoder or encoder.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// The network, if it continues text.
+    pub fn decoder(&self) -> Result<Arc<Decoder>, RuntimeError> {
+        match &*self.network {
+            Network::Decoder(decoder) => Ok(decoder.clone()),
+            Network::Encoder(_) => Err(RuntimeError::Kind {
+                found: "a sentence encoder",
+                remedy: "it can embed text but not continue it; use a decoder such as qwen3",
+            }),
+        }
+    }
+
+    /// The network, if it turns text into a vector.
+    pub fn encoder(&self) -> Result<&Encoder, RuntimeError> {
+        match &*self.network {
+            Network::Encoder(encoder) => Ok(encoder),
+            Network::Decoder(_) => Err(RuntimeError::Kind {
+                found: "a decoder",
+                remedy: "it continues text; use a sentence encoder such as bert to embed",
+            }),
+        }
+    }
+
+    /// The tokenizer, if the checkpoint has one.
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>, RuntimeError> {
+        let path = || self.checkpoint.path().to_path_buf();
+        self.tokenizer.as_ref().ok_or_else(|| RuntimeError::NoTokenizer { path: path() })
+    }
+
+    /// Tokens at which a generation ends: the tokenizer's, or without one those that the model's
+    /// `generation_config.json` or `config.json` names, so that a model ends alike with and without its tokenizer.
+    pub fn end_tokens(&self) -> Vec<u32> {
+        if let Some(tokenizer) = &self.tokenizer {
+            return tokenizer.eos_ids().to_vec();
+        }
+        let config = self.checkpoint.config();
+        let files =
+            [self.checkpoint.text().generation_config.as_ref(), Some(config), config.get("text_config")];
+        let named =
+            files.into_iter().flatten().find_map(|file| file.get("eos_token_id").filter(|id| !id.is_null()));
+        let Some(named) = named else { return Vec::new() };
+        let ids = named.as_array().map_or(std::slice::from_ref(named), Vec::as_slice);
+        ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+    }
+
+    /// A sequence that has not begun.
+    pub fn session(&self) -> Result<Session, RuntimeError> {
+        Ok(Session::new(self.decoder()?))
+    }
+}

@@ -1,0 +1,150 @@
+use serde::Serialize;
+
+use crate::{Model, RuntimeError};
+
+/// How well a model predicts some tokens, and how far it is from another.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Perplexity {
+    /// `exp` of the mean negative log-likelihood.
+    pub perplexity: f64,
+    /// Nats per token.
+    pub negative_log_likelihood: f64,
+    /// How many tokens were predicted.
+    pub tokens: usize,
+    /// Against the other model, where there is one.
+    pub divergence: Option<Divergence>,
+}
+
+/// How far a model's predictions are from those of another.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Divergence {
+    /// The mean of KL(other ‖ this) over all positions, in nats.
+    pub mean_kl: f64,
+    /// The largest of them.
+    pub max_kl: f64,
+    /// The share of positions at which both find the same token likeliest.
+    pub same_top: f64,
+    /// The other model's perplexity.
+    pub other_perplexity: f64,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    predicted: usize,
+    negative_log_likelihood: f64,
+    positions: usize,
+    kl: f64,
+    max_kl: f64,
+    same_top: usize,
+    other_negative_log_likelihood: f64,
+}
+
+/// Measures on windows of `context` tokens, one after the other; every token of a window but its first is
+/// predicted, and every position is compared.
+pub fn perplexity(
+    model: &Model,
+    tokens: &[u32],
+    context: usize,
+    against: Option<&Model>,
+) -> Result<Perplexity, RuntimeError> {
+    let context = context.max(2);
+    if tokens.len() < 2 {
+        return Err(RuntimeError::Setting {
+            setting: "text",
+            value: format!("{} tokens", tokens.len()),
+            reason: "needs at least two tokens, one to predict from and one to predict",
+        });
+    }
+    let vocab = model.decoder()?.config().vocab_size;
+    if let Some(other) = against
+        && other.decoder()?.config().vocab_size != vocab
+    {
+        return Err(RuntimeError::Setting {
+            setting: "against",
+            value: other.checkpoint().path().display().to_string(),
+            reason: "has another vocabulary, so its predictions cannot be compared",
+        });
+    }
+    let mut sums = Sums::default();
+    for window in tokens.chunks(context) {
+        let found = model.session()?.feed_all(window)?;
+        let other = against.map(|other| other.session()?.feed_all(window)).transpose()?;
+        for position in 0..window.len() {
+            let row = position * vocab..(position + 1) * vocab;
+            let found = log_softmax(&found[row.clone()]);
+            let other = other.as_ref().map(|logits| log_softmax(&logits[row]));
+            sums.add(&found, other.as_deref(), window.get(position + 1).map(|&token| token as usize));
+        }
+    }
+    Ok(sums.finish(against.is_some()))
+}
+
+impl Sums {
+    fn add(&mut self, found: &[f64], other: Option<&[f64]>, next: Option<usize>) {
+        if let Some(next) = next {
+            self.predicted += 1;
+            self.negative_log_likelihood -= found[next];
+        }
+        let Some(other) = other else { return };
+        if let Some(next) = next {
+            self.other_negative_log_likelihood -= other[next];
+        }
+        let kl: f64 = other.iter().zip(found).map(|(&other, &found)| other.exp() * (other - found)).sum();
+        self.positions += 1;
+        self.kl += kl;
+        self.max_kl = self.max_kl.max(kl);
+        self.same_top += usize::from(top(found) == top(other));
+    }
+
+    fn finish(self, compared: bool) -> Perplexity {
+        let per_token = |sum: f64| sum / self.predicted as f64;
+        let negative_log_likelihood = per_token(self.negative_log_likelihood);
+        Perplexity {
+            perplexity: negative_log_likelihood.exp(),
+            negative_log_likelihood,
+            tokens: self.predicted,
+            divergence: compared.then(|| Divergence {
+                mean_kl: self.kl / self.positions as f64,
+                max_kl: self.max_kl,
+                same_top: self.same_top as f64 / self.positions as f64,
+                other_perplexity: per_token(self.other_negative_log_likelihood).exp(),
+            }),
+        }
+    }
+}
+
+fn top(values: &[f64]) -> usize {
+    let mut best = 0;
+    for (index, value) in values.iter().enumerate() {
+        if *value > values[best] {
+            best = index;
+        }
+    }
+    best
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - highest).exp()).sum();
+    logits.iter().map(|&logit| f64::from(logit) - highest - total.ln()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_distribution_does_not_diverge_from_itself_and_does_from_another() {
+        let (a, b) = (log_softmax(&[1.0, 2.0, 3.0]), log_softmax(&[1.0, 2.0, 2.0]));
+        let mut sums = Sums::default();
+        sums.add(&a, Some(&a), Some(1));
+        let same = sums.finish(true);
+        assert_eq!(same.divergence.as_ref().unwrap().mean_kl, 0.0);
+        assert!((same.perplexity - (1.0 + 1f64.exp() + (-1f64).exp())).abs() < 1e-12);
+        let mut sums = Sums::default();
+        sums.add(&b, Some(&a), None);
+        let by_hand: f64 = (0..3).map(|i| a[i].exp() * (a[i] - b[i])).sum();
+        assert!(by_hand > 0.0);
+        assert_eq!(sums.kl, by_hand);
+    }
+}
