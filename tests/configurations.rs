@@ -1,0 +1,110 @@
+//! A `config.json` that lies is an error, never a panic: neither when the model is built nor, should the lie
+//! go unnoticed, when it runs.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use firebox::model::Network;
+use firebox::{Model, device};
+use serde_json::{Value, json};
+
+fn reference() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference");
+    std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn lies() -> Vec<Value> {
+    vec![
+        Value::Null,
+        json!(0),
+        json!(1),
+        json!(3),
+        json!(-1),
+        json!(1e300),
+        json!(18_446_744_073_709_551_615u64),
+        json!(true),
+        json!("full"),
+        json!([]),
+        json!([1, "x"]),
+        json!({}),
+        json!({"rope_type": "yarn"}),
+        json!({"rope_type": "longrope", "long_factor": [0], "short_factor": []}),
+    ]
+}
+
+/// Every path to a value within the configuration: fields, and fields of its objects.
+fn paths(config: &Value) -> Vec<String> {
+    let mut paths = Vec::new();
+    for (name, value) in config.as_object().unwrap() {
+        paths.push(format!("/{name}"));
+        if value.is_object() {
+            paths.extend(self::paths(value).into_iter().map(|inner| format!("/{name}{inner}")));
+        }
+    }
+    paths
+}
+
+fn run(folder: &Path) -> Result<(), String> {
+    let model = Model::open(folder, &device("cpu").unwrap()).map_err(|error| error.to_string())?;
+    let outcome = match model.network() {
+        Network::Decoder(_) => {
+            model.session().unwrap().feed(&[5, 6, 7]).map(drop).map_err(|error| error.to_string())
+        }
+        Network::Encoder(encoder) => encoder.embed(&[5, 6, 7]).map(drop).map_err(|error| error.to_string()),
+    };
+    outcome
+}
+
+#[test]
+fn no_lie_in_a_configuration_panics() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (mut refused, mut accepted) = (0, 0);
+    for source in reference() {
+        let config: Value =
+            serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+        std::fs::copy(source.join("model.safetensors"), scratch.path().join("model.safetensors")).unwrap();
+        for path in paths(&config) {
+            for lie in lies() {
+                let mut lying = config.clone();
+                *lying.pointer_mut(&path).unwrap() = lie.clone();
+                std::fs::write(scratch.path().join("config.json"), lying.to_string()).unwrap();
+                match run(scratch.path()) {
+                    Ok(()) => accepted += 1,
+                    Err(message) => {
+                        assert!(!message.is_empty(), "{path} = {lie}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+    }
+    // Many fields do not concern the network; those that do have to be noticed.
+    assert!(refused > 500 && accepted > 500, "{refused} refused, {accepted} accepted");
+}
+
+#[test]
+fn errors_name_what_is_wrong() {
+    let scratch = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/llama");
+    std::fs::copy(source.join("model.safetensors"), scratch.path().join("model.safetensors")).unwrap();
+    let config: Value = serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+    for (field, value, named) in [
+        ("model_type", json!("abacus"), vec!["abacus", "qwen3_5", "gemma3_text"]),
+        ("num_hidden_layers", json!(5), vec!["model.layers.4.", "missing"]),
+        ("num_hidden_layers", json!(3), vec!["model.layers.3.", "does not account"]),
+        ("intermediate_size", json!(96), vec!["mlp.gate_proj.weight", "[96, 64]", "[160, 64]"]),
+        ("head_dim", json!(32), vec!["self_attn.q_proj.weight", "[128, 64]", "[64, 64]"]),
+        ("num_key_value_heads", json!(3), vec!["num_key_value_heads", "3", "4"]),
+        ("hidden_act", json!("magic"), vec!["hidden_act", "magic"]),
+        ("vocab_size", json!("many"), vec!["vocab_size", "many"]),
+    ] {
+        let mut lying = config.clone();
+        lying[field] = value;
+        std::fs::write(scratch.path().join("config.json"), lying.to_string()).unwrap();
+        let message = run(scratch.path()).unwrap_err();
+        for part in named {
+            assert!(message.contains(part), "{field}: {message:?} does not say {part:?}");
+        }
+    }
+}

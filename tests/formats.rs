@@ -1,0 +1,105 @@
+//! One checkpoint, whatever it is stored as: a Hugging Face directory, a GGUF file, a bundle made of either.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use firebox::store::{Bits, Checkpoint, ImportOptions, Quantization, import};
+use firebox::{Model, Prefill, Verification, device, perplexity, verify_against};
+use serde_json::Value;
+
+fn fixtures(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder)
+}
+
+fn imported(source: &Path, destination: &Path, quantize: Option<Quantization>) {
+    import(source, destination, &ImportOptions { quantize, ..ImportOptions::default() }, &mut |_| ())
+        .unwrap();
+}
+
+fn open(path: &Path) -> Model {
+    Model::open(path, &device("cpu").unwrap()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn verified(path: &Path, expected: &Path) -> Verification {
+    verify_against(&open(path), expected, Prefill::Whole).unwrap()
+}
+
+#[test]
+fn gguf_and_bundles_compute_what_the_directory_computes() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut families = 0;
+    let mut failures = Vec::new();
+    for entry in std::fs::read_dir(fixtures("gguf")).unwrap() {
+        let folder = entry.unwrap().path();
+        let family = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let (directory, gguf) = (folder.join("hf"), folder.join("model.gguf"));
+        let (bundle, gguf_bundle) =
+            (scratch.path().join(&family), scratch.path().join(format!("{family}-gguf")));
+        imported(&directory, &bundle, None);
+        imported(&gguf, &gguf_bundle, None);
+        let expected = directory.join("expected.safetensors");
+        for path in [&directory, &gguf, &bundle, &gguf_bundle] {
+            let found = verified(path, &expected);
+            if !found.passes(1e-4) {
+                failures.push(format!("{}: {found:?}", path.display()));
+            }
+        }
+        families += 1;
+    }
+    assert_eq!(families, 9);
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn an_encoder_survives_its_bundle() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (source, bundle) = (fixtures("reference/bert"), scratch.path().join("bert"));
+    imported(&source, &bundle, None);
+    assert!(verified(&bundle, &source.join("expected.safetensors")).passes(1e-5));
+}
+
+/// What rounding weights costs, against the same rounding done by another program: the difference between
+/// the two would be a fault of this one.
+#[test]
+fn quantization_costs_what_its_rounding_costs() {
+    let oracle: Value =
+        serde_json::from_slice(&std::fs::read(fixtures("quantization.json")).unwrap()).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    for family in ["qwen3", "llama"] {
+        let source = fixtures("reference").join(family);
+        let ids: Vec<u32> = serde_json::from_value(oracle[family]["ids"].clone()).unwrap();
+        let mut q8_loss = f64::NAN;
+        for (name, bits, group) in
+            [("q8_32", Bits::Q8, 32), ("q4_32", Bits::Q4, 32), ("q4_128", Bits::Q4, 128)]
+        {
+            let bundle = scratch.path().join(format!("{family}-{name}"));
+            imported(&source, &bundle, Some(Quantization { bits, group }));
+            let found = perplexity(&open(&bundle), &ids, ids.len(), Some(&open(&source))).unwrap();
+            let mean_kl = found.divergence.unwrap().mean_kl;
+            let expected = oracle[family][name]["ids"].as_f64().unwrap();
+            assert!(
+                (mean_kl / expected - 1.0).abs() < 0.05,
+                "{family} {name}: {mean_kl} instead of {expected}"
+            );
+            if bits == Bits::Q8 {
+                q8_loss = mean_kl;
+            } else {
+                assert!(mean_kl > 50.0 * q8_loss, "{family} {name}: {mean_kl} against {q8_loss}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_quantized_model_keeps_its_tokens_when_stored_again() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, second) = (scratch.path().join("first"), scratch.path().join("second"));
+    let quantize = Some(Quantization { bits: Bits::Q4, group: 32 });
+    imported(&fixtures("reference/qwen3"), &first, quantize);
+    imported(&first, &second, None);
+    let hashes = |path: &Path| -> Vec<_> {
+        Checkpoint::open(path).unwrap().segments().into_iter().map(|segment| segment.hash).collect()
+    };
+    assert_eq!(hashes(&first), hashes(&second));
+}
