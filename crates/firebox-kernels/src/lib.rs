@@ -3,7 +3,12 @@
 //! Each operation is a plain function on tensors. On Flex it runs a version of its own, on every other
 //! device the reference in Burn's operations, which is also what its tests compare with.
 
+pub mod attend;
+mod flex;
 pub mod linear;
+pub mod norm;
+pub mod rope;
 mod simd;
 
+pub use attend::Attending;
 pub use linear::Grouping;

@@ -3,23 +3,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::Grouping;
 use firebox_kernels::linear::{NIBBLE_CHUNK, multiply, multiply_grouped, reference};
 use proptest::prelude::*;
+use support::{assert_close, bits, numbers, random, values};
 
-/// A matrix of numbers between -1 and 1 that repeats for a seed.
 fn matrix(rows: usize, columns: usize, seed: u64) -> Tensor<2> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let values: Vec<f32> = (0..rows * columns)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-        })
-        .collect();
-    Tensor::from_data(TensorData::new(values, [rows, columns]), &Device::flex())
+    random([rows, columns], seed)
 }
 
 /// Random packed integers and scales of a layout.
@@ -30,38 +23,19 @@ fn grouped(outputs: usize, grouping: Grouping, seed: u64) -> (Tensor<2, Int>, Te
         grouping.inputs.next_multiple_of(4)
     };
     let words = row_bytes / 4;
-    let bits: Vec<i32> = matrix(outputs, words, seed)
-        .into_data()
-        .try_to_vec::<f32>()
-        .unwrap()
+    let bits: Vec<i32> = numbers(outputs * words, seed)
         .iter()
-        .map(|x| x.to_bits() as i32)
+        .map(|x| (x.to_bits() as i32).wrapping_mul(0x2C1B_3C6D))
         .collect();
-    let bits = bits.into_iter().map(|bits| bits.wrapping_mul(0x2C1B_3C6D)).collect::<Vec<_>>();
     let device = Device::flex();
     let words = Tensor::from_data(TensorData::new(bits, [outputs, words]), (&device, DType::I32));
     let scales = matrix(outputs, grouping.inputs.div_ceil(grouping.group), seed + 1).cast(DType::F16);
     (words, scales)
 }
 
-fn values(tensor: Tensor<2>) -> Vec<f32> {
-    tensor.into_data().try_to_vec::<f32>().unwrap()
-}
-
 /// Two ways of summing `inputs` products of numbers up to `magnitude` may differ by this much.
 fn tolerance(inputs: usize, magnitude: f32) -> f32 {
     magnitude * 1e-6 * (inputs as f32).max(8.0)
-}
-
-fn assert_close(found: Tensor<2>, expected: Tensor<2>, tolerance: f32) {
-    assert_eq!(found.dims(), expected.dims());
-    for (index, (found, expected)) in values(found).into_iter().zip(values(expected)).enumerate() {
-        assert!((found - expected).abs() <= tolerance, "element {index}: {found} instead of {expected}");
-    }
-}
-
-fn bits(tensor: Tensor<2>) -> Vec<u32> {
-    values(tensor).into_iter().map(f32::to_bits).collect()
 }
 
 fn grouping() -> impl Strategy<Value = Grouping> {

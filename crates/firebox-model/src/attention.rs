@@ -1,12 +1,13 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 use firebox_cache::KvCache;
+use firebox_kernels::attend::{Attending, attend};
 
 use crate::ModelError;
 use crate::config::{AttentionConfig, AttentionProjections};
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
-use crate::rows::{Rows, View};
+use crate::rows::Rows;
 use crate::weights::Weights;
 
 /// Grouped-query attention.
@@ -82,17 +83,15 @@ impl Attention {
         caches: impl Iterator<Item = &'c mut KvCache>,
     ) -> Tensor<2> {
         let Projected { query, key, value, gate } = self.project(x, rows);
-        let views = rows.views(self.config.window);
         let parts = rows
             .groups
             .iter()
-            .zip(views)
             .zip(caches)
-            .map(|((group, view), cache)| {
+            .map(|(group, cache)| {
                 let of_group =
                     |tensor: &Tensor<3>| tensor.clone().narrow(0, group.rows.start, group.rows.len());
                 cache.append(of_group(&key).swap_dims(0, 1), of_group(&value).swap_dims(0, 1));
-                self.attend(of_group(&query), cache, view)
+                self.attend(of_group(&query), cache, group.position)
             })
             .collect();
         let attended = joined(parts);
@@ -140,34 +139,19 @@ impl Attention {
     }
 
     /// What the queries `[rows, heads, head_dim]` of one sequence gather from its cache.
-    fn attend(&self, query: Tensor<3>, cache: &KvCache, view: &View) -> Tensor<2> {
-        let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
-        let rows = query.dims()[0];
-        let sharing = heads / kv_heads;
-        let Some((keys, values)) = cache.from_position(view.first) else {
-            return query.reshape([rows, heads * head_dim]);
-        };
-        let positions = keys.dims()[1];
-        let query = query.reshape([rows, kv_heads, sharing, head_dim]).permute([1, 2, 0, 3]).reshape([
-            kv_heads,
-            sharing * rows,
-            head_dim,
-        ]);
-        let mut scores = query.matmul(keys.transpose()).mul_scalar(scale);
-        if let Some(cap) = softcap {
-            scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
+    fn attend(&self, query: Tensor<3>, cache: &KvCache, position: usize) -> Tensor<2> {
+        let AttentionConfig { scale, softcap, window, .. } = self.config;
+        // Earlier positions are seen by none of the rows.
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        match cache.from_position(first) {
+            Some((keys, values)) => {
+                attend(query, keys, values, Attending { position, first, window, scale, softcap })
+            }
+            None => {
+                let [rows, heads, head_dim] = query.dims();
+                query.reshape([rows, heads * head_dim])
+            }
         }
-        if let Some(mask) = &view.mask {
-            scores = scores
-                .reshape([kv_heads, sharing, rows, positions])
-                .add(mask.clone().unsqueeze())
-                .reshape([kv_heads, sharing * rows, positions]);
-        }
-        activation::softmax(scores, 2)
-            .matmul(values)
-            .reshape([kv_heads, sharing, rows, head_dim])
-            .permute([2, 0, 1, 3])
-            .reshape([rows, heads * head_dim])
     }
 }
 

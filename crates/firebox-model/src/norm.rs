@@ -1,5 +1,6 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use firebox_kernels::norm::rms_norm;
 
 use crate::ModelError;
 use crate::config::NormConfig;
@@ -27,9 +28,9 @@ impl RmsNorm {
 
     /// Normalises the last dimension.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let mean_square = x.clone().square().mean_dim(D - 1);
-        let weight = self.weight.val();
-        let weight = if self.weight_offset == 0.0 { weight } else { weight.add_scalar(self.weight_offset) };
-        x.div(mean_square.add_scalar(self.epsilon).sqrt()).mul(weight.unsqueeze())
+        let shape = x.shape();
+        let width = self.weight.shape()[0];
+        let rows = x.reshape([shape.num_elements() / width, width]);
+        rms_norm(rows, self.weight.val(), self.epsilon, self.weight_offset).reshape(shape)
     }
 }

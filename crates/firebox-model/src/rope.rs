@@ -2,6 +2,7 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
+use firebox_kernels::rope::rotate;
 
 use crate::config::{RopeConfig, RopeLayout, RopeScaling};
 
@@ -14,7 +15,6 @@ pub(crate) struct RopeTable {
     cos: Tensor<3>,
     sin: Tensor<3>,
     layout: RopeLayout,
-    width: usize,
 }
 
 impl RopeTable {
@@ -37,38 +37,12 @@ impl RopeTable {
             let rows = values.len() / pairs;
             Tensor::from_data(TensorData::new(values, [rows, 1, pairs]), device)
         };
-        Self { cos: table(cos), sin: table(sin), layout: config.layout, width: 2 * pairs }
+        Self { cos: table(cos), sin: table(sin), layout: config.layout }
     }
 
     /// Rotates the first part of every head of `[tokens, heads, head_dim]`.
     pub fn rotate(&self, heads: Tensor<3>) -> Tensor<3> {
-        let [tokens, count, head_dim] = heads.dims();
-        let (width, pairs) = (self.width, self.width / 2);
-        let rotated_part = heads.clone().narrow(2, 0, width);
-        let rotated = match self.layout {
-            RopeLayout::Half => {
-                let (first, second) =
-                    (rotated_part.clone().narrow(2, 0, pairs), rotated_part.narrow(2, pairs, pairs));
-                let (first, second) = self.turn(first, second);
-                Tensor::cat(vec![first, second], 2)
-            }
-            RopeLayout::Interleaved => {
-                let pairs_last = rotated_part.reshape([tokens, count, pairs, 2]);
-                let element = |index| pairs_last.clone().narrow(3, index, 1).reshape([tokens, count, pairs]);
-                let (first, second) = self.turn(element(0), element(1));
-                Tensor::stack::<4>(vec![first, second], 3).reshape([tokens, count, width])
-            }
-        };
-        if width == head_dim {
-            rotated
-        } else {
-            Tensor::cat(vec![rotated, heads.narrow(2, width, head_dim - width)], 2)
-        }
-    }
-
-    fn turn(&self, first: Tensor<3>, second: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
-        let (cos, sin) = (self.cos.clone(), self.sin.clone());
-        (first.clone().mul(cos.clone()) - second.clone().mul(sin.clone()), second.mul(cos) + first.mul(sin))
+        rotate(heads, self.cos.clone(), self.sin.clone(), self.layout == RopeLayout::Interleaved)
     }
 }
 

@@ -1,11 +1,12 @@
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{DType, Shape};
 
 use super::LinearOps;
 use super::blocks::{BlockFormat, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::rows::{Bf16, ByteRows, CHUNK, F16, NibbleRows, PlainRows, Rows, Scales};
 use super::tiles;
+use crate::flex::{dims, elements, tensor};
 
 impl LinearOps for Flex {
     fn multiply(x: FlexTensor, weight: FlexTensor) -> FlexTensor {
@@ -40,14 +41,12 @@ impl LinearOps for Flex {
 
     fn multiply_blocks(x: FlexTensor, bytes: FlexTensor, format: BlockFormat) -> FlexTensor {
         let bytes = bytes.to_contiguous();
-        let inputs = dims(&bytes)[1] / format.bytes() * format.inputs();
-        with_blocks(&bytes, format, inputs, Multiply(x))
+        with_blocks(&bytes, format, Multiply(x))
     }
 
     fn dequantize_blocks(bytes: FlexTensor, format: BlockFormat) -> FlexTensor {
         let bytes = bytes.to_contiguous();
-        let inputs = dims(&bytes)[1] / format.bytes() * format.inputs();
-        with_blocks(&bytes, format, inputs, Decode)
+        with_blocks(&bytes, format, Decode)
     }
 }
 
@@ -69,12 +68,13 @@ struct Decode;
 impl WithRows for Decode {
     fn run(self, weight: &impl Rows, outputs: usize) -> FlexTensor {
         let values = tiles::decode(weight, outputs);
-        FlexTensor::from_data(TensorData::new(values, Shape::new([outputs, weight.inputs()])))
+        tensor(values, [outputs, weight.inputs()])
     }
 }
 
-fn with_blocks(bytes: &FlexTensor, format: BlockFormat, inputs: usize, work: impl WithRows) -> FlexTensor {
-    let [outputs, _] = dims(bytes);
+fn with_blocks(bytes: &FlexTensor, format: BlockFormat, work: impl WithRows) -> FlexTensor {
+    let [outputs, row_bytes] = dims(bytes);
+    let inputs = row_bytes / format.bytes() * format.inputs();
     let bytes = elements(bytes);
     match format {
         BlockFormat::Q8_0 => work.run(&BlockRows::<Q8_0>::new(bytes, inputs), outputs),
@@ -86,17 +86,6 @@ fn with_blocks(bytes: &FlexTensor, format: BlockFormat, inputs: usize, work: imp
         BlockFormat::Q5K => work.run(&BlockRows::<Q5K>::new(bytes, inputs), outputs),
         BlockFormat::Q6K => work.run(&BlockRows::<Q6K>::new(bytes, inputs), outputs),
     }
-}
-
-/// The elements of a contiguous tensor, as whatever they are stored as.
-fn elements<T: bytemuck::Pod>(tensor: &FlexTensor) -> &[T] {
-    let (start, end) = tensor.layout().contiguous_offsets().unwrap_or((0, 0));
-    let size = tensor.dtype().size();
-    bytemuck::cast_slice(&tensor.bytes()[start * size..end * size])
-}
-
-fn dims(tensor: &FlexTensor) -> [usize; 2] {
-    tensor.layout().shape().dims()
 }
 
 fn product(x: FlexTensor, weight: &impl Rows, outputs: usize) -> FlexTensor {
@@ -114,6 +103,6 @@ fn product(x: FlexTensor, weight: &impl Rows, outputs: usize) -> FlexTensor {
         }
         tiles::multiply(&with_zeros, rows, weight, outputs)
     };
-    let result = FlexTensor::from_data(TensorData::new(result, Shape::new([outputs, rows])));
+    let result = tensor(result, [outputs, rows]);
     if rows == 1 { result.reshape(Shape::new([1, outputs])) } else { result.transpose(0, 1) }
 }

@@ -9,8 +9,10 @@ mod tiles;
 pub use blocks::BlockFormat;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, DispatchDevice, backend_extension};
+use burn::backend::{Backend, backend_extension};
 use burn::tensor::{Device, Int, Tensor};
+
+use crate::flex::{Dispatched, is_flex};
 
 /// Inputs whose nibbles are stored together: byte `i` of 16 holds input `i` low and input `i + 16` high.
 pub const NIBBLE_CHUNK: usize = 32;
@@ -31,10 +33,10 @@ pub struct Grouping {
 ///
 /// On the CPU a row's result does not depend on the rows beside it or on the number of threads.
 pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    if !has_own_version(&x.device()) {
+    if !is_flex(&x.device()) {
         return reference::multiply(x, weight);
     }
-    Tensor::from_dispatch(<Dispatch as LinearOps>::multiply(x.into_dispatch(), weight.into_dispatch()))
+    Tensor::from_dispatch(<Dispatched as LinearOps>::multiply(x.into_dispatch(), weight.into_dispatch()))
 }
 
 /// The same for a weight of small integers: `words` is `[outputs, words]`, `scales` is `[outputs, groups]`.
@@ -44,10 +46,10 @@ pub fn multiply_grouped(
     scales: Tensor<2>,
     grouping: Grouping,
 ) -> Tensor<2> {
-    if !has_own_version(&x.device()) {
+    if !is_flex(&x.device()) {
         return reference::multiply_grouped(x, words, scales, grouping);
     }
-    Tensor::from_dispatch(<Dispatch as LinearOps>::multiply_grouped(
+    Tensor::from_dispatch(<Dispatched as LinearOps>::multiply_grouped(
         x.into_dispatch(),
         words.into_dispatch(),
         scales.into_dispatch(),
@@ -62,7 +64,7 @@ pub fn multiply_grouped(
 /// # Panics
 /// On devices other than the CPU, which have no version of it; see [`multiplies_blocks`].
 pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
-    Tensor::from_dispatch(<Dispatch as LinearOps>::multiply_blocks(
+    Tensor::from_dispatch(<Dispatched as LinearOps>::multiply_blocks(
         x.into_dispatch(),
         bytes.into_dispatch(),
         format,
@@ -71,16 +73,12 @@ pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat)
 
 /// The numbers that rows of GGUF blocks stand for: `[rows, inputs]` in f32. For the same devices.
 pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
-    Tensor::from_dispatch(<Dispatch as LinearOps>::dequantize_blocks(bytes.into_dispatch(), format))
+    Tensor::from_dispatch(<Dispatched as LinearOps>::dequantize_blocks(bytes.into_dispatch(), format))
 }
 
 /// Whether a device computes with GGUF blocks as they are.
 pub fn multiplies_blocks(device: &Device) -> bool {
-    has_own_version(device)
-}
-
-fn has_own_version(device: &Device) -> bool {
-    matches!(device.as_dispatch(), DispatchDevice::Flex(_))
+    is_flex(device)
 }
 
 /// The operations of backends that have versions of their own.

@@ -1,0 +1,32 @@
+//! What versions for Flex have in common.
+
+use burn::backend::Dispatch;
+use burn::backend::DispatchDevice;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{Device, Shape, TensorData};
+
+/// Whether tensors of a device are those of Flex.
+pub(crate) fn is_flex(device: &Device) -> bool {
+    matches!(device.as_dispatch(), DispatchDevice::Flex(_))
+}
+
+/// Where the operations of this crate are looked up by device.
+pub(crate) type Dispatched = Dispatch;
+
+/// The elements of a contiguous tensor, as whatever they are stored as.
+///
+/// # Panics
+/// If they are not as long as the tensor's dtype says.
+pub(crate) fn elements<T: bytemuck::Pod>(tensor: &FlexTensor) -> &[T] {
+    let (start, end) = tensor.layout().contiguous_offsets().unwrap_or((0, 0));
+    let size = tensor.dtype().size();
+    bytemuck::cast_slice(&tensor.bytes()[start * size..end * size])
+}
+
+pub(crate) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
+    tensor.layout().shape().dims()
+}
+
+pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+    FlexTensor::from_data(TensorData::new(values, Shape::new(shape)))
+}
