@@ -1,0 +1,83 @@
+//! The command line.
+
+use clap::{Parser, Subcommand};
+
+use crate::chat::ChatArgs;
+use crate::console::OutputArgs;
+use crate::devices::DevicesArgs;
+use crate::import::ImportArgs;
+use crate::inspect::InspectArgs;
+use crate::perplexity::PerplexityArgs;
+use crate::pull::PullArgs;
+use crate::run::RunArgs;
+use crate::tokenize::TokenizeArgs;
+use crate::verify::VerifyArgs;
+
+const AFTER_HELP: &str = "\
+MODEL is a Hugging Face directory, a GGUF file, a bundle that `firebox import` wrote,
+or ORG/NAME for what `firebox pull` has fetched.
+
+Results go to stdout, remarks and errors to stderr.
+
+Exit codes:
+  0    done
+  1    a check failed: `verify` past the tolerance, or a hash that does not match
+  2    the command line or a setting makes no sense
+  3    a model or a file could not be opened, read or used
+  4    out of context: the text is longer than the model, or --ctx-size, allows
+  130  interrupted by Ctrl-C";
+
+/// Runs transformer language models on the machines people carry
+#[derive(Debug, Parser)]
+#[command(name = "firebox", version, after_help = AFTER_HELP, propagate_version = true)]
+pub struct Cli {
+    #[command(flatten)]
+    pub output: OutputArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What there is to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer one prompt
+    Run(RunArgs),
+    /// Talk with a model
+    Chat(ChatArgs),
+    /// Fetch a model from the Hugging Face hub
+    Pull(PullArgs),
+    /// Write a model as a bundle, quantizing it if asked to
+    Import(ImportArgs),
+    /// Show what is in a model
+    Inspect(InspectArgs),
+    /// Check that a model is intact, or that it computes what it should
+    Verify(VerifyArgs),
+    /// Measure how well a model predicts a text, and how far it is from another
+    Perplexity(PerplexityArgs),
+    /// Turn text into token ids and back
+    Tokenize(TokenizeArgs),
+    /// List the devices of this build
+    Devices(DevicesArgs),
+}
+
+/// Where to compute.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DeviceArgs {
+    /// Where to compute; `firebox devices` lists what there is
+    #[arg(long, value_name = "DEVICE", env = "FIREBOX_DEVICE", default_value = "cpu")]
+    pub device: String,
+    /// CPU threads to use [default: all]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,176 @@
+//! `firebox chat`
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use firebox_text::Message;
+
+use crate::console::{Console, human_bytes};
+use crate::conversation::Conversation;
+use crate::generating::{GeneratingArgs, open, speed};
+use crate::interrupt::Interrupt;
+use crate::lines::Lines;
+use crate::outcome::{Outcome, is_closed_pipe, usage};
+use crate::prompt::{Prompter, plain_template};
+use crate::settings;
+
+const HELP: &str = "\
+/help              this
+/reset             forget the conversation
+/system [TEXT]     tell the model what to be, or nothing
+/regen             answer again
+/set [NAME VALUE]  change a setting, or list them
+/save FILE         write the conversation as JSON
+/stats             how long and how fast it has been
+/quit              leave, as Ctrl-D does
+
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines.";
+
+/// Options of `firebox chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// The model
+    #[arg(value_name = "MODEL", required_unless_present = "model")]
+    place: Option<PathBuf>,
+    /// The model, by its flag
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "place")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    generating: GeneratingArgs,
+}
+
+/// Talks until the user has had enough.
+pub fn chat(args: &ChatArgs, console: &Console) -> anyhow::Result<Outcome> {
+    let Some(path) = args.place.as_ref().or(args.model.as_ref()) else {
+        return Err(usage("no model; give one as in `firebox chat MODEL`"));
+    };
+    let interrupt = Interrupt::install()?;
+    let mut conversation = begin(args, path, &interrupt, console)?;
+    let mut lines = Lines::open()?;
+    if matches!(lines, Lines::Editor { .. }) {
+        console.note("/help lists the commands; Ctrl-D leaves");
+    }
+    let mut failure = None;
+    while let Some(message) = lines.next_message()? {
+        let done = match message.trim().strip_prefix('/') {
+            Some(command) => command_given(command, &mut conversation, &interrupt, console),
+            None if message.trim().is_empty() => Ok(true),
+            None => conversation.say(&message, &interrupt, console).map(|()| true),
+        };
+        match done {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) if is_closed_pipe(&error) => return Err(error),
+            // On a terminal the user sees it and goes on; a script has to be told in the end.
+            Err(error) if matches!(lines, Lines::Editor { .. }) => {
+                console.error(&crate::outcome::in_one_line(&error))
+            }
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    failure.map_or(Ok(Outcome::Done), Err)
+}
+
+fn begin(
+    args: &ChatArgs,
+    path: &Path,
+    interrupt: &Interrupt,
+    console: &Console,
+) -> anyhow::Result<Conversation> {
+    let model = open(path, &args.generating.device, console)?;
+    let config = args.generating.config(&model, console)?;
+    let prompting = &args.generating.prompt;
+    let own = prompting.template(&model)?;
+    let add_special = own.is_none();
+    let template = match own {
+        Some(template) => template,
+        None => {
+            console.note("note: the model has no chat template; it continues what you say, line after line");
+            plain_template()?
+        }
+    };
+    let prompter = Prompter {
+        tokenizer: model.tokenizer()?.clone(),
+        template,
+        thinking: prompting.thinking(),
+        add_special,
+    };
+    let mut conversation =
+        Conversation::new(prompter, config, model.session()?.with_cancel(interrupt.flag()));
+    if let Some(system) = &prompting.system {
+        conversation.set_system(system);
+    }
+    Ok(conversation)
+}
+
+/// Does what a command asks. False if that is to leave.
+fn command_given(
+    command: &str,
+    conversation: &mut Conversation,
+    interrupt: &Interrupt,
+    console: &Console,
+) -> anyhow::Result<bool> {
+    let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+    let rest = rest.trim();
+    match name {
+        "help" | "?" => console.reply(HELP),
+        "reset" | "clear" => {
+            conversation.reset();
+            console.reply("(forgotten)");
+        }
+        "system" => {
+            conversation.set_system(rest);
+            console.reply(if rest.is_empty() { "(no system text)" } else { "(system text set)" });
+        }
+        "regen" => {
+            if !conversation.answer_again(interrupt, console)? {
+                console.reply("(nothing has been asked yet)");
+            }
+        }
+        "set" => set(rest, conversation, console),
+        "save" if rest.is_empty() => console.reply("/save FILE: say where to"),
+        "save" => match save(Path::new(rest), conversation.messages()) {
+            Ok(()) => console.reply(format!("(saved to {rest})")),
+            Err(error) => console.error(&crate::outcome::in_one_line(&error)),
+        },
+        "stats" => console.reply(stats(conversation)),
+        "quit" | "exit" | "bye" => return Ok(false),
+        _ => console.reply(format!("there is no command /{name}; /help lists them")),
+    }
+    Ok(true)
+}
+
+fn set(rest: &str, conversation: &mut Conversation, console: &Console) {
+    let thinking = &mut conversation.prompter.thinking;
+    let Some((name, value)) = rest.split_once([' ', '=']) else {
+        console.reply(settings::listed(&conversation.config, *thinking));
+        return;
+    };
+    match settings::set(&mut conversation.config, thinking, name.trim(), value.trim()) {
+        Ok(()) => console.reply(format!("({} is {})", name.trim(), value.trim())),
+        Err(error) => console.error(&error.to_string()),
+    }
+}
+
+fn save(path: &Path, messages: &[Message]) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(messages)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn stats(conversation: &Conversation) -> String {
+    let (tokens, bytes) = conversation.size();
+    let context = conversation.config.context.unwrap_or_default();
+    let said = conversation.messages().iter().filter(|message| message.role == "user").count();
+    let held = format!(
+        "{said} turns, {tokens} of {context} tokens in memory, keys and values take {}",
+        human_bytes(bytes as u64)
+    );
+    match conversation.last() {
+        Some(summary) => format!("{held}\nlast answer: {}", speed(summary)),
+        None => held,
+    }
+}

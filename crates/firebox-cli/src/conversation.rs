@@ -1,0 +1,133 @@
+//! A conversation: what was said, and the session that has read it.
+
+use firebox_runtime::{Finish, GenerationConfig, RuntimeError, Session, Summary};
+use firebox_text::Message;
+
+use crate::console::Console;
+use crate::generating::answer;
+use crate::interrupt::Interrupt;
+use crate::prompt::Prompter;
+
+/// A conversation with a model.
+pub struct Conversation {
+    pub prompter: Prompter,
+    pub config: GenerationConfig,
+    session: Session,
+    messages: Vec<Message>,
+    /// Answers so far: each has its own seed, so that asking again gives another answer.
+    answers: u64,
+    /// The last answer's numbers.
+    last: Option<Summary>,
+}
+
+impl Conversation {
+    /// One that has not begun.
+    pub fn new(prompter: Prompter, config: GenerationConfig, session: Session) -> Self {
+        Self { prompter, config, session, messages: Vec::new(), answers: 0, last: None }
+    }
+
+    /// What was said.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// The last answer's numbers.
+    pub fn last(&self) -> Option<&Summary> {
+        self.last.as_ref()
+    }
+
+    /// Tokens in the session, and the bytes its keys and values take.
+    pub fn size(&self) -> (usize, usize) {
+        (self.session.tokens().len(), self.session.cache_bytes())
+    }
+
+    /// Forgets everything but what the model is told to be.
+    pub fn reset(&mut self) {
+        self.messages.retain(|message| message.role == "system");
+        self.session.clear();
+        self.last = None;
+    }
+
+    /// Says what the model is to be; nothing, if the text is empty.
+    pub fn set_system(&mut self, text: &str) {
+        self.messages.retain(|message| message.role != "system");
+        if !text.is_empty() {
+            self.messages.insert(0, Message::system(text));
+        }
+    }
+
+    /// Says something and streams the answer.
+    pub fn say(&mut self, text: &str, interrupt: &Interrupt, console: &Console) -> anyhow::Result<()> {
+        self.messages.push(Message::user(text));
+        let said = self.answer(interrupt, console);
+        if said.is_err() && self.messages.last().is_some_and(|message| message.role == "user") {
+            // What could not be answered would stand in the way of all that follows.
+            self.messages.pop();
+        }
+        said
+    }
+
+    /// Answers the last question again. False if there is none.
+    pub fn answer_again(&mut self, interrupt: &Interrupt, console: &Console) -> anyhow::Result<bool> {
+        let Some(position) = self.messages.iter().rposition(|message| message.role == "user") else {
+            return Ok(false);
+        };
+        self.messages.truncate(position + 1);
+        self.answer(interrupt, console)?;
+        Ok(true)
+    }
+
+    fn answer(&mut self, interrupt: &Interrupt, console: &Console) -> anyhow::Result<()> {
+        let ids = self.fitting_prompt(console)?;
+        let session = &mut self.session;
+        let common = session.tokens().iter().zip(&ids).take_while(|(known, wanted)| known == wanted).count();
+        // At least one token has to go through the layers for there to be logits.
+        let kept = common.min(ids.len().saturating_sub(1));
+        session.rewind(kept);
+        let mut config = self.config.clone();
+        config.sampler.seed = config.sampler.seed.wrapping_add(self.answers);
+        self.answers += 1;
+        let tokenizer = Some(self.prompter.tokenizer.clone());
+        let summary = answer(session, tokenizer, &ids[kept..], config, interrupt, |_, text| {
+            if text.is_empty() { Ok(()) } else { console.print(text) }
+        })?;
+        if !summary.text.ends_with('\n') {
+            console.line("")?;
+        }
+        if summary.finish == Finish::Cancelled {
+            console.note("(stopped)");
+        }
+        self.messages.push(Message::assistant(summary.text.as_str()));
+        self.last = Some(summary);
+        Ok(())
+    }
+
+    /// The prompt, after forgetting as many of the oldest turns as it takes for an answer to fit.
+    fn fitting_prompt(&mut self, console: &Console) -> anyhow::Result<Vec<u32>> {
+        let context = self.config.context.unwrap_or(usize::MAX);
+        let mut forgotten = 0;
+        let ids = loop {
+            let ids = self.prompter.encode(&self.messages)?;
+            if ids.len() < context {
+                break ids;
+            }
+            if !self.forget_oldest_turn() {
+                return Err(RuntimeError::ContextFull { tokens: ids.len() + 1, context }.into());
+            }
+            forgotten += 1;
+        };
+        if forgotten > 0 {
+            console.note(format!("(the context is full: the oldest {forgotten} of the turns are forgotten)"));
+        }
+        Ok(ids)
+    }
+
+    /// Drops the first question with all that followed up to the second. False if there is no second.
+    fn forget_oldest_turn(&mut self) -> bool {
+        let mut questions =
+            self.messages.iter().enumerate().filter(|(_, message)| message.role == "user").map(|(at, _)| at);
+        let (Some(first), Some(second)) = (questions.next(), questions.next()) else { return false };
+        self.messages.drain(first..second);
+        true
+    }
+}

@@ -1,0 +1,114 @@
+//! What `run` and `chat` have in common: settings, an open model, and an answer that streams.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Args;
+use firebox_runtime::{Finish, Generation, GenerationConfig, Model, Session, Summary};
+use firebox_text::Tokenizer;
+
+use crate::args::DeviceArgs;
+use crate::console::Console;
+use crate::hub;
+use crate::interrupt::Interrupt;
+use crate::outcome::usage;
+use crate::prompt::PromptArgs;
+use crate::sampling::SamplingArgs;
+
+/// Options of generating.
+#[derive(Debug, Clone, Args)]
+pub struct GeneratingArgs {
+    /// Stop after this many tokens; -1 is no limit [default: -1]
+    #[arg(short = 'n', long, value_name = "N", visible_alias = "n-predict", allow_negative_numbers = true)]
+    pub predict: Option<i64>,
+    /// Longest sequence, prompt included, in tokens; 0 is what the model was trained for
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub ctx_size: usize,
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// Go on after the model has ended its answer
+    #[arg(long)]
+    pub ignore_eos: bool,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+impl GeneratingArgs {
+    /// What a generation is asked to do.
+    pub fn config(&self, model: &Model, console: &Console) -> anyhow::Result<GenerationConfig> {
+        let trained = model.decoder()?.config().max_positions;
+        if self.ctx_size > trained {
+            console.note(format!(
+                "note: the model was trained for {trained} positions; beyond them it may lose the thread"
+            ));
+        }
+        if self.stop.iter().any(String::is_empty) {
+            return Err(usage("--stop: an empty text would stop everything"));
+        }
+        let recommended = model.checkpoint().text().generation_config.as_ref();
+        let tokenizer = model.tokenizer().ok().map(|tokenizer| &**tokenizer);
+        Ok(GenerationConfig {
+            max_tokens: self.predict.and_then(|most| usize::try_from(most).ok()),
+            context: Some(if self.ctx_size == 0 { trained } else { self.ctx_size }),
+            stop: self.stop.clone(),
+            end_tokens: model.end_tokens(),
+            ignore_end: self.ignore_eos,
+            sampler: self.sampling.config(recommended, tokenizer)?,
+        })
+    }
+}
+
+/// Opens a model that a command line names.
+pub fn open(name: &Path, device: &DeviceArgs, console: &Console) -> anyhow::Result<Model> {
+    let path = hub::resolve(name)?;
+    let opened = firebox_runtime::device(&device.device)?;
+    if let Some(threads) = device.threads {
+        // Fails where the pool exists already, and then something has computed before its settings were read.
+        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
+    }
+    let began = std::time::Instant::now();
+    let model = Model::open(&path, &opened)?;
+    console.detail(format!("opened {} in {:.2} s", path.display(), began.elapsed().as_secs_f64()));
+    Ok(model)
+}
+
+/// Answers a prompt, handing out tokens and text as they come, until the end or Ctrl-C.
+pub fn answer(
+    session: &mut Session,
+    tokenizer: Option<Arc<Tokenizer>>,
+    prompt: &[u32],
+    config: GenerationConfig,
+    interrupt: &Interrupt,
+    mut took: impl FnMut(Option<u32>, &str) -> anyhow::Result<()>,
+) -> anyhow::Result<Summary> {
+    let _working = interrupt.work();
+    let mut generation = Generation::begin(session, tokenizer, prompt, config)?;
+    loop {
+        let piece = if interrupt.requested() { generation.cancel() } else { generation.next_piece()? };
+        let Some(piece) = piece else { break };
+        took(piece.token, &piece.text)?;
+    }
+    Ok(generation.finish()?)
+}
+
+/// How fast it went, in one line.
+pub fn speed(summary: &Summary) -> String {
+    format!(
+        "{} prompt tokens ({:.1}/s), first token after {:.0} ms, {} tokens ({:.1}/s), {}",
+        summary.prompt_tokens,
+        summary.prefill_tps,
+        summary.ttft_ms,
+        summary.tokens.len(),
+        summary.decode_tps,
+        match summary.finish {
+            Finish::Stop => "the model ended",
+            Finish::Length => "length reached",
+            Finish::Cancelled => "cancelled",
+        },
+    )
+}

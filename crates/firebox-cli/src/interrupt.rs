@@ -1,0 +1,57 @@
+//! Ctrl-C: the first stops the work in hand, the next ends the program.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context as _;
+
+use crate::outcome::INTERRUPTED;
+
+/// What Ctrl-C does.
+#[derive(Debug, Clone)]
+pub struct Interrupt {
+    requested: Arc<AtomicBool>,
+    working: Arc<AtomicBool>,
+}
+
+/// While this lives, Ctrl-C stops the work and not the program.
+#[derive(Debug)]
+pub struct Working<'a>(&'a Interrupt);
+
+impl Interrupt {
+    /// Takes Ctrl-C over from the system.
+    pub fn install() -> anyhow::Result<Self> {
+        let interrupt = Self { requested: Arc::default(), working: Arc::default() };
+        let Self { requested, working } = interrupt.clone();
+        ctrlc::set_handler(move || {
+            if !working.load(Ordering::SeqCst) || requested.swap(true, Ordering::SeqCst) {
+                std::process::exit(INTERRUPTED.into());
+            }
+        })
+        .context("cannot handle Ctrl-C")?;
+        Ok(interrupt)
+    }
+
+    /// Begins work that Ctrl-C is to stop.
+    pub fn work(&self) -> Working<'_> {
+        self.requested.store(false, Ordering::SeqCst);
+        self.working.store(true, Ordering::SeqCst);
+        Working(self)
+    }
+
+    /// Whether the work is to stop.
+    pub fn requested(&self) -> bool {
+        self.requested.load(Ordering::SeqCst)
+    }
+
+    /// The same, for those who look themselves.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        self.requested.clone()
+    }
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.0.working.store(false, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,146 @@
+//! How a command ends, for people and for scripts.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use firebox_model::ModelError;
+use firebox_runtime::RuntimeError;
+use firebox_store::StoreError;
+
+use crate::columns::printable;
+
+const CHECK_FAILED: u8 = 1;
+const USAGE: u8 = 2;
+const UNUSABLE: u8 = 3;
+const OUT_OF_CONTEXT: u8 = 4;
+/// What a shell reports for a program that SIGINT ended.
+pub const INTERRUPTED: u8 = 130;
+
+/// How a command ended that did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// As it should.
+    Done,
+    /// What was checked is not what it should be.
+    CheckFailed,
+    /// By Ctrl-C.
+    Interrupted,
+}
+
+impl Outcome {
+    /// The exit code.
+    pub fn code(self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Done => 0,
+            Self::CheckFailed => CHECK_FAILED,
+            Self::Interrupted => INTERRUPTED,
+        })
+    }
+}
+
+/// The command line makes no sense in a way that its parser cannot see.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// A usage error of this text.
+pub fn usage(text: impl Into<String>) -> anyhow::Error {
+    Usage(text.into()).into()
+}
+
+/// Nobody reads stdout any more.
+#[derive(Debug)]
+pub struct ClosedPipe;
+
+impl fmt::Display for ClosedPipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stdout was closed")
+    }
+}
+
+impl std::error::Error for ClosedPipe {}
+
+/// Whether the reader of stdout has left, as `head` does: no failure worth a word.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.is::<ClosedPipe>()
+}
+
+/// The exit code of a failure.
+pub fn code_of(error: &anyhow::Error) -> u8 {
+    error.chain().find_map(specific_code).unwrap_or(UNUSABLE)
+}
+
+fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    if cause.is::<Usage>() {
+        return Some(USAGE);
+    }
+    let of_store = |error: &StoreError| match error {
+        StoreError::HashMismatch { .. } => Some(CHECK_FAILED),
+        _ => None,
+    };
+    let of_model = |error: &ModelError| match error {
+        ModelError::TooLong { .. } => Some(OUT_OF_CONTEXT),
+        ModelError::Store(error) => of_store(error),
+        _ => None,
+    };
+    if let Some(error) = cause.downcast_ref::<RuntimeError>() {
+        return match error {
+            RuntimeError::ContextFull { .. } => Some(OUT_OF_CONTEXT),
+            RuntimeError::Setting { .. } | RuntimeError::Device { .. } => Some(USAGE),
+            RuntimeError::Cancelled => Some(INTERRUPTED),
+            RuntimeError::Model(error) => of_model(error),
+            RuntimeError::Store(error) => of_store(error),
+            _ => None,
+        };
+    }
+    if let Some(error) = cause.downcast_ref::<ModelError>() {
+        return of_model(error);
+    }
+    cause.downcast_ref::<StoreError>().and_then(of_store)
+}
+
+/// An error and its causes, leaving out those that the text before them repeats already.
+pub fn in_one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if line.is_empty() {
+            line = text;
+        } else if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    printable(&line.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    #[test]
+    fn an_error_is_one_line_that_says_nothing_twice() {
+        let io = std::io::Error::new(std::io::ErrorKind::NotFound, "no such\nfile");
+        let store = StoreError::Io { path: "a/b".into(), action: "open".into(), source: io };
+        let error = Err::<(), _>(store).context("importing").unwrap_err();
+        assert_eq!(in_one_line(&error), "importing: a/b: cannot open: no such file");
+        assert_eq!(code_of(&error), UNUSABLE);
+    }
+
+    #[test]
+    fn codes_are_found_below_context() {
+        let full = RuntimeError::ContextFull { tokens: 9, context: 8 };
+        assert_eq!(code_of(&anyhow::Error::new(full).context("chatting")), OUT_OF_CONTEXT);
+        assert_eq!(code_of(&usage("no")), USAGE);
+        let long = RuntimeError::Model(ModelError::TooLong { tokens: 9, longest: 8 });
+        assert_eq!(code_of(&long.into()), OUT_OF_CONTEXT);
+        assert_eq!(code_of(&anyhow::anyhow!("broken")), UNUSABLE);
+    }
+}

@@ -1,0 +1,79 @@
+//! From what the user says to the tokens the model reads.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::Args;
+use firebox_runtime::Model;
+use firebox_text::{ChatTemplate, Message, TemplateOptions, TextError, Tokenizer};
+use serde_json::Map;
+
+/// Options of the chat template.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Prompt")]
+pub struct PromptArgs {
+    /// What the model is told to be
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub system: Option<String>,
+    /// Ask a model that can think aloud to do so
+    #[arg(long, overrides_with = "no_think")]
+    pub think: bool,
+    /// Ask it not to
+    #[arg(long, overrides_with = "think")]
+    pub no_think: bool,
+    /// A chat template to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+}
+
+impl PromptArgs {
+    /// What the template is told about thinking.
+    pub fn thinking(&self) -> Option<bool> {
+        match (self.think, self.no_think) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        }
+    }
+
+    /// The template to use, if the model has one or the user gave one.
+    pub fn template(&self, model: &Model) -> anyhow::Result<Option<ChatTemplate>> {
+        let tokenizer = model.tokenizer()?;
+        let mut assets = model.checkpoint().text().clone();
+        if let Some(path) = &self.chat_template {
+            let source =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            assets.chat_template = Some(source);
+        }
+        match ChatTemplate::new(&assets, tokenizer) {
+            Ok(template) => Ok(Some(template)),
+            Err(TextError::MissingChatTemplate) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// For models without a template: what is said, line after line, with nobody named.
+pub fn plain_template() -> anyhow::Result<ChatTemplate> {
+    let source = "{% for message in messages %}{{ message.content }}\n{% endfor %}";
+    Ok(ChatTemplate::from_source(source, Map::new())?)
+}
+
+/// Turns conversations into tokens.
+pub struct Prompter {
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: ChatTemplate,
+    pub thinking: Option<bool>,
+    /// Whether the tokens around every text are to be added, because the template does not write them.
+    pub add_special: bool,
+}
+
+impl Prompter {
+    /// The tokens of a conversation, up to where the assistant's answer begins.
+    pub fn encode(&self, messages: &[Message]) -> anyhow::Result<Vec<u32>> {
+        let options = TemplateOptions { enable_thinking: self.thinking, ..TemplateOptions::default() };
+        let text = self.template.render(messages, &options)?;
+        Ok(self.tokenizer.encode(&text, self.add_special)?)
+    }
+}

@@ -1,0 +1,168 @@
+//! `firebox run`
+
+use std::io::{IsTerminal as _, Read as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use firebox_runtime::{Finish, Model, Summary, peak_resident_bytes};
+use firebox_text::Message;
+use serde::Serialize;
+
+use crate::console::Console;
+use crate::generating::{GeneratingArgs, answer, open, speed};
+use crate::interrupt::Interrupt;
+use crate::outcome::{Outcome, usage};
+use crate::prompt::Prompter;
+use crate::tokens::parse_ids;
+
+/// Options of `firebox run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The model
+    #[arg(value_name = "MODEL")]
+    first: Option<String>,
+    /// What to answer; read from stdin where it is left out
+    #[arg(value_name = "PROMPT")]
+    second: Option<String>,
+    /// The model, by its flag
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// The prompt, by its flag
+    #[arg(short, long, value_name = "PROMPT", conflicts_with = "ids", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// The prompt as token ids, for models without a tokenizer
+    #[arg(long, value_name = "1,2,3")]
+    ids: Option<String>,
+    /// Continue the prompt as it stands, without the chat template
+    #[arg(long, conflicts_with_all = ["system", "chat_template", "think", "no_think"])]
+    raw: bool,
+    /// Print one JSON object at the end instead of the text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    generating: GeneratingArgs,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    model: String,
+    device: &'a str,
+    #[serde(flatten)]
+    summary: &'a Summary,
+    peak_rss_mib: Option<f64>,
+    seed: u64,
+}
+
+impl RunArgs {
+    /// Model and prompt, wherever they stand.
+    fn operands(&self) -> anyhow::Result<(PathBuf, Option<String>)> {
+        let (model, rest) = match (&self.model, &self.first, &self.second) {
+            (Some(model), first, None) => (model.clone(), first.clone()),
+            (None, Some(model), prompt) => (PathBuf::from(model), prompt.clone()),
+            (Some(_), _, Some(_)) => return Err(usage("the model is given twice, by -m and by its place")),
+            (None, None, _) => {
+                return Err(usage("no model; give one as in `firebox run MODEL \"a prompt\"`"));
+            }
+        };
+        match (rest, &self.prompt) {
+            (Some(_), Some(_)) => Err(usage("the prompt is given twice, by -p and by its place")),
+            (Some(_), None) if self.ids.is_some() => Err(usage("give a prompt or --ids, not both")),
+            (rest, flag) => Ok((model, rest.or_else(|| flag.clone()))),
+        }
+    }
+}
+
+/// Answers one prompt.
+pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
+    let (path, text) = args.operands()?;
+    let ids = args.ids.as_deref().map(parse_ids).transpose()?;
+    if ids.as_ref().is_some_and(Vec::is_empty) {
+        return Err(usage("--ids: give at least one token"));
+    }
+    let interrupt = Interrupt::install()?;
+    let model = open(&path, &args.generating.device, console)?;
+    let config = args.generating.config(&model, console)?;
+    let prompt = match ids {
+        Some(ids) => ids,
+        None => encode(args, &model, &path, text, console)?,
+    };
+    if prompt.is_empty() {
+        return Err(usage("the prompt is empty; there is nothing to answer or to continue"));
+    }
+    let tokenizer = model.tokenizer().ok().cloned();
+    let mut session = model.session()?.with_cancel(interrupt.flag());
+    let seed = config.sampler.seed;
+    let spells = tokenizer.is_some();
+    let summary = answer(&mut session, tokenizer, &prompt, config, &interrupt, |token, text| match token {
+        _ if args.json => Ok(()),
+        Some(token) if !spells => console.print(&format!("{token} ")),
+        _ if text.is_empty() => Ok(()),
+        _ => console.print(text),
+    })?;
+    if args.json {
+        console.json(&Report {
+            model: path.display().to_string(),
+            device: &args.generating.device.device,
+            summary: &summary,
+            peak_rss_mib: peak_resident_bytes().map(|bytes| bytes as f64 / f64::from(1 << 20)),
+            seed,
+        })?;
+    } else if !summary.text.ends_with('\n') {
+        console.line("")?;
+    }
+    console.detail(format!("{}, seed {seed}", speed(&summary)));
+    Ok(if summary.finish == Finish::Cancelled { Outcome::Interrupted } else { Outcome::Done })
+}
+
+fn encode(
+    args: &RunArgs,
+    model: &Model,
+    path: &Path,
+    text: Option<String>,
+    console: &Console,
+) -> anyhow::Result<Vec<u32>> {
+    let tokenizer = model
+        .tokenizer()
+        .map_err(anyhow::Error::from)
+        .with_context(|| format!("{}: a text cannot be read; give the prompt by --ids", path.display()))?;
+    let text = match text {
+        Some(text) => text,
+        None => from_stdin()?,
+    };
+    if args.raw {
+        return Ok(tokenizer.encode(&text, true)?);
+    }
+    let prompting = &args.generating.prompt;
+    let Some(template) = prompting.template(model)? else {
+        if prompting.system.is_some() {
+            return Err(usage(
+                "--system: the model has no chat template to put it in; give one by --chat-template",
+            ));
+        }
+        console.note("note: the model has no chat template; it continues the prompt as it stands");
+        return Ok(tokenizer.encode(&text, true)?);
+    };
+    let prompter = Prompter {
+        tokenizer: tokenizer.clone(),
+        template,
+        thinking: prompting.thinking(),
+        add_special: false,
+    };
+    let system = prompting.system.as_ref().map(|text| Message::system(text.as_str()));
+    let messages: Vec<Message> = system.into_iter().chain([Message::user(text)]).collect();
+    prompter.encode(&messages)
+}
+
+/// What is piped in, without the line break that ends a file.
+fn from_stdin() -> anyhow::Result<String> {
+    let mut stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Err(usage("no prompt; give one, pipe one in, or talk with the model by `firebox chat`"));
+    }
+    let mut text = String::new();
+    stdin.read_to_string(&mut text).context("cannot read the prompt from stdin")?;
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(text.strip_suffix('\r').unwrap_or(text).to_owned())
+}

@@ -1,0 +1,39 @@
+//! Token ids as people and programs write them.
+
+use crate::outcome::usage;
+
+/// Ids as a JSON list, or separated by commas or spaces.
+pub fn parse_ids(text: &str) -> anyhow::Result<Vec<u32>> {
+    let text = text.trim();
+    let inner = match (text.strip_prefix('['), text.ends_with(']')) {
+        (Some(rest), true) => &rest[..rest.len() - 1],
+        (None, false) => text,
+        _ => return Err(usage("token ids: one bracket is missing")),
+    };
+    let words = inner.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
+    words
+        .map(|word| {
+            word.parse().map_err(|_| {
+                usage(format!(
+                    "{word:?} is no token id; write ids as 1,2,3, as [1, 2, 3] or one after the other"
+                ))
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_come_in_three_spellings() {
+        for text in ["1,2,30", "[1, 2, 30]", " 1 2\n30\n", "[1 2 30]"] {
+            assert_eq!(parse_ids(text).unwrap(), [1, 2, 30], "{text}");
+        }
+        assert!(parse_ids("").unwrap().is_empty());
+        for bad in ["1,-2", "[1,2", "1,2]", "one", "1.5", "4294967296", "]["] {
+            assert!(parse_ids(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::Stdio;
+
+use crate::args;
+use crate::support::*;
+
+#[test]
+fn a_conversation_goes_through_a_pipe_line_by_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("talk.json");
+    let script = format!(
+        "/system Be brief.\nHello\n/stats\n/regen\n/set temp 0.5\n/set\n\nTwo \\\nlines\n\"\"\"three\nmore\nlines\"\"\"\n\
+         /set temp -1\n/frobnicate\n/help\n/save {}\n/quit\nnever said\n",
+        saved.display()
+    );
+    let ran = firebox_fed(args!["chat", gguf("llama"), "-n", "6", "--temp", "0", "--seed", "1"], &script)
+        .ends_with(0);
+    for word in [
+        "no chat template",
+        "1 turns",
+        "temp 0.5",
+        "(temp is 0.5)",
+        "should be 0 or more",
+        "/frobnicate",
+        "/regen",
+    ] {
+        assert!(ran.stderr.contains(word), "no {word:?} in {}", ran.stderr);
+    }
+    let messages: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+    let roles: Vec<&str> = messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user", "assistant", "user", "assistant"]);
+    assert_eq!(messages[3]["content"], "Two \nlines");
+    assert_eq!(messages[5]["content"], "three\nmore\nlines");
+    assert!(ran.stdout.contains(messages[6]["content"].as_str().unwrap()));
+}
+
+/// What the session remembers must not change what is said.
+#[test]
+fn remembering_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template.jinja");
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    for family in ["llama", "qwen3_5_text", "gemma3_text"] {
+        let answers = |script: String| {
+            let saved = folder.path().join("talk.json");
+            let script = format!("{script}/save {}\n", saved.display());
+            firebox_fed(args!["chat", gguf(family), "-n", "8", "--temp", "0", "--ignore-eos"], &script)
+                .ends_with(0);
+            let messages: Vec<serde_json::Value> =
+                serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+            messages.last().unwrap()["content"].clone()
+        };
+        // The second asks again with nothing to go on but the text.
+        let remembered = answers("Hello\nAnd you\n".into());
+        let asked_again = answers("Hello\nAnd you\n/regen\n".into());
+        assert_eq!(remembered, asked_again, "{family}");
+    }
+}
+
+#[test]
+fn old_turns_make_room_for_new() {
+    let script = "Hello there\n".repeat(12);
+    let ran = firebox_fed(args!["chat", gguf("llama"), "-n", "8", "-c", "64", "--ignore-eos"], &script)
+        .ends_with(0);
+    assert!(ran.stderr.contains("forgotten"), "{}", ran.stderr);
+    let long = "word ".repeat(100);
+    firebox_fed(args!["chat", gguf("llama"), "-c", "64"], &long).fails(OUT_OF_CONTEXT, &["context of 64"]);
+}
+
+#[test]
+fn a_model_that_cannot_talk_says_why() {
+    firebox_fed(args!["chat", fixture("reference/llama")], "Hello\n").fails(UNUSABLE, &["tokenizer.json"]);
+    firebox_fed(args!["chat", fixture("reference/bert")], "Hello\n").fails(UNUSABLE, &["encoder"]);
+    firebox_with(args!["chat"]).ends_with(USAGE);
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_stops_the_answer_and_not_the_conversation() {
+    let args = args!["chat", gguf("llama"), "-c", "1000000", "--ignore-eos"];
+    let mut child = firebox().args(args).stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut remarks = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut output = child.stdout.take().unwrap();
+    input.write_all(b"Hello\n").unwrap();
+    output.read_exact(&mut [0; 20]).unwrap();
+    let drained = std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
+    crate::run::signal(&child, "INT");
+    assert!(remarks.by_ref().map_while(Result::ok).any(|line| line.contains("(stopped)")));
+    input.write_all(b"/stats\n").unwrap();
+    assert!(remarks.by_ref().map_while(Result::ok).any(|line| line.contains("1 turns")));
+    // Nothing is being answered now, so this one ends the program.
+    crate::run::signal(&child, "INT");
+    assert_eq!(child.wait().unwrap().code(), Some(INTERRUPTED));
+    drained.join().unwrap().unwrap();
+}

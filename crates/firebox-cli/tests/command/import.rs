@@ -1,0 +1,124 @@
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::args;
+use crate::support::*;
+
+#[test]
+fn a_bundle_computes_what_its_source_does() {
+    let folder = tempfile::tempdir().unwrap();
+    for model in ["reference/qwen3", "reference/bert", "variants/llama-sharded-bf16"] {
+        let source = fixture(model);
+        let bundle = folder.path().join(model.replace('/', "-"));
+        let ran = firebox_with(args!["import", source, bundle, "--json"]).ends_with(0);
+        let json = ran.json();
+        assert_eq!(json["quantized"], 0);
+        assert_eq!(json["hash"].as_str().unwrap().len(), 64);
+        let ran = firebox_with(args!["verify", bundle, "--json"]).ends_with(0);
+        assert_eq!(
+            ran.json()["segments"].as_object().unwrap().len() as u64,
+            json["segments"].as_u64().unwrap()
+        );
+        let expected = source.join("expected.safetensors");
+        firebox_with(args!["verify", bundle, "--against", expected]).ends_with(0);
+    }
+}
+
+#[test]
+fn a_changed_byte_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("bundle");
+    firebox_with(args!["import", fixture("reference/llama"), bundle]).ends_with(0);
+    let segment = bundle.join("segments/layer-0001.safetensors");
+    let mut bytes = fs::read(&segment).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&segment, bytes).unwrap();
+    firebox_with(args!["verify", bundle]).fails(CHECK_FAILED, &["layer-0001", "hash"]);
+    let ran = firebox_with(args!["verify", bundle, "--json"]).ends_with(CHECK_FAILED);
+    assert_eq!(ran.json()["passed"], false);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixture("reference/llama");
+    let bundle = folder.path().join("bundle");
+    for group in ["0", "7", "8192"] {
+        firebox_with(args!["import", source, bundle, "--quantize", "q8", "--group", group])
+            .fails(USAGE, &["group"]);
+    }
+    firebox_with(args!["import", source, bundle, "--quantize", "q3"]).ends_with(USAGE);
+    firebox_with(args!["import", source, bundle, "--group", "32"]).ends_with(USAGE);
+    firebox_with(args!["import", folder.path().join("nowhere"), bundle]).fails(UNUSABLE, &["nowhere"]);
+    assert!(!bundle.exists());
+    fs::create_dir(&bundle).unwrap();
+    fs::write(bundle.join("precious"), "do not touch").unwrap();
+    firebox_with(args!["import", source, bundle]).fails(UNUSABLE, &["bundle"]);
+    assert_eq!(fs::read_to_string(bundle.join("precious")).unwrap(), "do not touch");
+}
+
+/// A model of many tensors, so that an import takes long enough to be killed in the middle of it.
+fn large_model(folder: &Path) {
+    let source = fixture("reference/llama");
+    let config = fs::read_to_string(source.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let layers = 120;
+    config["num_hidden_layers"] = layers.into();
+    fs::create_dir(folder).unwrap();
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let mut tensors = read_tensors(&source.join("model.safetensors"));
+    tensors.retain(|tensor| !tensor.name.contains("layers.") || tensor.name.contains("layers.0."));
+    let block: Vec<usize> = (0..tensors.len()).filter(|&at| tensors[at].name.contains("layers.0.")).collect();
+    assert!(!block.is_empty());
+    for layer in 1..layers {
+        for &at in &block {
+            let Tensor { name, dtype, shape, data } = &tensors[at];
+            let name = name.replace("layers.0.", &format!("layers.{layer}."));
+            let copy = Tensor { name, dtype: *dtype, shape: shape.clone(), data: data.clone() };
+            tensors.push(copy);
+        }
+    }
+    write_tensors(&folder.join("model.safetensors"), &tensors);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_killed_import_leaves_nothing_that_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    large_model(&source);
+    let began = std::time::Instant::now();
+    firebox_with(args!["import", source, folder.path().join("whole")]).ends_with(0);
+    let whole = began.elapsed();
+    let (mut cut, mut complete) = (0, 0);
+    for round in 0..12u32 {
+        let bundle = folder.path().join(format!("bundle-{round}"));
+        let mut child = firebox().args(args!["import", source, bundle]).spawn().unwrap();
+        // Spread over the whole import; the odd thirteenth keeps the moments off its regular steps.
+        std::thread::sleep(whole * (2 * round + 1) / 25 + Duration::from_micros(137) * round);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if bundle.exists() {
+            // It had been finished, or else it must not look so.
+            complete += 1;
+            firebox_with(args!["verify", bundle]).ends_with(0);
+        } else {
+            cut += 1;
+            firebox_with(args!["verify", bundle]).ends_with(UNUSABLE);
+        }
+        for entry in fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if name != "source" && name != "whole" && !name.starts_with("bundle-") {
+                let code = firebox_with(args!["verify", path]).code;
+                assert_eq!(code, Some(UNUSABLE), "{name} opens");
+            }
+        }
+        // What a killed import left behind does not stand in the way of the next.
+        if round % 4 == 0 && !bundle.exists() {
+            firebox_with(args!["import", source, bundle]).ends_with(0);
+        }
+    }
+    assert!(cut >= 3, "{cut} cut, {complete} complete: the kills come too late");
+}

@@ -1,0 +1,56 @@
+use crate::args;
+use crate::support::*;
+
+#[test]
+fn every_form_shows_the_same_network() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("bundle");
+    firebox_with(args!["import", fixture("gguf/gemma3_text/hf"), bundle, "--quantize", "q4"]).ends_with(0);
+    let mut seen = Vec::new();
+    for (model, source) in [
+        (fixture("gguf/gemma3_text/hf"), "huggingface"),
+        (gguf("gemma3_text"), "gguf"),
+        (bundle.clone(), "bundle"),
+    ] {
+        let json = firebox_with(args!["inspect", model, "--json", "--tensors"]).ends_with(0).json();
+        assert_eq!(json["source"], source);
+        assert_eq!(json["family"], "gemma3_text");
+        assert_eq!(json["quantization"].is_string(), source == "bundle");
+        assert_eq!(json["tokenizer"].is_object(), source == "gguf");
+        assert_eq!(json["hash"].is_string(), source == "bundle");
+        seen.push((
+            json["parameters"].clone(),
+            json["tensors"].as_array().unwrap().len(),
+            json["shape"]["layer_runs"].clone(),
+        ));
+    }
+    assert_eq!(seen[0], seen[1]);
+    assert_eq!(seen[0], seen[2]);
+
+    let text = firebox_with(args!["inspect", bundle, "--tensors"]).ends_with(0).stdout;
+    for word in
+        ["gemma3_text", "q4 in groups of 32", "layer-0003", "window", "q_proj.weight", "chat template  none"]
+    {
+        assert!(text.contains(word), "no {word:?} in\n{text}");
+    }
+}
+
+#[test]
+fn an_encoder_and_an_unknown_family_are_shown_too() {
+    let text = firebox_with(args!["inspect", fixture("reference/bert")]).ends_with(0).stdout;
+    assert!(text.contains("sentence encoder"), "{text}");
+    let copy = copy_of("reference/llama");
+    let config = copy.path().join("config.json");
+    let changed = std::fs::read_to_string(&config).unwrap().replace("\"llama\"", "\"mamba9\"");
+    std::fs::write(&config, changed).unwrap();
+    let json = firebox_with(args!["inspect", copy.path(), "--json"]).ends_with(0).json();
+    assert_eq!(json["family"], "mamba9");
+    assert!(json["unsupported"].as_str().unwrap().contains("mamba9"));
+}
+
+#[test]
+fn colours_are_for_terminals() {
+    let model = fixture("reference/llama");
+    assert!(!firebox_with(args!["inspect", model]).ends_with(0).stdout.contains('\x1b'));
+    assert!(firebox_with(args!["inspect", model, "--color", "always"]).ends_with(0).stdout.contains('\x1b'));
+}

@@ -1,0 +1,14 @@
+//! The command as scripts and people use it: arguments in, stdout, stderr and exit code out.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
+
+mod chat;
+mod hub;
+mod import;
+mod inspect;
+mod perplexity;
+mod pull;
+mod run;
+mod support;
+mod tokenize;
+mod verify;
