@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::bench::BenchArgs;
 use crate::chat::ChatArgs;
 use crate::console::OutputArgs;
 use crate::devices::DevicesArgs;
@@ -56,6 +57,8 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Turn text into token ids and back
     Tokenize(TokenizeArgs),
+    /// Measure how fast a model runs
+    Bench(BenchArgs),
     /// List the devices of this build
     Devices(DevicesArgs),
 }

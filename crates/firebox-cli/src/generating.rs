@@ -58,6 +58,7 @@ impl GeneratingArgs {
             stop: self.stop.clone(),
             end_tokens: model.end_tokens(),
             ignore_end: self.ignore_eos,
+            continues: false,
             sampler: self.sampling.config(recommended, tokenizer)?,
         })
     }

@@ -13,6 +13,7 @@
 //! | 130 | interrupted by Ctrl-C |
 
 mod args;
+mod bench;
 mod chat;
 mod columns;
 mod console;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::verify(&args, &console),
         Command::Perplexity(args) => perplexity::perplexity(&args, &console),
         Command::Tokenize(args) => tokenize::tokenize(&args, &console),
+        Command::Bench(args) => bench::bench(&args, &console),
         Command::Devices(args) => devices::devices(&args, &console),
     };
     match result {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::{Finish, Model, Summary, peak_resident_bytes};
+use firebox_runtime::{Finish, GenerationConfig, Model, Summary, peak_resident_bytes};
 use firebox_text::Message;
 use serde::Serialize;
 
@@ -83,11 +83,11 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     }
     let interrupt = Interrupt::install()?;
     let model = open(&path, &args.generating.device, console)?;
-    let config = args.generating.config(&model, console)?;
-    let prompt = match ids {
-        Some(ids) => ids,
+    let (prompt, continues) = match ids {
+        Some(ids) => (ids, true),
         None => encode(args, &model, &path, text, console)?,
     };
+    let config = GenerationConfig { continues, ..args.generating.config(&model, console)? };
     if prompt.is_empty() {
         return Err(usage("the prompt is empty; there is nothing to answer or to continue"));
     }
@@ -116,13 +116,14 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     Ok(if summary.finish == Finish::Cancelled { Outcome::Interrupted } else { Outcome::Done })
 }
 
+/// The prompt's tokens, and whether the answer continues its text.
 fn encode(
     args: &RunArgs,
     model: &Model,
     path: &Path,
     text: Option<String>,
     console: &Console,
-) -> anyhow::Result<Vec<u32>> {
+) -> anyhow::Result<(Vec<u32>, bool)> {
     let tokenizer = model
         .tokenizer()
         .map_err(anyhow::Error::from)
@@ -132,7 +133,7 @@ fn encode(
         None => from_stdin()?,
     };
     if args.raw {
-        return Ok(tokenizer.encode(&text, true)?);
+        return Ok((tokenizer.encode(&text, true)?, true));
     }
     let prompting = &args.generating.prompt;
     let Some(template) = prompting.template(model)? else {
@@ -142,7 +143,7 @@ fn encode(
             ));
         }
         console.note("note: the model has no chat template; it continues the prompt as it stands");
-        return Ok(tokenizer.encode(&text, true)?);
+        return Ok((tokenizer.encode(&text, true)?, true));
     };
     let prompter = Prompter {
         tokenizer: tokenizer.clone(),
@@ -152,7 +153,7 @@ fn encode(
     };
     let system = prompting.system.as_ref().map(|text| Message::system(text.as_str()));
     let messages: Vec<Message> = system.into_iter().chain([Message::user(text)]).collect();
-    prompter.encode(&messages)
+    Ok((prompter.encode(&messages)?, false))
 }
 
 /// What is piped in, without the line break that ends a file.

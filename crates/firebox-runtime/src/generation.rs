@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use firebox_model::ModelError;
 use firebox_text::{Detokenizer, StopStrings, Tokenizer};
 use serde::Serialize;
 
@@ -20,6 +21,8 @@ pub struct GenerationConfig {
     pub end_tokens: Vec<u32>,
     /// Goes on after a token that would end it.
     pub ignore_end: bool,
+    /// The text goes on from the prompt's, so a space before its first word is kept; otherwise it begins anew.
+    pub continues: bool,
     /// How tokens are chosen.
     pub sampler: SamplerConfig,
 }
@@ -93,6 +96,9 @@ impl<'s> Generation<'s> {
         prompt: &[u32],
         config: GenerationConfig,
     ) -> Result<Self, RuntimeError> {
+        if prompt.is_empty() {
+            return Err(ModelError::NoTokens.into());
+        }
         let sampler = Sampler::new(config.sampler.clone())?;
         let before = session.tokens().len();
         let tokens = before + prompt.len();
@@ -108,7 +114,13 @@ impl<'s> Generation<'s> {
         Ok(Self {
             prompt_tokens: session.tokens().len() - before,
             session,
-            detokenizer: tokenizer.as_ref().map(|tokenizer| tokenizer.detokenizer(true)),
+            detokenizer: tokenizer.as_ref().map(|tokenizer| {
+                if config.continues {
+                    Detokenizer::continuing(tokenizer, true)
+                } else {
+                    Detokenizer::new(tokenizer, true)
+                }
+            }),
             tokenizer,
             stops: StopStrings::new(config.stop.clone()),
             sampler,

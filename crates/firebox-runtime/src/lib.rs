@@ -1,6 +1,7 @@
 //! Runs models: sessions, sampling, generation, and the measures that say whether a model computes what
 //! it should.
 
+mod benchmark;
 mod device;
 mod error;
 mod generation;
@@ -11,6 +12,7 @@ mod sampler;
 mod session;
 mod verification;
 
+pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
 pub use device::{available_devices, device};
 pub use error::RuntimeError;
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};

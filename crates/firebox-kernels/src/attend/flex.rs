@@ -99,18 +99,15 @@ struct Query<'a> {
 impl Kernel for Query<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let mut weights: Vec<f32> = self
-            .visible
-            .clone()
-            .map(|position| {
-                let score =
-                    dot::<L>(self.query, self.keys.row(self.kv_head, position)) * self.attending.scale;
-                match self.attending.softcap {
-                    Some(cap) => cap * (score / cap).tanh(),
-                    None => score,
-                }
-            })
-            .collect();
+        let Attending { scale, softcap, .. } = self.attending;
+        let mut weights = Vec::with_capacity(self.visible.len());
+        for position in self.visible.clone() {
+            let score = dot::<L>(self.query, self.keys.row(self.kv_head, position)) * scale;
+            weights.push(match softcap {
+                Some(cap) => cap * (score / cap).tanh(),
+                None => score,
+            });
+        }
         let highest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut total = 0.0;
         for weight in &mut weights {
@@ -133,7 +130,11 @@ fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     for (a, b) in a.iter().zip(b) {
         sum = sum.mul_add(L::load(a), L::load(b));
     }
-    sum.sum() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
+    let mut rest = 0.0;
+    for (a, b) in a_rest.iter().zip(b_rest) {
+        rest += a * b;
+    }
+    sum.sum() + rest
 }
 
 #[inline(always)]

@@ -74,6 +74,12 @@ impl<B: Block> Rows for BlockRows<'_, B> {
         let block = row * blocks + chunk / B::CHUNKS;
         B::chunk(&self.bytes[block * B::BYTES..][..B::BYTES], chunk % B::CHUNKS)
     }
+
+    #[inline(always)]
+    fn address(&self, row: usize, chunk: usize) -> *const u8 {
+        let chunks = self.inputs / CHUNK;
+        self.bytes.as_ptr().wrapping_add((row * chunks + chunk) * (B::BYTES / B::CHUNKS))
+    }
 }
 
 pub(super) struct Q8_0;
@@ -130,9 +136,11 @@ impl Block for Q5_0 {
     #[inline(always)]
     fn chunk<L: Lanes>(block: &[u8], _: usize) -> (L, L) {
         let scale = L::splat(half(block, 0));
-        let (low, high) = five_bits(sixteen(block, 6), word(block, 2));
-        let centred = |values: [i8; LANES]| L::from_i8(&values.map(|value| value - 16)).mul(scale);
-        (centred(low), centred(high))
+        let (mut low, mut high) = five_bits(sixteen(block, 6), word(block, 2));
+        for value in low.iter_mut().chain(&mut high) {
+            *value -= 16;
+        }
+        (L::from_i8(&low).mul(scale), L::from_i8(&high).mul(scale))
     }
 }
 
@@ -175,14 +183,16 @@ impl Block for Q5K {
     fn chunk<L: Lanes>(block: &[u8], chunk: usize) -> (L, L) {
         let (scale, least) = six_bit_scales(block, chunk);
         let shift = if chunk.is_multiple_of(2) { 0 } else { 4 };
-        let lanes = |start: usize| {
-            let low: &[u8; LANES] = sixteen(block, 48 + chunk / 2 * CHUNK + start);
-            let high: &[u8; LANES] = sixteen(block, 16 + start);
-            let values =
-                std::array::from_fn(|i| ((low[i] >> shift & 0x0F) | (high[i] >> chunk & 1) << 4) as i8);
-            L::splat(-least).mul_add(L::from_i8(&values), L::splat(scale))
-        };
-        (lanes(0), lanes(LANES))
+        let (scale, least) = (L::splat(scale), L::splat(-least));
+        let mut values = [0; CHUNK];
+        for (i, value) in values.iter_mut().enumerate() {
+            let nibble = block[48 + chunk / 2 * CHUNK + i] >> shift & 0x0F;
+            *value = (nibble | (block[16 + i] >> chunk & 1) << 4) as i8;
+        }
+        (
+            least.mul_add(L::from_i8(sixteen(&values, 0)), scale),
+            least.mul_add(L::from_i8(sixteen(&values, LANES)), scale),
+        )
     }
 }
 
@@ -196,16 +206,17 @@ impl Block for Q6K {
         let (half_block, quarter) = (chunk / 4, chunk % 4);
         let shift = if quarter < 2 { 0 } else { 4 };
         let scale = half(block, 208);
-        let lanes = |start: usize| {
-            let low: &[u8; LANES] = sixteen(block, half_block * 64 + quarter % 2 * CHUNK + start);
-            let high: &[u8; LANES] = sixteen(block, 128 + half_block * CHUNK + start);
-            let values = std::array::from_fn(|i| {
-                ((low[i] >> shift & 0x0F) | (high[i] >> (2 * quarter) & 3) << 4) as i8 - 32
-            });
-            let sub_scale = block[192 + chunk * 2 + start / LANES] as i8;
-            L::from_i8(&values).mul(L::splat(scale * f32::from(sub_scale)))
-        };
-        (lanes(0), lanes(LANES))
+        let mut values = [0; CHUNK];
+        let low = &block[half_block * 64 + quarter % 2 * CHUNK..][..CHUNK];
+        let high = &block[128 + half_block * CHUNK..][..CHUNK];
+        for ((value, low), high) in values.iter_mut().zip(low).zip(high) {
+            *value = ((low >> shift & 0x0F) | (high >> (2 * quarter) & 3) << 4) as i8 - 32;
+        }
+        let sub_scales = &block[192 + chunk * 2..][..2];
+        (
+            L::from_i8(sixteen(&values, 0)).mul(L::splat(scale * f32::from(sub_scales[0] as i8))),
+            L::from_i8(sixteen(&values, LANES)).mul(L::splat(scale * f32::from(sub_scales[1] as i8))),
+        )
     }
 }
 
@@ -228,11 +239,12 @@ fn six_bit_scales(block: &[u8], chunk: usize) -> (f32, f32) {
 /// Nibbles with a fifth bit each, low nibbles first.
 #[inline(always)]
 fn five_bits(bytes: &[u8; LANES], fifth: u32) -> ([i8; LANES], [i8; LANES]) {
-    let with_fifth = |nibble: u8, bit: usize| (nibble | ((fifth >> bit & 1) as u8) << 4) as i8;
-    (
-        std::array::from_fn(|i| with_fifth(bytes[i] & 0x0F, i)),
-        std::array::from_fn(|i| with_fifth(bytes[i] >> 4, i + LANES)),
-    )
+    let (mut low, mut high) = ([0; LANES], [0; LANES]);
+    for (i, byte) in bytes.iter().enumerate() {
+        low[i] = (byte & 0x0F | (fifth >> i & 1) as u8 * 16) as i8;
+        high[i] = (byte >> 4 | (fifth >> (i + LANES) & 1) as u8 * 16) as i8;
+    }
+    (low, high)
 }
 
 #[inline(always)]

@@ -11,6 +11,8 @@ pub(super) const CHUNK: usize = 2 * LANES;
 pub(super) trait Rows: Sync {
     fn inputs(&self) -> usize;
     fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L);
+    /// Where a chunk lies in memory; for rows beyond the last, where it would lie.
+    fn address(&self, row: usize, chunk: usize) -> *const u8;
 }
 
 /// Elements that can stand in a weight without a scale.
@@ -89,6 +91,11 @@ impl<T: Plain> Rows for PlainRows<'_, T> {
             (T::lanes(first), T::lanes(second))
         }
     }
+
+    #[inline(always)]
+    fn address(&self, row: usize, chunk: usize) -> *const u8 {
+        self.values.as_ptr().wrapping_add(row * self.inputs + chunk * CHUNK).cast()
+    }
 }
 
 /// Signed bytes with scales.
@@ -121,6 +128,11 @@ impl Rows for ByteRows<'_> {
         };
         (first.mul(scales.0), second.mul(scales.1))
     }
+
+    #[inline(always)]
+    fn address(&self, row: usize, chunk: usize) -> *const u8 {
+        self.values.as_ptr().wrapping_add(row * self.stride + chunk * CHUNK).cast()
+    }
 }
 
 /// Nibbles offset by eight, with scales: byte `i` of a chunk holds input `i` low and input `i + 16` high.
@@ -147,6 +159,12 @@ impl Rows for NibbleRows<'_> {
         let (low, high) = L::from_nibbles(bytes);
         (low.mul(scales.0), high.mul(scales.1))
     }
+
+    #[inline(always)]
+    fn address(&self, row: usize, chunk: usize) -> *const u8 {
+        let chunks = self.inputs.div_ceil(CHUNK);
+        self.bytes.as_ptr().wrapping_add((row * chunks + chunk) * LANES)
+    }
 }
 
 /// Half-precision scales, `[outputs, groups]`.
@@ -162,20 +180,25 @@ impl Scales<'_> {
     #[inline(always)]
     fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
         let bits = &self.bits[row * self.groups..][..self.groups];
-        let of_input = |input: usize| bits.get(input / self.group).map_or(0.0, |&bits| f16_to_f32(bits));
         let start = chunk * CHUNK;
         if self.group.is_multiple_of(CHUNK) || self.groups == 1 {
-            let scale = L::splat(of_input(start));
+            let scale = L::splat(f16_to_f32(bits[start / self.group]));
             return (scale, scale);
         }
-        // What lies beyond the last input is zero, whatever its scale.
-        let lanes = |start: usize| L::load(&std::array::from_fn(|lane| of_input(start + lane)));
-        (lanes(start), lanes(start + LANES))
+        let mut scales = [0.0; CHUNK];
+        for (input, scale) in scales.iter_mut().enumerate() {
+            // What lies beyond the last input is zero, whatever its scale.
+            if let Some(&bits) = bits.get((start + input) / self.group) {
+                *scale = f16_to_f32(bits);
+            }
+        }
+        let (first, second) = halves(&scales);
+        (L::load(first), L::load(second))
     }
 }
 
 #[inline(always)]
-fn halves<T>(chunk: &[T; CHUNK]) -> (&[T; LANES], &[T; LANES]) {
+pub(super) fn halves<T>(chunk: &[T; CHUNK]) -> (&[T; LANES], &[T; LANES]) {
     let (first, second) = chunk.split_at(LANES);
     // A chunk is two vectors long.
     match (first.first_chunk(), second.first_chunk()) {

@@ -4,11 +4,9 @@
 //! order and is summed at the end by a fixed tree. How many rows are computed together, by how many threads,
 //! and whether a weight is decoded once or again, changes the speed and never the result.
 
-use std::array;
-
 use rayon::prelude::*;
 
-use super::rows::{CHUNK, Rows};
+use super::rows::{CHUNK, Rows, halves};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Weight rows that are worked on together: enough accumulators in flight to hide the latency of a fused
@@ -39,6 +37,7 @@ pub(super) fn multiply<W: Rows>(x: &[f32], rows: usize, weight: &W, outputs: usi
     let outputs_per_piece = outputs.div_ceil(pieces).next_multiple_of(TILE_OUTPUTS);
     let compute = |(piece, result): (usize, &mut [f32])| {
         let first = piece * outputs_per_piece;
+        let x = x.chunks_exact(padded).map(|row| row.as_chunks().0).collect();
         dispatch(Piece { x, rows, padded, weight, first, result });
     };
     let pieces = result.par_chunks_mut(outputs_per_piece * rows).enumerate();
@@ -82,7 +81,8 @@ fn decode_row<L: Lanes, W: Rows>(weight: &W, row: usize, values: &mut [f32]) {
 
 /// The products of all activation rows with some consecutive weight rows.
 struct Piece<'a, W> {
-    x: &'a [f32],
+    /// The chunks of every row.
+    x: Vec<&'a [[f32; CHUNK]]>,
     rows: usize,
     padded: usize,
     weight: &'a W,
@@ -91,82 +91,135 @@ struct Piece<'a, W> {
     result: &'a mut [f32],
 }
 
+/// Where a tile's weight rows are read from.
+///
+/// A trait rather than a closure: only what is inlined into a function compiled for the processor's features is
+/// compiled for them itself, and closures stay functions of their own.
+trait TileRows {
+    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L);
+}
+
+/// Rows decoded whenever they are read.
+struct Encoded<'a, W> {
+    weight: &'a W,
+    rows: [usize; TILE_OUTPUTS],
+}
+
+impl<W: Rows> TileRows for Encoded<'_, W> {
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
+        // The rows of the next tile follow those of this one, but a row is too short for the processor to notice.
+        L::prefetch(self.weight.address(self.rows[row] + TILE_OUTPUTS, chunk));
+        self.weight.chunk(self.rows[row], chunk)
+    }
+}
+
+/// Rows decoded before.
+struct Decoded<'a> {
+    /// The chunks of all rows, one row after the other.
+    chunks: &'a [[f32; CHUNK]],
+    chunks_per_row: usize,
+}
+
+impl TileRows for Decoded<'_> {
+    #[inline(always)]
+    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
+        load(&self.chunks[row * self.chunks_per_row + chunk])
+    }
+}
+
 impl<W: Rows> Kernel for Piece<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(mut self) {
         let outputs = self.result.len() / self.rows;
         let mut decoded =
             vec![0.0; if self.rows < DECODE_ONCE_ROWS { 0 } else { TILE_OUTPUTS * self.padded }];
-        for panel in (0..self.rows).step_by(PANEL_ROWS) {
-            let panel = panel..self.rows.min(panel + PANEL_ROWS);
-            for output in (0..outputs).step_by(TILE_OUTPUTS) {
+        let mut panel = 0;
+        while panel < self.rows {
+            let panel_end = self.rows.min(panel + PANEL_ROWS);
+            let mut output = 0;
+            while output < outputs {
                 // A tile at the end computes its last output more than once rather than differently.
-                let tile: [usize; TILE_OUTPUTS] = array::from_fn(|i| (output + i).min(outputs - 1));
-                if decoded.is_empty() {
-                    let rows = tile.map(|output| self.first + output);
-                    let weight = self.weight;
-                    self.tile::<L>(panel.clone(), tile, |i, chunk| weight.chunk(rows[i], chunk));
-                } else {
-                    self.decode::<L>(tile, &mut decoded);
-                    let (decoded, padded) = (&decoded, self.padded);
-                    self.tile::<L>(panel.clone(), tile, |i, chunk| load::<L>(&decoded[i * padded..], chunk));
+                let mut tile = [0; TILE_OUTPUTS];
+                let mut rows = [0; TILE_OUTPUTS];
+                for i in 0..TILE_OUTPUTS {
+                    tile[i] = (output + i).min(outputs - 1);
+                    rows[i] = self.first + tile[i];
                 }
+                if decoded.is_empty() {
+                    let source = Encoded { weight: self.weight, rows };
+                    self.tile::<L, _>(panel, panel_end, tile, &source);
+                } else {
+                    for (row, values) in rows.into_iter().zip(decoded.chunks_exact_mut(self.padded)) {
+                        decode_row::<L, W>(self.weight, row, values);
+                    }
+                    let chunks_per_row = self.padded / CHUNK;
+                    let source = Decoded { chunks: decoded.as_chunks().0, chunks_per_row };
+                    self.tile::<L, _>(panel, panel_end, tile, &source);
+                }
+                output += TILE_OUTPUTS;
             }
+            panel = panel_end;
         }
     }
 }
 
 impl<W: Rows> Piece<'_, W> {
+    /// The activation rows of a panel with one tile of weight rows.
     #[inline(always)]
-    fn decode<L: Lanes>(&self, tile: [usize; TILE_OUTPUTS], decoded: &mut [f32]) {
-        for (output, decoded) in tile.into_iter().zip(decoded.chunks_exact_mut(self.padded)) {
-            decode_row::<L, W>(self.weight, self.first + output, decoded);
-        }
-    }
-
-    /// All activation rows of a panel with one tile of weight rows.
-    #[inline(always)]
-    fn tile<L: Lanes>(
+    fn tile<L: Lanes, S: TileRows>(
         &mut self,
-        panel: std::ops::Range<usize>,
+        from: usize,
+        to: usize,
         outputs: [usize; TILE_OUTPUTS],
-        weight: impl Fn(usize, usize) -> (L, L),
+        source: &S,
     ) {
-        let mut row = panel.start;
-        while row + 4 <= panel.end && L::TILE_ROWS >= 4 {
-            self.products::<L, 4>(row, outputs, &weight);
+        let mut row = from;
+        while L::TILE_ROWS >= 4 && row + 4 <= to {
+            self.products::<L, S, 4>(row, outputs, source);
             row += 4;
         }
-        while row + 2 <= panel.end && L::TILE_ROWS >= 2 {
-            self.products::<L, 2>(row, outputs, &weight);
+        while L::TILE_ROWS >= 2 && row + 2 <= to {
+            self.products::<L, S, 2>(row, outputs, source);
             row += 2;
         }
-        while row < panel.end {
-            self.products::<L, 1>(row, outputs, &weight);
+        while row < to {
+            self.products::<L, S, 1>(row, outputs, source);
             row += 1;
         }
     }
 
     #[inline(always)]
-    fn products<L: Lanes, const ROWS: usize>(
+    fn products<L: Lanes, S: TileRows, const ROWS: usize>(
         &mut self,
         row: usize,
         outputs: [usize; TILE_OUTPUTS],
-        weight: &impl Fn(usize, usize) -> (L, L),
+        source: &S,
     ) {
-        let x: [&[f32]; ROWS] = array::from_fn(|i| &self.x[(row + i) * self.padded..][..self.padded]);
-        let mut sums = [[L::zero(); TILE_OUTPUTS]; ROWS];
+        let mut x: [&[[f32; CHUNK]]; ROWS] = [&[]; ROWS];
+        for (i, x) in x.iter_mut().enumerate() {
+            *x = &self.x[row + i];
+        }
+        // Four arrays rather than one of arrays: the compiler keeps these in registers.
+        let mut sums0 = [L::zero(); ROWS];
+        let mut sums1 = [L::zero(); ROWS];
+        let mut sums2 = [L::zero(); ROWS];
+        let mut sums3 = [L::zero(); ROWS];
         for chunk in 0..self.padded / CHUNK {
-            let x: [(L, L); ROWS] = array::from_fn(|i| load(x[i], chunk));
-            for output in 0..TILE_OUTPUTS {
-                let (first, second) = weight(output, chunk);
-                for i in 0..ROWS {
-                    sums[i][output] = sums[i][output].mul_add(x[i].0, first).mul_add(x[i].1, second);
-                }
+            let weight0 = source.chunk::<L>(0, chunk);
+            let weight1 = source.chunk::<L>(1, chunk);
+            let weight2 = source.chunk::<L>(2, chunk);
+            let weight3 = source.chunk::<L>(3, chunk);
+            for i in 0..ROWS {
+                let (first, second) = load::<L>(&x[i][chunk]);
+                sums0[i] = sums0[i].mul_add(first, weight0.0).mul_add(second, weight0.1);
+                sums1[i] = sums1[i].mul_add(first, weight1.0).mul_add(second, weight1.1);
+                sums2[i] = sums2[i].mul_add(first, weight2.0).mul_add(second, weight2.1);
+                sums3[i] = sums3[i].mul_add(first, weight3.0).mul_add(second, weight3.1);
             }
         }
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (output, sum) in outputs.into_iter().zip(sums) {
+        for (output, sums) in outputs.into_iter().zip([sums0, sums1, sums2, sums3]) {
+            for (i, sum) in sums.into_iter().enumerate() {
                 self.result[output * self.rows + row + i] = sum.sum();
             }
         }
@@ -174,11 +227,7 @@ impl<W: Rows> Piece<'_, W> {
 }
 
 #[inline(always)]
-fn load<L: Lanes>(values: &[f32], chunk: usize) -> (L, L) {
-    let values = &values[chunk * CHUNK..][..CHUNK];
-    let (first, second) = values.split_at(LANES);
-    match (first.first_chunk(), second.first_chunk()) {
-        (Some(first), Some(second)) => (L::load(first), L::load(second)),
-        _ => unreachable!("a chunk is two vectors long"),
-    }
+fn load<L: Lanes>(values: &[f32; CHUNK]) -> (L, L) {
+    let (first, second) = halves(values);
+    (L::load(first), L::load(second))
 }

@@ -1,6 +1,6 @@
 use std::arch::x86_64::{
-    __m128i, __m256, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256,
-    _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
+    __m128i, __m256, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
+    _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
     _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps,
     _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srli_epi32,
     _mm256_storeu_ps,
@@ -50,52 +50,40 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn from_bf16(bits: &[u16; LANES]) -> Self {
-        // SAFETY: see above.
-        unsafe {
-            let half = |start| {
-                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(bits.as_ptr().add(start).cast::<__m128i>()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-            };
-            Self(half(0), half(HALF))
-        }
+        let (first, second) = halves(bits);
+        Self(eight_bf16(first), eight_bf16(second))
     }
 
     #[inline(always)]
     fn from_f16(bits: &[u16; LANES]) -> Self {
+        let (first, second) = halves(bits);
         // SAFETY: see above.
         unsafe {
-            let half = |start| _mm256_cvtph_ps(_mm_loadu_si128(bits.as_ptr().add(start).cast::<__m128i>()));
-            Self(half(0), half(HALF))
+            Self(
+                _mm256_cvtph_ps(_mm_loadu_si128(first.as_ptr().cast::<__m128i>())),
+                _mm256_cvtph_ps(_mm_loadu_si128(second.as_ptr().cast::<__m128i>())),
+            )
         }
     }
 
     #[inline(always)]
     fn from_i8(values: &[i8; LANES]) -> Self {
+        let (first, second) = halves(values);
         // SAFETY: see above.
         unsafe {
-            let half = |start| {
-                let bytes = _mm_loadl_epi64(values.as_ptr().add(start).cast::<__m128i>());
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
-            };
-            Self(half(0), half(HALF))
+            Self(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(first.as_ptr().cast::<__m128i>()))),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(second.as_ptr().cast::<__m128i>()))),
+            )
         }
     }
 
     #[inline(always)]
     fn from_nibbles(bytes: &[u8; LANES]) -> (Self, Self) {
-        // SAFETY: see above.
-        unsafe {
-            let offset = _mm256_set1_epi32(-8);
-            let wide =
-                |start| _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().add(start).cast::<__m128i>()));
-            let low = |wide| {
-                let nibbles = _mm256_and_si256(wide, _mm256_set1_epi32(0x0F));
-                _mm256_cvtepi32_ps(_mm256_add_epi32(nibbles, offset))
-            };
-            let high = |wide| _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_srli_epi32::<4>(wide), offset));
-            let (first, second) = (wide(0), wide(HALF));
-            (Self(low(first), low(second)), Self(high(first), high(second)))
-        }
+        let (first, second) = halves(bytes);
+        let ((low_first, high_first), (low_second, high_second)) =
+            (eight_nibbles(first), eight_nibbles(second));
+        (Self(low_first, low_second), Self(high_first, high_second))
     }
 
     #[inline(always)]
@@ -119,5 +107,41 @@ impl Lanes for Avx2 {
             _mm256_storeu_ps(lanes.as_mut_ptr().add(HALF), self.1);
         }
         lanes
+    }
+
+    #[inline(always)]
+    fn prefetch(address: *const u8) {
+        // SAFETY: a prefetch of an address that is not mapped does nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+}
+
+#[inline(always)]
+fn eight_bf16(bits: &[u16; HALF]) -> __m256 {
+    // SAFETY: see the implementation of `Lanes`.
+    unsafe {
+        let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(bits.as_ptr().cast::<__m128i>()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+    }
+}
+
+#[inline(always)]
+fn eight_nibbles(bytes: &[u8; HALF]) -> (__m256, __m256) {
+    // SAFETY: see the implementation of `Lanes`.
+    unsafe {
+        let offset = _mm256_set1_epi32(-8);
+        let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast::<__m128i>()));
+        let low = _mm256_add_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(0x0F)), offset);
+        let high = _mm256_add_epi32(_mm256_srli_epi32::<4>(wide), offset);
+        (_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+    }
+}
+
+#[inline(always)]
+fn halves<T>(values: &[T; LANES]) -> (&[T; HALF], &[T; HALF]) {
+    let (first, second) = values.split_at(HALF);
+    match (first.first_chunk(), second.first_chunk()) {
+        (Some(first), Some(second)) => (first, second),
+        _ => unreachable!("a vector is two halves"),
     }
 }

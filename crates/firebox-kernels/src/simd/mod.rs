@@ -32,13 +32,22 @@ pub(crate) trait Lanes: Copy {
     fn mul_add(self, a: Self, b: Self) -> Self;
     fn store(self) -> [f32; LANES];
 
+    /// Asks for the cache line at an address, which need not be valid.
+    #[inline(always)]
+    fn prefetch(_address: *const u8) {}
+
     /// The sum of all lanes, by halves: the same tree on every processor.
     #[inline(always)]
     fn sum(self) -> f32 {
-        let lanes = self.store();
-        let eight: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
-        let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
-        (four[0] + four[2]) + (four[1] + four[3])
+        let mut lanes = self.store();
+        let mut width = LANES / 2;
+        while width > 0 {
+            for lane in 0..width {
+                lanes[lane] += lanes[lane + width];
+            }
+            width /= 2;
+        }
+        lanes[0]
     }
 }
 

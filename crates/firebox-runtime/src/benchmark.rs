@@ -1,0 +1,122 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use firebox_cache::SequenceCache;
+use firebox_model::{Decoder, Input, Pass, Wanted};
+use serde::Serialize;
+
+use crate::{Model, RuntimeError};
+
+/// What is measured, and how often.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BenchmarkConfig {
+    /// Tokens of the prompt whose speed is measured.
+    pub prompt: usize,
+    /// Tokens in the cache of every sequence before it decodes.
+    pub depth: usize,
+    /// Tokens that every sequence decodes.
+    pub tokens: usize,
+    /// How many sequences decode together.
+    pub batches: Vec<usize>,
+    /// Medians are of this many runs.
+    pub repeat: usize,
+}
+
+impl Default for BenchmarkConfig {
+    fn default() -> Self {
+        Self { prompt: 512, depth: 128, tokens: 64, batches: vec![1, 4, 8], repeat: 5 }
+    }
+}
+
+/// How fast a model runs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Benchmark {
+    /// Prompt tokens per second.
+    pub prefill_tps: f64,
+    /// For each batch size, tokens per second of all sequences together.
+    pub decode_tps: BTreeMap<usize, f64>,
+}
+
+/// Measures a model on tokens that mean nothing: speed does not depend on what they say.
+pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, RuntimeError> {
+    let decoder = model.decoder()?;
+    let bench = Bench { decoder: &decoder, config };
+    bench.prefill()?;
+    bench.decode(1)?;
+    Ok(Benchmark {
+        prefill_tps: median(config.repeat, || bench.prefill())?,
+        decode_tps: config
+            .batches
+            .iter()
+            .map(|&batch| Ok((batch, median(config.repeat, || bench.decode(batch))?)))
+            .collect::<Result<_, RuntimeError>>()?,
+    })
+}
+
+struct Bench<'a> {
+    decoder: &'a Arc<Decoder>,
+    config: &'a BenchmarkConfig,
+}
+
+impl Bench<'_> {
+    fn token(&self, index: usize) -> u32 {
+        let vocab = self.decoder.config().vocab_size;
+        ((100 + index * 7 % 7000) % vocab) as u32
+    }
+
+    fn prefill(&self) -> Result<f64, RuntimeError> {
+        let tokens: Vec<u32> = (0..self.config.prompt).map(|index| self.token(index)).collect();
+        let mut cache = self.decoder.cache();
+        let began = Instant::now();
+        self.pass(&[&tokens], &mut [&mut cache])?;
+        Ok(tokens.len() as f64 / began.elapsed().as_secs_f64())
+    }
+
+    fn decode(&self, batch: usize) -> Result<f64, RuntimeError> {
+        let mut caches: Vec<SequenceCache> = (0..batch).map(|_| self.decoder.cache()).collect();
+        for (sequence, cache) in caches.iter_mut().enumerate() {
+            let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + sequence)).collect();
+            if !tokens.is_empty() {
+                self.pass(&[&tokens], &mut [cache])?;
+            }
+        }
+        let mut caches: Vec<&mut SequenceCache> = caches.iter_mut().collect();
+        let began = Instant::now();
+        for step in 0..self.config.tokens {
+            let tokens: Vec<[u32; 1]> = (0..batch).map(|sequence| [self.token(step + sequence)]).collect();
+            let tokens: Vec<&[u32]> = tokens.iter().map(<[u32; 1]>::as_slice).collect();
+            self.pass(&tokens, &mut caches)?;
+        }
+        Ok((batch * self.config.tokens) as f64 / began.elapsed().as_secs_f64())
+    }
+
+    /// One pass over the last tokens of some sequences, their logits read back.
+    fn pass(&self, tokens: &[&[u32]], caches: &mut [&mut SequenceCache]) -> Result<(), RuntimeError> {
+        let inputs: Vec<Input<'_>> = tokens
+            .iter()
+            .zip(&*caches)
+            .map(|(tokens, cache)| Input { tokens, position: cache.len(), length: 0 })
+            .collect();
+        let mut pass = Pass::begin(self.decoder, &inputs)?;
+        while pass.next_layer() < self.decoder.layers() {
+            pass.step(self.decoder, caches)?;
+        }
+        let logits = pass.logits(self.decoder, Wanted::Last).try_into_vec_as::<f32>();
+        logits.map(drop).map_err(|error| RuntimeError::Readback { reason: error.to_string() })
+    }
+}
+
+fn median(
+    repeat: usize,
+    mut measure: impl FnMut() -> Result<f64, RuntimeError>,
+) -> Result<f64, RuntimeError> {
+    let mut measured = (0..repeat.max(1)).map(|_| measure()).collect::<Result<Vec<_>, _>>()?;
+    measured.sort_by(f64::total_cmp);
+    let middle = measured.len() / 2;
+    Ok(if measured.len().is_multiple_of(2) {
+        (measured[middle - 1] + measured[middle]) / 2.0
+    } else {
+        measured[middle]
+    })
+}

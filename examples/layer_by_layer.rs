@@ -1,0 +1,28 @@
+//! A forward pass as a value: two sequences share the weights, and something else happens between two layers.
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+use std::error::Error;
+
+use firebox::model::{Input, Pass, Wanted};
+use firebox::{Model, device, likeliest};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args().nth(1).unwrap_or_else(|| "tests/fixtures/reference/qwen3".into());
+    let model = Model::open(path, &device("cpu")?)?;
+    let decoder = model.decoder()?;
+
+    let prompts: [&[u32]; 2] = [&[5, 6, 7, 8], &[9, 10]];
+    let (mut first, mut second) = (decoder.cache(), decoder.cache());
+    let inputs = prompts.map(|tokens| Input { tokens, position: 0, length: tokens.len() });
+    let mut pass = Pass::begin(&decoder, &inputs)?;
+    while pass.next_layer() < decoder.layers() {
+        eprintln!("before layer {}", pass.next_layer());
+        pass.step(&decoder, &mut [&mut first, &mut second])?;
+    }
+    let logits = pass.logits(&decoder, Wanted::Last).try_into_vec_as::<f32>()?;
+    for (prompt, logits) in prompts.iter().zip(logits.chunks(decoder.config().vocab_size)) {
+        println!("{prompt:?} goes on with {}", likeliest(logits));
+    }
+    Ok(())
+}
