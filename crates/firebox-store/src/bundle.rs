@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::checkpoint::{Parts, Place, SourceKind, Span, TensorInfo};
 use crate::encoding::{Dtype, Encoding};
 use crate::error::{Fault, StoreError};
+use crate::excerpt::Shape;
 use crate::folder::{Folder, MAX_INDEX, MAX_JSON};
 use crate::manifest::{MANIFEST, Manifest, ManifestSegment, PADDING, SCALES};
 use crate::mapping::Mapping;
@@ -122,7 +123,12 @@ fn take(
     if entry.dtype != dtype || entry.shape != shape {
         return Err(Fault::new(
             field,
-            format!("{} {:?}, but the manifest means {dtype} {shape:?}", entry.dtype, entry.shape),
+            format!(
+                "{} {:?}, but the manifest means {dtype} {:?}",
+                entry.dtype,
+                Shape(&entry.shape),
+                Shape(shape)
+            ),
         ));
     }
     Ok(Span { file, start: entry.start, len: entry.len })

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::encoding::{Encoding, Quantization};
 use crate::error::StoreError;
+use crate::excerpt::Excerpt;
 use crate::mapping::Mapping;
 use crate::segment::{Segment, SegmentId};
 use crate::text::TextAssets;
@@ -111,7 +112,7 @@ impl Checkpoint {
                 pair.iter().map(|(_, place)| parts.files[place.data.file].path().display().to_string());
             return Err(StoreError::Malformed {
                 file: parts.path,
-                field: format!("tensor {:?}", pair[0].0.name),
+                field: format!("tensor {:?}", Excerpt(&pair[0].0.name)),
                 reason: format!("stored twice: {}", files.collect::<Vec<_>>().join(" and ")),
             });
         }

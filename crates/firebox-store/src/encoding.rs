@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::excerpt::Shape;
+
 /// The element type of a tensor stored without blocks or scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
@@ -245,7 +247,7 @@ impl Encoding {
         if shape.len() > MAX_RANK {
             return Err(format!("{} dimensions; more than {MAX_RANK} are not a tensor", shape.len()));
         }
-        let overflow = || format!("shape {shape:?} has more bytes than the address space");
+        let overflow = || format!("shape {:?} has more bytes than the address space", Shape(shape));
         match self {
             Self::Plain(dtype) => {
                 element_count(shape).and_then(|count| count.checked_mul(dtype.size())).ok_or_else(overflow)
@@ -253,7 +255,10 @@ impl Encoding {
             Self::Grouped(quantization) => {
                 quantization.check()?;
                 let [rows, inputs] = shape else {
-                    return Err(format!("shape {shape:?} is quantized in groups but is not [out, in]"));
+                    return Err(format!(
+                        "shape {:?} is quantized in groups but is not [out, in]",
+                        Shape(shape)
+                    ));
                 };
                 quantization.row_bytes(*inputs).and_then(|row| row.checked_mul(*rows)).ok_or_else(overflow)
             }
@@ -261,7 +266,8 @@ impl Encoding {
                 let inputs = shape.last().copied().unwrap_or(0);
                 if !inputs.is_multiple_of(block.block_len()) {
                     return Err(format!(
-                        "shape {shape:?} has rows that are not a multiple of {} weights, one {block} block",
+                        "shape {:?} has rows that are not a multiple of {} weights, one {block} block",
+                        Shape(shape),
                         block.block_len()
                     ));
                 }
@@ -278,11 +284,11 @@ impl Encoding {
         let Self::Grouped(quantization) = self else { return Ok(0) };
         quantization.check()?;
         let [rows, inputs] = shape else {
-            return Err(format!("shape {shape:?} is quantized in groups but is not [out, in]"));
+            return Err(format!("shape {:?} is quantized in groups but is not [out, in]", Shape(shape)));
         };
         rows.checked_mul(quantization.row_scales(*inputs))
             .and_then(|scales| scales.checked_mul(2))
-            .ok_or_else(|| format!("shape {shape:?} has more scales than the address space"))
+            .ok_or_else(|| format!("shape {:?} has more scales than the address space", Shape(shape)))
     }
 
     /// The dtype and shape that a tensor of this shape has in a safetensors file, scales apart: packed numbers travel

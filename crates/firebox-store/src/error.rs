@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::excerpt::{Excerpt, shortened, shown};
+
 /// Any failure of this crate. Each names the file, the field in it and the reason.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -48,7 +50,7 @@ pub enum StoreError {
         reason: String,
     },
     /// A file refers to another outside of the model's own directory.
-    #[error("{}: {field}: refuses to follow {target:?}: {reason}", file.display())]
+    #[error("{}: {field}: refuses to follow {}: {reason}", file.display(), shown(target))]
     UnsafePath {
         /// The file that refers, or the link itself.
         file: PathBuf,
@@ -60,7 +62,7 @@ pub enum StoreError {
         reason: String,
     },
     /// The model has no tensor of this name.
-    #[error("{}: no tensor named {tensor:?}", model.display())]
+    #[error("{}: no tensor named {:?}", model.display(), Excerpt(tensor))]
     MissingTensor {
         /// The model.
         model: PathBuf,
@@ -68,7 +70,7 @@ pub enum StoreError {
         tensor: String,
     },
     /// A tensor's bytes cannot be decoded, because shape, encoding and size disagree.
-    #[error("tensor {tensor:?}: cannot decode: {reason}")]
+    #[error("tensor {:?}: cannot decode: {reason}", Excerpt(tensor))]
     Decode {
         /// The tensor.
         tensor: String,
@@ -76,7 +78,7 @@ pub enum StoreError {
         reason: String,
     },
     /// A tensor cannot be quantized without ruining it.
-    #[error("tensor {tensor:?}: cannot quantize: {reason}")]
+    #[error("tensor {:?}: cannot quantize: {reason}", Excerpt(tensor))]
     Quantize {
         /// The tensor.
         tensor: String,
@@ -125,11 +127,16 @@ pub struct Fault {
 
 impl Fault {
     pub(crate) fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { field: printable(field.into()), reason: printable(reason.into()), unsupported: false }
+        Self { field: field_of(field.into()), reason: printable(reason.into()), unsupported: false }
+    }
+
+    /// A parser's complaint, which repeats what it did not expect.
+    pub(crate) fn json(field: impl Into<String>, error: &serde_json::Error) -> Self {
+        Self::new(field, shortened(error.to_string()))
     }
 
     pub(crate) fn unsupported(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { field: printable(field.into()), reason: printable(reason.into()), unsupported: true }
+        Self { field: field_of(field.into()), reason: printable(reason.into()), unsupported: true }
     }
 
     /// Names the file the bytes came from.
@@ -142,6 +149,11 @@ impl Fault {
             StoreError::Malformed { file, field, reason }
         }
     }
+}
+
+/// A field is named by what the file calls a tensor or a key.
+fn field_of(text: String) -> String {
+    printable(shortened(text))
 }
 
 /// Keeps what a file says from steering the terminal that the error is shown on.

@@ -1,12 +1,13 @@
 //! A model's directory: which of its files may be read, and how much of them.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::error::StoreError;
+use crate::error::{Fault, StoreError};
+use crate::excerpt::Excerpt;
 
 /// Limits on the small files beside the weights. The largest tokenizers in use take 35 MB.
 pub(crate) const MAX_JSON: u64 = 16 << 20;
@@ -51,7 +52,10 @@ impl Folder {
         let path = self.path.join(name);
         match fs::symlink_metadata(&path) {
             Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            // What is too long for a name cannot be there.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename) => {
+                return Ok(None);
+            }
             Err(error) => return Err(StoreError::io(&path, "look up", error)),
         }
         let real = fs::canonicalize(&path).map_err(|error| StoreError::io(&path, "follow", error))?;
@@ -84,7 +88,11 @@ impl Folder {
         self.find(name)?.ok_or_else(|| StoreError::Malformed {
             file: referrer.to_owned(),
             field: field.to_owned(),
-            reason: format!("names {name:?}, which is not in {}; download it again", self.path.display()),
+            reason: format!(
+                "names {:?}, which is not in {}; download it again",
+                Excerpt(name),
+                self.path.display()
+            ),
         })
     }
 
@@ -107,14 +115,11 @@ impl Folder {
     /// The JSON object in a small file, or None if there is no file.
     pub(crate) fn read_object(&self, name: &str, limit: u64) -> Result<Option<Value>, StoreError> {
         let Some(bytes) = self.read(name, limit)? else { return Ok(None) };
-        let malformed = |reason: String| StoreError::Malformed {
-            file: self.path.join(name),
-            field: "JSON".into(),
-            reason,
-        };
-        let value: Value = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
+        let malformed = |fault: Fault| fault.in_file(&self.path.join(name));
+        let value: Value =
+            serde_json::from_slice(&bytes).map_err(|error| malformed(Fault::json("JSON", &error)))?;
         if !value.is_object() {
-            return Err(malformed("expected an object".into()));
+            return Err(malformed(Fault::new("JSON", "expected an object")));
         }
         Ok(Some(value))
     }

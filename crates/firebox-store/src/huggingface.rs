@@ -8,7 +8,9 @@ use serde_json::Value;
 use crate::checkpoint::{Parts, Place, SourceKind, Span, TensorInfo};
 use crate::encoding::Encoding;
 use crate::error::{Fault, StoreError};
+use crate::excerpt::Excerpt;
 use crate::folder::{Folder, MAX_INDEX, MAX_JSON};
+use crate::manifest::PADDING;
 use crate::mapping::Mapping;
 use crate::safetensors::Header;
 use crate::segment::SegmentId;
@@ -52,7 +54,9 @@ fn add_file(
     let mapping = Mapping::open(path)?;
     let header = Header::parse(mapping.bytes()).map_err(|fault| fault.in_file(path))?;
     let file = files.len();
-    tensors.extend(header.entries.into_iter().map(|entry| {
+    // A bundle without its manifest is such a directory, and the space between its tensors is none of them.
+    let entries = header.entries.into_iter().filter(|entry| !entry.name.starts_with(PADDING));
+    tensors.extend(entries.map(|entry| {
         let info = TensorInfo {
             segment: SegmentId::of(&entry.name),
             name: entry.name,
@@ -80,9 +84,12 @@ fn add_shards(
 
     // Tensors by shard, so that each is opened once and then asked for all that it should have.
     let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (tensor, file) in map {
+    for (tensor, file) in map.iter().filter(|(tensor, _)| !tensor.starts_with(PADDING)) {
         let file = file.as_str().ok_or_else(|| {
-            malformed(format!("weight_map.{tensor}"), format!("expected a file name, found {file}"))
+            malformed(
+                format!("weight_map.{tensor}"),
+                format!("expected a file name, found {:?}", Excerpt(&file.to_string())),
+            )
         })?;
         shards.entry(file).or_default().push(tensor);
     }
@@ -95,7 +102,7 @@ fn add_shards(
         if let Some(missing) = expected.into_iter().find(|tensor| !stored.contains_key(tensor)) {
             return Err(malformed(
                 format!("weight_map.{missing}"),
-                format!("said to be in {shard:?}, which does not have it; download both again"),
+                format!("said to be in {:?}, which does not have it; download both again", Excerpt(shard)),
             ));
         }
     }

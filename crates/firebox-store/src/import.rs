@@ -5,19 +5,19 @@
 //! is complete, and one that was cut short has no manifest.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, Place, SourceKind, Span, TensorInfo, combined_hash};
 use crate::encoding::{Dtype, Encoding, Quantization, element_count};
 use crate::error::StoreError;
+use crate::excerpt::Shape;
 use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
 use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, SCALES, file_of};
+use crate::partial::{Partial, sync_folder};
 use crate::quantize::{is_quantized, quantize_row};
 use crate::segment::SegmentId;
 use crate::text::{GGUF_VOCABULARY, TokenizerSource};
@@ -229,7 +229,7 @@ impl Import<'_> {
     ) -> Result<(), StoreError> {
         let fault = |reason: String| StoreError::Quantize { tensor: info.name.clone(), reason };
         let &[rows, inputs] = info.shape.as_slice() else {
-            return Err(fault(format!("shape {:?} is not [out, in]", info.shape)));
+            return Err(fault(format!("shape {:?} is not [out, in]", Shape(&info.shape))));
         };
         if inputs == 0 || inputs > MAX_ROW {
             return Err(fault(format!("rows of {inputs} inputs; expected 1 to {MAX_ROW}")));
@@ -301,7 +301,7 @@ impl Import<'_> {
 
 fn plan_tensor(plan: &mut Plan, info: &TensorInfo, encoding: Encoding) -> Result<(), String> {
     if element_count(&info.shape).is_none() {
-        return Err(format!("shape {:?} overflows", info.shape));
+        return Err(format!("shape {:?} overflows", Shape(&info.shape)));
     }
     let (dtype, shape) = encoding.storage(&info.shape)?;
     plan.push(&info.name, dtype, &shape)?;
@@ -376,91 +376,4 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         file.sync_all()
     };
     write().map_err(|error| StoreError::io(path, "write", error))
-}
-
-fn sync_folder(path: &Path) -> Result<(), StoreError> {
-    if cfg!(windows) {
-        // A directory cannot be opened as a file there, and its entries are journalled.
-        return Ok(());
-    }
-    File::open(path)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|error| StoreError::io(path, "make durable", error))
-}
-
-/// Partial directories of imports at work in this process. A directory with this process's number that is not among
-/// them was left behind by an earlier process of the same number.
-static AT_WORK: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-
-/// The directory beside the destination that an import works in; removed unless published.
-struct Partial {
-    path: PathBuf,
-}
-
-impl Partial {
-    fn create(destination: &Path) -> Result<Self, StoreError> {
-        check_free(destination)?;
-        let Some(name) = destination.file_name() else {
-            return Err(StoreError::NotAModel {
-                path: destination.to_owned(),
-                reason: "the destination has to end in the name of a new directory".into(),
-            });
-        };
-        let parent = parent_of(destination);
-        fs::create_dir_all(parent).map_err(|error| StoreError::io(parent, "create", error))?;
-        let mut partial = OsString::from(name);
-        partial.push(format!(".partial-{}", std::process::id()));
-        let path = parent.join(partial);
-        if !AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone()) {
-            return Err(StoreError::DestinationExists { path });
-        }
-        // From here on dropping it clears up.
-        let partial = Self { path };
-        if partial.path.exists() {
-            fs::remove_dir_all(&partial.path)
-                .map_err(|error| StoreError::io(&partial.path, "clear", error))?;
-        }
-        fs::create_dir(&partial.path).map_err(|error| StoreError::io(&partial.path, "create", error))?;
-        Ok(partial)
-    }
-
-    fn publish(self, destination: &Path) -> Result<(), StoreError> {
-        sync_folder(&self.path)?;
-        // Renaming over an empty directory is allowed, over any other it fails: what came in meanwhile is kept.
-        match fs::rename(&self.path, destination) {
-            Ok(()) => sync_folder(parent_of(destination)),
-            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-                Err(StoreError::DestinationExists { path: destination.to_owned() })
-            }
-            Err(error) => Err(StoreError::io(destination, "rename the finished bundle to", error)),
-        }
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After publishing there is nothing there; after a failure the failure is what matters.
-        let _ = fs::remove_dir_all(&self.path);
-        AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.path);
-    }
-}
-
-fn parent_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-fn check_free(destination: &Path) -> Result<(), StoreError> {
-    match fs::symlink_metadata(destination) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(StoreError::io(destination, "look up", error)),
-        Ok(metadata) if metadata.is_dir() => {
-            let mut entries =
-                fs::read_dir(destination).map_err(|error| StoreError::io(destination, "list", error))?;
-            match entries.next() {
-                None => Ok(()),
-                Some(_) => Err(StoreError::DestinationExists { path: destination.to_owned() }),
-            }
-        }
-        Ok(_) => Err(StoreError::DestinationExists { path: destination.to_owned() }),
-    }
 }

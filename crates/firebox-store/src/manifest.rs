@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::encoding::{Encoding, Quantization};
 use crate::error::Fault;
+use crate::excerpt::Excerpt;
 use crate::segment::SegmentId;
 
 /// The manifest's file name, by which a directory is known as a bundle.
@@ -95,10 +96,10 @@ impl Manifest {
             format: String,
             version: u32,
         }
-        let not_json = |error: serde_json::Error| Fault::new("JSON", error.to_string());
+        let not_json = |error: serde_json::Error| Fault::json("JSON", &error);
         let Version { format, version } = serde_json::from_slice(json).map_err(not_json)?;
         if format != FORMAT {
-            return Err(Fault::new("format", format!("{format:?}, expected {FORMAT:?}")));
+            return Err(Fault::new("format", format!("{:?}, expected {FORMAT:?}", Excerpt(&format))));
         }
         if version != VERSION {
             return Err(Fault::unsupported(
@@ -128,7 +129,7 @@ impl Manifest {
             if segment.file != file_of(id) {
                 return Err(Fault::new(
                     field("file"),
-                    format!("{:?}, expected {:?}", segment.file, file_of(id)),
+                    format!("{:?}, expected {:?}", Excerpt(&segment.file), file_of(id)),
                 ));
             }
             if segment.hash.len() != 64

@@ -6,6 +6,7 @@ use half::f16;
 use crate::checkpoint::TensorInfo;
 use crate::encoding::{Bits, Encoding, Q4_CHUNK, Quantization};
 use crate::error::StoreError;
+use crate::excerpt::Shape;
 use crate::segment::SegmentId;
 use crate::weight::Weight;
 
@@ -49,7 +50,7 @@ pub fn quantize(
     let encoding = Encoding::Grouped(quantization);
     let bytes = encoding.data_bytes(&shape).map_err(fault)?;
     if shape[0].checked_mul(shape[1]) != Some(values.len()) {
-        return Err(fault(format!("{} values for shape {shape:?}", values.len())));
+        return Err(fault(format!("{} values for shape {:?}", values.len(), Shape(&shape))));
     }
     let mut data = Vec::with_capacity(bytes);
     let mut scales = Vec::new();

@@ -11,6 +11,7 @@ use serde::de::{self, Deserializer, MapAccess, Visitor};
 
 use crate::encoding::{Dtype, Encoding};
 use crate::error::Fault;
+use crate::excerpt::{Excerpt, Shape};
 
 /// The longest header read, as in the `safetensors` crate: 100 MB of JSON describe about a million tensors.
 pub const MAX_HEADER: usize = 100_000_000;
@@ -68,9 +69,9 @@ impl<'de> Deserialize<'de> for RawHeader {
                         map.next_value::<de::IgnoredAny>()?;
                         continue;
                     }
-                    let entry = map
-                        .next_value::<RawEntry>()
-                        .map_err(|error| de::Error::custom(format_args!("tensor {name:?}: {error}")))?;
+                    let entry = map.next_value::<RawEntry>().map_err(|error| {
+                        de::Error::custom(format_args!("tensor {:?}: {error}", Excerpt(&name)))
+                    })?;
                     entries.push((name, entry));
                 }
                 Ok(RawHeader(entries))
@@ -105,8 +106,7 @@ impl Header {
         };
         let header = std::str::from_utf8(header)
             .map_err(|error| Fault::new("header", format!("not UTF-8: {error}")))?;
-        let RawHeader(raw) =
-            serde_json::from_str(header).map_err(|error| Fault::new("header", error.to_string()))?;
+        let RawHeader(raw) = serde_json::from_str(header).map_err(|error| Fault::json("header", &error))?;
 
         let data_start = LENGTH_BYTES + header_len;
         let mut entries = Vec::with_capacity(raw.len());
@@ -126,12 +126,12 @@ fn check_entry(name: String, raw: RawEntry, data_start: usize, data_len: usize) 
     let Some(dtype) = Dtype::from_name(&raw.dtype) else {
         return Err(Fault::unsupported(
             field("dtype"),
-            format!("{:?}; known are {}", raw.dtype, Dtype::ALL.map(Dtype::name).join(", ")),
+            format!("{:?}; known are {}", Excerpt(&raw.dtype), Dtype::ALL.map(Dtype::name).join(", ")),
         ));
     };
     let shape =
         raw.shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<Vec<_>, _>>().map_err(|_| {
-            Fault::new(field("shape"), format!("{:?} does not fit the address space", raw.shape))
+            Fault::new(field("shape"), format!("{:?} does not fit the address space", Shape(&raw.shape)))
         })?;
     let (begin, end) = raw.data_offsets;
     let range = usize::try_from(begin).ok().zip(usize::try_from(end).ok());
@@ -146,7 +146,7 @@ fn check_entry(name: String, raw: RawEntry, data_start: usize, data_len: usize) 
     if end - begin != expected {
         return Err(Fault::new(
             field("data_offsets"),
-            format!("{} bytes, but {dtype} of shape {shape:?} takes {expected}", end - begin),
+            format!("{} bytes, but {dtype} of shape {:?} takes {expected}", end - begin, Shape(&shape)),
         ));
     }
     Ok(Entry { name, dtype, shape, start: data_start + begin, len: expected })

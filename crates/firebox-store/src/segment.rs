@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::excerpt::Excerpt;
+
 /// A part of a model. The order is that of a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SegmentId {
@@ -90,8 +92,9 @@ impl FromStr for SegmentId {
                 .map(Self::Layer),
         };
         // Only the spelling that `Display` writes: two spellings of one segment would be two segments.
-        id.filter(|id| id.to_string() == text)
-            .ok_or_else(|| format!("{text:?} is not a segment; expected embed, layer-0000…, final or other"))
+        id.filter(|id| id.to_string() == text).ok_or_else(|| {
+            format!("{:?} is not a segment; expected embed, layer-0000…, final or other", Excerpt(text))
+        })
     }
 }
 

@@ -115,8 +115,7 @@ impl TextAssets {
 fn read_vocabulary(folder: &Folder) -> Result<Option<GgufVocabulary>, StoreError> {
     let Some(bytes) = folder.read(GGUF_VOCABULARY, MAX_TOKENIZER)? else { return Ok(None) };
     let parse = || {
-        let vocabulary =
-            serde_json::from_slice(&bytes).map_err(|error| Fault::new("JSON", error.to_string()))?;
+        let vocabulary = serde_json::from_slice(&bytes).map_err(|error| Fault::json("JSON", &error))?;
         check(&vocabulary)?;
         Ok(Some(vocabulary))
     };

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 
 use crate::encoding::{Bits, Dtype, Encoding, Q4_CHUNK, Quantization, element_count};
 use crate::error::StoreError;
+use crate::excerpt::Shape;
 use crate::gguf::dequant;
 
 /// A tensor as it is stored.
@@ -37,7 +38,7 @@ impl Weight {
                 "{} bytes, but {} of shape {:?} takes {expected}",
                 self.data.len(),
                 self.encoding,
-                self.shape
+                Shape(&self.shape)
             )));
         }
         let scales = self.scales.as_deref().unwrap_or(&[]);

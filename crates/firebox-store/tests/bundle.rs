@@ -68,7 +68,16 @@ fn an_import_keeps_every_byte() {
     fs::remove_file(bundle.join(MANIFEST)).unwrap();
     let plain = Checkpoint::open(&bundle).unwrap();
     assert_eq!(plain.source(), SourceKind::HuggingFace);
-    assert!(before.tensors().all(|info| plain.info(&info.name).is_some()));
+    let names = |checkpoint: &Checkpoint| -> Vec<String> {
+        checkpoint.tensors().map(|info| info.name.clone()).collect()
+    };
+    assert_eq!(names(&plain), names(&before), "what fills the space between tensors is none of the model's");
+    // Nor is it where a tool that read the segments has listed all that it found.
+    let index = bundle.join("model.safetensors.index.json");
+    let mut listed: Value = serde_json::from_slice(&fs::read(&index).unwrap()).unwrap();
+    listed["weight_map"]["__pad_final_0"] = "segments/final.safetensors".into();
+    fs::write(&index, listed.to_string()).unwrap();
+    assert_eq!(names(&Checkpoint::open(&bundle).unwrap()), names(&before));
 }
 
 #[test]
@@ -421,6 +430,22 @@ fn a_killed_import_leaves_no_bundle() {
         }
     }
     assert!(leftovers(folder.path()) > 0, "the child was killed before it began");
+    // What those processes left goes with the next import; what is not an import's, or of one at work, stays.
+    let left = leftovers(folder.path());
+    let mut kept: Vec<PathBuf> =
+        ["bundle.partial-x", "bundle.partial-01", "bundle.partial-", "other.partial-4194305"]
+            .iter()
+            .map(|name| folder.path().join(name))
+            .collect();
+    kept.push(folder.path().join(format!("bundle.partial-{}", std::os::unix::process::parent_id())));
+    for path in &kept {
+        fs::create_dir(path).unwrap();
+    }
+    let file = folder.path().join("bundle.partial-4194306");
+    fs::write(&file, "not a directory").unwrap();
     import(source, &bundle, &quantizing(Q8), &mut quiet).unwrap();
     verify(bundle, &mut quiet).unwrap();
+    assert!(kept.iter().all(|path| path.exists()) && file.exists());
+    let left = if cfg!(target_os = "linux") { 0 } else { left };
+    assert_eq!(leftovers(folder.path()), left + kept.len() + 1);
 }

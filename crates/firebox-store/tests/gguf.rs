@@ -3,27 +3,11 @@
 
 mod support;
 
-use std::path::Path;
-
 use firebox_store::gguf::{Header, Model};
-use firebox_store::{
-    BlockType, Checkpoint, Encoding, SegmentId, SourceKind, StoreError, TokenizerSource, import,
-};
-use serde_json::{Value, json};
-use support::{Gguf, f32_bytes, write};
+use firebox_store::{BlockType, Checkpoint, Encoding, SegmentId, SourceKind, TokenizerSource, import};
+use serde_json::json;
+use support::{Gguf, expect, f32_bytes, open, refuse, write};
 use tempfile::tempdir;
-
-fn open(gguf: &Gguf) -> Checkpoint {
-    let folder = tempdir().unwrap();
-    Checkpoint::open(write(folder.path(), "model.gguf", &gguf.build())).unwrap()
-}
-
-/// Checks that the configuration has these values.
-fn expect(config: &Value, expected: Value) {
-    for (key, value) in expected.as_object().unwrap() {
-        assert_eq!(config.get(key), Some(value), "{key}");
-    }
-}
 
 fn attention(mut gguf: Gguf, layers: usize) -> Gguf {
     for layer in 0..layers {
@@ -283,7 +267,7 @@ fn smollm3_phi3_and_bert() {
 
     let bert = Gguf::model("bert")
         .float("bert.attention.layer_norm_epsilon", 1e-12)
-        .int("bert.pooling_type", 2)
+        .int("bert.pooling_type", 1)
         .f32("token_types.weight", &[2, 64])
         .f32("token_embd_norm.bias", &[64])
         .f32("blk.0.attn_output_norm.weight", &[64]);
@@ -292,11 +276,32 @@ fn smollm3_phi3_and_bert() {
         model.config(),
         json!({
             "model_type": "bert", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "hidden_act": "gelu",
-            "firebox": {"pooling": "cls", "source": "gguf"},
+            "firebox": {"pooling": "mean", "source": "gguf"},
         }),
     );
+    let bert = || Gguf::model("bert").float("bert.attention.layer_norm_epsilon", 1e-12);
+    for same in [bert(), bert().int("bert.pooling_type", 0)] {
+        assert_eq!(open(&same).config()["firebox"]["pooling"], "mean");
+    }
+    for other in [2, 3, 4] {
+        let gguf = bert().int("bert.pooling_type", other);
+        refuse(&gguf.build(), &["bert.pooling_type", "not supported", &other.to_string(), "mean"]);
+    }
     assert!(model.info("embeddings.LayerNorm.bias").is_some());
     assert!(model.info("encoder.layer.0.attention.output.LayerNorm.weight").is_some());
+}
+
+#[test]
+fn messages_stay_short() {
+    let long = "x".repeat(5000);
+    let short = |gguf: Gguf, word: &str| {
+        let error = Model::parse(&gguf.build()).err().unwrap().to_string();
+        assert!(error.contains(word) && error.contains("xxx") && error.len() < 300, "{word}: {error}");
+    };
+    short(Gguf::new().text("general.architecture", &long), "general.architecture");
+    short(Gguf::model("llama").text("llama.rope.scaling.type", &long), "rope.scaling.type");
+    short(Gguf::model("llama").int(&long, 0).int(&long, 0), "given twice");
+    short(Gguf::model("llama").f32(&long, &[8]).at(0).f32(&format!("{long}y"), &[8]).at(0), "overlaps");
 }
 
 fn vocabulary(gguf: Gguf) -> Gguf {
@@ -505,15 +510,4 @@ fn damaged_tensor_tables_are_refused() {
     let twice =
         model().f32("blk.0.attn_norm.weight", &[4]).f32("model.layers.0.input_layernorm.weight", &[4]);
     refuse(&twice.build(), &["stored twice"]);
-}
-
-fn refuse(bytes: &[u8], words: &[&str]) {
-    let folder = tempdir().unwrap();
-    let path = write(folder.path(), "model.gguf", bytes);
-    let error: StoreError = Checkpoint::open(Path::new(&path)).unwrap_err();
-    let error = error.to_string();
-    assert!(error.contains("model.gguf"), "{error}");
-    for word in words {
-        assert!(error.contains(word), "{error:?} does not mention {word:?}");
-    }
 }

@@ -344,3 +344,32 @@ fn refuse_file(bytes: &[u8], words: &[&str]) {
     refuse(&path, words);
     refuse(&path, &["model.safetensors"]);
 }
+
+#[test]
+fn messages_stay_short() {
+    let folder = tempdir().unwrap();
+    let long = "x".repeat(5000);
+    let short = |index: Option<serde_json::Value>, header: serde_json::Value, config: &str, word: &str| {
+        let weights = safetensors_raw(&header.to_string(), &[]);
+        let index = index.map(|map| serde_json::json!({"weight_map": map}).to_string());
+        let name = if index.is_some() { "a.safetensors" } else { "model.safetensors" };
+        let mut files = vec![(name, weights.as_slice()), ("config.json", config.as_bytes())];
+        files.extend(index.as_ref().map(|index| ("model.safetensors.index.json", index.as_bytes())));
+        let place = folder.path().join(word.replace(' ', "-"));
+        let error = Checkpoint::open(directory(&place, &files)).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("xxx"), "{word}: {error}");
+        assert!(error.len() < 400 + place.as_os_str().len(), "{word}: {error}");
+    };
+    let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    let none = || json("{}");
+    let of = |name: &str, dtype: &str| serde_json::json!({name: {"dtype": dtype, "shape": [9], "data_offsets": [0, 0]}});
+    short(Some(serde_json::json!({"a": [&long]})), none(), "{}", "expected a file name");
+    short(Some(serde_json::json!({&long: "a.safetensors"})), none(), "{}", "does not have it");
+    short(Some(serde_json::json!({"a": format!("../{long}")})), none(), "{}", "plain path");
+    short(Some(serde_json::json!({"a": long})), none(), "{}", "download it again");
+    short(None, of("a", &long), "{}", "known are");
+    short(None, of(&long, "F32"), "{}", "of shape [9]");
+    short(None, serde_json::json!({"a": long}), "{}", "invalid type");
+    let shape = serde_json::json!({"xxx": {"dtype": "F32", "shape": vec![1; 3000], "data_offsets": [0, 0]}});
+    short(None, shape, "{}", "3000 dimensions");
+}

@@ -4,7 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::metadata::Metadata;
 use super::rope::{original_context, rope};
+use super::windows::{self, sliding_window};
 use crate::error::Fault;
+use crate::excerpt::Excerpt;
 
 /// The families of models that are translated, by what sets their tensors apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +38,8 @@ impl Family {
                 return Err(Fault::unsupported(
                     "general.architecture",
                     format!(
-                        "{other:?}; known are llama, qwen2, qwen3, qwen3moe, qwen35, gemma3, smollm3, phi3, bert"
+                        "{:?}; known are llama, qwen2, qwen3, qwen3moe, qwen35, gemma3, smollm3, phi3, bert",
+                        Excerpt(other)
                     ),
                 ));
             }
@@ -50,6 +53,7 @@ pub(crate) struct Seen {
     pub(crate) vocab_size: usize,
     pub(crate) has_output: bool,
     pub(crate) has_attention_bias: bool,
+    pub(crate) has_mlp_bias: bool,
     pub(crate) token_types: Option<usize>,
     pub(crate) rope_factors: Option<Vec<f32>>,
     pub(crate) long_factors: Option<Vec<f32>>,
@@ -59,7 +63,7 @@ pub(crate) struct Seen {
 /// Reads keys of one architecture.
 pub(super) struct Keys<'a> {
     pub(super) metadata: &'a Metadata,
-    architecture: &'a str,
+    pub(super) architecture: &'a str,
 }
 
 impl Keys<'_> {
@@ -131,8 +135,8 @@ pub(crate) fn config(
     let mut notes = Map::new();
     common(&keys, seen, &mut config)?;
     match family {
-        Family::Llama => llama(&keys, &mut config, &mut notes)?,
-        Family::SmolLm3 => smollm3(&keys, &mut config, &mut notes)?,
+        Family::Llama => llama(&keys, seen, &mut config, &mut notes)?,
+        Family::SmolLm3 => smollm3(&keys, seen, &mut config, &mut notes)?,
         Family::Qwen2 => qwen(&keys, "qwen2", "Qwen2ForCausalLM", &mut config)?,
         Family::Qwen3 => qwen(&keys, "qwen3", "Qwen3ForCausalLM", &mut config)?,
         Family::Qwen3Moe => qwen3_moe(&keys, &mut config)?,
@@ -219,11 +223,6 @@ fn require_rms_norm(keys: &Keys<'_>) -> Result<(), Fault> {
     keys.float(name)?.map(drop).ok_or_else(|| Fault::new(keys.key(name), "missing"))
 }
 
-fn sliding_window(keys: &Keys<'_>) -> Result<Option<u64>, Fault> {
-    // Zero is how converters write that there is none.
-    Ok(keys.number("attention.sliding_window")?.filter(|window| *window > 0))
-}
-
 fn no_experts(keys: &Keys<'_>) -> Result<(), Fault> {
     match keys.number("expert_count")? {
         None | Some(0) => Ok(()),
@@ -235,6 +234,7 @@ fn no_experts(keys: &Keys<'_>) -> Result<(), Fault> {
 
 fn llama(
     keys: &Keys<'_>,
+    seen: &Seen,
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
@@ -248,7 +248,11 @@ fn llama(
         ),
         None => set(
             config,
-            json!({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mlp_bias": false}),
+            json!({
+                "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+                "mlp_bias": seen.has_mlp_bias,
+            }),
         ),
     }
     // The converter permutes the rows of q and k for the interleaved form of rotary positions.
@@ -258,6 +262,7 @@ fn llama(
 
 fn smollm3(
     keys: &Keys<'_>,
+    seen: &Seen,
     config: &mut Map<String, Value>,
     notes: &mut Map<String, Value>,
 ) -> Result<(), Fault> {
@@ -271,7 +276,7 @@ fn smollm3(
         json!({
             "model_type": "smollm3",
             "architectures": ["SmolLM3ForCausalLM"],
-            "mlp_bias": false,
+            "mlp_bias": seen.has_mlp_bias,
             "no_rope_layer_interval": 4,
             "no_rope_layers": rotary,
             "layer_types": vec!["full_attention"; layers],
@@ -292,17 +297,8 @@ fn qwen(
 ) -> Result<(), Fault> {
     require_rms_norm(keys)?;
     no_experts(keys)?;
-    let layers = layers(keys.metadata, keys.architecture)?;
-    set(
-        config,
-        json!({
-            "model_type": model_type,
-            "architectures": [class],
-            "layer_types": vec!["full_attention"; layers],
-            "use_sliding_window": false,
-            "sliding_window": null,
-        }),
-    );
+    set(config, json!({"model_type": model_type, "architectures": [class]}));
+    set(config, windows::qwen(keys)?);
     Ok(())
 }
 
@@ -322,10 +318,9 @@ fn qwen3_moe(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fau
             "norm_topk_prob": keys.metadata.flag(&keys.key("expert_weights_norm"))?.unwrap_or(true),
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
-            "use_sliding_window": false,
-            "sliding_window": null,
         }),
     );
+    set(config, windows::qwen3_moe(keys)?);
     Ok(())
 }
 
@@ -393,8 +388,6 @@ fn qwen35_layer_types(keys: &Keys<'_>, layers: usize) -> Result<Vec<&'static str
     Ok((1..=layers as u64).map(|layer| name(!layer.is_multiple_of(interval))).collect())
 }
 
-/// Every sixth layer of Gemma 3 attends to everything, where the metadata does not say otherwise.
-const GEMMA3_PATTERN: u64 = 6;
 /// The layers of the one Gemma 3 model whose query scale is not that of its head dimension.
 const GEMMA3_27B_LAYERS: usize = 62;
 
@@ -405,50 +398,45 @@ fn gemma3(
 ) -> Result<(), Fault> {
     require_rms_norm(keys)?;
     let layers = layers(keys.metadata, keys.architecture)?;
-    let head_dim = head_dim(keys)?;
-    let window = sliding_window(keys)?;
-    let types = gemma3_layer_types(keys, layers, window.is_some())?;
-    let scalar = if layers == GEMMA3_27B_LAYERS {
-        keys.dimension("embedding_length")? / keys.dimension("attention.head_count")?
-    } else {
-        head_dim
-    };
     set(
         config,
         json!({
             "model_type": "gemma3_text",
             "architectures": ["Gemma3ForCausalLM"],
             "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": scalar,
-            "sliding_window": window,
-            "layer_types": types,
+            "query_pre_attn_scalar": gemma3_scalar(keys, layers)?,
             "attn_logit_softcapping": null,
             "final_logit_softcapping": keys.float("final_logit_softcapping")?,
             "use_bidirectional_attention": false,
         }),
     );
+    set(config, windows::gemma3(keys)?);
     config.remove("hidden_act");
     // The converter stores 1 + weight.
     notes.insert("norm_weight_offset".into(), json!(0.0));
     Ok(())
 }
 
-fn gemma3_layer_types(keys: &Keys<'_>, layers: usize, windowed: bool) -> Result<Vec<&'static str>, Fault> {
-    let name = |sliding: bool| if sliding { "sliding_attention" } else { "full_attention" };
-    let key = keys.key("attention.sliding_window_pattern");
-    let interval = match keys.metadata.get(&key) {
-        Some(super::metadata::Value::List(super::metadata::List::Bools(pattern))) => {
-            let Some(pattern) = pattern.get(..layers) else {
-                return Err(Fault::new(key, format!("{} entries for {layers} layers", pattern.len())));
-            };
-            return Ok(pattern.iter().map(|sliding| name(*sliding)).collect());
-        }
-        _ => keys.number("attention.sliding_window_pattern")?.unwrap_or(GEMMA3_PATTERN),
+/// The number of which the scale of queries is the inverse root. Most converters leave the scale to be known.
+fn gemma3_scalar(keys: &Keys<'_>, layers: usize) -> Result<Value, Fault> {
+    let name = "attention.scale";
+    let Some(scale) = keys.metadata.float(&keys.key(name))? else {
+        return Ok(json!(if layers == GEMMA3_27B_LAYERS {
+            keys.dimension("embedding_length")? / keys.dimension("attention.head_count")?
+        } else {
+            head_dim(keys)?
+        }));
     };
-    if interval == 0 {
-        return Err(Fault::new(key, "0; expected 1 or more"));
+    let narrow = scale as f32;
+    if !narrow.is_normal() || narrow < 0.0 {
+        return Err(Fault::new(keys.key(name), format!("{scale}; expected a number above 0")));
     }
-    Ok((1..=layers as u64).map(|layer| name(windowed && !layer.is_multiple_of(interval))).collect())
+    let scalar = f64::from(narrow).powi(-2);
+    // Configurations have a whole number, which is not what the rounded scale comes to; it is what was meant if it
+    // gives the same scale. Otherwise 64 bits are enough to come back to the 32 of the scale.
+    let whole = scalar.round();
+    let exact = whole <= MAX_DIMENSION as f64 && whole.powf(-0.5) as f32 == narrow;
+    Ok(if exact { json!(whole as u64) } else { json!(scalar) })
 }
 
 fn phi3(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fault> {
@@ -491,14 +479,19 @@ fn bert(
     config.remove("head_dim");
     config.remove("num_key_value_heads");
     config.remove("attention_bias");
-    let pooling = match keys.number("pooling_type")? {
-        Some(1) => Some("mean"),
-        Some(2) => Some("cls"),
-        Some(3) => Some("last"),
-        _ => None,
+    // Those that do not say are embedding models all the same, and those pool by the mean.
+    let unread = match keys.number("pooling_type")? {
+        None | Some(0 | 1) => None,
+        Some(2) => Some("2, the vector of the first token (cls)".to_owned()),
+        Some(3) => Some("3, the vector of the last token".to_owned()),
+        Some(kind) => Some(kind.to_string()),
     };
-    if let Some(pooling) = pooling {
-        notes.insert("pooling".into(), pooling.into());
+    if let Some(kind) = unread {
+        return Err(Fault::unsupported(
+            keys.key("pooling_type"),
+            format!("{kind}; use a model that takes the mean of all tokens (1), as all-MiniLM and e5 do"),
+        ));
     }
+    notes.insert("pooling".into(), "mean".into());
     Ok(())
 }

@@ -10,7 +10,7 @@
 //! | `norm_weight_offset` | what to add to a norm's weight, where the family's own offset is another (Gemma and Qwen3.5: 0 instead of 1) |
 //! | `a_log_negated_exp` | `A_log` holds `-exp(A_log)` |
 //! | `v_heads_tiled` | the value heads of linear attention run over the key heads first |
-//! | `pooling` | how an encoder's tokens become one vector: `mean`, `cls` or `last` |
+//! | `pooling` | how an encoder's tokens become one vector: always `"mean"`, others are refused |
 //!
 //! Frequency factors stored as tensors become `rope_parameters`: `rope_freqs` as `{"rope_type": "firebox_factors",
 //! "factors": […]}`, by which the frequencies are divided, and `rope_factors_long` and `_short` as `longrope`.
@@ -22,6 +22,7 @@ mod names;
 mod reader;
 mod rope;
 pub(crate) mod vocabulary;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -154,6 +155,9 @@ fn tensor(family: Family, name: String, entry: Entry, seen: &mut Seen) -> Result
         _ => {}
     }
     seen.has_attention_bias |= name.ends_with("self_attn.q_proj.bias");
+    seen.has_mlp_bias |= ["gate", "up", "down"]
+        .iter()
+        .any(|projection| name.ends_with(&format!("mlp.{projection}_proj.bias")));
     let info = TensorInfo {
         segment: SegmentId::of(&name),
         name,

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::metadata::{List, Metadata, Value};
 use crate::encoding::{BlockType, Dtype, Encoding};
 use crate::error::Fault;
+use crate::excerpt::Excerpt;
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -145,7 +146,7 @@ fn check_overlaps(entries: &[Entry]) -> Result<(), Fault> {
     match order.windows(2).find(|pair| pair[0].start + pair[0].len > pair[1].start) {
         Some(pair) => Err(Fault::new(
             format!("tensor {:?}: offset", pair[1].name),
-            format!("overlaps tensor {:?}", pair[0].name),
+            format!("overlaps tensor {:?}", Excerpt(&pair[0].name)),
         )),
         None => Ok(()),
     }

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::{Family, Keys, Seen, head_dim, set, tidy};
 use crate::error::Fault;
+use crate::excerpt::Excerpt;
 
 /// The context length before it was extended.
 pub(super) fn original_context(keys: &Keys<'_>) -> Result<u64, Fault> {
@@ -123,7 +124,9 @@ fn rope_scaling(keys: &Keys<'_>, seen: &Seen) -> Result<Map<String, Value>, Faul
                 "longrope, but the tensors rope_factors_long and rope_factors_short are missing",
             ));
         }
-        other => return Err(Fault::unsupported(keys.key("rope.scaling.type"), format!("{other:?}"))),
+        other => {
+            return Err(Fault::unsupported(keys.key("rope.scaling.type"), format!("{:?}", Excerpt(other))));
+        }
     }
     Ok(parameters)
 }

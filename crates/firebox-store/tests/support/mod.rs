@@ -5,7 +5,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firebox_store::{Checkpoint, StoreError};
 use serde_json::{Value, json};
+use tempfile::tempdir;
 
 /// A tensor to be written: name, safetensors dtype, shape, bytes.
 pub type Tensor<'a> = (&'a str, &'a str, Vec<usize>, Vec<u8>);
@@ -226,4 +228,29 @@ pub fn write(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
     let path = folder.join(name);
     fs::write(&path, bytes).unwrap();
     path
+}
+
+/// Opens what a GGUF file of these contents is.
+pub fn open(gguf: &Gguf) -> Checkpoint {
+    let folder = tempdir().unwrap();
+    Checkpoint::open(write(folder.path(), "model.gguf", &gguf.build())).unwrap()
+}
+
+/// Checks that the configuration has these values.
+pub fn expect(config: &Value, expected: Value) {
+    for (key, value) in expected.as_object().unwrap() {
+        assert_eq!(config.get(key), Some(value), "{key}");
+    }
+}
+
+/// Checks that a GGUF file is refused in these words.
+pub fn refuse(bytes: &[u8], words: &[&str]) {
+    let folder = tempdir().unwrap();
+    let path = write(folder.path(), "model.gguf", bytes);
+    let error: StoreError = Checkpoint::open(Path::new(&path)).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("model.gguf"), "{error}");
+    for word in words {
+        assert!(error.contains(word), "{error:?} does not mention {word:?}");
+    }
 }

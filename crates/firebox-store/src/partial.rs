@@ -1,0 +1,129 @@
+//! The directory that an import works in until it is done.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::StoreError;
+
+/// What stands between the destination's name and the number of the process.
+const INFIX: &str = ".partial-";
+
+/// Partial directories of imports at work in this process. A directory with this process's number that is not among
+/// them was left behind by an earlier process of the same number.
+static AT_WORK: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// The directory beside the destination that an import works in; removed unless published.
+pub(crate) struct Partial {
+    pub(crate) path: PathBuf,
+}
+
+impl Partial {
+    pub(crate) fn create(destination: &Path) -> Result<Self, StoreError> {
+        check_free(destination)?;
+        let Some(name) = destination.file_name() else {
+            return Err(StoreError::NotAModel {
+                path: destination.to_owned(),
+                reason: "the destination has to end in the name of a new directory".into(),
+            });
+        };
+        let parent = parent_of(destination);
+        fs::create_dir_all(parent).map_err(|error| StoreError::io(parent, "create", error))?;
+        let mut partial = OsString::from(name);
+        partial.push(INFIX);
+        clear_dead(parent, &partial);
+        partial.push(std::process::id().to_string());
+        let path = parent.join(partial);
+        if !AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone()) {
+            return Err(StoreError::DestinationExists { path });
+        }
+        // From here on dropping it clears up.
+        let partial = Self { path };
+        if partial.path.exists() {
+            fs::remove_dir_all(&partial.path)
+                .map_err(|error| StoreError::io(&partial.path, "clear", error))?;
+        }
+        fs::create_dir(&partial.path).map_err(|error| StoreError::io(&partial.path, "create", error))?;
+        Ok(partial)
+    }
+
+    pub(crate) fn publish(self, destination: &Path) -> Result<(), StoreError> {
+        sync_folder(&self.path)?;
+        // Renaming over an empty directory is allowed, over any other it fails: what came in meanwhile is kept.
+        match fs::rename(&self.path, destination) {
+            Ok(()) => sync_folder(parent_of(destination)),
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                Err(StoreError::DestinationExists { path: destination.to_owned() })
+            }
+            Err(error) => Err(StoreError::io(destination, "rename the finished bundle to", error)),
+        }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After publishing there is nothing there; after a failure the failure is what matters.
+        let _ = fs::remove_dir_all(&self.path);
+        AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.path);
+    }
+}
+
+/// Removes what imports to the same destination left when they were killed: each can be as large as the model.
+///
+/// A failure is no reason not to import: what stays behind is not in the way.
+fn clear_dead(parent: &Path, prefix: &OsStr) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let process = name
+            .as_encoded_bytes()
+            .strip_prefix(prefix.as_encoded_bytes())
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            // Only as `create` writes it: anything else is somebody's own.
+            .and_then(|digits| digits.parse::<u32>().ok().filter(|process| process.to_string() == digits));
+        // Of the entry itself: a link is not what an import makes.
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_folder && process.is_some_and(is_dead) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Whether a process is certain to be gone. Where there is no telling, it is not.
+fn is_dead(process: u32) -> bool {
+    let folder = |process: u32| Path::new("/proc").join(process.to_string());
+    // This process being there shows that /proc is mounted and lists processes by the numbers that they see.
+    cfg!(target_os = "linux") && folder(std::process::id()).exists() && !folder(process).exists()
+}
+
+fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn check_free(destination: &Path) -> Result<(), StoreError> {
+    match fs::symlink_metadata(destination) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(StoreError::io(destination, "look up", error)),
+        Ok(metadata) if metadata.is_dir() => {
+            let mut entries =
+                fs::read_dir(destination).map_err(|error| StoreError::io(destination, "list", error))?;
+            match entries.next() {
+                None => Ok(()),
+                Some(_) => Err(StoreError::DestinationExists { path: destination.to_owned() }),
+            }
+        }
+        Ok(_) => Err(StoreError::DestinationExists { path: destination.to_owned() }),
+    }
+}
+
+pub(crate) fn sync_folder(path: &Path) -> Result<(), StoreError> {
+    if cfg!(windows) {
+        // A directory cannot be opened as a file there, and its entries are journalled.
+        return Ok(());
+    }
+    File::open(path)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|error| StoreError::io(path, "make durable", error))
+}
