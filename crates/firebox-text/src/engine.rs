@@ -2,7 +2,9 @@
 
 use crate::error::TextError;
 use crate::scored::ScoredBpe;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::Once;
 use tokenizers::{
     AddedToken, DecoderWrapper, Encoding, Model, NormalizedString, Normalizer, NormalizerWrapper,
     OffsetReferential, OffsetType, PostProcessor, PostProcessorWrapper, PreTokenizedString, PreTokenizer,
@@ -69,10 +71,27 @@ impl Engine {
     }
 }
 
+thread_local! {
+    /// Whether a panic of this thread becomes an error, so that there is nothing to print about it.
+    static SHIELDED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Runs `tokenizers` code that is fed from files. What is known to panic there is checked beforehand; this keeps what
 /// is not known from taking the process down.
 pub(crate) fn shielded<T>(work: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !SHIELDED.get() {
+                before(panic);
+            }
+        }));
+    });
+    let was = SHIELDED.replace(true);
+    let caught = catch_unwind(AssertUnwindSafe(work));
+    SHIELDED.set(was);
+    caught.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown");
         Err(TextError::Encode { reason: format!("the tokenizer's data made it fail ({said})") })

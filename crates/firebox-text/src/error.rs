@@ -104,7 +104,7 @@ pub enum TextError {
     },
 
     /// The normalization table of a SentencePiece model is malformed.
-    #[error("`tokenizer.ggml.precompiled_charsmap` is malformed: {reason}")]
+    #[error("the normalization table `precompiled_charsmap` is malformed: {reason}")]
     InvalidCharsmap {
         /// What is wrong with it.
         reason: &'static str,

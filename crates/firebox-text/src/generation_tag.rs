@@ -33,7 +33,7 @@ pub(crate) fn without_generation_tags(source: &str) -> Cow<'_, str> {
 }
 
 /// What stands between a tag's brackets, without the marks that trim white space.
-fn name(tag: &str) -> &str {
+pub(crate) fn name(tag: &str) -> &str {
     let inside = tag.strip_prefix("{%").unwrap_or_default();
     let inside = inside.strip_suffix("%}").unwrap_or(inside);
     inside.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim()
@@ -47,7 +47,7 @@ fn renamed(tag: &str) -> Cow<'_, str> {
 }
 
 /// How much of `rest` belongs to the raw text before `{% endraw %}`.
-fn raw_length(rest: &str) -> usize {
+pub(crate) fn raw_length(rest: &str) -> usize {
     let tags = rest.match_indices("{%").map(|(start, _)| start);
     let mut ends = tags.filter(|&start| {
         let length = rest[start..].find("%}").map_or(0, |position| position + 2);

@@ -7,6 +7,7 @@
 //!
 //! Nothing here computes with tensors, and nothing trusts the files: malformed metadata is a [`TextError`].
 
+mod budget;
 mod charsmap;
 mod control;
 mod decoding;
@@ -16,7 +17,9 @@ mod error;
 mod generation_tag;
 mod gguf;
 mod hub;
+mod hub_parts;
 mod message;
+mod operators;
 mod pieces;
 mod pretokenizer;
 mod python;

@@ -1,5 +1,6 @@
 //! What chat templates borrow from Python.
 
+use crate::budget;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, escape_formatter};
 use std::fmt::Write;
@@ -28,7 +29,9 @@ pub(crate) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
         Some(_) => return Err(invalid("tojson: `separators` are two strings")),
     };
     let mut writer = JsonWriter { text: String::new(), ascii, indent, between, after_key, sort_keys };
+    budget::weigh(value)?;
     writer.value(value, 0)?;
+    budget::charge(writer.text.len())?;
     Ok(writer.text)
 }
 
@@ -46,6 +49,7 @@ impl JsonWriter {
         if depth > DEEPEST {
             return Err(invalid("tojson: the value is nested too deeply"));
         }
+        budget::check(self.text.len())?;
         match value.kind() {
             ValueKind::None => self.text.push_str("null"),
             ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
@@ -168,6 +172,14 @@ pub(crate) fn method(
     name: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
+    if value.kind() == ValueKind::String {
+        let all: Vec<Value> = std::iter::once(value).chain(args).cloned().collect();
+        budget::before(name, &all, true)?;
+    }
+    budget::fit(&unbounded(state, value, name, args)?)
+}
+
+fn unbounded(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         let part = |index: usize| args.get(index).and_then(Value::as_str);
         match (name, part(0)) {
@@ -229,6 +241,8 @@ pub(crate) fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Val
     if value.kind() == ValueKind::Number && !value.is_integer() {
         return out.write_str(&number(value)).map_err(Error::from);
     }
+    // What goes into a variable by `{% set %}` passes here as well.
+    budget::charge(budget::weigh(value)?)?;
     escape_formatter(out, state, value)
 }
 

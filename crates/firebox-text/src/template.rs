@@ -1,8 +1,10 @@
 //! From a conversation to the prompt a model was trained on.
 
+use crate::budget::{self, LARGEST, TooLarge};
 use crate::error::TextError;
 use crate::generation_tag::without_generation_tags;
 use crate::message::{Content, Message};
+use crate::operators::guarded;
 use crate::python::{self, Refusal};
 use crate::special;
 use crate::tokenizer::Tokenizer;
@@ -19,9 +21,9 @@ use std::time::SystemTime;
 /// Steps a template may take: thousands of messages for a template that looks at every pair of them, about two seconds
 /// for one that never ends.
 const FUEL: u64 = 50_000_000;
-/// Far more text than any context holds.
-const LONGEST_PROMPT: usize = 64 << 20;
 const RECURSION: usize = 100;
+/// For the engine's parser, which calls itself for every operator; untouched pages of it cost nothing.
+const PARSER_STACK: usize = 256 << 20;
 
 const DEFAULT: &str = "default";
 /// Some models have a second template, for conversations with tools.
@@ -35,8 +37,11 @@ const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.r
 /// The chat template of a model.
 ///
 /// Renders as `apply_chat_template` of `transformers` does, in an environment with the same filters, functions and
-/// Python methods. Templates come from strangers, so they run with limits on steps, recursion and output. There is no
-/// limit on a string that a template builds and does not write, which the engine cannot count.
+/// Python methods. Templates come from strangers, so they have limits: 256 KiB of source, 50 million steps, 100 calls deep,
+/// 64 MiB of output, 64 MiB for each value that goes into or comes out of an operator (`~`, `+`, `*`), a method, or a
+/// filter that makes text, and 2 GiB for all of these values together. Not counted are copies that slices (`x[1:]`)
+/// make, none of them larger than what it is cut from, and the template's own text between tags where a loop writes it
+/// into a variable: 50 million steps are the only limit there.
 ///
 /// ```
 /// use firebox_text::{ChatTemplate, Message, TemplateOptions};
@@ -132,8 +137,7 @@ impl ChatTemplate {
         let mut environment = environment().map_err(uncompiled)?;
         for (name, source) in [(DEFAULT, Some(source)), (WITH_TOOLS, with_tools)] {
             let Some(source) = source else { continue };
-            let source = without_generation_tags(source).into_owned();
-            environment.add_template_owned(name, source).map_err(uncompiled)?;
+            environment = add(environment, name, guarded(&without_generation_tags(source))?)?;
         }
         let mut template = Self {
             environment,
@@ -206,6 +210,7 @@ impl ChatTemplate {
 
         let name = if self.has_tools_template && options.tools.is_some() { WITH_TOOLS } else { DEFAULT };
         let template = self.environment.get_template(name).map_err(|error| failure(&error))?;
+        budget::begin();
         let mut prompt = Bounded { bytes: Vec::new(), full: false };
         let rendered = template.render_captured_to(minijinja::Value::from(context), &mut prompt);
         if prompt.full {
@@ -291,9 +296,26 @@ fn environment() -> Result<Environment<'static>, Error> {
     environment.add_test("sequence", python::is_sequence);
     environment.add_filter("tojson", python::tojson);
     environment.add_function("raise_exception", python::raise_exception);
+    budget::install(&mut environment);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(RECURSION);
     Ok(environment)
+}
+
+/// Compiles a template on a stack that its nesting cannot exhaust.
+fn add(
+    mut environment: Environment<'static>,
+    name: &'static str,
+    source: String,
+) -> Result<Environment<'static>, TextError> {
+    let compiler = std::thread::Builder::new().name("chat-template".to_owned()).stack_size(PARSER_STACK);
+    let invalid = |reason: String| TextError::InvalidChatTemplate { reason };
+    let compiler = compiler.spawn(move || {
+        let added = environment.add_template_owned(name, source);
+        added.map(|()| environment).map_err(|error| describe(&error))
+    });
+    let compiled = compiler.map_err(|error| invalid(format!("no thread to compile it on: {error}")))?.join();
+    compiled.map_err(|_| invalid("the template engine failed on it".to_owned()))?.map_err(invalid)
 }
 
 fn special_tokens(assets: &TextAssets, tokenizer: &Tokenizer) -> Map<String, Value> {
@@ -324,7 +346,7 @@ fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
     jiff::fmt::strtime::format(format, &time).map_err(invalid)
 }
 
-/// Collects output up to [`LONGEST_PROMPT`].
+/// Collects output up to [`LARGEST`].
 struct Bounded {
     bytes: Vec<u8>,
     full: bool,
@@ -332,7 +354,7 @@ struct Bounded {
 
 impl io::Write for Bounded {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + piece.len() > LONGEST_PROMPT {
+        if self.bytes.len() + piece.len() > LARGEST {
             self.full = true;
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -350,6 +372,9 @@ fn failure(error: &Error) -> TextError {
     while let Some(inner) = source {
         if let Some(Refusal(message)) = inner.downcast_ref() {
             return TextError::RefusedByTemplate { message: message.clone() };
+        }
+        if let Some(TooLarge(limit)) = inner.downcast_ref() {
+            return TextError::TemplateLimit { limit };
         }
         source = inner.source();
     }

@@ -311,3 +311,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn steps_that_would_panic_are_refused() {
+    let template = |piece: Value| json!({"type": "TemplateProcessing", "single": [piece], "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}], "special_tokens": {}});
+    let replace = |regex: &str| json!({"type": "Replace", "pattern": {"Regex": regex}, "content": "b"});
+    let table = |base64: &str| json!({"type": "Precompiled", "precompiled_charsmap": base64});
+    let nested = json!({"type": "Sequence", "normalizers": [table("AAAAAA==")]});
+    let cases = [
+        ("normalizer", table("/////w==")),
+        ("normalizer", table("AAAAAA==")),
+        ("normalizer", table("BAAAAP////8=")),
+        ("normalizer", nested),
+        ("normalizer", replace("x*")),
+        ("normalizer", replace("")),
+        ("pre_tokenizer", json!({"type": "FixedLength", "length": 0})),
+        ("post_processor", template(json!({"Sequence": {"id": "B", "type_id": 0}}))),
+        ("post_processor", template(json!({"SpecialToken": {"id": "[CLS]", "type_id": 0}}))),
+    ];
+    for (part, value) in cases {
+        let mut json = small_json();
+        json["pre_tokenizer"] = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true});
+        json[part] = value.clone();
+        let result = from_json(&json);
+        let expected =
+            matches!(result, Err(TextError::InvalidTokenizerJson { .. } | TextError::InvalidCharsmap { .. }));
+        assert!(expected, "{value}: {result:?}");
+    }
+    let mut json = small_json();
+    json["normalizer"] = replace("b+");
+    assert!(from_json(&json).is_ok());
+}

@@ -184,3 +184,53 @@ fn one_model_serves_many_threads() {
     shared::<ChatTemplate>();
     shared::<firebox_text::Detokenizer>();
 }
+
+#[test]
+fn templates_that_nest_without_end_do_not_compile() {
+    let nots = format!("{{% if {} x %}}a{{% endif %}}", "not ".repeat(50_000));
+    let signs = format!("{{{{ {}1 }}}}", "-".repeat(200_000));
+    let attributes = format!("{{{{ x{} }}}}", ".a".repeat(100_000));
+    let sums = format!("{{{{ x{} }}}}", "~x".repeat(100_000));
+    let elifs = format!("{{% if x %}}{}{{% endif %}}", "{% elif x %}".repeat(20_000));
+    let long = "x".repeat(300 << 10);
+    for source in [nots, signs, attributes, sums, elifs, long] {
+        let error = ChatTemplate::from_source(&source, Map::new()).unwrap_err();
+        assert!(matches!(error, TextError::InvalidChatTemplate { .. }), "{error}");
+    }
+    let deep = format!("{{{{ {}1 }}}}", "not ".repeat(7_000));
+    assert!(ChatTemplate::from_source(&deep, Map::new()).is_ok());
+}
+
+#[test]
+fn templates_that_build_without_end_are_stopped() {
+    let doubling =
+        "{% set ns = namespace(x='aaaaaaaaaaaaaaaa', l=[]) %}{% for i in range(60) %}BODY{% endfor %}";
+    let bombs = [
+        "{{ 'a\\n'|indent(10000000000) }}".to_owned(),
+        "{{ 'a\\n'|indent(width=10000000000) }}".to_owned(),
+        "{{ ('a' * 50000000)|replace('a', 'b' * 1000000) }}".to_owned(),
+        "{{ ('a' * 50000000).replace('a', 'b' * 1000000) }}".to_owned(),
+        "{{ range(10000)|join('a' * 1000000) }}".to_owned(),
+        "{{ ('a' * 1000000).join(range(10000)) }}".to_owned(),
+        "{% set x = 'a' * 10 ** 10 %}".to_owned(),
+        "{{ '%10000000000d'|format(1) }}".to_owned(),
+        "{{ [1]|batch(10000000000, 'x') }}".to_owned(),
+        doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}"),
+        doubling.replace("BODY", "{% set ns.x = ns.x + ns.x %}"),
+        doubling.replace("BODY", "{% set y = ns.x %}{% set ns.x = [(y ~ ns.x)][0] %}"),
+        doubling.replace("BODY", "{% set ns.x = ns.x * 2 %}"),
+        doubling.replace("BODY", "{% set ns.l = ns.l + ['a' * 60000000] %}"),
+        doubling.replace("BODY", "{% set ns.x = [ns.x, ns.x]|join %}"),
+        doubling.replace("BODY", "{% set c %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = c %}"),
+        doubling.replace("BODY", "{% set ns.l = [ns.l, ns.l] %}") + "{% set x = ns.l|tojson %}",
+        doubling.replace("BODY", "{% set ns.l = [ns.l, ns.l] %}") + "{% set x = ns.l ~ '' %}",
+    ];
+    for source in bombs {
+        let guarded = format!("{{% if messages[0].role == 'go' %}}{source}{{% endif %}}");
+        let template = ChatTemplate::from_source(&guarded, Map::new()).unwrap();
+        let result = template.render(&[Message::new("go", "")], &TemplateOptions::default());
+        let kinds =
+            matches!(result, Err(TextError::TemplateLimit { .. } | TextError::RenderChatTemplate { .. }));
+        assert!(kinds, "{source}: {:?}", result.map(|prompt| prompt.len()));
+    }
+}

@@ -1,0 +1,164 @@
+//! How much a template may build.
+
+use crate::operators::FIT;
+use minijinja::value::{Rest, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, filters};
+use std::cell::Cell;
+
+/// Far more text than any context holds.
+pub(crate) const LARGEST: usize = 64 << 20;
+/// Copies included, so that templates may append to one string many times.
+const TOTAL: usize = 2 << 30;
+/// What an item of a list takes at least.
+const ITEM: usize = 16;
+const DEEPEST: usize = 256;
+
+thread_local! {
+    /// Bytes built by the template that this thread renders.
+    static BUILT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The limit that a template crossed.
+#[derive(Debug, thiserror::Error)]
+#[error("the template exceeded its {0}")]
+pub(crate) struct TooLarge(pub &'static str);
+
+fn too_large(limit: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, "the value is too large").with_source(TooLarge(limit))
+}
+
+/// Begins a rendering on this thread.
+pub(crate) fn begin() {
+    BUILT.set(0);
+}
+
+/// Refuses what is larger than [`LARGEST`].
+pub(crate) fn check(size: usize) -> Result<(), Error> {
+    if size > LARGEST { Err(too_large("64 MiB for one value")) } else { Ok(()) }
+}
+
+pub(crate) fn charge(size: usize) -> Result<(), Error> {
+    check(size)?;
+    let built = BUILT.get().saturating_add(size);
+    BUILT.set(built);
+    if built > TOTAL { Err(too_large("2 GiB for all values")) } else { Ok(()) }
+}
+
+/// About how long a value is when written.
+pub(crate) fn weigh(value: &Value) -> Result<usize, Error> {
+    let mut size = 0;
+    add(value, &mut size, 0)?;
+    Ok(size)
+}
+
+fn add(value: &Value, size: &mut usize, depth: usize) -> Result<(), Error> {
+    if depth > DEEPEST {
+        return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply"));
+    }
+    *size = size.saturating_add(value.as_str().map_or(ITEM, str::len));
+    check(*size)?;
+    let kind = value.kind();
+    if matches!(kind, ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+        check(value.len().unwrap_or(0).saturating_mul(ITEM))?;
+        for item in value.try_iter()? {
+            add(&item, size, depth + 1)?;
+            if kind == ValueKind::Map {
+                add(&value.get_item(&item)?, size, depth + 1)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The filter around operands and results: fails for what is too large.
+pub(crate) fn fit(value: &Value) -> Result<Value, Error> {
+    match value.as_str() {
+        Some(text) => charge(text.len())?,
+        None if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) => {
+            weigh(value)?;
+            charge(ITEM * value.len().unwrap_or(1))?;
+        }
+        None => {}
+    }
+    Ok(value.clone())
+}
+
+/// Checks a call before it is made, by what its arguments would make at most. The first argument is the value the filter
+/// or method is called on.
+pub(crate) fn before(name: &str, args: &[Value], is_method: bool) -> Result<(), Error> {
+    let mut all = 0_usize;
+    for arg in args {
+        all = all.saturating_add(weigh(arg)?);
+    }
+    check(all)?;
+    let text = |index: usize| args.get(index).map(Value::to_string).unwrap_or_default();
+    let numbers = || args.iter().skip(1).flat_map(whole_numbers).max().unwrap_or(0);
+    let size = match name {
+        "replace" => {
+            let (old, new) = (text(1), text(2));
+            text(0).matches(&old).count().saturating_mul(new.len())
+        }
+        "indent" => text(0).lines().count().saturating_add(1).saturating_mul(numbers()),
+        "join" => {
+            let (items, joiner) = if is_method { (1, 0) } else { (0, 1) };
+            let count = args.get(items).map_or(0, |items| items.len().unwrap_or(all));
+            // Named or not, the joiner is no longer than all arguments.
+            count.saturating_mul(text(joiner).len())
+        }
+        "batch" | "slice" => numbers().saturating_mul(ITEM),
+        "format" => {
+            let pattern = text(0);
+            let widths = pattern.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+            let written =
+                widths.fold(0_usize, |sum, digits| sum.saturating_add(digits.parse().unwrap_or(usize::MAX)));
+            // A width may be an argument, and each one may be used many times.
+            let given = if pattern.contains('*') || pattern.contains(":{") { numbers() } else { 0 };
+            let uses = pattern.matches(['%', '{']).count();
+            written.saturating_add(given.saturating_mul(uses)).saturating_add(all.saturating_mul(uses))
+        }
+        _ => 0,
+    };
+    check(size.saturating_add(all))
+}
+
+/// The number an argument is, or those among named arguments.
+fn whole_numbers(value: &Value) -> Vec<usize> {
+    let number = |value: &Value| value.is_integer().then(|| value.as_usize().unwrap_or(0));
+    if value.kind() != ValueKind::Map {
+        return number(value).into_iter().collect();
+    }
+    let Ok(keys) = value.try_iter() else { return Vec::new() };
+    keys.filter_map(|key| number(&value.get_item(&key).ok()?)).collect()
+}
+
+/// Puts the limits around the filters whose result may be larger than what they are given, or a copy of it.
+pub(crate) fn install(environment: &mut Environment<'_>) {
+    environment.add_filter(FIT, fit);
+    let filters = [
+        ("batch", Value::from_function(filters::batch)),
+        ("capitalize", Value::from_function(filters::capitalize)),
+        ("escape", Value::from_function(filters::escape)),
+        ("e", Value::from_function(filters::escape)),
+        ("format", Value::from_function(filters::format)),
+        ("indent", Value::from_function(filters::indent)),
+        ("join", Value::from_function(filters::join)),
+        ("list", Value::from_function(filters::list)),
+        ("lower", Value::from_function(filters::lower)),
+        ("pprint", Value::from_function(filters::pprint)),
+        ("replace", Value::from_function(filters::replace)),
+        ("reverse", Value::from_function(filters::reverse)),
+        ("slice", Value::from_function(filters::slice)),
+        ("sort", Value::from_function(filters::sort)),
+        ("string", Value::from_function(filters::string)),
+        ("sum", Value::from_function(filters::sum)),
+        ("title", Value::from_function(filters::title)),
+        ("trim", Value::from_function(filters::trim)),
+        ("upper", Value::from_function(filters::upper)),
+    ];
+    for (name, filter) in filters {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<Value>| {
+            before(name, &args, false)?;
+            fit(&filter.call(state, &args)?)
+        });
+    }
+}

@@ -1,0 +1,298 @@
+//! Where templates build strings with operators.
+
+use crate::error::TextError;
+use crate::generation_tag::{name, raw_length};
+
+/// The filter that passes a value on if it is not too large.
+pub(crate) const FIT: &str = "__fit";
+
+/// Templates in use take less than a tenth of this.
+const LONGEST: usize = 256 << 10;
+/// The engine's parser, and what drops its tree, calls itself once per operator and once per `elif`.
+const TOKENS: usize = 8_000;
+const ELIFS: usize = 1_000;
+
+/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`.
+///
+/// minijinja has no hook for operators, and concatenation is what builds strings without a limit. The filter stands at
+/// the end of an operand, where it binds tighter than any operator, or behind brackets around a whole chain of operators,
+/// so that nothing changes its meaning. No line changes its number.
+pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
+    let invalid = |reason: &str| TextError::InvalidChatTemplate { reason: reason.to_owned() };
+    if source.len() > LONGEST {
+        return Err(invalid("it is longer than 256 KiB"));
+    }
+    let mut inserts: Vec<(usize, &'static str)> = Vec::new();
+    let mut elifs = 0;
+    let mut at = 0;
+    while let Some(found) = source[at..].find('{') {
+        let start = at + found;
+        let rest = &source[start..];
+        at = start + 1;
+        if rest.starts_with("{#") {
+            at = start + rest.find("#}").map_or(rest.len(), |end| end + 2);
+        } else if rest.starts_with("{{") || rest.starts_with("{%") {
+            let mut tag = Tag::new(source, start + 2, &mut inserts);
+            let (end, tokens) = tag.scan(if rest.starts_with("{{") { "}}" } else { "%}" });
+            if tokens > TOKENS {
+                return Err(invalid("one of its tags has more than 8000 words and signs"));
+            }
+            at = end;
+            let tag = &source[start..end];
+            if name(tag) == "raw" {
+                at += raw_length(&source[at..]);
+            }
+            elifs += usize::from(name(tag).starts_with("elif"));
+        }
+    }
+    if elifs > ELIFS {
+        return Err(invalid("it has more than 1000 `elif`"));
+    }
+    inserts.sort_by_key(|(position, _)| *position);
+    let mut text = String::with_capacity(source.len() + inserts.len() * 8);
+    let mut copied = 0;
+    for (position, insert) in inserts {
+        text.push_str(&source[copied..position]);
+        text.push_str(insert);
+        copied = position;
+    }
+    text.push_str(&source[copied..]);
+    Ok(text)
+}
+
+/// What the next word belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Link {
+    #[default]
+    Nothing,
+    /// It names an attribute or a filter.
+    Name,
+    /// It names a test.
+    Test,
+    /// It may be the argument of a test, which takes one without brackets.
+    Argument,
+}
+
+/// The chain of operators being read between one pair of brackets.
+#[derive(Clone, Copy, Default)]
+struct Chain {
+    start: Option<usize>,
+    /// Where the factors begin that multiply up to the present.
+    term: Option<usize>,
+    has_operand: bool,
+    concatenates: bool,
+    multiplies: bool,
+    term_multiplies: bool,
+    link: Link,
+}
+
+struct Tag<'a> {
+    source: &'a str,
+    at: usize,
+    /// End of the token before.
+    behind: usize,
+    outer: Vec<Chain>,
+    chain: Chain,
+    inserts: &'a mut Vec<(usize, &'static str)>,
+}
+
+impl<'a> Tag<'a> {
+    fn new(source: &'a str, at: usize, inserts: &'a mut Vec<(usize, &'static str)>) -> Self {
+        let at = at + usize::from(source[at..].starts_with(['-', '+']));
+        Self { source, at, behind: at, outer: Vec::new(), chain: Chain::default(), inserts }
+    }
+
+    /// Reads up to the closing bracket. Returns the place behind it and the number of tokens.
+    fn scan(&mut self, closing: &str) -> (usize, usize) {
+        let mut tokens = 0;
+        loop {
+            let rest = &self.source[self.at..];
+            let Some(first) = rest.chars().next() else { break };
+            if first.is_whitespace() {
+                self.at += first.len_utf8();
+                continue;
+            }
+            let unmarked = rest.strip_prefix(['-', '+']).unwrap_or(rest);
+            if self.outer.is_empty() && (unmarked.starts_with(closing) || rest.starts_with(closing)) {
+                self.end_chain();
+                let mark = usize::from(!rest.starts_with(closing));
+                return (self.at + mark + closing.len(), tokens);
+            }
+            tokens += 1;
+            let length = self.token(rest, first);
+            self.at += length;
+            self.behind = self.at;
+        }
+        (self.source.len(), tokens)
+    }
+
+    /// Takes one token and returns its length.
+    fn token(&mut self, rest: &str, first: char) -> usize {
+        match first {
+            '\'' | '"' => {
+                self.operand();
+                let mut escaped = false;
+                let end = rest.char_indices().skip(1).find(|&(_, character)| {
+                    let ends = character == first && !escaped;
+                    escaped = character == '\\' && !escaped;
+                    ends
+                });
+                end.map_or(rest.len(), |(position, _)| position + 1)
+            }
+            '0'..='9' => {
+                self.operand();
+                let mut length = 0;
+                let bytes = rest.as_bytes();
+                while let Some(byte) = bytes.get(length) {
+                    let fraction = *byte == b'.' && bytes.get(length + 1).is_some_and(u8::is_ascii_digit);
+                    if !(byte.is_ascii_alphanumeric() || *byte == b'_' || fraction) {
+                        break;
+                    }
+                    length += 1;
+                }
+                length
+            }
+            _ if first.is_alphabetic() || first == '_' => {
+                let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+                self.word(&rest[..end]);
+                end
+            }
+            '(' | '[' | '{' => {
+                match self.chain.has_operand {
+                    true => self.chain.link = Link::Nothing,
+                    false => self.operand(),
+                }
+                self.outer.push(std::mem::take(&mut self.chain));
+                1
+            }
+            ')' | ']' | '}' => {
+                self.end_chain();
+                self.chain = self.outer.pop().unwrap_or_default();
+                1
+            }
+            '.' | '|' => {
+                self.chain.link = Link::Name;
+                1
+            }
+            '~' | '+' | '-' | '*' | '/' | '%' => {
+                let double = rest.starts_with("**") || rest.starts_with("//");
+                self.operator(if double { '/' } else { first });
+                1 + usize::from(double)
+            }
+            _ => {
+                self.end_chain();
+                first.len_utf8()
+            }
+        }
+    }
+
+    fn word(&mut self, word: &str) {
+        match (self.chain.link, word) {
+            (Link::Name, _) => self.chain.link = Link::Nothing,
+            (Link::Test, "not") => {}
+            (Link::Test, _) => self.chain.link = Link::Argument,
+            (_, "is") if self.chain.has_operand => self.chain.link = Link::Test,
+            (_, "and" | "or" | "not" | "if" | "else" | "in") => self.end_chain(),
+            _ => self.operand(),
+        }
+    }
+
+    /// A word, literal or bracket that a value begins with.
+    fn operand(&mut self) {
+        if self.chain.link == Link::Argument {
+            self.chain.link = Link::Nothing;
+            return;
+        }
+        if self.chain.has_operand {
+            self.end_chain();
+        }
+        self.begin();
+        self.chain.has_operand = true;
+    }
+
+    fn begin(&mut self) {
+        let at = self.at;
+        self.chain.start.get_or_insert(at);
+        self.chain.term.get_or_insert(at);
+    }
+
+    fn operator(&mut self, sign: char) {
+        if self.chain.link == Link::Argument && matches!(sign, '+' | '-') {
+            return;
+        }
+        if !self.chain.has_operand {
+            // A sign of a number, or `*` before arguments.
+            if sign == '-' {
+                self.begin();
+            }
+            return;
+        }
+        match sign {
+            '~' | '+' | '-' => {
+                self.chain.concatenates |= sign != '-';
+                self.end_term();
+                self.chain.term = None;
+            }
+            '*' => {
+                self.chain.multiplies = true;
+                self.chain.term_multiplies = true;
+            }
+            _ => {}
+        }
+        self.chain.has_operand = false;
+        self.chain.link = Link::Nothing;
+    }
+
+    fn end_term(&mut self) {
+        if self.chain.term_multiplies {
+            self.wrap(self.chain.term);
+        } else if self.chain.concatenates {
+            self.inserts.push((self.behind, "|__fit"));
+        }
+        self.chain.term_multiplies = false;
+    }
+
+    fn end_chain(&mut self) {
+        if self.chain.has_operand && (self.chain.concatenates || self.chain.multiplies) {
+            self.end_term();
+            if self.chain.concatenates {
+                self.wrap(self.chain.start);
+            }
+        }
+        self.chain = Chain::default();
+    }
+
+    fn wrap(&mut self, start: Option<usize>) {
+        let Some(start) = start else { return };
+        self.inserts.push((start, "("));
+        self.inserts.push((self.behind, ")|__fit"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FIT, guarded};
+
+    #[test]
+    fn every_operand_and_result_is_guarded() {
+        let cases = [
+            ("{{ a ~ b }}", "{{ (a|F ~ b|F)|F }}"),
+            ("{{- a+b -}}", "{{- (a|F+b|F)|F -}}"),
+            ("{% if a ~ b is string and c %}", "{% if (a|F ~ b is string|F)|F and c %}"),
+            (
+                "{% set x = 'a~' * 3 + f(a ~ b, *c).d|e('x') %}",
+                "{% set x = (('a~' * 3)|F + f((a|F ~ b|F)|F, *c).d|e('x')|F)|F %}",
+            ),
+            ("{{ {'a': -b * 2} }}", "{{ {'a': (-b * 2)|F} }}"),
+            (
+                "a + b {# a ~ b #}{% raw %}{{ a ~ b }}{% endraw %}",
+                "a + b {# a ~ b #}{% raw %}{{ a ~ b }}{% endraw %}",
+            ),
+            ("{%+ if a is divisibleby 3 +%}{{ a[1:] }}", "{%+ if a is divisibleby 3 +%}{{ a[1:] }}"),
+            ("{{ a - 1 if b - c else d ~ '' }}", "{{ a - 1 if b - c else (d|F ~ ''|F)|F }}"),
+        ];
+        for (source, expected) in cases {
+            assert_eq!(guarded(source).map(|text| text.replace(FIT, "F")), Ok(expected.to_owned()));
+        }
+    }
+}
