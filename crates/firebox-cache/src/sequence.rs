@@ -77,7 +77,12 @@ impl SequenceCache {
     /// Goes back to the first `len` tokens. Returns whether that was possible: a recurrent state cannot
     /// be unwound, so sequences of models that have one only go back to their beginning.
     pub fn rewind(&mut self, len: usize) -> bool {
-        if len >= self.len {
+        // A pass that failed between two layers has left more in some of them than was counted.
+        let whole = self.layers.iter().all(|layer| match layer {
+            LayerCache::Attention(cache) => cache.len() == self.len,
+            LayerCache::Recurrent(_) => true,
+        });
+        if len > self.len || (len == self.len && whole) {
             return len == self.len;
         }
         if len == 0 {

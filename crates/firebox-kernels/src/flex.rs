@@ -10,6 +10,17 @@ pub(crate) fn is_flex(device: &Device) -> bool {
     matches!(device.as_dispatch(), DispatchDevice::Flex(_))
 }
 
+/// The CPU device to compute on beside `device`: itself where it is one.
+pub fn host(device: &Device) -> Device {
+    match device.as_dispatch() {
+        DispatchDevice::Flex(_) => device.clone(),
+        #[cfg(feature = "ndarray")]
+        DispatchDevice::NdArray(_) => device.clone(),
+        #[allow(unreachable_patterns)] // Flex may be the only backend of a build.
+        _ => Device::flex(),
+    }
+}
+
 /// Where the operations of this crate are looked up by device.
 pub(crate) type Dispatched = Dispatch;
 

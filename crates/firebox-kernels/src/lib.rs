@@ -11,4 +11,5 @@ pub mod rope;
 mod simd;
 
 pub use attend::Attending;
+pub use flex::host;
 pub use linear::Grouping;

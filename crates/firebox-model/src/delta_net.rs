@@ -1,6 +1,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, activation};
 use firebox_cache::RecurrentState;
+use firebox_kernels::host;
 
 use crate::ModelError;
 use crate::attention::joined;
@@ -11,6 +12,10 @@ use crate::rows::Rows;
 use crate::weights::{Weights, param};
 
 /// The gated delta rule: a matrix per head that forgets by a gate and is corrected towards every token.
+///
+/// The projections run on the device. What lies between them runs on the CPU in f64, and the state stays there:
+/// what is read from it is often a small difference of large terms that the norm behind it scales up again, so
+/// that f32 and a shader's exponentials show in the fourth digit of the logits.
 #[derive(Module, Debug)]
 pub struct GatedDeltaNet {
     mixed: Linear,
@@ -37,21 +42,10 @@ struct Tokens {
     step: Tensor<3>,
 }
 
-impl Tokens {
-    fn cast(self, dtype: DType) -> Self {
-        Self {
-            query: self.query.cast(dtype),
-            key: self.key.cast(dtype),
-            value: self.value.cast(dtype),
-            decay: self.decay.cast(dtype),
-            step: self.step.cast(dtype),
-        }
-    }
-}
-
 impl GatedDeltaNet {
     pub(crate) fn load(config: &DeltaNetConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         let weights = weights.within("linear_attn.");
+        let between = weights.on(host(weights.device()));
         let values = config.value_heads * config.value_dim;
         let channels = config.channels();
         let inward = |name, width| Linear::load(&weights, name, config.hidden_size, width, false);
@@ -61,14 +55,14 @@ impl GatedDeltaNet {
             step: inward("in_proj_b", config.value_heads)?,
             decay: inward("in_proj_a", config.value_heads)?,
             output: Linear::load(&weights, "out_proj", values, config.hidden_size, false)?,
-            norm: RmsNorm::load(&config.norm, &weights)?,
+            norm: RmsNorm::load(&config.norm, &between)?,
             convolution: param(
-                weights
+                between
                     .plain("conv1d.weight", [channels, 1, config.kernel])?
                     .reshape([channels, config.kernel]),
             ),
-            decay_rate: weights.vector("A_log", config.value_heads)?,
-            decay_bias: weights.vector("dt_bias", config.value_heads)?,
+            decay_rate: between.vector("A_log", config.value_heads)?,
+            decay_bias: between.vector("dt_bias", config.value_heads)?,
             config: config.clone(),
         })
     }
@@ -82,15 +76,18 @@ impl GatedDeltaNet {
     ) -> Tensor<2> {
         let DeltaNetConfig { value_heads, value_dim, .. } = self.config;
         let [count, _] = x.dims();
-        let gate = self.gate.forward(x.clone()).reshape([count, value_heads, value_dim]);
-        let step = activation::sigmoid(self.step.forward(x.clone()));
-        let rate = self.decay_rate.val();
+        let device = x.device();
+        let between = host(&device);
+        let exact = |projected: Tensor<2>| projected.to_device(&between).cast(DType::F64);
+        let gate = exact(self.gate.forward(x.clone())).reshape([count, value_heads, value_dim]);
+        let step = activation::sigmoid(exact(self.step.forward(x.clone())));
+        let rate = self.decay_rate.val().cast(DType::F64);
         let rate = if self.config.decay_stored { rate } else { rate.exp().neg() };
-        let decay =
-            activation::softplus(self.decay.forward(x.clone()).add(self.decay_bias.val().unsqueeze()), 1.0)
-                .mul(rate.unsqueeze())
-                .exp();
-        let mixed = self.mixed.forward(x);
+        let bias = self.decay_bias.val().cast(DType::F64);
+        let decay = activation::softplus(exact(self.decay.forward(x.clone())).add(bias.unsqueeze()), 1.0)
+            .mul(rate.unsqueeze())
+            .exp();
+        let mixed = exact(self.mixed.forward(x));
         let parts = rows
             .groups
             .iter()
@@ -102,8 +99,9 @@ impl GatedDeltaNet {
                 self.recur(self.tokens(mixed, of_group(&decay), of_group(&step)), state)
             })
             .collect();
-        let normed = self.norm.forward(joined(parts)).mul(activation::silu(gate));
-        self.output.forward(normed.reshape([count, value_heads * value_dim]))
+        let read = self.norm.forward(joined(parts).cast(DType::F32));
+        let gated = read.mul(activation::silu(gate).cast(DType::F32));
+        self.output.forward(gated.reshape([count, value_heads * value_dim]).to_device(&device))
     }
 
     /// Each channel's weighted sum over the last tokens, this one included.
@@ -116,13 +114,13 @@ impl GatedDeltaNet {
             let earlier = state
                 .convolution
                 .take()
-                .unwrap_or_else(|| Tensor::zeros([before, channels], &mixed.device()));
+                .unwrap_or_else(|| Tensor::zeros([before, channels], (&mixed.device(), DType::F64)));
             Tensor::cat(vec![earlier, mixed], 0)
         };
         if before > 0 {
             state.convolution = Some(padded.clone().narrow(0, count, before));
         }
-        let taps = self.convolution.val();
+        let taps = self.convolution.val().cast(DType::F64);
         let mut sum: Option<Tensor<2>> = None;
         for tap in 0..self.config.kernel {
             let weight = taps.clone().narrow(1, tap, 1).reshape([1, channels]);
@@ -175,16 +173,11 @@ impl GatedDeltaNet {
     /// Token by token: forget, correct, read. Returns `[tokens, value heads, value width]`.
     fn recur(&self, tokens: Tokens, state: &mut RecurrentState) -> Tensor<3> {
         let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
-        let device = tokens.value.device();
-        // What is read is often a small difference of large terms, and the norm after it scales it up again:
-        // rounding to f32 at every token shows in the fourth digit of the logits.
-        let dtype = if device.supports_dtype(DType::F64) { DType::F64 } else { DType::F32 };
-        let tokens = tokens.cast(dtype);
         let count = tokens.value.dims()[1];
-        let mut memory = state
-            .memory
-            .take()
-            .unwrap_or_else(|| Tensor::zeros([value_heads, key_dim, value_dim], (&device, dtype)));
+        let mut memory = state.memory.take().unwrap_or_else(|| {
+            let device = tokens.value.device();
+            Tensor::zeros([value_heads, key_dim, value_dim], (&device, DType::F64))
+        });
         let mut read = Vec::with_capacity(count);
         for token in 0..count {
             let at = |tensor: &Tensor<3>| tensor.clone().narrow(1, token, 1);
@@ -196,7 +189,7 @@ impl GatedDeltaNet {
             read.push(at(&tokens.query).matmul(memory.clone()));
         }
         state.memory = Some(memory);
-        Tensor::cat(read, 1).swap_dims(0, 1).cast(DType::F32)
+        Tensor::cat(read, 1).swap_dims(0, 1)
     }
 }
 

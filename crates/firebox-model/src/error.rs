@@ -80,6 +80,17 @@ pub enum ModelError {
     /// There is nothing to compute.
     #[error("no tokens were given; a pass needs at least one")]
     NoTokens,
+    /// A pass was asked for a layer that is not there, or with caches that are not those of its inputs.
+    #[error(
+        "layer {layer} of {layers} cannot be run: a pass steps through each layer once, with one cache for each \
+         input, at that input's position"
+    )]
+    Step {
+        /// The layer that was to run.
+        layer: usize,
+        /// How many there are.
+        layers: usize,
+    },
     /// A text is longer than the model can take.
     #[error("{tokens} tokens are more than the {longest} this model takes; shorten the text or split it")]
     TooLong {

@@ -29,11 +29,16 @@ impl<'a> Fields<'a> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
+    /// The field if it is there, a default if it is not; null is nothing either way.
+    pub fn count_or(&self, field: &str, absent: Option<usize>) -> Result<Option<usize>, ModelError> {
+        if self.map.contains_key(field) { self.count(field) } else { Ok(absent) }
+    }
+
     pub fn object(&self, field: &str) -> Result<Option<Fields<'a>>, ModelError> {
         match self.get(field) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(Self { map, path: format!("{}{field}.", self.path) })),
-            Some(other) => Err(self.error(field, format!("should be an object, is {other}"))),
+            Some(other) => Err(self.error(field, format!("should be an object, is {}", shown(other)))),
         }
     }
 
@@ -103,14 +108,18 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match read(value) {
             Some(value) => Ok(Some(value)),
-            None => {
-                let mut shown = value.to_string();
-                if let Some((cut, _)) = shown.char_indices().nth(60) {
-                    shown.truncate(cut);
-                    shown.push('…');
-                }
-                Err(self.error(field, format!("should be {kind}, is {shown}")))
-            }
+            None => Err(self.error(field, format!("should be {kind}, is {}", shown(value)))),
         }
     }
+}
+
+/// A value for an error message, cut where it gets long.
+pub(crate) fn shown(value: &Value) -> String {
+    const LONGEST: usize = 60;
+    let mut text = value.to_string();
+    if let Some((cut, _)) = text.char_indices().nth(LONGEST) {
+        text.truncate(cut);
+        text.push('…');
+    }
+    text
 }

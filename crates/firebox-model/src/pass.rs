@@ -27,6 +27,9 @@ impl Pass {
     /// Looks up the embeddings of some tokens of one or several sequences.
     pub fn begin(model: &Decoder, inputs: &[Input<'_>]) -> Result<Self, ModelError> {
         let vocab_size = model.config().vocab_size;
+        if inputs.iter().any(|input| input.tokens.is_empty()) {
+            return Err(ModelError::NoTokens);
+        }
         let tokens: Vec<i32> = inputs
             .iter()
             .flat_map(|input| input.tokens)
@@ -59,8 +62,15 @@ impl Pass {
     }
 
     /// Runs exactly one layer. `caches` are those of the inputs, in order, each at its input's position.
+    ///
+    /// After an error a cache may hold what only some layers have seen: clear it, or rewind it.
     pub fn step(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
         let layer = self.next_layer;
+        let positions_fit =
+            self.rows.groups.iter().zip(&*caches).all(|(group, cache)| group.position == cache.len());
+        if layer >= model.layers() || caches.len() != self.rows.groups.len() || !positions_fit {
+            return Err(ModelError::Step { layer, layers: model.layers() });
+        }
         let hidden = self.hidden.clone();
         self.hidden = model.block(layer).forward(hidden, &self.rows, layer, caches)?;
         self.next_layer += 1;

@@ -15,19 +15,29 @@ use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 #[derive(Clone)]
 pub(crate) struct Weights<'a> {
     checkpoint: &'a Checkpoint,
-    device: &'a Device,
+    device: Device,
     scope: String,
     taken: &'a RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Weights<'a> {
-    pub fn new(checkpoint: &'a Checkpoint, device: &'a Device, taken: &'a RefCell<BTreeSet<String>>) -> Self {
-        Self { checkpoint, device, scope: String::new(), taken }
+    pub fn new(checkpoint: &'a Checkpoint, device: &Device, taken: &'a RefCell<BTreeSet<String>>) -> Self {
+        Self { checkpoint, device: device.clone(), scope: String::new(), taken }
     }
 
     /// The same tensors, under names that begin with `prefix` too.
     pub fn within(&self, prefix: &str) -> Self {
         Self { scope: format!("{}{prefix}", self.scope), ..self.clone() }
+    }
+
+    /// The same tensors, on another device.
+    pub fn on(&self, device: Device) -> Self {
+        Self { device, ..self.clone() }
+    }
+
+    /// Where tensors are put.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Whether the checkpoint has the tensor.
@@ -43,7 +53,7 @@ impl<'a> Weights<'a> {
     /// A small tensor, in f32 whatever the file has.
     pub fn plain<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<D>, ModelError> {
         let weight = self.take(name, &shape)?;
-        Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), self.device))
+        Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), &self.device))
     }
 
     /// A weight of `[outputs, inputs]`. Where the device computes with the file's own numbers and shares
@@ -55,7 +65,7 @@ impl<'a> Weights<'a> {
                 let kept = float_dtype(dtype).filter(|dtype| self.device.supports_dtype(*dtype));
                 let tensor = match kept {
                     Some(dtype) => {
-                        Tensor::from_data(data(weight.data, [outputs, inputs], dtype), (self.device, dtype))
+                        Tensor::from_data(data(weight.data, [outputs, inputs], dtype), (&self.device, dtype))
                     }
                     None => self.widened(&weight, [outputs, inputs])?,
                 };
@@ -65,20 +75,20 @@ impl<'a> Weights<'a> {
                 let scales = weight.scales.clone().unwrap_or_default();
                 let groups = quantization.row_scales(inputs);
                 let scales: Tensor<2> = if self.device.supports_dtype(DType::F16) {
-                    Tensor::from_data(data(scales, [outputs, groups], DType::F16), (self.device, DType::F16))
+                    Tensor::from_data(data(scales, [outputs, groups], DType::F16), (&self.device, DType::F16))
                 } else {
                     let widened: Vec<f32> =
                         scales.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect();
-                    Tensor::from_data(TensorData::new(widened, [outputs, groups]), self.device)
+                    Tensor::from_data(TensorData::new(widened, [outputs, groups]), &self.device)
                 };
                 let grouping =
                     Grouping { inputs, group: quantization.group, four_bits: quantization.bits == Bits::Q4 };
                 Ok(Matrix::Grouped(GroupedMatrix::new(self.words(weight, outputs), scales, grouping)))
             }
-            Encoding::Block(block) if linear::multiplies_blocks(self.device) => {
+            Encoding::Block(block) if linear::multiplies_blocks(&self.device) => {
                 let row_bytes = inputs / block.block_len() * block.block_bytes();
                 let bytes = data(weight.data, [outputs, row_bytes], DType::U8);
-                let bytes = Tensor::from_data(bytes, (self.device, DType::U8));
+                let bytes = Tensor::from_data(bytes, (&self.device, DType::U8));
                 Ok(Matrix::Blocks(BlockMatrix::new(bytes, block_format(block))))
             }
             Encoding::Block(_) => {
@@ -127,7 +137,7 @@ impl<'a> Weights<'a> {
     }
 
     fn widened<const D: usize>(&self, weight: &Weight, shape: [usize; D]) -> Result<Tensor<D>, ModelError> {
-        Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), self.device))
+        Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), &self.device))
     }
 
     /// Packed bytes as rows of 32-bit words: every device has those, few have 8-bit tensors.
@@ -145,10 +155,10 @@ impl<'a> Weights<'a> {
             }
             return Tensor::from_data(
                 TensorData::from_bytes_vec(padded, [rows, words], DType::I32),
-                (self.device, DType::I32),
+                (&self.device, DType::I32),
             );
         };
-        Tensor::from_data(data(bytes, [rows, words], DType::I32), (self.device, DType::I32))
+        Tensor::from_data(data(bytes, [rows, words], DType::I32), (&self.device, DType::I32))
     }
 }
 

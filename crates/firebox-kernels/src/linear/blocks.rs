@@ -241,8 +241,9 @@ fn six_bit_scales(block: &[u8], chunk: usize) -> (f32, f32) {
 fn five_bits(bytes: &[u8; LANES], fifth: u32) -> ([i8; LANES], [i8; LANES]) {
     let (mut low, mut high) = ([0; LANES], [0; LANES]);
     for (i, byte) in bytes.iter().enumerate() {
-        low[i] = (byte & 0x0F | (fifth >> i & 1) as u8 * 16) as i8;
-        high[i] = (byte >> 4 | (fifth >> (i + LANES) & 1) as u8 * 16) as i8;
+        let bit = |at: usize| ((fifth >> at) & 1) as u8 * 16;
+        low[i] = ((byte & 0x0F) | bit(i)) as i8;
+        high[i] = ((byte >> 4) | bit(i + LANES)) as i8;
     }
     (low, high)
 }

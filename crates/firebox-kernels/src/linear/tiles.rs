@@ -190,6 +190,7 @@ impl<W: Rows> Piece<'_, W> {
     }
 
     #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
     fn products<L: Lanes, S: TileRows, const ROWS: usize>(
         &mut self,
         row: usize,
@@ -198,7 +199,7 @@ impl<W: Rows> Piece<'_, W> {
     ) {
         let mut x: [&[[f32; CHUNK]]; ROWS] = [&[]; ROWS];
         for (i, x) in x.iter_mut().enumerate() {
-            *x = &self.x[row + i];
+            *x = self.x[row + i];
         }
         // Four arrays rather than one of arrays: the compiler keeps these in registers.
         let mut sums0 = [L::zero(); ROWS];

@@ -16,6 +16,7 @@ pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
 }
 

@@ -4,14 +4,24 @@ use crate::config::{
     Activation, AttentionConfig, AttentionProjections, BlockConfig, DecoderConfig, FeedForwardConfig,
     GatedConfig, MixerConfig, NormConfig, RopeConfig, RopeLayout, TensorNames,
 };
-use crate::fields::Fields;
+use crate::fields::{Fields, shown};
 
 /// More layers than any published model has; a larger count is nonsense.
 const MOST_LAYERS: usize = 4096;
 
+/// What mistral, gemma and the qwen families assume where the window is not mentioned at all.
+pub(super) const DEFAULT_WINDOW: Option<usize> = Some(4096);
+
 /// What a family assumes where the configuration is silent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Defaults {
+    /// Absent where the configuration has to say it, or where it follows from other fields.
+    pub head_dim: Option<usize>,
+    pub kv_heads: Option<usize>,
+    pub activation: Activation,
+    /// How much of a head is rotated; absent where a family without scaling rotates all of it, whatever
+    /// the configuration says.
+    pub rotary_part: Option<f64>,
     pub tied_embeddings: bool,
     pub rope_theta: f64,
     pub norm_epsilon: f64,
@@ -20,7 +30,16 @@ pub(super) struct Defaults {
 
 impl Default for Defaults {
     fn default() -> Self {
-        Self { tied_embeddings: false, rope_theta: 10_000.0, norm_epsilon: 1e-6, norm_weight_offset: 0.0 }
+        Self {
+            head_dim: None,
+            kv_heads: None,
+            activation: Activation::Silu,
+            rotary_part: None,
+            tied_embeddings: false,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-6,
+            norm_weight_offset: 0.0,
+        }
     }
 }
 
@@ -50,14 +69,14 @@ impl<'a> Common<'a> {
     pub fn read(fields: &Fields<'a>, family: &'static str, defaults: Defaults) -> Result<Self, ModelError> {
         let hidden_size = fields.required_count("hidden_size")?;
         let heads = fields.required_count("num_attention_heads")?;
-        let kv_heads = fields.count("num_key_value_heads")?.unwrap_or(heads);
+        let kv_heads = fields.count_or("num_key_value_heads", defaults.kv_heads)?.unwrap_or(heads);
         if heads % kv_heads != 0 {
             return Err(fields.error(
                 "num_key_value_heads",
                 format!("{kv_heads} does not divide num_attention_heads {heads}"),
             ));
         }
-        let head_dim = match fields.count("head_dim")? {
+        let head_dim = match fields.count_or("head_dim", defaults.head_dim)? {
             Some(head_dim) => head_dim,
             None if hidden_size % heads == 0 => hidden_size / heads,
             None => {
@@ -78,7 +97,7 @@ impl<'a> Common<'a> {
             Some(name) => activation(fields, "hidden_activation", name)?,
             None => match fields.text("hidden_act")? {
                 Some(name) => activation(fields, "hidden_act", name)?,
-                None => Activation::Silu,
+                None => defaults.activation,
             },
         };
         Ok(Self {
@@ -120,7 +139,12 @@ impl<'a> Common<'a> {
     }
 
     pub fn rope_head(&self) -> rope::Head {
-        rope::Head { head_dim: self.head_dim, max_positions: self.max_positions, layout: self.rope_layout }
+        rope::Head {
+            head_dim: self.head_dim,
+            max_positions: self.max_positions,
+            layout: self.rope_layout,
+            default_part: self.defaults.rotary_part,
+        }
     }
 
     /// Attention over everything, rotated by the model's first position scheme, without biases.
@@ -203,9 +227,12 @@ impl<'a> Common<'a> {
                 Some("full_attention") => Ok(LayerKind::Full),
                 Some("sliding_attention") => Ok(LayerKind::Sliding),
                 Some("linear_attention") => Ok(LayerKind::Recurrent),
-                _ => Err(self
-                    .fields
-                    .error("layer_types", format!("{kind} is not a kind of layer that is known"))),
+                _ => {
+                    let kind = shown(kind);
+                    Err(self
+                        .fields
+                        .error("layer_types", format!("{kind} is not a kind of layer that is known")))
+                }
             })
             .collect()
     }
@@ -214,7 +241,7 @@ impl<'a> Common<'a> {
     pub fn window_of(&self, kind: LayerKind) -> Result<Option<usize>, ModelError> {
         match kind {
             LayerKind::Full => Ok(None),
-            LayerKind::Sliding => match self.fields.count("sliding_window")? {
+            LayerKind::Sliding => match self.fields.count_or("sliding_window", DEFAULT_WINDOW)? {
                 Some(window) => Ok(Some(window)),
                 None => {
                     Err(self.fields.error("sliding_window", "is missing, but layer_types has sliding layers"))
@@ -229,8 +256,8 @@ impl<'a> Common<'a> {
     /// What the qwen families do where `layer_types` is absent: layers from `max_window_layers` on slide.
     pub fn qwen_layer_kinds(&self) -> Result<Vec<LayerKind>, ModelError> {
         let slides = self.fields.flag("use_sliding_window")?.unwrap_or(false)
-            && self.fields.count("sliding_window")?.is_some();
-        let first = self.fields.whole("max_window_layers")?.unwrap_or(self.layers);
+            && self.fields.count_or("sliding_window", DEFAULT_WINDOW)?.is_some();
+        let first = self.fields.whole("max_window_layers")?.unwrap_or(28);
         self.layer_kinds(|layer| if slides && layer >= first { LayerKind::Sliding } else { LayerKind::Full })
     }
 }

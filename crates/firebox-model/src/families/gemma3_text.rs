@@ -4,7 +4,7 @@
 use super::common::{Common, Defaults, LayerKind};
 use super::rope;
 use crate::ModelError;
-use crate::config::{AttentionConfig, BlockConfig, DecoderConfig, FeedForwardConfig};
+use crate::config::{Activation, AttentionConfig, BlockConfig, DecoderConfig, FeedForwardConfig};
 use crate::fields::Fields;
 
 const LOCAL_ROPE: usize = 0;
@@ -12,6 +12,9 @@ const GLOBAL_ROPE: usize = 1;
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let defaults = Defaults {
+        head_dim: Some(256),
+        kv_heads: Some(4),
+        activation: Activation::GeluTanh,
         tied_embeddings: true,
         rope_theta: 1_000_000.0,
         norm_weight_offset: 1.0,
@@ -27,6 +30,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     };
     let kinds = common
         .layer_kinds(|layer| if (layer + 1) % pattern == 0 { LayerKind::Full } else { LayerKind::Sliding })?;
+    // `attn_logit_softcapping` is left over from an earlier family: the reference does not apply it either.
     let query_scalar = fields.positive("query_pre_attn_scalar")?.unwrap_or(256.0);
     let blocks = kinds
         .into_iter()

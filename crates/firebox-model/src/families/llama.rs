@@ -2,14 +2,12 @@
 
 use super::common::{Common, Defaults};
 use crate::ModelError;
-use crate::config::{AttentionConfig, DecoderConfig, FeedForwardConfig, GatedConfig};
+use crate::config::{DecoderConfig, FeedForwardConfig, GatedConfig};
 use crate::fields::Fields;
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let common = Common::read(fields, "llama", Defaults::default())?;
-    // A GGUF file calls mistral models llama and keeps their window.
-    let window = fields.count("sliding_window")?;
-    let attention = AttentionConfig { window, ..common.attention_with_configured_bias()? };
+    let attention = common.attention_with_configured_bias()?;
     let gated = GatedConfig { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..common.gated() };
     let block = common.block(attention, FeedForwardConfig::Gated(gated));
     Ok(common.model(vec![common.rope()?], vec![block; common.layers]))

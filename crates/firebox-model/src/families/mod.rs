@@ -55,7 +55,7 @@ impl Architecture {
         if let Some((_, read)) = DECODERS.iter().find(|(name, _)| *name == model_type) {
             return Ok(Self::Decoder(read(&fields)?));
         }
-        if model_type == "bert" {
+        if ENCODERS.contains(&model_type) {
             return Ok(Self::Encoder(bert::config(&fields)?));
         }
         Err(ModelError::UnknownFamily { model_type: model_type.into(), supported: supported_families() })

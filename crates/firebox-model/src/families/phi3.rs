@@ -6,7 +6,11 @@ use crate::config::{AttentionConfig, AttentionProjections, DecoderConfig, FeedFo
 use crate::fields::Fields;
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
-    let common = Common::read(fields, "phi3", Defaults { norm_epsilon: 1e-5, ..Defaults::default() })?;
+    let common = Common::read(
+        fields,
+        "phi3",
+        Defaults { norm_epsilon: 1e-5, rotary_part: Some(1.0), ..Defaults::default() },
+    )?;
     let attention = AttentionConfig {
         projections: AttentionProjections::Fused,
         window: fields.count("sliding_window")?,

@@ -6,7 +6,7 @@ use crate::config::{AttentionConfig, DecoderConfig, FeedForwardConfig};
 use crate::fields::Fields;
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
-    let common = Common::read(fields, "qwen3", Defaults::default())?;
+    let common = Common::read(fields, "qwen3", Defaults { head_dim: Some(128), ..Defaults::default() })?;
     let blocks = common
         .qwen_layer_kinds()?
         .into_iter()

@@ -25,7 +25,13 @@ pub(super) fn wrapper_config(fields: &Fields<'_>) -> Result<DecoderConfig, Model
 }
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
-    let defaults = Defaults { norm_weight_offset: 1.0, ..Defaults::default() };
+    let defaults = Defaults {
+        head_dim: Some(256),
+        kv_heads: Some(4),
+        rotary_part: Some(0.25),
+        norm_weight_offset: 1.0,
+        ..Defaults::default()
+    };
     let common = Common::read(fields, "qwen3_5_text", defaults)?;
     let interval = fields.count("full_attention_interval")?.unwrap_or(4);
     let kinds = common.layer_kinds(|layer| {
@@ -46,24 +52,11 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
             LayerKind::Sliding => Err(fields.error("layer_types", "qwen3_5 has no sliding_attention layers")),
         })
         .collect::<Result<_, _>>()?;
-    let mut rope = common.rope()?;
-    if !says_rotary_part(fields)? {
-        rope.width = common.head_dim / 4;
-    }
-    let model = common.model(vec![rope], blocks);
+    let model = common.model(vec![common.rope()?], blocks);
     Ok(DecoderConfig {
         names: TensorNames { foreign: vec!["mtp.".into()], ..TensorNames::default() },
         ..model
     })
-}
-
-/// Where the configuration is silent, a quarter of each head is rotated.
-fn says_rotary_part(fields: &Fields<'_>) -> Result<bool, ModelError> {
-    let inside = match fields.object("rope_parameters")? {
-        Some(parameters) => parameters.get("partial_rotary_factor").is_some(),
-        None => false,
-    };
-    Ok(inside || fields.get("partial_rotary_factor").is_some())
 }
 
 fn delta_net(common: &Common<'_>) -> Result<DeltaNetConfig, ModelError> {

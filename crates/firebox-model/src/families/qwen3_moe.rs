@@ -1,6 +1,6 @@
 //! `qwen3_moe`: qwen3 with a mixture of experts on some or all layers.
 
-use super::common::{Common, Defaults};
+use super::common::{Common, DEFAULT_WINDOW, Defaults};
 use crate::ModelError;
 use crate::config::{AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, GatedConfig};
 use crate::fields::Fields;
@@ -9,11 +9,11 @@ use crate::fields::Fields;
 const MOST_EXPERTS: usize = 1 << 14;
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
-    let common = Common::read(fields, "qwen3_moe", Defaults::default())?;
+    let common = Common::read(fields, "qwen3_moe", Defaults { kv_heads: Some(4), ..Defaults::default() })?;
     let slides = fields.flag("use_sliding_window")?.unwrap_or(false);
     let attention = AttentionConfig {
         head_norm: Some(common.norm("", common.head_dim)),
-        window: if slides { fields.count("sliding_window")? } else { None },
+        window: if slides { fields.count_or("sliding_window", DEFAULT_WINDOW)? } else { None },
         ..common.attention_with_configured_bias()?
     };
     let experts = match fields.whole("num_experts")? {

@@ -8,6 +8,9 @@ pub(super) struct Head {
     pub head_dim: usize,
     pub max_positions: usize,
     pub layout: RopeLayout,
+    /// How much of a head is rotated where the configuration does not say; absent where a family ignores
+    /// what it says unless frequencies are scaled.
+    pub default_part: Option<f64>,
 }
 
 /// Reads the position scheme of a whole model: `rope_parameters`, or `rope_scaling` beside `rope_theta`.
@@ -31,12 +34,19 @@ pub(super) fn read_scheme(
         None => fields.positive(name),
     };
     let theta = from_either("rope_theta")?.unwrap_or(default_theta);
-    let part = from_either("partial_rotary_factor")?.unwrap_or(1.0);
+    let scaled = match scheme {
+        Some(scheme) => !matches!(kind(scheme)?, "default" | "mrope"),
+        None => false,
+    };
+    let part = match (head.default_part, scaled) {
+        (None, false) => 1.0,
+        (default_part, _) => from_either("partial_rotary_factor")?.or(default_part).unwrap_or(1.0),
+    };
     let width = (head.head_dim as f64 * part) as usize;
     if part > 1.0 || width < 2 || width.next_multiple_of(2) > head.head_dim {
         return Err(fields.error(
-            "partial_rotary_factor",
-            format!("{part} of head_dim {} leaves {width} elements to rotate", head.head_dim),
+            "head_dim",
+            format!("a part of {part} of {} leaves {width} elements, which do not pair", head.head_dim),
         ));
     }
     let scaling = match scheme {
@@ -46,6 +56,13 @@ pub(super) fn read_scheme(
     Ok(RopeConfig { width, theta, scaling, layout: head.layout })
 }
 
+fn kind<'a>(scheme: &Fields<'a>) -> Result<&'a str, ModelError> {
+    Ok(match scheme.text("rope_type")? {
+        Some(kind) => kind,
+        None => scheme.text("type")?.unwrap_or("default"),
+    })
+}
+
 fn read_scaling(
     fields: &Fields<'_>,
     scheme: &Fields<'_>,
@@ -53,10 +70,7 @@ fn read_scaling(
     width: usize,
     theta: f64,
 ) -> Result<RopeScaling, ModelError> {
-    let kind = match scheme.text("rope_type")? {
-        Some(kind) => kind,
-        None => scheme.text("type")?.unwrap_or("default"),
-    };
+    let kind = kind(scheme)?;
     let trained_length = || -> Result<usize, ModelError> {
         let outside = fields.count("original_max_position_embeddings")?;
         let inside = scheme.count("original_max_position_embeddings")?;

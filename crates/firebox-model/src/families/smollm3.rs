@@ -3,10 +3,11 @@
 use super::common::{Common, Defaults, LayerKind};
 use crate::ModelError;
 use crate::config::{AttentionConfig, DecoderConfig, FeedForwardConfig, GatedConfig};
-use crate::fields::Fields;
+use crate::fields::{Fields, shown};
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
-    let defaults = Defaults { tied_embeddings: true, rope_theta: 2_000_000.0, ..Defaults::default() };
+    let defaults =
+        Defaults { kv_heads: Some(4), tied_embeddings: true, rope_theta: 2_000_000.0, ..Defaults::default() };
     let common = Common::read(fields, "smollm3", defaults)?;
     let rotated = rotated_layers(&common)?;
     let slides =
@@ -47,7 +48,7 @@ fn rotated_layers(common: &Common<'_>) -> Result<Vec<bool>, ModelError> {
         .map(|value| match (value.as_u64(), value.as_bool()) {
             (Some(number), _) => Ok(number != 0),
             (None, Some(flag)) => Ok(flag),
-            _ => Err(fields.error("no_rope_layers", format!("{value} is neither 0 nor 1"))),
+            _ => Err(fields.error("no_rope_layers", format!("{} is neither 0 nor 1", shown(value)))),
         })
         .collect()
 }
