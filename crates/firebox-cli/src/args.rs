@@ -70,7 +70,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "DEVICE", env = "FIREBOX_DEVICE", default_value = "cpu")]
     pub device: String,
     /// CPU threads to use [default: all]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     pub threads: Option<u16>,
 }
 

@@ -65,7 +65,7 @@ pub struct Prompter {
     pub tokenizer: Arc<Tokenizer>,
     pub template: ChatTemplate,
     pub thinking: Option<bool>,
-    /// Whether the tokens around every text are to be added, because the template does not write them.
+    /// Whether the token that begins every text is to be added, because the template does not write it.
     pub add_special: bool,
 }
 
@@ -73,7 +73,10 @@ impl Prompter {
     /// The tokens of a conversation, up to where the assistant's answer begins.
     pub fn encode(&self, messages: &[Message]) -> anyhow::Result<Vec<u32>> {
         let options = TemplateOptions { enable_thinking: self.thinking, ..TemplateOptions::default() };
-        let text = self.template.render(messages, &options)?;
-        Ok(self.tokenizer.encode(&text, self.add_special)?)
+        let mut tokens = self.template.encode(&self.tokenizer, messages, &options)?;
+        if self.add_special && self.tokenizer.adds_bos() {
+            tokens.splice(0..0, self.tokenizer.bos_id());
+        }
+        Ok(tokens)
     }
 }

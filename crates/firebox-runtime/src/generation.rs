@@ -79,6 +79,8 @@ pub struct Generation<'s> {
     logits: Vec<f32>,
     /// Fed at the next step only: the last token of an answer need not go through the layers.
     pending: Option<u32>,
+    /// Tokens decoded after the first, the one that ended the generation included.
+    steps: usize,
     text: String,
     tokens: Vec<u32>,
     prompt_tokens: usize,
@@ -127,6 +129,7 @@ impl<'s> Generation<'s> {
             config,
             logits,
             pending: None,
+            steps: 0,
             text: String::new(),
             tokens: Vec::new(),
             began,
@@ -146,6 +149,7 @@ impl<'s> Generation<'s> {
         }
         if let Some(token) = self.pending.take() {
             self.logits = self.session.feed(&[token])?;
+            self.steps += 1;
         }
         let token = self.sampler.sample(&self.logits, self.session.tokens());
         self.last = self.began.elapsed();
@@ -175,11 +179,11 @@ impl<'s> Generation<'s> {
     pub fn finish(mut self) -> Result<Summary, RuntimeError> {
         self.finish.get_or_insert(Finish::Cancelled);
         if let Some(token) = self.pending.take() {
-            self.session.feed(&[token])?;
+            self.session.append(token);
         }
         let seconds = |duration: Duration| duration.as_secs_f64().max(f64::EPSILON);
         let first = self.first.unwrap_or_else(|| self.began.elapsed());
-        let steps = self.tokens.len().saturating_sub(1);
+        let steps = self.steps;
         let decoding = self.last.saturating_sub(first);
         Ok(Summary {
             text: self.text,

@@ -1,6 +1,6 @@
 use serde::Serialize;
 
-use crate::{Model, RuntimeError};
+use crate::{Model, RuntimeError, Session};
 
 /// How well a model predicts some tokens, and how far it is from another.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -39,6 +39,9 @@ struct Sums {
     other_negative_log_likelihood: f64,
 }
 
+/// Positions whose logits are held at a time.
+const COMPARED_TOGETHER: usize = 64;
+
 /// Measures on windows of `context` tokens, one after the other; every token of a window but its first is
 /// predicted, and every position is compared.
 pub fn perplexity(
@@ -67,16 +70,30 @@ pub fn perplexity(
     }
     let mut sums = Sums::default();
     for window in tokens.chunks(context) {
-        let found = model.session()?.feed_all(window)?;
-        let other = against.map(|other| other.session()?.feed_all(window)).transpose()?;
-        for position in 0..window.len() {
-            let row = position * vocab..(position + 1) * vocab;
-            let found = log_softmax(&found[row.clone()]);
-            let other = other.as_ref().map(|logits| log_softmax(&logits[row]));
-            sums.add(&found, other.as_deref(), window.get(position + 1).map(|&token| token as usize));
+        let open = |model: &Model| Ok::<_, RuntimeError>(model.session()?.with_expected_length(window.len()));
+        let mut session = open(model)?;
+        let mut other = against.map(open).transpose()?;
+        // Logits of a whole window of a large vocabulary would be larger than the model.
+        for start in (0..window.len()).step_by(COMPARED_TOGETHER) {
+            let piece = &window[start..window.len().min(start + COMPARED_TOGETHER)];
+            let found = logits(&mut session, piece)?;
+            let other = other.as_mut().map(|other| logits(other, piece)).transpose()?;
+            for offset in 0..piece.len() {
+                let row = offset * vocab..(offset + 1) * vocab;
+                let found = log_softmax(&found[row.clone()]);
+                let other = other.as_ref().map(|logits| log_softmax(&logits[row]));
+                let next = window.get(start + offset + 1).map(|&token| token as usize);
+                sums.add(&found, other.as_deref(), next);
+            }
         }
     }
     Ok(sums.finish(against.is_some()))
+}
+
+fn logits(session: &mut Session, tokens: &[u32]) -> Result<Vec<f32>, RuntimeError> {
+    let mut all = Vec::new();
+    session.feed_each_row(tokens, |rows| all.extend_from_slice(rows))?;
+    Ok(all)
 }
 
 impl Sums {

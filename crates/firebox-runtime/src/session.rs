@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
-use firebox_model::{Decoder, Wanted};
+use firebox_model::{Decoder, ModelError, Wanted};
 
 use crate::RuntimeError;
 
@@ -16,7 +16,11 @@ const PREFILL_CHUNK: usize = 512;
 pub struct Session {
     decoder: Arc<Decoder>,
     cache: SequenceCache,
+    /// Those beyond the length of the cache go through the layers with the next feed.
     tokens: Vec<u32>,
+    /// How long the cached tokens were said to become: what their positions mean depends on it.
+    encoded_length: usize,
+    expected_length: usize,
     chunk: usize,
     cancel: Option<Arc<AtomicBool>>,
 }
@@ -24,7 +28,15 @@ pub struct Session {
 impl Session {
     /// A sequence that has not begun.
     pub fn new(decoder: Arc<Decoder>) -> Self {
-        Self { cache: decoder.cache(), decoder, tokens: Vec::new(), chunk: PREFILL_CHUNK, cancel: None }
+        Self {
+            cache: decoder.cache(),
+            decoder,
+            tokens: Vec::new(),
+            encoded_length: 0,
+            expected_length: 0,
+            chunk: PREFILL_CHUNK,
+            cancel: None,
+        }
     }
 
     /// The same, feeding at most `chunk` tokens through the layers at a time.
@@ -32,12 +44,18 @@ impl Session {
         Self { chunk: chunk.max(1), ..self }
     }
 
+    /// The same, knowing that the sequence will have at least `length` tokens: position schemes that depend on the
+    /// length of a sequence then mean the same from its first token on.
+    pub fn with_expected_length(self, length: usize) -> Self {
+        Self { expected_length: length, ..self }
+    }
+
     /// The same, giving up between two pieces of a long feed once `cancel` is set. What was fed by then stays fed.
     pub fn with_cancel(self, cancel: Arc<AtomicBool>) -> Self {
         Self { cancel: Some(cancel), ..self }
     }
 
-    /// Every token fed so far.
+    /// Every token of the sequence so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -47,28 +65,28 @@ impl Session {
         self.cache.bytes()
     }
 
-    /// Feeds tokens and returns the logits after the last.
+    /// Feeds at least one token and returns the logits after the last.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, RuntimeError> {
         let mut last = Vec::new();
-        self.feed_each(tokens, Wanted::Last, |logits| last = logits)?;
+        self.feed_each(tokens, Wanted::Last, |logits| last = logits.to_vec())?;
         Ok(last)
     }
 
-    /// Feeds tokens and returns the logits after each, row after row.
-    pub fn feed_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>, RuntimeError> {
-        let mut all = Vec::new();
-        self.feed_each(tokens, Wanted::All, |mut logits| all.append(&mut logits))?;
-        Ok(all)
+    /// Feeds at least one token and hands out the logits after each, in pieces of several rows.
+    pub fn feed_each_row(&mut self, tokens: &[u32], took: impl FnMut(&[f32])) -> Result<(), RuntimeError> {
+        self.feed_each(tokens, Wanted::All, took)
+    }
+
+    /// Adds a token whose logits nobody needs; it goes through the layers with the next feed.
+    pub(crate) fn append(&mut self, token: u32) {
+        self.tokens.push(token);
     }
 
     /// Goes back to the first `len` tokens.
     pub fn rewind(&mut self, len: usize) {
-        if len >= self.tokens.len() {
-            return;
-        }
         self.tokens.truncate(len);
-        if !self.cache.rewind(len) {
-            // The next feed sees that the cache lacks the tokens, and computes them again.
+        if self.cache.len() > self.tokens.len() && !self.cache.rewind(self.tokens.len()) {
+            // The next feed computes again what the cache lacks.
             self.cache.clear();
         }
     }
@@ -83,34 +101,38 @@ impl Session {
         &mut self,
         tokens: &[u32],
         wanted: Wanted,
-        mut took: impl FnMut(Vec<f32>),
+        mut took: impl FnMut(&[f32]),
     ) -> Result<(), RuntimeError> {
-        let length = self.tokens.len() + tokens.len();
-        let epoch = |length| self.decoder.config().position_epoch(length);
-        let complete = self.cache.len() == self.tokens.len();
-        if !complete || (!self.tokens.is_empty() && epoch(self.tokens.len()) != epoch(length)) {
-            self.encode_again(length)?;
+        if tokens.is_empty() {
+            return Err(ModelError::NoTokens.into());
         }
-        for (index, chunk) in tokens.chunks(self.chunk).enumerate() {
-            self.check_cancelled(index)?;
-            let logits = self.pass(chunk, length, wanted)?;
-            self.tokens.extend_from_slice(chunk);
+        let length = self.expected_length.max(self.tokens.len() + tokens.len());
+        let epoch = |length| self.decoder.config().position_epoch(length);
+        if epoch(self.encoded_length) != epoch(length) {
+            self.cache.clear();
+        }
+        self.encoded_length = length;
+        let vocab = self.decoder.config().vocab_size;
+        // Tokens that were accepted before without going through the layers come first, and unasked for.
+        let mut behind = self.tokens.len() - self.cache.len();
+        let mut rest: Vec<u32> = self.tokens[self.cache.len()..].iter().chain(tokens).copied().collect();
+        let mut pieces = 0;
+        while !rest.is_empty() {
+            self.check_cancelled(pieces)?;
+            pieces += 1;
+            let piece: Vec<u32> = rest.drain(..self.chunk.min(rest.len())).collect();
+            let logits = self.pass(&piece, length, wanted)?;
+            let old = behind.min(piece.len());
+            behind -= old;
+            self.tokens.extend_from_slice(&piece[old..]);
+            if old == piece.len() || (wanted == Wanted::Last && !rest.is_empty()) {
+                continue;
+            }
             let logits = logits.try_into_vec_as::<f32>();
-            took(logits.map_err(|error| RuntimeError::Readback { reason: error.to_string() })?);
+            let logits = logits.map_err(|error| RuntimeError::Readback { reason: error.to_string() })?;
+            took(&logits[if wanted == Wanted::All { old * vocab } else { 0 }..]);
         }
         Ok(())
-    }
-
-    /// Computes the cache of the present tokens from the beginning, as part of a sequence of `length`.
-    fn encode_again(&mut self, length: usize) -> Result<(), RuntimeError> {
-        self.cache.clear();
-        let tokens = std::mem::take(&mut self.tokens);
-        let encoded = tokens.chunks(self.chunk).enumerate().try_for_each(|(index, chunk)| {
-            self.check_cancelled(index)?;
-            self.pass(chunk, length, Wanted::Last).map(drop)
-        });
-        self.tokens = tokens;
-        encoded
     }
 
     /// The first piece always goes through, so that a feed of a single token cannot be refused.
@@ -128,5 +150,65 @@ impl Session {
             self.cache.clear();
         }
         Ok(logits?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Model, device};
+
+    fn decoder(fixture: &str) -> Arc<Decoder> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture);
+        Model::open(root, &device("cpu").unwrap()).unwrap().decoder().unwrap()
+    }
+
+    /// What a session has been through must not show: its logits are those of one that was fed its tokens.
+    fn check(fixture: &str, steps: &[(u8, usize)]) {
+        let decoder = decoder(fixture);
+        let vocab = decoder.config().vocab_size as u32;
+        let mut session = Session::new(decoder.clone()).with_chunk(5);
+        let mut next = 3;
+        for &(kind, count) in steps {
+            match kind {
+                0 => session.rewind(session.tokens().len().saturating_sub(count)),
+                1 => session.append(5 + count as u32 % (vocab - 5)),
+                _ => {
+                    let tokens: Vec<u32> = (0..=count as u32).map(|i| (next + i * 31) % vocab).collect();
+                    next = (next + 7) % vocab;
+                    let found = session.feed(&tokens).unwrap();
+                    let fresh = Session::new(decoder.clone()).feed(session.tokens()).unwrap();
+                    for (found, fresh) in found.iter().zip(&fresh) {
+                        assert!(
+                            (found - fresh).abs() < 2e-3,
+                            "{fixture}, {steps:?}: {found} instead of {fresh}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        #[test]
+        fn history_does_not_show(steps in prop::collection::vec((0u8..4, 0usize..24), 1..10)) {
+            for fixture in ["reference/llama", "variants/mistral-window7-headdim12", "reference/qwen3_5_text"] {
+                check(fixture, &steps);
+            }
+        }
+
+        /// Positions there mean something else once a sequence is long, and again once it is short.
+        #[test]
+        fn history_does_not_show_where_positions_depend_on_length(
+            steps in prop::collection::vec((0u8..4, 0usize..40), 1..10),
+        ) {
+            check("variants/phi3-longrope-short-to-long", &steps);
+        }
     }
 }

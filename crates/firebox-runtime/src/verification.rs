@@ -50,7 +50,7 @@ pub struct LogitVerification {
     pub max_fraction: f64,
     /// Where the largest difference is: a position of the prompt, or beyond it of the continuation.
     pub worst_position: usize,
-    /// Whether every greedy token is the expected one.
+    /// Whether every greedy token is the expected one; so it is where none are expected.
     pub greedy_equal: bool,
     /// The greedy tokens.
     pub greedy_ids: Vec<u32>,
@@ -96,7 +96,7 @@ pub fn verify_against(
     expected: &Path,
     prefill: Prefill,
 ) -> Result<Verification, RuntimeError> {
-    let bytes = std::fs::read(expected).map_err(|error| fault(expected, "file", error))?;
+    let bytes = read(expected)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| fault(expected, "header", error))?;
     let file = ExpectedFile { path: expected, tensors };
     let ids = file.ids("input_ids")?;
@@ -108,9 +108,18 @@ pub fn verify_against(
 
 /// The `input_ids` of a file of expected numbers.
 pub fn expected_input_ids(path: &Path) -> Result<Vec<u32>, RuntimeError> {
-    let bytes = std::fs::read(path).map_err(|error| fault(path, "file", error))?;
+    let bytes = read(path)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| fault(path, "header", error))?;
     ExpectedFile { path, tensors }.ids("input_ids")
+}
+
+/// Reads an ordinary file: a pipe would wait for ever, and a device such as `/dev/zero` never end.
+fn read(path: &Path) -> Result<Vec<u8>, RuntimeError> {
+    let metadata = std::fs::metadata(path).map_err(|error| fault(path, "file", error))?;
+    if !metadata.is_file() {
+        return Err(fault(path, "file", "is not an ordinary file"));
+    }
+    std::fs::read(path).map_err(|error| fault(path, "file", error))
 }
 
 fn verify_logits(
@@ -137,12 +146,15 @@ fn verify_logits(
 
     let mut session = model.session()?.with_chunk(prefill.chunk());
     let mut worst = Worst::default();
-    let logits = session.feed_all(ids)?;
-    for (position, (found, expected)) in logits.chunks(vocab).zip(expected.chunks(vocab)).enumerate() {
-        worst.look(position, found, expected);
-    }
+    let mut last = Vec::new();
+    let mut positions = expected.chunks(vocab).enumerate();
+    session.feed_each_row(ids, |logits| {
+        for (found, (position, expected)) in logits.chunks(vocab).zip(&mut positions) {
+            worst.look(position, found, expected);
+            last = found.to_vec();
+        }
+    })?;
     let mut greedy_ids = Vec::new();
-    let mut last = logits[logits.len() - vocab..].to_vec();
     for (step, (&expected_id, expected)) in
         expected_greedy_ids.iter().zip(expected_greedy.chunks(vocab)).enumerate()
     {
@@ -218,7 +230,7 @@ struct ExpectedFile<'a> {
 
 impl ExpectedFile<'_> {
     fn has(&self, name: &str) -> bool {
-        self.tensors.names().iter().any(|known| *known == name)
+        self.tensors.names().contains(&name)
     }
 
     fn ids(&self, name: &str) -> Result<Vec<u32>, RuntimeError> {
