@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use firebox::store::{Bits, Checkpoint, ImportOptions, Quantization, import};
-use firebox::{Model, Prefill, Verification, device, perplexity, verify_against};
+use firebox::{Model, Prefill, Verification, available_devices, device, perplexity, verify_against};
 use serde_json::Value;
 
 fn fixtures(folder: &str) -> PathBuf {
@@ -13,16 +13,20 @@ fn fixtures(folder: &str) -> PathBuf {
 }
 
 fn imported(source: &Path, destination: &Path, quantize: Option<Quantization>) {
-    import(source, destination, &ImportOptions { quantize, ..ImportOptions::default() }, &mut |_| ())
-        .unwrap();
+    import(source, destination, &ImportOptions { quantize }, &mut |_| ()).unwrap();
 }
 
 fn open(path: &Path) -> Model {
     Model::open(path, &device("cpu").unwrap()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn verified(path: &Path, expected: &Path) -> Verification {
-    verify_against(&open(path), expected, Prefill::Whole).unwrap()
+/// What a checkpoint computes on every device of this build.
+fn verified(path: &Path, expected: &Path) -> Vec<(&'static str, Verification)> {
+    let verified = |name| {
+        let model = Model::open(path, &device(name).unwrap()).unwrap();
+        (name, verify_against(&model, expected, Prefill::Whole).unwrap())
+    };
+    available_devices().into_iter().map(verified).collect()
 }
 
 #[test]
@@ -40,9 +44,10 @@ fn gguf_and_bundles_compute_what_the_directory_computes() {
         imported(&gguf, &gguf_bundle, None);
         let expected = directory.join("expected.safetensors");
         for path in [&directory, &gguf, &bundle, &gguf_bundle] {
-            let found = verified(path, &expected);
-            if !found.passes(1e-4) {
-                failures.push(format!("{}: {found:?}", path.display()));
+            for (device, found) in verified(path, &expected) {
+                if !found.passes(1e-4) {
+                    failures.push(format!("{} on {device}: {found:?}", path.display()));
+                }
             }
         }
         families += 1;
@@ -56,7 +61,9 @@ fn an_encoder_survives_its_bundle() {
     let scratch = tempfile::tempdir().unwrap();
     let (source, bundle) = (fixtures("reference/bert"), scratch.path().join("bert"));
     imported(&source, &bundle, None);
-    assert!(verified(&bundle, &source.join("expected.safetensors")).passes(1e-5));
+    for (device, found) in verified(&bundle, &source.join("expected.safetensors")) {
+        assert!(found.passes(1e-5), "on {device}: {found:?}");
+    }
 }
 
 /// What rounding weights costs, against the same rounding done by another program: the difference between
@@ -102,4 +109,24 @@ fn a_quantized_model_keeps_its_tokens_when_stored_again() {
         Checkpoint::open(path).unwrap().segments().into_iter().map(|segment| segment.hash).collect()
     };
     assert_eq!(hashes(&first), hashes(&second));
+}
+
+/// A quantized model computes the same on every device: the CPU has kernels for it, others unpack it.
+#[test]
+fn quantized_weights_mean_the_same_everywhere() {
+    let scratch = tempfile::tempdir().unwrap();
+    for (bits, group) in [(Bits::Q8, 32), (Bits::Q4, 32), (Bits::Q4, 128)] {
+        let bundle = scratch.path().join(format!("{bits:?}-{group}"));
+        imported(&fixtures("reference/qwen3"), &bundle, Some(Quantization { bits, group }));
+        let logits = |name| {
+            let model = Model::open(&bundle, &device(name).unwrap()).unwrap();
+            model.session().unwrap().feed(&[5, 77, 130, 9, 201]).unwrap()
+        };
+        let expected = logits("cpu");
+        for name in available_devices() {
+            for (found, expected) in logits(name).iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-3, "{bits:?}, group {group} on {name}");
+            }
+        }
+    }
 }
