@@ -148,3 +148,32 @@ fn add_scaled<L: Lanes>(sum: &mut [f32], values: &[f32], scale: f32) {
         *sum += value * scale;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::on_each_kind;
+
+    struct Check(&'static str);
+
+    impl Kernel for Check {
+        #[inline(always)]
+        fn run<L: Lanes>(self) {
+            // A width that is no multiple of the lanes, so that the rest is looked at too.
+            let a: Vec<f32> = (0..37).map(|i| i as f32 / 8.0 - 2.0).collect();
+            let b: Vec<f32> = (0..37).map(|i| (i % 5) as f32 - 1.5).collect();
+            let expected: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
+            assert!((dot::<L>(&a, &b) - expected).abs() < 1e-4, "{}", self.0);
+            let mut sum = a.clone();
+            add_scaled::<L>(&mut sum, &b, 0.5);
+            for ((sum, a), b) in sum.iter().zip(&a).zip(&b) {
+                assert!((sum - (a + 0.5 * b)).abs() < 1e-6, "{}", self.0);
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_of_lanes_attends() {
+        on_each_kind(Check);
+    }
+}

@@ -232,3 +232,61 @@ fn load<L: Lanes>(values: &[f32; CHUNK]) -> (L, L) {
     let (first, second) = halves(values);
     (L::load(first), L::load(second))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::rows::PlainRows;
+    use crate::simd::on_each_kind;
+
+    struct Check<'a> {
+        x: &'a [f32],
+        rows: usize,
+        weight: &'a [f32],
+        inputs: usize,
+        outputs: usize,
+        name: &'static str,
+    }
+
+    impl Kernel for Check<'_> {
+        #[inline(always)]
+        fn run<L: Lanes>(self) {
+            let Check { x, rows, weight, inputs, outputs, name } = self;
+            let mut result = vec![0.0; rows * outputs];
+            Piece {
+                x: x.chunks_exact(inputs).map(|row| row.as_chunks().0).collect(),
+                rows,
+                padded: inputs,
+                weight: &PlainRows::new(weight, inputs),
+                first: 0,
+                result: &mut result,
+            }
+            .run::<L>();
+            for output in 0..outputs {
+                for row in 0..rows {
+                    let terms = x[row * inputs..].iter().zip(&weight[output * inputs..]).take(inputs);
+                    let expected: f64 = terms.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                    let found = f64::from(result[output * rows + row]);
+                    assert!(
+                        (found - expected).abs() < 1e-4,
+                        "{name}, {rows} rows: {found} instead of {expected}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// The processor of a test machine takes the widest lanes; others have to be right too.
+    #[test]
+    fn every_kind_of_lanes_multiplies() {
+        let (inputs, outputs) = (96, 7);
+        let ramp = |count: usize, step: usize| -> Vec<f32> {
+            (0..count).map(|i| (i * step % 23) as f32 / 11.0 - 1.0).collect()
+        };
+        let weight = ramp(outputs * inputs, 5);
+        for rows in [1, 2, 3, 4, 5, 9, 70] {
+            let x = ramp(rows * inputs, 7);
+            on_each_kind(|name| Check { x: &x, rows, weight: &weight, inputs, outputs, name });
+        }
+    }
+}

@@ -72,6 +72,23 @@ pub(crate) fn dispatch(kernel: impl Kernel) {
     kernel.run::<Portable>();
 }
 
+/// Runs a computation on every kind of lanes that this processor has, handing each its name.
+#[cfg(test)]
+pub(crate) fn on_each_kind<K: Kernel>(mut kernel: impl FnMut(&'static str) -> K) {
+    kernel("portable").run::<Portable>();
+    #[cfg(target_arch = "x86_64")]
+    {
+        if avx2::available() {
+            // SAFETY: `available` has just asked the processor for every feature the function is compiled with.
+            unsafe { avx2::run(kernel("avx2")) };
+        }
+        if avx512::available() {
+            // SAFETY: as above.
+            unsafe { avx512::run(kernel("avx512")) };
+        }
+    }
+}
+
 /// The number that half-precision bits stand for. Written with integer and float arithmetic only, so that it
 /// vectorizes and needs no processor support.
 #[inline(always)]
@@ -131,13 +148,7 @@ mod tests {
 
     #[test]
     fn lanes_convert_every_value() {
-        CheckConversions.run::<Portable>();
-        dispatch(CheckConversions);
-        #[cfg(target_arch = "x86_64")]
-        if avx2::available() {
-            // SAFETY: `available` has just asked the processor for every feature the function is compiled with.
-            unsafe { avx2::run(CheckConversions) };
-        }
+        on_each_kind(|_| CheckConversions);
     }
 
     #[test]
