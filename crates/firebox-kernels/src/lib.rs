@@ -4,6 +4,7 @@
 //! device the reference in Burn's operations, which is also what its tests compare with.
 
 pub mod attend;
+pub mod delta;
 mod flex;
 pub mod linear;
 pub mod norm;

@@ -1,6 +1,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, activation};
 use firebox_cache::RecurrentState;
+use firebox_kernels::delta::{Tokens, delta_rule};
 use firebox_kernels::host;
 
 use crate::ModelError;
@@ -31,15 +32,6 @@ pub struct GatedDeltaNet {
     decay_bias: Param<Tensor<1>>,
     #[module(skip)]
     config: DeltaNetConfig,
-}
-
-/// What the rule reads for some tokens, heads first: `[heads, tokens, width]` and `[heads, tokens, 1]`.
-struct Tokens {
-    query: Tensor<3>,
-    key: Tensor<3>,
-    value: Tensor<3>,
-    decay: Tensor<3>,
-    step: Tensor<3>,
 }
 
 impl GatedDeltaNet {
@@ -170,26 +162,16 @@ impl GatedDeltaNet {
         heads.reshape(as_one).expand(shape).reshape([self.config.value_heads, count, width])
     }
 
-    /// Token by token: forget, correct, read. Returns `[tokens, value heads, value width]`.
+    /// Takes the state through some tokens. Returns `[tokens, value heads, value width]`.
     fn recur(&self, tokens: Tokens, state: &mut RecurrentState) -> Tensor<3> {
         let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
-        let count = tokens.value.dims()[1];
-        let mut memory = state.memory.take().unwrap_or_else(|| {
+        let memory = state.memory.take().unwrap_or_else(|| {
             let device = tokens.value.device();
             Tensor::zeros([value_heads, key_dim, value_dim], (&device, DType::F64))
         });
-        let mut read = Vec::with_capacity(count);
-        for token in 0..count {
-            let at = |tensor: &Tensor<3>| tensor.clone().narrow(1, token, 1);
-            let key = at(&tokens.key);
-            memory = memory.mul(at(&tokens.decay));
-            let recalled = key.clone().matmul(memory.clone());
-            let correction = at(&tokens.value).sub(recalled).mul(at(&tokens.step));
-            memory = memory.add(key.transpose().mul(correction));
-            read.push(at(&tokens.query).matmul(memory.clone()));
-        }
+        let (read, memory) = delta_rule(tokens, memory);
         state.memory = Some(memory);
-        Tensor::cat(read, 1).swap_dims(0, 1)
+        read.swap_dims(0, 1)
     }
 }
 
