@@ -139,8 +139,9 @@ fn print_check(check: &Check<'_>, console: &Console) -> anyhow::Result<()> {
                 found.greedy_ids.iter().zip(&found.expected_greedy_ids).take_while(|(a, b)| a == b).count();
             let of = found.expected_greedy_ids.len();
             console.line(match found.greedy_equal {
-                true => format!("  greedy  all {of} tokens equal"),
-                false => format!(
+                None => "  greedy  none expected".into(),
+                Some(true) => format!("  greedy  all {of} tokens equal"),
+                Some(false) => format!(
                     "  greedy  differs at token {} of {of}: {:?} instead of {:?}",
                     equal + 1,
                     found.greedy_ids.get(equal),
