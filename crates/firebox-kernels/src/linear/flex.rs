@@ -30,7 +30,7 @@ impl LinearOps for Flex {
     ) -> FlexTensor {
         let (words, scales) = (words.to_contiguous(), scales.to_contiguous());
         let ([outputs, words_per_row], [_, groups]) = (dims(&words), dims(&scales));
-        let scales = Scales { bits: elements(&scales), groups, group };
+        let scales = Scales::new(elements(&scales), groups, group);
         if four_bits {
             product(x, &NibbleRows { bytes: elements(&words), scales, inputs }, outputs)
         } else {

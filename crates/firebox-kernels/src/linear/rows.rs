@@ -169,10 +169,21 @@ impl Rows for NibbleRows<'_> {
 
 /// Half-precision scales, `[outputs, groups]`.
 pub(super) struct Scales<'a> {
-    pub bits: &'a [u16],
-    pub groups: usize,
-    /// Inputs that share a scale.
-    pub group: usize,
+    bits: &'a [u16],
+    groups: usize,
+    group: usize,
+    /// Where a chunk has one scale, the logarithm of how many chunks share it: a division for every chunk would
+    /// take longer than multiplying it.
+    chunks_per_group_log: Option<u32>,
+}
+
+impl<'a> Scales<'a> {
+    /// Scales that `group` inputs share.
+    pub fn new(bits: &'a [u16], groups: usize, group: usize) -> Self {
+        let chunks_per_group = group / CHUNK;
+        let whole = group.is_multiple_of(CHUNK) && chunks_per_group.is_power_of_two();
+        Self { bits, groups, group, chunks_per_group_log: whole.then(|| chunks_per_group.trailing_zeros()) }
+    }
 }
 
 impl Scales<'_> {
@@ -180,11 +191,11 @@ impl Scales<'_> {
     #[inline(always)]
     fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
         let bits = &self.bits[row * self.groups..][..self.groups];
-        let start = chunk * CHUNK;
-        if self.group.is_multiple_of(CHUNK) || self.groups == 1 {
-            let scale = L::splat(f16_to_f32(bits[start / self.group]));
+        if let Some(log) = self.chunks_per_group_log {
+            let scale = L::splat(f16_to_f32(bits[chunk >> log]));
             return (scale, scale);
         }
+        let start = chunk * CHUNK;
         let mut scales = [0.0; CHUNK];
         for (input, scale) in scales.iter_mut().enumerate() {
             // What lies beyond the last input is zero, whatever its scale.
