@@ -29,9 +29,12 @@ pub struct Grouping {
     pub four_bits: bool,
 }
 
-/// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of any float dtype.
+/// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of f32, f16 or bf16.
 ///
 /// On the CPU a row's result does not depend on the rows beside it or on the number of threads.
+///
+/// # Panics
+/// On the CPU, if the weight is of another dtype.
 pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     if !is_flex(&x.device()) {
         return reference::multiply(x, weight);
