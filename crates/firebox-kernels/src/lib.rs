@@ -14,3 +14,10 @@ mod simd;
 pub use attend::Attending;
 pub use flex::host;
 pub use linear::Grouping;
+
+/// Runs a computation of many operations on a thread of the pool that the operations share their work with.
+///
+/// Called from any other thread, every single operation would hand its work over and sleep until it is done.
+pub fn on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| work())
+}

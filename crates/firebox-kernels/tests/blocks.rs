@@ -72,11 +72,10 @@ fn blocks_stand_for_the_numbers_the_store_decodes() {
             let found = multiply_blocks(x.clone(), tensor.clone(), format).into_data();
             let expected = x.matmul(plain.transpose()).into_data();
             let found = found.try_to_vec::<f32>().unwrap();
+            // Activations are rounded to 16 bits; see the products of grouped weights.
+            let tolerance = largest * (1e-6 * inputs as f32 + 4e-5 * (inputs as f32).sqrt());
             for (found, expected) in found.iter().zip(expected.try_to_vec::<f32>().unwrap()) {
-                assert!(
-                    (found - expected).abs() <= 1e-6 * largest * inputs as f32,
-                    "{format:?}, {rows} rows"
-                );
+                assert!((found - expected).abs() <= tolerance, "{format:?}, {rows} rows");
             }
         }
     }

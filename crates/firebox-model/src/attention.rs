@@ -107,8 +107,8 @@ impl Attention {
         let [count, _] = x.dims();
         let kv_width = kv_heads * head_dim;
         let (query, key, value) = match &self.input {
-            AttentionInput::Separate(input) => {
-                (input.query.forward(x.clone()), input.key.forward(x.clone()), input.value.forward(x))
+            AttentionInput::Separate(SeparateInput { query, key, value }) => {
+                Linear::forward_each([query, key, value], x).into()
             }
             AttentionInput::Fused(input) => {
                 let all = input.forward(x);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use firebox_cache::SequenceCache;
+use firebox_kernels::on_pool;
 use firebox_store::Checkpoint;
 
 use crate::block::Block;
@@ -104,11 +105,24 @@ impl Decoder {
         cache: &mut SequenceCache,
         wanted: Wanted,
     ) -> Result<Tensor<2>, ModelError> {
-        let mut pass = Pass::begin(self, &[Input { tokens, position: cache.len(), length }])?;
-        while pass.next_layer() < self.layers() {
-            pass.step(self, &mut [cache])?;
-        }
-        Ok(pass.logits(self, wanted))
+        let input = Input { tokens, position: cache.len(), length };
+        self.forward_together(&[input], &mut [cache], wanted)
+    }
+
+    /// The same for several sequences at once, each with its own cache.
+    pub fn forward_together(
+        &self,
+        inputs: &[Input<'_>],
+        caches: &mut [&mut SequenceCache],
+        wanted: Wanted,
+    ) -> Result<Tensor<2>, ModelError> {
+        on_pool(|| {
+            let mut pass = Pass::begin(self, inputs)?;
+            while pass.next_layer() < self.layers() {
+                pass.step(self, caches)?;
+            }
+            Ok(pass.logits(self, wanted))
+        })
     }
 
     pub(crate) fn block(&self, index: usize) -> &Block {

@@ -71,15 +71,17 @@ impl GatedDeltaNet {
         let device = x.device();
         let between = host(&device);
         let exact = |projected: Tensor<2>| projected.to_device(&between).cast(DType::F64);
-        let gate = exact(self.gate.forward(x.clone())).reshape([count, value_heads, value_dim]);
-        let step = activation::sigmoid(exact(self.step.forward(x.clone())));
+        let [gate, step, decay, mixed] =
+            Linear::forward_each([&self.gate, &self.step, &self.decay, &self.mixed], x);
+        let gate = exact(gate).reshape([count, value_heads, value_dim]);
+        let step = activation::sigmoid(exact(step));
         let rate = self.decay_rate.val().cast(DType::F64);
         let rate = if self.config.decay_stored { rate } else { rate.exp().neg() };
         let bias = self.decay_bias.val().cast(DType::F64);
-        let decay = activation::softplus(exact(self.decay.forward(x.clone())).add(bias.unsqueeze()), 1.0)
+        let decay = activation::softplus(exact(decay).add(bias.unsqueeze()), 1.0)
             .mul(rate.unsqueeze())
             .exp();
-        let mixed = exact(self.mixed.forward(x));
+        let mixed = exact(mixed);
         let parts = rows
             .groups
             .iter()

@@ -47,7 +47,7 @@ impl GatedFeedForward {
     /// From `[rows, hidden_size]` to the same.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let (gate, up) = match &self.input {
-            GatedInput::Separate(input) => (input.gate.forward(x.clone()), input.up.forward(x)),
+            GatedInput::Separate(SeparateInput { gate, up }) => Linear::forward_each([gate, up], x).into(),
             GatedInput::Fused(input) => {
                 let both = input.forward(x);
                 (both.clone().narrow(1, 0, self.inner_size), both.narrow(1, self.inner_size, self.inner_size))

@@ -1,5 +1,6 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use firebox_kernels::linear::multiply_each;
 
 use crate::ModelError;
 use crate::matrix::Matrix;
@@ -30,7 +31,20 @@ impl Linear {
 
     /// From `[rows, inputs]` to `[rows, outputs]`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let product = self.weight.multiply(x);
+        self.biased(self.weight.multiply(x))
+    }
+
+    /// Several of them on the same input, which costs less than one after the other.
+    pub fn forward_each<const N: usize>(linears: [&Self; N], x: Tensor<2>) -> [Tensor<2>; N] {
+        let weights = linears.iter().map(|linear| linear.weight.weight()).collect();
+        let mut products = multiply_each(x, weights).into_iter();
+        linears.map(|linear| match products.next() {
+            Some(product) => linear.biased(product),
+            None => unreachable!("every weight has a product"),
+        })
+    }
+
+    fn biased(&self, product: Tensor<2>) -> Tensor<2> {
         match &self.bias {
             Some(bias) => product.add(bias.val().unsqueeze()),
             None => product,

@@ -1,7 +1,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Int, Tensor};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::{self, BlockFormat};
+use firebox_kernels::linear::{self, BlockFormat, Weight};
 
 /// A weight of `[outputs, inputs]`, in whatever form it is stored.
 #[derive(Module, Debug)]
@@ -23,6 +23,19 @@ impl Matrix {
                 linear::multiply_grouped(x, grouped.words.val(), grouped.scales.val(), grouped.grouping)
             }
             Self::Blocks(blocks) => linear::multiply_blocks(x, blocks.bytes.val(), blocks.format),
+        }
+    }
+
+    /// What the kernels multiply with.
+    pub(crate) fn weight(&self) -> Weight {
+        match self {
+            Self::Dense(dense) => Weight::Dense(dense.weight.val()),
+            Self::Grouped(grouped) => Weight::Grouped {
+                words: grouped.words.val(),
+                scales: grouped.scales.val(),
+                grouping: grouped.grouping,
+            },
+            Self::Blocks(blocks) => Weight::Blocks { bytes: blocks.bytes.val(), format: blocks.format },
         }
     }
 

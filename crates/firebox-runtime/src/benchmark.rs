@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use firebox_cache::SequenceCache;
-use firebox_model::{Decoder, Input, Pass, Wanted};
+use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
 use crate::{Model, RuntimeError};
@@ -98,11 +98,8 @@ impl Bench<'_> {
             .zip(&*caches)
             .map(|(tokens, cache)| Input { tokens, position: cache.len(), length: 0 })
             .collect();
-        let mut pass = Pass::begin(self.decoder, &inputs)?;
-        while pass.next_layer() < self.decoder.layers() {
-            pass.step(self.decoder, caches)?;
-        }
-        let logits = pass.logits(self.decoder, Wanted::Last).try_into_vec_as::<f32>();
+        let logits = self.decoder.forward_together(&inputs, caches, Wanted::Last)?;
+        let logits = logits.try_into_vec_as::<f32>();
         logits.map(drop).map_err(|error| RuntimeError::Readback { reason: error.to_string() })
     }
 }

@@ -1,7 +1,12 @@
-//! The block formats of GGUF files, decoded 32 inputs at a time from where they lie.
+//! The block formats of GGUF files, unpacked from where they lie.
 
-use super::rows::{CHUNK, Rows};
-use crate::simd::{LANES, Lanes, f16_to_f32};
+use std::marker::PhantomData;
+
+use super::panel::{
+    BLOCK_CHUNKS, CHUNK, Floats, IntegerPanel, IntegerRows, QUADS, Strip, Words, nibble_chunk,
+    nibbles, signed_bytes,
+};
+use crate::simd::Lanes;
 
 /// A block format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,40 +50,49 @@ impl BlockFormat {
 pub(super) trait Block: Sync {
     const BYTES: usize;
     const CHUNKS: usize;
+    const HALVED: bool = false;
+    const ZERO: i32 = 0;
+    const OFFSET: bool = false;
 
-    /// 32 consecutive inputs of a block.
-    fn chunk<L: Lanes>(block: &[u8], chunk: usize) -> (L, L);
+    /// Unpacks some chunks, whole blocks of them and at most [`BLOCK_CHUNKS`], from those bytes of sixteen rows.
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel);
 }
 
 /// Rows of whole blocks.
 pub(super) struct BlockRows<'a, B> {
     bytes: &'a [u8],
     inputs: usize,
-    format: std::marker::PhantomData<B>,
+    format: PhantomData<B>,
 }
 
 impl<'a, B: Block> BlockRows<'a, B> {
     pub fn new(bytes: &'a [u8], inputs: usize) -> Self {
-        Self { bytes, inputs, format: std::marker::PhantomData }
+        Self { bytes, inputs, format: PhantomData }
     }
+
+    /// Bytes of some chunks.
+    #[inline(always)]
+    fn bytes_of(chunks: usize) -> usize {
+        chunks / B::CHUNKS * B::BYTES
+    }
+
 }
 
-impl<B: Block> Rows for BlockRows<'_, B> {
+impl<B: Block> IntegerRows for BlockRows<'_, B> {
+    const HALVED: bool = B::HALVED;
+    const ZERO: i32 = B::ZERO;
+    const OFFSET: bool = B::OFFSET;
+
     fn inputs(&self) -> usize {
         self.inputs
     }
 
     #[inline(always)]
-    fn chunk<L: Lanes>(&self, row: usize, chunk: usize) -> (L, L) {
-        let blocks = self.inputs / (B::CHUNKS * CHUNK);
-        let block = row * blocks + chunk / B::CHUNKS;
-        B::chunk(&self.bytes[block * B::BYTES..][..B::BYTES], chunk % B::CHUNKS)
-    }
-
-    #[inline(always)]
-    fn address(&self, row: usize, chunk: usize) -> *const u8 {
-        let chunks = self.inputs / CHUNK;
-        self.bytes.as_ptr().wrapping_add((row * chunks + chunk) * (B::BYTES / B::CHUNKS))
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut IntegerPanel) {
+        let (chunks, first) = (self.inputs / CHUNK, block * BLOCK_CHUNKS);
+        let count = BLOCK_CHUNKS.min(chunks - first);
+        let (stride, width) = (Self::bytes_of(chunks), Self::bytes_of(count));
+        B::unpack::<L>(&Strip::new(self.bytes, row, stride, Self::bytes_of(first), width), count, panel);
     }
 }
 
@@ -94,176 +108,236 @@ pub(super) struct Q6K;
 impl Block for Q8_0 {
     const BYTES: usize = 34;
     const CHUNKS: usize = 1;
+    const ZERO: i32 = 128;
 
     #[inline(always)]
-    fn chunk<L: Lanes>(block: &[u8], _: usize) -> (L, L) {
-        let values: &[i8] = bytemuck::cast_slice(&block[2..]);
-        let scale = L::splat(half(block, 0));
-        (L::from_i8(sixteen(values, 0)).mul(scale), L::from_i8(sixteen(values, LANES)).mul(scale))
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+        for chunk in 0..chunks {
+            let at = chunk * Self::BYTES;
+            panel.scales[chunk][0] = Floats::from_lanes(strip.halves::<L>(at));
+            for part in 0..2 {
+                let columns = strip.columns::<L>(at + 2 + 16 * part);
+                for k in 0..4 {
+                    panel.quads[chunk][4 * part + k] = signed_bytes::<L>(columns[k]);
+                }
+            }
+        }
     }
 }
 
 impl Block for Q4_0 {
     const BYTES: usize = 18;
     const CHUNKS: usize = 1;
+    const ZERO: i32 = 8;
 
     #[inline(always)]
-    fn chunk<L: Lanes>(block: &[u8], _: usize) -> (L, L) {
-        let scale = L::splat(half(block, 0));
-        let (low, high) = L::from_nibbles(sixteen(block, 2));
-        (low.mul(scale), high.mul(scale))
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+        for chunk in 0..chunks {
+            let at = chunk * Self::BYTES;
+            panel.scales[chunk][0] = Floats::from_lanes(strip.halves::<L>(at));
+            nibble_chunk::<L>(strip.columns::<L>(at + 2), &mut panel.quads[chunk]);
+        }
     }
 }
 
 impl Block for Q4_1 {
     const BYTES: usize = 20;
     const CHUNKS: usize = 1;
+    const OFFSET: bool = true;
 
     #[inline(always)]
-    fn chunk<L: Lanes>(block: &[u8], _: usize) -> (L, L) {
-        let (scale, least) = (half(block, 0), half(block, 2));
-        let (low, high) = L::from_nibbles(sixteen(block, 4));
-        // Nibbles come with eight taken off.
-        let (scale, offset) = (L::splat(scale), L::splat(least + 8.0 * scale));
-        (offset.mul_add(low, scale), offset.mul_add(high, scale))
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+        for chunk in 0..chunks {
+            let at = chunk * Self::BYTES;
+            let (scale, least) = L::half_floats(strip.words::<L>(at));
+            panel.scales[chunk][0] = Floats::from_lanes(scale);
+            panel.least[chunk] = Floats::from_lanes(least);
+            nibble_chunk::<L>(strip.columns::<L>(at + 4), &mut panel.quads[chunk]);
+        }
     }
 }
 
 impl Block for Q5_0 {
     const BYTES: usize = 22;
     const CHUNKS: usize = 1;
+    const ZERO: i32 = 16;
 
     #[inline(always)]
-    fn chunk<L: Lanes>(block: &[u8], _: usize) -> (L, L) {
-        let scale = L::splat(half(block, 0));
-        let (mut low, mut high) = five_bits(sixteen(block, 6), word(block, 2));
-        for value in low.iter_mut().chain(&mut high) {
-            *value -= 16;
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+        for chunk in 0..chunks {
+            let at = chunk * Self::BYTES;
+            panel.scales[chunk][0] = Floats::from_lanes(strip.halves::<L>(at));
+            five_bit_chunk::<L>(strip, at + 6, strip.words::<L>(at + 2), &mut panel.quads[chunk]);
         }
-        (L::from_i8(&low).mul(scale), L::from_i8(&high).mul(scale))
     }
 }
 
 impl Block for Q5_1 {
     const BYTES: usize = 24;
     const CHUNKS: usize = 1;
+    const OFFSET: bool = true;
 
     #[inline(always)]
-    fn chunk<L: Lanes>(block: &[u8], _: usize) -> (L, L) {
-        let (scale, least) = (L::splat(half(block, 0)), L::splat(half(block, 2)));
-        let (low, high) = five_bits(sixteen(block, 8), word(block, 4));
-        (least.mul_add(L::from_i8(&low), scale), least.mul_add(L::from_i8(&high), scale))
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+        for chunk in 0..chunks {
+            let at = chunk * Self::BYTES;
+            let (scale, least) = L::half_floats(strip.words::<L>(at));
+            panel.scales[chunk][0] = Floats::from_lanes(scale);
+            panel.least[chunk] = Floats::from_lanes(least);
+            five_bit_chunk::<L>(strip, at + 8, strip.words::<L>(at + 4), &mut panel.quads[chunk]);
+        }
     }
 }
 
 impl Block for Q4K {
     const BYTES: usize = 144;
     const CHUNKS: usize = 8;
+    const OFFSET: bool = true;
 
     #[inline(always)]
-    fn chunk<L: Lanes>(block: &[u8], chunk: usize) -> (L, L) {
-        let (scale, least) = six_bit_scales(block, chunk);
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, panel: &mut IntegerPanel) {
+        six_bit_scales::<L>(strip, panel);
         // Two chunks share 32 bytes, one in the low nibbles and one in the high.
-        let bytes = 16 + chunk / 2 * CHUNK;
-        let (first_low, first_high) = L::from_nibbles(sixteen(block, bytes));
-        let (second_low, second_high) = L::from_nibbles(sixteen(block, bytes + LANES));
-        let (first, second) =
-            if chunk.is_multiple_of(2) { (first_low, second_low) } else { (first_high, second_high) };
-        // Nibbles come with eight taken off.
-        let (scale, offset) = (L::splat(scale), L::splat(8.0 * scale - least));
-        (offset.mul_add(first, scale), offset.mul_add(second, scale))
+        for part in 0..8 {
+            let columns = strip.columns::<L>(16 + 16 * part);
+            let (chunk, at) = (part / 2 * 2, part % 2 * 4);
+            for k in 0..4 {
+                let (low, high) = nibbles::<L>(columns[k]);
+                panel.quads[chunk][at + k] = Words::from_words::<L>(low);
+                panel.quads[chunk + 1][at + k] = Words::from_words::<L>(high);
+            }
+        }
     }
 }
 
 impl Block for Q5K {
     const BYTES: usize = 176;
     const CHUNKS: usize = 8;
+    const OFFSET: bool = true;
 
     #[inline(always)]
-    fn chunk<L: Lanes>(block: &[u8], chunk: usize) -> (L, L) {
-        let (scale, least) = six_bit_scales(block, chunk);
-        let shift = if chunk.is_multiple_of(2) { 0 } else { 4 };
-        let (scale, least) = (L::splat(scale), L::splat(-least));
-        let mut values = [0; CHUNK];
-        for (i, value) in values.iter_mut().enumerate() {
-            let nibble = block[48 + chunk / 2 * CHUNK + i] >> shift & 0x0F;
-            *value = (nibble | (block[16 + i] >> chunk & 1) << 4) as i8;
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, panel: &mut IntegerPanel) {
+        six_bit_scales::<L>(strip, panel);
+        let bits = L::splat_word(0x0101_0101);
+        for part in 0..2 {
+            // Bit `chunk` of a byte is the fifth bit of that chunk's input.
+            let mut fifth = strip.columns::<L>(16 + 16 * part);
+            for both in 0..4 {
+                let columns = strip.columns::<L>(48 + 32 * both + 16 * part);
+                for k in 0..4 {
+                    let (low, high) = nibbles::<L>(columns[k]);
+                    let first = L::shl::<4>(L::and(fifth[k], bits));
+                    let second = L::shl::<4>(L::and(L::shr::<1>(fifth[k]), bits));
+                    fifth[k] = L::shr::<2>(fifth[k]);
+                    let at = 4 * part + k;
+                    panel.quads[2 * both][at] = Words::from_words::<L>(L::or(low, first));
+                    panel.quads[2 * both + 1][at] = Words::from_words::<L>(L::or(high, second));
+                }
+            }
         }
-        (
-            least.mul_add(L::from_i8(sixteen(&values, 0)), scale),
-            least.mul_add(L::from_i8(sixteen(&values, LANES)), scale),
-        )
     }
 }
 
 impl Block for Q6K {
     const BYTES: usize = 210;
     const CHUNKS: usize = 8;
+    const HALVED: bool = true;
+    const ZERO: i32 = 32;
 
     #[inline(always)]
-    fn chunk<L: Lanes>(block: &[u8], chunk: usize) -> (L, L) {
-        // Half a block is 128 inputs: four chunks, whose low nibbles take 64 bytes and whose high pairs 32.
-        let (half_block, quarter) = (chunk / 4, chunk % 4);
-        let shift = if quarter < 2 { 0 } else { 4 };
-        let scale = half(block, 208);
-        let mut values = [0; CHUNK];
-        let low = &block[half_block * 64 + quarter % 2 * CHUNK..][..CHUNK];
-        let high = &block[128 + half_block * CHUNK..][..CHUNK];
-        for ((value, low), high) in values.iter_mut().zip(low).zip(high) {
-            *value = ((low >> shift & 0x0F) | (high >> (2 * quarter) & 3) << 4) as i8 - 32;
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, panel: &mut IntegerPanel) {
+        let scale = strip.halves::<L>(208);
+        // Sixteen signed bytes, two for every chunk.
+        let columns = strip.columns::<L>(192);
+        for k in 0..4 {
+            let numbers = [
+                L::to_floats(L::sar::<24>(L::shl::<24>(columns[k]))),
+                L::to_floats(L::sar::<24>(L::shl::<16>(columns[k]))),
+                L::to_floats(L::sar::<24>(L::shl::<8>(columns[k]))),
+                L::to_floats(L::sar::<24>(columns[k])),
+            ];
+            for at in 0..4 {
+                panel.scales[2 * k + at / 2][at % 2] = Floats::from_lanes(numbers[at].mul(scale));
+            }
         }
-        let sub_scales = &block[192 + chunk * 2..][..2];
-        (
-            L::from_i8(sixteen(&values, 0)).mul(L::splat(scale * f32::from(sub_scales[0] as i8))),
-            L::from_i8(sixteen(&values, LANES)).mul(L::splat(scale * f32::from(sub_scales[1] as i8))),
-        )
+        // Half a block is 128 inputs: four chunks, whose low nibbles take 64 bytes and whose high pairs 32.
+        let pairs = L::splat_word(0x3030_3030);
+        for half in 0..2 {
+            for part in 0..2 {
+                let first = strip.columns::<L>(64 * half + 16 * part);
+                let second = strip.columns::<L>(64 * half + 32 + 16 * part);
+                let high = strip.columns::<L>(128 + 32 * half + 16 * part);
+                for k in 0..4 {
+                    let ((first, third), (second, fourth)) = (nibbles::<L>(first[k]), nibbles::<L>(second[k]));
+                    let chunks = [
+                        L::or(first, L::and(L::shl::<4>(high[k]), pairs)),
+                        L::or(second, L::and(L::shl::<2>(high[k]), pairs)),
+                        L::or(third, L::and(high[k], pairs)),
+                        L::or(fourth, L::and(L::shr::<2>(high[k]), pairs)),
+                    ];
+                    for at in 0..4 {
+                        panel.quads[4 * half + at][4 * part + k] = Words::from_words::<L>(chunks[at]);
+                    }
+                }
+            }
+        }
     }
 }
 
-/// The scale and the least value of a chunk of a Q4_K or Q5_K block: six bits each, eight of both in twelve
-/// bytes, the upper bits of the later ones spread over the earlier.
+/// Nibbles of sixteen bytes with a fifth bit each, low nibbles first.
 #[inline(always)]
-fn six_bit_scales(block: &[u8], chunk: usize) -> (f32, f32) {
-    let packed = &block[4..16];
-    let (scale, least) = if chunk < 4 {
-        (packed[chunk] & 0x3F, packed[chunk + 4] & 0x3F)
-    } else {
-        (
-            (packed[chunk + 4] & 0x0F) | (packed[chunk - 4] >> 6) << 4,
-            (packed[chunk + 4] >> 4) | (packed[chunk] >> 6) << 4,
-        )
-    };
-    (half(block, 0) * f32::from(scale), half(block, 2) * f32::from(least))
-}
-
-/// Nibbles with a fifth bit each, low nibbles first.
-#[inline(always)]
-fn five_bits(bytes: &[u8; LANES], fifth: u32) -> ([i8; LANES], [i8; LANES]) {
-    let (mut low, mut high) = ([0; LANES], [0; LANES]);
-    for (i, byte) in bytes.iter().enumerate() {
-        let bit = |at: usize| ((fifth >> at) & 1) as u8 * 16;
-        low[i] = ((byte & 0x0F) | bit(i)) as i8;
-        high[i] = ((byte >> 4) | bit(i + LANES)) as i8;
+fn five_bit_chunk<L: Lanes>(strip: &Strip<'_>, at: usize, mut fifth: L::Words, quads: &mut [Words; QUADS]) {
+    let columns = strip.columns::<L>(at);
+    for quad in 0..QUADS {
+        let (low, high) = nibbles::<L>(columns[quad % 4]);
+        let nibble = if quad < 4 { low } else { high };
+        quads[quad] = Words::from_words::<L>(L::or(nibble, spread::<L>(fifth)));
+        fifth = L::shr::<4>(fifth);
     }
-    (low, high)
 }
 
+/// The lowest four bits of every word, one to each byte, as the fifth bit there.
 #[inline(always)]
-fn half(block: &[u8], at: usize) -> f32 {
-    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
+fn spread<L: Lanes>(words: L::Words) -> L::Words {
+    let words = L::and(words, L::splat_word(0x0F));
+    let apart = L::or(L::or(words, L::shl::<7>(words)), L::or(L::shl::<14>(words), L::shl::<21>(words)));
+    L::shl::<4>(L::and(apart, L::splat_word(0x0101_0101)))
 }
 
+/// The scales and least values of a Q4_K or Q5_K block: six bits each, eight of both in twelve bytes, the upper bits
+/// of the later ones spread over the earlier.
 #[inline(always)]
-fn word(block: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
-}
-
-/// # Panics
-/// If the slice ends before: blocks have been cut to their length, and offsets within them are constants.
-#[inline(always)]
-fn sixteen<T>(values: &[T], at: usize) -> &[T; LANES] {
-    match values[at..].first_chunk() {
-        Some(values) => values,
-        None => panic!("a block is shorter than its format"),
+fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, panel: &mut IntegerPanel) {
+    let [halves, first, second, third] = strip.columns::<L>(0);
+    let (scale, least) = L::half_floats(halves);
+    let negative = least.mul(L::splat(-1.0));
+    let (six, four, two) = (L::splat_word(0x3F3F_3F3F), L::splat_word(0x0F0F_0F0F), L::splat_word(0x3030_3030));
+    let scales = [
+        L::and(first, six),
+        L::or(L::and(third, four), L::and(L::shr::<2>(first), two)),
+    ];
+    let least = [
+        L::and(second, six),
+        L::or(L::and(L::shr::<4>(third), four), L::and(L::shr::<2>(second), two)),
+    ];
+    for half in 0..2 {
+        let scales = four_bytes::<L>(scales[half]);
+        let least = four_bytes::<L>(least[half]);
+        for k in 0..4 {
+            panel.scales[4 * half + k][0] = Floats::from_lanes(scales[k].mul(scale));
+            panel.least[4 * half + k] = Floats::from_lanes(least[k].mul(negative));
+        }
     }
+}
+
+/// The unsigned bytes of every word as numbers.
+#[inline(always)]
+fn four_bytes<L: Lanes>(words: L::Words) -> [L; 4] {
+    let mask = L::splat_word(0xFF);
+    [
+        L::to_floats(L::and(words, mask)),
+        L::to_floats(L::and(L::shr::<8>(words), mask)),
+        L::to_floats(L::and(L::shr::<16>(words), mask)),
+        L::to_floats(L::shr::<24>(words)),
+    ]
 }

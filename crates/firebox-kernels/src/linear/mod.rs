@@ -1,10 +1,13 @@
 //! Products with weights of `[outputs, inputs]`, as checkpoints store them.
 
+mod activations;
 mod blocks;
 mod flex;
+mod grouped;
+mod panel;
+mod plain;
+mod product;
 pub mod reference;
-mod rows;
-mod tiles;
 
 pub use blocks::BlockFormat;
 
@@ -27,6 +30,44 @@ pub struct Grouping {
     pub group: usize,
     /// Nibbles offset by eight, in whole chunks of [`NIBBLE_CHUNK`]; otherwise signed bytes.
     pub four_bits: bool,
+}
+
+/// A weight of `[outputs, inputs]` in one of the forms that can be multiplied with.
+#[derive(Debug, Clone)]
+pub enum Weight {
+    /// f32, f16 or bf16.
+    Dense(Tensor<2>),
+    /// Small integers with scales.
+    Grouped {
+        /// `[outputs, words]`
+        words: Tensor<2, Int>,
+        /// `[outputs, groups]`
+        scales: Tensor<2>,
+        /// How both are laid out.
+        grouping: Grouping,
+    },
+    /// GGUF blocks.
+    Blocks {
+        /// `[outputs, bytes of a row]`, 8-bit unsigned integers.
+        bytes: Tensor<2, Int>,
+        /// What the bytes mean.
+        format: BlockFormat,
+    },
+}
+
+/// The products of the same activations with several weights, each as [`multiply`] has it.
+///
+/// On the CPU the weights are worked on together: threads meet once, and activations are made ready once.
+pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
+    if is_flex(&x.device()) {
+        return flex::multiply_each(x, weights);
+    }
+    let product = |weight| match weight {
+        Weight::Dense(weight) => multiply(x.clone(), weight),
+        Weight::Grouped { words, scales, grouping } => multiply_grouped(x.clone(), words, scales, grouping),
+        Weight::Blocks { bytes, format } => multiply_blocks(x.clone(), bytes, format),
+    };
+    weights.into_iter().map(product).collect()
 }
 
 /// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of f32, f16 or bf16.
@@ -67,7 +108,7 @@ pub fn multiply_grouped(
 /// # Panics
 /// On devices other than the CPU, which have no version of it; see [`multiplies_blocks`].
 pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
-    Tensor::from_dispatch(<Dispatched as LinearOps>::multiply_blocks(
+    Tensor::from_dispatch(<Dispatched as BlockOps>::multiply_blocks(
         x.into_dispatch(),
         bytes.into_dispatch(),
         format,
@@ -76,7 +117,7 @@ pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat)
 
 /// The numbers that rows of GGUF blocks stand for: `[rows, inputs]` in f32. For the same devices.
 pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
-    Tensor::from_dispatch(<Dispatched as LinearOps>::dequantize_blocks(bytes.into_dispatch(), format))
+    Tensor::from_dispatch(<Dispatched as BlockOps>::dequantize_blocks(bytes.into_dispatch(), format))
 }
 
 /// Whether a device computes with GGUF blocks as they are.
@@ -97,7 +138,11 @@ pub(crate) trait LinearOps: Backend {
         group: usize,
         four_bits: bool,
     ) -> FloatTensor<Self>;
+}
 
+/// The operations on blocks, which only the CPU has.
+#[backend_extension(Flex)]
+pub(crate) trait BlockOps: Backend {
     fn multiply_blocks(
         x: FloatTensor<Self>,
         bytes: IntTensor<Self>,

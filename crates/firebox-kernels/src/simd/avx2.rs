@@ -1,5 +1,5 @@
 use std::arch::x86_64::{
-    __m128i, __m256, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
+    __m128i, __m256, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32, _mm256_add_ps,
     _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
     _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps,
     _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srli_epi32,
@@ -10,7 +10,7 @@ use super::{Kernel, LANES, Lanes};
 
 /// Two 256-bit registers. Made only within [`run`].
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(__m256, __m256);
+pub(super) struct Avx2(pub(super) __m256, pub(super) __m256);
 
 const HALF: usize = LANES / 2;
 
@@ -49,12 +49,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn from_bf16(bits: &[u16; LANES]) -> Self {
-        let (first, second) = halves(bits);
-        Self(eight_bf16(first), eight_bf16(second))
-    }
-
-    #[inline(always)]
     fn from_f16(bits: &[u16; LANES]) -> Self {
         let (first, second) = halves(bits);
         // SAFETY: see above.
@@ -67,23 +61,9 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn from_i8(values: &[i8; LANES]) -> Self {
-        let (first, second) = halves(values);
+    fn add(self, other: Self) -> Self {
         // SAFETY: see above.
-        unsafe {
-            Self(
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(first.as_ptr().cast::<__m128i>()))),
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(second.as_ptr().cast::<__m128i>()))),
-            )
-        }
-    }
-
-    #[inline(always)]
-    fn from_nibbles(bytes: &[u8; LANES]) -> (Self, Self) {
-        let (first, second) = halves(bytes);
-        let ((low_first, high_first), (low_second, high_second)) =
-            (eight_nibbles(first), eight_nibbles(second));
-        (Self(low_first, low_second), Self(high_first, high_second))
+        unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
     }
 
     #[inline(always)]
@@ -113,27 +93,6 @@ impl Lanes for Avx2 {
     fn prefetch(address: *const u8) {
         // SAFETY: a prefetch of an address that is not mapped does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-    }
-}
-
-#[inline(always)]
-fn eight_bf16(bits: &[u16; HALF]) -> __m256 {
-    // SAFETY: see the implementation of `Lanes`.
-    unsafe {
-        let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(bits.as_ptr().cast::<__m128i>()));
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-    }
-}
-
-#[inline(always)]
-fn eight_nibbles(bytes: &[u8; HALF]) -> (__m256, __m256) {
-    // SAFETY: see the implementation of `Lanes`.
-    unsafe {
-        let offset = _mm256_set1_epi32(-8);
-        let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast::<__m128i>()));
-        let low = _mm256_add_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(0x0F)), offset);
-        let high = _mm256_add_epi32(_mm256_srli_epi32::<4>(wide), offset);
-        (_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
     }
 }
 

@@ -1,6 +1,6 @@
 use std::arch::x86_64::{
     __m128i, __m256i, __m512, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256,
-    _mm512_add_epi32, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
     _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
     _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
     _mm512_srli_epi32, _mm512_storeu_ps,
@@ -10,27 +10,28 @@ use super::{Kernel, LANES, Lanes};
 
 /// One 512-bit register. Made only within [`run`].
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(__m512);
+pub(super) struct Avx512(pub(super) __m512);
 
 pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
 }
 
 /// Runs a computation compiled for AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
 pub(super) fn run(kernel: impl Kernel) {
     kernel.run::<Avx512>();
 }
 
 // SAFETY, for every block below: the only way to these functions is `run`, whose caller has made sure that the
-// processor has AVX-512 F, BW and VL; and every pointer comes from a reference to an array as long as what is
+// processor has AVX-512 F, BW, VL and VNNI; and every pointer comes from a reference to an array as long as what is
 // loaded from or stored to it.
 impl Lanes for Avx512 {
-    const TILE_ROWS: usize = 4;
+    const TILE_ROWS: usize = 6;
 
     #[inline(always)]
     fn zero() -> Self {
@@ -51,38 +52,15 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn from_bf16(bits: &[u16; LANES]) -> Self {
-        // SAFETY: see above.
-        Self(unsafe {
-            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bits.as_ptr().cast::<__m256i>()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-        })
-    }
-
-    #[inline(always)]
     fn from_f16(bits: &[u16; LANES]) -> Self {
         // SAFETY: see above.
         Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast::<__m256i>())) })
     }
 
     #[inline(always)]
-    fn from_i8(values: &[i8; LANES]) -> Self {
+    fn add(self, other: Self) -> Self {
         // SAFETY: see above.
-        Self(unsafe {
-            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(values.as_ptr().cast::<__m128i>())))
-        })
-    }
-
-    #[inline(always)]
-    fn from_nibbles(bytes: &[u8; LANES]) -> (Self, Self) {
-        // SAFETY: see above.
-        unsafe {
-            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast::<__m128i>()));
-            let offset = _mm512_set1_epi32(-8);
-            let low = _mm512_add_epi32(_mm512_and_si512(wide, _mm512_set1_epi32(0x0F)), offset);
-            let high = _mm512_add_epi32(_mm512_srli_epi32::<4>(wide), offset);
-            (Self(_mm512_cvtepi32_ps(low)), Self(_mm512_cvtepi32_ps(high)))
-        }
+        Self(unsafe { _mm512_add_ps(self.0, other.0) })
     }
 
     #[inline(always)]

@@ -6,27 +6,30 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_integers;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_integers;
+mod integers;
 mod portable;
 
+pub(crate) use integers::{COLUMN_BYTES, Integers};
 pub(crate) use portable::Portable;
 
 /// Lanes of one vector.
 pub(crate) const LANES: usize = 16;
 
 /// A vector of [`LANES`] numbers.
-pub(crate) trait Lanes: Copy {
-    /// Rows of activations that share one decoded weight in a tile.
+pub(crate) trait Lanes: Integers {
+    /// Rows of activations whose sums fit the registers beside those of two vectors of outputs.
     const TILE_ROWS: usize;
 
     fn zero() -> Self;
     fn splat(value: f32) -> Self;
     fn load(values: &[f32; LANES]) -> Self;
-    fn from_bf16(bits: &[u16; LANES]) -> Self;
     fn from_f16(bits: &[u16; LANES]) -> Self;
-    fn from_i8(values: &[i8; LANES]) -> Self;
-    /// The low and the high half of every byte, minus eight.
-    fn from_nibbles(bytes: &[u8; LANES]) -> (Self, Self);
+    fn add(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     /// `self + a * b`
     fn mul_add(self, a: Self, b: Self) -> Self;
@@ -105,7 +108,7 @@ pub(crate) fn f16_to_f32(bits: u16) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use half::{bf16, f16};
+    use half::f16;
 
     use super::*;
 
@@ -119,23 +122,9 @@ mod tests {
             for start in (0..=u16::MAX).step_by(LANES) {
                 let bits: [u16; LANES] = std::array::from_fn(|i| start + i as u16);
                 let halves = L::from_f16(&bits).store();
-                let brains = L::from_bf16(&bits).store();
                 for lane in 0..LANES {
                     assert!(same(halves[lane], f16::from_bits(bits[lane]).to_f32()), "f16 {:#x}", bits[lane]);
-                    assert!(
-                        same(brains[lane], bf16::from_bits(bits[lane]).to_f32()),
-                        "bf16 {:#x}",
-                        bits[lane]
-                    );
                 }
-            }
-            for start in (0..=255u8).step_by(LANES) {
-                let bytes: [u8; LANES] = std::array::from_fn(|i| start + i as u8);
-                let signed: [i8; LANES] = bytes.map(|byte| byte as i8);
-                assert_eq!(L::from_i8(&signed).store(), signed.map(f32::from));
-                let (low, high) = L::from_nibbles(&bytes);
-                assert_eq!(low.store(), bytes.map(|byte| f32::from(byte & 15) - 8.0));
-                assert_eq!(high.store(), bytes.map(|byte| f32::from(byte >> 4) - 8.0));
             }
             let ramp: [f32; LANES] = std::array::from_fn(|i| i as f32);
             assert_eq!(L::load(&ramp).sum(), 120.0);

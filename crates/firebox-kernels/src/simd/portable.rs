@@ -4,6 +4,13 @@ use super::{LANES, Lanes, f16_to_f32};
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; LANES]);
 
+impl Portable {
+    #[inline(always)]
+    pub(super) fn from_lanes(lanes: [f32; LANES]) -> Self {
+        Self(lanes)
+    }
+}
+
 impl Lanes for Portable {
     const TILE_ROWS: usize = 2;
 
@@ -23,26 +30,13 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn from_bf16(bits: &[u16; LANES]) -> Self {
-        Self(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
-    }
-
-    #[inline(always)]
     fn from_f16(bits: &[u16; LANES]) -> Self {
         Self(bits.map(f16_to_f32))
     }
 
     #[inline(always)]
-    fn from_i8(values: &[i8; LANES]) -> Self {
-        Self(values.map(f32::from))
-    }
-
-    #[inline(always)]
-    fn from_nibbles(bytes: &[u8; LANES]) -> (Self, Self) {
-        (
-            Self(bytes.map(|byte| f32::from((byte & 0x0F) as i8 - 8))),
-            Self(bytes.map(|byte| f32::from((byte >> 4) as i8 - 8))),
-        )
+    fn add(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }
 
     #[inline(always)]

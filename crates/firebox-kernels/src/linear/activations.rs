@@ -1,0 +1,172 @@
+//! Rows of activations, as numbers and as integers.
+
+use rayon::prelude::*;
+
+use super::panel::{CHUNK, QUADS};
+use crate::simd::{Kernel, Lanes, dispatch};
+
+/// The largest integer an activation becomes: its upper byte fits a signed one.
+const LARGEST: f32 = 32_512.0;
+
+/// Adding this to a number below 2²² leaves its nearest integer in the lowest bits.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// Elements from which on a second thread is worth waking.
+const SINGLE_THREAD_ELEMENTS: usize = 1 << 15;
+
+/// `[rows, inputs]`, padded with zeros to whole chunks.
+pub(super) struct Activations<'a> {
+    pub rows: usize,
+    /// Inputs of a row with its padding.
+    pub padded: usize,
+    pub values: &'a [f32],
+}
+
+/// Rows as 16-bit integers with a scale for every chunk.
+///
+/// Sixteen bits and not eight: half a step is a 65,000th of a chunk's largest element, so that a product with a
+/// quantized weight is as good as one in single precision, and no integer sum of a chunk can overflow.
+pub(super) struct Quantized {
+    pub chunks: usize,
+    pub integers: Vec<Integers>,
+    pub scales: Vec<f32>,
+}
+
+/// One chunk.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Integers {
+    /// In the form that products take on this processor.
+    pub quads: [[u32; 2]; QUADS],
+    /// The sums of the first and the second half: what an offset of the weights counts times.
+    pub sums: [i32; 2],
+}
+
+impl Activations<'_> {
+    pub fn quantize(&self) -> Quantized {
+        let chunks = self.padded / CHUNK;
+        let count = self.rows * chunks;
+        let mut integers = vec![Integers::default(); count];
+        let mut scales = vec![0.0; count];
+        let row = chunks.max(1);
+        let work = integers
+            .par_chunks_mut(row)
+            .zip(scales.par_chunks_mut(row))
+            .zip(self.values.par_chunks(self.padded.max(1)));
+        let one_row = |((integers, scales), values): ((&mut [Integers], &mut [f32]), &[f32])| {
+            dispatch(QuantizeRow { values, integers, scales });
+        };
+        if self.values.len() < SINGLE_THREAD_ELEMENTS {
+            work.with_min_len(usize::MAX).for_each(one_row);
+        } else {
+            work.for_each(one_row);
+        }
+        Quantized { chunks, integers, scales }
+    }
+}
+
+struct QuantizeRow<'a> {
+    values: &'a [f32],
+    integers: &'a mut [Integers],
+    scales: &'a mut [f32],
+}
+
+impl Kernel for QuantizeRow<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let chunks = self.integers.iter_mut().zip(self.scales);
+        for (values, (integers, scale)) in self.values.as_chunks::<CHUNK>().0.iter().zip(chunks) {
+            *scale = quantize_chunk::<L>(values, integers);
+        }
+    }
+}
+
+/// Returns the scale. A chunk with an element that is no number, or none that is finite, has a scale that
+/// is none either.
+#[inline(always)]
+fn quantize_chunk<L: Lanes>(values: &[f32; CHUNK], chunk: &mut Integers) -> f32 {
+    let mut largest = [0f32; 16];
+    // Zero, unless an element is infinite or not a number.
+    let mut spoiled = [0f32; 16];
+    for half in 0..2 {
+        for i in 0..16 {
+            let value = values[16 * half + i];
+            let magnitude = value.abs();
+            largest[i] = if magnitude > largest[i] { magnitude } else { largest[i] };
+            spoiled[i] += value * 0.0;
+        }
+    }
+    let (mut peak, mut poison) = (0f32, 0f32);
+    for i in 0..16 {
+        peak = if largest[i] > peak { largest[i] } else { peak };
+        poison += spoiled[i];
+    }
+    let scale = peak / LARGEST;
+    // Smaller than this, the inverse of the scale would be infinite; and nothing that small changes a sum.
+    let inverse = if scale > 1e-36 { 1.0 / scale } else { 0.0 };
+    let mut integers = [0i32; CHUNK];
+    for (integer, value) in integers.iter_mut().zip(values) {
+        let shifted = value * inverse + ROUNDER;
+        *integer = shifted.to_bits().wrapping_sub(ROUNDER.to_bits()) as i32;
+    }
+    let mut sums = [0i32; 2];
+    for i in 0..CHUNK / 2 {
+        sums[0] = sums[0].wrapping_add(integers[i]);
+        sums[1] = sums[1].wrapping_add(integers[CHUNK / 2 + i]);
+    }
+    chunk.sums = sums;
+    let (quads, _) = integers.as_chunks();
+    for (quad, integers) in chunk.quads.iter_mut().zip(quads) {
+        *quad = L::quad(*integers);
+    }
+    scale + poison
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Portable;
+
+    fn quantized(values: &[f32; CHUNK]) -> ([f32; CHUNK], f32) {
+        let mut chunk = Integers::default();
+        let scale = quantize_chunk::<Portable>(values, &mut chunk);
+        let mut found = [0.0; CHUNK];
+        for (quad, [even, odd]) in chunk.quads.iter().enumerate() {
+            for (at, integer) in [*even as i16, *odd as i16, (even >> 16) as i16, (odd >> 16) as i16].iter().enumerate()
+            {
+                found[4 * quad + at] = f32::from(*integer) * scale;
+            }
+        }
+        (found, (chunk.sums[0] + chunk.sums[1]) as f32 * scale)
+    }
+
+    #[test]
+    fn integers_stand_for_their_numbers() {
+        let values: [f32; CHUNK] = std::array::from_fn(|i| (i as f32 * 1.7).sin() * 3.0 - 0.5);
+        let (found, sum) = quantized(&values);
+        let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        for (found, value) in found.iter().zip(values) {
+            assert!((found - value).abs() <= largest / 65_000.0, "{found} instead of {value}");
+        }
+        assert!((sum - values.iter().sum::<f32>()).abs() < 32.0 * largest / 65_000.0);
+    }
+
+    #[test]
+    fn extremes_do_not_overflow() {
+        for value in [3e38, -3e38, 1e-30, 3e-39, -0.0] {
+            let (found, _) = quantized(&[value; CHUNK]);
+            for found in found {
+                assert!((found - value).abs() <= value.abs() * 1e-4 + 1e-35, "{found} instead of {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_spoils_the_scale() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = [1.0; CHUNK];
+            values[17] = bad;
+            let mut chunk = Integers::default();
+            assert!(quantize_chunk::<Portable>(&values, &mut chunk).is_nan(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Weights of signed bytes or nibbles with a half-precision scale for every group of inputs.
+
+use super::Grouping;
+use super::panel::{
+    BLOCK, BLOCK_CHUNKS, CHUNK, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows, OUTPUTS, Strip,
+    nibble_chunk, signed_bytes,
+};
+use super::plain::{F32, unpack_strip};
+use crate::simd::{COLUMN_BYTES, LANES, Lanes, f16_to_f32};
+
+/// Bytes of a chunk of nibbles.
+const NIBBLE_BYTES: usize = CHUNK / 2;
+
+/// Rows of packed integers.
+pub(super) struct GroupedRows<'a> {
+    bytes: &'a [u8],
+    /// Bytes from one row to the next.
+    stride: usize,
+    /// `[outputs, groups]`
+    scales: &'a [u16],
+    groups: usize,
+    grouping: Grouping,
+}
+
+impl<'a> GroupedRows<'a> {
+    pub fn new(bytes: &'a [u8], stride: usize, scales: &'a [u16], groups: usize, grouping: Grouping) -> Self {
+        Self { bytes, stride, scales, groups, grouping }
+    }
+
+    fn row(&self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.stride..][..self.stride]
+    }
+
+    fn row_scales(&self, row: usize) -> &'a [u16] {
+        &self.scales[row * self.groups..][..self.groups]
+    }
+}
+
+/// Signed bytes whose groups are whole chunks.
+pub(super) struct ByteRows<'a>(pub GroupedRows<'a>);
+
+impl IntegerRows for ByteRows<'_> {
+    const ZERO: i32 = 128;
+
+    fn inputs(&self) -> usize {
+        self.0.grouping.inputs
+    }
+
+    #[inline(always)]
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut IntegerPanel) {
+        let from = block * BLOCK;
+        let count = BLOCK.min(self.inputs() - from);
+        let strip = Strip::new(self.0.bytes, row, self.0.stride, from, count);
+        let whole = count / COLUMN_BYTES;
+        for part in 0..whole {
+            unpack_bytes::<L>(strip.columns::<L>(part * COLUMN_BYTES), part, panel);
+        }
+        if !count.is_multiple_of(COLUMN_BYTES) {
+            unpack_bytes::<L>(strip.last_columns::<L>(whole * COLUMN_BYTES), whole, panel);
+        }
+        unpack_scales::<L>(&self.0, row, block, panel);
+    }
+}
+
+/// Sixteen signed bytes of every row: half a chunk.
+#[inline(always)]
+fn unpack_bytes<L: Lanes>(columns: [L::Words; 4], part: usize, panel: &mut IntegerPanel) {
+    for k in 0..4 {
+        panel.quads[part / 2][part % 2 * 4 + k] = signed_bytes::<L>(columns[k]);
+    }
+}
+
+/// Nibbles offset by eight whose groups are whole chunks.
+pub(super) struct NibbleRows<'a>(pub GroupedRows<'a>);
+
+impl IntegerRows for NibbleRows<'_> {
+    const ZERO: i32 = 8;
+
+    fn inputs(&self) -> usize {
+        self.0.grouping.inputs
+    }
+
+    #[inline(always)]
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut IntegerPanel) {
+        // Rows are stored in whole chunks.
+        let chunks = BLOCK_CHUNKS.min((self.inputs() - block * BLOCK).div_ceil(CHUNK));
+        let offset = block * BLOCK / 2;
+        let strip = Strip::new(self.0.bytes, row, self.0.stride, offset, chunks * NIBBLE_BYTES);
+        for chunk in 0..chunks {
+            nibble_chunk::<L>(strip.columns::<L>(chunk * NIBBLE_BYTES), &mut panel.quads[chunk]);
+        }
+        unpack_scales::<L>(&self.0, row, block, panel);
+    }
+}
+
+/// The scales of a block's chunks, each of which has one.
+#[inline(always)]
+fn unpack_scales<L: Lanes>(weight: &GroupedRows<'_>, row: usize, block: usize, panel: &mut IntegerPanel) {
+    let chunks = BLOCK_CHUNKS.min((weight.grouping.inputs - block * BLOCK).div_ceil(CHUNK));
+    let chunks_per_group = weight.grouping.group / CHUNK;
+    if chunks_per_group == 1 && chunks == BLOCK_CHUNKS {
+        // Eight scales of a row are sixteen bytes.
+        let stride = weight.groups * size_of::<u16>();
+        let bytes = bytemuck::cast_slice(weight.scales);
+        let strip = Strip::new(bytes, row, stride, block * COLUMN_BYTES, COLUMN_BYTES);
+        let columns = strip.columns::<L>(0);
+        for k in 0..4 {
+            let (even, odd) = L::half_floats(columns[k]);
+            panel.scales[2 * k][0] = Floats::from_lanes(even);
+            panel.scales[2 * k + 1][0] = Floats::from_lanes(odd);
+        }
+        return;
+    }
+    let mut last = None;
+    for chunk in 0..chunks {
+        let group = (block * BLOCK_CHUNKS + chunk) / chunks_per_group;
+        if last != Some(group) {
+            let mut bits = [0; LANES];
+            for (lane, bits) in bits.iter_mut().enumerate() {
+                *bits = weight.row_scales(row + lane)[group];
+            }
+            panel.scales[chunk][0] = Floats::from_lanes(L::from_f16(&bits));
+        } else {
+            panel.scales[chunk][0] = panel.scales[chunk - 1][0];
+        }
+        last = Some(group);
+    }
+}
+
+/// Integers whose groups are not whole chunks, as the numbers they stand for.
+pub(super) struct UnevenRows<'a>(pub GroupedRows<'a>);
+
+impl FloatRows for UnevenRows<'_> {
+    #[inline(always)]
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut FloatPanel) {
+        let Grouping { inputs, group, four_bits } = self.0.grouping;
+        let from = block * BLOCK;
+        let count = BLOCK.min(inputs - from);
+        let mut numbers = [[0f32; BLOCK]; OUTPUTS];
+        for (lane, numbers) in numbers.iter_mut().enumerate() {
+            let (bytes, scales) = (self.0.row(row + lane), self.0.row_scales(row + lane));
+            for (number, input) in numbers.iter_mut().zip(from..inputs) {
+                let integer = if four_bits {
+                    let (chunk, at) = (input / CHUNK, input % CHUNK);
+                    let byte = bytes[chunk * NIBBLE_BYTES + at % NIBBLE_BYTES];
+                    let nibble = if at < NIBBLE_BYTES { byte & 0x0F } else { byte >> 4 };
+                    nibble as i8 - 8
+                } else {
+                    bytes[input] as i8
+                };
+                *number = f32::from(integer) * f16_to_f32(scales[input / group]);
+            }
+        }
+        let bytes = bytemuck::cast_slice(numbers.as_flattened());
+        let strip = Strip::new(bytes, 0, BLOCK * size_of::<f32>(), 0, count * size_of::<f32>());
+        unpack_strip::<L, F32>(&strip, count, panel);
+    }
+}

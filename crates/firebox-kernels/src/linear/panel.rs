@@ -1,0 +1,206 @@
+//! A few outputs of a weight, unpacked for the multiplication: lanes are outputs, so that an activation meets
+//! sixteen of them at once and no sum ever runs across lanes.
+
+use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
+
+/// Outputs of one panel.
+pub(super) const OUTPUTS: usize = LANES;
+
+/// Inputs that are unpacked together: what is unpacked for two panels stays in the first-level cache.
+pub(super) const BLOCK: usize = 256;
+
+/// Inputs that share a scale of the activations, and the unit that packed weights come in.
+pub(super) const CHUNK: usize = 32;
+
+/// Chunks of a block.
+pub(super) const BLOCK_CHUNKS: usize = BLOCK / CHUNK;
+
+/// Bytes that travel through the caches together.
+const CACHE_LINE: usize = 64;
+
+/// Inputs of a chunk by fours: as many bytes as a word has.
+pub(super) const QUADS: usize = CHUNK / 4;
+
+/// Sixteen numbers, where a vector load meets one line of the cache.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+pub(super) struct Floats(pub [f32; LANES]);
+
+/// Four bytes for each of sixteen outputs.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+pub(super) struct Words(pub [u32; LANES]);
+
+/// The numbers of one block of inputs, for sixteen outputs.
+#[derive(Clone)]
+pub(super) struct FloatPanel {
+    pub inputs: [Floats; BLOCK],
+}
+
+impl Default for FloatPanel {
+    fn default() -> Self {
+        Self { inputs: [Floats::default(); BLOCK] }
+    }
+}
+
+/// The integers of one block of inputs and their scales, for sixteen outputs.
+#[derive(Clone)]
+pub(super) struct IntegerPanel {
+    /// Unsigned bytes.
+    pub quads: [[Words; QUADS]; BLOCK_CHUNKS],
+    /// Of the first and the second half of every chunk; only the first where a chunk has one scale.
+    pub scales: [[Floats; 2]; BLOCK_CHUNKS],
+    /// Added to every number, in formats that have it.
+    pub least: [Floats; BLOCK_CHUNKS],
+}
+
+impl Default for IntegerPanel {
+    fn default() -> Self {
+        Self {
+            quads: [[Words::default(); QUADS]; BLOCK_CHUNKS],
+            scales: [[Floats::default(); 2]; BLOCK_CHUNKS],
+            least: [Floats::default(); BLOCK_CHUNKS],
+        }
+    }
+}
+
+/// How many rows further on the memory is asked for ahead of time: the tile that comes next.
+const ROWS_AHEAD: usize = 2 * OUTPUTS;
+
+/// Some bytes of sixteen consecutive rows.
+#[derive(Clone, Copy)]
+pub(super) struct Strip<'a> {
+    bytes: &'a [u8],
+    stride: usize,
+    width: usize,
+    ahead: *const u8,
+}
+
+impl<'a> Strip<'a> {
+    /// `width` bytes of sixteen rows of `stride` bytes, each from `offset` on.
+    #[inline(always)]
+    pub fn new(rows: &'a [u8], row: usize, stride: usize, offset: usize, width: usize) -> Self {
+        let start = row * stride + offset;
+        Self {
+            bytes: &rows[start..][..(OUTPUTS - 1) * stride + width],
+            stride,
+            width,
+            ahead: rows.as_ptr().wrapping_add((row + ROWS_AHEAD) * stride + OUTPUTS * offset),
+        }
+    }
+
+    /// Sixteen bytes of every row from `at` on, turned into columns.
+    ///
+    /// Asks for as many bytes of the rows that come next, in the order of the memory rather than that of the
+    /// unpacking: memory is fastest that way, and what has arrived in a cache can be read in any order.
+    #[inline(always)]
+    pub fn columns<L: Lanes>(&self, at: usize) -> [L::Words; 4] {
+        for line in 0..OUTPUTS * COLUMN_BYTES / CACHE_LINE {
+            L::prefetch(self.ahead.wrapping_add(OUTPUTS * at + line * CACHE_LINE));
+        }
+        L::columns(&self.bytes[at..], self.stride)
+    }
+
+    /// The same where rows have fewer bytes left: zeros follow those.
+    #[inline(always)]
+    pub fn last_columns<L: Lanes>(&self, at: usize) -> [L::Words; 4] {
+        let mut ends = [[0; COLUMN_BYTES]; OUTPUTS];
+        for (row, end) in ends.iter_mut().enumerate() {
+            let rest = &self.bytes[row * self.stride..][at..self.width];
+            end[..rest.len()].copy_from_slice(rest);
+        }
+        L::columns(ends.as_flattened(), COLUMN_BYTES)
+    }
+
+    /// A half-precision number of every row.
+    #[inline(always)]
+    pub fn halves<L: Lanes>(&self, at: usize) -> L {
+        let mut bits = [0; LANES];
+        for (row, bits) in bits.iter_mut().enumerate() {
+            let at = at + row * self.stride;
+            *bits = u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]);
+        }
+        L::from_f16(&bits)
+    }
+
+    /// A word of every row.
+    #[inline(always)]
+    pub fn words<L: Lanes>(&self, at: usize) -> L::Words {
+        let mut words = [0; LANES];
+        for (row, word) in words.iter_mut().enumerate() {
+            if let Some(bytes) = self.bytes[at + row * self.stride..].first_chunk() {
+                *word = u32::from_le_bytes(*bytes);
+            }
+        }
+        L::load_words(&words)
+    }
+}
+
+/// A weight of `[outputs, inputs]` that unpacks to floating-point numbers.
+pub(super) trait FloatRows: Sync {
+    /// Unpacks one block of inputs of sixteen rows from `row` on; what lies beyond the last input becomes zero.
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut FloatPanel);
+}
+
+/// A weight of `[outputs, inputs]` that unpacks to small integers with scales.
+pub(super) trait IntegerRows: Sync {
+    /// Whether the halves of a chunk have scales of their own.
+    const HALVED: bool = false;
+    /// The byte that stands for zero, or for `least` where there is one.
+    const ZERO: i32;
+    /// Whether something is added to every number.
+    const OFFSET: bool = false;
+
+    fn inputs(&self) -> usize;
+
+    /// Unpacks one block of inputs of sixteen rows from `row` on. What lies beyond the last input may be any integer:
+    /// activations are zero there.
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut IntegerPanel);
+}
+
+impl Floats {
+    #[inline(always)]
+    pub fn from_lanes<L: Lanes>(lanes: L) -> Self {
+        Self(lanes.store())
+    }
+
+    #[inline(always)]
+    pub fn lanes<L: Lanes>(&self) -> L {
+        L::load(&self.0)
+    }
+}
+
+impl Words {
+    #[inline(always)]
+    pub fn from_words<L: Integers>(words: L::Words) -> Self {
+        Self(L::store_words(words))
+    }
+
+    #[inline(always)]
+    pub fn words<L: Integers>(&self) -> L::Words {
+        L::load_words(&self.0)
+    }
+}
+
+/// The low and the high nibbles of every byte.
+#[inline(always)]
+pub(super) fn nibbles<L: Lanes>(bytes: L::Words) -> (L::Words, L::Words) {
+    let mask = L::splat_word(0x0F0F_0F0F);
+    (L::and(bytes, mask), L::and(L::shr::<4>(bytes), mask))
+}
+
+/// The nibbles of sixteen bytes of every row as a chunk: low nibbles are its first sixteen inputs.
+#[inline(always)]
+pub(super) fn nibble_chunk<L: Lanes>(columns: [L::Words; 4], quads: &mut [Words; QUADS]) {
+    for k in 0..4 {
+        let (low, high) = nibbles::<L>(columns[k]);
+        quads[k] = Words::from_words::<L>(low);
+        quads[4 + k] = Words::from_words::<L>(high);
+    }
+}
+
+/// Signed bytes, made unsigned by adding 128.
+#[inline(always)]
+pub(super) fn signed_bytes<L: Lanes>(bytes: L::Words) -> Words {
+    Words::from_words::<L>(L::xor(bytes, L::splat_word(0x8080_8080)))
+}

@@ -1,0 +1,383 @@
+//! Rows of activations times panels of a weight.
+//!
+//! The product of an activation row and a weight row is one lane of one accumulator, taken over the inputs in their
+//! order, block by block. How many rows are computed together, by how many threads, and which other outputs are in
+//! the panel changes the speed and never the result.
+
+use rayon::prelude::*;
+
+use super::activations::{Activations, Integers, Quantized};
+use super::panel::{
+    BLOCK, BLOCK_CHUNKS, CHUNK, FloatPanel, FloatRows, IntegerPanel, IntegerRows, OUTPUTS, QUADS,
+};
+use crate::simd::{Kernel, Lanes, dispatch};
+
+/// Outputs that are unpacked and multiplied together: two panels, so that a loaded activation is used twice.
+const TILE_OUTPUTS: usize = 2 * OUTPUTS;
+
+/// Multiplications below which a second thread costs more than it gains.
+const SINGLE_THREAD_WORK: usize = 1 << 17;
+
+/// Several pieces for each thread, so that one which is interrupted does not hold up the others.
+const PIECES_PER_THREAD: usize = 4;
+
+/// A weight that can be multiplied with.
+pub(super) trait Multiplicand: Sync {
+    /// Whether it meets activations as integers.
+    fn takes_integers(&self) -> bool;
+
+    /// Multiplies all rows with consecutive outputs.
+    fn multiply(&self, x: &Input<'_>, part: Part<'_>);
+}
+
+/// The activations in every form that a weight asks for.
+pub(super) struct Input<'a> {
+    pub numbers: &'a Activations<'a>,
+    pub integers: Option<Quantized>,
+}
+
+/// Some consecutive outputs.
+pub(super) struct Part<'a> {
+    /// The first of them.
+    pub first: usize,
+    /// Rows of the weight, at least those of one panel.
+    pub weight_rows: usize,
+    /// For every row the results of these outputs, zero before.
+    pub results: Vec<&'a mut [f32]>,
+}
+
+/// A weight of numbers.
+pub(super) struct FloatWeight<W>(pub W);
+
+/// A weight of integers.
+pub(super) struct IntegerWeight<W>(pub W);
+
+impl<W: FloatRows> Multiplicand for FloatWeight<W> {
+    fn takes_integers(&self) -> bool {
+        false
+    }
+
+    fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
+        dispatch(FloatProduct { x: x.numbers, weight: &self.0, part });
+    }
+}
+
+impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
+    fn takes_integers(&self) -> bool {
+        true
+    }
+
+    fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
+        if let Some(integers) = &x.integers {
+            dispatch(IntegerProduct { x: integers, weight: &self.0, part });
+        }
+    }
+}
+
+/// `x · weightᵀ` for several weights of so many outputs: `[rows, outputs]` each. The weights are worked on together;
+/// each has at least the rows of one panel, wanted or not.
+pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize)]) -> Vec<Vec<f32>> {
+    let mut results: Vec<Vec<f32>> =
+        weights.iter().map(|(_, outputs)| vec![0.0; x.rows * outputs]).collect();
+    if x.rows == 0 || x.padded == 0 {
+        return results;
+    }
+    let takes_integers = weights.iter().any(|(weight, _)| weight.takes_integers());
+    let input = Input { numbers: x, integers: takes_integers.then(|| x.quantize()) };
+    let total: usize = weights.iter().map(|(_, outputs)| outputs).sum();
+    let single = x.rows * x.padded * total < SINGLE_THREAD_WORK;
+    let pieces = if single { 1 } else { PIECES_PER_THREAD * rayon::current_num_threads() };
+    let outputs_per_piece = total.div_ceil(pieces).next_multiple_of(TILE_OUTPUTS);
+    let mut parts = Vec::new();
+    for (&(weight, outputs), result) in weights.iter().zip(&mut results) {
+        let first = parts.len();
+        for from in (0..outputs).step_by(outputs_per_piece) {
+            parts.push((weight, Part { first: from, weight_rows: outputs.max(OUTPUTS), results: Vec::with_capacity(x.rows) }));
+        }
+        for row in result.chunks_mut(outputs.max(1)) {
+            for ((_, part), result) in parts[first..].iter_mut().zip(row.chunks_mut(outputs_per_piece)) {
+                part.results.push(result);
+            }
+        }
+    }
+    if single {
+        for (weight, part) in parts {
+            weight.multiply(&input, part);
+        }
+    } else {
+        parts.into_par_iter().for_each(|(weight, part)| weight.multiply(&input, part));
+    }
+    results
+}
+
+/// The numbers that the rows of a weight stand for, `[outputs, inputs]`.
+pub(super) fn decode<W: IntegerRows>(weight: &W, outputs: usize) -> Vec<f32> {
+    let mut values = vec![0.0; outputs * weight.inputs()];
+    dispatch(Decode { weight, outputs, values: &mut values });
+    values
+}
+
+/// Where a panel's sums go.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The first row of the weight in the panel.
+    row: usize,
+    /// Lanes before the first that is wanted: the last panel of a weight reaches back over the one before.
+    skipped: usize,
+    /// The first wanted output, within the part.
+    at: usize,
+}
+
+impl Place {
+    #[inline(always)]
+    fn new(first: usize, at: usize, weight_rows: usize) -> Self {
+        let row = (first + at).min(weight_rows - OUTPUTS);
+        Self { row, skipped: first + at - row, at }
+    }
+
+    /// Adds a panel's sums to a row of results, as far as that goes.
+    #[inline(always)]
+    fn add<L: Lanes>(self, results: &mut [f32], sums: L) {
+        let Some(results) = results.get_mut(self.at..) else { return };
+        match results.first_chunk_mut() {
+            Some(whole) if self.skipped == 0 => *whole = L::load(whole).add(sums).store(),
+            _ => {
+                let sums = sums.store();
+                for (result, sum) in results.iter_mut().zip(sums.iter().skip(self.skipped)) {
+                    *result += sum;
+                }
+            }
+        }
+    }
+}
+
+struct FloatProduct<'a, W> {
+    x: &'a Activations<'a>,
+    weight: &'a W,
+    part: Part<'a>,
+}
+
+impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
+        let count = results[0].len();
+        let mut panels = (FloatPanel::default(), FloatPanel::default());
+        for at in (0..count).step_by(TILE_OUTPUTS) {
+            let places =
+                (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
+            for block in 0..x.padded.div_ceil(BLOCK) {
+                weight.unpack::<L>(places.0.row, block, &mut panels.0);
+                weight.unpack::<L>(places.1.row, block, &mut panels.1);
+                let inputs = block * BLOCK..x.padded.min((block + 1) * BLOCK);
+                let values = |row: usize| &x.values[row * x.padded..][..x.padded][inputs.clone()];
+                let mut row = 0;
+                while L::TILE_ROWS >= 6 && row + 6 <= x.rows {
+                    let x = [values(row), values(row + 1), values(row + 2), values(row + 3), values(row + 4), values(row + 5)];
+                    float_tile::<L, 6>(x, &panels.0, &panels.1, &mut results[row..row + 6], places);
+                    row += 6;
+                }
+                while L::TILE_ROWS >= 4 && row + 4 <= x.rows {
+                    let x = [values(row), values(row + 1), values(row + 2), values(row + 3)];
+                    float_tile::<L, 4>(x, &panels.0, &panels.1, &mut results[row..row + 4], places);
+                    row += 4;
+                }
+                while row + 2 <= x.rows {
+                    let x = [values(row), values(row + 1)];
+                    float_tile::<L, 2>(x, &panels.0, &panels.1, &mut results[row..row + 2], places);
+                    row += 2;
+                }
+                if row < x.rows {
+                    float_tile::<L, 1>([values(row)], &panels.0, &panels.1, &mut results[row..row + 1], places);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of some rows with one block of two panels to the results from `at` on.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // An input is of all rows at once.
+fn float_tile<L: Lanes, const ROWS: usize>(
+    x: [&[f32]; ROWS],
+    panel0: &FloatPanel,
+    panel1: &FloatPanel,
+    results: &mut [&mut [f32]],
+    places: (Place, Place),
+) {
+    // Even and odd inputs have sums of their own, and arrays of their own: the compiler keeps those in registers.
+    let (mut even0, mut even1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
+    let (mut odd0, mut odd1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
+    let mut pairs: [&[[f32; 2]]; ROWS] = [&[]; ROWS];
+    for i in 0..ROWS {
+        pairs[i] = x[i].as_chunks().0;
+    }
+    let count = pairs[0].len();
+    for i in 0..ROWS {
+        pairs[i] = &pairs[i][..count];
+    }
+    let weights = panel0.inputs.as_chunks::<2>().0[..count].iter().zip(&panel1.inputs.as_chunks::<2>().0[..count]);
+    for (pair, (weight0, weight1)) in weights.enumerate() {
+        let (even_weight0, even_weight1) = (weight0[0].lanes::<L>(), weight1[0].lanes::<L>());
+        for i in 0..ROWS {
+            let x = L::splat(pairs[i][pair][0]);
+            even0[i] = even0[i].mul_add(even_weight0, x);
+            even1[i] = even1[i].mul_add(even_weight1, x);
+        }
+        let (odd_weight0, odd_weight1) = (weight0[1].lanes::<L>(), weight1[1].lanes::<L>());
+        for i in 0..ROWS {
+            let x = L::splat(pairs[i][pair][1]);
+            odd0[i] = odd0[i].mul_add(odd_weight0, x);
+            odd1[i] = odd1[i].mul_add(odd_weight1, x);
+        }
+    }
+    for i in 0..ROWS {
+        places.0.add(results[i], even0[i].add(odd0[i]));
+        places.1.add(results[i], even1[i].add(odd1[i]));
+    }
+}
+
+struct IntegerProduct<'a, W> {
+    x: &'a Quantized,
+    weight: &'a W,
+    part: Part<'a>,
+}
+
+impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
+        let (count, rows) = (results[0].len(), results.len());
+        let mut panels = (IntegerPanel::default(), IntegerPanel::default());
+        for at in (0..count).step_by(TILE_OUTPUTS) {
+            let places =
+                (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
+            for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
+                weight.unpack::<L>(places.0.row, block, &mut panels.0);
+                weight.unpack::<L>(places.1.row, block, &mut panels.1);
+                let tile = IntegerTile { x, block, panel0: &panels.0, panel1: &panels.1, places };
+                let mut row = 0;
+                while L::TILE_ROWS >= 6 && row + 6 <= rows {
+                    tile.multiply::<L, W, 6>(row, &mut results[row..row + 6]);
+                    row += 6;
+                }
+                while L::TILE_ROWS >= 4 && row + 4 <= rows {
+                    tile.multiply::<L, W, 4>(row, &mut results[row..row + 4]);
+                    row += 4;
+                }
+                while row + 2 <= rows {
+                    tile.multiply::<L, W, 2>(row, &mut results[row..row + 2]);
+                    row += 2;
+                }
+                if row < rows {
+                    tile.multiply::<L, W, 1>(row, &mut results[row..row + 1]);
+                }
+            }
+        }
+    }
+}
+
+struct IntegerTile<'a> {
+    x: &'a Quantized,
+    block: usize,
+    panel0: &'a IntegerPanel,
+    panel1: &'a IntegerPanel,
+    places: (Place, Place),
+}
+
+impl IntegerTile<'_> {
+    /// Adds the products of some rows with one block of two panels to the results.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
+    fn multiply<L: Lanes, W: IntegerRows, const ROWS: usize>(&self, row: usize, results: &mut [&mut [f32]]) {
+        let Self { x, block, panel0, panel1, places } = *self;
+        let first = block * BLOCK_CHUNKS;
+        let chunks = BLOCK_CHUNKS.min(x.chunks - first);
+        let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
+        let nothing = Integers::default();
+        for chunk in 0..chunks {
+            let of_row = |i: usize| (row + i) * x.chunks + first + chunk;
+            let mut integers = [&nothing; ROWS];
+            let mut scales = [L::zero(); ROWS];
+            for i in 0..ROWS {
+                integers[i] = &x.integers[of_row(i)];
+                scales[i] = L::splat(x.scales[of_row(i)]);
+            }
+            let halves = if W::HALVED { 2 } else { 1 };
+            for half in 0..halves {
+                let zero = L::splat_word(0);
+                let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
+                for i in 0..ROWS {
+                    let sums = integers[i].sums;
+                    let sum = if W::HALVED { sums[half] } else { sums[0] + sums[1] };
+                    let offset = L::splat_word((-W::ZERO * sum) as u32);
+                    (dots0[i][1], dots1[i][1]) = (offset, offset);
+                }
+                for quad in half * QUADS / halves..(half + 1) * QUADS / halves {
+                    let weight0 = panel0.quads[chunk][quad].words::<L>();
+                    let weight1 = panel1.quads[chunk][quad].words::<L>();
+                    for i in 0..ROWS {
+                        let quad = &integers[i].quads[quad];
+                        dots0[i] = L::dot_quads(dots0[i], weight0, quad);
+                        dots1[i] = L::dot_quads(dots1[i], weight1, quad);
+                    }
+                }
+                let scale0 = panel0.scales[chunk][half].lanes::<L>();
+                let scale1 = panel1.scales[chunk][half].lanes::<L>();
+                for i in 0..ROWS {
+                    sums0[i] = sums0[i].mul_add(L::to_floats(L::dot(dots0[i])).mul(scales[i]), scale0);
+                    sums1[i] = sums1[i].mul_add(L::to_floats(L::dot(dots1[i])).mul(scales[i]), scale1);
+                }
+            }
+            if W::OFFSET {
+                let (least0, least1) = (panel0.least[chunk].lanes::<L>(), panel1.least[chunk].lanes::<L>());
+                for i in 0..ROWS {
+                    let sum = integers[i].sums[0] + integers[i].sums[1];
+                    let sum = scales[i].mul(L::splat(sum as f32));
+                    sums0[i] = sums0[i].mul_add(sum, least0);
+                    sums1[i] = sums1[i].mul_add(sum, least1);
+                }
+            }
+        }
+        for i in 0..ROWS {
+            places.0.add(results[i], sums0[i]);
+            places.1.add(results[i], sums1[i]);
+        }
+    }
+}
+
+struct Decode<'a, W> {
+    weight: &'a W,
+    outputs: usize,
+    /// `[outputs, inputs]`
+    values: &'a mut [f32],
+}
+
+impl<W: IntegerRows> Kernel for Decode<'_, W> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let inputs = self.weight.inputs();
+        let mut panel = IntegerPanel::default();
+        for (index, values) in self.values.chunks_mut(OUTPUTS * inputs).enumerate() {
+            let place = Place::new(0, index * OUTPUTS, self.outputs.max(OUTPUTS));
+            for block in 0..inputs.div_ceil(BLOCK) {
+                self.weight.unpack::<L>(place.row, block, &mut panel);
+                for (lane, values) in values.chunks_exact_mut(inputs).enumerate() {
+                    let values = &mut values[block * BLOCK..inputs.min((block + 1) * BLOCK)];
+                    for (input, value) in values.iter_mut().enumerate() {
+                        *value = number::<W>(&panel, input, place.skipped + lane);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What one integer of a panel stands for.
+fn number<W: IntegerRows>(panel: &IntegerPanel, input: usize, lane: usize) -> f32 {
+    let (chunk, input) = (input / CHUNK, input % CHUNK);
+    let byte = panel.quads[chunk][input / 4].0[lane].to_le_bytes()[input % 4];
+    let half = if W::HALVED { input / (CHUNK / 2) } else { 0 };
+    let least = if W::OFFSET { panel.least[chunk].0[lane] } else { 0.0 };
+    (i32::from(byte) - W::ZERO) as f32 * panel.scales[chunk][half].0[lane] + least
+}

@@ -1,0 +1,170 @@
+use std::arch::x86_64::{
+    __m128i, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm512_add_epi32, _mm512_and_si512,
+    _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_dpbusd_epi32, _mm512_inserti32x4, _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi32,
+    _mm512_sll_epi32, _mm512_sra_epi32, _mm512_srl_epi32, _mm512_storeu_si512,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_xor_si512,
+};
+
+use super::avx512::Avx512;
+use super::{COLUMN_BYTES, Integers, LANES};
+
+// SAFETY, for every block below: the only way to these functions is `avx512::run`, whose caller has made sure
+// that the processor has AVX-512 F, BW, VL and VNNI; and every pointer comes from a reference to an array as long
+// as what is loaded from or stored to it.
+impl Integers for Avx512 {
+    type Words = __m512i;
+
+    #[inline(always)]
+    fn splat_word(bits: u32) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_epi32(bits as i32) }
+    }
+
+    #[inline(always)]
+    fn load_words(words: &[u32; LANES]) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store_words(words: __m512i) -> [u32; LANES] {
+        let mut stored = [0; LANES];
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_si512(stored.as_mut_ptr().cast(), words) };
+        stored
+    }
+
+    #[inline(always)]
+    fn columns(bytes: &[u8], stride: usize) -> [__m512i; 4] {
+        assert!(bytes.len() >= (LANES - 1) * stride + COLUMN_BYTES, "rows end before their columns");
+        let start = bytes.as_ptr();
+        // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
+        unsafe {
+            let a = quarter(start, stride);
+            let b = quarter(start.add(stride), stride);
+            let c = quarter(start.add(2 * stride), stride);
+            let d = quarter(start.add(3 * stride), stride);
+            let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(ab_low, cd_low),
+                _mm512_unpackhi_epi64(ab_low, cd_low),
+                _mm512_unpacklo_epi64(ab_high, cd_high),
+                _mm512_unpackhi_epi64(ab_high, cd_high),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn add_words(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn and(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_and_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn or(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn xor(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn shl<const BITS: u32>(words: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_sll_epi32(words, _mm_cvtsi32_si128(BITS as i32)) }
+    }
+
+    #[inline(always)]
+    fn shr<const BITS: u32>(words: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_srl_epi32(words, _mm_cvtsi32_si128(BITS as i32)) }
+    }
+
+    #[inline(always)]
+    fn sar<const BITS: u32>(words: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_sra_epi32(words, _mm_cvtsi32_si128(BITS as i32)) }
+    }
+
+    /// Upper bytes and lower bytes, both signed.
+    #[inline(always)]
+    fn quad(integers: [i32; 4]) -> [u32; 2] {
+        let mut quad = [0; 2];
+        for (at, integer) in integers.into_iter().enumerate() {
+            let upper = (integer + 128) >> 8;
+            quad[0] |= u32::from(upper as u8) << (8 * at);
+            quad[1] |= u32::from(integer as u8) << (8 * at);
+        }
+        quad
+    }
+
+    #[inline(always)]
+    fn dot_quads([upper, lower]: [__m512i; 2], bytes: __m512i, quad: &[u32; 2]) -> [__m512i; 2] {
+        // SAFETY: see above.
+        unsafe {
+            [
+                _mm512_dpbusd_epi32(upper, bytes, Self::splat_word(quad[0])),
+                _mm512_dpbusd_epi32(lower, bytes, Self::splat_word(quad[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn dot([upper, lower]: [__m512i; 2]) -> __m512i {
+        Self::add_words(Self::shl::<8>(upper), lower)
+    }
+
+    #[inline(always)]
+    fn to_floats(words: __m512i) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_cvtepi32_ps(words) })
+    }
+
+    #[inline(always)]
+    fn as_floats(words: __m512i) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_castsi512_ps(words) })
+    }
+
+    #[inline(always)]
+    fn half_floats(words: __m512i) -> (Self, Self) {
+        let high = Self::shr::<16>(words);
+        // SAFETY: see above.
+        unsafe {
+            (
+                Self(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(words))),
+                Self(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(high))),
+            )
+        }
+    }
+}
+
+/// The sixteen bytes of every fourth row, one in each quarter of a register.
+///
+/// # Safety
+/// Rows 0, 4, 8 and 12 from `start` on can be read, and the processor has AVX-512 F.
+#[inline(always)]
+unsafe fn quarter(start: *const u8, stride: usize) -> __m512i {
+    let row = |index: usize| start.wrapping_add(index * stride).cast::<__m128i>();
+    let (first, second, third, fourth) = (row(0), row(4), row(8), row(12));
+    // SAFETY: the caller says so.
+    unsafe {
+        let joined = _mm512_castsi128_si512(_mm_loadu_si128(first));
+        let joined = _mm512_inserti32x4::<1>(joined, _mm_loadu_si128(second));
+        let joined = _mm512_inserti32x4::<2>(joined, _mm_loadu_si128(third));
+        _mm512_inserti32x4::<3>(joined, _mm_loadu_si128(fourth))
+    }
+}

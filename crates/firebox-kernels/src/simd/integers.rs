@@ -1,0 +1,242 @@
+//! Sixteen 32-bit words beside the sixteen floats: columns of packed weights, and exact products of 16-bit integers.
+
+use super::{LANES, Portable, f16_to_f32};
+
+/// Bytes that [`Integers::columns`] takes from every row.
+pub(crate) const COLUMN_BYTES: usize = 16;
+
+/// Operations on words of the same width as a vector of floats.
+///
+/// A word stands for whatever its user packs into it: four bytes, two 16-bit integers, or one of 32 bits.
+pub(crate) trait Integers: Copy {
+    type Words: Copy;
+
+    fn splat_word(bits: u32) -> Self::Words;
+    fn load_words(words: &[u32; LANES]) -> Self::Words;
+    fn store_words(words: Self::Words) -> [u32; LANES];
+
+    /// Four words of each of sixteen rows that begin `stride` bytes apart, turned: the first vector has the first word
+    /// of every row.
+    ///
+    /// # Panics
+    /// If the last row ends before.
+    fn columns(bytes: &[u8], stride: usize) -> [Self::Words; 4];
+
+    /// Adds as 32-bit integers.
+    fn add_words(a: Self::Words, b: Self::Words) -> Self::Words;
+    fn and(a: Self::Words, b: Self::Words) -> Self::Words;
+    fn or(a: Self::Words, b: Self::Words) -> Self::Words;
+    fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
+    fn shl<const BITS: u32>(words: Self::Words) -> Self::Words;
+    fn shr<const BITS: u32>(words: Self::Words) -> Self::Words;
+    /// Shifts signed words right.
+    fn sar<const BITS: u32>(words: Self::Words) -> Self::Words;
+
+    /// Four 16-bit integers as [`dot_quads`](Self::dot_quads) takes them.
+    fn quad(integers: [i32; 4]) -> [u32; 2];
+
+    /// Adds the products of the four unsigned bytes of every word with the same four 16-bit integers, in two sums that
+    /// [`dot`](Self::dot) makes one. The integers are at least -32,640 and at most 32,639.
+    fn dot_quads(sums: [Self::Words; 2], bytes: Self::Words, quad: &[u32; 2]) -> [Self::Words; 2];
+
+    /// What the two sums stand for.
+    fn dot(sums: [Self::Words; 2]) -> Self::Words;
+
+    /// Signed words as numbers.
+    fn to_floats(words: Self::Words) -> Self;
+    /// Words as the bits of numbers.
+    fn as_floats(words: Self::Words) -> Self;
+    /// The low and the high halves of words as half-precision numbers.
+    fn half_floats(words: Self::Words) -> (Self, Self);
+}
+
+impl Integers for Portable {
+    type Words = [u32; LANES];
+
+    #[inline(always)]
+    fn splat_word(bits: u32) -> [u32; LANES] {
+        [bits; LANES]
+    }
+
+    #[inline(always)]
+    fn load_words(words: &[u32; LANES]) -> [u32; LANES] {
+        *words
+    }
+
+    #[inline(always)]
+    fn store_words(words: [u32; LANES]) -> [u32; LANES] {
+        words
+    }
+
+    #[inline(always)]
+    fn columns(bytes: &[u8], stride: usize) -> [[u32; LANES]; 4] {
+        let mut columns = [[0; LANES]; 4];
+        for lane in 0..LANES {
+            let row = &bytes[lane * stride..][..COLUMN_BYTES];
+            for (column, word) in columns.iter_mut().zip(row.as_chunks().0) {
+                column[lane] = u32::from_le_bytes(*word);
+            }
+        }
+        columns
+    }
+
+    #[inline(always)]
+    fn add_words(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+
+    #[inline(always)]
+    fn and(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+
+    #[inline(always)]
+    fn or(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    fn xor(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
+        std::array::from_fn(|i| a[i] ^ b[i])
+    }
+
+    #[inline(always)]
+    fn shl<const BITS: u32>(words: [u32; LANES]) -> [u32; LANES] {
+        words.map(|word| word << BITS)
+    }
+
+    #[inline(always)]
+    fn shr<const BITS: u32>(words: [u32; LANES]) -> [u32; LANES] {
+        words.map(|word| word >> BITS)
+    }
+
+    #[inline(always)]
+    fn sar<const BITS: u32>(words: [u32; LANES]) -> [u32; LANES] {
+        words.map(|word| (word as i32 >> BITS) as u32)
+    }
+
+    #[inline(always)]
+    fn quad(integers: [i32; 4]) -> [u32; 2] {
+        pair_quad(integers)
+    }
+
+    #[inline(always)]
+    fn dot_quads(sums: [[u32; LANES]; 2], bytes: [u32; LANES], quad: &[u32; 2]) -> [[u32; LANES]; 2] {
+        let [mut even, mut odd] = sums;
+        for lane in 0..LANES {
+            even[lane] = even[lane].wrapping_add(dot_pair(bytes[lane], quad[0]));
+            odd[lane] = odd[lane].wrapping_add(dot_pair(bytes[lane] >> 8, quad[1]));
+        }
+        [even, odd]
+    }
+
+    #[inline(always)]
+    fn dot([even, odd]: [[u32; LANES]; 2]) -> [u32; LANES] {
+        Self::add_words(even, odd)
+    }
+
+    #[inline(always)]
+    fn to_floats(words: [u32; LANES]) -> Self {
+        Self::from_lanes(words.map(|word| word as i32 as f32))
+    }
+
+    #[inline(always)]
+    fn as_floats(words: [u32; LANES]) -> Self {
+        Self::from_lanes(words.map(f32::from_bits))
+    }
+
+    #[inline(always)]
+    fn half_floats(words: [u32; LANES]) -> (Self, Self) {
+        (
+            Self::from_lanes(words.map(|word| f16_to_f32(word as u16))),
+            Self::from_lanes(words.map(|word| f16_to_f32((word >> 16) as u16))),
+        )
+    }
+}
+
+/// Integers 0 and 2, then 1 and 3, as the halves of words: where they meet bytes that are widened to 16 bits, those
+/// come apart into even and odd ones.
+#[inline(always)]
+pub(super) fn pair_quad([a, b, c, d]: [i32; 4]) -> [u32; 2] {
+    [(a as u32 & 0xFFFF) | (c as u32) << 16, (b as u32 & 0xFFFF) | (d as u32) << 16]
+}
+
+/// The products of bytes 0 and 2 with two 16-bit integers.
+#[inline(always)]
+fn dot_pair(bytes: u32, pair: u32) -> u32 {
+    let (low, high) = (bytes & 0xFF, bytes >> 16 & 0xFF);
+    let low = (low as i32).wrapping_mul(i32::from(pair as i16));
+    low.wrapping_add((high as i32).wrapping_mul(i32::from((pair >> 16) as i16))) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Kernel, Lanes, on_each_kind};
+
+    /// Every operation on words that differ in all their bits, against the portable one.
+    struct Check(&'static str);
+
+    impl Kernel for Check {
+        fn run<L: Lanes>(self) {
+            let mut state = 0x9E37_79B9u32;
+            let mut words = || {
+                std::array::from_fn::<u32, LANES, _>(|_| {
+                    state ^= state << 13;
+                    state ^= state >> 17;
+                    state ^= state << 5;
+                    state
+                })
+            };
+            for _ in 0..50 {
+                let (a, b, c) = (words(), words(), words());
+                let [x, y, z] = [L::load_words(&a), L::load_words(&b), L::load_words(&c)];
+                let name = self.0;
+                assert_eq!(L::store_words(L::add_words(x, y)), Portable::add_words(a, b), "{name}");
+                assert_eq!(L::store_words(L::and(x, y)), Portable::and(a, b), "{name}");
+                assert_eq!(L::store_words(L::or(x, y)), Portable::or(a, b), "{name}");
+                assert_eq!(L::store_words(L::xor(x, y)), Portable::xor(a, b), "{name}");
+                assert_eq!(L::store_words(L::shl::<7>(x)), Portable::shl::<7>(a), "{name}");
+                assert_eq!(L::store_words(L::shr::<9>(x)), Portable::shr::<9>(a), "{name}");
+                assert_eq!(L::store_words(L::sar::<12>(x)), Portable::sar::<12>(a), "{name}");
+                assert_eq!(L::store_words(L::splat_word(a[3])), [a[3]; LANES], "{name}");
+                let integers: [i32; 4] = std::array::from_fn(|i| b[i] as i32 % 32_640);
+                // Not too large to be multiplied as the upper part of a sum.
+                let sums = [L::splat_word(0), L::sar::<8>(z)];
+                let dots = L::store_words(L::dot(L::dot_quads(sums, x, &L::quad(integers))));
+                for lane in 0..LANES {
+                    let products = a[lane].to_le_bytes().into_iter().zip(integers);
+                    let sum: i32 = products.map(|(byte, integer)| i32::from(byte) * integer).sum();
+                    assert_eq!(dots[lane] as i32, sum + (c[lane] as i32 >> 8), "{name}");
+                }
+                assert_eq!(L::to_floats(x).store(), Portable::to_floats(a).store(), "{name}");
+                assert_eq!(
+                    L::as_floats(x).store().map(f32::to_bits),
+                    Portable::as_floats(a).store().map(f32::to_bits),
+                    "{name}"
+                );
+                let (low, high) = L::half_floats(x);
+                let (low_expected, high_expected) = Portable::half_floats(a);
+                for (found, expected) in [(low, low_expected), (high, high_expected)] {
+                    for (found, expected) in found.store().iter().zip(expected.store()) {
+                        let same = found.to_bits() == expected.to_bits();
+                        assert!(same || (found.is_nan() && expected.is_nan()), "{name}");
+                    }
+                }
+                for stride in [16, 18, 210] {
+                    let bytes: Vec<u8> =
+                        (0..15 * stride + 16).map(|i| (a[i % LANES] >> (i % 25)) as u8).collect();
+                    let columns = L::columns(&bytes, stride);
+                    for (found, expected) in columns.into_iter().zip(Portable::columns(&bytes, stride)) {
+                        assert_eq!(L::store_words(found), expected, "{name}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_worked_on_alike_everywhere() {
+        on_each_kind(Check);
+    }
+}
