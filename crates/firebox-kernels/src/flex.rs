@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::backend::DispatchDevice;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{Device, Shape, TensorData};
+use burn::tensor::{Device, Element, Shape, TensorData};
 
 /// Whether tensors of a device are those of Flex.
 pub(crate) fn is_flex(device: &Device) -> bool {
@@ -24,6 +24,12 @@ pub fn host(device: &Device) -> Device {
 /// Where the operations of this crate are looked up by device.
 pub(crate) type Dispatched = Dispatch;
 
+/// The tensor with its elements in order and nothing beside them, so that its storage is what it holds. Takes the
+/// tensor, so that one that nobody else holds can be written to in place.
+pub(crate) fn whole(tensor: FlexTensor) -> FlexTensor {
+    tensor.to_contiguous()
+}
+
 /// The elements of a contiguous tensor, as whatever they are stored as.
 ///
 /// # Panics
@@ -38,6 +44,6 @@ pub(crate) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
     tensor.layout().shape().dims()
 }
 
-pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+pub(crate) fn tensor<T: Element, const D: usize>(values: Vec<T>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, Shape::new(shape)))
 }

@@ -3,14 +3,18 @@
 //! Each operation is a plain function on tensors. On Flex it runs a version of its own, on every other
 //! device the reference in Burn's operations, which is also what its tests compare with.
 
+pub mod activation;
 pub mod attend;
+pub mod convolution;
 pub mod delta;
 mod flex;
+pub mod gate;
 pub mod linear;
 pub mod norm;
 pub mod rope;
 mod simd;
 
+pub use activation::Activation;
 pub use attend::Attending;
 pub use flex::host;
 pub use linear::Grouping;

@@ -1,10 +1,17 @@
 //! Rotation of pairs of elements by the angle of their position.
 
+use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Flex, backend_extension};
 use burn::tensor::Tensor;
+use rayon::prelude::*;
 
-use crate::flex::{Dispatched, dims, elements, is_flex, tensor};
+use crate::flex::{Dispatched, dims, elements, is_flex, whole};
+use crate::simd::{Kernel, Lanes, dispatch};
+
+/// Elements that one thread rotates before another takes part: some ten microseconds, more than waking a thread
+/// costs.
+const PIECE: usize = 1 << 16;
 
 /// Rotates the first elements of every head of `[rows, heads, head_dim]`, as many as twice the `pairs` of
 /// `cos` and `sin`, which are `[rows, 1, pairs]`. A pair is element `i` with element `i + pairs`, or, if
@@ -60,23 +67,48 @@ pub(crate) trait RopeOps: Backend {
 }
 
 impl RopeOps for Flex {
-    fn rotate(
-        heads: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        interleaved: bool,
-    ) -> FloatTensor<Self> {
-        let (heads, cos, sin) = (heads.to_contiguous(), cos.to_contiguous(), sin.to_contiguous());
+    fn rotate(heads: FlexTensor, cos: FlexTensor, sin: FlexTensor, interleaved: bool) -> FlexTensor {
+        // Turned in place where nobody else holds the heads.
+        let (mut heads, cos, sin) = (whole(heads), cos.to_contiguous(), sin.to_contiguous());
         let [rows, count, head_dim] = dims(&heads);
-        let [_, _, pairs] = dims(&cos);
+        let [angled, _, pairs] = dims(&cos);
+        assert_eq!(angled, rows, "angles of other rows");
+        let row = count * head_dim;
+        if rows * row == 0 || pairs == 0 {
+            return heads;
+        }
         let (cos, sin): (&[f32], &[f32]) = (elements(&cos), elements(&sin));
-        let mut rotated = elements::<f32>(&heads).to_vec();
+        let together = PIECE.div_ceil(row);
+        let pieces = heads.storage_mut::<f32>().par_chunks_mut(together * row);
+        let angles = cos.par_chunks(together * pairs).zip(sin.par_chunks(together * pairs));
+        pieces.zip(angles).for_each(|(heads, (cos, sin))| {
+            dispatch(Rotation { heads, count, head_dim, cos, sin, pairs, interleaved });
+        });
+        heads
+    }
+}
+
+/// Some rows.
+struct Rotation<'a> {
+    heads: &'a mut [f32],
+    count: usize,
+    head_dim: usize,
+    cos: &'a [f32],
+    sin: &'a [f32],
+    pairs: usize,
+    interleaved: bool,
+}
+
+impl Kernel for Rotation<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { heads, count, head_dim, cos, sin, pairs, interleaved } = self;
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
-        for (row, (cos, sin)) in rotated.chunks_exact_mut(count * head_dim).zip(angles) {
+        for (row, (cos, sin)) in heads.chunks_exact_mut(count * head_dim).zip(angles) {
             for head in row.chunks_exact_mut(head_dim) {
                 if interleaved {
-                    for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
-                        (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
+                    for ((pair, cos), sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+                        *pair = [pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin];
                     }
                 } else {
                     let (first, rest) = head.split_at_mut(pairs);
@@ -86,6 +118,5 @@ impl RopeOps for Flex {
                 }
             }
         }
-        tensor(rotated, [rows, count, head_dim])
     }
 }

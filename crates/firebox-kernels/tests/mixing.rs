@@ -5,10 +5,9 @@
 
 mod support;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use firebox_kernels::attend::{Attending, attend, reference};
-use firebox_kernels::delta::{Tokens, delta_rule};
-use firebox_kernels::{delta, norm, rope};
+use firebox_kernels::{norm, rope};
 use proptest::prelude::*;
 use support::{assert_close, bits, random};
 
@@ -92,46 +91,6 @@ proptest! {
         let (cos, sin) = (random([rows, 1, pairs], seed + 1), random([rows, 1, pairs], seed + 2));
         let expected = rope::reference(x.clone(), cos.clone(), sin.clone(), interleaved);
         assert_close(rope::rotate(x, cos, sin, interleaved), expected, 1e-6);
-    }
-
-    /// In one piece and in two, whatever the widths.
-    #[test]
-    fn the_delta_rule(
-        heads in 1usize..4, count in 2usize..12, key in 1usize..20, value in 1usize..20, cut in 1usize..12,
-        seed in 0u64..1000,
-    ) {
-        let wide = |shape: [usize; 3], seed| random(shape, seed).cast(DType::F64);
-        let tokens = Tokens {
-            query: wide([heads, count, key], seed),
-            key: wide([heads, count, key], seed + 1).div_scalar((key as f64).sqrt()),
-            value: wide([heads, count, value], seed + 2),
-            decay: wide([heads, count, 1], seed + 3).abs(),
-            step: wide([heads, count, 1], seed + 4).abs(),
-        };
-        let part = |from: usize, to: usize| {
-            let of = |tensor: &Tensor<3>| tensor.clone().narrow(1, from, to - from);
-            Tokens {
-                query: of(&tokens.query),
-                key: of(&tokens.key),
-                value: of(&tokens.value),
-                decay: of(&tokens.decay),
-                step: of(&tokens.step),
-            }
-        };
-        let memory = wide([heads, key, value], seed + 5);
-        let cut = cut.min(count - 1);
-        let (first, between) = delta_rule(part(0, cut), memory.clone());
-        let (second, after) = delta_rule(part(cut, count), between);
-        let (whole, whole_after) = delta_rule(tokens.clone(), memory.clone());
-        let doubles = |tensor: Tensor<3>| tensor.into_data().try_to_vec::<f64>().unwrap();
-        prop_assert_eq!(doubles(Tensor::cat(vec![first, second], 1)), doubles(whole.clone()));
-        prop_assert_eq!(doubles(after), doubles(whole_after.clone()));
-        let (read, memory) = delta::reference(tokens.clone(), memory);
-        for (found, expected) in [(whole, read), (whole_after, memory)] {
-            for (found, expected) in doubles(found).into_iter().zip(doubles(expected)) {
-                prop_assert!((found - expected).abs() < 1e-12, "{} instead of {}", found, expected);
-            }
-        }
     }
 
     #[test]

@@ -82,8 +82,7 @@ impl Block {
             }
             Mixer::GatedDeltaNet(delta) => delta.forward(x, rows, layers.filter_map(LayerCache::recurrent)),
         };
-        let hidden = hidden.add(normed(&self.mixer_output_norm, mixed));
-        let x = self.feed_forward_norm.forward(hidden.clone());
+        let (hidden, x) = self.feed_forward_norm.forward_sum(normed(&self.mixer_output_norm, mixed), hidden);
         let fed = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.forward(x),
             FeedForward::MixtureOfExperts(experts) => experts.forward(x)?,

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+pub use firebox_kernels::Activation;
+
 /// A whole decoder.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DecoderConfig {
@@ -195,26 +197,6 @@ pub struct ExpertsConfig {
     pub chosen: usize,
     /// Whether the weights of the chosen are scaled to sum to one.
     pub normalised: bool,
-}
-
-/// Nonlinearity of a feed-forward network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `x * sigmoid(x)`
-    Silu,
-    /// By the error function.
-    Gelu,
-    /// By its tanh approximation.
-    GeluTanh,
-    /// `x * sigmoid(1.702 * x)`
-    GeluQuick,
-    /// `max(x, 0)`
-    Relu,
-    /// `max(x, 0)^2`
-    ReluSquared,
-    /// Hyperbolic tangent.
-    Tanh,
 }
 
 /// Rotary positions.

@@ -1,5 +1,6 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
+use firebox_kernels::gate::{gated, gated_halves};
 
 use crate::ModelError;
 use crate::config::{Activation, GatedConfig};
@@ -13,7 +14,6 @@ pub struct GatedFeedForward {
     down: Linear,
     #[module(skip)]
     activation: Activation,
-    inner_size: usize,
 }
 
 #[derive(Module, Debug)]
@@ -41,18 +41,18 @@ impl GatedFeedForward {
             })
         };
         let down = Linear::load(weights, "down_proj", inner_size, hidden_size, bias)?;
-        Ok(Self { input, down, activation, inner_size })
+        Ok(Self { input, down, activation })
     }
 
     /// From `[rows, hidden_size]` to the same.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let (gate, up) = match &self.input {
-            GatedInput::Separate(SeparateInput { gate, up }) => Linear::forward_each([gate, up], x).into(),
-            GatedInput::Fused(input) => {
-                let both = input.forward(x);
-                (both.clone().narrow(1, 0, self.inner_size), both.narrow(1, self.inner_size, self.inner_size))
+        let inner = match &self.input {
+            GatedInput::Separate(SeparateInput { gate, up }) => {
+                let [gate, up] = Linear::forward_each([gate, up], x);
+                gated(gate, up, self.activation)
             }
+            GatedInput::Fused(input) => gated_halves(input.forward(x), self.activation),
         };
-        self.down.forward(self.activation.forward(gate).mul(up))
+        self.down.forward(inner)
     }
 }

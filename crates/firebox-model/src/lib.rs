@@ -3,7 +3,6 @@
 //! A [`Decoder`] is built over the weights of a `firebox_store::Checkpoint` on any Burn device. Its forward
 //! pass is a value, a [`Pass`], that runs layer by layer against the caches of the sequences it works on.
 
-mod activation;
 mod attention;
 mod block;
 pub mod config;

@@ -1,6 +1,6 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use firebox_kernels::norm::rms_norm;
+use firebox_kernels::norm::{add_rms_norm, rms_norm};
 
 use crate::ModelError;
 use crate::config::NormConfig;
@@ -32,5 +32,10 @@ impl RmsNorm {
         let width = self.weight.shape()[0];
         let rows = x.reshape([shape.num_elements() / width, width]);
         rms_norm(rows, self.weight.val(), self.epsilon, self.weight_offset).reshape(shape)
+    }
+
+    /// The sum of two tensors `[rows, width]`, and the sum normalised.
+    pub fn forward_sum(&self, x: Tensor<2>, residual: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        add_rms_norm(x, residual, self.weight.val(), self.epsilon, self.weight_offset)
     }
 }

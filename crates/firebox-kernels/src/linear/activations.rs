@@ -3,13 +3,10 @@
 use rayon::prelude::*;
 
 use super::panel::{CHUNK, QUADS};
-use crate::simd::{Kernel, Lanes, dispatch};
+use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// The largest integer an activation becomes: its upper byte fits a signed one.
 const LARGEST: f32 = 32_512.0;
-
-/// Adding this to a number below 2²² leaves its nearest integer in the lowest bits.
-const ROUNDER: f32 = 12_582_912.0;
 
 /// Elements from which on a second thread is worth waking.
 const SINGLE_THREAD_ELEMENTS: usize = 1 << 15;
@@ -39,6 +36,15 @@ pub(super) struct Integers {
     pub quads: [[u32; 2]; QUADS],
     /// The sums of the first and the second half: what an offset of the weights counts times.
     pub sums: [i32; 2],
+}
+
+impl Integers {
+    /// Of both halves. An activation that is no number makes integers of any size, whose sums may wrap: the scale says
+    /// so.
+    #[inline(always)]
+    pub fn sum(&self) -> i32 {
+        self.sums[0].wrapping_add(self.sums[1])
+    }
 }
 
 impl Activations<'_> {
@@ -80,45 +86,38 @@ impl Kernel for QuantizeRow<'_> {
     }
 }
 
-/// Returns the scale. A chunk with an element that is no number, or none that is finite, has a scale that
-/// is none either.
+/// Returns the scale. A chunk with an element that is infinite or no number has a scale that is none either.
 #[inline(always)]
 fn quantize_chunk<L: Lanes>(values: &[f32; CHUNK], chunk: &mut Integers) -> f32 {
-    let mut largest = [0f32; 16];
-    // Zero, unless an element is infinite or not a number.
-    let mut spoiled = [0f32; 16];
-    for half in 0..2 {
-        for i in 0..16 {
-            let value = values[16 * half + i];
-            let magnitude = value.abs();
-            largest[i] = if magnitude > largest[i] { magnitude } else { largest[i] };
-            spoiled[i] += value * 0.0;
-        }
+    let (halves, _) = values.as_chunks::<LANES>();
+    let (first, second) = (L::load(&halves[0]), L::load(&halves[1]));
+    let magnitude = magnitude(first).max(magnitude(second)).store();
+    let mut peak = 0f32;
+    for lane in magnitude {
+        peak = if lane > peak { lane } else { peak };
     }
-    let (mut peak, mut poison) = (0f32, 0f32);
-    for i in 0..16 {
-        peak = if largest[i] > peak { largest[i] } else { peak };
-        poison += spoiled[i];
-    }
+    // Zero, unless an element is infinite or no number.
+    let poison = first.mul(L::zero()).add(second.mul(L::zero())).sum();
     let scale = peak / LARGEST;
     // Smaller than this, the inverse of the scale would be infinite; and nothing that small changes a sum.
-    let inverse = if scale > 1e-36 { 1.0 / scale } else { 0.0 };
-    let mut integers = [0i32; CHUNK];
-    for (integer, value) in integers.iter_mut().zip(values) {
-        let shifted = value * inverse + ROUNDER;
-        *integer = shifted.to_bits().wrapping_sub(ROUNDER.to_bits()) as i32;
-    }
+    let inverse = L::splat(if scale > 1e-36 { 1.0 / scale } else { 0.0 });
+    let (first, second) = (first.mul(inverse).round(), second.mul(inverse).round());
     let mut sums = [0i32; 2];
-    for i in 0..CHUNK / 2 {
-        sums[0] = sums[0].wrapping_add(integers[i]);
-        sums[1] = sums[1].wrapping_add(integers[CHUNK / 2 + i]);
+    for (sum, half) in sums.iter_mut().zip([first, second]) {
+        for integer in L::store_words(half) {
+            *sum = sum.wrapping_add(integer as i32);
+        }
     }
     chunk.sums = sums;
-    let (quads, _) = integers.as_chunks();
-    for (quad, integers) in chunk.quads.iter_mut().zip(quads) {
-        *quad = L::quad(*integers);
-    }
+    let (lower, upper) = chunk.quads.split_at_mut(QUADS / 2);
+    lower.copy_from_slice(&L::quads(first));
+    upper.copy_from_slice(&L::quads(second));
     scale + poison
+}
+
+#[inline(always)]
+fn magnitude<L: Lanes>(numbers: L) -> L {
+    numbers.max(L::zero().sub(numbers))
 }
 
 #[cfg(test)]
@@ -131,7 +130,8 @@ mod tests {
         let scale = quantize_chunk::<Portable>(values, &mut chunk);
         let mut found = [0.0; CHUNK];
         for (quad, [even, odd]) in chunk.quads.iter().enumerate() {
-            for (at, integer) in [*even as i16, *odd as i16, (even >> 16) as i16, (odd >> 16) as i16].iter().enumerate()
+            for (at, integer) in
+                [*even as i16, *odd as i16, (even >> 16) as i16, (odd >> 16) as i16].iter().enumerate()
             {
                 found[4 * quad + at] = f32::from(*integer) * scale;
             }

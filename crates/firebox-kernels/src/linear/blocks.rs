@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 
 use super::panel::{
-    BLOCK_CHUNKS, CHUNK, Floats, IntegerPanel, IntegerRows, QUADS, Strip, Words, nibble_chunk,
-    nibbles, signed_bytes,
+    BLOCK_CHUNKS, CHUNK, Floats, IntegerPanel, IntegerRows, QUADS, Strip, Words, nibble_chunk, nibbles,
+    signed_bytes,
 };
 use crate::simd::Lanes;
 
@@ -75,7 +75,6 @@ impl<'a, B: Block> BlockRows<'a, B> {
     fn bytes_of(chunks: usize) -> usize {
         chunks / B::CHUNKS * B::BYTES
     }
-
 }
 
 impl<B: Block> IntegerRows for BlockRows<'_, B> {
@@ -268,7 +267,8 @@ impl Block for Q6K {
                 let second = strip.columns::<L>(64 * half + 32 + 16 * part);
                 let high = strip.columns::<L>(128 + 32 * half + 16 * part);
                 for k in 0..4 {
-                    let ((first, third), (second, fourth)) = (nibbles::<L>(first[k]), nibbles::<L>(second[k]));
+                    let ((first, third), (second, fourth)) =
+                        (nibbles::<L>(first[k]), nibbles::<L>(second[k]));
                     let chunks = [
                         L::or(first, L::and(L::shl::<4>(high[k]), pairs)),
                         L::or(second, L::and(L::shl::<2>(high[k]), pairs)),
@@ -311,15 +311,11 @@ fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, panel: &mut IntegerPanel) {
     let [halves, first, second, third] = strip.columns::<L>(0);
     let (scale, least) = L::half_floats(halves);
     let negative = least.mul(L::splat(-1.0));
-    let (six, four, two) = (L::splat_word(0x3F3F_3F3F), L::splat_word(0x0F0F_0F0F), L::splat_word(0x3030_3030));
-    let scales = [
-        L::and(first, six),
-        L::or(L::and(third, four), L::and(L::shr::<2>(first), two)),
-    ];
-    let least = [
-        L::and(second, six),
-        L::or(L::and(L::shr::<4>(third), four), L::and(L::shr::<2>(second), two)),
-    ];
+    let (six, four, two) =
+        (L::splat_word(0x3F3F_3F3F), L::splat_word(0x0F0F_0F0F), L::splat_word(0x3030_3030));
+    let scales = [L::and(first, six), L::or(L::and(third, four), L::and(L::shr::<2>(first), two))];
+    let least =
+        [L::and(second, six), L::or(L::and(L::shr::<4>(third), four), L::and(L::shr::<2>(second), two))];
     for half in 0..2 {
         let scales = four_bytes::<L>(scales[half]);
         let least = four_bytes::<L>(least[half]);

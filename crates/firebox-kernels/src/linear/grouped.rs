@@ -133,26 +133,42 @@ pub(super) struct UnevenRows<'a>(pub GroupedRows<'a>);
 impl FloatRows for UnevenRows<'_> {
     #[inline(always)]
     fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut FloatPanel) {
-        let Grouping { inputs, group, four_bits } = self.0.grouping;
         let from = block * BLOCK;
-        let count = BLOCK.min(inputs - from);
+        let count = BLOCK.min(self.0.grouping.inputs - from);
         let mut numbers = [[0f32; BLOCK]; OUTPUTS];
         for (lane, numbers) in numbers.iter_mut().enumerate() {
-            let (bytes, scales) = (self.0.row(row + lane), self.0.row_scales(row + lane));
-            for (number, input) in numbers.iter_mut().zip(from..inputs) {
-                let integer = if four_bits {
-                    let (chunk, at) = (input / CHUNK, input % CHUNK);
-                    let byte = bytes[chunk * NIBBLE_BYTES + at % NIBBLE_BYTES];
-                    let nibble = if at < NIBBLE_BYTES { byte & 0x0F } else { byte >> 4 };
-                    nibble as i8 - 8
-                } else {
-                    bytes[input] as i8
-                };
-                *number = f32::from(integer) * f16_to_f32(scales[input / group]);
+            for (number, input) in numbers[..count].iter_mut().zip(from..) {
+                *number = self.number(row + lane, input);
             }
         }
         let bytes = bytemuck::cast_slice(numbers.as_flattened());
         let strip = Strip::new(bytes, 0, BLOCK * size_of::<f32>(), 0, count * size_of::<f32>());
         unpack_strip::<L, F32>(&strip, count, panel);
+    }
+
+    #[inline(always)]
+    fn sixteen<L: Lanes>(&self, row: usize, from: usize) -> L {
+        let mut numbers = [0f32; LANES];
+        for (number, input) in numbers.iter_mut().zip(from..self.0.grouping.inputs) {
+            *number = self.number(row, input);
+        }
+        L::load(&numbers)
+    }
+}
+
+impl UnevenRows<'_> {
+    #[inline(always)]
+    fn number(&self, row: usize, input: usize) -> f32 {
+        let Grouping { group, four_bits, .. } = self.0.grouping;
+        let (bytes, scales) = (self.0.row(row), self.0.row_scales(row));
+        let integer = if four_bits {
+            let (chunk, at) = (input / CHUNK, input % CHUNK);
+            let byte = bytes[chunk * NIBBLE_BYTES + at % NIBBLE_BYTES];
+            let nibble = if at < NIBBLE_BYTES { byte & 0x0F } else { byte >> 4 };
+            nibble as i8 - 8
+        } else {
+            bytes[input] as i8
+        };
+        f32::from(integer) * f16_to_f32(scales[input / group])
     }
 }

@@ -15,6 +15,9 @@ pub(super) const CHUNK: usize = 32;
 /// Chunks of a block.
 pub(super) const BLOCK_CHUNKS: usize = BLOCK / CHUNK;
 
+/// Vectors of consecutive inputs in a block.
+pub(super) const BLOCK_STEPS: usize = BLOCK / LANES;
+
 /// Bytes that travel through the caches together.
 const CACHE_LINE: usize = 64;
 
@@ -22,8 +25,8 @@ const CACHE_LINE: usize = 64;
 pub(super) const QUADS: usize = CHUNK / 4;
 
 /// Sixteen numbers, where a vector load meets one line of the cache.
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
 pub(super) struct Floats(pub [f32; LANES]);
 
 /// Four bytes for each of sixteen outputs.
@@ -32,14 +35,18 @@ pub(super) struct Floats(pub [f32; LANES]);
 pub(super) struct Words(pub [u32; LANES]);
 
 /// The numbers of one block of inputs, for sixteen outputs.
+///
+/// Inputs are sixteen apart: `inputs[lane][step]` is input `16 * step + lane`. That is how a vector of consecutive
+/// inputs adds them up, lane by lane, so that a single row of activations can be multiplied without a panel and give the
+/// same bits. It also keeps chains of additions short.
 #[derive(Clone)]
 pub(super) struct FloatPanel {
-    pub inputs: [Floats; BLOCK],
+    pub inputs: [[Floats; BLOCK_STEPS]; LANES],
 }
 
 impl Default for FloatPanel {
     fn default() -> Self {
-        Self { inputs: [Floats::default(); BLOCK] }
+        Self { inputs: [[Floats::default(); BLOCK_STEPS]; LANES] }
     }
 }
 
@@ -61,6 +68,13 @@ impl Default for IntegerPanel {
             scales: [[Floats::default(); 2]; BLOCK_CHUNKS],
             least: [Floats::default(); BLOCK_CHUNKS],
         }
+    }
+}
+
+impl FloatPanel {
+    #[inline(always)]
+    pub fn set<L: Lanes>(&mut self, input: usize, numbers: L) {
+        self.inputs[input % LANES][input / LANES] = Floats::from_lanes(numbers);
     }
 }
 
@@ -140,6 +154,9 @@ impl<'a> Strip<'a> {
 pub(super) trait FloatRows: Sync {
     /// Unpacks one block of inputs of sixteen rows from `row` on; what lies beyond the last input becomes zero.
     fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut FloatPanel);
+
+    /// Sixteen consecutive inputs of a row; what lies beyond the last is zero. Asks for what follows some way behind.
+    fn sixteen<L: Lanes>(&self, row: usize, from: usize) -> L;
 }
 
 /// A weight of `[outputs, inputs]` that unpacks to small integers with scales.

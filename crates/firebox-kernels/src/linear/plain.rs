@@ -2,8 +2,8 @@
 
 use std::marker::PhantomData;
 
-use super::panel::{BLOCK, FloatPanel, FloatRows, Floats, Strip};
-use crate::simd::{COLUMN_BYTES, Integers, Lanes};
+use super::panel::{BLOCK, FloatPanel, FloatRows, Strip};
+use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 
 /// A floating-point format.
 pub(super) trait Format: Sync {
@@ -11,6 +11,8 @@ pub(super) trait Format: Sync {
     const PER_WORD: usize;
     /// A column of words as the numbers in its lower and upper half; the same twice where a word is one number.
     fn numbers<L: Lanes>(column: L::Words) -> (L, L);
+    /// Sixteen consecutive numbers.
+    fn sixteen<L: Lanes>(bytes: &[u8]) -> L;
 }
 
 pub(super) struct F32;
@@ -25,6 +27,16 @@ impl Format for F32 {
         let numbers = L::as_floats(column);
         (numbers, numbers)
     }
+
+    #[inline(always)]
+    fn sixteen<L: Lanes>(bytes: &[u8]) -> L {
+        let (numbers, _) = bytes.as_chunks();
+        let mut bits = [0; LANES];
+        for (bits, number) in bits.iter_mut().zip(numbers) {
+            *bits = u32::from_le_bytes(*number);
+        }
+        L::as_floats(L::load_words(&bits))
+    }
 }
 
 impl Format for F16 {
@@ -33,6 +45,11 @@ impl Format for F16 {
     #[inline(always)]
     fn numbers<L: Lanes>(column: L::Words) -> (L, L) {
         L::half_floats(column)
+    }
+
+    #[inline(always)]
+    fn sixteen<L: Lanes>(bytes: &[u8]) -> L {
+        L::from_f16(&halves(bytes))
     }
 }
 
@@ -44,7 +61,24 @@ impl Format for Bf16 {
         let upper = L::and(column, L::splat_word(0xFFFF_0000));
         (L::as_floats(L::shl::<16>(column)), L::as_floats(upper))
     }
+
+    #[inline(always)]
+    fn sixteen<L: Lanes>(bytes: &[u8]) -> L {
+        L::as_floats(L::shl::<16>(L::widen(&halves(bytes))))
+    }
 }
+
+#[inline(always)]
+fn halves(bytes: &[u8]) -> [u16; LANES] {
+    let mut bits = [0; LANES];
+    for (bits, number) in bits.iter_mut().zip(bytes.as_chunks().0) {
+        *bits = u16::from_le_bytes(*number);
+    }
+    bits
+}
+
+/// Bytes between what is read and what is asked for: about what arrives while the memory answers.
+const BYTES_AHEAD: usize = 4096;
 
 /// Rows of numbers, one after the other.
 pub(super) struct PlainRows<'a, F> {
@@ -70,6 +104,25 @@ impl<F: Format> FloatRows for PlainRows<'_, F> {
         let strip = Strip::new(self.bytes, row, stride, from * Self::SIZE, count * Self::SIZE);
         unpack_strip::<L, F>(&strip, count, panel);
     }
+
+    #[inline(always)]
+    fn sixteen<L: Lanes>(&self, row: usize, from: usize) -> L {
+        let start = (row * self.inputs + from) * Self::SIZE;
+        let width = LANES * Self::SIZE;
+        if from + LANES <= self.inputs {
+            let bytes = &self.bytes[start..][..width];
+            L::prefetch(bytes.as_ptr().wrapping_add(BYTES_AHEAD));
+            return F::sixteen(bytes);
+        }
+        if from >= self.inputs {
+            // Activations are padded to whole chunks, which are two of these.
+            return L::zero();
+        }
+        let mut end = [0; LANES * size_of::<u32>()];
+        let rest = (self.inputs - from) * Self::SIZE;
+        end[..rest].copy_from_slice(&self.bytes[start..][..rest]);
+        F::sixteen(&end[..width])
+    }
 }
 
 /// The first `count` inputs of a block.
@@ -79,24 +132,27 @@ pub(super) fn unpack_strip<L: Lanes, F: Format>(strip: &Strip<'_>, count: usize,
     let step = 4 * F::PER_WORD;
     let whole = count / step;
     for part in 0..whole {
-        unpack_columns::<L, F>(strip.columns::<L>(part * COLUMN_BYTES), &mut panel.inputs[part * step..][..step]);
+        unpack_columns::<L, F>(strip.columns::<L>(part * COLUMN_BYTES), part * step, panel);
     }
     if !count.is_multiple_of(step) {
-        let columns = strip.last_columns::<L>(whole * COLUMN_BYTES);
-        unpack_columns::<L, F>(columns, &mut panel.inputs[whole * step..][..step]);
+        unpack_columns::<L, F>(strip.last_columns::<L>(whole * COLUMN_BYTES), whole * step, panel);
     }
-    for input in &mut panel.inputs[count.next_multiple_of(step)..] {
-        *input = Floats::default();
+    for input in count.next_multiple_of(step)..BLOCK {
+        panel.set(input, L::zero());
     }
 }
 
 #[inline(always)]
-fn unpack_columns<L: Lanes, F: Format>(columns: [<L as Integers>::Words; 4], inputs: &mut [Floats]) {
+fn unpack_columns<L: Lanes, F: Format>(
+    columns: [<L as Integers>::Words; 4],
+    first: usize,
+    panel: &mut FloatPanel,
+) {
     for k in 0..4 {
         let (low, high) = F::numbers::<L>(columns[k]);
-        inputs[k * F::PER_WORD] = Floats::from_lanes(low);
+        panel.set(first + k * F::PER_WORD, low);
         if F::PER_WORD == 2 {
-            inputs[k * F::PER_WORD + 1] = Floats::from_lanes(high);
+            panel.set(first + k * F::PER_WORD + 1, high);
         }
     }
 }

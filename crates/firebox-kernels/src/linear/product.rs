@@ -8,9 +8,10 @@ use rayon::prelude::*;
 
 use super::activations::{Activations, Integers, Quantized};
 use super::panel::{
-    BLOCK, BLOCK_CHUNKS, CHUNK, FloatPanel, FloatRows, IntegerPanel, IntegerRows, OUTPUTS, QUADS,
+    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows,
+    OUTPUTS, QUADS,
 };
-use crate::simd::{Kernel, Lanes, dispatch};
+use crate::simd::{COLUMN_BYTES, Kernel, LANES, Lanes, dispatch};
 
 /// Outputs that are unpacked and multiplied together: two panels, so that a loaded activation is used twice.
 const TILE_OUTPUTS: usize = 2 * OUTPUTS;
@@ -77,8 +78,7 @@ impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
 /// `x · weightᵀ` for several weights of so many outputs: `[rows, outputs]` each. The weights are worked on together;
 /// each has at least the rows of one panel, wanted or not.
 pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize)]) -> Vec<Vec<f32>> {
-    let mut results: Vec<Vec<f32>> =
-        weights.iter().map(|(_, outputs)| vec![0.0; x.rows * outputs]).collect();
+    let mut results: Vec<Vec<f32>> = weights.iter().map(|(_, outputs)| vec![0.0; x.rows * outputs]).collect();
     if x.rows == 0 || x.padded == 0 {
         return results;
     }
@@ -92,7 +92,10 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
     for (&(weight, outputs), result) in weights.iter().zip(&mut results) {
         let first = parts.len();
         for from in (0..outputs).step_by(outputs_per_piece) {
-            parts.push((weight, Part { first: from, weight_rows: outputs.max(OUTPUTS), results: Vec::with_capacity(x.rows) }));
+            parts.push((
+                weight,
+                Part { first: from, weight_rows: outputs.max(OUTPUTS), results: Vec::with_capacity(x.rows) },
+            ));
         }
         for row in result.chunks_mut(outputs.max(1)) {
             for ((_, part), result) in parts[first..].iter_mut().zip(row.chunks_mut(outputs_per_piece)) {
@@ -161,11 +164,13 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
+        if let [result] = &mut results[..] {
+            return float_row::<L, W>(x.values, weight, first, weight_rows, result);
+        }
         let count = results[0].len();
         let mut panels = (FloatPanel::default(), FloatPanel::default());
         for at in (0..count).step_by(TILE_OUTPUTS) {
-            let places =
-                (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
+            let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
             for block in 0..x.padded.div_ceil(BLOCK) {
                 weight.unpack::<L>(places.0.row, block, &mut panels.0);
                 weight.unpack::<L>(places.1.row, block, &mut panels.1);
@@ -173,7 +178,14 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
                 let values = |row: usize| &x.values[row * x.padded..][..x.padded][inputs.clone()];
                 let mut row = 0;
                 while L::TILE_ROWS >= 6 && row + 6 <= x.rows {
-                    let x = [values(row), values(row + 1), values(row + 2), values(row + 3), values(row + 4), values(row + 5)];
+                    let x = [
+                        values(row),
+                        values(row + 1),
+                        values(row + 2),
+                        values(row + 3),
+                        values(row + 4),
+                        values(row + 5),
+                    ];
                     float_tile::<L, 6>(x, &panels.0, &panels.1, &mut results[row..row + 6], places);
                     row += 6;
                 }
@@ -188,14 +200,14 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
                     row += 2;
                 }
                 if row < x.rows {
-                    float_tile::<L, 1>([values(row)], &panels.0, &panels.1, &mut results[row..row + 1], places);
+                    float_tile::<L, 1>([values(row)], &panels.0, &panels.1, &mut results[row..], places);
                 }
             }
         }
     }
 }
 
-/// Adds the products of some rows with one block of two panels to the results from `at` on.
+/// Adds the products of some rows with one block of two panels to the results.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // An input is of all rows at once.
 fn float_tile<L: Lanes, const ROWS: usize>(
@@ -205,36 +217,80 @@ fn float_tile<L: Lanes, const ROWS: usize>(
     results: &mut [&mut [f32]],
     places: (Place, Place),
 ) {
-    // Even and odd inputs have sums of their own, and arrays of their own: the compiler keeps those in registers.
-    let (mut even0, mut even1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
-    let (mut odd0, mut odd1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
-    let mut pairs: [&[[f32; 2]]; ROWS] = [&[]; ROWS];
+    let mut steps: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
     for i in 0..ROWS {
-        pairs[i] = x[i].as_chunks().0;
+        steps[i] = x[i].as_chunks().0;
     }
-    let count = pairs[0].len();
+    let count = steps[0].len().min(BLOCK_STEPS);
     for i in 0..ROWS {
-        pairs[i] = &pairs[i][..count];
+        steps[i] = &steps[i][..count];
     }
-    let weights = panel0.inputs.as_chunks::<2>().0[..count].iter().zip(&panel1.inputs.as_chunks::<2>().0[..count]);
-    for (pair, (weight0, weight1)) in weights.enumerate() {
-        let (even_weight0, even_weight1) = (weight0[0].lanes::<L>(), weight1[0].lanes::<L>());
-        for i in 0..ROWS {
-            let x = L::splat(pairs[i][pair][0]);
-            even0[i] = even0[i].mul_add(even_weight0, x);
-            even1[i] = even1[i].mul_add(even_weight1, x);
+    // Arrays of their own for the two panels: the compiler keeps those in registers.
+    let (mut totals0, mut totals1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
+    for lane in 0..LANES {
+        let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
+        for step in 0..count {
+            let weight0 = panel0.inputs[lane][step].lanes::<L>();
+            let weight1 = panel1.inputs[lane][step].lanes::<L>();
+            for i in 0..ROWS {
+                let x = L::splat(steps[i][step][lane]);
+                sums0[i] = sums0[i].mul_add(weight0, x);
+                sums1[i] = sums1[i].mul_add(weight1, x);
+            }
         }
-        let (odd_weight0, odd_weight1) = (weight0[1].lanes::<L>(), weight1[1].lanes::<L>());
         for i in 0..ROWS {
-            let x = L::splat(pairs[i][pair][1]);
-            odd0[i] = odd0[i].mul_add(odd_weight0, x);
-            odd1[i] = odd1[i].mul_add(odd_weight1, x);
+            totals0[i] = totals0[i].add(sums0[i]);
+            totals1[i] = totals1[i].add(sums1[i]);
         }
     }
     for i in 0..ROWS {
-        places.0.add(results[i], even0[i].add(odd0[i]));
-        places.1.add(results[i], even1[i].add(odd1[i]));
+        places.0.add(results[i], totals0[i]);
+        places.1.add(results[i], totals1[i]);
     }
+}
+
+/// The products of a single row, whose weights are read in the order of the memory and never unpacked.
+#[inline(always)]
+fn float_row<L: Lanes, W: FloatRows>(
+    x: &[f32],
+    weight: &W,
+    first: usize,
+    weight_rows: usize,
+    result: &mut [f32],
+) {
+    let (steps, _) = x.as_chunks::<LANES>();
+    let blocks = steps.len().div_ceil(BLOCK_STEPS);
+    // For every block the sums of sixteen outputs, a vector of lanes each.
+    let mut sums = vec![[Floats::default(); OUTPUTS]; blocks];
+    for at in (0..result.len()).step_by(OUTPUTS) {
+        let place = Place::new(first, at, weight_rows);
+        for output in 0..OUTPUTS {
+            for (block, steps) in steps.chunks(BLOCK_STEPS).enumerate() {
+                let mut sum = L::zero();
+                for (step, x) in steps.iter().enumerate() {
+                    let from = block * BLOCK + step * LANES;
+                    sum = sum.mul_add(weight.sixteen::<L>(place.row + output, from), L::load(x));
+                }
+                sums[block][output] = Floats::from_lanes(sum);
+            }
+        }
+        for sums in &sums {
+            place.add(result, across::<L>(sums));
+        }
+    }
+}
+
+/// The lanes of sixteen vectors added up in their order, one sum for each vector.
+#[inline(always)]
+fn across<L: Lanes>(vectors: &[Floats; OUTPUTS]) -> L {
+    let bytes = bytemuck::bytes_of(vectors);
+    let mut total = L::zero();
+    for part in 0..LANES / 4 {
+        for column in L::columns(&bytes[part * COLUMN_BYTES..], size_of::<Floats>()) {
+            total = total.add(L::as_floats(column));
+        }
+    }
+    total
 }
 
 struct IntegerProduct<'a, W> {
@@ -250,8 +306,7 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
         let (count, rows) = (results[0].len(), results.len());
         let mut panels = (IntegerPanel::default(), IntegerPanel::default());
         for at in (0..count).step_by(TILE_OUTPUTS) {
-            let places =
-                (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
+            let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
             for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
                 weight.unpack::<L>(places.0.row, block, &mut panels.0);
                 weight.unpack::<L>(places.1.row, block, &mut panels.1);
@@ -308,9 +363,8 @@ impl IntegerTile<'_> {
                 let zero = L::splat_word(0);
                 let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
                 for i in 0..ROWS {
-                    let sums = integers[i].sums;
-                    let sum = if W::HALVED { sums[half] } else { sums[0] + sums[1] };
-                    let offset = L::splat_word((-W::ZERO * sum) as u32);
+                    let sum = if W::HALVED { integers[i].sums[half] } else { integers[i].sum() };
+                    let offset = L::splat_word(sum.wrapping_mul(-W::ZERO) as u32);
                     (dots0[i][1], dots1[i][1]) = (offset, offset);
                 }
                 for quad in half * QUADS / halves..(half + 1) * QUADS / halves {
@@ -332,8 +386,7 @@ impl IntegerTile<'_> {
             if W::OFFSET {
                 let (least0, least1) = (panel0.least[chunk].lanes::<L>(), panel1.least[chunk].lanes::<L>());
                 for i in 0..ROWS {
-                    let sum = integers[i].sums[0] + integers[i].sums[1];
-                    let sum = scales[i].mul(L::splat(sum as f32));
+                    let sum = scales[i].mul(L::splat(integers[i].sum() as f32));
                     sums0[i] = sums0[i].mul_add(sum, least0);
                     sums1[i] = sums1[i].mul_add(sum, least1);
                 }

@@ -1,14 +1,14 @@
 use std::arch::x86_64::{
     __m128i, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256,
-    _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cvtepi32_ps, _mm256_cvtph_ps,
-    _mm256_inserti128_si256, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_or_si256, _mm256_packus_epi32,
-    _mm256_permute4x64_epi64, _mm256_set1_epi32, _mm256_sll_epi32, _mm256_sra_epi32,
-    _mm256_srl_epi32, _mm256_storeu_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64,
-    _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
+    _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cvtepi32_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_inserti128_si256, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_set1_epi32,
+    _mm256_sll_epi32, _mm256_sra_epi32, _mm256_srl_epi32, _mm256_storeu_si256, _mm256_unpackhi_epi32,
+    _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
 use super::avx2::Avx2;
-use super::integers::pair_quad;
+use super::integers::pair_quads;
 use super::{COLUMN_BYTES, Integers, LANES};
 
 /// Two 256-bit registers.
@@ -49,18 +49,25 @@ impl Integers for Avx2 {
     }
 
     #[inline(always)]
+    fn widen(integers: &[u16; LANES]) -> Pair {
+        let integers: *const __m128i = integers.as_ptr().cast();
+        // SAFETY: see above.
+        unsafe {
+            (
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(integers)),
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(integers.add(1))),
+            )
+        }
+    }
+
+    #[inline(always)]
     fn columns(bytes: &[u8], stride: usize) -> [Pair; 4] {
         assert!(bytes.len() >= (LANES - 1) * stride + COLUMN_BYTES, "rows end before their columns");
         let start = bytes.as_ptr();
         // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
         let (first, second) =
             unsafe { (eight_rows(start, stride), eight_rows(start.add(HALF * stride), stride)) };
-        [
-            (first[0], second[0]),
-            (first[1], second[1]),
-            (first[2], second[2]),
-            (first[3], second[3]),
-        ]
+        [(first[0], second[0]), (first[1], second[1]), (first[2], second[2]), (first[3], second[3])]
     }
 
     #[inline(always)]
@@ -115,18 +122,21 @@ impl Integers for Avx2 {
     }
 
     #[inline(always)]
-    fn quad(integers: [i32; 4]) -> [u32; 2] {
-        pair_quad(integers)
+    fn round(self) -> Pair {
+        // SAFETY: see above.
+        unsafe { (_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1)) }
+    }
+
+    #[inline(always)]
+    fn quads(integers: Pair) -> [[u32; 2]; 4] {
+        pair_quads(&Self::store_words(integers))
     }
 
     #[inline(always)]
     fn dot_quads([even, odd]: [Pair; 2], bytes: Pair, quad: &[u32; 2]) -> [Pair; 2] {
         let mask = Self::splat_word(0x00FF_00FF);
         let (evens, odds) = (Self::and(bytes, mask), Self::and(Self::shr::<8>(bytes), mask));
-        [
-            add_pairs(even, evens, Self::splat_word(quad[0])),
-            add_pairs(odd, odds, Self::splat_word(quad[1])),
-        ]
+        [add_pairs(even, evens, Self::splat_word(quad[0])), add_pairs(odd, odds, Self::splat_word(quad[1]))]
     }
 
     #[inline(always)]

@@ -1,10 +1,11 @@
 use std::arch::x86_64::{
-    __m128i, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm512_add_epi32, _mm512_and_si512,
-    _mm512_castsi128_si512, _mm512_castsi512_ps, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
-    _mm512_dpbusd_epi32, _mm512_inserti32x4, _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi32,
-    _mm512_sll_epi32, _mm512_sra_epi32, _mm512_srl_epi32, _mm512_storeu_si512,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
-    _mm512_xor_si512,
+    __m128i, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_storeu_si128, _mm_unpackhi_epi32,
+    _mm_unpacklo_epi32, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_castsi128_si512,
+    _mm512_castsi512_ps, _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32, _mm512_inserti32x4,
+    _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi32, _mm512_sll_epi32, _mm512_sra_epi32,
+    _mm512_srl_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
 use super::avx512::Avx512;
@@ -34,6 +35,12 @@ impl Integers for Avx512 {
         // SAFETY: see above.
         unsafe { _mm512_storeu_si512(stored.as_mut_ptr().cast(), words) };
         stored
+    }
+
+    #[inline(always)]
+    fn widen(integers: &[u16; LANES]) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(integers.as_ptr().cast())) }
     }
 
     #[inline(always)]
@@ -99,16 +106,26 @@ impl Integers for Avx512 {
         unsafe { _mm512_sra_epi32(words, _mm_cvtsi32_si128(BITS as i32)) }
     }
 
+    #[inline(always)]
+    fn round(self) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtps_epi32(self.0) }
+    }
+
     /// Upper bytes and lower bytes, both signed.
     #[inline(always)]
-    fn quad(integers: [i32; 4]) -> [u32; 2] {
-        let mut quad = [0; 2];
-        for (at, integer) in integers.into_iter().enumerate() {
-            let upper = (integer + 128) >> 8;
-            quad[0] |= u32::from(upper as u8) << (8 * at);
-            quad[1] |= u32::from(integer as u8) << (8 * at);
+    fn quads(integers: __m512i) -> [[u32; 2]; 4] {
+        let mut quads = [[0; 2]; 4];
+        let to: *mut __m128i = quads.as_mut_ptr().cast();
+        // SAFETY: see above.
+        unsafe {
+            let upper = Self::add_words(integers, Self::splat_word(128));
+            let upper = _mm512_cvtepi32_epi8(Self::sar::<8>(upper));
+            let lower = _mm512_cvtepi32_epi8(integers);
+            _mm_storeu_si128(to, _mm_unpacklo_epi32(upper, lower));
+            _mm_storeu_si128(to.add(1), _mm_unpackhi_epi32(upper, lower));
         }
-        quad
+        quads
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Sixteen 32-bit words beside the sixteen floats: columns of packed weights, and exact products of 16-bit integers.
 
-use super::{LANES, Portable, f16_to_f32};
+use super::{LANES, Lanes, Portable, f16_to_f32};
 
 /// Bytes that [`Integers::columns`] takes from every row.
 pub(crate) const COLUMN_BYTES: usize = 16;
@@ -14,6 +14,8 @@ pub(crate) trait Integers: Copy {
     fn splat_word(bits: u32) -> Self::Words;
     fn load_words(words: &[u32; LANES]) -> Self::Words;
     fn store_words(words: Self::Words) -> [u32; LANES];
+    /// Sixteen unsigned 16-bit integers, each in the low half of a word.
+    fn widen(integers: &[u16; LANES]) -> Self::Words;
 
     /// Four words of each of sixteen rows that begin `stride` bytes apart, turned: the first vector has the first word
     /// of every row.
@@ -32,11 +34,15 @@ pub(crate) trait Integers: Copy {
     /// Shifts signed words right.
     fn sar<const BITS: u32>(words: Self::Words) -> Self::Words;
 
-    /// Four 16-bit integers as [`dot_quads`](Self::dot_quads) takes them.
-    fn quad(integers: [i32; 4]) -> [u32; 2];
+    /// The nearest integers, of numbers whose magnitude is below 2²².
+    fn round(self) -> Self::Words;
 
-    /// Adds the products of the four unsigned bytes of every word with the same four 16-bit integers, in two sums that
-    /// [`dot`](Self::dot) makes one. The integers are at least -32,640 and at most 32,639.
+    /// Sixteen integers by fours, as [`dot_quads`](Self::dot_quads) takes them. They are at least -32,640 and at most
+    /// 32,639.
+    fn quads(integers: Self::Words) -> [[u32; 2]; 4];
+
+    /// Adds the products of the four unsigned bytes of every word with the same four integers, in two sums that
+    /// [`dot`](Self::dot) makes one.
     fn dot_quads(sums: [Self::Words; 2], bytes: Self::Words, quad: &[u32; 2]) -> [Self::Words; 2];
 
     /// What the two sums stand for.
@@ -66,6 +72,11 @@ impl Integers for Portable {
     #[inline(always)]
     fn store_words(words: [u32; LANES]) -> [u32; LANES] {
         words
+    }
+
+    #[inline(always)]
+    fn widen(integers: &[u16; LANES]) -> [u32; LANES] {
+        integers.map(u32::from)
     }
 
     #[inline(always)]
@@ -116,8 +127,13 @@ impl Integers for Portable {
     }
 
     #[inline(always)]
-    fn quad(integers: [i32; 4]) -> [u32; 2] {
-        pair_quad(integers)
+    fn round(self) -> [u32; LANES] {
+        self.store().map(|number| number.round_ties_even() as i32 as u32)
+    }
+
+    #[inline(always)]
+    fn quads(integers: [u32; LANES]) -> [[u32; 2]; 4] {
+        pair_quads(&integers)
     }
 
     #[inline(always)]
@@ -154,11 +170,15 @@ impl Integers for Portable {
     }
 }
 
-/// Integers 0 and 2, then 1 and 3, as the halves of words: where they meet bytes that are widened to 16 bits, those
-/// come apart into even and odd ones.
+/// Of every four integers the first and third, then the second and fourth, as the halves of words: where they meet
+/// bytes that are widened to 16 bits, those come apart into even and odd ones.
 #[inline(always)]
-pub(super) fn pair_quad([a, b, c, d]: [i32; 4]) -> [u32; 2] {
-    [(a as u32 & 0xFFFF) | (c as u32) << 16, (b as u32 & 0xFFFF) | (d as u32) << 16]
+pub(super) fn pair_quads(integers: &[u32; LANES]) -> [[u32; 2]; 4] {
+    let mut quads = [[0; 2]; 4];
+    for (quad, [a, b, c, d]) in quads.iter_mut().zip(integers.as_chunks().0) {
+        *quad = [(a & 0xFFFF) | c << 16, (b & 0xFFFF) | d << 16];
+    }
+    quads
 }
 
 /// The products of bytes 0 and 2 with two 16-bit integers.
@@ -172,7 +192,7 @@ fn dot_pair(bytes: u32, pair: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Kernel, Lanes, on_each_kind};
+    use crate::simd::{Kernel, on_each_kind};
 
     /// Every operation on words that differ in all their bits, against the portable one.
     struct Check(&'static str);
@@ -199,16 +219,24 @@ mod tests {
                 assert_eq!(L::store_words(L::shl::<7>(x)), Portable::shl::<7>(a), "{name}");
                 assert_eq!(L::store_words(L::shr::<9>(x)), Portable::shr::<9>(a), "{name}");
                 assert_eq!(L::store_words(L::sar::<12>(x)), Portable::sar::<12>(a), "{name}");
+                let halves = a.map(|a| a as u16);
+                assert_eq!(L::store_words(L::widen(&halves)), halves.map(u32::from), "{name}");
                 assert_eq!(L::store_words(L::splat_word(a[3])), [a[3]; LANES], "{name}");
-                let integers: [i32; 4] = std::array::from_fn(|i| b[i] as i32 % 32_640);
+                let integers = b.map(|b| b as i32 % 32_640);
+                let quads = L::quads(L::load_words(&integers.map(|integer| integer as u32)));
                 // Not too large to be multiplied as the upper part of a sum.
                 let sums = [L::splat_word(0), L::sar::<8>(z)];
-                let dots = L::store_words(L::dot(L::dot_quads(sums, x, &L::quad(integers))));
-                for lane in 0..LANES {
-                    let products = a[lane].to_le_bytes().into_iter().zip(integers);
-                    let sum: i32 = products.map(|(byte, integer)| i32::from(byte) * integer).sum();
-                    assert_eq!(dots[lane] as i32, sum + (c[lane] as i32 >> 8), "{name}");
+                for (quad, integers) in quads.iter().zip(integers.as_chunks::<4>().0) {
+                    let dots = L::store_words(L::dot(L::dot_quads(sums, x, quad)));
+                    for lane in 0..LANES {
+                        let products = a[lane].to_le_bytes().into_iter().zip(integers);
+                        let sum: i32 = products.map(|(byte, integer)| i32::from(byte) * integer).sum();
+                        assert_eq!(dots[lane] as i32, sum + (c[lane] as i32 >> 8), "{name}");
+                    }
                 }
+                let numbers = a.map(|a| a as i32 as f32 / 1024.0 + 0.5);
+                let rounded = L::store_words(L::load(&numbers).round());
+                assert_eq!(rounded, numbers.map(|x| x.round_ties_even() as i32 as u32), "{name}");
                 assert_eq!(L::to_floats(x).store(), Portable::to_floats(a).store(), "{name}");
                 assert_eq!(
                     L::as_floats(x).store().map(f32::to_bits),

@@ -1,0 +1,123 @@
+//! Nonlinearities of feed-forward networks.
+
+use burn::tensor::{Tensor, activation};
+use serde::Serialize;
+
+use crate::simd::{Lanes, normal_share, sigmoid, tanh};
+
+/// Nonlinearity of a feed-forward network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x * sigmoid(x)`
+    Silu,
+    /// By the error function.
+    Gelu,
+    /// By its tanh approximation.
+    GeluTanh,
+    /// `x * sigmoid(1.702 * x)`
+    GeluQuick,
+    /// `max(x, 0)`
+    Relu,
+    /// `max(x, 0)^2`
+    ReluSquared,
+    /// Hyperbolic tangent.
+    Tanh,
+}
+
+impl Activation {
+    /// Applies the nonlinearity to every element, in Burn's operations.
+    pub fn forward<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Silu => activation::silu(x),
+            Self::Gelu => activation::gelu(x),
+            // Burn's own approximation cubes with a float power, which shader languages leave undefined
+            // for negative numbers.
+            Self::GeluTanh => {
+                let cube = x.clone().square().mul(x.clone());
+                let inner = cube.mul_scalar(0.044_715).add(x.clone());
+                let tanh = inner.mul_scalar((2.0 / std::f64::consts::PI).sqrt()).tanh();
+                x.mul(tanh.add_scalar(1.0)).mul_scalar(0.5)
+            }
+            Self::GeluQuick => activation::sigmoid(x.clone().mul_scalar(1.702)).mul(x),
+            Self::Relu => activation::relu(x),
+            Self::ReluSquared => activation::relu(x).square(),
+            Self::Tanh => x.tanh(),
+        }
+    }
+}
+
+/// A nonlinearity that is known when the loop around it is compiled, of every lane.
+pub(crate) trait Curve {
+    fn at<L: Lanes>(x: L) -> L;
+}
+
+/// See [`Activation::Silu`].
+pub(crate) struct Silu;
+/// See [`Activation::Gelu`].
+pub(crate) struct Gelu;
+/// See [`Activation::GeluTanh`].
+pub(crate) struct GeluTanh;
+/// See [`Activation::GeluQuick`].
+pub(crate) struct GeluQuick;
+/// See [`Activation::Relu`].
+pub(crate) struct Relu;
+/// See [`Activation::ReluSquared`].
+pub(crate) struct ReluSquared;
+/// See [`Activation::Tanh`].
+pub(crate) struct Tanh;
+
+impl Curve for Silu {
+    #[inline(always)]
+    fn at<L: Lanes>(x: L) -> L {
+        x.mul(sigmoid(x))
+    }
+}
+
+impl Curve for Gelu {
+    #[inline(always)]
+    fn at<L: Lanes>(x: L) -> L {
+        x.mul(normal_share(x))
+    }
+}
+
+impl Curve for GeluTanh {
+    #[inline(always)]
+    fn at<L: Lanes>(x: L) -> L {
+        // `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which does not cancel where the tangent is near -1.
+        const TWICE_ROOT_2_OVER_PI: f32 = 1.595_769;
+        let cube = x.mul(x).mul(x);
+        let inner = L::splat(TWICE_ROOT_2_OVER_PI).mul(x.mul_add(cube, L::splat(0.044_715)));
+        x.mul(sigmoid(inner))
+    }
+}
+
+impl Curve for GeluQuick {
+    #[inline(always)]
+    fn at<L: Lanes>(x: L) -> L {
+        x.mul(sigmoid(x.mul(L::splat(1.702))))
+    }
+}
+
+impl Curve for Relu {
+    #[inline(always)]
+    fn at<L: Lanes>(x: L) -> L {
+        // Lets NaN through, as Burn's does.
+        L::where_less(x, L::zero(), L::zero(), x)
+    }
+}
+
+impl Curve for ReluSquared {
+    #[inline(always)]
+    fn at<L: Lanes>(x: L) -> L {
+        let positive = Relu::at(x);
+        positive.mul(positive)
+    }
+}
+
+impl Curve for Tanh {
+    #[inline(always)]
+    fn at<L: Lanes>(x: L) -> L {
+        tanh(x)
+    }
+}

@@ -1,0 +1,271 @@
+//! A causal convolution of every channel by itself.
+
+use std::ops::{Add, Mul};
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Flex, backend_extension};
+use burn::tensor::{DType, Element, Tensor, activation};
+use rayon::prelude::*;
+
+use crate::flex::{Dispatched, dims, elements, is_flex, tensor};
+use crate::simd::{Kernel, LANES, Lanes, dispatch, sigmoid, wide};
+
+/// Channels whose sums are kept in registers together.
+const BLOCK: usize = 2 * LANES;
+
+/// Channels times tokens that one thread computes before another takes part: some tens of microseconds, several
+/// times what waking a thread costs.
+const PIECE: usize = 1 << 14;
+
+/// What becomes of the weighted sums.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Convolving {
+    /// Whether sums of f32 are made and returned in f64.
+    pub exact: bool,
+    /// Whether each sum is multiplied by its sigmoid.
+    pub silu: bool,
+}
+
+/// Each channel's weighted sum over the last tokens, the token itself included, of `[tokens, channels]`.
+///
+/// `taps` is `[channels, kernel]`, from the oldest token to the token itself. `earlier`, `[kernel - 1, channels]`, is
+/// what came before the first token, and zero where it is absent. Returns the sums, and the last `kernel - 1` tokens
+/// as `earlier` for the next.
+///
+/// A token's result does not depend on how many come with it.
+pub fn convolve(
+    x: Tensor<2>,
+    earlier: Option<Tensor<2>>,
+    taps: Tensor<2>,
+    convolving: Convolving,
+) -> (Tensor<2>, Tensor<2>) {
+    let (device, dtype) = (x.device(), x.dtype());
+    let [channels, kernel] = taps.dims();
+    let earlier = match earlier {
+        Some(earlier) => earlier.cast(dtype),
+        None => Tensor::zeros([kernel - 1, channels], (&device, dtype)),
+    };
+    if !is_flex(&device) || !matches!(dtype, DType::F32 | DType::F64) {
+        return reference(x, earlier, taps, convolving);
+    }
+    let (sums, kept) = <Dispatched as ConvolutionOps>::convolve(
+        x.into_dispatch(),
+        earlier.into_dispatch(),
+        taps.cast(dtype).into_dispatch(),
+        convolving,
+    );
+    (Tensor::from_dispatch(sums), Tensor::from_dispatch(kept))
+}
+
+/// The same in Burn's operations.
+pub fn reference(
+    x: Tensor<2>,
+    earlier: Tensor<2>,
+    taps: Tensor<2>,
+    convolving: Convolving,
+) -> (Tensor<2>, Tensor<2>) {
+    let [count, channels] = x.dims();
+    let [before, _] = earlier.dims();
+    // Burn neither joins nor cuts out no rows at all.
+    let (padded, kept) = if before == 0 {
+        (x, earlier)
+    } else {
+        let padded = if count == 0 { earlier } else { Tensor::cat(vec![earlier, x], 0) };
+        (padded.clone(), padded.narrow(0, count, before))
+    };
+    let dtype = if convolving.exact { DType::F64 } else { padded.dtype() };
+    let (padded, taps) = (padded.cast(dtype), taps.cast(dtype));
+    let mut sums = Tensor::zeros([count, channels], (&padded.device(), dtype));
+    if count == 0 {
+        return (sums, kept);
+    }
+    for tap in 0..=before {
+        let weight = taps.clone().narrow(1, tap, 1).reshape([1, channels]);
+        sums = sums.add(padded.clone().narrow(0, tap, count).mul(weight));
+    }
+    (if convolving.silu { activation::silu(sums) } else { sums }, kept)
+}
+
+#[backend_extension(Flex)]
+pub(crate) trait ConvolutionOps: Backend {
+    fn convolve(
+        x: FloatTensor<Self>,
+        earlier: FloatTensor<Self>,
+        taps: FloatTensor<Self>,
+        convolving: Convolving,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl ConvolutionOps for Flex {
+    fn convolve(
+        x: FlexTensor,
+        earlier: FlexTensor,
+        taps: FlexTensor,
+        convolving: Convolving,
+    ) -> (FlexTensor, FlexTensor) {
+        match (x.dtype(), convolving.exact) {
+            (DType::F32, false) => compute::<f32, f32>(x, earlier, taps, convolving.silu),
+            (DType::F32, true) => compute::<f32, f64>(x, earlier, taps, convolving.silu),
+            _ => compute::<f64, f64>(x, earlier, taps, convolving.silu),
+        }
+    }
+}
+
+/// What is summed.
+trait Term: Element + bytemuck::Pod + Send + Sync {
+    const ZERO: Self;
+}
+
+/// What sums are made in.
+trait Sum: Term + Add<Output = Self> + Mul<Output = Self> {
+    fn silu<L: Lanes>(sums: &mut [Self; BLOCK]);
+}
+
+impl Term for f32 {
+    const ZERO: Self = 0.0;
+}
+
+impl Term for f64 {
+    const ZERO: Self = 0.0;
+}
+
+impl Sum for f32 {
+    #[inline(always)]
+    fn silu<L: Lanes>(sums: &mut [Self; BLOCK]) {
+        for vector in sums.as_chunks_mut::<LANES>().0 {
+            let x = L::load(vector);
+            *vector = x.mul(sigmoid(x)).store();
+        }
+    }
+}
+
+impl Sum for f64 {
+    #[inline(always)]
+    fn silu<L: Lanes>(sums: &mut [Self; BLOCK]) {
+        for sum in sums {
+            *sum *= wide::sigmoid(*sum);
+        }
+    }
+}
+
+fn compute<T: Term, S: Sum + From<T>>(
+    x: FlexTensor,
+    earlier: FlexTensor,
+    taps: FlexTensor,
+    silu: bool,
+) -> (FlexTensor, FlexTensor) {
+    let (x, earlier, taps) = (x.to_contiguous(), earlier.to_contiguous(), taps.to_contiguous());
+    let [count, channels] = dims(&x);
+    let [before, _] = dims(&earlier);
+    assert_eq!(dims(&taps), [channels, before + 1], "taps for other channels or another kernel");
+    assert_eq!(dims(&earlier), [before, channels], "earlier tokens of other channels");
+    let rows = Padded::<T> { earlier: elements(&earlier), x: elements(&x), before, channels };
+    let taps: &[T] = elements(&taps);
+    let mut sums = vec![S::ZERO; count * channels];
+    if channels > 0 {
+        let tokens = PIECE.div_ceil(channels);
+        sums.par_chunks_mut(tokens * channels).enumerate().for_each(|(piece, sums)| {
+            dispatch(Piece { rows: &rows, taps, first: piece * tokens, sums, silu });
+        });
+    }
+    let mut kept = Vec::with_capacity(before * channels);
+    for row in count..count + before {
+        kept.extend_from_slice(rows.row(row));
+    }
+    (tensor(sums, [count, channels]), tensor(kept, [before, channels]))
+}
+
+/// The earlier tokens and then the new ones.
+struct Padded<'a, T> {
+    earlier: &'a [T],
+    x: &'a [T],
+    before: usize,
+    channels: usize,
+}
+
+impl<T> Padded<'_, T> {
+    #[inline(always)]
+    fn row(&self, row: usize) -> &[T] {
+        if row < self.before {
+            &self.earlier[row * self.channels..][..self.channels]
+        } else {
+            &self.x[(row - self.before) * self.channels..][..self.channels]
+        }
+    }
+}
+
+/// Some tokens, from the `first` on.
+struct Piece<'a, T, S> {
+    rows: &'a Padded<'a, T>,
+    taps: &'a [T],
+    first: usize,
+    sums: &'a mut [S],
+    silu: bool,
+}
+
+impl<T: Term, S: Sum + From<T>> Kernel for Piece<'_, T, S> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { rows, taps, first, sums: results, silu } = self;
+        let (kernel, channels) = (rows.before + 1, rows.channels);
+        let mut weights = vec![[S::ZERO; BLOCK]; kernel];
+        for start in (0..channels).step_by(BLOCK) {
+            let width = BLOCK.min(channels - start);
+            // Channels side by side, once for all tokens.
+            let block_taps = &taps[start * kernel..][..width * kernel];
+            if kernel == 4 && width == BLOCK {
+                // The usual kernel: a number known here makes the compiler shuffle vectors.
+                spread::<T, S, 4>(block_taps, &mut weights);
+            } else {
+                for (tap, weights) in weights.iter_mut().enumerate() {
+                    for (weight, taps) in weights.iter_mut().zip(block_taps.chunks_exact(kernel)) {
+                        *weight = S::from(taps[tap]);
+                    }
+                }
+            }
+            for (token, result) in results.chunks_exact_mut(channels).enumerate() {
+                let mut sums = [S::ZERO; BLOCK];
+                for (tap, weights) in weights.iter().enumerate() {
+                    let row = &rows.row(first + token + tap)[start..][..width];
+                    if let Some(whole) = row.first_chunk::<BLOCK>() {
+                        add_weighted(&mut sums, whole, weights);
+                    } else {
+                        let mut padded = [T::ZERO; BLOCK];
+                        padded[..width].copy_from_slice(row);
+                        add_weighted(&mut sums, &padded, weights);
+                    }
+                }
+                if silu {
+                    S::silu::<L>(&mut sums);
+                }
+                let result = &mut result[start..][..width];
+                // A length known here spares a call for every block.
+                match result.first_chunk_mut::<BLOCK>() {
+                    Some(whole) => *whole = sums,
+                    None => result.copy_from_slice(&sums[..width]),
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn spread<T: Term, S: Sum + From<T>, const KERNEL: usize>(taps: &[T], weights: &mut [[S; BLOCK]]) {
+    let (Some(weights), (taps, _)) = (weights.first_chunk_mut::<KERNEL>(), taps.as_chunks::<KERNEL>()) else {
+        return;
+    };
+    let Some(taps) = taps.first_chunk::<BLOCK>() else { return };
+    for (tap, weights) in weights.iter_mut().enumerate() {
+        for (weight, taps) in weights.iter_mut().zip(taps) {
+            *weight = S::from(taps[tap]);
+        }
+    }
+}
+
+#[inline(always)]
+fn add_weighted<T: Term, S: Sum + From<T>>(sums: &mut [S; BLOCK], row: &[T; BLOCK], weights: &[S; BLOCK]) {
+    for lane in 0..BLOCK {
+        sums[lane] = sums[lane] + S::from(row[lane]) * weights[lane];
+    }
+}
