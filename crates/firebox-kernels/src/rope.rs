@@ -49,10 +49,43 @@ pub fn reference(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleaved: 
     }
 }
 
+/// Rotates cached keys `[kv_heads, positions, head_dim]` on to other positions: all by the same angles, of which
+/// `cos` and `sin` are `[pairs]`. Pairs are those of [`rotate`].
+///
+/// A key rotated to a position and then by the angles of a distance is the key rotated to the position that far
+/// on, so positions that have been left free can be closed up without computing keys again.
+pub fn rotate_by(keys: Tensor<3>, cos: Tensor<1>, sin: Tensor<1>, interleaved: bool) -> Tensor<3> {
+    if !is_flex(&keys.device()) || keys.shape().num_elements() == 0 {
+        return reference_by(keys, cos, sin, interleaved);
+    }
+    Tensor::from_dispatch(<Dispatched as RopeOps>::rotate_by(
+        keys.into_dispatch(),
+        cos.into_dispatch(),
+        sin.into_dispatch(),
+        interleaved,
+    ))
+}
+
+/// The same in Burn's operations.
+pub fn reference_by(keys: Tensor<3>, cos: Tensor<1>, sin: Tensor<1>, interleaved: bool) -> Tensor<3> {
+    if keys.shape().num_elements() == 0 {
+        return keys;
+    }
+    let pairs = cos.dims()[0];
+    reference(keys, cos.reshape([1, 1, pairs]), sin.reshape([1, 1, pairs]), interleaved)
+}
+
 #[backend_extension(Flex)]
 pub(crate) trait RopeOps: Backend {
     fn rotate(
         heads: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        interleaved: bool,
+    ) -> FloatTensor<Self>;
+
+    fn rotate_by(
+        keys: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         interleaved: bool,
@@ -74,18 +107,39 @@ impl RopeOps for Flex {
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
         for (row, (cos, sin)) in rotated.chunks_exact_mut(count * head_dim).zip(angles) {
             for head in row.chunks_exact_mut(head_dim) {
-                if interleaved {
-                    for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
-                        (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
-                    }
-                } else {
-                    let (first, rest) = head.split_at_mut(pairs);
-                    for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
-                        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-                    }
-                }
+                turn(head, cos, sin, interleaved);
             }
         }
         tensor(rotated, [rows, count, head_dim])
+    }
+
+    fn rotate_by(
+        keys: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        interleaved: bool,
+    ) -> FloatTensor<Self> {
+        let (keys, cos, sin) = (keys.to_contiguous(), cos.to_contiguous(), sin.to_contiguous());
+        let [heads, positions, head_dim] = dims(&keys);
+        let (cos, sin): (&[f32], &[f32]) = (elements(&cos), elements(&sin));
+        let mut rotated = elements::<f32>(&keys).to_vec();
+        for key in rotated.chunks_exact_mut(head_dim) {
+            turn(key, cos, sin, interleaved);
+        }
+        tensor(rotated, [heads, positions, head_dim])
+    }
+}
+
+/// Turns the pairs of one head, one angle each.
+fn turn(head: &mut [f32], cos: &[f32], sin: &[f32], interleaved: bool) {
+    if interleaved {
+        for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+            (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
+        }
+    } else {
+        let (first, rest) = head.split_at_mut(cos.len());
+        for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
     }
 }

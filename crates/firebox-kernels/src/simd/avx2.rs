@@ -1,9 +1,11 @@
 use std::arch::x86_64::{
-    __m128i, __m256, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
-    _mm256_and_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srli_epi32,
-    _mm256_storeu_ps,
+    __m128i, __m256, _CMP_LT_OQ, _MM_HINT_T0, _mm_add_ps, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehl_ps,
+    _mm_movelh_ps, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_ps, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_and_si256, _mm256_blendv_ps, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps,
+    _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
+    _mm256_cvtph_ps, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps,
+    _mm256_min_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 use super::{Kernel, LANES, Lanes};
@@ -87,6 +89,76 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
+    }
+
+    #[inline(always)]
+    fn where_less(a: Self, b: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            Self(
+                _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0)),
+                _mm256_blendv_ps(no.1, yes.1, _mm256_cmp_ps::<_CMP_LT_OQ>(a.1, b.1)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn power_of_two(self) -> Self {
+        Self(eight_powers_of_two(self.0), eight_powers_of_two(self.1))
+    }
+
+    #[inline(always)]
+    fn sums(vectors: [Self; 4]) -> [f32; 4] {
+        let [a, b, c, d] = vectors;
+        let mut sums = [0.0; 4];
+        // SAFETY: see above.
+        unsafe {
+            let (a, b) = (_mm256_add_ps(a.0, a.1), _mm256_add_ps(b.0, b.1));
+            let (c, d) = (_mm256_add_ps(c.0, c.1), _mm256_add_ps(d.0, d.1));
+            // Four sums of `a`, then four of `b`; likewise of `c` and `d`.
+            let ab =
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+            let cd =
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(c, d), _mm256_permute2f128_ps::<0x31>(c, d));
+            let (a, b) = (_mm256_castps256_ps128(ab), _mm256_extractf128_ps::<1>(ab));
+            let (c, d) = (_mm256_castps256_ps128(cd), _mm256_extractf128_ps::<1>(cd));
+            // Two sums of `a`, then two of `b`; likewise of `c` and `d`.
+            let ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+            let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+            let all = _mm_add_ps(_mm_shuffle_ps::<0x88>(ab, cd), _mm_shuffle_ps::<0xDD>(ab, cd));
+            _mm_storeu_ps(sums.as_mut_ptr(), all);
+        }
+        sums
+    }
+
+    #[inline(always)]
     fn mul(self, other: Self) -> Self {
         // SAFETY: see above.
         unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
@@ -113,6 +185,15 @@ impl Lanes for Avx2 {
     fn prefetch(address: *const u8) {
         // SAFETY: a prefetch of an address that is not mapped does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+}
+
+#[inline(always)]
+fn eight_powers_of_two(shifted: __m256) -> __m256 {
+    // SAFETY: see the implementation of `Lanes`.
+    unsafe {
+        let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted));
+        _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(0x3F80_0000)))
     }
 }
 

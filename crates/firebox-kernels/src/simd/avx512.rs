@@ -1,9 +1,12 @@
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256,
-    _mm512_add_epi32, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
-    _mm512_srli_epi32, _mm512_storeu_ps,
+    __m128i, __m256i, __m512, _CMP_LT_OQ, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_ps,
+    _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
+    _mm512_castps512_ps128, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32,
+    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
+    _mm512_permute_ps, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32,
+    _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
+    _mm512_sub_ps,
 };
 
 use super::{Kernel, LANES, Lanes};
@@ -83,6 +86,74 @@ impl Lanes for Avx512 {
             let high = _mm512_add_epi32(_mm512_srli_epi32::<4>(wide), offset);
             (Self(_mm512_cvtepi32_ps(low)), Self(_mm512_cvtepi32_ps(high)))
         }
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_sub_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_div_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_max_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_min_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn where_less(a: Self, b: Self, yes: Self, no: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a.0, b.0), no.0, yes.0) })
+    }
+
+    #[inline(always)]
+    fn power_of_two(self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.0));
+            _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(0x3F80_0000)))
+        })
+    }
+
+    #[inline(always)]
+    fn sums(vectors: [Self; 4]) -> [f32; 4] {
+        let [a, b, c, d] = vectors;
+        let mut sums = [0.0; 4];
+        // SAFETY: see above.
+        unsafe {
+            // Eight sums of `a`, then eight of `b`; likewise of `c` and `d`.
+            let ab =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a.0, b.0), _mm512_shuffle_f32x4::<0xEE>(a.0, b.0));
+            let cd =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c.0, d.0), _mm512_shuffle_f32x4::<0xEE>(c.0, d.0));
+            // Four sums of each in a quarter of its own.
+            let four =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xDD>(ab, cd));
+            let two = _mm512_add_ps(four, _mm512_permute_ps::<0x0E>(four));
+            let one = _mm512_add_ps(two, _mm512_permute_ps::<0x01>(two));
+            let first_of_quarters = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+            let gathered = _mm512_permutexvar_ps(first_of_quarters, one);
+            _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(gathered));
+        }
+        sums
     }
 
     #[inline(always)]

@@ -7,8 +7,10 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod functions;
 mod portable;
 
+pub(crate) use functions::{exp, tanh};
 pub(crate) use portable::Portable;
 
 /// Lanes of one vector.
@@ -27,7 +29,19 @@ pub(crate) trait Lanes: Copy {
     fn from_i8(values: &[i8; LANES]) -> Self;
     /// The low and the high half of every byte, minus eight.
     fn from_nibbles(bytes: &[u8; LANES]) -> (Self, Self);
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    /// The larger; `other` where one of them is NaN.
+    fn max(self, other: Self) -> Self;
+    /// The smaller; `other` where one of them is NaN.
+    fn min(self, other: Self) -> Self;
+    /// `yes` where `a < b`, and `no` elsewhere, NaN included.
+    fn where_less(a: Self, b: Self, yes: Self, no: Self) -> Self;
+    /// `2ⁿ` for lanes that hold `1.5 · 2²³ + n`, with `n` from -126 to 127: in such a number, the lowest bits are
+    /// those of the integer `n`.
+    fn power_of_two(self) -> Self;
     /// `self + a * b`
     fn mul_add(self, a: Self, b: Self) -> Self;
     fn store(self) -> [f32; LANES];
@@ -48,6 +62,12 @@ pub(crate) trait Lanes: Copy {
             width /= 2;
         }
         lanes[0]
+    }
+
+    /// The sums of four vectors, each by the tree of [`Lanes::sum`].
+    #[inline(always)]
+    fn sums(vectors: [Self; 4]) -> [f32; 4] {
+        [vectors[0].sum(), vectors[1].sum(), vectors[2].sum(), vectors[3].sum()]
     }
 }
 
@@ -144,6 +164,43 @@ mod tests {
                 ramp.map(|x| 2.0 + 3.0 * x)
             );
         }
+    }
+
+    struct CheckArithmetic;
+
+    impl Kernel for CheckArithmetic {
+        fn run<L: Lanes>(self) {
+            let a: [f32; LANES] = std::array::from_fn(|i| i as f32 * 0.75 - 5.0);
+            let b: [f32; LANES] = std::array::from_fn(|i| 3.0 - (i * 5 % 7) as f32);
+            let (x, y) = (L::load(&a), L::load(&b));
+            let of = |f: fn(f32, f32) -> f32| -> [f32; LANES] { std::array::from_fn(|i| f(a[i], b[i])) };
+            assert_eq!(x.add(y).store(), of(|a, b| a + b));
+            assert_eq!(x.sub(y).store(), of(|a, b| a - b));
+            assert_eq!(L::splat(2.0).div(x.mul(x)).store(), of(|a, _| 2.0 / (a * a)));
+            assert_eq!(x.max(y).store(), of(f32::max));
+            assert_eq!(x.min(y).store(), of(f32::min));
+            let chosen = L::where_less(x, y, L::splat(1.0), L::splat(2.0));
+            assert_eq!(chosen.store(), of(|a, b| if a < b { 1.0 } else { 2.0 }));
+            let nan = L::splat(f32::NAN);
+            assert_eq!(nan.max(x).store(), a);
+            assert!(x.max(nan).store()[3].is_nan());
+            assert_eq!(nan.min(x).store(), a);
+            assert!(x.min(nan).store()[3].is_nan());
+            assert_eq!(L::where_less(nan, x, y, x).store(), a);
+            for n in -126..=127 {
+                assert_eq!(L::splat(12_582_912.0 + n as f32).power_of_two().store()[5], 2f32.powi(n));
+            }
+            // Sums that depend on the order of the additions.
+            let vectors: [[f32; LANES]; 4] =
+                std::array::from_fn(|k| std::array::from_fn(|i| 1.0 / (1 + i * i + 3 * k) as f32));
+            let vectors = vectors.map(|vector| L::load(&vector));
+            assert_eq!(L::sums(vectors), vectors.map(L::sum));
+        }
+    }
+
+    #[test]
+    fn lanes_calculate() {
+        on_each_kind(|_| CheckArithmetic);
     }
 
     #[test]

@@ -46,6 +46,41 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] - other.0[i]))
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] / other.0[i]))
+    }
+
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] }))
+    }
+
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        Self(std::array::from_fn(|i| if self.0[i] < other.0[i] { self.0[i] } else { other.0[i] }))
+    }
+
+    #[inline(always)]
+    fn where_less(a: Self, b: Self, yes: Self, no: Self) -> Self {
+        Self(std::array::from_fn(|i| if a.0[i] < b.0[i] { yes.0[i] } else { no.0[i] }))
+    }
+
+    #[inline(always)]
+    fn power_of_two(self) -> Self {
+        Self(self.0.map(|value| f32::from_bits((value.to_bits() << 23).wrapping_add(0x3F80_0000))))
+    }
+
+    #[inline(always)]
     fn mul(self, other: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] * other.0[i]))
     }
