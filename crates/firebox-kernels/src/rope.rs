@@ -56,10 +56,43 @@ pub fn reference(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleaved: 
     }
 }
 
+/// Rotates cached keys `[kv_heads, positions, head_dim]` on to other positions: all by the same angles, of which
+/// `cos` and `sin` are `[pairs]`. Pairs are those of [`rotate`].
+///
+/// A key rotated to a position and then by the angles of a distance is the key rotated to the position that far
+/// on, so positions that have been left free can be closed up without computing keys again.
+pub fn rotate_by(keys: Tensor<3>, cos: Tensor<1>, sin: Tensor<1>, interleaved: bool) -> Tensor<3> {
+    if !is_flex(&keys.device()) || keys.shape().num_elements() == 0 {
+        return reference_by(keys, cos, sin, interleaved);
+    }
+    Tensor::from_dispatch(<Dispatched as RopeOps>::rotate_by(
+        keys.into_dispatch(),
+        cos.into_dispatch(),
+        sin.into_dispatch(),
+        interleaved,
+    ))
+}
+
+/// The same in Burn's operations.
+pub fn reference_by(keys: Tensor<3>, cos: Tensor<1>, sin: Tensor<1>, interleaved: bool) -> Tensor<3> {
+    if keys.shape().num_elements() == 0 {
+        return keys;
+    }
+    let pairs = cos.dims()[0];
+    reference(keys, cos.reshape([1, 1, pairs]), sin.reshape([1, 1, pairs]), interleaved)
+}
+
 #[backend_extension(Flex)]
 pub(crate) trait RopeOps: Backend {
     fn rotate(
         heads: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        interleaved: bool,
+    ) -> FloatTensor<Self>;
+
+    fn rotate_by(
+        keys: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         interleaved: bool,
@@ -86,6 +119,37 @@ impl RopeOps for Flex {
         });
         heads
     }
+
+    fn rotate_by(keys: FlexTensor, cos: FlexTensor, sin: FlexTensor, interleaved: bool) -> FlexTensor {
+        let (mut keys, cos, sin) = (whole(keys), cos.to_contiguous(), sin.to_contiguous());
+        let [_, positions, head_dim] = dims(&keys);
+        if positions * head_dim == 0 {
+            return keys;
+        }
+        let (cos, sin): (&[f32], &[f32]) = (elements(&cos), elements(&sin));
+        for heads in keys.storage_mut::<f32>().chunks_exact_mut(positions * head_dim) {
+            dispatch(Shift { heads, head_dim, cos, sin, interleaved });
+        }
+        keys
+    }
+}
+
+/// Keys that all turn by the same angles.
+struct Shift<'a> {
+    heads: &'a mut [f32],
+    head_dim: usize,
+    cos: &'a [f32],
+    sin: &'a [f32],
+    interleaved: bool,
+}
+
+impl Kernel for Shift<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for head in self.heads.chunks_exact_mut(self.head_dim) {
+            turn(head, self.cos, self.sin, self.interleaved);
+        }
+    }
 }
 
 /// Some rows.
@@ -106,17 +170,23 @@ impl Kernel for Rotation<'_> {
         let angles = cos.chunks_exact(pairs).zip(sin.chunks_exact(pairs));
         for (row, (cos, sin)) in heads.chunks_exact_mut(count * head_dim).zip(angles) {
             for head in row.chunks_exact_mut(head_dim) {
-                if interleaved {
-                    for ((pair, cos), sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
-                        *pair = [pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin];
-                    }
-                } else {
-                    let (first, rest) = head.split_at_mut(pairs);
-                    for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
-                        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-                    }
-                }
+                turn(head, cos, sin, interleaved);
             }
+        }
+    }
+}
+
+/// Turns the pairs of one head, one angle each.
+#[inline(always)]
+fn turn(head: &mut [f32], cos: &[f32], sin: &[f32], interleaved: bool) {
+    if interleaved {
+        for ((pair, cos), sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+            *pair = [pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin];
+        }
+    } else {
+        let (first, rest) = head.split_at_mut(cos.len());
+        for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
         }
     }
 }

@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 use firebox_cache::KvCache;
-use firebox_kernels::attend::{Attending, attend};
+use firebox_kernels::attend::{Attending, BLOCK, Span, Stored, attend};
 
 use crate::ModelError;
 use crate::config::{AttentionConfig, AttentionProjections};
@@ -141,11 +141,18 @@ impl Attention {
     /// What the queries `[rows, heads, head_dim]` of one sequence gather from its cache.
     fn attend(&self, query: Tensor<3>, cache: &KvCache, position: usize) -> Tensor<2> {
         let AttentionConfig { scale, softcap, window, .. } = self.config;
-        // Earlier positions are seen by none of the rows.
-        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        // Earlier positions are seen by none of the rows. Whole blocks of them are left out, for a result that
+        // does not depend on how many rows come together.
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window)) / BLOCK * BLOCK;
         match cache.from_position(first) {
             Some((keys, values)) => {
-                attend(query, keys, values, Attending { position, first, window, scale, softcap })
+                let span = Span {
+                    keys: Stored::Float(keys),
+                    values: Stored::Float(values),
+                    position: first,
+                    visible: None,
+                };
+                attend(query, &[span], None, Attending { position, window, scale, softcap })
             }
             // The rows' own keys were cached just before: only no rows at all leave nothing to see.
             None => Tensor::zeros([0, self.config.heads * self.config.head_dim], &query.device()),

@@ -1,21 +1,43 @@
-//! Attention of some rows of one sequence over its cached positions.
+//! Attention of some rows of one sequence over keys and values that may lie in several places.
+//!
+//! Each place is a [`Span`]. [`attend_span`] gathers from one of them and says with what weight, and [`merge`]
+//! combines what several have given into what one long span would have given. So nothing is copied to be read
+//! together.
 
 mod flex;
+mod kernel;
+mod merge;
+mod products;
 pub mod reference;
+mod rows;
+mod stored;
+mod visibility;
 
-use burn::backend::tensor::FloatTensor;
+pub use stored::Stored;
+pub use visibility::Visibility;
+
+use std::ops::Range;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::flex::{Dispatched, is_flex};
+use stored::Held;
+
+/// Positions that are computed with as one piece, counted from the start of a span.
+///
+/// On the CPU a result depends, in its last bits, on where these pieces begin. Whoever hands over only the end
+/// of what is cached lets it begin at a multiple of this to get the result of handing over all.
+pub const BLOCK: usize = 256;
 
 /// What a row sees, and how scores are made.
+///
+/// A row sees no position after its own.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attending {
     /// The position of the first row; the others follow it.
     pub position: usize,
-    /// The position of the first cached key.
-    pub first: usize,
     /// How many positions a row sees, its own included; absent means all.
     pub window: Option<usize>,
     /// Multiplies queries times keys.
@@ -25,39 +47,153 @@ pub struct Attending {
 }
 
 impl Attending {
-    /// The cached keys that the row sees, as indices from the first.
-    pub(crate) fn visible(&self, row: usize) -> std::ops::Range<usize> {
-        let own = self.position + row;
-        let from = match self.window {
-            Some(window) => (own + 1).saturating_sub(window),
-            None => 0,
-        };
-        from.saturating_sub(self.first)..own + 1 - self.first
+    /// What the row sees of `positions` keys, the first of which is at `position`, as indices from the first.
+    pub(crate) fn visible(&self, row: usize, position: usize, positions: usize) -> Range<usize> {
+        let end = self.position + row + 1;
+        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+        let index = |at: usize| at.saturating_sub(position).min(positions);
+        index(start)..index(end)
     }
 }
 
-/// From queries `[rows, heads, head_dim]`, keys and values `[kv_heads, positions, head_dim]`, what the rows
-/// gather, `[rows, heads * head_dim]`. Query heads share key heads in consecutive runs.
+/// Keys and values of consecutive positions.
+#[derive(Debug, Clone)]
+pub struct Span {
+    /// What queries are multiplied with.
+    pub keys: Stored,
+    /// What is gathered.
+    pub values: Stored,
+    /// The position of the first key.
+    pub position: usize,
+    /// Which positions may be seen; absent means all.
+    pub visible: Option<Visibility>,
+}
+
+impl Span {
+    /// How many positions it holds.
+    pub fn len(&self) -> usize {
+        self.keys.positions()
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What rows have gathered from one span or several.
+#[derive(Debug, Clone)]
+pub struct Attended {
+    /// The weighted mean of the values, `[rows, heads, head_dim]`; zeros where nothing was visible.
+    pub output: Tensor<3>,
+    /// The logarithm of the sum of all weights, `[rows, heads]`; -inf where nothing was visible.
+    pub log_sum_exp: Tensor<2>,
+}
+
+impl Attended {
+    fn nothing(shape: [usize; 3], device: &Device) -> Self {
+        let [rows, heads, _] = shape;
+        Self {
+            output: Tensor::zeros(shape, (device, DType::F32)),
+            log_sum_exp: Tensor::full([rows, heads], f32::NEG_INFINITY, (device, DType::F32)),
+        }
+    }
+}
+
+/// From queries `[rows, heads, head_dim]`, what the rows gather from all spans, `[rows, heads * head_dim]`.
+/// Query heads share key heads in consecutive runs. `sinks` are scores, one for each head, that take part in
+/// the sum of the weights and weigh nothing.
 ///
 /// On the CPU a row's result does not depend on the rows beside it or on the number of threads.
-pub fn attend(query: Tensor<3>, keys: Tensor<3>, values: Tensor<3>, attending: Attending) -> Tensor<2> {
-    if !is_flex(&query.device()) {
-        return reference::attend(query, keys, values, attending);
-    }
-    Tensor::from_dispatch(<Dispatched as AttendOps>::attend(
-        query.into_dispatch(),
-        keys.into_dispatch(),
-        values.into_dispatch(),
-        attending,
-    ))
+pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attending: Attending) -> Tensor<2> {
+    let [rows, heads, head_dim] = query.dims();
+    let mut parts: Vec<_> = spans.iter().map(|span| attend_span(query.clone(), span, attending)).collect();
+    let attended = match (parts.pop(), sinks) {
+        (None, _) => Attended::nothing([rows, heads, head_dim], &query.device()),
+        (Some(only), None) if parts.is_empty() => only,
+        (Some(last), sinks) => {
+            parts.push(last);
+            merge_with(parts, sinks)
+        }
+    };
+    attended.output.reshape([rows, heads * head_dim])
 }
 
+/// What the rows gather from one span; see [`attend`].
+///
+/// # Panics
+/// If shapes contradict each other or a dtype is none that [`Stored`] names.
+pub fn attend_span(query: Tensor<3>, span: &Span, attending: Attending) -> Attended {
+    let [rows, heads, head_dim] = query.dims();
+    let positions = span.len();
+    span.keys.check(heads, positions, head_dim);
+    span.values.check(heads, positions, head_dim);
+    assert_eq!(span.keys.kv_heads(), span.values.kv_heads(), "as many heads of keys as of values");
+    if rows * heads * head_dim * positions == 0 {
+        return Attended::nothing([rows, heads, head_dim], &query.device());
+    }
+    if !is_flex(&query.device()) {
+        return reference::attend_span(query, span, attending);
+    }
+    let (output, log_sum_exp) = <Dispatched as AttendOps>::attend_span(
+        query.into_dispatch(),
+        span.keys.held(),
+        span.values.held(),
+        span.position,
+        span.visible.clone(),
+        attending,
+    );
+    Attended { output: Tensor::from_dispatch(output), log_sum_exp: Tensor::from_dispatch(log_sum_exp) }
+}
+
+/// What the same rows would have gathered from the spans of all parts together.
+///
+/// # Panics
+/// If there is no part, or the parts differ in shape.
+pub fn merge(parts: Vec<Attended>) -> Attended {
+    merge_with(parts, None)
+}
+
+/// The same with sinks; see [`attend`].
+pub fn merge_with(mut parts: Vec<Attended>, sinks: Option<Tensor<1>>) -> Attended {
+    assert!(!parts.is_empty(), "nothing to merge");
+    if parts.len() == 1 && sinks.is_none() || parts[0].output.dims()[0] == 0 {
+        return parts.remove(0);
+    }
+    let shape = parts[0].output.dims();
+    let [rows, heads, _] = shape;
+    assert!(parts.iter().all(|part| part.output.dims() == shape), "parts of one shape");
+    let (mut outputs, mut sums): (Vec<_>, Vec<_>) =
+        parts.into_iter().map(|part| (part.output, part.log_sum_exp)).unzip();
+    // Sinks are one more part, but for having gathered nothing.
+    sums.extend(sinks.map(|sinks| sinks.reshape([1, heads]).expand([rows, heads])));
+    if !is_flex(&outputs[0].device()) {
+        return reference::merge(outputs, sums);
+    }
+    let outputs = if outputs.len() == 1 { outputs.remove(0) } else { Tensor::cat(outputs, 0) };
+    let (output, log_sum_exp) =
+        <Dispatched as AttendOps>::merge(outputs.into_dispatch(), Tensor::cat(sums, 0).into_dispatch(), rows);
+    Attended { output: Tensor::from_dispatch(output), log_sum_exp: Tensor::from_dispatch(log_sum_exp) }
+}
+
+/// The operations of backends that have versions of their own.
 #[backend_extension(Flex)]
 pub(crate) trait AttendOps: Backend {
-    fn attend(
+    fn attend_span(
         query: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        values: FloatTensor<Self>,
+        #[extension_type] keys: Held<Self>,
+        #[extension_type] values: Held<Self>,
+        position: usize,
+        visible: Option<Visibility>,
         attending: Attending,
-    ) -> FloatTensor<Self>;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Parts of `rows` rows, one after the other; logarithms beyond those of the outputs belong to sinks.
+    fn merge(
+        outputs: FloatTensor<Self>,
+        log_sum_exps: FloatTensor<Self>,
+        rows: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    fn quantize(values: FloatTensor<Self>) -> (IntTensor<Self>, FloatTensor<Self>);
 }

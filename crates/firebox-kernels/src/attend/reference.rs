@@ -1,45 +1,103 @@
 //! What attention means, in Burn's own operations.
 
-use burn::tensor::{Device, Tensor, TensorData, activation};
+use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
 
-use super::Attending;
+use super::{Attended, Attending, Span, Stored};
 
-/// See [`attend`](super::attend).
-pub fn attend(query: Tensor<3>, keys: Tensor<3>, values: Tensor<3>, attending: Attending) -> Tensor<2> {
+/// See [`attend_span`](super::attend_span). There is at least one row and one position.
+pub fn attend_span(query: Tensor<3>, span: &Span, attending: Attending) -> Attended {
     let [rows, heads, head_dim] = query.dims();
+    let (keys, values) = (span.keys.dequantize(head_dim), span.values.dequantize(head_dim));
     let [kv_heads, positions, _] = keys.dims();
     let sharing = heads / kv_heads;
-    let query = query.reshape([rows, kv_heads, sharing, head_dim]).permute([1, 2, 0, 3]).reshape([
-        kv_heads,
-        sharing * rows,
-        head_dim,
-    ]);
+    let query = query.cast(DType::F32).reshape([rows, kv_heads, sharing, head_dim]);
+    let query = query.permute([1, 2, 0, 3]).reshape([kv_heads, sharing * rows, head_dim]);
     let mut scores = query.matmul(keys.transpose()).mul_scalar(attending.scale);
     if let Some(cap) = attending.softcap {
         scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
     }
-    if let Some(mask) = mask(rows, positions, attending, &scores.device()) {
-        scores = scores.reshape([kv_heads, sharing, rows, positions]).add(mask.unsqueeze()).reshape([
-            kv_heads,
-            sharing * rows,
-            positions,
-        ]);
+    if let Some(mask) = mask(rows, positions, span, attending, &scores.device()) {
+        let by_row = scores.reshape([kv_heads, sharing, rows, positions]);
+        scores = by_row.add(mask.unsqueeze()).reshape([kv_heads, sharing * rows, positions]);
     }
-    activation::softmax(scores, 2)
-        .matmul(values)
-        .reshape([kv_heads, sharing, rows, head_dim])
-        .permute([2, 0, 1, 3])
-        .reshape([rows, heads * head_dim])
+    // Where nothing is visible, the highest is -inf, and subtracting that from itself is not what is wanted.
+    let highest = scores.clone().max_dim(2).clamp_min(f32::MIN);
+    let weights = scores.sub(highest.clone()).exp();
+    let total = weights.clone().sum_dim(2);
+    let nothing = total.clone().equal_elem(0.0);
+    // Some weight is 1 wherever anything is visible.
+    let output = weights.matmul(values).div(total.clone().clamp_min(0.5));
+    let log_sum_exp = total.clamp_min(0.5).log().add(highest).mask_fill(nothing, f32::NEG_INFINITY);
+    let output = output.reshape([kv_heads, sharing, rows, head_dim]).permute([2, 0, 1, 3]);
+    let log_sum_exp = log_sum_exp.reshape([heads, rows]).transpose();
+    Attended { output: output.reshape([rows, heads, head_dim]), log_sum_exp }
+}
+
+/// See [`merge`](super::merge). Sums beyond the outputs belong to sinks.
+pub fn merge(outputs: Vec<Tensor<3>>, log_sum_exps: Vec<Tensor<2>>) -> Attended {
+    let sums = Tensor::stack::<3>(log_sum_exps, 0);
+    let highest = sums.clone().max_dim(0).clamp_min(f32::MIN);
+    let weights = sums.sub(highest.clone()).exp();
+    let total = weights.clone().sum_dim(0);
+    let nothing = total.clone().equal_elem(0.0);
+    let total = total.clamp_min(0.5);
+    let weights = weights.narrow(0, 0, outputs.len()).div(total.clone());
+    let output = Tensor::stack::<4>(outputs, 0).mul(weights.unsqueeze_dim::<4>(3)).sum_dim(0);
+    let log_sum_exp = total.log().add(highest).mask_fill(nothing, f32::NEG_INFINITY);
+    Attended { output: output.squeeze_dim(0), log_sum_exp: log_sum_exp.squeeze_dim(0) }
+}
+
+/// See [`Stored::quantize`].
+pub fn quantize(values: Tensor<3>) -> Stored {
+    let [kv_heads, positions, head_dim] = values.dims();
+    let words = head_dim.div_ceil(4);
+    let scales = values.clone().abs().max_dim(2).div_scalar(127.0);
+    // A row of zeros has no scale to divide by; its bytes are zeros.
+    let divisors = scales.clone().mask_fill(scales.clone().equal_elem(0.0), 1.0);
+    let bytes = values.div(divisors).round().clamp(-127.0, 127.0).int().cast(IntDType::I32);
+    let padding = words * 4 - head_dim;
+    let bytes = if padding == 0 {
+        bytes
+    } else {
+        let zeros = Tensor::zeros([kv_heads, positions, padding], (&bytes.device(), DType::I32));
+        Tensor::cat(vec![bytes, zeros], 2)
+    };
+    let bytes = bytes.bitwise_and_scalar(0xFF).reshape([kv_heads, positions, words, 4]);
+    let byte = |index: usize| bytes.clone().narrow(3, index, 1).bitwise_left_shift_scalar(8 * index as i32);
+    let all = byte(0).bitwise_or(byte(1)).bitwise_or(byte(2)).bitwise_or(byte(3));
+    Stored::Bytes {
+        words: all.reshape([kv_heads, positions, words]),
+        scales: scales.reshape([kv_heads, positions]),
+    }
+}
+
+/// The numbers that words of bytes stand for, `[kv_heads, positions, head_dim]` in f32.
+pub fn dequantize(words: Tensor<3, Int>, scales: Tensor<2>, head_dim: usize) -> Tensor<3> {
+    let [kv_heads, positions, count] = words.dims();
+    let bytes = (0..4)
+        .map(|byte| words.clone().bitwise_right_shift_scalar(8 * byte).bitwise_and_scalar(0xFF))
+        .collect();
+    let bytes = Tensor::stack::<4>(bytes, 3).reshape([kv_heads, positions, count * 4]);
+    let integers = bytes.bitwise_xor_scalar(0x80).sub_scalar(0x80).narrow(2, 0, head_dim);
+    integers.float().cast(DType::F32).mul(scales.unsqueeze_dim(2))
 }
 
 /// 0 where visible and -inf elsewhere; absent where all is visible.
-fn mask(rows: usize, positions: usize, attending: Attending, device: &Device) -> Option<Tensor<2>> {
-    if (0..rows).all(|row| attending.visible(row) == (0..positions)) {
-        return None;
-    }
+fn mask(
+    rows: usize,
+    positions: usize,
+    span: &Span,
+    attending: Attending,
+    device: &Device,
+) -> Option<Tensor<2>> {
     let mut mask = vec![f32::NEG_INFINITY; rows * positions];
     for (row, mask) in mask.chunks_exact_mut(positions).enumerate() {
-        mask[attending.visible(row)].fill(0.0);
+        for index in attending.visible(row, span.position, positions) {
+            if span.visible.as_ref().is_none_or(|visible| visible.contains(index)) {
+                mask[index] = 0.0;
+            }
+        }
     }
-    Some(Tensor::from_data(TensorData::new(mask, [rows, positions]), device))
+    let hides = mask.iter().any(|mask| *mask != 0.0);
+    hides.then(|| Tensor::from_data(TensorData::new(mask, [rows, positions]), device))
 }

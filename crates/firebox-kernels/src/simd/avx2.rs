@@ -1,10 +1,10 @@
 use std::arch::x86_64::{
-    __m128i, __m256, _CMP_LT_OQ, _MM_HINT_T0, _mm_add_ps, _mm_loadu_si128, _mm_movehl_ps, _mm_movelh_ps,
-    _mm_prefetch, _mm_shuffle_ps, _mm_storeu_ps, _mm256_add_epi32, _mm256_add_ps, _mm256_blendv_ps,
-    _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtph_ps,
-    _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps,
-    _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
+    __m128i, __m256, _CMP_LT_OQ, _MM_HINT_T0, _mm_add_ps, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehl_ps,
+    _mm_movelh_ps, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_ps, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_blendv_ps, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_div_ps, _mm256_extractf128_ps,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_permute2f128_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
 };
 
 use super::doubles::Doubles256;
@@ -60,6 +60,18 @@ impl Lanes for Avx2 {
             Self(
                 _mm256_cvtph_ps(_mm_loadu_si128(first.as_ptr().cast::<__m128i>())),
                 _mm256_cvtph_ps(_mm_loadu_si128(second.as_ptr().cast::<__m128i>())),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn from_i8(values: &[i8; LANES]) -> Self {
+        let (first, second) = halves(values);
+        // SAFETY: see above.
+        unsafe {
+            Self(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(first.as_ptr().cast::<__m128i>()))),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(second.as_ptr().cast::<__m128i>()))),
             )
         }
     }

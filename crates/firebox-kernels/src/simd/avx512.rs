@@ -1,10 +1,11 @@
 use std::arch::x86_64::{
-    __m256i, __m512, _CMP_LT_OQ, _MM_HINT_T0, _mm_prefetch, _mm_storeu_ps, _mm256_loadu_si256,
-    _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512, _mm512_castps512_ps128, _mm512_castsi512_ps,
-    _mm512_cmp_ps_mask, _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_permute_ps,
-    _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_ps,
-    _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
+    __m128i, __m256i, __m512, _CMP_LT_OQ, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_ps,
+    _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512, _mm512_castps512_ps128,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps,
+    _mm512_mul_ps, _mm512_permute_ps, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setr_epi32, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps,
+    _mm512_sub_ps,
 };
 
 use super::doubles::Doubles512;
@@ -59,6 +60,14 @@ impl Lanes for Avx512 {
     fn from_f16(bits: &[u16; LANES]) -> Self {
         // SAFETY: see above.
         Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(bits.as_ptr().cast::<__m256i>())) })
+    }
+
+    #[inline(always)]
+    fn from_i8(values: &[i8; LANES]) -> Self {
+        // SAFETY: see above.
+        Self(unsafe {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(values.as_ptr().cast::<__m128i>())))
+        })
     }
 
     #[inline(always)]

@@ -39,6 +39,7 @@ pub(crate) trait Lanes: Integers {
     fn splat(value: f32) -> Self;
     fn load(values: &[f32; LANES]) -> Self;
     fn from_f16(bits: &[u16; LANES]) -> Self;
+    fn from_i8(values: &[i8; LANES]) -> Self;
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
@@ -152,6 +153,10 @@ mod tests {
                 for lane in 0..LANES {
                     assert!(same(halves[lane], f16::from_bits(bits[lane]).to_f32()), "f16 {:#x}", bits[lane]);
                 }
+            }
+            for start in (0..=255u8).step_by(LANES) {
+                let signed: [i8; LANES] = std::array::from_fn(|i| (start + i as u8) as i8);
+                assert_eq!(L::from_i8(&signed).store(), signed.map(f32::from));
             }
             let ramp: [f32; LANES] = std::array::from_fn(|i| i as f32);
             assert_eq!(L::load(&ramp).sum(), 120.0);

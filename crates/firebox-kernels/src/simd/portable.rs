@@ -38,6 +38,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn from_i8(values: &[i8; LANES]) -> Self {
+        Self(values.map(f32::from))
+    }
+
+    #[inline(always)]
     fn add(self, other: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }

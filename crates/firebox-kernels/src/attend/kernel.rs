@@ -1,0 +1,326 @@
+//! Some queries over one block of positions.
+//!
+//! A position that a query does not see takes no part in its sums at all: what is stored there may be no number.
+
+use std::ops::Range;
+
+use super::products::{Products, Weighted};
+use super::rows::{ConvertedRows, StoredRows};
+use super::{Attending, BLOCK, Visibility};
+use crate::simd::{LANES, Lanes, exp, tanh};
+
+/// Positions whose keys or values are held in the first-level cache together.
+const PANEL: usize = 32;
+
+/// With more groups of queries that are computed in registers together than this, converting a row once into the
+/// cache beats converting it again for each of them.
+const CONVERTED_IN_PLACE: usize = 3;
+
+/// What all blocks of one attention have in common.
+pub(super) struct Scene<'a> {
+    /// `[rows, heads, head_dim]`
+    pub queries: &'a [f32],
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub keys: StoredRows,
+    pub values: StoredRows,
+    pub positions: usize,
+    /// The position of the first key.
+    pub position: usize,
+    pub visible: Option<&'a Visibility>,
+    pub attending: Attending,
+}
+
+impl Scene<'_> {
+    /// Query heads that share a head of keys.
+    pub fn sharing(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// The width of a head in whole vectors.
+    fn width(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Blocks of which some rows may see something.
+    pub fn blocks(&self, rows: &Range<usize>) -> Range<usize> {
+        let Self { position, positions, attending, .. } = *self;
+        let first = attending.visible(rows.start, position, positions);
+        let last = attending.visible(rows.end - 1, position, positions);
+        first.start / BLOCK..last.end.div_ceil(BLOCK)
+    }
+
+    /// Room for what some rows gather with one head of keys.
+    pub fn nothing_gathered(&self, rows: &Range<usize>) -> Gathered {
+        let queries = rows.len() * self.sharing();
+        Gathered {
+            sums: vec![0.0; queries * self.width()],
+            highest: vec![f32::NEG_INFINITY; queries],
+            totals: vec![0.0; queries],
+        }
+    }
+}
+
+/// What some queries have gathered, not yet divided by the sums of their weights.
+pub(super) struct Gathered {
+    /// `[queries, width]`
+    pub sums: Vec<f32>,
+    /// The highest score of each; weights are relative to it.
+    pub highest: Vec<f32>,
+    /// The sum of the weights of each; zero where nothing was visible.
+    pub totals: Vec<f32>,
+}
+
+impl Gathered {
+    /// Of one row of sums.
+    #[inline(always)]
+    fn width(&self) -> usize {
+        self.sums.len() / self.totals.len().max(1)
+    }
+
+    /// Takes in what the next block has given.
+    #[inline(always)]
+    pub fn add(&mut self, next: &Self) {
+        let width = self.width();
+        for query in 0..self.totals.len() {
+            if next.totals[query] == 0.0 {
+                continue;
+            }
+            let sums = &mut self.sums[query * width..][..width];
+            let next_sums = &next.sums[query * width..][..width];
+            if self.totals[query] == 0.0 {
+                sums.copy_from_slice(next_sums);
+                self.highest[query] = next.highest[query];
+                self.totals[query] = next.totals[query];
+                continue;
+            }
+            let highest = self.highest[query].max(next.highest[query]);
+            let weight = (self.highest[query] - highest).exp();
+            let next_weight = (next.highest[query] - highest).exp();
+            for (sum, next) in sums.iter_mut().zip(next_sums) {
+                *sum = *sum * weight + next * next_weight;
+            }
+            self.totals[query] = self.totals[query] * weight + next.totals[query] * next_weight;
+            self.highest[query] = highest;
+        }
+    }
+
+    /// Writes the results of one query: its output, and the logarithm of the sum of its weights.
+    #[inline(always)]
+    pub fn finish(&self, query: usize, output: &mut [f32]) -> f32 {
+        let total = self.totals[query];
+        if total == 0.0 {
+            output.fill(0.0);
+            return f32::NEG_INFINITY;
+        }
+        let width = self.width();
+        for (output, sum) in output.iter_mut().zip(&self.sums[query * width..]) {
+            *output = sum / total;
+        }
+        self.highest[query] + total.ln()
+    }
+}
+
+/// The queries of some consecutive rows that share a head of keys, and room to compute with them.
+pub(super) struct Tile<'a> {
+    scene: &'a Scene<'a>,
+    kv_head: usize,
+    rows: Range<usize>,
+    width: usize,
+    /// `[queries, width]`: row by row, the heads that share the keys; zeros beyond the width of a head.
+    queries: Vec<f32>,
+    /// `[queries, BLOCK]`: scores, and later weights, of the visible positions of a block.
+    scores: Vec<f32>,
+    /// What each query sees of the visible positions of a block.
+    seen: Vec<Range<usize>>,
+    /// `[PANEL, width]`: keys or values that are not stored as they are computed with.
+    panel: Vec<f32>,
+    /// The visible positions of a block, as indices from the start of the span.
+    slots: Vec<usize>,
+}
+
+impl<'a> Tile<'a> {
+    pub fn new(scene: &'a Scene<'a>, kv_head: usize, rows: Range<usize>) -> Self {
+        let (sharing, head_dim, width) = (scene.sharing(), scene.head_dim, scene.width());
+        let count = rows.len() * sharing;
+        let mut queries = vec![0.0; count * width];
+        for (index, query) in queries.chunks_exact_mut(width).enumerate() {
+            let (row, head) = (rows.start + index / sharing, kv_head * sharing + index % sharing);
+            let from = (row * scene.heads + head) * head_dim;
+            query[..head_dim].copy_from_slice(&scene.queries[from..from + head_dim]);
+        }
+        Self {
+            scene,
+            kv_head,
+            rows,
+            width,
+            queries,
+            scores: vec![0.0; count * BLOCK],
+            seen: vec![0..0; count],
+            panel: vec![0.0; PANEL * width],
+            slots: Vec::with_capacity(BLOCK),
+        }
+    }
+
+    /// Replaces what `gathered` holds by what the queries gather from one block.
+    #[inline(always)]
+    pub fn gather<L: Lanes>(&mut self, block: usize, gathered: &mut Gathered) {
+        gathered.sums.fill(0.0);
+        gathered.highest.fill(f32::NEG_INFINITY);
+        gathered.totals.fill(0.0);
+        let all = self.look(block);
+        let mut at = all.start / PANEL * PANEL;
+        while at < all.end {
+            self.score_panel::<L>(at..(at + PANEL).min(all.end));
+            at += PANEL;
+        }
+        for query in 0..self.seen.len() {
+            let (highest, total) = self.weigh::<L>(query);
+            gathered.highest[query] = highest;
+            gathered.totals[query] = total;
+        }
+        let mut at = all.start / PANEL * PANEL;
+        while at < all.end {
+            self.sum_panel::<L>(at..(at + PANEL).min(all.end), &mut gathered.sums);
+            at += PANEL;
+        }
+    }
+
+    /// Finds the visible positions of a block and what each query sees of them. Returns what any of them sees.
+    #[inline(always)]
+    fn look(&mut self, block: usize) -> Range<usize> {
+        let scene = self.scene;
+        let start = block * BLOCK;
+        let end = scene.positions.min(start + BLOCK);
+        self.slots.clear();
+        match scene.visible {
+            None => self.slots.extend(start..end),
+            Some(visible) => self.slots.extend((start..end).filter(|index| visible.contains(*index))),
+        }
+        let (mut from, mut to) = (usize::MAX, 0);
+        for (row, seen) in self.rows.clone().zip(self.seen.chunks_exact_mut(scene.sharing())) {
+            let visible = scene.attending.visible(row, scene.position, scene.positions);
+            let (first, last) = match scene.visible {
+                None => (visible.start.clamp(start, end) - start, visible.end.clamp(start, end) - start),
+                Some(_) => (
+                    self.slots.partition_point(|slot| *slot < visible.start),
+                    self.slots.partition_point(|slot| *slot < visible.end),
+                ),
+            };
+            seen.fill(first..last);
+            if first < last {
+                from = from.min(first);
+                to = to.max(last);
+            }
+        }
+        from.min(to)..to
+    }
+
+    /// The scores of some slots, before they are scaled.
+    #[inline(always)]
+    fn score_panel<L: Lanes>(&mut self, slots: Range<usize>) {
+        let (scene, head, width) = (self.scene, self.kv_head, self.width);
+        let at = &self.slots[slots.clone()];
+        let products = Products { queries: &self.queries, seen: &self.seen, slots, width };
+        if in_place::<L>(&scene.keys, self.seen.len()) && width == scene.head_dim {
+            match &scene.keys {
+                StoredRows::F32(rows) => {
+                    products.score::<L, _>(&rows.in_place::<f32>(head, at), &mut self.scores)
+                }
+                StoredRows::F16(rows) => {
+                    products.score::<L, _>(&rows.in_place::<u16>(head, at), &mut self.scores)
+                }
+                StoredRows::Bytes { bytes, scales } => {
+                    products.score::<L, _>(&bytes.bytes_in_place(scales, head, at), &mut self.scores);
+                }
+            }
+        } else {
+            let converted = convert::<L>(&scene.keys, head, at, scene.head_dim, &mut self.panel, width);
+            products.score::<L, _>(&converted, &mut self.scores);
+        }
+    }
+
+    /// Turns the scores of a query into weights relative to the highest, which it returns with their sum.
+    #[inline(always)]
+    fn weigh<L: Lanes>(&mut self, query: usize) -> (f32, f32) {
+        let Attending { scale, softcap, .. } = self.scene.attending;
+        let seen = self.seen[query].clone();
+        if seen.is_empty() {
+            return (f32::NEG_INFINITY, 0.0);
+        }
+        // Vectors lie at the same slots for every query, so that the weights are always summed in one order.
+        let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
+        let scores = &mut self.scores[query * BLOCK..][..BLOCK];
+        for scores in &mut scores.as_chunks_mut::<LANES>().0[vectors.clone()] {
+            let score = L::load(scores);
+            let score = match softcap {
+                None => score.mul(L::splat(scale)),
+                Some(cap) => tanh(score.mul(L::splat(scale / cap))).mul(L::splat(cap)),
+            };
+            *scores = score.store();
+        }
+        scores[vectors.start * LANES..seen.start].fill(f32::NEG_INFINITY);
+        scores[seen.end..vectors.end * LANES].fill(f32::NEG_INFINITY);
+        let scores = &mut scores.as_chunks_mut::<LANES>().0[vectors];
+        let mut highest = L::splat(f32::NEG_INFINITY);
+        for scores in scores.iter() {
+            highest = highest.max(L::load(scores));
+        }
+        let mut highest_score = f32::NEG_INFINITY;
+        for score in highest.store() {
+            highest_score = highest_score.max(score);
+        }
+        // Where all scores are -inf, what is subtracted does not matter if only it is finite.
+        let base = if highest_score == f32::NEG_INFINITY { 0.0 } else { highest_score };
+        let mut total = L::zero();
+        for scores in scores.iter_mut() {
+            let weights = exp(L::load(scores).sub(L::splat(base)));
+            total = total.add(weights);
+            *scores = weights.store();
+        }
+        (highest_score, total.sum())
+    }
+
+    /// Adds the weighted values of some slots.
+    #[inline(always)]
+    fn sum_panel<L: Lanes>(&mut self, slots: Range<usize>, sums: &mut [f32]) {
+        let (scene, head, width) = (self.scene, self.kv_head, self.width);
+        let at = &self.slots[slots.clone()];
+        let weighted = Weighted { weights: &self.scores, seen: &self.seen, slots, width };
+        if in_place::<L>(&scene.values, self.seen.len()) && width == scene.head_dim {
+            match &scene.values {
+                StoredRows::F32(rows) => weighted.sum::<L, _>(&rows.in_place::<f32>(head, at), sums),
+                StoredRows::F16(rows) => weighted.sum::<L, _>(&rows.in_place::<u16>(head, at), sums),
+                StoredRows::Bytes { bytes, scales } => {
+                    weighted.sum::<L, _>(&bytes.bytes_in_place(scales, head, at), sums);
+                }
+            }
+        } else {
+            let converted = convert::<L>(&scene.values, head, at, scene.head_dim, &mut self.panel, width);
+            weighted.sum::<L, _>(&converted, sums);
+        }
+    }
+}
+
+/// Whether so many queries read rows where they are stored.
+#[inline(always)]
+fn in_place<L: Lanes>(stored: &StoredRows, queries: usize) -> bool {
+    matches!(stored, StoredRows::F32(_)) || queries <= CONVERTED_IN_PLACE * L::TILE_ROWS
+}
+
+/// Rows of some slots, converted and with zeros behind them.
+#[inline(always)]
+fn convert<'a, L: Lanes>(
+    stored: &StoredRows,
+    head: usize,
+    slots: &[usize],
+    head_dim: usize,
+    panel: &'a mut [f32],
+    width: usize,
+) -> ConvertedRows<'a> {
+    for (row, slot) in panel.chunks_exact_mut(width).zip(slots) {
+        stored.convert::<L>(head, *slot, &mut row[..head_dim]);
+    }
+    ConvertedRows { values: panel, width }
+}

@@ -1,0 +1,240 @@
+//! Products of a few queries with a few keys, and of their weights with values, in registers.
+//!
+//! Every score is one vector accumulator that runs over the width of a head in order and is summed by a fixed
+//! tree; every gathered number is one sum over the visible positions of a block in order. How many queries are
+//! computed together changes which numbers are in registers at the same time, and not a bit of them.
+
+use std::ops::Range;
+
+use super::BLOCK;
+use super::rows::{Row, Rows};
+use crate::simd::{LANES, Lanes};
+
+/// Keys that are multiplied with the same queries while both are in registers.
+const KEYS: usize = 4;
+
+/// Queries to multiply with the keys of some slots of a block.
+pub(super) struct Products<'a> {
+    /// `[queries, width]`
+    pub queries: &'a [f32],
+    /// The slots that each query sees.
+    pub seen: &'a [Range<usize>],
+    pub slots: Range<usize>,
+    /// Of a head, in whole vectors.
+    pub width: usize,
+}
+
+impl Products<'_> {
+    /// Writes into `[queries, BLOCK]` the products with the keys of the slots, as far as queries see them.
+    #[inline(always)]
+    pub fn score<L: Lanes, R: Rows>(&self, keys: &R, scores: &mut [f32]) {
+        let count = self.seen.len();
+        let mut query = 0;
+        while L::TILE_ROWS >= 4 && query + 4 <= count {
+            self.score_few::<L, R, 4>(query, keys, scores);
+            query += 4;
+        }
+        while L::TILE_ROWS >= 2 && query + 2 <= count {
+            self.score_few::<L, R, 2>(query, keys, scores);
+            query += 2;
+        }
+        while query < count {
+            self.score_few::<L, R, 1>(query, keys, scores);
+            query += 1;
+        }
+    }
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
+    fn score_few<L: Lanes, R: Rows, const QUERIES: usize>(&self, first: usize, keys: &R, scores: &mut [f32]) {
+        let Self { queries, seen, slots, width } = self;
+        let chunks = width / LANES;
+        let (mut start, mut end) = (usize::MAX, 0);
+        let mut query: [&[[f32; LANES]]; QUERIES] = [&[]; QUERIES];
+        for i in 0..QUERIES {
+            let seen = &seen[first + i];
+            if !seen.is_empty() {
+                start = start.min(seen.start);
+                end = end.max(seen.end);
+            }
+            query[i] = &queries[(first + i) * width..].as_chunks().0[..chunks];
+        }
+        let (start, end) = (start.max(slots.start), end.min(slots.end));
+        if start >= end {
+            return;
+        }
+        let last = slots.len() - 1;
+        let mut key = (start - slots.start) / KEYS * KEYS;
+        while slots.start + key < end {
+            // Keys beyond the last are that one again; what they give is not looked at.
+            let key0 = keys.row(key, chunks);
+            let key1 = keys.row((key + 1).min(last), chunks);
+            let key2 = keys.row((key + 2).min(last), chunks);
+            let key3 = keys.row((key + 3).min(last), chunks);
+            // Four arrays rather than one of arrays: the compiler keeps these in registers.
+            let mut sums0 = [L::zero(); QUERIES];
+            let mut sums1 = [L::zero(); QUERIES];
+            let mut sums2 = [L::zero(); QUERIES];
+            let mut sums3 = [L::zero(); QUERIES];
+            for chunk in 0..chunks {
+                let (k0, k1): (L, L) = (key0.chunk(chunk), key1.chunk(chunk));
+                let (k2, k3): (L, L) = (key2.chunk(chunk), key3.chunk(chunk));
+                for i in 0..QUERIES {
+                    let q = L::load(&query[i][chunk]);
+                    sums0[i] = sums0[i].mul_add(q, k0);
+                    sums1[i] = sums1[i].mul_add(q, k1);
+                    sums2[i] = sums2[i].mul_add(q, k2);
+                    sums3[i] = sums3[i].mul_add(q, k3);
+                }
+            }
+            for i in 0..QUERIES {
+                let sums = L::sums([sums0[i], sums1[i], sums2[i], sums3[i]]);
+                scores[(first + i) * BLOCK + slots.start + key..][..KEYS].copy_from_slice(&sums);
+            }
+            key += KEYS;
+        }
+    }
+}
+
+/// Weights to multiply with the values of some slots of a block.
+pub(super) struct Weighted<'a> {
+    /// `[queries, BLOCK]`
+    pub weights: &'a [f32],
+    /// The slots that each query sees.
+    pub seen: &'a [Range<usize>],
+    pub slots: Range<usize>,
+    /// Of a head, in whole vectors.
+    pub width: usize,
+}
+
+impl Weighted<'_> {
+    /// Adds to `[queries, width]` the weighted values of the slots, as far as each query sees them.
+    #[inline(always)]
+    pub fn sum<L: Lanes, R: Rows>(&self, values: &R, sums: &mut [f32]) {
+        let count = self.seen.len();
+        let mut query = 0;
+        while L::TILE_ROWS >= 4 && query + 4 <= count {
+            self.sum_few::<L, R, 4>(query, values, sums);
+            query += 4;
+        }
+        while L::TILE_ROWS >= 2 && query + 2 <= count {
+            self.sum_few::<L, R, 2>(query, values, sums);
+            query += 2;
+        }
+        while query < count {
+            self.sum_few::<L, R, 1>(query, values, sums);
+            query += 1;
+        }
+    }
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // A query is of starts, ends and sums at once.
+    fn sum_few<L: Lanes, R: Rows, const QUERIES: usize>(&self, first: usize, values: &R, sums: &mut [f32]) {
+        let mut starts = [0; QUERIES];
+        let mut ends = [0; QUERIES];
+        let (mut start, mut end) = (0, usize::MAX);
+        for i in 0..QUERIES {
+            let seen = &self.seen[first + i];
+            starts[i] = seen.start.max(self.slots.start);
+            ends[i] = seen.end.min(self.slots.end).max(starts[i]);
+            start = start.max(starts[i]);
+            end = end.min(ends[i]);
+        }
+        // What all see, together; what only some see before and behind it, one query at a time.
+        let common = start < end;
+        for i in 0..QUERIES {
+            let before = if common { start } else { ends[i] };
+            self.sum_seen::<L, R, 1>(first + i, starts[i]..before, values, sums);
+        }
+        if common {
+            self.sum_seen::<L, R, QUERIES>(first, start..end, values, sums);
+            for i in 0..QUERIES {
+                self.sum_seen::<L, R, 1>(first + i, end..ends[i], values, sums);
+            }
+        }
+    }
+
+    /// Adds the values of slots that all of a few queries see.
+    #[inline(always)]
+    fn sum_seen<L: Lanes, R: Rows, const QUERIES: usize>(
+        &self,
+        first: usize,
+        seen: Range<usize>,
+        values: &R,
+        sums: &mut [f32],
+    ) {
+        if seen.is_empty() {
+            return;
+        }
+        let chunks = self.width / LANES;
+        let mut chunk = 0;
+        while chunk + 4 <= chunks {
+            self.sum_columns::<L, R, QUERIES, 4>(first, seen.clone(), values, sums, chunk);
+            chunk += 4;
+        }
+        while chunk < chunks {
+            self.sum_columns::<L, R, QUERIES, 1>(first, seen.clone(), values, sums, chunk);
+            chunk += 1;
+        }
+    }
+
+    /// The same for one or four vectors of the width.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // A position is of all weights at once.
+    fn sum_columns<L: Lanes, R: Rows, const QUERIES: usize, const COLUMNS: usize>(
+        &self,
+        first: usize,
+        seen: Range<usize>,
+        values: &R,
+        sums: &mut [f32],
+        chunk: usize,
+    ) {
+        let count = seen.len();
+        let index = seen.start - self.slots.start;
+        let mut weights: [&[f32]; QUERIES] = [&[]; QUERIES];
+        // Four arrays rather than one of arrays: the compiler keeps these in registers.
+        let mut sums0 = [L::zero(); QUERIES];
+        let mut sums1 = [L::zero(); QUERIES];
+        let mut sums2 = [L::zero(); QUERIES];
+        let mut sums3 = [L::zero(); QUERIES];
+        for i in 0..QUERIES {
+            weights[i] = &self.weights[(first + i) * BLOCK + seen.start..][..count];
+            let sums = &sums[(first + i) * self.width + chunk * LANES..].as_chunks::<LANES>().0[..COLUMNS];
+            sums0[i] = L::load(&sums[0]);
+            if COLUMNS == 4 {
+                sums1[i] = L::load(&sums[1]);
+                sums2[i] = L::load(&sums[2]);
+                sums3[i] = L::load(&sums[3]);
+            }
+        }
+        for at in 0..count {
+            let row = values.row(index + at, chunk + COLUMNS);
+            let v0: L = row.chunk(chunk);
+            if COLUMNS == 4 {
+                let (v1, v2, v3): (L, L, L) =
+                    (row.chunk(chunk + 1), row.chunk(chunk + 2), row.chunk(chunk + 3));
+                for i in 0..QUERIES {
+                    let weight = L::splat(weights[i][at]);
+                    sums0[i] = sums0[i].mul_add(weight, v0);
+                    sums1[i] = sums1[i].mul_add(weight, v1);
+                    sums2[i] = sums2[i].mul_add(weight, v2);
+                    sums3[i] = sums3[i].mul_add(weight, v3);
+                }
+            } else {
+                for i in 0..QUERIES {
+                    sums0[i] = sums0[i].mul_add(L::splat(weights[i][at]), v0);
+                }
+            }
+        }
+        for i in 0..QUERIES {
+            let sums =
+                &mut sums[(first + i) * self.width + chunk * LANES..].as_chunks_mut::<LANES>().0[..COLUMNS];
+            sums[0] = sums0[i].store();
+            if COLUMNS == 4 {
+                sums[1] = sums1[i].store();
+                sums[2] = sums2[i].store();
+                sums[3] = sums3[i].store();
+            }
+        }
+    }
+}

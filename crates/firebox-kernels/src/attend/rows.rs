@@ -1,0 +1,265 @@
+//! Rows of stored keys or values, as f32: converted vector by vector whenever they are read, or before.
+
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+
+use super::stored::Held;
+use crate::flex::dims;
+use crate::simd::{LANES, Lanes, f16_to_f32};
+
+/// Rows of keys or values, by their place in a list of positions.
+///
+/// Traits rather than closures: only what is inlined into a function compiled for the processor's features is
+/// compiled for them itself, and closures stay functions of their own.
+pub(super) trait Rows {
+    type Row<'a>: Row
+    where
+        Self: 'a;
+
+    /// The first vectors of a row.
+    fn row(&self, index: usize, chunks: usize) -> Self::Row<'_>;
+}
+
+/// One row, read vector by vector.
+pub(super) trait Row: Copy {
+    fn chunk<L: Lanes>(self, chunk: usize) -> L;
+}
+
+/// What is stored for every head and position, read where it lies.
+pub(super) enum StoredRows {
+    F32(Strided),
+    F16(Strided),
+    Bytes { bytes: Strided, scales: Strided },
+}
+
+impl StoredRows {
+    /// # Panics
+    /// If the dtype is none that [`Stored`](super::Stored) names.
+    pub fn new(held: Held<Flex>) -> Self {
+        match held {
+            Held::Float(values) => match values.dtype() {
+                DType::F32 => Self::F32(Strided::rows(values)),
+                DType::F16 => Self::F16(Strided::rows(values)),
+                other => panic!("keys and values are f32, f16 or bytes, not {other:?}"),
+            },
+            Held::Bytes { words, scales } => {
+                assert!(matches!(words.dtype(), DType::I32 | DType::U32), "words are 32-bit integers");
+                assert_eq!(scales.dtype(), DType::F32, "scales of stored words");
+                let mut bytes = Strided::rows(words);
+                (bytes.start, bytes.head, bytes.position) =
+                    (4 * bytes.start, 4 * bytes.head, 4 * bytes.position);
+                Self::Bytes { bytes, scales: Strided::elements(scales) }
+            }
+        }
+    }
+
+    /// Converts a row, of which `row` takes as much as it has room for.
+    #[inline(always)]
+    pub fn convert<L: Lanes>(&self, head: usize, position: usize, row: &mut [f32]) {
+        let width = row.len();
+        match self {
+            Self::F32(rows) => row.copy_from_slice(&rows.from(head, position)[..width]),
+            Self::F16(rows) => {
+                let stored: &[u16] = &rows.from(head, position)[..width];
+                let ((row, row_rest), (stored, stored_rest)) =
+                    (row.as_chunks_mut::<LANES>(), stored.as_chunks::<LANES>());
+                for (row, stored) in row.iter_mut().zip(stored) {
+                    *row = L::from_f16(stored).store();
+                }
+                for (row, stored) in row_rest.iter_mut().zip(stored_rest) {
+                    *row = f16_to_f32(*stored);
+                }
+            }
+            Self::Bytes { bytes, scales } => {
+                let stored: &[i8] = &bytes.from(head, position)[..width];
+                let scales: &[f32] = scales.from(head, position);
+                let scale = scales[0];
+                let ((row, row_rest), (stored, stored_rest)) =
+                    (row.as_chunks_mut::<LANES>(), stored.as_chunks::<LANES>());
+                for (row, stored) in row.iter_mut().zip(stored) {
+                    *row = L::from_i8(stored).mul(L::splat(scale)).store();
+                }
+                for (row, stored) in row_rest.iter_mut().zip(stored_rest) {
+                    *row = f32::from(*stored) * scale;
+                }
+            }
+        }
+    }
+}
+
+/// A tensor whose first dimensions are heads and positions, with steps in elements between them.
+pub(super) struct Strided {
+    tensor: FlexTensor,
+    start: usize,
+    head: usize,
+    position: usize,
+}
+
+impl Strided {
+    /// `[heads, positions, width]` with rows that are contiguous; a copy if they are not.
+    fn rows(tensor: FlexTensor) -> Self {
+        let strides = tensor.layout().strides();
+        if strides[2] == 1 && strides[0] >= 0 && strides[1] >= 0 {
+            let (head, position) = (strides[0] as usize, strides[1] as usize);
+            return Self { start: tensor.layout().start_offset(), head, position, tensor };
+        }
+        let [_, positions, width] = dims(&tensor);
+        Self::contiguous(tensor, positions * width, width)
+    }
+
+    /// `[heads, positions]`.
+    fn elements(tensor: FlexTensor) -> Self {
+        let strides = tensor.layout().strides();
+        if strides[0] >= 0 && strides[1] >= 0 {
+            let (head, position) = (strides[0] as usize, strides[1] as usize);
+            return Self { start: tensor.layout().start_offset(), head, position, tensor };
+        }
+        let [_, positions] = dims(&tensor);
+        Self::contiguous(tensor, positions, 1)
+    }
+
+    fn contiguous(tensor: FlexTensor, head: usize, position: usize) -> Self {
+        let tensor = tensor.to_contiguous();
+        Self { start: tensor.layout().start_offset(), head, position, tensor }
+    }
+
+    /// All elements from those of a head and position on.
+    #[inline(always)]
+    fn from<T: bytemuck::Pod>(&self, head: usize, position: usize) -> &[T] {
+        let elements: &[T] = bytemuck::cast_slice(self.tensor.bytes());
+        &elements[self.start + head * self.head + position * self.position..]
+    }
+}
+
+/// Rows of f32, one after the other.
+pub(super) struct ConvertedRows<'a> {
+    pub values: &'a [f32],
+    pub width: usize,
+}
+
+impl Rows for ConvertedRows<'_> {
+    type Row<'a>
+        = &'a [[f32; LANES]]
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn row(&self, index: usize, chunks: usize) -> &[[f32; LANES]] {
+        &self.values[index * self.width..].as_chunks().0[..chunks]
+    }
+}
+
+/// Rows where they are stored.
+pub(super) struct RowsInPlace<'a, T> {
+    /// Of one head, from its first position on.
+    elements: &'a [T],
+    stride: usize,
+    positions: &'a [usize],
+}
+
+impl<T> RowsInPlace<'_, T> {
+    #[inline(always)]
+    fn chunks(&self, index: usize, chunks: usize) -> &[[T; LANES]] {
+        &self.elements[self.positions[index] * self.stride..].as_chunks().0[..chunks]
+    }
+}
+
+impl Rows for RowsInPlace<'_, f32> {
+    type Row<'a>
+        = &'a [[f32; LANES]]
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn row(&self, index: usize, chunks: usize) -> &[[f32; LANES]] {
+        self.chunks(index, chunks)
+    }
+}
+
+impl Row for &[[f32; LANES]] {
+    #[inline(always)]
+    fn chunk<L: Lanes>(self, chunk: usize) -> L {
+        L::load(&self[chunk])
+    }
+}
+
+/// Bits of half-precision numbers.
+impl Rows for RowsInPlace<'_, u16> {
+    type Row<'a>
+        = &'a [[u16; LANES]]
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn row(&self, index: usize, chunks: usize) -> &[[u16; LANES]] {
+        self.chunks(index, chunks)
+    }
+}
+
+impl Row for &[[u16; LANES]] {
+    #[inline(always)]
+    fn chunk<L: Lanes>(self, chunk: usize) -> L {
+        L::from_f16(&self[chunk])
+    }
+}
+
+/// Bytes and the scale of each row.
+pub(super) struct BytesInPlace<'a> {
+    bytes: RowsInPlace<'a, i8>,
+    scales: &'a [f32],
+    stride: usize,
+}
+
+impl Rows for BytesInPlace<'_> {
+    type Row<'a>
+        = ScaledBytes<'a>
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn row(&self, index: usize, chunks: usize) -> ScaledBytes<'_> {
+        let scale = self.scales[self.bytes.positions[index] * self.stride];
+        ScaledBytes { bytes: self.bytes.chunks(index, chunks), scale }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct ScaledBytes<'a> {
+    bytes: &'a [[i8; LANES]],
+    scale: f32,
+}
+
+impl Row for ScaledBytes<'_> {
+    #[inline(always)]
+    fn chunk<L: Lanes>(self, chunk: usize) -> L {
+        L::from_i8(&self.bytes[chunk]).mul(L::splat(self.scale))
+    }
+}
+
+impl Strided {
+    /// The rows of a head at some positions.
+    #[inline(always)]
+    pub fn in_place<'a, T: bytemuck::Pod>(
+        &'a self,
+        head: usize,
+        positions: &'a [usize],
+    ) -> RowsInPlace<'a, T> {
+        RowsInPlace { elements: self.from(head, 0), stride: self.position, positions }
+    }
+
+    /// The same for bytes with scales.
+    #[inline(always)]
+    pub fn bytes_in_place<'a>(
+        &'a self,
+        scales: &'a Self,
+        head: usize,
+        positions: &'a [usize],
+    ) -> BytesInPlace<'a> {
+        BytesInPlace {
+            bytes: self.in_place(head, positions),
+            scales: scales.from(head, 0),
+            stride: scales.position,
+        }
+    }
+}

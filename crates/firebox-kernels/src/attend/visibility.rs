@@ -1,0 +1,45 @@
+use std::sync::Arc;
+
+/// Which positions of a span may be seen: one bit for each, the lowest bit of the first word first. Positions
+/// beyond the last word are not visible.
+///
+/// Clones share the bits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Visibility(Arc<[u64]>);
+
+impl Visibility {
+    /// From the bits themselves.
+    pub fn new(words: impl Into<Arc<[u64]>>) -> Self {
+        Self(words.into())
+    }
+
+    /// Whether the position at an index from the start of the span may be seen.
+    #[inline(always)]
+    pub fn contains(&self, index: usize) -> bool {
+        match self.0.get(index / 64) {
+            Some(word) => word >> (index % 64) & 1 == 1,
+            None => false,
+        }
+    }
+}
+
+/// One item for each position.
+///
+/// ```
+/// use firebox_kernels::attend::Visibility;
+///
+/// let visible: Visibility = [true, false, true].into_iter().collect();
+/// assert!(visible.contains(0) && !visible.contains(1) && visible.contains(2) && !visible.contains(3));
+/// ```
+impl FromIterator<bool> for Visibility {
+    fn from_iter<I: IntoIterator<Item = bool>>(items: I) -> Self {
+        let mut words = Vec::new();
+        for (index, visible) in items.into_iter().enumerate() {
+            if index % 64 == 0 {
+                words.push(0);
+            }
+            words[index / 64] |= u64::from(visible) << (index % 64);
+        }
+        Self(words.into())
+    }
+}

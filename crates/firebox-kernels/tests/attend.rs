@@ -1,0 +1,439 @@
+//! Attention against the reference, spans against the whole, and the same to the last bit whatever else is
+//! computed beside it.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use firebox_kernels::attend::{
+    Attended, Attending, BLOCK, Span, Stored, Visibility, attend, attend_span, merge, merge_with, reference,
+};
+use proptest::prelude::*;
+use support::{assert_close, bits, numbers, random, values};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Storage {
+    F32,
+    F16,
+    Bytes,
+}
+
+impl Storage {
+    fn store(self, values: Tensor<3>) -> Stored {
+        match self {
+            Self::F32 => Stored::Float(values),
+            Self::F16 => Stored::Float(values.cast(DType::F16)),
+            Self::Bytes => Stored::quantize(values),
+        }
+    }
+}
+
+/// Heads and positions of an attention that may happen.
+#[derive(Debug, Clone)]
+struct Case {
+    rows: usize,
+    kv_heads: usize,
+    sharing: usize,
+    head_dim: usize,
+    /// Where the span begins, how many positions it holds, and which the first row has.
+    start: usize,
+    positions: usize,
+    position: usize,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    keys: Storage,
+    values: Storage,
+    /// Out of eight positions, how many are hidden.
+    hidden: usize,
+    seed: u64,
+}
+
+impl Case {
+    fn attending(&self) -> Attending {
+        Attending { position: self.position, window: self.window, scale: 0.3, softcap: self.softcap }
+    }
+
+    fn query(&self) -> Tensor<3> {
+        random([self.rows, self.kv_heads * self.sharing, self.head_dim], self.seed)
+    }
+
+    fn span(&self) -> Span {
+        // A cache has room beyond its positions, so rows of different heads do not follow each other.
+        let cached = |seed, storage: Storage| {
+            let reserved = random([self.kv_heads, self.positions + 5, self.head_dim], seed);
+            part(&storage.store(reserved), 3, self.positions)
+        };
+        let visible = (self.hidden > 0).then(|| {
+            let bits = numbers(self.positions, self.seed + 3);
+            bits.into_iter().map(|number| number >= self.hidden as f32 / 4.0 - 1.0).collect()
+        });
+        Span {
+            keys: cached(self.seed + 1, self.keys),
+            values: cached(self.seed + 2, self.values),
+            position: self.start,
+            visible,
+        }
+    }
+}
+
+/// Some consecutive positions.
+fn part(stored: &Stored, from: usize, count: usize) -> Stored {
+    match stored {
+        Stored::Float(values) => Stored::Float(cut(values, from, count)),
+        Stored::Bytes { words, scales } if count > 0 => Stored::Bytes {
+            words: words.clone().narrow(1, from, count),
+            scales: scales.clone().narrow(1, from, count),
+        },
+        Stored::Bytes { words, scales } => {
+            let [heads, _, width] = words.dims();
+            Stored::Bytes {
+                words: Tensor::zeros([heads, 0, width], (&words.device(), words.dtype())),
+                scales: Tensor::zeros([heads, 0], &scales.device()),
+            }
+        }
+    }
+}
+
+/// Narrowing, to nothing too.
+fn cut(values: &Tensor<3>, from: usize, count: usize) -> Tensor<3> {
+    let [heads, _, width] = values.dims();
+    if count > 0 {
+        values.clone().narrow(1, from, count)
+    } else {
+        Tensor::zeros([heads, 0, width], (&values.device(), values.dtype()))
+    }
+}
+
+fn part_of_span(span: &Span, from: usize, count: usize) -> Span {
+    Span {
+        keys: part(&span.keys, from, count),
+        values: part(&span.values, from, count),
+        position: span.position + from,
+        visible: span.visible.as_ref().map(|all| (from..from + count).map(|at| all.contains(at)).collect()),
+    }
+}
+
+fn cases(most_positions: usize) -> impl Strategy<Value = Case> {
+    let storage = || prop_oneof![Just(Storage::F32), Just(Storage::F16), Just(Storage::Bytes)];
+    let window = prop_oneof![Just(None), (1usize..20).prop_map(Some), (1usize..600).prop_map(Some)];
+    let softcap = prop_oneof![Just(None), Just(Some(0.5f32)), Just(Some(30.0))];
+    let head_dim = prop_oneof![1usize..40, Just(64), Just(80), Just(128)];
+    let shape = (1usize..40, 1usize..4, 1usize..6, head_dim);
+    let place = (0usize..400, 1..=most_positions, 0usize..1000, 0usize..9);
+    (shape, place, window, softcap, storage(), storage(), 0u64..1000).prop_map(
+        |((rows, kv_heads, sharing, head_dim), place, window, softcap, keys, values, seed)| {
+            let (start, positions, ahead, hidden) = place;
+            // Mostly within or behind the span, now and then before it.
+            let position = (start + ahead * (positions + 10) / 1000).saturating_sub(8);
+            Case {
+                rows,
+                kv_heads,
+                sharing,
+                head_dim,
+                start,
+                positions,
+                position,
+                window,
+                softcap,
+                keys,
+                values,
+                hidden,
+                seed,
+            }
+        },
+    )
+}
+
+fn assert_attended_close(found: Attended, expected: Attended, tolerance: f32) {
+    assert_close(found.output, expected.output, tolerance);
+    assert_logarithms_close(found.log_sum_exp, expected.log_sum_exp, tolerance);
+}
+
+/// What attention means, one number after the other in f64. Absent where nothing is visible.
+fn plainly(case: &Case, span: &Span, row: usize, head: usize) -> Option<(Vec<f64>, f64)> {
+    let stored = |stored: &Stored| values(stored.dequantize(case.head_dim));
+    let (keys, values, query) = (stored(&span.keys), stored(&span.values), values(case.query()));
+    let at = |numbers: &[f32], index: usize| -> Vec<f64> {
+        numbers[index * case.head_dim..][..case.head_dim].iter().map(|number| f64::from(*number)).collect()
+    };
+    let query = at(&query, row * case.kv_heads * case.sharing + head);
+    let own = case.position + row;
+    let (mut output, mut total) = (vec![0.0; case.head_dim], 0.0);
+    for index in 0..case.positions {
+        let position = case.start + index;
+        let later = position > own;
+        let too_early = case.window.is_some_and(|window| position + window <= own);
+        let hidden = span.visible.as_ref().is_some_and(|visible| !visible.contains(index));
+        if later || too_early || hidden {
+            continue;
+        }
+        let index = head / case.sharing * case.positions + index;
+        let score: f64 = query.iter().zip(at(&keys, index)).map(|(query, key)| query * key).sum();
+        let score = match case.softcap.map(f64::from) {
+            Some(cap) => cap * (score * 0.3 / cap).tanh(),
+            None => score * 0.3,
+        };
+        total += score.exp();
+        for (output, value) in output.iter_mut().zip(at(&values, index)) {
+            *output += score.exp() * value;
+        }
+    }
+    (total > 0.0).then(|| (output.into_iter().map(|output| output / total).collect(), total.ln()))
+}
+
+/// Where one is -inf, the other has to be.
+fn assert_logarithms_close(found: Tensor<2>, expected: Tensor<2>, tolerance: f32) {
+    for (found, expected) in values(found).into_iter().zip(values(expected)) {
+        let near = (found - expected).abs() <= tolerance * expected.abs().max(1.0);
+        assert!(found == expected || near, "{found} instead of {expected}");
+    }
+}
+
+fn assert_same(found: Attended, expected: Attended) {
+    assert_eq!(bits(found.output), bits(expected.output));
+    assert_eq!(bits(found.log_sum_exp), bits(expected.log_sum_exp));
+}
+
+fn rows_of(attended: &Attended, from: usize, count: usize) -> Attended {
+    Attended {
+        output: attended.output.clone().narrow(0, from, count),
+        log_sum_exp: attended.log_sum_exp.clone().narrow(0, from, count),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn one_span(case in cases(700)) {
+        let (query, span) = (case.query(), case.span());
+        let expected = reference::attend_span(query.clone(), &span, case.attending());
+        assert_attended_close(attend_span(query, &span, case.attending()), expected, 1e-5);
+    }
+
+    #[test]
+    fn the_reference(case in cases(60), row in 0usize..40, head in 0usize..18) {
+        let (row, head) = (row % case.rows, head % (case.kv_heads * case.sharing));
+        let span = case.span();
+        let expected = plainly(&case, &span, row, head);
+        let Attended { output, log_sum_exp } = reference::attend_span(case.query(), &span, case.attending());
+        let output = values(output.slice([row..row + 1, head..head + 1]));
+        let sum = values(log_sum_exp.slice([row..row + 1, head..head + 1]))[0];
+        match expected {
+            Some((expected, expected_sum)) => {
+                prop_assert!((f64::from(sum) - expected_sum).abs() < 1e-5);
+                for (output, expected) in output.into_iter().zip(expected) {
+                    prop_assert!((f64::from(output) - expected).abs() < 1e-5);
+                }
+            }
+            None => {
+                prop_assert_eq!(sum, f32::NEG_INFINITY);
+                prop_assert!(output.into_iter().all(|output| output == 0.0));
+            }
+        }
+    }
+
+    /// Rows alone or a few at a time gather what they gather among others, to the last bit.
+    #[test]
+    fn some_rows(case in cases(700), from in 0usize..40, count in 1usize..40) {
+        let from = from % case.rows;
+        let count = count.min(case.rows - from);
+        let (query, span) = (case.query(), case.span());
+        let all = attend_span(query.clone(), &span, case.attending());
+        let some = Attending { position: case.position + from, ..case.attending() };
+        assert_same(attend_span(query.narrow(0, from, count), &span, some), rows_of(&all, from, count));
+    }
+
+    /// Positions that came later, and whole blocks that nobody sees, make no difference.
+    #[test]
+    fn more_positions_than_are_seen(case in cases(700)) {
+        let (query, span) = (case.query(), case.span());
+        let all = attend_span(query.clone(), &span, case.attending());
+        let end = (case.position + case.rows).saturating_sub(case.start).min(case.positions);
+        let window = case.window.unwrap_or(usize::MAX);
+        let start = (case.position + 1).saturating_sub(window).saturating_sub(case.start).min(end);
+        let start = start / BLOCK * BLOCK;
+        let seen = part_of_span(&span, start, end - start);
+        assert_same(attend_span(query, &seen, case.attending()), all);
+    }
+
+    #[test]
+    fn any_split_merges_to_the_whole(
+        case in cases(400), cuts in prop::collection::vec(0usize..400, 0..4), sinks: bool,
+    ) {
+        let (query, span) = (case.query(), case.span());
+        let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(case.positions)).collect();
+        cuts.extend([0, case.positions]);
+        cuts.sort_unstable();
+        let spans: Vec<_> =
+            cuts.windows(2).map(|cut| part_of_span(&span, cut[0], cut[1] - cut[0])).collect();
+        let parts = || spans.iter().map(|span| attend_span(query.clone(), span, case.attending())).collect();
+        let whole = attend_span(query.clone(), &span, case.attending());
+        assert_attended_close(merge(parts()), whole.clone(), 1e-6);
+
+        let heads = case.kv_heads * case.sharing;
+        let sinks = sinks.then(|| random([heads], case.seed + 9));
+        let (outputs, mut sums): (Vec<_>, Vec<_>) =
+            [whole].into_iter().map(|part| (part.output, part.log_sum_exp)).unzip();
+        if let Some(sinks) = &sinks {
+            sums.push(sinks.clone().reshape([1, heads]).expand([case.rows, heads]));
+        }
+        let expected = reference::merge(outputs, sums);
+        assert_attended_close(merge_with(parts(), sinks.clone()), expected.clone(), 2e-6);
+        let output = expected.output.reshape([case.rows, heads * case.head_dim]);
+        assert_close(attend(query, &spans, sinks, case.attending()), output, 2e-6);
+    }
+
+    /// Sinks weigh as a key would whose score they are and whose value is zero.
+    #[test]
+    fn sinks(case in cases(60)) {
+        let heads = case.kv_heads * case.sharing;
+        let sinks = random([heads], case.seed + 9);
+        let (query, span) = (case.query(), case.span());
+        let attended = attend_span(query.clone(), &span, case.attending());
+        let found = values(attend(query, &[span], Some(sinks.clone()), case.attending()));
+        let (output, sums, sinks) = (values(attended.output), values(attended.log_sum_exp), values(sinks));
+        for (index, found) in found.into_iter().enumerate() {
+            let (sum, sink) = (sums[index / case.head_dim], sinks[index / case.head_dim % heads]);
+            let expected = output[index] / (1.0 + (sink - sum).exp());
+            prop_assert!((found - expected).abs() < 2e-6, "{} instead of {}", found, expected);
+        }
+    }
+
+    #[test]
+    fn threads(case in cases(1100)) {
+        let (query, span) = (case.query(), case.span());
+        let compute = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| attend_span(query.clone(), &span, case.attending()))
+        };
+        let alone = compute(1);
+        for threads in [2, 3, 16] {
+            assert_same(compute(threads), alone.clone());
+        }
+    }
+
+    #[test]
+    fn bytes(
+        heads in 1usize..4, positions in 1usize..10, head_dim in 1usize..70, zeros: bool, seed in 0u64..1000,
+    ) {
+        let mut numbers = random([heads, positions, head_dim], seed);
+        if zeros {
+            numbers = numbers.slice_fill([0..1, 0..1, 0..head_dim], 0.0);
+        }
+        let (found, expected) = (Stored::quantize(numbers.clone()), reference::quantize(numbers.clone()));
+        let (Stored::Bytes { words, scales }, Stored::Bytes { words: expected, scales: expected_scales }) =
+            (found.clone(), expected) else { unreachable!() };
+        prop_assert_eq!(bits(scales.clone()), bits(expected_scales));
+        words.into_data().assert_eq(&expected.into_data(), true);
+        let half_steps = scales.unsqueeze_dim::<3>(2).mul_scalar(0.5001);
+        let off = found.dequantize(head_dim).sub(numbers).abs().sub(half_steps);
+        prop_assert!(values(off).into_iter().all(|off| off <= 0.0));
+    }
+
+    /// Nothing sensible comes out, but something does.
+    #[test]
+    fn no_numbers(case in cases(300), what in 0usize..4, at in 0usize..1000) {
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX][what];
+        let put = |tensor: Tensor<3>| {
+            let shape = tensor.dims();
+            let mut numbers = values(tensor);
+            let count = numbers.len();
+            numbers[at * (count - 1) / 1000] = odd;
+            Tensor::<3>::from_data(TensorData::new(numbers, shape), &Device::flex())
+        };
+        let span = case.span();
+        let odd_span = Span {
+            keys: case.keys.store(put(span.keys.dequantize(case.head_dim))),
+            values: case.values.store(put(span.values.dequantize(case.head_dim))),
+            ..span.clone()
+        };
+        attend(put(case.query()), &[span, odd_span], None, case.attending());
+    }
+}
+
+fn case() -> Case {
+    Case {
+        rows: 2,
+        kv_heads: 2,
+        sharing: 3,
+        head_dim: 24,
+        start: 0,
+        positions: 300,
+        position: 298,
+        window: None,
+        softcap: None,
+        keys: Storage::F32,
+        values: Storage::F32,
+        hidden: 0,
+        seed: 5,
+    }
+}
+
+#[test]
+fn nothing_visible_gives_zeros() {
+    let case = case();
+    let nothing = Visibility::from_iter((0..case.positions).map(|_| false));
+    let hidden = Span { visible: Some(nothing), ..case.span() };
+    let later = Span { position: 300, ..case.span() };
+    let empty = part_of_span(&case.span(), 0, 0);
+    for span in [&hidden, &later, &empty] {
+        let attended = attend_span(case.query(), span, case.attending());
+        assert!(values(attended.output).into_iter().all(|value| value == 0.0));
+        assert!(values(attended.log_sum_exp).into_iter().all(|value| value == f32::NEG_INFINITY));
+    }
+    let spans = [hidden, later, empty];
+    let all = |spans: &[Span], sinks| values(attend(case.query(), spans, sinks, case.attending()));
+    let sinks = random([6], 1);
+    assert!(all(&spans, None).into_iter().all(|value| value == 0.0));
+    assert!(all(&spans, Some(sinks.clone())).into_iter().all(|value| value == 0.0));
+    assert!(all(&[], Some(sinks)).into_iter().all(|value| value == 0.0));
+    // And makes no difference to what is seen elsewhere.
+    let alone = all(&[case.span()], None);
+    let [hidden, later, empty] = spans;
+    assert_eq!(all(&[hidden, case.span(), later, empty], None), alone);
+}
+
+#[test]
+fn no_rows() {
+    let case = Case { rows: 0, ..case() };
+    assert_eq!(attend(case.query(), &[case.span()], None, case.attending()).dims(), [0, 6 * 24]);
+    assert_eq!(attend(case.query(), &[case.span(), case.span()], None, case.attending()).dims(), [0, 6 * 24]);
+}
+
+/// What a position holds that nobody may see does not matter, even if it is no number.
+#[test]
+fn hidden_positions_hold_anything() {
+    let case = case();
+    let span = case.span();
+    let spoil = |stored: &Stored| match stored {
+        Stored::Float(values) => {
+            let spoiled = values.clone().slice_fill([0..2, 7..8, 0..24], f32::NAN);
+            Stored::Float(spoiled.slice_fill([0..2, 299..300, 0..24], f32::NAN))
+        }
+        _ => unreachable!(),
+    };
+    let visible: Visibility = (0..300).map(|index| index != 7).collect();
+    let expected = Span { visible: Some(visible.clone()), ..span.clone() };
+    let spoiled =
+        Span { keys: spoil(&span.keys), values: spoil(&span.values), visible: Some(visible), ..span };
+    let first = |span| rows_of(&attend_span(case.query(), span, case.attending()), 0, 1);
+    assert_same(first(&spoiled), first(&expected));
+}
+
+#[test]
+fn a_long_prompt_in_pieces_of_any_length() {
+    let case = Case { rows: 300, head_dim: 64, start: 0, position: 0, window: Some(190), ..case() };
+    let (query, span) = (case.query(), case.span());
+    let all = attend_span(query.clone(), &span, case.attending());
+    let mut at = 0;
+    for count in [1, 2, 3, 1, 64, 65, 30, 127, 7] {
+        let piece = Attending { position: at, ..case.attending() };
+        let found =
+            attend_span(query.clone().narrow(0, at, count), &part_of_span(&span, 0, at + count), piece);
+        assert_same(found, rows_of(&all, at, count));
+        at += count;
+    }
+    assert_eq!(at, case.rows);
+}
