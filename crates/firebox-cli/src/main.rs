@@ -39,6 +39,11 @@ mod verify;
 
 use std::process::ExitCode;
 
+/// Keeps the memory of one operation for the next. The system's allocator gives large pieces back at once, and every
+/// page of a prompt's intermediate results would be cleared by the kernel again and again.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 use clap::Parser as _;
 
 use args::{Cli, Command};

@@ -2,10 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::panel::{
-    BLOCK_CHUNKS, CHUNK, Floats, IntegerPanel, IntegerRows, QUADS, Strip, Words, nibble_chunk, nibbles,
-    signed_bytes,
-};
+use super::panel::{BLOCK_CHUNKS, CHUNK, IntegerRows, Strip, Unpacked, nibble_chunk, nibbles, signed_bytes};
 use crate::simd::Lanes;
 
 /// A block format.
@@ -55,7 +52,7 @@ pub(super) trait Block: Sync {
     const OFFSET: bool = false;
 
     /// Unpacks some chunks, whole blocks of them and at most [`BLOCK_CHUNKS`], from those bytes of sixteen rows.
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel);
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>);
 }
 
 /// Rows of whole blocks.
@@ -87,11 +84,11 @@ impl<B: Block> IntegerRows for BlockRows<'_, B> {
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, unpacked: &mut impl Unpacked<L>) {
         let (chunks, first) = (self.inputs / CHUNK, block * BLOCK_CHUNKS);
         let count = BLOCK_CHUNKS.min(chunks - first);
         let (stride, width) = (Self::bytes_of(chunks), Self::bytes_of(count));
-        B::unpack::<L>(&Strip::new(self.bytes, row, stride, Self::bytes_of(first), width), count, panel);
+        B::unpack::<L>(&Strip::new(self.bytes, row, stride, Self::bytes_of(first), width), count, unpacked);
     }
 }
 
@@ -110,15 +107,13 @@ impl Block for Q8_0 {
     const ZERO: i32 = 128;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
-            panel.scales[chunk][0] = Floats::from_lanes(strip.halves::<L>(at));
+            unpacked.scale(chunk, 0, strip.halves::<L>(at));
             for part in 0..2 {
                 let columns = strip.columns::<L>(at + 2 + 16 * part);
-                for k in 0..4 {
-                    panel.quads[chunk][4 * part + k] = signed_bytes::<L>(columns[k]);
-                }
+                unpacked.bytes(chunk, part, signed_bytes::<L>(columns));
             }
         }
     }
@@ -130,11 +125,11 @@ impl Block for Q4_0 {
     const ZERO: i32 = 8;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
-            panel.scales[chunk][0] = Floats::from_lanes(strip.halves::<L>(at));
-            nibble_chunk::<L>(strip.columns::<L>(at + 2), &mut panel.quads[chunk]);
+            unpacked.scale(chunk, 0, strip.halves::<L>(at));
+            nibble_chunk::<L>(strip.columns::<L>(at + 2), chunk, unpacked);
         }
     }
 }
@@ -145,13 +140,13 @@ impl Block for Q4_1 {
     const OFFSET: bool = true;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
             let (scale, least) = L::half_floats(strip.words::<L>(at));
-            panel.scales[chunk][0] = Floats::from_lanes(scale);
-            panel.least[chunk] = Floats::from_lanes(least);
-            nibble_chunk::<L>(strip.columns::<L>(at + 4), &mut panel.quads[chunk]);
+            unpacked.scale(chunk, 0, scale);
+            unpacked.least(chunk, least);
+            nibble_chunk::<L>(strip.columns::<L>(at + 4), chunk, unpacked);
         }
     }
 }
@@ -162,11 +157,11 @@ impl Block for Q5_0 {
     const ZERO: i32 = 16;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
-            panel.scales[chunk][0] = Floats::from_lanes(strip.halves::<L>(at));
-            five_bit_chunk::<L>(strip, at + 6, strip.words::<L>(at + 2), &mut panel.quads[chunk]);
+            unpacked.scale(chunk, 0, strip.halves::<L>(at));
+            five_bit_chunk::<L>(strip, at + 6, strip.words::<L>(at + 2), chunk, unpacked);
         }
     }
 }
@@ -177,13 +172,13 @@ impl Block for Q5_1 {
     const OFFSET: bool = true;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
             let (scale, least) = L::half_floats(strip.words::<L>(at));
-            panel.scales[chunk][0] = Floats::from_lanes(scale);
-            panel.least[chunk] = Floats::from_lanes(least);
-            five_bit_chunk::<L>(strip, at + 8, strip.words::<L>(at + 4), &mut panel.quads[chunk]);
+            unpacked.scale(chunk, 0, scale);
+            unpacked.least(chunk, least);
+            five_bit_chunk::<L>(strip, at + 8, strip.words::<L>(at + 4), chunk, unpacked);
         }
     }
 }
@@ -194,17 +189,13 @@ impl Block for Q4K {
     const OFFSET: bool = true;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, panel: &mut IntegerPanel) {
-        six_bit_scales::<L>(strip, panel);
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
+        six_bit_scales::<L>(strip, unpacked);
         // Two chunks share 32 bytes, one in the low nibbles and one in the high.
         for part in 0..8 {
-            let columns = strip.columns::<L>(16 + 16 * part);
-            let (chunk, at) = (part / 2 * 2, part % 2 * 4);
-            for k in 0..4 {
-                let (low, high) = nibbles::<L>(columns[k]);
-                panel.quads[chunk][at + k] = Words::from_words::<L>(low);
-                panel.quads[chunk + 1][at + k] = Words::from_words::<L>(high);
-            }
+            let (low, high) = nibbles::<L>(strip.columns::<L>(16 + 16 * part));
+            unpacked.bytes(part / 2 * 2, part % 2, low);
+            unpacked.bytes(part / 2 * 2 + 1, part % 2, high);
         }
     }
 }
@@ -215,23 +206,21 @@ impl Block for Q5K {
     const OFFSET: bool = true;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, panel: &mut IntegerPanel) {
-        six_bit_scales::<L>(strip, panel);
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
+        six_bit_scales::<L>(strip, unpacked);
         let bits = L::splat_word(0x0101_0101);
         for part in 0..2 {
             // Bit `chunk` of a byte is the fifth bit of that chunk's input.
             let mut fifth = strip.columns::<L>(16 + 16 * part);
             for both in 0..4 {
-                let columns = strip.columns::<L>(48 + 32 * both + 16 * part);
+                let (mut low, mut high) = nibbles::<L>(strip.columns::<L>(48 + 32 * both + 16 * part));
                 for k in 0..4 {
-                    let (low, high) = nibbles::<L>(columns[k]);
-                    let first = L::shl::<4>(L::and(fifth[k], bits));
-                    let second = L::shl::<4>(L::and(L::shr::<1>(fifth[k]), bits));
+                    low[k] = L::or(low[k], L::shl::<4>(L::and(fifth[k], bits)));
+                    high[k] = L::or(high[k], L::shl::<4>(L::and(L::shr::<1>(fifth[k]), bits)));
                     fifth[k] = L::shr::<2>(fifth[k]);
-                    let at = 4 * part + k;
-                    panel.quads[2 * both][at] = Words::from_words::<L>(L::or(low, first));
-                    panel.quads[2 * both + 1][at] = Words::from_words::<L>(L::or(high, second));
                 }
+                unpacked.bytes(2 * both, part, low);
+                unpacked.bytes(2 * both + 1, part, high);
             }
         }
     }
@@ -244,7 +233,7 @@ impl Block for Q6K {
     const ZERO: i32 = 32;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
         let scale = strip.halves::<L>(208);
         // Sixteen signed bytes, two for every chunk.
         let columns = strip.columns::<L>(192);
@@ -256,29 +245,26 @@ impl Block for Q6K {
                 L::to_floats(L::sar::<24>(columns[k])),
             ];
             for at in 0..4 {
-                panel.scales[2 * k + at / 2][at % 2] = Floats::from_lanes(numbers[at].mul(scale));
+                unpacked.scale(2 * k + at / 2, at % 2, numbers[at].mul(scale));
             }
         }
         // Half a block is 128 inputs: four chunks, whose low nibbles take 64 bytes and whose high pairs 32.
         let pairs = L::splat_word(0x3030_3030);
         for half in 0..2 {
             for part in 0..2 {
-                let first = strip.columns::<L>(64 * half + 16 * part);
-                let second = strip.columns::<L>(64 * half + 32 + 16 * part);
+                let (mut first, mut third) = nibbles::<L>(strip.columns::<L>(64 * half + 16 * part));
+                let (mut second, mut fourth) = nibbles::<L>(strip.columns::<L>(64 * half + 32 + 16 * part));
                 let high = strip.columns::<L>(128 + 32 * half + 16 * part);
                 for k in 0..4 {
-                    let ((first, third), (second, fourth)) =
-                        (nibbles::<L>(first[k]), nibbles::<L>(second[k]));
-                    let chunks = [
-                        L::or(first, L::and(L::shl::<4>(high[k]), pairs)),
-                        L::or(second, L::and(L::shl::<2>(high[k]), pairs)),
-                        L::or(third, L::and(high[k], pairs)),
-                        L::or(fourth, L::and(L::shr::<2>(high[k]), pairs)),
-                    ];
-                    for at in 0..4 {
-                        panel.quads[4 * half + at][4 * part + k] = Words::from_words::<L>(chunks[at]);
-                    }
+                    first[k] = L::or(first[k], L::and(L::shl::<4>(high[k]), pairs));
+                    second[k] = L::or(second[k], L::and(L::shl::<2>(high[k]), pairs));
+                    third[k] = L::or(third[k], L::and(high[k], pairs));
+                    fourth[k] = L::or(fourth[k], L::and(L::shr::<2>(high[k]), pairs));
                 }
+                unpacked.bytes(4 * half, part, first);
+                unpacked.bytes(4 * half + 1, part, second);
+                unpacked.bytes(4 * half + 2, part, third);
+                unpacked.bytes(4 * half + 3, part, fourth);
             }
         }
     }
@@ -286,14 +272,22 @@ impl Block for Q6K {
 
 /// Nibbles of sixteen bytes with a fifth bit each, low nibbles first.
 #[inline(always)]
-fn five_bit_chunk<L: Lanes>(strip: &Strip<'_>, at: usize, mut fifth: L::Words, quads: &mut [Words; QUADS]) {
-    let columns = strip.columns::<L>(at);
-    for quad in 0..QUADS {
-        let (low, high) = nibbles::<L>(columns[quad % 4]);
-        let nibble = if quad < 4 { low } else { high };
-        quads[quad] = Words::from_words::<L>(L::or(nibble, spread::<L>(fifth)));
-        fifth = L::shr::<4>(fifth);
+fn five_bit_chunk<L: Lanes>(
+    strip: &Strip<'_>,
+    at: usize,
+    mut fifth: L::Words,
+    chunk: usize,
+    unpacked: &mut impl Unpacked<L>,
+) {
+    let (mut low, mut high) = nibbles::<L>(strip.columns::<L>(at));
+    for half in [&mut low, &mut high] {
+        for nibbles in half {
+            *nibbles = L::or(*nibbles, spread::<L>(fifth));
+            fifth = L::shr::<4>(fifth);
+        }
     }
+    unpacked.bytes(chunk, 0, low);
+    unpacked.bytes(chunk, 1, high);
 }
 
 /// The lowest four bits of every word, one to each byte, as the fifth bit there.
@@ -307,7 +301,7 @@ fn spread<L: Lanes>(words: L::Words) -> L::Words {
 /// The scales and least values of a Q4_K or Q5_K block: six bits each, eight of both in twelve bytes, the upper bits
 /// of the later ones spread over the earlier.
 #[inline(always)]
-fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, panel: &mut IntegerPanel) {
+fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, unpacked: &mut impl Unpacked<L>) {
     let [halves, first, second, third] = strip.columns::<L>(0);
     let (scale, least) = L::half_floats(halves);
     let negative = least.mul(L::splat(-1.0));
@@ -320,8 +314,8 @@ fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, panel: &mut IntegerPanel) {
         let scales = four_bytes::<L>(scales[half]);
         let least = four_bytes::<L>(least[half]);
         for k in 0..4 {
-            panel.scales[4 * half + k][0] = Floats::from_lanes(scales[k].mul(scale));
-            panel.least[4 * half + k] = Floats::from_lanes(least[k].mul(negative));
+            unpacked.scale(4 * half + k, 0, scales[k].mul(scale));
+            unpacked.least(4 * half + k, least[k].mul(negative));
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::Grouping;
 use super::panel::{
-    BLOCK, BLOCK_CHUNKS, CHUNK, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows, OUTPUTS, Strip,
-    nibble_chunk, signed_bytes,
+    BLOCK, BLOCK_CHUNKS, CHUNK, FloatPanel, FloatRows, IntegerRows, OUTPUTS, Strip, Unpacked, nibble_chunk,
+    signed_bytes,
 };
 use super::plain::{F32, unpack_strip};
 use crate::simd::{COLUMN_BYTES, LANES, Lanes, f16_to_f32};
@@ -47,26 +47,20 @@ impl IntegerRows for ByteRows<'_> {
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, unpacked: &mut impl Unpacked<L>) {
         let from = block * BLOCK;
         let count = BLOCK.min(self.inputs() - from);
         let strip = Strip::new(self.0.bytes, row, self.0.stride, from, count);
         let whole = count / COLUMN_BYTES;
         for part in 0..whole {
-            unpack_bytes::<L>(strip.columns::<L>(part * COLUMN_BYTES), part, panel);
+            let bytes = signed_bytes::<L>(strip.columns::<L>(part * COLUMN_BYTES));
+            unpacked.bytes(part / 2, part % 2, bytes);
         }
         if !count.is_multiple_of(COLUMN_BYTES) {
-            unpack_bytes::<L>(strip.last_columns::<L>(whole * COLUMN_BYTES), whole, panel);
+            let bytes = signed_bytes::<L>(strip.last_columns::<L>(whole * COLUMN_BYTES));
+            unpacked.bytes(whole / 2, whole % 2, bytes);
         }
-        unpack_scales::<L>(&self.0, row, block, panel);
-    }
-}
-
-/// Sixteen signed bytes of every row: half a chunk.
-#[inline(always)]
-fn unpack_bytes<L: Lanes>(columns: [L::Words; 4], part: usize, panel: &mut IntegerPanel) {
-    for k in 0..4 {
-        panel.quads[part / 2][part % 2 * 4 + k] = signed_bytes::<L>(columns[k]);
+        unpack_scales::<L>(&self.0, row, block, unpacked);
     }
 }
 
@@ -81,21 +75,26 @@ impl IntegerRows for NibbleRows<'_> {
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut IntegerPanel) {
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, unpacked: &mut impl Unpacked<L>) {
         // Rows are stored in whole chunks.
         let chunks = BLOCK_CHUNKS.min((self.inputs() - block * BLOCK).div_ceil(CHUNK));
         let offset = block * BLOCK / 2;
         let strip = Strip::new(self.0.bytes, row, self.0.stride, offset, chunks * NIBBLE_BYTES);
         for chunk in 0..chunks {
-            nibble_chunk::<L>(strip.columns::<L>(chunk * NIBBLE_BYTES), &mut panel.quads[chunk]);
+            nibble_chunk::<L>(strip.columns::<L>(chunk * NIBBLE_BYTES), chunk, unpacked);
         }
-        unpack_scales::<L>(&self.0, row, block, panel);
+        unpack_scales::<L>(&self.0, row, block, unpacked);
     }
 }
 
 /// The scales of a block's chunks, each of which has one.
 #[inline(always)]
-fn unpack_scales<L: Lanes>(weight: &GroupedRows<'_>, row: usize, block: usize, panel: &mut IntegerPanel) {
+fn unpack_scales<L: Lanes>(
+    weight: &GroupedRows<'_>,
+    row: usize,
+    block: usize,
+    unpacked: &mut impl Unpacked<L>,
+) {
     let chunks = BLOCK_CHUNKS.min((weight.grouping.inputs - block * BLOCK).div_ceil(CHUNK));
     let chunks_per_group = weight.grouping.group / CHUNK;
     if chunks_per_group == 1 && chunks == BLOCK_CHUNKS {
@@ -106,12 +105,12 @@ fn unpack_scales<L: Lanes>(weight: &GroupedRows<'_>, row: usize, block: usize, p
         let columns = strip.columns::<L>(0);
         for k in 0..4 {
             let (even, odd) = L::half_floats(columns[k]);
-            panel.scales[2 * k][0] = Floats::from_lanes(even);
-            panel.scales[2 * k + 1][0] = Floats::from_lanes(odd);
+            unpacked.scale(2 * k, 0, even);
+            unpacked.scale(2 * k + 1, 0, odd);
         }
         return;
     }
-    let mut last = None;
+    let (mut last, mut scales) = (None, L::zero());
     for chunk in 0..chunks {
         let group = (block * BLOCK_CHUNKS + chunk) / chunks_per_group;
         if last != Some(group) {
@@ -119,11 +118,10 @@ fn unpack_scales<L: Lanes>(weight: &GroupedRows<'_>, row: usize, block: usize, p
             for (lane, bits) in bits.iter_mut().enumerate() {
                 *bits = weight.row_scales(row + lane)[group];
             }
-            panel.scales[chunk][0] = Floats::from_lanes(L::from_f16(&bits));
-        } else {
-            panel.scales[chunk][0] = panel.scales[chunk - 1][0];
+            scales = L::from_f16(&bits);
+            last = Some(group);
         }
-        last = Some(group);
+        unpacked.scale(chunk, 0, scales);
     }
 }
 
@@ -147,12 +145,17 @@ impl FloatRows for UnevenRows<'_> {
     }
 
     #[inline(always)]
-    fn sixteen<L: Lanes>(&self, row: usize, from: usize) -> L {
-        let mut numbers = [0f32; LANES];
-        for (number, input) in numbers.iter_mut().zip(from..self.0.grouping.inputs) {
-            *number = self.number(row, input);
+    fn block_sums<L: Lanes>(&self, row: usize, block: usize, x: &[[f32; LANES]]) -> L {
+        let mut sums = L::zero();
+        for (step, x) in x.iter().enumerate() {
+            let mut numbers = [0f32; LANES];
+            let from = block * BLOCK + step * LANES;
+            for (number, input) in numbers.iter_mut().zip(from..self.0.grouping.inputs) {
+                *number = self.number(row, input);
+            }
+            sums = sums.mul_add(L::load(&numbers), L::load(x));
         }
-        L::load(&numbers)
+        sums
     }
 }
 

@@ -8,6 +8,7 @@ mod panel;
 mod plain;
 mod product;
 pub mod reference;
+mod single;
 
 pub use blocks::BlockFormat;
 

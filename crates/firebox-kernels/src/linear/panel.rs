@@ -24,6 +24,9 @@ const CACHE_LINE: usize = 64;
 /// Inputs of a chunk by fours: as many bytes as a word has.
 pub(super) const QUADS: usize = CHUNK / 4;
 
+/// Those of half a chunk, which is what sixteen bytes or sixteen nibbles are.
+pub(super) const HALF_QUADS: usize = QUADS / 2;
+
 /// Sixteen numbers, where a vector load meets one line of the cache.
 #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
@@ -155,8 +158,38 @@ pub(super) trait FloatRows: Sync {
     /// Unpacks one block of inputs of sixteen rows from `row` on; what lies beyond the last input becomes zero.
     fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut FloatPanel);
 
-    /// Sixteen consecutive inputs of a row; what lies beyond the last is zero. Asks for what follows some way behind.
-    fn sixteen<L: Lanes>(&self, row: usize, from: usize) -> L;
+    /// The products of one block of a row with so many steps of activations, summed lane by lane. What lies beyond the
+    /// last input is zero.
+    fn block_sums<L: Lanes>(&self, row: usize, block: usize, x: &[[f32; LANES]]) -> L;
+}
+
+/// Where the integers of a block go.
+pub(super) trait Unpacked<L: Lanes> {
+    /// Four unsigned bytes of every output at a time, the first or the second half of a chunk's sixteen.
+    fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]);
+    /// The scale of a chunk, or of one of its halves.
+    fn scale(&mut self, chunk: usize, half: usize, scale: L);
+    /// What is added to every number of a chunk.
+    fn least(&mut self, chunk: usize, least: L);
+}
+
+impl<L: Lanes> Unpacked<L> for IntegerPanel {
+    #[inline(always)]
+    fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
+        for k in 0..HALF_QUADS {
+            self.quads[chunk][half * HALF_QUADS + k] = Words::from_words::<L>(quads[k]);
+        }
+    }
+
+    #[inline(always)]
+    fn scale(&mut self, chunk: usize, half: usize, scale: L) {
+        self.scales[chunk][half] = Floats::from_lanes(scale);
+    }
+
+    #[inline(always)]
+    fn least(&mut self, chunk: usize, least: L) {
+        self.least[chunk] = Floats::from_lanes(least);
+    }
 }
 
 /// A weight of `[outputs, inputs]` that unpacks to small integers with scales.
@@ -172,7 +205,7 @@ pub(super) trait IntegerRows: Sync {
 
     /// Unpacks one block of inputs of sixteen rows from `row` on. What lies beyond the last input may be any integer:
     /// activations are zero there.
-    fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut IntegerPanel);
+    fn unpack<L: Lanes>(&self, row: usize, block: usize, unpacked: &mut impl Unpacked<L>);
 }
 
 impl Floats {
@@ -201,23 +234,31 @@ impl Words {
 
 /// The low and the high nibbles of every byte.
 #[inline(always)]
-pub(super) fn nibbles<L: Lanes>(bytes: L::Words) -> (L::Words, L::Words) {
+pub(super) fn nibbles<L: Lanes>(columns: [L::Words; 4]) -> ([L::Words; 4], [L::Words; 4]) {
     let mask = L::splat_word(0x0F0F_0F0F);
-    (L::and(bytes, mask), L::and(L::shr::<4>(bytes), mask))
+    let (mut low, mut high) = (columns, columns);
+    for k in 0..4 {
+        low[k] = L::and(columns[k], mask);
+        high[k] = L::and(L::shr::<4>(columns[k]), mask);
+    }
+    (low, high)
 }
 
 /// The nibbles of sixteen bytes of every row as a chunk: low nibbles are its first sixteen inputs.
 #[inline(always)]
-pub(super) fn nibble_chunk<L: Lanes>(columns: [L::Words; 4], quads: &mut [Words; QUADS]) {
-    for k in 0..4 {
-        let (low, high) = nibbles::<L>(columns[k]);
-        quads[k] = Words::from_words::<L>(low);
-        quads[4 + k] = Words::from_words::<L>(high);
-    }
+pub(super) fn nibble_chunk<L: Lanes>(columns: [L::Words; 4], chunk: usize, unpacked: &mut impl Unpacked<L>) {
+    let (low, high) = nibbles::<L>(columns);
+    unpacked.bytes(chunk, 0, low);
+    unpacked.bytes(chunk, 1, high);
 }
 
 /// Signed bytes, made unsigned by adding 128.
 #[inline(always)]
-pub(super) fn signed_bytes<L: Lanes>(bytes: L::Words) -> Words {
-    Words::from_words::<L>(L::xor(bytes, L::splat_word(0x8080_8080)))
+pub(super) fn signed_bytes<L: Lanes>(columns: [L::Words; 4]) -> [L::Words; 4] {
+    let turn = L::splat_word(0x8080_8080);
+    let mut bytes = columns;
+    for k in 0..4 {
+        bytes[k] = L::xor(columns[k], turn);
+    }
+    bytes
 }

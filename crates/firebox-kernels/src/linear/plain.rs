@@ -30,12 +30,7 @@ impl Format for F32 {
 
     #[inline(always)]
     fn sixteen<L: Lanes>(bytes: &[u8]) -> L {
-        let (numbers, _) = bytes.as_chunks();
-        let mut bits = [0; LANES];
-        for (bits, number) in bits.iter_mut().zip(numbers) {
-            *bits = u32::from_le_bytes(*number);
-        }
-        L::as_floats(L::load_words(&bits))
+        L::load(&bytemuck::pod_read_unaligned(bytes))
     }
 }
 
@@ -49,7 +44,7 @@ impl Format for F16 {
 
     #[inline(always)]
     fn sixteen<L: Lanes>(bytes: &[u8]) -> L {
-        L::from_f16(&halves(bytes))
+        L::from_f16(&bytemuck::pod_read_unaligned(bytes))
     }
 }
 
@@ -64,17 +59,8 @@ impl Format for Bf16 {
 
     #[inline(always)]
     fn sixteen<L: Lanes>(bytes: &[u8]) -> L {
-        L::as_floats(L::shl::<16>(L::widen(&halves(bytes))))
+        L::as_floats(L::shl::<16>(L::widen(&bytemuck::pod_read_unaligned(bytes))))
     }
-}
-
-#[inline(always)]
-fn halves(bytes: &[u8]) -> [u16; LANES] {
-    let mut bits = [0; LANES];
-    for (bits, number) in bits.iter_mut().zip(bytes.as_chunks().0) {
-        *bits = u16::from_le_bytes(*number);
-    }
-    bits
 }
 
 /// Bytes between what is read and what is asked for: about what arrives while the memory answers.
@@ -106,22 +92,26 @@ impl<F: Format> FloatRows for PlainRows<'_, F> {
     }
 
     #[inline(always)]
-    fn sixteen<L: Lanes>(&self, row: usize, from: usize) -> L {
-        let start = (row * self.inputs + from) * Self::SIZE;
+    fn block_sums<L: Lanes>(&self, row: usize, block: usize, x: &[[f32; LANES]]) -> L {
         let width = LANES * Self::SIZE;
-        if from + LANES <= self.inputs {
-            let bytes = &self.bytes[start..][..width];
+        let from = block * BLOCK;
+        let count = (x.len() * LANES).min(self.inputs - from);
+        let bytes = &self.bytes[(row * self.inputs + from) * Self::SIZE..][..count * Self::SIZE];
+        let (steps, last) = x.split_at(count / LANES);
+        let mut sums = L::zero();
+        for (bytes, x) in bytes.chunks_exact(width).zip(steps) {
             L::prefetch(bytes.as_ptr().wrapping_add(BYTES_AHEAD));
-            return F::sixteen(bytes);
+            sums = sums.mul_add(F::sixteen(bytes), L::load(x));
         }
-        if from >= self.inputs {
-            // Activations are padded to whole chunks, which are two of these.
-            return L::zero();
+        let rest = bytes.chunks_exact(width).remainder();
+        if let Some(x) = last.first()
+            && !rest.is_empty()
+        {
+            let mut padded = [0; LANES * size_of::<u32>()];
+            padded[..rest.len()].copy_from_slice(rest);
+            sums = sums.mul_add(F::sixteen(&padded[..width]), L::load(x));
         }
-        let mut end = [0; LANES * size_of::<u32>()];
-        let rest = (self.inputs - from) * Self::SIZE;
-        end[..rest].copy_from_slice(&self.bytes[start..][..rest]);
-        F::sixteen(&end[..width])
+        sums
     }
 }
 

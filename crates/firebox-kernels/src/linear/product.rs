@@ -8,10 +8,10 @@ use rayon::prelude::*;
 
 use super::activations::{Activations, Integers, Quantized};
 use super::panel::{
-    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows,
-    OUTPUTS, QUADS,
+    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, IntegerPanel, IntegerRows, OUTPUTS, QUADS,
 };
-use crate::simd::{COLUMN_BYTES, Kernel, LANES, Lanes, dispatch};
+use super::single;
+use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Outputs that are unpacked and multiplied together: two panels, so that a loaded activation is used twice.
 const TILE_OUTPUTS: usize = 2 * OUTPUTS;
@@ -122,9 +122,9 @@ pub(super) fn decode<W: IntegerRows>(weight: &W, outputs: usize) -> Vec<f32> {
 
 /// Where a panel's sums go.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     /// The first row of the weight in the panel.
-    row: usize,
+    pub row: usize,
     /// Lanes before the first that is wanted: the last panel of a weight reaches back over the one before.
     skipped: usize,
     /// The first wanted output, within the part.
@@ -133,14 +133,14 @@ struct Place {
 
 impl Place {
     #[inline(always)]
-    fn new(first: usize, at: usize, weight_rows: usize) -> Self {
+    pub fn new(first: usize, at: usize, weight_rows: usize) -> Self {
         let row = (first + at).min(weight_rows - OUTPUTS);
         Self { row, skipped: first + at - row, at }
     }
 
     /// Adds a panel's sums to a row of results, as far as that goes.
     #[inline(always)]
-    fn add<L: Lanes>(self, results: &mut [f32], sums: L) {
+    pub fn add<L: Lanes>(self, results: &mut [f32], sums: L) {
         let Some(results) = results.get_mut(self.at..) else { return };
         match results.first_chunk_mut() {
             Some(whole) if self.skipped == 0 => *whole = L::load(whole).add(sums).store(),
@@ -165,7 +165,7 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
         if let [result] = &mut results[..] {
-            return float_row::<L, W>(x.values, weight, first, weight_rows, result);
+            return single::float_row::<L, W>(x.values, weight, first, weight_rows, result);
         }
         let count = results[0].len();
         let mut panels = (FloatPanel::default(), FloatPanel::default());
@@ -249,50 +249,6 @@ fn float_tile<L: Lanes, const ROWS: usize>(
     }
 }
 
-/// The products of a single row, whose weights are read in the order of the memory and never unpacked.
-#[inline(always)]
-fn float_row<L: Lanes, W: FloatRows>(
-    x: &[f32],
-    weight: &W,
-    first: usize,
-    weight_rows: usize,
-    result: &mut [f32],
-) {
-    let (steps, _) = x.as_chunks::<LANES>();
-    let blocks = steps.len().div_ceil(BLOCK_STEPS);
-    // For every block the sums of sixteen outputs, a vector of lanes each.
-    let mut sums = vec![[Floats::default(); OUTPUTS]; blocks];
-    for at in (0..result.len()).step_by(OUTPUTS) {
-        let place = Place::new(first, at, weight_rows);
-        for output in 0..OUTPUTS {
-            for (block, steps) in steps.chunks(BLOCK_STEPS).enumerate() {
-                let mut sum = L::zero();
-                for (step, x) in steps.iter().enumerate() {
-                    let from = block * BLOCK + step * LANES;
-                    sum = sum.mul_add(weight.sixteen::<L>(place.row + output, from), L::load(x));
-                }
-                sums[block][output] = Floats::from_lanes(sum);
-            }
-        }
-        for sums in &sums {
-            place.add(result, across::<L>(sums));
-        }
-    }
-}
-
-/// The lanes of sixteen vectors added up in their order, one sum for each vector.
-#[inline(always)]
-fn across<L: Lanes>(vectors: &[Floats; OUTPUTS]) -> L {
-    let bytes = bytemuck::bytes_of(vectors);
-    let mut total = L::zero();
-    for part in 0..LANES / 4 {
-        for column in L::columns(&bytes[part * COLUMN_BYTES..], size_of::<Floats>()) {
-            total = total.add(L::as_floats(column));
-        }
-    }
-    total
-}
-
 struct IntegerProduct<'a, W> {
     x: &'a Quantized,
     weight: &'a W,
@@ -303,6 +259,9 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
+        if let [result] = &mut results[..] {
+            return single::integer_row::<L, W>(x, weight, first, weight_rows, result);
+        }
         let (count, rows) = (results[0].len(), results.len());
         let mut panels = (IntegerPanel::default(), IntegerPanel::default());
         for at in (0..count).step_by(TILE_OUTPUTS) {
@@ -363,8 +322,7 @@ impl IntegerTile<'_> {
                 let zero = L::splat_word(0);
                 let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
                 for i in 0..ROWS {
-                    let sum = if W::HALVED { integers[i].sums[half] } else { integers[i].sum() };
-                    let offset = L::splat_word(sum.wrapping_mul(-W::ZERO) as u32);
+                    let offset = L::splat_word(integers[i].offset::<W>(half));
                     (dots0[i][1], dots1[i][1]) = (offset, offset);
                 }
                 for quad in half * QUADS / halves..(half + 1) * QUADS / halves {
@@ -396,6 +354,16 @@ impl IntegerTile<'_> {
             places.0.add(results[i], sums0[i]);
             places.1.add(results[i], sums1[i]);
         }
+    }
+}
+
+impl Integers {
+    /// What the zero of a weight's bytes takes away from a product, of half a chunk where halves have scales of their
+    /// own.
+    #[inline(always)]
+    pub fn offset<W: IntegerRows>(&self, half: usize) -> u32 {
+        let sum = if W::HALVED { self.sums[half] } else { self.sum() };
+        sum.wrapping_mul(-W::ZERO) as u32
     }
 }
 

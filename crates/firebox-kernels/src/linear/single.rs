@@ -1,0 +1,123 @@
+//! A single row of activations times a weight, the case of decoding: the same sums as with several rows, to the last
+//! bit, and nothing between the memory and the multiplication.
+
+use super::activations::{Integers, Quantized};
+use super::panel::{
+    BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, Unpacked,
+};
+use super::product::Place;
+use crate::simd::{COLUMN_BYTES, LANES, Lanes};
+
+/// The products of a single row, whose weights are read in the order of the memory and never unpacked.
+#[inline(always)]
+pub(super) fn float_row<L: Lanes, W: FloatRows>(
+    x: &[f32],
+    weight: &W,
+    first: usize,
+    weight_rows: usize,
+    result: &mut [f32],
+) {
+    let (steps, _) = x.as_chunks::<LANES>();
+    let blocks = steps.len().div_ceil(BLOCK_STEPS);
+    // For every block the sums of sixteen outputs, a vector of lanes each.
+    let mut sums = vec![[Floats::default(); OUTPUTS]; blocks];
+    for at in (0..result.len()).step_by(OUTPUTS) {
+        let place = Place::new(first, at, weight_rows);
+        for output in 0..OUTPUTS {
+            for (block, steps) in steps.chunks(BLOCK_STEPS).enumerate() {
+                let lanes = weight.block_sums::<L>(place.row + output, block, steps);
+                sums[block][output] = Floats::from_lanes(lanes);
+            }
+        }
+        for sums in &sums {
+            place.add(result, across::<L>(sums));
+        }
+    }
+}
+
+/// The lanes of sixteen vectors added up in their order, one sum for each vector.
+#[inline(always)]
+fn across<L: Lanes>(vectors: &[Floats; OUTPUTS]) -> L {
+    let bytes = bytemuck::bytes_of(vectors);
+    let mut total = L::zero();
+    for part in 0..LANES / 4 {
+        for column in L::columns(&bytes[part * COLUMN_BYTES..], size_of::<Floats>()) {
+            total = total.add(L::as_floats(column));
+        }
+    }
+    total
+}
+
+/// What a single row takes from a block while it is unpacked, in place of a panel.
+struct RowBlock<'a, L: Lanes> {
+    x: &'a [Integers],
+    dots: [[L::Words; 2]; BLOCK_CHUNKS],
+    scales: [[L; 2]; BLOCK_CHUNKS],
+    least: [L; BLOCK_CHUNKS],
+}
+
+impl<L: Lanes> Unpacked<L> for RowBlock<'_, L> {
+    #[inline(always)]
+    fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
+        let mut sums = [L::splat_word(0); 2];
+        for k in 0..HALF_QUADS {
+            sums = L::dot_quads(sums, quads[k], &self.x[chunk].quads[half * HALF_QUADS + k]);
+        }
+        self.dots[chunk][half] = L::dot(sums);
+    }
+
+    #[inline(always)]
+    fn scale(&mut self, chunk: usize, half: usize, scale: L) {
+        self.scales[chunk][half] = scale;
+    }
+
+    #[inline(always)]
+    fn least(&mut self, chunk: usize, least: L) {
+        self.least[chunk] = least;
+    }
+}
+
+/// The products of a single row, whose weights are multiplied while they are unpacked.
+#[inline(always)]
+pub(super) fn integer_row<L: Lanes, W: IntegerRows>(
+    x: &Quantized,
+    weight: &W,
+    first: usize,
+    weight_rows: usize,
+    result: &mut [f32],
+) {
+    let zero = L::splat_word(0);
+    for at in (0..result.len()).step_by(OUTPUTS) {
+        let place = Place::new(first, at, weight_rows);
+        for (block, integers) in x.integers.chunks(BLOCK_CHUNKS).enumerate() {
+            let mut unpacked = RowBlock {
+                x: integers,
+                dots: [[zero; 2]; BLOCK_CHUNKS],
+                scales: [[L::zero(); 2]; BLOCK_CHUNKS],
+                least: [L::zero(); BLOCK_CHUNKS],
+            };
+            weight.unpack::<L>(place.row, block, &mut unpacked);
+            let RowBlock { dots, scales, least, .. } = unpacked;
+            let mut sum = L::zero();
+            for (chunk, integers) in integers.iter().enumerate() {
+                let x_scale = L::splat(x.scales[block * BLOCK_CHUNKS + chunk]);
+                let [low, high] = dots[chunk];
+                if W::HALVED {
+                    for (half, dot) in [low, high].into_iter().enumerate() {
+                        let offset = L::splat_word(integers.offset::<W>(half));
+                        let dot = L::to_floats(L::add_words(offset, dot)).mul(x_scale);
+                        sum = sum.mul_add(dot, scales[chunk][half]);
+                    }
+                } else {
+                    let offset = L::splat_word(integers.offset::<W>(0));
+                    let dot = L::add_words(offset, L::add_words(low, high));
+                    sum = sum.mul_add(L::to_floats(dot).mul(x_scale), scales[chunk][0]);
+                }
+                if W::OFFSET {
+                    sum = sum.mul_add(x_scale.mul(L::splat(integers.sum() as f32)), least[chunk]);
+                }
+            }
+            place.add(result, sum);
+        }
+    }
+}
