@@ -10,6 +10,17 @@ pub(crate) fn is_flex(device: &Device) -> bool {
     matches!(device.as_dispatch(), DispatchDevice::Flex(_))
 }
 
+/// Whether a device has versions of its own of this crate's operations, beside the references.
+pub(crate) fn has_own(device: &Device) -> bool {
+    match device.as_dispatch() {
+        DispatchDevice::Flex(_) => true,
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        DispatchDevice::Cube(_) => true,
+        #[allow(unreachable_patterns)] // There may be no further backends in a build.
+        _ => false,
+    }
+}
+
 /// The CPU device to compute on beside `device`: itself where it is one.
 pub fn host(device: &Device) -> Device {
     match device.as_dispatch() {

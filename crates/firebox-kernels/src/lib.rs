@@ -1,11 +1,13 @@
 //! Tensor operations that Burn does not have, or not at the speed of the memory.
 //!
-//! Each operation is a plain function on tensors. On Flex it runs a version of its own, on every other
-//! device the reference in Burn's operations, which is also what its tests compare with.
+//! Each operation is a plain function on tensors. On Flex it runs a version of its own, and most do on accelerators
+//! (CubeCL). Everywhere else the reference in Burn's operations runs, which is also what the tests compare with.
 
 pub mod activation;
 pub mod attend;
 pub mod convolution;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 pub mod delta;
 mod flex;
 pub mod gate;
@@ -13,11 +15,13 @@ pub mod linear;
 pub mod norm;
 pub mod rope;
 mod simd;
+mod warm_up;
 
 pub use activation::Activation;
 pub use attend::Attending;
 pub use flex::host;
 pub use linear::Grouping;
+pub use warm_up::{Formats, warm_up};
 
 /// Runs a computation of many operations on a thread of the pool that the operations share their work with.
 ///

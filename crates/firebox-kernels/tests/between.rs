@@ -208,7 +208,7 @@ proptest! {
         let weight = random([width], seed + 2);
         let (sum, normed) = norm::add_rms_norm(x.clone(), residual.clone(), weight.clone(), 1e-5, offset);
         prop_assert_eq!(bits(sum.clone()), bits(x.clone().add(residual.clone())));
-        assert_close(normed.clone(), norm::reference(sum.clone(), weight.clone(), 1e-5, offset), 2e-5);
+        assert_close(normed.clone(), norm::reference::rms_norm(sum.clone(), weight.clone(), 1e-5, offset), 2e-5);
         prop_assert_eq!(bits(normed.clone()), bits(norm::rms_norm(sum.clone(), weight.clone(), 1e-5, offset)));
         for row in 0..rows {
             let of = |tensor: &Tensor<2>| tensor.clone().narrow(0, row, 1);
@@ -250,7 +250,7 @@ proptest! {
     #[test]
     fn delta_rules(rule in rules()) {
         let (read, memory) = delta_rule(rule.tokens(), rule.forgetting(), rule.heads, Some(rule.memory()));
-        let expected = delta::reference(rule.tokens(), rule.forgetting(), rule.heads, rule.memory());
+        let expected = delta::reference::delta_rule(rule.tokens(), rule.forgetting(), rule.heads, rule.memory());
         assert_near(read, expected.0, 2e-7);
         assert_near(memory, expected.1, 1e-12);
     }
@@ -289,7 +289,7 @@ fn many_threads_compute_the_same() {
     assert_eq!(one, five);
     assert_close(
         norm::rms_norm(x.clone(), weight.clone(), 1e-6, 0.5),
-        norm::reference(x.clone(), weight, 1e-6, 0.5),
+        norm::reference::rms_norm(x.clone(), weight, 1e-6, 0.5),
         2e-5,
     );
 
@@ -299,7 +299,7 @@ fn many_threads_compute_the_same() {
         let (one, five) =
             with_threads(|| bits(rope::rotate(heads.clone(), cos.clone(), sin.clone(), interleaved)));
         assert_eq!(one, five);
-        let expected = rope::reference(heads.clone(), cos.clone(), sin.clone(), interleaved);
+        let expected = rope::reference::rotate(heads.clone(), cos.clone(), sin.clone(), interleaved);
         assert_close(rope::rotate(heads.clone(), cos, sin, interleaved), expected, 1e-6);
     }
 

@@ -5,32 +5,14 @@
 
 mod support;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::{NIBBLE_CHUNK, multiply, multiply_grouped, reference};
+use firebox_kernels::linear::{multiply, multiply_grouped, reference};
 use proptest::prelude::*;
-use support::{assert_close, bits, numbers, random, values};
+use support::{assert_close, bits, grouped, random, values};
 
 fn matrix(rows: usize, columns: usize, seed: u64) -> Tensor<2> {
     random([rows, columns], seed)
-}
-
-/// Random packed integers and scales of a layout.
-fn grouped(outputs: usize, grouping: Grouping, seed: u64) -> (Tensor<2, Int>, Tensor<2>) {
-    let row_bytes = if grouping.four_bits {
-        grouping.inputs.div_ceil(NIBBLE_CHUNK) * NIBBLE_CHUNK / 2
-    } else {
-        grouping.inputs.next_multiple_of(4)
-    };
-    let words = row_bytes / 4;
-    let bits: Vec<i32> = numbers(outputs * words, seed)
-        .iter()
-        .map(|x| (x.to_bits() as i32).wrapping_mul(0x2C1B_3C6D))
-        .collect();
-    let device = Device::flex();
-    let words = Tensor::from_data(TensorData::new(bits, [outputs, words]), (&device, DType::I32));
-    let scales = matrix(outputs, grouping.inputs.div_ceil(grouping.group), seed + 1).cast(DType::F16);
-    (words, scales)
 }
 
 /// Two ways of summing `inputs` products of numbers up to `magnitude` may differ by this much.

@@ -19,7 +19,7 @@ proptest! {
     ) {
         let x = random([rows, heads, 2 * pairs + beyond], seed);
         let (cos, sin) = (random([rows, 1, pairs], seed + 1), random([rows, 1, pairs], seed + 2));
-        let expected = rope::reference(x.clone(), cos.clone(), sin.clone(), interleaved);
+        let expected = rope::reference::rotate(x.clone(), cos.clone(), sin.clone(), interleaved);
         assert_close(rope::rotate(x, cos, sin, interleaved), expected, 1e-6);
     }
 
@@ -32,7 +32,7 @@ proptest! {
         let keys = random([heads, positions + 3, 2 * pairs + beyond], seed).narrow(1, 2, positions);
         let (cos, sin) = (random([pairs], seed + 1), random([pairs], seed + 2));
         let rotated = rope::rotate_by(keys.clone(), cos.clone(), sin.clone(), interleaved);
-        assert_close(rotated, rope::reference_by(keys, cos, sin, interleaved), 1e-6);
+        assert_close(rotated, rope::reference::rotate_by(keys, cos, sin, interleaved), 1e-6);
     }
 
     /// A key rotated to its position and then by a delta is the key rotated to the sum of both.
@@ -61,7 +61,7 @@ proptest! {
     #[test]
     fn root_mean_square(rows in 1usize..10, width in 1usize..300, offset in 0f32..2.0, seed in 0u64..1000) {
         let (x, weight) = (random([rows, width], seed), random([width], seed + 1));
-        let expected = norm::reference(x.clone(), weight.clone(), 1e-5, offset);
+        let expected = norm::reference::rms_norm(x.clone(), weight.clone(), 1e-5, offset);
         assert_close(norm::rms_norm(x, weight, 1e-5, offset), expected, 2e-5);
     }
 }

@@ -4,6 +4,8 @@
 //! combines what several have given into what one long span would have given. So nothing is copied to be read
 //! together.
 
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 mod flex;
 mod kernel;
 mod merge;
@@ -22,7 +24,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::flex::{Dispatched, is_flex};
+use crate::flex::{Dispatched, has_own, is_flex};
 use stored::Held;
 
 /// Positions that are computed with as one piece, counted from the start of a span.
@@ -30,6 +32,9 @@ use stored::Held;
 /// On the CPU a result depends, in its last bits, on where these pieces begin. Whoever hands over only the end
 /// of what is cached lets it begin at a multiple of this to get the result of handing over all.
 pub const BLOCK: usize = 256;
+
+/// The widest head that accelerators have a version for.
+const WIDEST_HEAD: usize = 512;
 
 /// What a row sees, and how scores are made.
 ///
@@ -132,7 +137,8 @@ pub fn attend_span(query: Tensor<3>, span: &Span, attending: Attending) -> Atten
     if rows * heads * head_dim * positions == 0 {
         return Attended::nothing([rows, heads, head_dim], &query.device());
     }
-    if !is_flex(&query.device()) {
+    let device = query.device();
+    if !has_own(&device) || !(is_flex(&device) || head_dim <= WIDEST_HEAD) {
         return reference::attend_span(query, span, attending);
     }
     let (output, log_sum_exp) = <Dispatched as AttendOps>::attend_span(
@@ -167,7 +173,7 @@ pub fn merge_with(mut parts: Vec<Attended>, sinks: Option<Tensor<1>>) -> Attende
         parts.into_iter().map(|part| (part.output, part.log_sum_exp)).unzip();
     // Sinks are one more part, but for having gathered nothing.
     sums.extend(sinks.map(|sinks| sinks.reshape([1, heads]).expand([rows, heads])));
-    if !is_flex(&outputs[0].device()) {
+    if !has_own(&outputs[0].device()) {
         return reference::merge(outputs, sums);
     }
     let outputs = if outputs.len() == 1 { outputs.remove(0) } else { Tensor::cat(outputs, 0) };
@@ -177,7 +183,7 @@ pub fn merge_with(mut parts: Vec<Attended>, sinks: Option<Tensor<1>>) -> Attende
 }
 
 /// The operations of backends that have versions of their own.
-#[backend_extension(Flex)]
+#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
 pub(crate) trait AttendOps: Backend {
     fn attend_span(
         query: FloatTensor<Self>,

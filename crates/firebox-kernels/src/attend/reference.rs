@@ -62,8 +62,13 @@ pub fn quantize(values: Tensor<3>) -> Stored {
         let zeros = Tensor::zeros([kv_heads, positions, padding], (&bytes.device(), DType::I32));
         Tensor::cat(vec![bytes, zeros], 2)
     };
-    let bytes = bytes.bitwise_and_scalar(0xFF).reshape([kv_heads, positions, words, 4]);
-    let byte = |index: usize| bytes.clone().narrow(3, index, 1).bitwise_left_shift_scalar(8 * index as i32);
+    let bytes = bytes.reshape([kv_heads, positions, words, 4]);
+    let byte = |index: usize| {
+        let byte = bytes.clone().narrow(3, index, 1);
+        // The last one keeps its sign: what is shifted has to fit a word, or some backends panic.
+        let byte = if index < 3 { byte.bitwise_and_scalar(0xFF) } else { byte };
+        byte.bitwise_left_shift_scalar(8 * index as i32)
+    };
     let all = byte(0).bitwise_or(byte(1)).bitwise_or(byte(2)).bitwise_or(byte(3));
     Stored::Bytes {
         words: all.reshape([kv_heads, positions, words]),

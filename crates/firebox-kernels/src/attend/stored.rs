@@ -3,7 +3,7 @@ use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{DType, Int, Tensor};
 
 use super::{AttendOps, reference};
-use crate::flex::{Dispatched, is_flex};
+use crate::flex::{Dispatched, has_own};
 
 /// Bytes in a word.
 const WORD: usize = 4;
@@ -29,7 +29,7 @@ impl Stored {
     /// position becomes 127.
     pub fn quantize(values: Tensor<3>) -> Self {
         let values = values.cast(DType::F32);
-        if !is_flex(&values.device()) || values.shape().num_elements() == 0 {
+        if !has_own(&values.device()) || values.shape().num_elements() == 0 {
             return reference::quantize(values);
         }
         let (words, scales) = <Dispatched as AttendOps>::quantize(values.into_dispatch());

@@ -13,6 +13,12 @@ impl Visibility {
         Self(words.into())
     }
 
+    /// The bits themselves.
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    pub(super) fn words(&self) -> &[u64] {
+        &self.0
+    }
+
     /// Whether the position at an index from the start of the span may be seen.
     #[inline(always)]
     pub fn contains(&self, index: usize) -> bool {

@@ -1,18 +1,21 @@
 //! The gated delta rule: a matrix per head that forgets by a gate and is corrected towards every token.
 
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 mod flex;
-mod reference;
+pub mod reference;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Tensor};
 
-use crate::flex::{Dispatched, is_flex};
-
-pub use reference::reference;
+use crate::flex::{Dispatched, has_own, is_flex};
 
 /// Added to the square of a query's or key's length.
 const EPSILON: f64 = 1e-6;
+
+/// The widest key that accelerators have a version for.
+const WIDEST_KEY: usize = 3072;
 
 /// How the channels of a token are split into heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +35,9 @@ pub struct Heads {
 /// What the rule reads for some tokens.
 #[derive(Debug, Clone)]
 pub struct Tokens {
-    /// The queries of all key heads, their keys, and the values of all value heads, `[tokens, channels]` in f64.
-    /// Queries and keys may have any length, and count as if they had length one.
+    /// The queries of all key heads, their keys, and the values of all value heads, `[tokens, channels]` in f64,
+    /// or in f32 on devices that have nothing wider. Queries and keys may have any length, and count as if they had
+    /// length one.
     pub mixed: Tensor<2>,
     /// How far to correct, before the sigmoid, `[tokens, value heads]` in f32.
     pub step: Tensor<2>,
@@ -54,7 +58,8 @@ pub struct Forgetting {
 
 /// Takes the memory `[value heads, key width, value width]`, zero where it is absent, through the tokens: forget,
 /// correct, read. Returns what was read, `[tokens, value heads * value width]` rounded to f32, and the memory after
-/// the last token, in f64.
+/// the last token, in f64. Accelerators compute in f32 and have the memory in f32 too, because few of them know f64 and
+/// fewer are fast at it.
 ///
 /// A token's result does not depend on how many come with it, to the last bit. That is why many tokens take the same
 /// steps as one: the form that works on chunks of tokens by matrix products sums what a chunk contributes before it
@@ -67,18 +72,20 @@ pub fn delta_rule(
     memory: Option<Tensor<3>>,
 ) -> (Tensor<2>, Tensor<3>) {
     let device = tokens.mixed.device();
+    let accelerated = has_own(&device) && !is_flex(&device);
+    let dtype = if accelerated { DType::F32 } else { DType::F64 };
     let memory = match memory {
-        Some(memory) => memory.cast(DType::F64),
+        Some(memory) => memory.cast(dtype),
         None => {
             let shape = [heads.value_heads, heads.key_width, heads.value_width];
-            Tensor::zeros(shape, (&device, DType::F64))
+            Tensor::zeros(shape, (&device, dtype))
         }
     };
-    if !is_flex(&device) {
-        return reference(tokens, forgetting, heads, memory);
+    if !has_own(&device) || accelerated && heads.key_width > WIDEST_KEY {
+        return reference::delta_rule(tokens, forgetting, heads, memory);
     }
     let (read, memory) = <Dispatched as DeltaOps>::delta_rule(
-        tokens.mixed.cast(DType::F64).into_dispatch(),
+        tokens.mixed.cast(dtype).into_dispatch(),
         tokens.step.cast(DType::F32).into_dispatch(),
         tokens.decay.cast(DType::F32).into_dispatch(),
         forgetting.rate.cast(DType::F32).into_dispatch(),
@@ -104,7 +111,7 @@ impl Heads {
     }
 }
 
-#[backend_extension(Flex)]
+#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
 pub(crate) trait DeltaOps: Backend {
     #[allow(clippy::too_many_arguments)] // The macro passes tensors on one by one.
     fn delta_rule(

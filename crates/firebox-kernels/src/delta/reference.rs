@@ -1,9 +1,11 @@
+//! What the rule means, in Burn's own operations.
+
 use burn::tensor::{DType, Tensor, activation};
 
 use super::{EPSILON, Forgetting, Heads, Tokens};
 
-/// The delta rule in Burn's operations.
-pub fn reference(
+/// See [`delta_rule`](super::delta_rule). Computes in the float that the memory has.
+pub fn delta_rule(
     tokens: Tokens,
     forgetting: Forgetting,
     heads: Heads,
@@ -11,17 +13,18 @@ pub fn reference(
 ) -> (Tensor<2>, Tensor<3>) {
     let Heads { key_heads, value_heads, key_width, value_width, .. } = heads;
     let [count, _] = tokens.mixed.dims();
-    let wide = |tensor: Tensor<2>| tensor.cast(DType::F64);
-    let rate = forgetting.rate.cast(DType::F64);
+    let dtype = memory.dtype();
+    let wide = |tensor: Tensor<2>| tensor.cast(dtype);
+    let rate = forgetting.rate.cast(dtype);
     let rate = if forgetting.logarithmic { rate.exp().neg() } else { rate };
-    let bias = forgetting.bias.cast(DType::F64);
+    let bias = forgetting.bias.cast(dtype);
     let per_head = |values: Tensor<2>| values.transpose().reshape([value_heads, count, 1]);
     let step = per_head(activation::sigmoid(wide(tokens.step)));
     let decay = activation::softplus(wide(tokens.decay).add(bias.unsqueeze()), 1.0);
     let decay = per_head(decay.mul(rate.unsqueeze()).exp());
     let part = |from, heads, width| {
         let part = tokens.mixed.clone().narrow(1, from, heads * width);
-        part.reshape([count, heads, width]).swap_dims(0, 1).cast(DType::F64)
+        part.reshape([count, heads, width]).swap_dims(0, 1).cast(dtype)
     };
     let unit = |heads: Tensor<3>| {
         let square = heads.clone().square().sum_dim(2);
@@ -31,7 +34,7 @@ pub fn reference(
     let query = heads.for_values(query);
     let key = heads.for_values(unit(part(key_heads * key_width, key_heads, key_width)));
     let value = part(2 * key_heads * key_width, value_heads, value_width);
-    let mut read = vec![Tensor::zeros([value_heads, 0, value_width], (&memory.device(), DType::F64))];
+    let mut read = vec![Tensor::zeros([value_heads, 0, value_width], (&memory.device(), dtype))];
     for token in 0..count {
         let at = |tensor: &Tensor<3>| tensor.clone().narrow(1, token, 1);
         memory = memory.mul(at(&decay));

@@ -2,6 +2,8 @@
 
 mod activations;
 mod blocks;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 mod flex;
 mod grouped;
 mod panel;
@@ -16,7 +18,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::flex::{Dispatched, is_flex};
+use crate::flex::{Dispatched, has_own, is_flex};
 
 /// Inputs whose nibbles are stored together: byte `i` of 16 holds input `i` low and input `i + 16` high.
 pub const NIBBLE_CHUNK: usize = 32;
@@ -73,12 +75,13 @@ pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
 
 /// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of f32, f16 or bf16.
 ///
-/// On the CPU a row's result does not depend on the rows beside it or on the number of threads.
+/// On the CPU a row's result does not depend on the rows beside it or on the number of threads. On
+/// accelerators few rows and many are added up in different orders.
 ///
 /// # Panics
 /// On the CPU, if the weight is of another dtype.
 pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    if !is_flex(&x.device()) {
+    if !has_own(&x.device()) {
         return reference::multiply(x, weight);
     }
     Tensor::from_dispatch(<Dispatched as LinearOps>::multiply(x.into_dispatch(), weight.into_dispatch()))
@@ -91,7 +94,9 @@ pub fn multiply_grouped(
     scales: Tensor<2>,
     grouping: Grouping,
 ) -> Tensor<2> {
-    if !is_flex(&x.device()) {
+    let device = x.device();
+    // Accelerators unpack whole chunks with one scale.
+    if !has_own(&device) || !(is_flex(&device) || grouping.group.is_multiple_of(NIBBLE_CHUNK)) {
         return reference::multiply_grouped(x, words, scales, grouping);
     }
     Tensor::from_dispatch(<Dispatched as LinearOps>::multiply_grouped(
@@ -127,7 +132,7 @@ pub fn multiplies_blocks(device: &Device) -> bool {
 }
 
 /// The operations of backends that have versions of their own.
-#[backend_extension(Flex)]
+#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
 pub(crate) trait LinearOps: Backend {
     fn multiply(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 

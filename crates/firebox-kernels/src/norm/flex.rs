@@ -1,79 +1,14 @@
-//! Division by the root of the mean square.
-
+use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Flex, backend_extension};
-use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::flex::{Dispatched, dims, elements, is_flex, tensor, whole};
+use super::NormOps;
+use crate::flex::{dims, elements, tensor, whole};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Elements that one thread normalises before another takes part: some ten microseconds, more than waking a thread
 /// costs.
 const PIECE: usize = 1 << 16;
-
-/// `x / sqrt(mean(x²) + epsilon) * (weight + offset)` over the last dimension of `[rows, width]`.
-///
-/// On the CPU a row's bits do not depend on the rows beside it.
-pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<2> {
-    if !is_flex(&x.device()) {
-        return reference(x, weight, epsilon, offset);
-    }
-    Tensor::from_dispatch(<Dispatched as NormOps>::rms_norm(
-        x.into_dispatch(),
-        weight.into_dispatch(),
-        epsilon,
-        offset,
-    ))
-}
-
-/// The sum of two tensors `[rows, width]`, and the sum [normalised](rms_norm).
-pub fn add_rms_norm(
-    x: Tensor<2>,
-    residual: Tensor<2>,
-    weight: Tensor<1>,
-    epsilon: f64,
-    offset: f32,
-) -> (Tensor<2>, Tensor<2>) {
-    if !is_flex(&x.device()) {
-        let sum = x.add(residual);
-        return (sum.clone(), reference(sum, weight, epsilon, offset));
-    }
-    let (sum, normed) = <Dispatched as NormOps>::add_rms_norm(
-        x.into_dispatch(),
-        residual.into_dispatch(),
-        weight.into_dispatch(),
-        epsilon,
-        offset,
-    );
-    (Tensor::from_dispatch(sum), Tensor::from_dispatch(normed))
-}
-
-/// The norm in Burn's operations.
-pub fn reference(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<2> {
-    let mean_square = x.clone().square().mean_dim(1);
-    let weight = if offset == 0.0 { weight } else { weight.add_scalar(offset) };
-    x.div(mean_square.add_scalar(epsilon).sqrt()).mul(weight.unsqueeze())
-}
-
-#[backend_extension(Flex)]
-pub(crate) trait NormOps: Backend {
-    fn rms_norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        epsilon: f64,
-        offset: f32,
-    ) -> FloatTensor<Self>;
-
-    fn add_rms_norm(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        epsilon: f64,
-        offset: f32,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-}
 
 impl NormOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64, offset: f32) -> FlexTensor {

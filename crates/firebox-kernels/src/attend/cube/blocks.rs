@@ -1,0 +1,343 @@
+//! The kernel that attends.
+
+use burn_cubecl::cubecl::ir::ElemType;
+use burn_cubecl::cubecl::{self, prelude::*};
+
+use crate::cube::{signed_bytes, sum_vector};
+
+/// Units of a cube and positions of a block; a quarter of the elements of the widest head.
+pub(super) const UNITS: u32 = 128;
+/// Stands for the score of what is not visible, and for the highest score before there is one. Shaders do not
+/// have an infinity to write down.
+pub(super) const UNSEEN: f32 = -1e30;
+/// What four numbers of a row are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Reading {
+    /// One vector of floats.
+    Fours,
+    /// Single floats, of which a row may have any number.
+    Elements,
+    /// A word of signed bytes.
+    Bytes,
+}
+
+/// What is built into a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct How {
+    /// Queries of a cube.
+    pub queries: usize,
+    /// Units that share out a head's elements, four to each; a power of two.
+    pub columns: u32,
+    pub keys: Reading,
+    pub values: Reading,
+    pub masked: bool,
+    pub capped: bool,
+}
+
+/// Steps between elements of keys or values and of their scales.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Strides {
+    pub head: u32,
+    pub position: u32,
+    pub scale_head: u32,
+    pub scale_position: u32,
+}
+
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Sizes {
+    pub rows: u32,
+    pub sharing: u32,
+    pub head_dim: u32,
+    pub positions: u32,
+    /// Positions that a cube looks at.
+    pub piece: u32,
+    /// Words of visibility.
+    pub words: u32,
+}
+
+#[cube(launch)]
+pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
+    query: &[f32],
+    keys: &[Vector<K, NK>],
+    key_scales: &[f32],
+    values: &[Vector<V, NV>],
+    value_scales: &[f32],
+    visible: &[u32],
+    output: &mut [f32],
+    log_sum_exp: &mut [f32],
+    key_strides: Strides,
+    value_strides: Strides,
+    sizes: Sizes,
+    reach: i32,
+    window: i32,
+    scale: f32,
+    softcap: f32,
+    nothing: f32,
+    #[comptime] how: How,
+    #[define(K)] _key: ElemType,
+    #[define(V)] _value: ElemType,
+) {
+    let queries = comptime!(how.queries);
+    let columns = comptime!(how.columns);
+    // Units that find the weights of one query, and the positions that each of them looks at.
+    let group = comptime!(UNITS / queries as u32);
+    let quads = sizes.head_dim.div_ceil(4);
+    let kv_head = CUBE_POS_Y;
+    let first = CUBE_POS_X * queries as u32;
+    let count = sizes.rows * sizes.sharing;
+
+    let mut asked = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(queries * columns as usize));
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(queries * UNITS as usize));
+    let mut highs = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
+    let mut factors = Shared::<[f32]>::new_slice(comptime!(queries));
+
+    let mut at = UNIT_POS;
+    while at < queries as u32 * columns {
+        let index = first + at / columns;
+        let mut numbers = Vector::<f32, Const<4>>::new(0.0f32);
+        if index < count {
+            let row = query_row(index, kv_head, sizes) * sizes.head_dim;
+            #[unroll]
+            for element in 0..4usize {
+                let column = at % columns * 4 + element as u32;
+                if column < sizes.head_dim {
+                    numbers.insert(element, query[(row + column) as usize]);
+                }
+            }
+        }
+        asked[at as usize] = numbers;
+        at += UNITS;
+    }
+    sync_cube();
+
+    let last_row = (min(first + queries as u32, count) - 1) / sizes.sharing;
+    let piece = CUBE_POS_Z * sizes.piece;
+    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, sizes.positions));
+    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), sizes.positions));
+
+    let (mine, member) = (UNIT_POS / group, UNIT_POS % group);
+    let (column, part) = (UNIT_POS % columns, UNIT_POS / columns);
+    let parts = comptime!(UNITS / columns);
+    let mut highest = UNSEEN.runtime();
+    let mut total = 0.0f32;
+    let mut gathered = Array::<Vector<f32, Const<4>>>::new(queries);
+    #[unroll]
+    for index in 0..queries {
+        gathered[index] = Vector::new(0.0f32);
+    }
+
+    let mut block = start / UNITS * UNITS;
+    while block < end {
+        let position = block + UNIT_POS;
+        let mut scores = Array::<Vector<f32, Const<4>>>::new(queries);
+        #[unroll]
+        for index in 0..queries {
+            scores[index] = Vector::new(0.0f32);
+        }
+        let mut seen = position >= start && position < end;
+        if comptime!(how.masked) {
+            seen = seen && may_be_seen(visible, position, sizes.words);
+        }
+        let mut factor = scale;
+        if seen {
+            let base = kv_head * key_strides.head + position * key_strides.position;
+            for quad in 0..quads {
+                let numbers = four::<K, NK>(keys, base, quad, sizes.head_dim, how.keys);
+                #[unroll]
+                for index in 0..queries {
+                    scores[index] += numbers * asked[(index as u32 * columns + quad) as usize];
+                }
+            }
+            if comptime!(how.keys == Reading::Bytes) {
+                let at = kv_head * key_strides.scale_head + position * key_strides.scale_position;
+                factor *= key_scales[at as usize];
+            }
+        }
+        #[unroll]
+        for index in 0..queries {
+            let own = reach + i32::cast_from((first + index as u32) / sizes.sharing);
+            let at = i32::cast_from(position);
+            let mut score = UNSEEN.runtime();
+            if seen && at < own && at >= own - window {
+                score = sum_vector::<Const<4>>(scores[index]) * factor;
+                if comptime!(how.capped) {
+                    score = capped(score / softcap) * softcap;
+                }
+            }
+            weights[(index as u32 * UNITS + UNIT_POS) as usize] = score;
+        }
+        sync_cube();
+
+        let mut high = UNSEEN.runtime();
+        for index in 0..queries {
+            high = max(high, weights[(mine * UNITS + index as u32 * group + member) as usize]);
+        }
+        highs[UNIT_POS as usize] = high;
+        sync_cube();
+        for index in 0..group {
+            high = max(high, highs[(mine * group + index) as usize]);
+        }
+        high = max(high, highest);
+        let fade = (highest - high).exp();
+        highest = high;
+        total *= fade;
+        for index in 0..queries {
+            let at = (mine * UNITS + index as u32 * group + member) as usize;
+            let mut weight = 0.0f32;
+            // Not a comparison of size: what is not a number has to come through.
+            if weights[at] != UNSEEN {
+                weight = (weights[at] - high).exp();
+            }
+            weights[at] = weight;
+            total += weight;
+        }
+        if member == 0 {
+            factors[mine as usize] = fade;
+        }
+        sync_cube();
+
+        if column < quads {
+            #[unroll]
+            for index in 0..queries {
+                gathered[index] *= Vector::new(factors[index]);
+            }
+            let mut at = part;
+            while at < min(UNITS, end - block) {
+                let base = kv_head * value_strides.head + (block + at) * value_strides.position;
+                let mut numbers = four::<V, NV>(values, base, column, sizes.head_dim, how.values);
+                if comptime!(how.values == Reading::Bytes) {
+                    let from =
+                        kv_head * value_strides.scale_head + (block + at) * value_strides.scale_position;
+                    numbers *= Vector::new(value_scales[from as usize]);
+                }
+                #[unroll]
+                for index in 0..queries {
+                    let weight = weights[(index as u32 * UNITS + at) as usize];
+                    // What a query does not see may hold what is no number.
+                    if weight != 0.0f32 {
+                        gathered[index] += numbers * Vector::new(weight);
+                    }
+                }
+                at += parts;
+            }
+        }
+        sync_cube();
+        block += UNITS;
+    }
+
+    highs[UNIT_POS as usize] = total;
+    sync_cube();
+    if member == 0 {
+        let mut total = 0.0f32;
+        for index in 0..group {
+            total += highs[(mine * group + index) as usize];
+        }
+        factors[mine as usize] = total;
+        if first + mine < count {
+            let mut logarithm = nothing;
+            if total != 0.0f32 {
+                logarithm = highest + total.ln();
+            }
+            let row = query_row(first + mine, kv_head, sizes);
+            log_sum_exp[(part_row(sizes) + row) as usize] = logarithm;
+        }
+    }
+    let mut scratch = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(UNITS as usize));
+    #[unroll]
+    for index in 0..queries {
+        scratch[UNIT_POS as usize] = gathered[index];
+        sync_cube();
+        let total = factors[index];
+        if part == 0 && first + (index as u32) < count {
+            let mut sum = scratch[column as usize];
+            for other in 1..parts {
+                sum += scratch[(other * columns + column) as usize];
+            }
+            if total != 0.0f32 {
+                sum /= Vector::new(total);
+            }
+            let row = part_row(sizes) + query_row(first + index as u32, kv_head, sizes);
+            #[unroll]
+            for element in 0..4usize {
+                let at = column * 4 + element as u32;
+                if at < sizes.head_dim {
+                    output[(row * sizes.head_dim + at) as usize] = sum.extract(element);
+                }
+            }
+        }
+        sync_cube();
+    }
+}
+
+/// Where a query of a key head lies, in rows times heads.
+#[cube]
+fn query_row(index: u32, kv_head: u32, sizes: Sizes) -> u32 {
+    let heads = CUBE_COUNT_Y * sizes.sharing;
+    index / sizes.sharing * heads + kv_head * sizes.sharing + index % sizes.sharing
+}
+
+/// Where the results of this part of the span begin, in rows times heads.
+#[cube]
+fn part_row(sizes: Sizes) -> u32 {
+    CUBE_POS_Z * sizes.rows * CUBE_COUNT_Y * sizes.sharing
+}
+
+#[cube]
+fn clamped(index: i32, positions: u32) -> u32 {
+    u32::cast_from(max(min(index, i32::cast_from(positions)), 0i32))
+}
+
+#[cube]
+fn may_be_seen(visible: &[u32], position: u32, words: u32) -> bool {
+    let mut seen = false;
+    if position / 32 < words {
+        seen = (visible[(position / 32) as usize] >> (position % 32)) & 1 == 1;
+    }
+    seen
+}
+
+/// `tanh`, which some devices compute from exponentials that overflow.
+#[cube]
+fn capped(score: f32) -> f32 {
+    if score > 15.0f32 {
+        1.0f32
+    } else if score < -15.0f32 {
+        -1.0f32
+    } else {
+        score.tanh()
+    }
+}
+
+/// Four numbers of the row at `base`; behind its end they are zero.
+#[cube]
+fn four<E: Numeric, N: Size>(
+    stored: &[Vector<E, N>],
+    base: u32,
+    quad: u32,
+    width: u32,
+    #[comptime] reading: Reading,
+) -> Vector<f32, Const<4>> {
+    let mut numbers = Vector::<f32, Const<4>>::new(0.0f32);
+    if comptime!(reading == Reading::Bytes) {
+        let word = stored[(base + quad) as usize];
+        numbers = signed_bytes(u32::cast_from(word.extract(0usize)));
+    } else if comptime!(reading == Reading::Fours) {
+        let piece = stored[(base / 4 + quad) as usize];
+        #[unroll]
+        for index in 0..4usize {
+            numbers.insert(index, f32::cast_from(piece.extract(index)));
+        }
+    } else {
+        #[unroll]
+        for index in 0..4usize {
+            let element = quad * 4 + index as u32;
+            if element < width {
+                let number = stored[(base + element) as usize];
+                numbers.insert(index, f32::cast_from(number.extract(0usize)));
+            }
+        }
+    }
+    numbers
+}

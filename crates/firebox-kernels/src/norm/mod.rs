@@ -1,0 +1,67 @@
+//! Division by the root of the mean square.
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
+mod flex;
+pub mod reference;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+use burn::tensor::Tensor;
+
+use crate::flex::{Dispatched, has_own};
+
+/// `x / sqrt(mean(x²) + epsilon) * (weight + offset)` over the last dimension of `[rows, width]`.
+///
+/// On the CPU and on accelerators a row's bits do not depend on the rows beside it.
+pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<2> {
+    if !has_own(&x.device()) {
+        return reference::rms_norm(x, weight, epsilon, offset);
+    }
+    Tensor::from_dispatch(<Dispatched as NormOps>::rms_norm(
+        x.into_dispatch(),
+        weight.into_dispatch(),
+        epsilon,
+        offset,
+    ))
+}
+
+/// The sum of two tensors `[rows, width]`, and the sum [normalised](rms_norm).
+pub fn add_rms_norm(
+    x: Tensor<2>,
+    residual: Tensor<2>,
+    weight: Tensor<1>,
+    epsilon: f64,
+    offset: f32,
+) -> (Tensor<2>, Tensor<2>) {
+    if !has_own(&x.device()) {
+        let sum = x.add(residual);
+        return (sum.clone(), reference::rms_norm(sum, weight, epsilon, offset));
+    }
+    let (sum, normed) = <Dispatched as NormOps>::add_rms_norm(
+        x.into_dispatch(),
+        residual.into_dispatch(),
+        weight.into_dispatch(),
+        epsilon,
+        offset,
+    );
+    (Tensor::from_dispatch(sum), Tensor::from_dispatch(normed))
+}
+
+#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
+pub(crate) trait NormOps: Backend {
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+        offset: f32,
+    ) -> FloatTensor<Self>;
+
+    fn add_rms_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+        offset: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}

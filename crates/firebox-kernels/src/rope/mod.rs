@@ -1,0 +1,61 @@
+//! Rotation of pairs of elements by the angle of their position.
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
+mod flex;
+pub mod reference;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+use burn::tensor::Tensor;
+
+use crate::flex::{Dispatched, has_own};
+
+/// Rotates the first elements of every head of `[rows, heads, head_dim]`, as many as twice the `pairs` of
+/// `cos` and `sin`, which are `[rows, 1, pairs]`. A pair is element `i` with element `i + pairs`, or, if
+/// `interleaved`, element `2i` with element `2i + 1`.
+pub fn rotate(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleaved: bool) -> Tensor<3> {
+    if !has_own(&heads.device()) {
+        return reference::rotate(heads, cos, sin, interleaved);
+    }
+    Tensor::from_dispatch(<Dispatched as RopeOps>::rotate(
+        heads.into_dispatch(),
+        cos.into_dispatch(),
+        sin.into_dispatch(),
+        interleaved,
+    ))
+}
+
+/// Rotates cached keys `[kv_heads, positions, head_dim]` on to other positions: all by the same angles, of which
+/// `cos` and `sin` are `[pairs]`. Pairs are those of [`rotate`].
+///
+/// A key rotated to a position and then by the angles of a distance is the key rotated to the position that far
+/// on, so positions that have been left free can be closed up without computing keys again.
+pub fn rotate_by(keys: Tensor<3>, cos: Tensor<1>, sin: Tensor<1>, interleaved: bool) -> Tensor<3> {
+    if !has_own(&keys.device()) || keys.shape().num_elements() == 0 {
+        return reference::rotate_by(keys, cos, sin, interleaved);
+    }
+    Tensor::from_dispatch(<Dispatched as RopeOps>::rotate_by(
+        keys.into_dispatch(),
+        cos.into_dispatch(),
+        sin.into_dispatch(),
+        interleaved,
+    ))
+}
+
+#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
+pub(crate) trait RopeOps: Backend {
+    fn rotate(
+        heads: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        interleaved: bool,
+    ) -> FloatTensor<Self>;
+
+    fn rotate_by(
+        keys: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        interleaved: bool,
+    ) -> FloatTensor<Self>;
+}

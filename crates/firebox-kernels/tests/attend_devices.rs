@@ -1,0 +1,294 @@
+//! Attention on every device of this build against the reference in f32 on the CPU: what is gathered within
+//! `2e-5`, logarithms of sums within `1e-4`.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use burn::tensor::{DType, Device, Tensor};
+use firebox_kernels::attend::{
+    Attended, Attending, Span, Stored, Visibility, attend_span, merge_with, reference,
+};
+use proptest::prelude::*;
+use support::{assert_close, bits, devices, devices_with_own, numbers, random, values};
+
+#[derive(Debug, Clone, Copy)]
+enum Storage {
+    F32,
+    F16,
+    Bytes,
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    rows: usize,
+    kv_heads: usize,
+    sharing: usize,
+    head_dim: usize,
+    /// Positions of the span, the first of them, and the position of the first row.
+    positions: usize,
+    first: usize,
+    own: usize,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    masked: bool,
+    keys: Storage,
+    values: Storage,
+    seed: u64,
+}
+
+impl Case {
+    fn attending(&self) -> Attending {
+        Attending { position: self.own, window: self.window, scale: 0.3, softcap: self.softcap }
+    }
+
+    fn query(&self) -> Tensor<3> {
+        random([self.rows, self.kv_heads * self.sharing, self.head_dim], self.seed)
+    }
+
+    /// On the CPU. A cache has room beyond its positions, so rows of different heads do not follow each other.
+    fn span(&self) -> Span {
+        let stored = |storage, seed| {
+            let reserved = random([self.kv_heads, self.positions + 5, self.head_dim], seed);
+            match storage {
+                Storage::F32 => Stored::Float(reserved.narrow(1, 0, self.positions)),
+                Storage::F16 => Stored::Float(reserved.cast(DType::F16).narrow(1, 0, self.positions)),
+                Storage::Bytes => match reference::quantize(reserved) {
+                    Stored::Bytes { words, scales } => Stored::Bytes {
+                        words: words.narrow(1, 0, self.positions),
+                        scales: scales.narrow(1, 0, self.positions),
+                    },
+                    float => float,
+                },
+            }
+        };
+        let visible = self.masked.then(|| {
+            numbers(self.positions, self.seed + 3)
+                .into_iter()
+                .map(|number| number > -0.5)
+                .collect::<Visibility>()
+        });
+        Span {
+            keys: stored(self.keys, self.seed + 1),
+            values: stored(self.values, self.seed + 2),
+            position: self.first,
+            visible,
+        }
+    }
+}
+
+fn moved(stored: &Stored, device: &Device) -> Stored {
+    match stored.clone() {
+        Stored::Float(numbers) => Stored::Float(numbers.to_device(device)),
+        Stored::Bytes { words, scales } => {
+            Stored::Bytes { words: words.to_device(device), scales: scales.to_device(device) }
+        }
+    }
+}
+
+fn assert_same(found: Attended, expected: &Attended) {
+    let cpu = Device::flex();
+    assert_close(found.output.to_device(&cpu), expected.output.clone(), 2e-5);
+    let sums =
+        values(found.log_sum_exp.to_device(&cpu)).into_iter().zip(values(expected.log_sum_exp.clone()));
+    for (found, expected) in sums {
+        assert!(found == expected || (found - expected).abs() < 1e-4, "{found} instead of {expected}");
+    }
+}
+
+fn check(case: &Case) {
+    let (query, span) = (case.query(), case.span());
+    let expected = reference::attend_span(query.clone(), &span, case.attending());
+    for device in devices() {
+        let unsupported = |storage| matches!(storage, Storage::F16) && !device.supports_dtype(DType::F16);
+        if unsupported(case.keys) || unsupported(case.values) {
+            continue;
+        }
+        let there =
+            Span { keys: moved(&span.keys, &device), values: moved(&span.values, &device), ..span.clone() };
+        assert_same(attend_span(query.clone().to_device(&device), &there, case.attending()), &expected);
+    }
+}
+
+fn storages() -> impl Strategy<Value = Storage> {
+    prop_oneof![Just(Storage::F32), Just(Storage::F16), Just(Storage::Bytes)]
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let shape = (1usize..24, 1usize..4, 1usize..4, prop_oneof![1usize..40, Just(64usize)]);
+    let places = (1usize..300, 0usize..40, 0usize..300);
+    let window = prop_oneof![Just(None), (1usize..20).prop_map(Some)];
+    let softcap = prop_oneof![Just(None), Just(Some(0.5f32))];
+    let scores = (window, softcap, any::<bool>(), storages(), storages(), 0u64..1000);
+    (shape, places, scores).prop_map(|(shape, places, scores)| {
+        let (rows, kv_heads, sharing, head_dim) = shape;
+        let (positions, first, own) = places;
+        let (window, softcap, masked, keys, values, seed) = scores;
+        Case {
+            rows,
+            kv_heads,
+            sharing,
+            head_dim,
+            positions,
+            first,
+            own,
+            window,
+            softcap,
+            masked,
+            keys,
+            values,
+            seed,
+        }
+    })
+}
+
+fn usual() -> Case {
+    Case {
+        rows: 1,
+        kv_heads: 2,
+        sharing: 4,
+        head_dim: 128,
+        positions: 700,
+        first: 0,
+        own: 699,
+        window: None,
+        softcap: None,
+        masked: false,
+        keys: Storage::F16,
+        values: Storage::F16,
+        seed: 1,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 16, ..ProptestConfig::with_cases(20) })]
+
+    #[test]
+    fn one_span(case in cases()) {
+        check(&case);
+    }
+}
+
+/// A long span under one row is split among cubes; wide heads take fewer queries to a cube.
+#[test]
+fn sizes_of_models() {
+    check(&usual());
+    check(&Case { positions: 1500, own: 1499, window: Some(1024), softcap: Some(20.0), ..usual() });
+    check(&Case { rows: 40, own: 660, keys: Storage::Bytes, values: Storage::Bytes, ..usual() });
+    check(&Case { head_dim: 256, rows: 3, own: 500, keys: Storage::F32, values: Storage::F32, ..usual() });
+    check(&Case { head_dim: 512, sharing: 1, masked: true, ..usual() });
+}
+
+/// Rows before the span see nothing of it.
+#[test]
+fn nothing_visible_is_nothing_gathered() {
+    let floats = Storage::F32;
+    let case = Case { rows: 3, first: 10, own: 8, positions: 5, keys: floats, values: floats, ..usual() };
+    for device in devices_with_own() {
+        let span = case.span();
+        let span = Span { keys: moved(&span.keys, &device), values: moved(&span.values, &device), ..span };
+        let found = attend_span(case.query().to_device(&device), &span, case.attending());
+        let sums = values(found.log_sum_exp.narrow(0, 0, 2).to_device(&Device::flex()));
+        assert!(sums.iter().all(|sum| *sum == f32::NEG_INFINITY), "{device:?}: {sums:?}");
+        let gathered = values(found.output.narrow(0, 0, 2).to_device(&Device::flex()));
+        assert!(gathered.iter().all(|value| *value == 0.0), "{device:?}");
+    }
+}
+
+/// Not with the reference, which multiplies everything.
+#[test]
+fn hidden_positions_hold_anything() {
+    let floats = Storage::F32;
+    let case = Case {
+        rows: 3,
+        positions: 140,
+        own: 130,
+        window: Some(100),
+        keys: floats,
+        values: floats,
+        ..usual()
+    };
+    let span = case.span();
+    let hidden = 60;
+    let visible: Visibility = (0..case.positions).map(|index| index != hidden).collect();
+    let bad = |stored: &Stored, device: &Device| {
+        let numbers = stored.dequantize(case.head_dim).to_device(device);
+        // Before the window, hidden by its bit, and after the last row.
+        [10, hidden, 135].into_iter().fold(numbers, |numbers, index| {
+            numbers.slice_fill([0..2, index..index + 1, 0..case.head_dim], f32::NAN)
+        })
+    };
+    for device in devices_with_own() {
+        let clean = Span {
+            keys: moved(&span.keys, &device),
+            values: moved(&span.values, &device),
+            visible: Some(visible.clone()),
+            ..span.clone()
+        };
+        let dirty = Span {
+            keys: Stored::Float(bad(&span.keys, &device)),
+            values: Stored::Float(bad(&span.values, &device)),
+            ..clean.clone()
+        };
+        let gathered =
+            |span| values(attend_span(case.query().to_device(&device), span, case.attending()).output);
+        assert_eq!(gathered(&clean), gathered(&dirty), "{device:?}");
+    }
+}
+
+/// As long as the span is not split: a row gathers the same to the last bit alone and among others.
+#[test]
+fn rows_do_not_see_each_other() {
+    let case =
+        Case { rows: 9, positions: 300, own: 250, keys: Storage::F32, values: Storage::F32, ..usual() };
+    let span = case.span();
+    for device in devices_with_own() {
+        let span =
+            Span { keys: moved(&span.keys, &device), values: moved(&span.values, &device), ..span.clone() };
+        let query = case.query().to_device(&device);
+        let all = attend_span(query.clone(), &span, case.attending()).output;
+        for row in [0, 4, 8] {
+            let attending = Attending { position: case.own + row, ..case.attending() };
+            let alone = attend_span(query.clone().narrow(0, row, 1), &span, attending).output;
+            let cpu = Device::flex();
+            let among = all.clone().narrow(0, row, 1);
+            assert_eq!(bits(alone.to_device(&cpu)), bits(among.to_device(&cpu)), "row {row} on {device:?}");
+        }
+    }
+}
+
+#[test]
+fn parts_merge() {
+    let (rows, heads, head_dim) = (5, 3, 12);
+    let sums: Vec<f32> = numbers(rows * heads, 9).into_iter().map(|number| number * 20.0).collect();
+    let mut some = sums.clone();
+    some[4] = f32::NEG_INFINITY;
+    let part = |seed, sums: &Vec<f32>, device: &Device| Attended {
+        output: random([rows, heads, head_dim], seed).to_device(device),
+        log_sum_exp: Tensor::<1>::from_floats(sums.as_slice(), device).reshape([rows, heads]),
+    };
+    let parts =
+        |device: &Device| vec![part(1, &sums, device), part(2, &some, device), part(3, &some, device)];
+    for sinks in [None, Some(random([heads], 5))] {
+        let cpu = Device::flex();
+        let expected = merge_with(parts(&cpu), sinks.clone());
+        for device in devices() {
+            let sinks = sinks.clone().map(|sinks| sinks.to_device(&device));
+            assert_same(merge_with(parts(&device), sinks), &expected);
+        }
+    }
+}
+
+/// Rounding may go either way at a half.
+#[test]
+fn quantizing() {
+    for head_dim in [1, 6, 64] {
+        let mut numbers = numbers(3 * 70 * head_dim, 4);
+        numbers[..head_dim].fill(0.0);
+        let given = Tensor::<1>::from_floats(numbers.as_slice(), &Device::flex()).reshape([3, 70, head_dim]);
+        for device in devices() {
+            let found = Stored::quantize(given.clone().to_device(&device)).dequantize(head_dim);
+            assert_close(found.to_device(&Device::flex()), given.clone(), 0.51 / 127.0);
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Every device of this build computes what the references compute in f32 on the CPU, for odd sizes and edges
+//! of formats. Few cases each, because a device may be a software one.
+//!
+//! Tolerances: `1e-6` of the largest summand per summand for products (at least eight of them), `2e-5` for
+//! norms, `1e-6` for rotations, `1e-4` for the delta rule, whose errors feed back and whose reference is in f64.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use firebox_kernels::delta::{self, Forgetting, Heads, Tokens, delta_rule};
+use firebox_kernels::linear::{self, multiply, multiply_grouped};
+use firebox_kernels::{Formats, Grouping, norm, rope, warm_up};
+use proptest::prelude::*;
+use support::{assert_close, bits, devices, devices_with_own, grouped, random, values};
+
+fn products(inputs: usize, magnitude: f32) -> f32 {
+    magnitude * 1e-6 * (inputs as f32).max(8.0)
+}
+
+/// A tensor of a device on the CPU.
+fn home<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    tensor.to_device(&Device::flex())
+}
+
+fn check_plain(rows: usize, inputs: usize, outputs: usize, dtype: DType, seed: u64) {
+    let (x, weight) = (random([rows, inputs], seed), random([outputs, inputs], seed + 7).cast(dtype));
+    let expected = linear::reference::multiply(x.clone(), weight.clone());
+    for device in devices() {
+        if !device.supports_dtype(dtype) {
+            continue;
+        }
+        let found = multiply(x.clone().to_device(&device), weight.clone().to_device(&device));
+        assert_close(home(found), expected.clone(), products(inputs, 1.0));
+    }
+}
+
+fn on_device(
+    x: &Tensor<2>,
+    words: &Tensor<2, Int>,
+    scales: &Tensor<2>,
+    grouping: Grouping,
+    device: &Device,
+) -> Tensor<2> {
+    let scales =
+        if device.supports_dtype(DType::F16) { scales.clone() } else { scales.clone().cast(DType::F32) };
+    let (x, words) = (x.clone().to_device(device), words.clone().to_device(device));
+    home(multiply_grouped(x, words, scales.to_device(device), grouping))
+}
+
+fn check_grouped(rows: usize, outputs: usize, grouping: Grouping, seed: u64) {
+    let x = random([rows, grouping.inputs], seed);
+    let (words, scales) = grouped(outputs, grouping, seed + 7);
+    let expected = linear::reference::multiply_grouped(x.clone(), words.clone(), scales.clone(), grouping);
+    let magnitude = if grouping.four_bits { 8.0 } else { 128.0 };
+    for device in devices() {
+        let found = on_device(&x, &words, &scales, grouping, &device);
+        // The CPU rounds activations to 16 bits before it multiplies them with integers.
+        let rounded =
+            if device == Device::flex() { magnitude * 4e-5 * (grouping.inputs as f32).sqrt() } else { 0.0 };
+        assert_close(found, expected.clone(), products(grouping.inputs, magnitude) + rounded);
+    }
+}
+
+fn some_rows() -> impl Strategy<Value = usize> {
+    prop_oneof![1usize..6, 6usize..80]
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig { max_shrink_iters: 16, ..ProptestConfig::with_cases(24) }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn plain_weights(
+        rows in some_rows(), inputs in 1usize..300, outputs in 1usize..140, seed in 0u64..1000,
+        dtype in prop_oneof![Just(DType::F32), Just(DType::F16)],
+    ) {
+        check_plain(rows, inputs, outputs, dtype, seed);
+    }
+
+    #[test]
+    fn grouped_weights(
+        rows in some_rows(), outputs in 1usize..140, inputs in 1usize..300,
+        group in prop_oneof![Just(32usize), Just(128), Just(96), Just(48)], four_bits: bool, seed in 0u64..1000,
+    ) {
+        check_grouped(rows, outputs, Grouping { inputs, group, four_bits }, seed);
+    }
+
+    #[test]
+    fn root_mean_square(rows in 1usize..10, width in 1usize..600, offset in 0f32..2.0, seed in 0u64..1000) {
+        let (x, weight) = (random([rows, width], seed), random([width], seed + 1));
+        let expected = norm::reference::rms_norm(x.clone(), weight.clone(), 1e-5, offset);
+        for device in devices() {
+            let (x, weight) = (x.clone().to_device(&device), weight.clone().to_device(&device));
+            assert_close(home(norm::rms_norm(x, weight, 1e-5, offset)), expected.clone(), 2e-5);
+        }
+        let residual = random([rows, width], seed + 2);
+        let sum = x.clone().add(residual.clone());
+        let expected = norm::reference::rms_norm(sum.clone(), weight.clone(), 1e-5, offset);
+        for device in devices() {
+            let [x, residual] = [&x, &residual].map(|tensor| tensor.clone().to_device(&device));
+            let weight = weight.clone().to_device(&device);
+            let (found, normed) = norm::add_rms_norm(x, residual, weight, 1e-5, offset);
+            assert_close(home(found), sum.clone(), 1e-6);
+            assert_close(home(normed), expected.clone(), 2e-5);
+        }
+    }
+
+    #[test]
+    fn rotation(
+        rows in 1usize..10, heads in 1usize..5, pairs in 1usize..20, beyond in 0usize..9,
+        interleaved: bool, seed in 0u64..1000,
+    ) {
+        let x = random([rows, heads, 2 * pairs + beyond], seed);
+        let (cos, sin) = (random([rows, 1, pairs], seed + 1), random([rows, 1, pairs], seed + 2));
+        let expected = rope::reference::rotate(x.clone(), cos.clone(), sin.clone(), interleaved);
+        for device in devices() {
+            let [x, cos, sin] = [&x, &cos, &sin].map(|tensor| tensor.clone().to_device(&device));
+            assert_close(home(rope::rotate(x, cos, sin, interleaved)), expected.clone(), 1e-6);
+        }
+        let (cos, sin) = (random([pairs], seed + 1), random([pairs], seed + 2));
+        let expected = rope::reference::rotate_by(x.clone(), cos.clone(), sin.clone(), interleaved);
+        for device in devices() {
+            let [cos, sin] = [&cos, &sin].map(|tensor| tensor.clone().to_device(&device));
+            let found = rope::rotate_by(x.clone().to_device(&device), cos, sin, interleaved);
+            assert_close(home(found), expected.clone(), 1e-6);
+        }
+    }
+
+    #[test]
+    fn the_delta_rule(
+        key_heads in 1usize..3, sharing in 1usize..4, tiled: bool, logarithmic: bool, remembered: bool,
+        count in 0usize..12, key in prop_oneof![1usize..20, Just(128), Just(250)], value in 1usize..40,
+        seed in 0u64..1000,
+    ) {
+        let value_heads = key_heads * sharing;
+        let heads = Heads { key_heads, value_heads, key_width: key, value_width: value, tiled };
+        check_delta(heads, count, logarithmic, remembered, seed);
+    }
+}
+
+fn check_delta(heads: Heads, count: usize, logarithmic: bool, remembered: bool, seed: u64) {
+    let Heads { key_heads, value_heads, key_width, value_width, .. } = heads;
+    let channels = 2 * key_heads * key_width + value_heads * value_width;
+    let mixed = random([count, channels], seed);
+    let step = random([count, value_heads], seed + 1).mul_scalar(4.0);
+    let decay = random([count, value_heads], seed + 2).mul_scalar(30.0);
+    let rate = random([value_heads], seed + 3);
+    let rate = if logarithmic { rate.sub_scalar(2.0) } else { rate.abs().neg() };
+    let bias = random([value_heads], seed + 4);
+    let memory = remembered.then(|| random([value_heads, key_width, value_width], seed + 5));
+    let on = |device: &Device| {
+        let there = |tensor: &Tensor<2>| tensor.clone().to_device(device);
+        let of_heads = |tensor: &Tensor<1>| tensor.clone().to_device(device);
+        let tokens = Tokens { mixed: there(&mixed), step: there(&step), decay: there(&decay) };
+        let forgetting = Forgetting { rate: of_heads(&rate), bias: of_heads(&bias), logarithmic };
+        (tokens, forgetting, memory.clone().map(|memory| memory.to_device(device)))
+    };
+    let (tokens, forgetting, before) = on(&Device::flex());
+    let before =
+        before.unwrap_or_else(|| Tensor::zeros([value_heads, key_width, value_width], &Device::flex()));
+    let (read, after) = delta::reference::delta_rule(tokens, forgetting, heads, before.cast(DType::F64));
+    for device in devices() {
+        let (tokens, forgetting, before) = on(&device);
+        let (found, found_after) = delta_rule(tokens, forgetting, heads, before);
+        assert_eq!(found.dtype(), DType::F32);
+        assert_close(home(found), read.clone(), 1e-4);
+        assert_close(home(found_after).cast(DType::F32), after.clone().cast(DType::F32), 1e-4);
+    }
+}
+
+/// In one piece and token by token, to the last bit, with gates that are shut and open.
+#[test]
+fn the_delta_rule_in_pieces() {
+    let heads = Heads { key_heads: 2, value_heads: 4, key_width: 40, value_width: 19, tiled: true };
+    for device in devices_with_own() {
+        let there = |tensor: Tensor<2>| tensor.to_device(&device);
+        let tokens = Tokens {
+            mixed: there(random([6, 2 * 2 * 40 + 4 * 19], 1)),
+            step: there(random([6, 4], 2).slice_fill([1..2, 0..2], 1e4).slice_fill([3..4, 0..2], -1e4)),
+            decay: there(random([6, 4], 3).slice_fill([2..3, 0..2], 1e4).slice_fill([4..5, 0..2], -1e4)),
+        };
+        let forgetting = || {
+            let of_heads = |seed| random([4], seed).to_device(&device);
+            Forgetting { rate: of_heads(4), bias: of_heads(5), logarithmic: true }
+        };
+        let (whole, whole_after) = delta_rule(tokens.clone(), forgetting(), heads, None);
+        let (mut read, mut memory) = (Vec::new(), None);
+        for token in 0..6 {
+            let at = |tensor: &Tensor<2>| tensor.clone().narrow(0, token, 1);
+            let token = Tokens { mixed: at(&tokens.mixed), step: at(&tokens.step), decay: at(&tokens.decay) };
+            let (found, after) = delta_rule(token, forgetting(), heads, memory);
+            read.extend(bits(found));
+            memory = Some(after);
+        }
+        assert!(values(whole.clone()).iter().all(|value| value.is_finite()), "{device:?}");
+        assert_eq!(read, bits(whole), "{device:?}");
+        assert_eq!(memory.unwrap().into_data(), whole_after.into_data(), "{device:?}");
+    }
+}
+
+/// A memory of which a device keeps one column at a time, the widest that it does, and one that it leaves to the
+/// reference.
+#[test]
+fn wide_keys_of_the_delta_rule() {
+    for key_width in [1600, 3072, 3073] {
+        let heads = Heads { key_heads: 1, value_heads: 2, key_width, value_width: 3, tiled: false };
+        check_delta(heads, 4, true, true, 1);
+    }
+}
+
+/// Whole vectors, whole groups and sizes as models have them, on both sides of every limit.
+#[test]
+fn products_of_usual_sizes() {
+    for rows in [1, 4, 5, 33] {
+        check_plain(rows, 512, 70, DType::F32, 1);
+        check_plain(rows, 512, 70, DType::F16, 2);
+        for four_bits in [false, true] {
+            check_grouped(rows, 70, Grouping { inputs: 1024, group: 128, four_bits }, 3);
+            check_grouped(rows, 70, Grouping { inputs: 992, group: 64, four_bits }, 4);
+        }
+    }
+}
+
+/// Few rows or many: what a row gives does not depend on the ones beside it.
+#[test]
+fn rows_do_not_see_each_other() {
+    let grouping = Grouping { inputs: 96, group: 32, four_bits: true };
+    let (words, scales) = grouped(50, grouping, 1);
+    let x = random([70, grouping.inputs], 2);
+    for device in devices_with_own() {
+        for (from, count, of) in [(2, 1, 4), (1, 3, 4), (9, 5, 70), (31, 20, 60)] {
+            let some = |tensor: Tensor<2>| tensor.narrow(0, from, count);
+            let all = x.clone().narrow(0, 0, of);
+            let whole = on_device(&all, &words, &scales, grouping, &device);
+            let part = on_device(&some(all), &words, &scales, grouping, &device);
+            assert_eq!(bits(some(whole)), bits(part), "{count} rows of {of} on {device:?}");
+        }
+    }
+}
+
+/// Not on ndarray, whose product of no rows divides by zero.
+#[test]
+fn no_rows_give_no_rows() {
+    let grouping = Grouping { inputs: 64, group: 32, four_bits: true };
+    let (words, scales) = grouped(5, grouping, 1);
+    for device in devices_with_own() {
+        let none = Tensor::<2>::zeros([0, 64], &device);
+        assert_eq!(multiply(none.clone(), random([5, 64], 1).to_device(&device)).dims(), [0, 5]);
+        assert_eq!(on_device(&none, &words, &scales, grouping, &device).dims(), [0, 5]);
+        assert_eq!(norm::rms_norm(none, random([64], 1).to_device(&device), 1e-5, 0.0).dims(), [0, 64]);
+        let heads = Tensor::<3>::zeros([0, 2, 8], &device);
+        let angles = Tensor::<3>::zeros([0, 1, 4], &device);
+        assert_eq!(rope::rotate(heads, angles.clone(), angles, false).dims(), [0, 2, 8]);
+    }
+}
+
+#[test]
+fn what_is_not_a_number_stays_in_its_row() {
+    let grouping = Grouping { inputs: 70, group: 32, four_bits: true };
+    let (words, scales) = grouped(33, grouping, 1);
+    for rows in [3, 20] {
+        let clean = random([rows, 70], 2);
+        for bad in [f32::NAN, f32::INFINITY] {
+            let x = clean.clone().slice_fill([1..2, 4..5], bad);
+            for device in devices_with_own() {
+                let found = on_device(&x, &words, &scales, grouping, &device);
+                let expected = on_device(&clean, &words, &scales, grouping, &device);
+                let row = |tensor: &Tensor<2>, row| tensor.clone().narrow(0, row, 1);
+                // An integer of zero makes NaN of infinity, and a scale makes infinity of anything.
+                assert!(values(row(&found, 1)).iter().all(|value| !value.is_finite()), "{device:?}");
+                for other in [0, 2] {
+                    assert_eq!(bits(row(&found, other)), bits(row(&expected, other)), "{device:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn other_layouts_of_memory_are_read_right() {
+    let (x, weight) = (random([40, 6], 1), random([64, 40], 2));
+    let expected = linear::reference::multiply(x.clone().transpose(), weight.clone().narrow(0, 8, 20));
+    for device in devices() {
+        let (x, weight) = (x.clone().to_device(&device), weight.clone().to_device(&device));
+        let found = multiply(x.transpose(), weight.narrow(0, 8, 20));
+        assert_close(home(found), expected.clone(), products(40, 1.0));
+    }
+}
+
+#[test]
+fn warming_up_runs_everywhere() {
+    let grouping = Grouping { inputs: 4096, group: 32, four_bits: true };
+    for device in devices() {
+        let formats = Formats {
+            plain: vec![DType::F32],
+            grouped: vec![grouping, Grouping { four_bits: false, ..grouping }],
+            heads: vec![(64, DType::F32)],
+            capped: true,
+            interleaved: false,
+        };
+        warm_up(&device, &formats);
+        device.sync().unwrap();
+    }
+}
