@@ -2,7 +2,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 /// Positions are reserved in multiples of this, so that a decoding loop reallocates once in a while
 /// instead of at every token.
-const RESERVE_STEP: usize = 256;
+const RESERVE_STEP: usize = 64;
 
 /// Keys and values of one attention layer, `[kv_heads, positions, head_dim]`, appended in place.
 #[derive(Debug, Clone)]

@@ -236,16 +236,15 @@ impl Block for Q6K {
     fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
         let scale = strip.halves::<L>(208);
         // Sixteen signed bytes, two for every chunk.
-        let columns = strip.columns::<L>(192);
-        for k in 0..4 {
+        for (k, column) in strip.columns::<L>(192).into_iter().enumerate() {
             let numbers = [
-                L::to_floats(L::sar::<24>(L::shl::<24>(columns[k]))),
-                L::to_floats(L::sar::<24>(L::shl::<16>(columns[k]))),
-                L::to_floats(L::sar::<24>(L::shl::<8>(columns[k]))),
-                L::to_floats(L::sar::<24>(columns[k])),
+                L::to_floats(L::sar::<24>(L::shl::<24>(column))),
+                L::to_floats(L::sar::<24>(L::shl::<16>(column))),
+                L::to_floats(L::sar::<24>(L::shl::<8>(column))),
+                L::to_floats(L::sar::<24>(column)),
             ];
-            for at in 0..4 {
-                unpacked.scale(2 * k + at / 2, at % 2, numbers[at].mul(scale));
+            for (at, number) in numbers.into_iter().enumerate() {
+                unpacked.scale(2 * k + at / 2, at % 2, number.mul(scale));
             }
         }
         // Half a block is 128 inputs: four chunks, whose low nibbles take 64 bytes and whose high pairs 32.

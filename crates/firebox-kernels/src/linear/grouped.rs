@@ -102,9 +102,8 @@ fn unpack_scales<L: Lanes>(
         let stride = weight.groups * size_of::<u16>();
         let bytes = bytemuck::cast_slice(weight.scales);
         let strip = Strip::new(bytes, row, stride, block * COLUMN_BYTES, COLUMN_BYTES);
-        let columns = strip.columns::<L>(0);
-        for k in 0..4 {
-            let (even, odd) = L::half_floats(columns[k]);
+        for (k, column) in strip.columns::<L>(0).into_iter().enumerate() {
+            let (even, odd) = L::half_floats(column);
             unpacked.scale(2 * k, 0, even);
             unpacked.scale(2 * k + 1, 0, odd);
         }

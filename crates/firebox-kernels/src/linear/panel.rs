@@ -176,8 +176,9 @@ pub(super) trait Unpacked<L: Lanes> {
 impl<L: Lanes> Unpacked<L> for IntegerPanel {
     #[inline(always)]
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
-        for k in 0..HALF_QUADS {
-            self.quads[chunk][half * HALF_QUADS + k] = Words::from_words::<L>(quads[k]);
+        let places = &mut self.quads[chunk][half * HALF_QUADS..][..HALF_QUADS];
+        for (place, quad) in places.iter_mut().zip(quads) {
+            *place = Words::from_words::<L>(quad);
         }
     }
 

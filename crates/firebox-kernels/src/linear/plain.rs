@@ -138,8 +138,8 @@ fn unpack_columns<L: Lanes, F: Format>(
     first: usize,
     panel: &mut FloatPanel,
 ) {
-    for k in 0..4 {
-        let (low, high) = F::numbers::<L>(columns[k]);
+    for (k, column) in columns.into_iter().enumerate() {
+        let (low, high) = F::numbers::<L>(column);
         panel.set(first + k * F::PER_WORD, low);
         if F::PER_WORD == 2 {
             panel.set(first + k * F::PER_WORD + 1, high);

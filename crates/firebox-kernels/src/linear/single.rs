@@ -24,9 +24,10 @@ pub(super) fn float_row<L: Lanes, W: FloatRows>(
     for at in (0..result.len()).step_by(OUTPUTS) {
         let place = Place::new(first, at, weight_rows);
         for output in 0..OUTPUTS {
-            for (block, steps) in steps.chunks(BLOCK_STEPS).enumerate() {
+            let blocks = steps.chunks(BLOCK_STEPS).zip(&mut sums);
+            for (block, (steps, sums)) in blocks.enumerate() {
                 let lanes = weight.block_sums::<L>(place.row + output, block, steps);
-                sums[block][output] = Floats::from_lanes(lanes);
+                sums[output] = Floats::from_lanes(lanes);
             }
         }
         for sums in &sums {
@@ -60,8 +61,9 @@ impl<L: Lanes> Unpacked<L> for RowBlock<'_, L> {
     #[inline(always)]
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
         let mut sums = [L::splat_word(0); 2];
-        for k in 0..HALF_QUADS {
-            sums = L::dot_quads(sums, quads[k], &self.x[chunk].quads[half * HALF_QUADS + k]);
+        let x = &self.x[chunk].quads[half * HALF_QUADS..][..HALF_QUADS];
+        for (bytes, x) in quads.into_iter().zip(x) {
+            sums = L::dot_quads(sums, bytes, x);
         }
         self.dots[chunk][half] = L::dot(sums);
     }

@@ -6,8 +6,8 @@ use super::Lanes;
 const ROUND: f32 = 12_582_912.0;
 
 /// `ln 2` in few enough bits that an integer times it is exact, and what is missing.
-const LN_2_HIGH: f32 = 0.693_359_375;
-const LN_2_LOW: f32 = (std::f64::consts::LN_2 - 0.693_359_375) as f32;
+const LN_2_HIGH: f32 = 355.0 / 512.0;
+const LN_2_LOW: f32 = (std::f64::consts::LN_2 - 355.0 / 512.0) as f32;
 
 /// Below, the exponential is no normal number any more.
 const LOWEST: f32 = -87.3;
