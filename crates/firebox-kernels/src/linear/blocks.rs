@@ -84,11 +84,15 @@ impl<B: Block> IntegerRows for BlockRows<'_, B> {
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes>(&self, row: usize, block: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
         let (chunks, first) = (self.inputs / CHUNK, block * BLOCK_CHUNKS);
         let count = BLOCK_CHUNKS.min(chunks - first);
         let (stride, width) = (Self::bytes_of(chunks), Self::bytes_of(count));
-        B::unpack::<L>(&Strip::new(self.bytes, row, stride, Self::bytes_of(first), width), count, unpacked);
+        B::unpack::<L>(
+            &Strip::new(self.bytes, row, stride, Self::bytes_of(first), width, U::ROWS),
+            count,
+            unpacked,
+        );
     }
 }
 

@@ -47,10 +47,10 @@ impl IntegerRows for ByteRows<'_> {
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes>(&self, row: usize, block: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
         let from = block * BLOCK;
         let count = BLOCK.min(self.inputs() - from);
-        let strip = Strip::new(self.0.bytes, row, self.0.stride, from, count);
+        let strip = Strip::new(self.0.bytes, row, self.0.stride, from, count, U::ROWS);
         let whole = count / COLUMN_BYTES;
         for part in 0..whole {
             let bytes = signed_bytes::<L>(strip.columns::<L>(part * COLUMN_BYTES));
@@ -60,7 +60,7 @@ impl IntegerRows for ByteRows<'_> {
             let bytes = signed_bytes::<L>(strip.last_columns::<L>(whole * COLUMN_BYTES));
             unpacked.bytes(whole / 2, whole % 2, bytes);
         }
-        unpack_scales::<L>(&self.0, row, block, unpacked);
+        unpack_scales::<L, U>(&self.0, row, block, unpacked);
     }
 }
 
@@ -75,25 +75,25 @@ impl IntegerRows for NibbleRows<'_> {
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes>(&self, row: usize, block: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
         // Rows are stored in whole chunks.
         let chunks = BLOCK_CHUNKS.min((self.inputs() - block * BLOCK).div_ceil(CHUNK));
         let offset = block * BLOCK / 2;
-        let strip = Strip::new(self.0.bytes, row, self.0.stride, offset, chunks * NIBBLE_BYTES);
+        let strip = Strip::new(self.0.bytes, row, self.0.stride, offset, chunks * NIBBLE_BYTES, U::ROWS);
         for chunk in 0..chunks {
             nibble_chunk::<L>(strip.columns::<L>(chunk * NIBBLE_BYTES), chunk, unpacked);
         }
-        unpack_scales::<L>(&self.0, row, block, unpacked);
+        unpack_scales::<L, U>(&self.0, row, block, unpacked);
     }
 }
 
 /// The scales of a block's chunks, each of which has one.
 #[inline(always)]
-fn unpack_scales<L: Lanes>(
+fn unpack_scales<L: Lanes, U: Unpacked<L>>(
     weight: &GroupedRows<'_>,
     row: usize,
     block: usize,
-    unpacked: &mut impl Unpacked<L>,
+    unpacked: &mut U,
 ) {
     let chunks = BLOCK_CHUNKS.min((weight.grouping.inputs - block * BLOCK).div_ceil(CHUNK));
     let chunks_per_group = weight.grouping.group / CHUNK;
@@ -101,7 +101,7 @@ fn unpack_scales<L: Lanes>(
         // Eight scales of a row are sixteen bytes.
         let stride = weight.groups * size_of::<u16>();
         let bytes = bytemuck::cast_slice(weight.scales);
-        let strip = Strip::new(bytes, row, stride, block * COLUMN_BYTES, COLUMN_BYTES);
+        let strip = Strip::new(bytes, row, stride, block * COLUMN_BYTES, COLUMN_BYTES, U::ROWS);
         for (k, column) in strip.columns::<L>(0).into_iter().enumerate() {
             let (even, odd) = L::half_floats(column);
             unpacked.scale(2 * k, 0, even);
@@ -139,7 +139,7 @@ impl FloatRows for UnevenRows<'_> {
             }
         }
         let bytes = bytemuck::cast_slice(numbers.as_flattened());
-        let strip = Strip::new(bytes, 0, BLOCK * size_of::<f32>(), 0, count * size_of::<f32>());
+        let strip = Strip::new(bytes, 0, BLOCK * size_of::<f32>(), 0, count * size_of::<f32>(), 0);
         unpack_strip::<L, F32>(&strip, count, panel);
     }
 

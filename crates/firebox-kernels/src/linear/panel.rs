@@ -6,6 +6,9 @@ use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 /// Outputs of one panel.
 pub(super) const OUTPUTS: usize = LANES;
 
+/// Outputs that are unpacked and multiplied together: two panels, so that a loaded activation is used twice.
+pub(super) const TILE_OUTPUTS: usize = 2 * OUTPUTS;
+
 /// Inputs that are unpacked together: what is unpacked for two panels stays in the first-level cache.
 pub(super) const BLOCK: usize = 256;
 
@@ -81,9 +84,6 @@ impl FloatPanel {
     }
 }
 
-/// How many rows further on the memory is asked for ahead of time: the tile that comes next.
-const ROWS_AHEAD: usize = 2 * OUTPUTS;
-
 /// Some bytes of sixteen consecutive rows.
 #[derive(Clone, Copy)]
 pub(super) struct Strip<'a> {
@@ -94,15 +94,16 @@ pub(super) struct Strip<'a> {
 }
 
 impl<'a> Strip<'a> {
-    /// `width` bytes of sixteen rows of `stride` bytes, each from `offset` on.
+    /// `width` bytes of sixteen rows of `stride` bytes, each from `offset` on. `next` is how many rows further on the
+    /// tile begins that comes next.
     #[inline(always)]
-    pub fn new(rows: &'a [u8], row: usize, stride: usize, offset: usize, width: usize) -> Self {
+    pub fn new(rows: &'a [u8], row: usize, stride: usize, offset: usize, width: usize, next: usize) -> Self {
         let start = row * stride + offset;
         Self {
             bytes: &rows[start..][..(OUTPUTS - 1) * stride + width],
             stride,
             width,
-            ahead: rows.as_ptr().wrapping_add((row + ROWS_AHEAD) * stride + OUTPUTS * offset),
+            ahead: rows.as_ptr().wrapping_add((row + next) * stride + OUTPUTS * offset),
         }
     }
 
@@ -165,6 +166,9 @@ pub(super) trait FloatRows: Sync {
 
 /// Where the integers of a block go.
 pub(super) trait Unpacked<L: Lanes> {
+    /// Rows of a tile.
+    const ROWS: usize;
+
     /// Four unsigned bytes of every output at a time, the first or the second half of a chunk's sixteen.
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]);
     /// The scale of a chunk, or of one of its halves.
@@ -174,6 +178,8 @@ pub(super) trait Unpacked<L: Lanes> {
 }
 
 impl<L: Lanes> Unpacked<L> for IntegerPanel {
+    const ROWS: usize = TILE_OUTPUTS;
+
     #[inline(always)]
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
         let places = &mut self.quads[chunk][half * HALF_QUADS..][..HALF_QUADS];
@@ -206,7 +212,7 @@ pub(super) trait IntegerRows: Sync {
 
     /// Unpacks one block of inputs of sixteen rows from `row` on. What lies beyond the last input may be any integer:
     /// activations are zero there.
-    fn unpack<L: Lanes>(&self, row: usize, block: usize, unpacked: &mut impl Unpacked<L>);
+    fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U);
 }
 
 impl Floats {

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::panel::{BLOCK, FloatPanel, FloatRows, Strip};
+use super::panel::{BLOCK, FloatPanel, FloatRows, Strip, TILE_OUTPUTS};
 use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 
 /// A floating-point format.
@@ -87,7 +87,7 @@ impl<F: Format> FloatRows for PlainRows<'_, F> {
         let from = block * BLOCK;
         let count = BLOCK.min(self.inputs - from);
         let stride = self.inputs * Self::SIZE;
-        let strip = Strip::new(self.bytes, row, stride, from * Self::SIZE, count * Self::SIZE);
+        let strip = Strip::new(self.bytes, row, stride, from * Self::SIZE, count * Self::SIZE, TILE_OUTPUTS);
         unpack_strip::<L, F>(&strip, count, panel);
     }
 

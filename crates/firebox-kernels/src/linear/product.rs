@@ -8,13 +8,11 @@ use rayon::prelude::*;
 
 use super::activations::{Activations, Integers, Quantized};
 use super::panel::{
-    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, IntegerPanel, IntegerRows, OUTPUTS, QUADS,
+    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, IntegerPanel, IntegerRows, OUTPUTS,
+    QUADS, TILE_OUTPUTS,
 };
 use super::single;
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
-
-/// Outputs that are unpacked and multiplied together: two panels, so that a loaded activation is used twice.
-const TILE_OUTPUTS: usize = 2 * OUTPUTS;
 
 /// Multiplications below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 17;
@@ -267,8 +265,8 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
         for at in (0..count).step_by(TILE_OUTPUTS) {
             let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
             for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
-                weight.unpack::<L>(places.0.row, block, &mut panels.0);
-                weight.unpack::<L>(places.1.row, block, &mut panels.1);
+                weight.unpack::<L, _>(places.0.row, block, &mut panels.0);
+                weight.unpack::<L, _>(places.1.row, block, &mut panels.1);
                 let tile = IntegerTile { x, block, panel0: &panels.0, panel1: &panels.1, places };
                 let mut row = 0;
                 while L::TILE_ROWS >= 6 && row + 6 <= rows {
@@ -382,7 +380,7 @@ impl<W: IntegerRows> Kernel for Decode<'_, W> {
         for (index, values) in self.values.chunks_mut(OUTPUTS * inputs).enumerate() {
             let place = Place::new(0, index * OUTPUTS, self.outputs.max(OUTPUTS));
             for block in 0..inputs.div_ceil(BLOCK) {
-                self.weight.unpack::<L>(place.row, block, &mut panel);
+                self.weight.unpack::<L, _>(place.row, block, &mut panel);
                 for (lane, values) in values.chunks_exact_mut(inputs).enumerate() {
                     let values = &mut values[block * BLOCK..inputs.min((block + 1) * BLOCK)];
                     for (input, value) in values.iter_mut().enumerate() {

@@ -58,6 +58,8 @@ struct RowBlock<'a, L: Lanes> {
 }
 
 impl<L: Lanes> Unpacked<L> for RowBlock<'_, L> {
+    const ROWS: usize = OUTPUTS;
+
     #[inline(always)]
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
         let mut sums = [L::splat_word(0); 2];
@@ -98,7 +100,7 @@ pub(super) fn integer_row<L: Lanes, W: IntegerRows>(
                 scales: [[L::zero(); 2]; BLOCK_CHUNKS],
                 least: [L::zero(); BLOCK_CHUNKS],
             };
-            weight.unpack::<L>(place.row, block, &mut unpacked);
+            weight.unpack::<L, _>(place.row, block, &mut unpacked);
             let RowBlock { dots, scales, least, .. } = unpacked;
             let mut sum = L::zero();
             for (chunk, integers) in integers.iter().enumerate() {
