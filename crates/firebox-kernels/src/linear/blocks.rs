@@ -195,13 +195,27 @@ impl Block for Q4K {
     #[inline(always)]
     fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
         six_bit_scales::<L>(strip, unpacked);
-        // Two chunks share 32 bytes, one in the low nibbles and one in the high.
-        for part in 0..8 {
-            let (low, high) = nibbles::<L>(strip.columns::<L>(16 + 16 * part));
-            unpacked.bytes(part / 2 * 2, part % 2, low);
-            unpacked.bytes(part / 2 * 2 + 1, part % 2, high);
+        for half in 0..2 {
+            let [first, second, third, fourth] = strip.wide_columns::<L>(16 + 64 * half);
+            shared_nibbles::<L>(first, 4 * half, 0, unpacked);
+            shared_nibbles::<L>(second, 4 * half, 1, unpacked);
+            shared_nibbles::<L>(third, 4 * half + 2, 0, unpacked);
+            shared_nibbles::<L>(fourth, 4 * half + 2, 1, unpacked);
         }
     }
+}
+
+/// Sixteen bytes that two chunks share, one in the low nibbles and the next in the high.
+#[inline(always)]
+fn shared_nibbles<L: Lanes>(
+    columns: [L::Words; 4],
+    chunk: usize,
+    half: usize,
+    unpacked: &mut impl Unpacked<L>,
+) {
+    let (low, high) = nibbles::<L>(columns);
+    unpacked.bytes(chunk, half, low);
+    unpacked.bytes(chunk + 1, half, high);
 }
 
 impl Block for Q5K {

@@ -52,7 +52,15 @@ impl IntegerRows for ByteRows<'_> {
         let count = BLOCK.min(self.inputs() - from);
         let strip = Strip::new(self.0.bytes, row, self.0.stride, from, count, U::ROWS);
         let whole = count / COLUMN_BYTES;
-        for part in 0..whole {
+        let wide = whole / 4;
+        for part in 0..wide {
+            let [first, second, third, fourth] = strip.wide_columns::<L>(part * 4 * COLUMN_BYTES);
+            unpacked.bytes(2 * part, 0, signed_bytes::<L>(first));
+            unpacked.bytes(2 * part, 1, signed_bytes::<L>(second));
+            unpacked.bytes(2 * part + 1, 0, signed_bytes::<L>(third));
+            unpacked.bytes(2 * part + 1, 1, signed_bytes::<L>(fourth));
+        }
+        for part in 4 * wide..whole {
             let bytes = signed_bytes::<L>(strip.columns::<L>(part * COLUMN_BYTES));
             unpacked.bytes(part / 2, part % 2, bytes);
         }
@@ -80,7 +88,15 @@ impl IntegerRows for NibbleRows<'_> {
         let chunks = BLOCK_CHUNKS.min((self.inputs() - block * BLOCK).div_ceil(CHUNK));
         let offset = block * BLOCK / 2;
         let strip = Strip::new(self.0.bytes, row, self.0.stride, offset, chunks * NIBBLE_BYTES, U::ROWS);
-        for chunk in 0..chunks {
+        let wide = chunks / 4;
+        for part in 0..wide {
+            let [first, second, third, fourth] = strip.wide_columns::<L>(part * 4 * NIBBLE_BYTES);
+            nibble_chunk::<L>(first, 4 * part, unpacked);
+            nibble_chunk::<L>(second, 4 * part + 1, unpacked);
+            nibble_chunk::<L>(third, 4 * part + 2, unpacked);
+            nibble_chunk::<L>(fourth, 4 * part + 3, unpacked);
+        }
+        for chunk in 4 * wide..chunks {
             nibble_chunk::<L>(strip.columns::<L>(chunk * NIBBLE_BYTES), chunk, unpacked);
         }
         unpack_scales::<L, U>(&self.0, row, block, unpacked);

@@ -119,6 +119,15 @@ impl<'a> Strip<'a> {
         L::columns(&self.bytes[at..], self.stride)
     }
 
+    /// Sixty-four bytes of every row, as four times sixteen.
+    #[inline(always)]
+    pub fn wide_columns<L: Lanes>(&self, at: usize) -> [[L::Words; 4]; 4] {
+        for line in 0..4 * OUTPUTS * COLUMN_BYTES / CACHE_LINE {
+            L::prefetch(self.ahead.wrapping_add(OUTPUTS * at + line * CACHE_LINE));
+        }
+        L::wide_columns(&self.bytes[at..], self.stride)
+    }
+
     /// The same where rows have fewer bytes left: zeros follow those.
     #[inline(always)]
     pub fn last_columns<L: Lanes>(&self, at: usize) -> [L::Words; 4] {

@@ -91,17 +91,19 @@ pub(super) fn integer_row<L: Lanes, W: IntegerRows>(
     result: &mut [f32],
 ) {
     let zero = L::splat_word(0);
+    // Every chunk of a block overwrites what the one before has left.
+    let mut unpacked = RowBlock {
+        x: &[],
+        dots: [[zero; 2]; BLOCK_CHUNKS],
+        scales: [[L::zero(); 2]; BLOCK_CHUNKS],
+        least: [L::zero(); BLOCK_CHUNKS],
+    };
     for at in (0..result.len()).step_by(OUTPUTS) {
         let place = Place::new(first, at, weight_rows);
         for (block, integers) in x.integers.chunks(BLOCK_CHUNKS).enumerate() {
-            let mut unpacked = RowBlock {
-                x: integers,
-                dots: [[zero; 2]; BLOCK_CHUNKS],
-                scales: [[L::zero(); 2]; BLOCK_CHUNKS],
-                least: [L::zero(); BLOCK_CHUNKS],
-            };
+            unpacked.x = integers;
             weight.unpack::<L, _>(place.row, block, &mut unpacked);
-            let RowBlock { dots, scales, least, .. } = unpacked;
+            let RowBlock { dots, scales, least, .. } = &unpacked;
             let mut sum = L::zero();
             for (chunk, integers) in integers.iter().enumerate() {
                 let x_scale = L::splat(x.scales[block * BLOCK_CHUNKS + chunk]);

@@ -3,8 +3,8 @@ use std::arch::x86_64::{
     _mm_unpacklo_epi32, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_castsi128_si512,
     _mm512_castsi512_ps, _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps,
     _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32, _mm512_inserti32x4,
-    _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi32, _mm512_sll_epi32, _mm512_sra_epi32,
-    _mm512_srl_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi32, _mm512_shuffle_i32x4, _mm512_sll_epi32,
+    _mm512_sra_epi32, _mm512_srl_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
     _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
@@ -61,6 +61,24 @@ impl Integers for Avx512 {
                 _mm512_unpacklo_epi64(ab_high, cd_high),
                 _mm512_unpackhi_epi64(ab_high, cd_high),
             ]
+        }
+    }
+
+    #[inline(always)]
+    fn wide_columns(bytes: &[u8], stride: usize) -> [[__m512i; 4]; 4] {
+        assert!(bytes.len() >= (LANES - 1) * stride + 4 * COLUMN_BYTES, "rows end before their columns");
+        let start = bytes.as_ptr();
+        // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
+        unsafe {
+            let a = four_rows(start, stride);
+            let b = four_rows(start.add(4 * stride), stride);
+            let c = four_rows(start.add(8 * stride), stride);
+            let d = four_rows(start.add(12 * stride), stride);
+            let [a0, a1, a2, a3] = across(a[0], b[0], c[0], d[0]);
+            let [b0, b1, b2, b3] = across(a[1], b[1], c[1], d[1]);
+            let [c0, c1, c2, c3] = across(a[2], b[2], c[2], d[2]);
+            let [d0, d1, d2, d3] = across(a[3], b[3], c[3], d[3]);
+            [[a0, b0, c0, d0], [a1, b1, c1, d1], [a2, b2, c2, d2], [a3, b3, c3, d3]]
         }
     }
 
@@ -183,5 +201,47 @@ unsafe fn quarter(start: *const u8, stride: usize) -> __m512i {
         let joined = _mm512_inserti32x4::<1>(joined, _mm_loadu_si128(second));
         let joined = _mm512_inserti32x4::<2>(joined, _mm_loadu_si128(third));
         _mm512_inserti32x4::<3>(joined, _mm_loadu_si128(fourth))
+    }
+}
+
+/// Sixteen words of four rows; vector `k` has words `4 j + k` in its quarter `j`.
+///
+/// # Safety
+/// Sixty-four bytes of four rows from `start` on can be read, and the processor has AVX-512 F.
+#[inline(always)]
+unsafe fn four_rows(start: *const u8, stride: usize) -> [__m512i; 4] {
+    // SAFETY: the caller says so.
+    unsafe {
+        let a = _mm512_loadu_si512(start.cast());
+        let b = _mm512_loadu_si512(start.add(stride).cast());
+        let c = _mm512_loadu_si512(start.add(2 * stride).cast());
+        let d = _mm512_loadu_si512(start.add(3 * stride).cast());
+        let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        [
+            _mm512_unpacklo_epi64(ab_low, cd_low),
+            _mm512_unpackhi_epi64(ab_low, cd_low),
+            _mm512_unpacklo_epi64(ab_high, cd_high),
+            _mm512_unpackhi_epi64(ab_high, cd_high),
+        ]
+    }
+}
+
+/// The quarters of four vectors, turned: the first vector has the first quarter of each.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline(always)]
+unsafe fn across(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
+    // SAFETY: the caller says so.
+    unsafe {
+        let (ab_low, ab_high) = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0xEE>(a, b));
+        let (cd_low, cd_high) = (_mm512_shuffle_i32x4::<0x44>(c, d), _mm512_shuffle_i32x4::<0xEE>(c, d));
+        [
+            _mm512_shuffle_i32x4::<0x88>(ab_low, cd_low),
+            _mm512_shuffle_i32x4::<0xDD>(ab_low, cd_low),
+            _mm512_shuffle_i32x4::<0x88>(ab_high, cd_high),
+            _mm512_shuffle_i32x4::<0xDD>(ab_high, cd_high),
+        ]
     }
 }
