@@ -8,6 +8,6 @@ mod kv;
 mod recurrent;
 mod sequence;
 
-pub use kv::KvCache;
+pub use kv::{KvCache, KvType};
 pub use recurrent::RecurrentState;
 pub use sequence::{LayerCache, SequenceCache};

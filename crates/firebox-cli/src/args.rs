@@ -1,6 +1,7 @@
 //! The command line.
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
+use firebox_runtime::KvType;
 
 use crate::bench::BenchArgs;
 use crate::chat::ChatArgs;
@@ -72,6 +73,25 @@ pub struct DeviceArgs {
     /// CPU threads to use [default: all]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     pub threads: Option<u16>,
+}
+
+/// What keys and values are kept in
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum CacheType {
+    /// As they were computed
+    #[default]
+    F32,
+    /// Rounded to half precision: half the memory, and less to read at every token
+    F16,
+}
+
+impl From<CacheType> for KvType {
+    fn from(cache: CacheType) -> Self {
+        match cache {
+            CacheType::F32 => Self::F32,
+            CacheType::F16 => Self::F16,
+        }
+    }
 }
 
 #[cfg(test)]

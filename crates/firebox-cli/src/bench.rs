@@ -7,7 +7,7 @@ use clap::Args;
 use firebox_runtime::{Benchmark, BenchmarkConfig, peak_resident_bytes};
 use serde::Serialize;
 
-use crate::args::DeviceArgs;
+use crate::args::{CacheType, DeviceArgs};
 use crate::console::Console;
 use crate::generating::open;
 use crate::outcome::Outcome;
@@ -34,6 +34,9 @@ pub struct BenchArgs {
     /// Runs whose median is taken
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     repeat: u16,
+    /// What keys and values are kept in
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    cache_type: CacheType,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -63,6 +66,7 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
         tokens: args.tokens as usize,
         batches: args.batch.iter().map(|&batch| batch.into()).collect(),
         repeat: args.repeat.into(),
+        kept: args.cache_type.into(),
     };
     let measured = firebox_runtime::benchmark(&model, &config)?;
     let report = Report {

@@ -99,8 +99,11 @@ fn begin(
         thinking: prompting.thinking(),
         add_special,
     };
-    let mut conversation =
-        Conversation::new(prompter, config, model.session()?.with_cancel(interrupt.flag()));
+    let mut conversation = Conversation::new(
+        prompter,
+        config,
+        model.session()?.with_kv_type(args.generating.cache_type.into()).with_cancel(interrupt.flag()),
+    );
     if let Some(system) = &prompting.system {
         conversation.set_system(system);
     }

@@ -7,7 +7,7 @@ use clap::Args;
 use firebox_runtime::{Finish, Generation, GenerationConfig, Model, Session, Summary};
 use firebox_text::Tokenizer;
 
-use crate::args::DeviceArgs;
+use crate::args::{CacheType, DeviceArgs};
 use crate::console::Console;
 use crate::hub;
 use crate::interrupt::Interrupt;
@@ -24,6 +24,9 @@ pub struct GeneratingArgs {
     /// Longest sequence, prompt included, in tokens; 0 is what the model was trained for
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub ctx_size: usize,
+    /// What keys and values are kept in
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    pub cache_type: CacheType,
     /// Stop before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,

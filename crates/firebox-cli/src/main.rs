@@ -39,15 +39,15 @@ mod verify;
 
 use std::process::ExitCode;
 
-/// Keeps the memory of one operation for the next. The system's allocator gives large pieces back at once, and every
-/// page of a prompt's intermediate results would be cleared by the kernel again and again.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 use clap::Parser as _;
 
 use args::{Cli, Command};
 use console::Console;
+
+/// Keeps the memory of one operation for the next. The system's allocator gives large pieces back at once, and every
+/// page of a prompt's intermediate results would be cleared by the kernel again and again.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -92,7 +92,8 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
         return Err(usage("the prompt is empty; there is nothing to answer or to continue"));
     }
     let tokenizer = model.tokenizer().ok().cloned();
-    let mut session = model.session()?.with_cancel(interrupt.flag());
+    let mut session =
+        model.session()?.with_kv_type(args.generating.cache_type.into()).with_cancel(interrupt.flag());
     let seed = config.sampler.seed;
     let spells = tokenizer.is_some();
     let summary = answer(&mut session, tokenizer, &prompt, config, &interrupt, |token, text| match token {

@@ -41,14 +41,20 @@ pub(crate) fn whole(tensor: FlexTensor) -> FlexTensor {
     tensor.to_contiguous()
 }
 
-/// The elements of a contiguous tensor, as whatever they are stored as.
-///
-/// # Panics
-/// If they are not as long as the tensor's dtype says.
-pub(crate) fn elements<T: bytemuck::Pod>(tensor: &FlexTensor) -> &[T] {
+/// The bytes of a contiguous tensor.
+pub(crate) fn bytes(tensor: &FlexTensor) -> &[u8] {
     let (start, end) = tensor.layout().contiguous_offsets().unwrap_or((0, 0));
     let size = tensor.dtype().size();
-    bytemuck::cast_slice(&tensor.bytes()[start * size..end * size])
+    &tensor.bytes()[start * size..end * size]
+}
+
+/// The elements of a contiguous tensor, as whatever is as long as they are.
+///
+/// # Panics
+/// If the tensor's elements are of another length, or do not lie where such elements may.
+pub(crate) fn elements<T: bytemuck::Pod>(tensor: &FlexTensor) -> &[T] {
+    assert_eq!(size_of::<T>(), tensor.dtype().size(), "a tensor of {:?}", tensor.dtype());
+    bytemuck::cast_slice(bytes(tensor))
 }
 
 pub(crate) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {

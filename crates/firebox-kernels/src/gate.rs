@@ -53,10 +53,12 @@ pub(crate) trait GateOps: Backend {
 impl GateOps for Flex {
     fn gated(gate: FlexTensor, up: FlexTensor, activation: Activation) -> FlexTensor {
         assert_eq!(dims::<2>(&gate), dims::<2>(&up), "gate and up differ in shape");
-        if lies_by_column(&gate) && lies_by_column(&up) {
-            return in_order(gate.transpose(0, 1), up.transpose(0, 1), activation).transpose(0, 1);
-        }
-        in_order(gate, up, activation)
+        // Over the gate's own memory where nobody else holds it.
+        let (mut gate, up) = (whole(gate), up.to_contiguous());
+        let up: &[f32] = elements(&up);
+        let pieces = gate.storage_mut::<f32>().par_chunks_mut(PIECE).zip(up.par_chunks(PIECE));
+        pieces.for_each(|(gate, up)| dispatch(Product { gate, up, activation }));
+        gate
     }
 
     fn gated_halves(both: FlexTensor, activation: Activation) -> FlexTensor {
@@ -74,20 +76,6 @@ impl GateOps for Flex {
         }
         tensor(product, [rows, width])
     }
-}
-
-/// Whether a tensor of several rows is the transpose of one that lies in order, as products of several rows are.
-fn lies_by_column(tensor: &FlexTensor) -> bool {
-    !tensor.is_contiguous() && tensor.layout().transpose(0, 1).is_contiguous()
-}
-
-/// Over the gate's own memory where nobody else holds it.
-fn in_order(gate: FlexTensor, up: FlexTensor, activation: Activation) -> FlexTensor {
-    let (mut gate, up) = (whole(gate), up.to_contiguous());
-    let up: &[f32] = elements(&up);
-    let pieces = gate.storage_mut::<f32>().par_chunks_mut(PIECE).zip(up.par_chunks(PIECE));
-    pieces.for_each(|(gate, up)| dispatch(Product { gate, up, activation }));
-    gate
 }
 
 /// Makes a gate the product.

@@ -40,7 +40,7 @@ fn assert_near<const D: usize>(found: Tensor<D>, expected: Tensor<D>, tolerance:
     }
 }
 
-/// The tensor as the transpose of one that lies in order, like a product of several rows.
+/// The tensor as the transpose of one that lies in order.
 fn by_column(tensor: Tensor<2>) -> Tensor<2> {
     let [rows, width] = tensor.dims();
     let transposed: Tensor<2> = Tensor::zeros([width, rows], &tensor.device());

@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::linear::{BlockFormat, dequantize_blocks, multiply_blocks};
 use firebox_store::{BlockType, Encoding, Weight};
+use support::{bits, random, values};
 
 const FORMATS: [(BlockFormat, BlockType); 8] = [
     (BlockFormat::Q8_0, BlockType::Q8_0),
@@ -78,5 +81,75 @@ fn blocks_stand_for_the_numbers_the_store_decodes() {
                 assert!((found - expected).abs() <= tolerance, "{format:?}, {rows} rows");
             }
         }
+    }
+}
+
+fn weight(format: BlockFormat, outputs: usize, blocks: usize) -> Tensor<2, Int> {
+    let bytes = random_blocks(format, outputs * blocks);
+    let data = TensorData::from_bytes_vec(bytes, [outputs, blocks * format.bytes()], DType::U8);
+    Tensor::from_data(data, (&Device::flex(), DType::U8))
+}
+
+/// A row's result is the same to the last bit alone and among others, whatever panels the outputs fall into.
+#[test]
+fn rows_do_not_see_each_other() {
+    for (format, _) in FORMATS {
+        for (outputs, blocks) in [(7, 3), (16, 1), (17, 9), (40, 2), (70, 1)] {
+            let weight = weight(format, outputs, blocks);
+            let x = random([20, blocks * format.inputs()], 5);
+            let alone: Vec<Vec<u32>> = (0..20)
+                .map(|row| bits(multiply_blocks(x.clone().narrow(0, row, 1), weight.clone(), format)))
+                .collect();
+            for rows in [2, 3, 5, 7, 20] {
+                let together = bits(multiply_blocks(x.clone().narrow(0, 0, rows), weight.clone(), format));
+                for (alone, together) in alone.iter().zip(together.chunks(outputs)) {
+                    assert_eq!(alone, together, "{format:?}, {outputs} outputs, {rows} rows");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    for (format, _) in FORMATS {
+        let blocks = 1024 / format.inputs();
+        let weight = weight(format, 1500, blocks);
+        for rows in [1, 6] {
+            let x = random([rows, 1024], 9);
+            let compute = |threads: usize| {
+                let (x, weight) = (x.clone(), weight.clone());
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(move || bits(multiply_blocks(x, weight, format)))
+            };
+            let alone = compute(1);
+            for threads in [2, 5] {
+                assert_eq!(compute(threads), alone, "{format:?}, {rows} rows, {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_rows_stay_among_themselves() {
+    for (format, _) in FORMATS {
+        let weight = weight(format, 20, 2);
+        let clean = random([3, 2 * format.inputs()], 3);
+        for bad in [f32::NAN, f32::INFINITY] {
+            let x = clean.clone().slice_fill([1..2, 4..5], bad);
+            let found = multiply_blocks(x.clone(), weight.clone(), format);
+            let expected = multiply_blocks(clean.clone(), weight.clone(), format);
+            assert!(
+                values(found.clone().narrow(0, 1, 1)).iter().all(|value| !value.is_finite()),
+                "{format:?}"
+            );
+            for row in [0, 2] {
+                assert_eq!(bits(found.clone().narrow(0, row, 1)), bits(expected.clone().narrow(0, row, 1)));
+            }
+            let alone = multiply_blocks(x.narrow(0, 1, 1), weight.clone(), format);
+            assert!(values(alone).iter().all(|value| !value.is_finite()), "{format:?}");
+        }
+        let nothing = Tensor::<2>::zeros([0, 2 * format.inputs()], &Device::flex());
+        assert_eq!(multiply_blocks(nothing, weight, format).dims(), [0, 20]);
     }
 }

@@ -7,7 +7,7 @@ mod support;
 
 use burn::tensor::{DType, Device, Tensor};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::{multiply, multiply_grouped, reference};
+use firebox_kernels::linear::{Weight, multiply, multiply_each, multiply_grouped, reference};
 use proptest::prelude::*;
 use support::{assert_close, bits, grouped, random, values};
 
@@ -118,4 +118,38 @@ fn other_layouts_of_memory_are_read_right() {
     let (x, weight) = (matrix(40, 6, 1), matrix(64, 40, 2));
     let expected = reference::multiply(x.clone().transpose(), weight.clone().narrow(0, 8, 20));
     assert_close(multiply(x.transpose(), weight.narrow(0, 8, 20)), expected, tolerance(40, 1.0));
+}
+
+/// Several weights at once are the same to the last bit as one after the other, none with outputs among them.
+#[test]
+fn weights_do_not_see_each_other() {
+    for rows in [1, 3, 20] {
+        let grouping = |four_bits| Grouping { inputs: 320, group: 32, four_bits };
+        let x = matrix(rows, 320, 1);
+        let (four, four_scales) = grouped(33, grouping(true), 2);
+        let (eight, eight_scales) = grouped(1500, grouping(false), 3);
+        let dense = matrix(5, 320, 4).cast(DType::F16);
+        let expected = [
+            multiply_grouped(x.clone(), four.clone(), four_scales.clone(), grouping(true)),
+            multiply_grouped(x.clone(), eight.clone(), eight_scales.clone(), grouping(false)),
+            multiply(x.clone(), dense.clone()),
+        ];
+        let weights = vec![
+            Weight::Grouped { words: four, scales: four_scales, grouping: grouping(true) },
+            Weight::Grouped { words: eight, scales: eight_scales, grouping: grouping(false) },
+            Weight::Dense(dense),
+            Weight::Dense(Tensor::zeros([0, 320], &Device::flex())),
+        ];
+        let mut found = multiply_each(x, weights);
+        assert_eq!(found.pop().unwrap().dims(), [rows, 0]);
+        for (found, expected) in found.into_iter().zip(expected) {
+            assert_eq!(bits(found), bits(expected), "{rows} rows");
+        }
+    }
+}
+
+#[test]
+fn a_weight_without_outputs_has_no_products() {
+    let weight = Tensor::<2>::zeros([0, 40], &Device::flex());
+    assert_eq!(multiply(matrix(3, 40, 1), weight).dims(), [3, 0]);
 }

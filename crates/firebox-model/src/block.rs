@@ -1,6 +1,6 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
-use firebox_cache::{KvCache, LayerCache, RecurrentState, SequenceCache};
+use firebox_cache::{KvCache, KvType, LayerCache, RecurrentState, SequenceCache};
 
 use crate::ModelError;
 use crate::attention::Attention;
@@ -93,9 +93,9 @@ impl Block {
 
 impl BlockConfig {
     /// An empty cache for such a layer.
-    pub fn cache(&self) -> LayerCache {
+    pub fn cache(&self, kept: KvType) -> LayerCache {
         match self.mixer {
-            MixerConfig::Attention(_) => LayerCache::Attention(KvCache::new()),
+            MixerConfig::Attention(_) => LayerCache::Attention(KvCache::new(kept)),
             MixerConfig::GatedDeltaNet(_) => LayerCache::Recurrent(RecurrentState::default()),
         }
     }

@@ -2,8 +2,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
-use firebox_cache::SequenceCache;
+use burn::tensor::{DType, Device, Int, Tensor};
+use firebox_cache::{KvType, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_store::Checkpoint;
 
@@ -94,7 +94,14 @@ impl Decoder {
 
     /// An empty cache for a sequence of this model.
     pub fn cache(&self) -> SequenceCache {
-        SequenceCache::new(self.config.blocks.iter().map(|block| block.cache()).collect())
+        self.cache_of(KvType::F32)
+    }
+
+    /// The same, whose keys and values are kept as `kept`, or as they are where the device has no such numbers.
+    pub fn cache_of(&self, kept: KvType) -> SequenceCache {
+        let has_halves = self.device.supports_dtype(DType::F16);
+        let kept = if has_halves { kept } else { KvType::F32 };
+        SequenceCache::new(self.config.blocks.iter().map(|block| block.cache(kept)).collect())
     }
 
     /// A whole pass: the logits of some tokens that follow what is cached.

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use firebox_cache::SequenceCache;
+use firebox_cache::{KvType, SequenceCache};
 use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
@@ -21,11 +21,13 @@ pub struct BenchmarkConfig {
     pub batches: Vec<usize>,
     /// Medians are of this many runs.
     pub repeat: usize,
+    /// What keys and values are kept in.
+    pub kept: KvType,
 }
 
 impl Default for BenchmarkConfig {
     fn default() -> Self {
-        Self { prompt: 512, depth: 128, tokens: 64, batches: vec![1, 4, 8], repeat: 5 }
+        Self { prompt: 512, depth: 128, tokens: 64, batches: vec![1, 4, 8], repeat: 5, kept: KvType::F32 }
     }
 }
 
@@ -67,14 +69,15 @@ impl Bench<'_> {
 
     fn prefill(&self) -> Result<f64, RuntimeError> {
         let tokens: Vec<u32> = (0..self.config.prompt).map(|index| self.token(index)).collect();
-        let mut cache = self.decoder.cache();
+        let mut cache = self.decoder.cache_of(self.config.kept);
         let began = Instant::now();
         self.pass(&[&tokens], &mut [&mut cache])?;
         Ok(tokens.len() as f64 / began.elapsed().as_secs_f64())
     }
 
     fn decode(&self, batch: usize) -> Result<f64, RuntimeError> {
-        let mut caches: Vec<SequenceCache> = (0..batch).map(|_| self.decoder.cache()).collect();
+        let mut caches: Vec<SequenceCache> =
+            (0..batch).map(|_| self.decoder.cache_of(self.config.kept)).collect();
         for (sequence, cache) in caches.iter_mut().enumerate() {
             let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + sequence)).collect();
             if !tokens.is_empty() {

@@ -15,6 +15,7 @@ mod verification;
 pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
 pub use device::{available_devices, device};
 pub use error::RuntimeError;
+pub use firebox_cache::KvType;
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
 pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes};
 pub use model::Model;

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
-use firebox_cache::SequenceCache;
+use firebox_cache::{KvType, SequenceCache};
 use firebox_model::{Decoder, ModelError, Wanted};
 
 use crate::RuntimeError;
@@ -37,6 +37,11 @@ impl Session {
             chunk: PREFILL_CHUNK,
             cancel: None,
         }
+    }
+
+    /// The same, keeping keys and values as `kept`. What has been fed is fed again with the next tokens.
+    pub fn with_kv_type(self, kept: KvType) -> Self {
+        Self { cache: self.decoder.cache_of(kept), ..self }
     }
 
     /// The same, feeding at most `chunk` tokens through the layers at a time.
@@ -191,6 +196,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Rounding keys and values moves logits by less than it moves what they are made from.
+    #[test]
+    fn half_precision_keys_and_values_say_the_same() {
+        let decoder = decoder("reference/llama");
+        let tokens: Vec<u32> = (0..40).map(|i| 3 + i * 31 % 200).collect();
+        let exact = Session::new(decoder.clone()).feed(&tokens).unwrap();
+        let rounded = Session::new(decoder).with_kv_type(KvType::F16).feed(&tokens).unwrap();
+        let range = exact.iter().fold(0f32, |range, logit| range.max(logit.abs()));
+        assert_ne!(exact, rounded);
+        let differences = || exact.iter().zip(&rounded).map(|(exact, rounded)| (exact - rounded).abs());
+        let (most, mean) =
+            (differences().fold(0f32, f32::max), differences().sum::<f32>() / exact.len() as f32);
+        assert!(most < range / 100.0 && mean < range / 500.0, "{most} and {mean} of {range}");
     }
 
     proptest! {

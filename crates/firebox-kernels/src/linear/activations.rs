@@ -21,8 +21,8 @@ pub(super) struct Activations<'a> {
 
 /// Rows as 16-bit integers with a scale for every chunk.
 ///
-/// Sixteen bits and not eight: half a step is a 65,000th of a chunk's largest element, so that a product with a
-/// quantized weight is as good as one in single precision, and no integer sum of a chunk can overflow.
+/// Sixteen bits and not eight: an element is off by at most a 65,000th of its chunk's largest, far less than the weights
+/// are by their own rounding; and no integer sum of a chunk can overflow.
 pub(super) struct Quantized {
     pub chunks: usize,
     pub integers: Vec<Integers>,
@@ -66,6 +66,18 @@ impl Activations<'_> {
         } else {
             work.for_each(one_row);
         }
+        Quantized { chunks, integers, scales }
+    }
+}
+
+#[cfg(test)]
+impl Activations<'_> {
+    /// As products on these lanes take them.
+    pub fn quantize_on<L: Lanes>(&self) -> Quantized {
+        let chunks = self.padded / CHUNK;
+        let mut integers = vec![Integers::default(); self.rows * chunks];
+        let mut scales = vec![0.0; self.rows * chunks];
+        QuantizeRow { values: self.values, integers: &mut integers, scales: &mut scales }.run::<L>();
         Quantized { chunks, integers, scales }
     }
 }

@@ -9,7 +9,7 @@ use super::panel::{CHUNK, IntegerRows, OUTPUTS};
 use super::plain::{Bf16, F16, F32, PlainRows};
 use super::product::{self, FloatWeight, IntegerWeight, Multiplicand};
 use super::{BlockOps, Grouping, LinearOps, Weight};
-use crate::flex::{dims, elements, tensor};
+use crate::flex::{bytes, dims, elements, tensor};
 
 impl LinearOps for Flex {
     fn multiply(x: FlexTensor, weight: FlexTensor) -> FlexTensor {
@@ -106,8 +106,12 @@ impl FlexWeight {
                 }
             }
             Self::Grouped { words, scales, grouping } => {
-                let ([_, words_per_row], [_, groups]) = (dims(words), dims(scales));
+                let ([rows, words_per_row], [scaled_rows, groups]) = (dims(words), dims(scales));
                 let stride = words_per_row * size_of::<u32>();
+                let Grouping { inputs, group, four_bits } = *grouping;
+                let row_bytes = if four_bits { inputs.div_ceil(CHUNK) * CHUNK / 2 } else { inputs };
+                assert!(stride >= row_bytes && rows == scaled_rows, "words of another shape");
+                assert_eq!(groups, inputs.div_ceil(group), "as many scales as groups");
                 let rows = GroupedRows::new(bytes(words), stride, elements(scales), groups, *grouping);
                 if !grouping.group.is_multiple_of(CHUNK) {
                     Box::new(FloatWeight(UnevenRows(rows)))
@@ -120,13 +124,6 @@ impl FlexWeight {
             Self::Blocks { bytes, format } => with_blocks(bytes, *format, Multiplicands),
         }
     }
-}
-
-/// The bytes of a contiguous tensor of whatever dtype.
-fn bytes(tensor: &FlexTensor) -> &[u8] {
-    let (start, end) = tensor.layout().contiguous_offsets().unwrap_or((0, 0));
-    let size = tensor.dtype().size();
-    &tensor.bytes()[start * size..end * size]
 }
 
 /// A contiguous matrix with rows for at least one panel.
@@ -148,8 +145,9 @@ fn one(x: FlexTensor, weight: FlexWeight) -> FlexTensor {
 }
 
 /// # Panics
-/// If the rows of x and of a weight differ in length.
+/// If x is not f32, the rows of x and of a weight differ in length, or a weight's tensors contradict each other.
 fn each(x: FlexTensor, weights: Vec<FlexWeight>) -> Vec<FlexTensor> {
+    assert_eq!(x.dtype(), DType::F32, "activations are f32");
     let x = x.to_contiguous();
     let [rows, inputs] = dims(&x);
     let mut outputs = Vec::with_capacity(weights.len());
@@ -178,6 +176,7 @@ fn each(x: FlexTensor, weights: Vec<FlexWeight>) -> Vec<FlexTensor> {
 
 fn block_shape(bytes: &FlexTensor, format: BlockFormat) -> (usize, usize) {
     let [outputs, row_bytes] = dims(bytes);
+    assert!(row_bytes.is_multiple_of(format.bytes()), "rows are whole blocks");
     (outputs, row_bytes / format.bytes() * format.inputs())
 }
 

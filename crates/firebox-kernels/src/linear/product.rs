@@ -1,7 +1,7 @@
 //! Rows of activations times panels of a weight.
 //!
-//! The product of an activation row and a weight row is one lane of one accumulator, taken over the inputs in their
-//! order, block by block. How many rows are computed together, by how many threads, and which other outputs are in
+//! The product of an activation row and a weight row is one lane of an accumulator, taken over the inputs in one order:
+//! integers as they come, numbers in the sixteen chains of a [`FloatPanel`], block by block. How many rows are computed together, by how many threads, and which other outputs are in
 //! the panel changes the speed and never the result.
 
 use rayon::prelude::*;
@@ -77,12 +77,12 @@ impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
 /// each has at least the rows of one panel, wanted or not.
 pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize)]) -> Vec<Vec<f32>> {
     let mut results: Vec<Vec<f32>> = weights.iter().map(|(_, outputs)| vec![0.0; x.rows * outputs]).collect();
-    if x.rows == 0 || x.padded == 0 {
+    let total: usize = weights.iter().map(|(_, outputs)| outputs).sum();
+    if x.rows == 0 || x.padded == 0 || total == 0 {
         return results;
     }
     let takes_integers = weights.iter().any(|(weight, _)| weight.takes_integers());
     let input = Input { numbers: x, integers: takes_integers.then(|| x.quantize()) };
-    let total: usize = weights.iter().map(|(_, outputs)| outputs).sum();
     let single = x.rows * x.padded * total < SINGLE_THREAD_WORK;
     let pieces = if single { 1 } else { PIECES_PER_THREAD * rayon::current_num_threads() };
     let outputs_per_piece = total.div_ceil(pieces).next_multiple_of(TILE_OUTPUTS);
@@ -114,6 +114,9 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
 /// The numbers that the rows of a weight stand for, `[outputs, inputs]`.
 pub(super) fn decode<W: IntegerRows>(weight: &W, outputs: usize) -> Vec<f32> {
     let mut values = vec![0.0; outputs * weight.inputs()];
+    if values.is_empty() {
+        return values;
+    }
     dispatch(Decode { weight, outputs, values: &mut values });
     values
 }
@@ -192,13 +195,20 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
                     float_tile::<L, 4>(x, &panels.0, &panels.1, &mut results[row..row + 4], places);
                     row += 4;
                 }
-                while row + 2 <= x.rows {
+                while L::TILE_ROWS >= 2 && row + 2 <= x.rows {
                     let x = [values(row), values(row + 1)];
                     float_tile::<L, 2>(x, &panels.0, &panels.1, &mut results[row..row + 2], places);
                     row += 2;
                 }
-                if row < x.rows {
-                    float_tile::<L, 1>([values(row)], &panels.0, &panels.1, &mut results[row..], places);
+                while row < x.rows {
+                    float_tile::<L, 1>(
+                        [values(row)],
+                        &panels.0,
+                        &panels.1,
+                        &mut results[row..row + 1],
+                        places,
+                    );
+                    row += 1;
                 }
             }
         }
@@ -277,12 +287,13 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
                     tile.multiply::<L, W, 4>(row, &mut results[row..row + 4]);
                     row += 4;
                 }
-                while row + 2 <= rows {
+                while L::TILE_ROWS >= 2 && row + 2 <= rows {
                     tile.multiply::<L, W, 2>(row, &mut results[row..row + 2]);
                     row += 2;
                 }
-                if row < rows {
+                while row < rows {
                     tile.multiply::<L, W, 1>(row, &mut results[row..row + 1]);
+                    row += 1;
                 }
             }
         }
@@ -399,4 +410,139 @@ fn number<W: IntegerRows>(panel: &IntegerPanel, input: usize, lane: usize) -> f3
     let half = if W::HALVED { input / (CHUNK / 2) } else { 0 };
     let least = if W::OFFSET { panel.least[chunk].0[lane] } else { 0.0 };
     (i32::from(byte) - W::ZERO) as f32 * panel.scales[chunk][half].0[lane] + least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::Grouping;
+    use crate::linear::blocks::{BlockRows, Q4K, Q5_0, Q6K};
+    use crate::linear::grouped::{ByteRows, GroupedRows, NibbleRows};
+    use crate::linear::plain::{Bf16, F16, F32, PlainRows};
+    use crate::simd::on_each_kind;
+
+    const INPUTS: usize = 512;
+    const OUTPUTS: usize = 41;
+
+    /// None of two such bytes is the exponent of an infinity in half precision.
+    fn bytes(count: usize) -> Vec<u8> {
+        (0..count).map(|i| (i * 37 % 120) as u8).collect()
+    }
+
+    fn activations(rows: usize) -> Vec<f32> {
+        (0..rows * INPUTS).map(|i| (i * 29 % 61) as f32 / 30.0 - 1.0).collect()
+    }
+
+    fn part(rows: usize, results: &mut [f32]) -> Part<'_> {
+        let results: Vec<_> = results.chunks_mut(OUTPUTS).collect();
+        assert_eq!(results.len(), rows);
+        Part { first: 0, weight_rows: OUTPUTS, results }
+    }
+
+    /// Products of several rows on some lanes, which have to be those of each row alone.
+    fn alike(rows: usize, name: &str, product: impl Fn(&Activations<'_>, &mut [f32])) -> Vec<f32> {
+        let values = activations(rows);
+        let of = |values: &[f32]| {
+            let rows = values.len() / INPUTS;
+            let mut results = vec![0.0; rows * OUTPUTS];
+            product(&Activations { rows, padded: INPUTS, values }, &mut results);
+            results
+        };
+        let together = of(&values);
+        for (alone, together) in values.chunks(INPUTS).zip(together.chunks(OUTPUTS)) {
+            let alone = of(alone);
+            let same = alone.iter().zip(together).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{name}, a row among {rows}");
+        }
+        together
+    }
+
+    struct Integer<'a, W> {
+        name: &'static str,
+        weight: &'a W,
+    }
+
+    impl<W: IntegerRows> Kernel for Integer<'_, W> {
+        fn run<L: Lanes>(self) {
+            let numbers = decode(self.weight, OUTPUTS);
+            let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
+            for rows in [1, 2, 3, 7, 13] {
+                let found = alike(rows, self.name, |x, results| {
+                    let x = x.quantize_on::<L>();
+                    let rows = x.scales.len() / x.chunks;
+                    IntegerProduct { x: &x, weight: self.weight, part: part(rows, results) }.run::<L>();
+                });
+                // Activations are rounded to 16 bits, which adds up like a random walk.
+                check(self.name, &found, &numbers, rows, largest * 4e-5 * (INPUTS as f32).sqrt());
+            }
+        }
+    }
+
+    struct Float<'a, W> {
+        name: &'static str,
+        weight: &'a W,
+        numbers: &'a [f32],
+    }
+
+    impl<W: FloatRows> Kernel for Float<'_, W> {
+        fn run<L: Lanes>(self) {
+            for rows in [1, 2, 3, 7, 13] {
+                let found = alike(rows, self.name, |x, results| {
+                    FloatProduct { x, weight: self.weight, part: part(x.rows, results) }.run::<L>();
+                });
+                check(self.name, &found, self.numbers, rows, 1e-4);
+            }
+        }
+    }
+
+    fn check(name: &str, found: &[f32], numbers: &[f32], rows: usize, tolerance: f32) {
+        let values = activations(rows);
+        for (x, found) in values.chunks(INPUTS).zip(found.chunks(OUTPUTS)) {
+            for (weight, found) in numbers.chunks(INPUTS).zip(found) {
+                let sum: f64 = x.iter().zip(weight).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                assert!(
+                    (f64::from(*found) - sum).abs() <= tolerance.into(),
+                    "{name}: {found} instead of {sum}"
+                );
+            }
+        }
+    }
+
+    /// The processor of a test machine takes the widest lanes; others have to be right too.
+    #[test]
+    fn every_kind_of_lanes_multiplies_integers() {
+        let scales = vec![0x3000; OUTPUTS * INPUTS / 32];
+        let (eight, four) = (bytes(OUTPUTS * INPUTS), bytes(OUTPUTS * INPUTS / 2));
+        let rows = |bytes, stride, four_bits| {
+            let grouping = Grouping { inputs: INPUTS, group: 32, four_bits };
+            GroupedRows::new(bytes, stride, &scales, INPUTS / 32, grouping)
+        };
+        let weight = ByteRows(rows(&eight, INPUTS, false));
+        on_each_kind(|name| Integer { name, weight: &weight });
+        let weight = NibbleRows(rows(&four, INPUTS / 2, true));
+        on_each_kind(|name| Integer { name, weight: &weight });
+        let blocks = bytes(OUTPUTS * INPUTS);
+        let weight = BlockRows::<Q5_0>::new(&blocks[..OUTPUTS * INPUTS / 32 * 22], INPUTS);
+        on_each_kind(|name| Integer { name, weight: &weight });
+        let weight = BlockRows::<Q4K>::new(&blocks[..OUTPUTS * INPUTS / 256 * 144], INPUTS);
+        on_each_kind(|name| Integer { name, weight: &weight });
+        let weight = BlockRows::<Q6K>::new(&blocks[..OUTPUTS * INPUTS / 256 * 210], INPUTS);
+        on_each_kind(|name| Integer { name, weight: &weight });
+    }
+
+    #[test]
+    fn every_kind_of_lanes_multiplies_numbers() {
+        let numbers: Vec<f32> = (0..OUTPUTS * INPUTS).map(|i| (i * 31 % 64) as f32 / 32.0 - 1.0).collect();
+        let single: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let weight = PlainRows::<F32>::new(&single, INPUTS);
+        on_each_kind(|name| Float { name, weight: &weight, numbers: &numbers });
+        let half: Vec<u8> =
+            numbers.iter().flat_map(|number| half::f16::from_f32(*number).to_le_bytes()).collect();
+        let weight = PlainRows::<F16>::new(&half, INPUTS);
+        on_each_kind(|name| Float { name, weight: &weight, numbers: &numbers });
+        let brain: Vec<u8> =
+            numbers.iter().flat_map(|number| half::bf16::from_f32(*number).to_le_bytes()).collect();
+        let weight = PlainRows::<Bf16>::new(&brain, INPUTS);
+        on_each_kind(|name| Float { name, weight: &weight, numbers: &numbers });
+    }
 }

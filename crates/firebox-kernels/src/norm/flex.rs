@@ -15,6 +15,7 @@ impl NormOps for Flex {
         let (x, weight) = (x.to_contiguous(), weight.to_contiguous());
         let [rows, width] = dims(&x);
         let (values, weight): (&[f32], &[f32]) = (elements(&x), elements(&weight));
+        assert_eq!(weight.len(), width, "a weight for every element of a row");
         let mut normed = vec![0.0; rows * width];
         if width > 0 {
             let piece = PIECE.div_ceil(width) * width;
@@ -36,6 +37,7 @@ impl NormOps for Flex {
         let (mut sum, residual, weight) = (whole(x), residual.to_contiguous(), weight.to_contiguous());
         let [rows, width] = dims(&sum);
         let (residual, weight): (&[f32], &[f32]) = (elements(&residual), elements(&weight));
+        assert_eq!(weight.len(), width, "a weight for every element of a row");
         let mut normed = vec![0.0; rows * width];
         if width > 0 {
             let piece = PIECE.div_ceil(width) * width;
