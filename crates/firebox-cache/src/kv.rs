@@ -2,7 +2,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 /// Positions are reserved in multiples of this, so that a decoding loop reallocates once in a while
 /// instead of at every token.
-const RESERVE_STEP: usize = 64;
+const RESERVE_STEP: usize = 256;
 
 /// What keys and values are kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
