@@ -96,7 +96,7 @@ fn products(criterion: &mut Criterion) {
                                 next = (next + 1) % weights.len();
                                 (x.clone(), weights[next].clone())
                             },
-                            |(x, weight)| on_pool(|| multiply_each(x, vec![weight])),
+                            |(x, weight)| on_pool(&Device::flex(), || multiply_each(x, vec![weight])),
                             BatchSize::SmallInput,
                         );
                     },
@@ -128,7 +128,7 @@ fn attention(criterion: &mut Criterion) {
                 Throughput::Elements((2 * rows * positions * heads * head_dim) as u64)
             });
             group.bench_function(BenchmarkId::new(format, format!("{rows}x{positions}")), |bencher| {
-                bencher.iter(|| on_pool(|| attend(query.clone(), &spans, None, attending)));
+                bencher.iter(|| on_pool(&Device::flex(), || attend(query.clone(), &spans, None, attending)));
             });
         }
     }
@@ -172,7 +172,9 @@ fn between(criterion: &mut Criterion) {
         group.throughput(Throughput::Bytes((rows * 16 * 128 * 128 * 8) as u64));
         group.bench_function("delta rule", |bencher| {
             bencher.iter(|| {
-                on_pool(|| delta_rule(tokens.clone(), forgetting.clone(), heads, Some(memory.clone())))
+                on_pool(&Device::flex(), || {
+                    delta_rule(tokens.clone(), forgetting.clone(), heads, Some(memory.clone()))
+                })
             });
         });
         group.finish();

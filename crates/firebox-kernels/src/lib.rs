@@ -18,14 +18,18 @@ mod simd;
 mod warm_up;
 
 pub use activation::Activation;
+use burn::tensor::Device;
+
 pub use attend::Attending;
 pub use flex::host;
 pub use linear::Grouping;
 pub use warm_up::{Formats, warm_up};
 
-/// Runs a computation of many operations on a thread of the pool that the operations share their work with.
+/// Runs a computation of many operations on a device where it runs best.
 ///
-/// Called from any other thread, every single operation would hand its work over and sleep until it is done.
-pub fn on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    rayon::scope(|_| work())
+/// On the CPU that is a thread of the pool that the operations share their work with: called from any other, every
+/// single operation would hand its work over and sleep until it is done. Accelerators order operations by the thread
+/// that asks for them, and a computation that came from another thread every time could overtake itself.
+pub fn on_pool<R: Send>(device: &Device, work: impl FnOnce() -> R + Send) -> R {
+    if flex::is_flex(device) { rayon::scope(|_| work()) } else { work() }
 }

@@ -123,7 +123,7 @@ impl Decoder {
         caches: &mut [&mut SequenceCache],
         wanted: Wanted,
     ) -> Result<Tensor<2>, ModelError> {
-        on_pool(|| {
+        on_pool(&self.device, || {
             let mut pass = Pass::begin(self, inputs)?;
             while pass.next_layer() < self.layers() {
                 pass.step(self, caches)?;
