@@ -1,6 +1,6 @@
-//! Every operation of a decode step and of a prompt, with the bytes of weights or cache it reads, or the multiplications
-//! it makes, per second. What the machine itself can do is measured beside them: reading and copying memory, and
-//! multiplying in registers.
+//! The operations of a decode step and of a prompt, with the bytes of weights or cache they read, or the multiplications
+//! they make, per second. What the machine itself can do is measured beside them: reading and copying memory, and a
+//! product of Burn's that stays in the cache.
 //!
 //! `cargo bench -- products/q4` runs a part; `RAYON_NUM_THREADS` sets the threads.
 
@@ -146,12 +146,21 @@ fn between(criterion: &mut Criterion) {
         let inner = numbers([rows, 3072]);
         group.throughput(Throughput::Bytes((2 * rows * 3072 * 4) as u64));
         group.bench_function("gate", |bencher| {
-            bencher.iter(|| gate::gated(inner.clone(), inner.clone(), Activation::Silu));
+            // What an operation may write over is made afresh, as a model hands it over.
+            bencher.iter_batched(
+                || numbers([rows, 3072]),
+                |gate| gate::gated(gate, inner.clone(), Activation::Silu),
+                BatchSize::LargeInput,
+            );
         });
-        let (query, angles) = (numbers([rows, 16, 128]), numbers([rows, 1, 64]));
+        let angles = numbers([rows, 1, 64]);
         group.throughput(Throughput::Bytes((rows * 16 * 128 * 4) as u64));
         group.bench_function("rotate", |bencher| {
-            bencher.iter(|| rope::rotate(query.clone(), angles.clone(), angles.clone(), false));
+            bencher.iter_batched(
+                || numbers([rows, 16, 128]),
+                |query| rope::rotate(query, angles.clone(), angles.clone(), false),
+                BatchSize::LargeInput,
+            );
         });
         let channels = numbers([rows, 6144]);
         group.throughput(Throughput::Bytes((rows * 6144 * 4) as u64));
@@ -161,7 +170,6 @@ fn between(criterion: &mut Criterion) {
             bencher.iter(|| convolve(channels.clone(), None, taps.clone(), convolving));
         });
         let heads = Heads { key_heads: 16, value_heads: 16, key_width: 128, value_width: 128, tiled: false };
-        let memory = numbers([16, 128, 128]).cast(DType::F64);
         let tokens = Tokens {
             mixed: channels.clone().cast(DType::F64),
             step: numbers([rows, 16]),
@@ -171,11 +179,13 @@ fn between(criterion: &mut Criterion) {
         // A token reads and writes every number of the memory.
         group.throughput(Throughput::Bytes((rows * 16 * 128 * 128 * 8) as u64));
         group.bench_function("delta rule", |bencher| {
-            bencher.iter(|| {
-                on_pool(&Device::flex(), || {
-                    delta_rule(tokens.clone(), forgetting.clone(), heads, Some(memory.clone()))
-                })
-            });
+            bencher.iter_batched(
+                || (tokens.clone(), numbers([16, 128, 128]).cast(DType::F64)),
+                |(tokens, memory)| {
+                    on_pool(&Device::flex(), || delta_rule(tokens, forgetting.clone(), heads, Some(memory)))
+                },
+                BatchSize::LargeInput,
+            );
         });
         group.finish();
     }

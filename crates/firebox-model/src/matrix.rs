@@ -17,13 +17,7 @@ pub enum Matrix {
 impl Matrix {
     /// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32.
     pub fn multiply(&self, x: Tensor<2>) -> Tensor<2> {
-        match self {
-            Self::Dense(dense) => linear::multiply(x, dense.weight.val()),
-            Self::Grouped(grouped) => {
-                linear::multiply_grouped(x, grouped.words.val(), grouped.scales.val(), grouped.grouping)
-            }
-            Self::Blocks(blocks) => linear::multiply_blocks(x, blocks.bytes.val(), blocks.format),
-        }
+        self.weight().multiply(x)
     }
 
     /// What the kernels multiply with.

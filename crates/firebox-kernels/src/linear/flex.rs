@@ -42,6 +42,9 @@ impl BlockOps for Flex {
 }
 
 /// See [`multiply_each`](super::multiply_each).
+///
+/// # Panics
+/// If the tensors are not all on Flex, as operations of Burn do for tensors of different devices.
 pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     let on_flex = "all tensors of a product are on one device";
     let weights = weights

@@ -58,6 +58,17 @@ pub enum Weight {
     },
 }
 
+impl Weight {
+    /// `x · weightᵀ`, as [`multiply`] has it.
+    pub fn multiply(self, x: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Dense(weight) => multiply(x, weight),
+            Self::Grouped { words, scales, grouping } => multiply_grouped(x, words, scales, grouping),
+            Self::Blocks { bytes, format } => multiply_blocks(x, bytes, format),
+        }
+    }
+}
+
 /// The products of the same activations with several weights, each as [`multiply`] has it.
 ///
 /// On the CPU the weights are worked on together: threads meet once, and activations are made ready once.
@@ -65,12 +76,7 @@ pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     if is_flex(&x.device()) {
         return flex::multiply_each(x, weights);
     }
-    let product = |weight| match weight {
-        Weight::Dense(weight) => multiply(x.clone(), weight),
-        Weight::Grouped { words, scales, grouping } => multiply_grouped(x.clone(), words, scales, grouping),
-        Weight::Blocks { bytes, format } => multiply_blocks(x.clone(), bytes, format),
-    };
-    weights.into_iter().map(product).collect()
+    weights.into_iter().map(|weight| weight.multiply(x.clone())).collect()
 }
 
 /// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of f32, f16 or bf16.

@@ -1,8 +1,10 @@
 //! Rows of activations times panels of a weight.
 //!
 //! The product of an activation row and a weight row is one lane of an accumulator, taken over the inputs in one order:
-//! integers as they come, numbers in the sixteen chains of a [`FloatPanel`], block by block. How many rows are computed together, by how many threads, and which other outputs are in
-//! the panel changes the speed and never the result.
+//! integers as they come, numbers in the sixteen chains of a [`FloatPanel`], block by block. How many rows are computed
+//! together, by how many threads, and which other outputs are in the panel changes the speed and never the result.
+
+use std::marker::PhantomData;
 
 use rayon::prelude::*;
 
@@ -155,6 +157,34 @@ impl Place {
     }
 }
 
+/// One block of two panels, and where their sums go.
+trait Tile<L: Lanes> {
+    /// Adds the products of `ROWS` rows from `row` on to their results.
+    fn multiply<const ROWS: usize>(&self, row: usize, results: &mut [&mut [f32]]);
+
+    /// All rows, as many at a time as the registers have room for.
+    #[inline(always)]
+    fn multiply_all(&self, results: &mut [&mut [f32]]) {
+        let mut row = 0;
+        while L::TILE_ROWS >= 6 && row + 6 <= results.len() {
+            self.multiply::<6>(row, &mut results[row..row + 6]);
+            row += 6;
+        }
+        while L::TILE_ROWS >= 4 && row + 4 <= results.len() {
+            self.multiply::<4>(row, &mut results[row..row + 4]);
+            row += 4;
+        }
+        while L::TILE_ROWS >= 2 && row + 2 <= results.len() {
+            self.multiply::<2>(row, &mut results[row..row + 2]);
+            row += 2;
+        }
+        while row < results.len() {
+            self.multiply::<1>(row, &mut results[row..row + 1]);
+            row += 1;
+        }
+    }
+}
+
 struct FloatProduct<'a, W> {
     x: &'a Activations<'a>,
     weight: &'a W,
@@ -168,92 +198,60 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
         if let [result] = &mut results[..] {
             return single::float_row::<L, W>(x.values, weight, first, weight_rows, result);
         }
-        let count = results[0].len();
         let mut panels = (FloatPanel::default(), FloatPanel::default());
-        for at in (0..count).step_by(TILE_OUTPUTS) {
+        for at in (0..results[0].len()).step_by(TILE_OUTPUTS) {
             let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
             for block in 0..x.padded.div_ceil(BLOCK) {
                 weight.unpack::<L>(places.0.row, block, &mut panels.0);
                 weight.unpack::<L>(places.1.row, block, &mut panels.1);
-                let inputs = block * BLOCK..x.padded.min((block + 1) * BLOCK);
-                let values = |row: usize| &x.values[row * x.padded..][..x.padded][inputs.clone()];
-                let mut row = 0;
-                while L::TILE_ROWS >= 6 && row + 6 <= x.rows {
-                    let x = [
-                        values(row),
-                        values(row + 1),
-                        values(row + 2),
-                        values(row + 3),
-                        values(row + 4),
-                        values(row + 5),
-                    ];
-                    float_tile::<L, 6>(x, &panels.0, &panels.1, &mut results[row..row + 6], places);
-                    row += 6;
-                }
-                while L::TILE_ROWS >= 4 && row + 4 <= x.rows {
-                    let x = [values(row), values(row + 1), values(row + 2), values(row + 3)];
-                    float_tile::<L, 4>(x, &panels.0, &panels.1, &mut results[row..row + 4], places);
-                    row += 4;
-                }
-                while L::TILE_ROWS >= 2 && row + 2 <= x.rows {
-                    let x = [values(row), values(row + 1)];
-                    float_tile::<L, 2>(x, &panels.0, &panels.1, &mut results[row..row + 2], places);
-                    row += 2;
-                }
-                while row < x.rows {
-                    float_tile::<L, 1>(
-                        [values(row)],
-                        &panels.0,
-                        &panels.1,
-                        &mut results[row..row + 1],
-                        places,
-                    );
-                    row += 1;
-                }
+                let tile = FloatTile { x, block, panel0: &panels.0, panel1: &panels.1, places };
+                Tile::<L>::multiply_all(&tile, &mut results);
             }
         }
     }
 }
 
-/// Adds the products of some rows with one block of two panels to the results.
-#[inline(always)]
-#[allow(clippy::needless_range_loop)] // An input is of all rows at once.
-fn float_tile<L: Lanes, const ROWS: usize>(
-    x: [&[f32]; ROWS],
-    panel0: &FloatPanel,
-    panel1: &FloatPanel,
-    results: &mut [&mut [f32]],
+struct FloatTile<'a> {
+    x: &'a Activations<'a>,
+    block: usize,
+    panel0: &'a FloatPanel,
+    panel1: &'a FloatPanel,
     places: (Place, Place),
-) {
-    let mut steps: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
-    for i in 0..ROWS {
-        steps[i] = x[i].as_chunks().0;
-    }
-    let count = steps[0].len().min(BLOCK_STEPS);
-    for i in 0..ROWS {
-        steps[i] = &steps[i][..count];
-    }
-    // Arrays of their own for the two panels: the compiler keeps those in registers.
-    let (mut totals0, mut totals1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
-    for lane in 0..LANES {
-        let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
-        for step in 0..count {
-            let weight0 = panel0.inputs[lane][step].lanes::<L>();
-            let weight1 = panel1.inputs[lane][step].lanes::<L>();
+}
+
+impl<L: Lanes> Tile<L> for FloatTile<'_> {
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // An input is of all rows at once.
+    fn multiply<const ROWS: usize>(&self, row: usize, results: &mut [&mut [f32]]) {
+        let Self { x, block, panel0, panel1, places } = *self;
+        let count = BLOCK_STEPS.min(x.padded / LANES - block * BLOCK_STEPS);
+        let mut steps: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
+        for i in 0..ROWS {
+            let start = (row + i) * x.padded + block * BLOCK;
+            steps[i] = x.values[start..][..count * LANES].as_chunks().0;
+        }
+        // Arrays of their own for the two panels: the compiler keeps those in registers.
+        let (mut totals0, mut totals1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
+        for lane in 0..LANES {
+            let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
+            for step in 0..count {
+                let weight0 = panel0.inputs[lane][step].lanes::<L>();
+                let weight1 = panel1.inputs[lane][step].lanes::<L>();
+                for i in 0..ROWS {
+                    let x = L::splat(steps[i][step][lane]);
+                    sums0[i] = sums0[i].mul_add(weight0, x);
+                    sums1[i] = sums1[i].mul_add(weight1, x);
+                }
+            }
             for i in 0..ROWS {
-                let x = L::splat(steps[i][step][lane]);
-                sums0[i] = sums0[i].mul_add(weight0, x);
-                sums1[i] = sums1[i].mul_add(weight1, x);
+                totals0[i] = totals0[i].add(sums0[i]);
+                totals1[i] = totals1[i].add(sums1[i]);
             }
         }
         for i in 0..ROWS {
-            totals0[i] = totals0[i].add(sums0[i]);
-            totals1[i] = totals1[i].add(sums1[i]);
+            places.0.add(results[i], totals0[i]);
+            places.1.add(results[i], totals1[i]);
         }
-    }
-    for i in 0..ROWS {
-        places.0.add(results[i], totals0[i]);
-        places.1.add(results[i], totals1[i]);
     }
 }
 
@@ -270,50 +268,34 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
         if let [result] = &mut results[..] {
             return single::integer_row::<L, W>(x, weight, first, weight_rows, result);
         }
-        let (count, rows) = (results[0].len(), results.len());
         let mut panels = (IntegerPanel::default(), IntegerPanel::default());
-        for at in (0..count).step_by(TILE_OUTPUTS) {
+        for at in (0..results[0].len()).step_by(TILE_OUTPUTS) {
             let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
             for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
                 weight.unpack::<L, _>(places.0.row, block, &mut panels.0);
                 weight.unpack::<L, _>(places.1.row, block, &mut panels.1);
-                let tile = IntegerTile { x, block, panel0: &panels.0, panel1: &panels.1, places };
-                let mut row = 0;
-                while L::TILE_ROWS >= 6 && row + 6 <= rows {
-                    tile.multiply::<L, W, 6>(row, &mut results[row..row + 6]);
-                    row += 6;
-                }
-                while L::TILE_ROWS >= 4 && row + 4 <= rows {
-                    tile.multiply::<L, W, 4>(row, &mut results[row..row + 4]);
-                    row += 4;
-                }
-                while L::TILE_ROWS >= 2 && row + 2 <= rows {
-                    tile.multiply::<L, W, 2>(row, &mut results[row..row + 2]);
-                    row += 2;
-                }
-                while row < rows {
-                    tile.multiply::<L, W, 1>(row, &mut results[row..row + 1]);
-                    row += 1;
-                }
+                let format = PhantomData::<W>;
+                let tile = IntegerTile { x, block, panel0: &panels.0, panel1: &panels.1, places, format };
+                Tile::<L>::multiply_all(&tile, &mut results);
             }
         }
     }
 }
 
-struct IntegerTile<'a> {
+struct IntegerTile<'a, W> {
     x: &'a Quantized,
     block: usize,
     panel0: &'a IntegerPanel,
     panel1: &'a IntegerPanel,
     places: (Place, Place),
+    format: PhantomData<W>,
 }
 
-impl IntegerTile<'_> {
-    /// Adds the products of some rows with one block of two panels to the results.
+impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
-    fn multiply<L: Lanes, W: IntegerRows, const ROWS: usize>(&self, row: usize, results: &mut [&mut [f32]]) {
-        let Self { x, block, panel0, panel1, places } = *self;
+    fn multiply<const ROWS: usize>(&self, row: usize, results: &mut [&mut [f32]]) {
+        let Self { x, block, panel0, panel1, places, .. } = *self;
         let first = block * BLOCK_CHUNKS;
         let chunks = BLOCK_CHUNKS.min(x.chunks - first);
         let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);

@@ -14,8 +14,6 @@ use super::{COLUMN_BYTES, Integers, LANES};
 /// Two 256-bit registers.
 type Pair = (__m256i, __m256i);
 
-const HALF: usize = LANES / 2;
-
 // SAFETY, for every block below: the only way to these functions is `avx2::run`, whose caller has made sure that
 // the processor has AVX2, FMA and F16C; and every pointer comes from a reference to an array as long as what is
 // loaded from or stored to it.
@@ -63,10 +61,24 @@ impl Integers for Avx2 {
     #[inline(always)]
     fn columns(bytes: &[u8], stride: usize) -> [Pair; 4] {
         assert!(bytes.len() >= (LANES - 1) * stride + COLUMN_BYTES, "rows end before their columns");
-        let start = bytes.as_ptr();
+        let row = |index: usize| bytes.as_ptr().wrapping_add(index * stride).cast::<__m128i>();
         // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
-        let (first, second) =
-            unsafe { (eight_rows(start, stride), eight_rows(start.add(HALF * stride), stride)) };
+        let (first, second) = unsafe {
+            (
+                turned(
+                    joined(_mm_loadu_si128(row(0)), _mm_loadu_si128(row(4))),
+                    joined(_mm_loadu_si128(row(1)), _mm_loadu_si128(row(5))),
+                    joined(_mm_loadu_si128(row(2)), _mm_loadu_si128(row(6))),
+                    joined(_mm_loadu_si128(row(3)), _mm_loadu_si128(row(7))),
+                ),
+                turned(
+                    joined(_mm_loadu_si128(row(8)), _mm_loadu_si128(row(12))),
+                    joined(_mm_loadu_si128(row(9)), _mm_loadu_si128(row(13))),
+                    joined(_mm_loadu_si128(row(10)), _mm_loadu_si128(row(14))),
+                    joined(_mm_loadu_si128(row(11)), _mm_loadu_si128(row(15))),
+                ),
+            )
+        };
         [(first[0], second[0]), (first[1], second[1]), (first[2], second[2]), (first[3], second[3])]
     }
 
@@ -187,18 +199,18 @@ fn eight_halves(words: __m256i) -> std::arch::x86_64::__m256 {
     }
 }
 
-/// Four words of each of eight rows, turned.
-///
-/// # Safety
-/// Sixteen bytes of eight rows from `start` on can be read, and the processor has AVX2.
+/// Two halves as one register.
 #[inline(always)]
-unsafe fn eight_rows(start: *const u8, stride: usize) -> [__m256i; 4] {
-    // SAFETY: the caller says so.
+fn joined(low: __m128i, high: __m128i) -> __m256i {
+    // SAFETY: see the implementation of `Integers`.
+    unsafe { _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high) }
+}
+
+/// The words of four registers, turned within every half: register `k` has the words `k` of each, side by side.
+#[inline(always)]
+fn turned(a: __m256i, b: __m256i, c: __m256i, d: __m256i) -> [__m256i; 4] {
+    // SAFETY: see the implementation of `Integers`.
     unsafe {
-        let a = both(start, stride);
-        let b = both(start.add(stride), stride);
-        let c = both(start.add(2 * stride), stride);
-        let d = both(start.add(3 * stride), stride);
         let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
         let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
         [
@@ -207,18 +219,5 @@ unsafe fn eight_rows(start: *const u8, stride: usize) -> [__m256i; 4] {
             _mm256_unpacklo_epi64(ab_high, cd_high),
             _mm256_unpackhi_epi64(ab_high, cd_high),
         ]
-    }
-}
-
-/// The sixteen bytes of a row and of the fourth after it, one in each half of a register.
-///
-/// # Safety
-/// As for [`eight_rows`].
-#[inline(always)]
-unsafe fn both(start: *const u8, stride: usize) -> __m256i {
-    // SAFETY: the caller says so.
-    unsafe {
-        let (low, high): (*const __m128i, *const __m128i) = (start.cast(), start.add(4 * stride).cast());
-        _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(_mm_loadu_si128(low)), _mm_loadu_si128(high))
     }
 }

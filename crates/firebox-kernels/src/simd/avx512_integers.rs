@@ -46,40 +46,76 @@ impl Integers for Avx512 {
     #[inline(always)]
     fn columns(bytes: &[u8], stride: usize) -> [__m512i; 4] {
         assert!(bytes.len() >= (LANES - 1) * stride + COLUMN_BYTES, "rows end before their columns");
-        let start = bytes.as_ptr();
+        let row = |index: usize| bytes.as_ptr().wrapping_add(index * stride).cast::<__m128i>();
         // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
         unsafe {
-            let a = quarter(start, stride);
-            let b = quarter(start.add(stride), stride);
-            let c = quarter(start.add(2 * stride), stride);
-            let d = quarter(start.add(3 * stride), stride);
-            let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-            let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-            [
-                _mm512_unpacklo_epi64(ab_low, cd_low),
-                _mm512_unpackhi_epi64(ab_low, cd_low),
-                _mm512_unpacklo_epi64(ab_high, cd_high),
-                _mm512_unpackhi_epi64(ab_high, cd_high),
-            ]
+            turned(
+                joined(
+                    _mm_loadu_si128(row(0)),
+                    _mm_loadu_si128(row(4)),
+                    _mm_loadu_si128(row(8)),
+                    _mm_loadu_si128(row(12)),
+                ),
+                joined(
+                    _mm_loadu_si128(row(1)),
+                    _mm_loadu_si128(row(5)),
+                    _mm_loadu_si128(row(9)),
+                    _mm_loadu_si128(row(13)),
+                ),
+                joined(
+                    _mm_loadu_si128(row(2)),
+                    _mm_loadu_si128(row(6)),
+                    _mm_loadu_si128(row(10)),
+                    _mm_loadu_si128(row(14)),
+                ),
+                joined(
+                    _mm_loadu_si128(row(3)),
+                    _mm_loadu_si128(row(7)),
+                    _mm_loadu_si128(row(11)),
+                    _mm_loadu_si128(row(15)),
+                ),
+            )
         }
     }
 
     #[inline(always)]
     fn wide_columns(bytes: &[u8], stride: usize) -> [[__m512i; 4]; 4] {
         assert!(bytes.len() >= (LANES - 1) * stride + 4 * COLUMN_BYTES, "rows end before their columns");
-        let start = bytes.as_ptr();
+        let row = |index: usize| bytes.as_ptr().wrapping_add(index * stride).cast::<__m512i>();
         // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
-        unsafe {
-            let a = four_rows(start, stride);
-            let b = four_rows(start.add(4 * stride), stride);
-            let c = four_rows(start.add(8 * stride), stride);
-            let d = four_rows(start.add(12 * stride), stride);
-            let [a0, a1, a2, a3] = across(a[0], b[0], c[0], d[0]);
-            let [b0, b1, b2, b3] = across(a[1], b[1], c[1], d[1]);
-            let [c0, c1, c2, c3] = across(a[2], b[2], c[2], d[2]);
-            let [d0, d1, d2, d3] = across(a[3], b[3], c[3], d[3]);
-            [[a0, b0, c0, d0], [a1, b1, c1, d1], [a2, b2, c2, d2], [a3, b3, c3, d3]]
-        }
+        let [a, b, c, d] = unsafe {
+            [
+                turned(
+                    _mm512_loadu_si512(row(0)),
+                    _mm512_loadu_si512(row(1)),
+                    _mm512_loadu_si512(row(2)),
+                    _mm512_loadu_si512(row(3)),
+                ),
+                turned(
+                    _mm512_loadu_si512(row(4)),
+                    _mm512_loadu_si512(row(5)),
+                    _mm512_loadu_si512(row(6)),
+                    _mm512_loadu_si512(row(7)),
+                ),
+                turned(
+                    _mm512_loadu_si512(row(8)),
+                    _mm512_loadu_si512(row(9)),
+                    _mm512_loadu_si512(row(10)),
+                    _mm512_loadu_si512(row(11)),
+                ),
+                turned(
+                    _mm512_loadu_si512(row(12)),
+                    _mm512_loadu_si512(row(13)),
+                    _mm512_loadu_si512(row(14)),
+                    _mm512_loadu_si512(row(15)),
+                ),
+            ]
+        };
+        let [a0, a1, a2, a3] = across(a[0], b[0], c[0], d[0]);
+        let [b0, b1, b2, b3] = across(a[1], b[1], c[1], d[1]);
+        let [c0, c1, c2, c3] = across(a[2], b[2], c[2], d[2]);
+        let [d0, d1, d2, d3] = across(a[3], b[3], c[3], d[3]);
+        [[a0, b0, c0, d0], [a1, b1, c1, d1], [a2, b2, c2, d2], [a3, b3, c3, d3]]
     }
 
     #[inline(always)]
@@ -187,35 +223,21 @@ impl Integers for Avx512 {
     }
 }
 
-/// The sixteen bytes of every fourth row, one in each quarter of a register.
-///
-/// # Safety
-/// Rows 0, 4, 8 and 12 from `start` on can be read, and the processor has AVX-512 F.
+/// Four quarters as one vector.
 #[inline(always)]
-unsafe fn quarter(start: *const u8, stride: usize) -> __m512i {
-    let row = |index: usize| start.wrapping_add(index * stride).cast::<__m128i>();
-    let (first, second, third, fourth) = (row(0), row(4), row(8), row(12));
-    // SAFETY: the caller says so.
+fn joined(first: __m128i, second: __m128i, third: __m128i, fourth: __m128i) -> __m512i {
+    // SAFETY: see the implementation of `Integers`.
     unsafe {
-        let joined = _mm512_castsi128_si512(_mm_loadu_si128(first));
-        let joined = _mm512_inserti32x4::<1>(joined, _mm_loadu_si128(second));
-        let joined = _mm512_inserti32x4::<2>(joined, _mm_loadu_si128(third));
-        _mm512_inserti32x4::<3>(joined, _mm_loadu_si128(fourth))
+        let joined = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(first), second);
+        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(joined, third), fourth)
     }
 }
 
-/// Sixteen words of four rows; vector `k` has words `4 j + k` in its quarter `j`.
-///
-/// # Safety
-/// Sixty-four bytes of four rows from `start` on can be read, and the processor has AVX-512 F.
+/// The words of four vectors, turned within every quarter: vector `k` has the words `k` of each, side by side.
 #[inline(always)]
-unsafe fn four_rows(start: *const u8, stride: usize) -> [__m512i; 4] {
-    // SAFETY: the caller says so.
+fn turned(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
+    // SAFETY: see the implementation of `Integers`.
     unsafe {
-        let a = _mm512_loadu_si512(start.cast());
-        let b = _mm512_loadu_si512(start.add(stride).cast());
-        let c = _mm512_loadu_si512(start.add(2 * stride).cast());
-        let d = _mm512_loadu_si512(start.add(3 * stride).cast());
         let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
         let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
         [
@@ -228,12 +250,9 @@ unsafe fn four_rows(start: *const u8, stride: usize) -> [__m512i; 4] {
 }
 
 /// The quarters of four vectors, turned: the first vector has the first quarter of each.
-///
-/// # Safety
-/// The processor has AVX-512 F.
 #[inline(always)]
-unsafe fn across(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
-    // SAFETY: the caller says so.
+fn across(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
+    // SAFETY: see the implementation of `Integers`.
     unsafe {
         let (ab_low, ab_high) = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0xEE>(a, b));
         let (cd_low, cd_high) = (_mm512_shuffle_i32x4::<0x44>(c, d), _mm512_shuffle_i32x4::<0xEE>(c, d));
