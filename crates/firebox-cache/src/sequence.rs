@@ -1,114 +1,506 @@
-use crate::{KvCache, RecurrentState};
+use std::ops::Range;
+use std::sync::Arc;
 
-/// What one layer remembers of a sequence.
-#[derive(Debug, Clone)]
-pub enum LayerCache {
-    /// Keys and values of every position so far.
-    Attention(KvCache),
-    /// State of constant size.
-    Recurrent(RecurrentState),
-}
+use burn::tensor::Tensor;
+use firebox_kernels::attend::{Span, Stored};
 
-impl LayerCache {
-    /// The keys and values, where this layer attends.
-    pub fn attention(&mut self) -> Option<&mut KvCache> {
-        match self {
-            Self::Attention(cache) => Some(cache),
-            Self::Recurrent(_) => None,
-        }
-    }
-
-    /// The state, where this layer is recurrent.
-    pub fn recurrent(&mut self) -> Option<&mut RecurrentState> {
-        match self {
-            Self::Recurrent(state) => Some(state),
-            Self::Attention(_) => None,
-        }
-    }
-}
+use crate::error::CacheError;
+use crate::layout::{LayerLayout, Layout};
+use crate::page::PAGE;
+use crate::pool::Pool;
+use crate::recurrent::RecurrentState;
+use crate::run::{Mapped, Run, Source};
+use crate::turn::{Hidden, Role, Turn, TurnId, TurnKind};
 
 /// What a model remembers of one sequence, layer by layer.
+///
+/// A clone is a branch: it shares all that is remembered, costs next to nothing, and goes on by itself.
+///
+/// Tokens are counted from the first that is remembered. Their positions are another matter: where tokens were
+/// forgotten, positions are left out, until [`close_up`](Self::close_up) takes them up.
 #[derive(Debug, Clone)]
 pub struct SequenceCache {
-    layers: Vec<LayerCache>,
+    pool: Pool,
+    /// All that is remembered, in order, and behind it what a pass is about to add.
+    runs: Arc<Vec<Run>>,
+    turns: Arc<Vec<Entry>>,
+    /// Those of recurrent layers, by layer.
+    states: States,
     len: usize,
+    position: usize,
+    /// Tokens of a pass under way.
+    pending: usize,
+    next_turn: u64,
+}
+
+type States = Vec<Option<RecurrentState>>;
+
+/// A turn, and where to go back to.
+#[derive(Debug, Clone)]
+struct Entry {
+    turn: Turn,
+    /// Recurrent states before its first token, where the model has any.
+    before: Option<Arc<States>>,
+}
+
+/// What one layer remembers of a sequence.
+#[derive(Debug)]
+pub enum LayerCache<'a> {
+    /// Keys and values of every position so far.
+    Attention(AttentionCache<'a>),
+    /// State of constant size.
+    Recurrent(&'a mut RecurrentState),
+}
+
+/// Keys and values of one layer.
+#[derive(Debug)]
+pub struct AttentionCache<'a> {
+    sequence: &'a SequenceCache,
+    layer: usize,
 }
 
 impl SequenceCache {
-    /// A cache of the given layers, for a sequence that has not begun.
-    pub fn new(layers: Vec<LayerCache>) -> Self {
-        Self { layers, len: 0 }
+    /// A sequence that has not begun.
+    pub fn new(pool: &Pool) -> Self {
+        Self {
+            runs: Arc::default(),
+            turns: Arc::default(),
+            states: fresh_states(pool.layout()),
+            len: 0,
+            position: 0,
+            pending: 0,
+            next_turn: 0,
+            pool: pool.clone(),
+        }
     }
 
-    /// Tokens whose pass through all layers is complete.
+    /// Where its pages come from.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Tokens that are remembered.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no token has passed yet.
+    /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The position of the next token.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The positions of what is remembered, in order.
+    pub fn positions(&self) -> impl Iterator<Item = Range<usize>> {
+        self.runs.iter().map(|run| run.position..run.end())
+    }
+
+    /// Bytes of the pages it refers to, those that it shares included.
+    pub fn bytes(&self) -> usize {
+        let pages = self.runs.iter().filter_map(|run| match &run.source {
+            Source::Page(page) => Some(Arc::as_ptr(page)),
+            Source::Mapped(_) => None,
+        });
+        let mut pages: Vec<_> = pages.collect();
+        pages.sort_unstable();
+        pages.dedup();
+        pages.len() * self.pool.page_bytes()
+    }
+
+    /// Its turns, in order. Tokens that came before any turn was begun belong to a first one.
+    pub fn turns(&self) -> impl ExactSizeIterator<Item = &Turn> {
+        self.turns.iter().map(|entry| &entry.turn)
+    }
+
+    /// The tokens of a turn.
+    pub fn tokens_of(&self, turn: TurnId) -> Result<Range<usize>, CacheError> {
+        let mut start = 0;
+        for held in self.turns() {
+            if held.id == turn {
+                return Ok(start..start + held.tokens);
+            }
+            start += held.tokens;
+        }
+        Err(CacheError::NoSuchTurn { turn })
+    }
+
+    /// Which tokens may be seen by those to come, in order.
+    pub fn visible(&self) -> impl Iterator<Item = bool> {
+        self.turns().flat_map(|turn| std::iter::repeat_n(turn.hidden.is_none(), turn.tokens))
+    }
+
+    /// Tokens to come belong to a new turn.
+    pub fn begin_turn(&mut self, kind: TurnKind, roles: Vec<Role>) -> TurnId {
+        let id = TurnId(self.next_turn);
+        self.resume_turn(Turn::new(id, kind, roles));
+        id
+    }
+
+    /// The same with a turn that was there before: all but its tokens is taken over.
+    pub fn resume_turn(&mut self, turn: Turn) {
+        let before = self.pool.layout().is_recurrent().then(|| Arc::new(self.states.clone()));
+        self.next_turn = self.next_turn.max(turn.id.0 + 1);
+        let turns = Arc::make_mut(&mut self.turns);
+        turns.retain(|entry| entry.turn.tokens > 0);
+        turns.push(Entry { turn: Turn { tokens: 0, ..turn }, before });
+    }
+
+    /// Keeps a turn when room is needed, or not.
+    pub fn pin(&mut self, turn: TurnId, pinned: bool) -> Result<(), CacheError> {
+        self.turn(turn)?.pinned = pinned;
+        Ok(())
+    }
+
+    /// Notes how much a turn has to do with what is talked about.
+    pub fn judge(&mut self, turn: TurnId, relevance: f32) -> Result<(), CacheError> {
+        self.turn(turn)?.relevance = relevance;
+        Ok(())
+    }
+
+    /// Hides a turn from tokens to come, or shows it to them.
+    pub fn hide(&mut self, turn: TurnId, hidden: Option<Hidden>) -> Result<(), CacheError> {
+        let held = self.turn(turn)?;
+        if held.hidden != hidden {
+            held.hidden = hidden;
+            self.cover();
+        }
+        Ok(())
+    }
+
+    /// Forgets a turn. Returns which tokens those were.
+    pub fn forget_turn(&mut self, turn: TurnId) -> Result<Range<usize>, CacheError> {
+        let tokens = self.tokens_of(turn)?;
+        self.forget(tokens.clone());
+        Arc::make_mut(&mut self.turns).retain(|entry| entry.turn.id != turn);
+        Ok(tokens)
+    }
+
+    /// Forgets some tokens. The rest stays at its positions, and recurrent states keep what they took in.
+    pub fn forget(&mut self, tokens: Range<usize>) {
+        self.give_up_pass();
+        let tokens = tokens.start.min(self.len)..tokens.end.min(self.len);
+        if tokens.is_empty() {
+            return;
+        }
+        let (mut runs, mut at) = (Vec::with_capacity(self.runs.len() + 1), 0);
+        for run in self.runs.iter() {
+            let (from, to) = (at, at + run.len());
+            let start = tokens.start.clamp(from, to) - from;
+            let end = tokens.end.clamp(from, to) - from;
+            let parts = [0..start, end..run.len()];
+            runs.extend(parts.into_iter().filter(|part| !part.is_empty()).map(|part| run.part(part)));
+            at = to;
+        }
+        self.runs = Arc::new(runs);
+        let mut at = 0;
+        Arc::make_mut(&mut self.turns).retain_mut(|entry| {
+            let held = at..at + entry.turn.tokens;
+            at = held.end;
+            let lost = tokens.end.min(held.end).saturating_sub(tokens.start.max(held.start));
+            entry.turn.tokens -= lost;
+            entry.turn.tokens > 0 || held.is_empty()
+        });
+        self.len -= tokens.len();
+        self.cover();
+    }
+
+    /// Takes up the positions that what was forgotten has left, so that positions run from 0 without a gap.
+    /// `rotate` takes a layer, keys `[kv_heads, positions, head_dim]`, and how far back they move.
+    ///
+    /// Keys in pages that are shared with other sequences are copied; theirs stay where they are.
+    pub fn close_up(
+        &mut self,
+        rotate: impl Fn(usize, Tensor<3>, usize) -> Tensor<3>,
+    ) -> Result<(), CacheError> {
+        self.give_up_pass();
+        let alone = Arc::get_mut(&mut self.runs).is_some();
+        let (mut runs, mut next) = (Vec::with_capacity(self.runs.len()), 0);
+        for run in self.runs.iter() {
+            let back = run.position - next;
+            if back == 0 {
+                runs.push(run.clone());
+            } else {
+                self.moved(run, next, alone, |layer, keys| rotate(layer, keys, back), &mut runs)?;
+            }
+            next += run.len();
+        }
+        self.runs = Arc::new(runs);
+        self.position = next;
+        self.cover();
+        Ok(())
+    }
+
+    fn moved(
+        &self,
+        run: &Run,
+        position: usize,
+        alone: bool,
+        change: impl Fn(usize, Tensor<3>) -> Tensor<3>,
+        runs: &mut Vec<Run>,
+    ) -> Result<(), CacheError> {
+        let Layout { layers, kept, .. } = self.pool.layout();
+        let attending = layers.iter().enumerate().filter_map(|(index, layer)| match *layer {
+            LayerLayout::Attention { head_dim, .. } => Some((index, head_dim)),
+            LayerLayout::Recurrent => None,
+        });
+        match &run.source {
+            // Two runs may lie in one page, with what was between them forgotten.
+            Source::Page(page) if alone && Arc::strong_count(page) == 1 => {
+                for (layer, head_dim) in attending {
+                    let changed = |keys: Stored| kept.store(change(layer, keys.dequantize(head_dim)));
+                    page.change_keys(layer, &run.slots, changed);
+                }
+                runs.push(Run::new(run.source.clone(), run.slots.clone(), position));
+            }
+            _ => {
+                let attending: Vec<_> = attending.collect();
+                for start in (0..run.len()).step_by(PAGE) {
+                    let part = run.part(start..run.len().min(start + PAGE));
+                    let page = self.pool.take()?;
+                    let slots = 0..page.claim(0, part.len());
+                    for &(layer, head_dim) in &attending {
+                        if let Some((keys, values)) = part.read(layer) {
+                            let keys = kept.store(change(layer, keys.dequantize(head_dim)));
+                            page.write(layer, 0, keys, values);
+                        }
+                    }
+                    runs.push(Run::new(Source::Page(page), slots, position + start));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes back to the first `len` tokens. Returns whether that was possible: where the model has recurrent layers,
+    /// sequences only go back to where a turn began. Positions go on from where they were then.
+    pub fn rewind(&mut self, len: usize) -> bool {
+        let torn = self.pending > 0 && self.pool.layout().is_recurrent();
+        self.give_up_pass();
+        if len == 0 {
+            self.clear();
+            return true;
+        }
+        if len > self.len || (len == self.len && torn) {
+            return false;
+        }
+        if len == self.len {
+            return true;
+        }
+        let mut start = 0;
+        let mut starts = self.turns.iter().map(|entry| {
+            start += entry.turn.tokens;
+            (start - entry.turn.tokens, entry)
+        });
+        if self.pool.layout().is_recurrent() {
+            let before = starts.find(|(start, entry)| *start == len && entry.turn.tokens > 0);
+            match before.and_then(|(_, entry)| entry.before.clone()) {
+                Some(before) => self.states = before.as_ref().clone(),
+                None => return false,
+            }
+        }
+        self.position = self.position_of(len);
+        self.keep(len);
+        let mut left = len;
+        Arc::make_mut(&mut self.turns).retain_mut(|entry| {
+            let any = left > 0 && entry.turn.tokens > 0;
+            entry.turn.tokens = entry.turn.tokens.min(left);
+            left -= entry.turn.tokens;
+            any
+        });
+        self.len = len;
+        true
+    }
+
+    /// Forgets everything, turns included; pages go back to the pool.
+    pub fn clear(&mut self) {
+        self.runs = Arc::default();
+        self.turns = Arc::default();
+        self.states = fresh_states(self.pool.layout());
+        (self.len, self.position, self.pending) = (0, 0, 0);
+    }
+
+    /// Puts tokens behind what is remembered whose keys and values are there already; they belong to the last turn.
+    /// `states` are those of recurrent layers after the last of them, by layer.
+    pub fn adopt(
+        &mut self,
+        mapped: &Arc<Mapped>,
+        slots: Range<usize>,
+        position: usize,
+        states: Vec<Option<RecurrentState>>,
+    ) {
+        self.give_up_pass();
+        let count = slots.len();
+        let run = Run::new(Source::Mapped(mapped.clone()), slots, position);
+        self.position = run.end();
+        Arc::make_mut(&mut self.runs).push(run);
+        self.states = states;
+        self.count(count);
+    }
+
+    /// Recurrent states, by layer.
+    pub fn states(&self) -> &[Option<RecurrentState>] {
+        &self.states
+    }
+
+    /// Keys and values of everything remembered, run by run, of one layer: nothing where it is recurrent.
+    pub fn stored(&self, layer: usize) -> Option<Vec<(Stored, Stored)>> {
+        self.runs.iter().map(|run| run.read(layer)).collect()
+    }
+
+    /// Takes room for the tokens of a pass, which every layer fills. What a pass before has taken and not
+    /// completed is given up.
+    pub fn reserve(&mut self, count: usize) -> Result<(), CacheError> {
+        self.give_up_pass();
+        let alone = Arc::get_mut(&mut self.runs).is_some();
+        let runs = Arc::make_mut(&mut self.runs);
+        let (mut rest, mut position) = (count, self.position);
+        self.pending = count;
+        if let Some(Run { source: Source::Page(page), slots, position: first, .. }) = runs.last_mut()
+            && *first + slots.len() == position
+        {
+            if alone && Arc::strong_count(page) == 1 {
+                // Slots behind it are left from tokens that were taken back.
+                page.unclaim(slots.end);
+            }
+            let taken = page.claim(slots.end, rest);
+            slots.end += taken;
+            (rest, position) = (rest - taken, position + taken);
+        }
+        while rest > 0 {
+            let page = match self.pool.take() {
+                Ok(page) => page,
+                Err(error) => {
+                    self.give_up_pass();
+                    return Err(error);
+                }
+            };
+            let taken = page.claim(0, rest);
+            runs.push(Run::new(Source::Page(page), 0..taken, position));
+            (rest, position) = (rest - taken, position + taken);
+        }
+        self.cover();
+        Ok(())
     }
 
     /// The cache of one layer.
     ///
     /// # Panics
     /// If the model has no such layer.
-    pub fn layer(&mut self, index: usize) -> &mut LayerCache {
-        &mut self.layers[index]
+    pub fn layer(&mut self, index: usize) -> LayerCache<'_> {
+        if self.states[index].is_none() {
+            return LayerCache::Attention(AttentionCache { sequence: self, layer: index });
+        }
+        LayerCache::Recurrent(self.states[index].get_or_insert_default())
     }
 
-    /// Counts tokens that have passed through all layers.
-    pub fn advance(&mut self, tokens: usize) {
+    /// The tokens that room was reserved for have passed through all layers.
+    pub fn advance(&mut self) {
+        self.position += self.pending;
+        let count = std::mem::take(&mut self.pending);
+        self.count(count);
+    }
+
+    fn count(&mut self, tokens: usize) {
+        if self.turns.is_empty() {
+            self.begin_turn(TurnKind::Turn, Vec::new());
+        }
         self.len += tokens;
-    }
-
-    /// Forgets everything; what was reserved stays reserved.
-    pub fn clear(&mut self) {
-        self.len = 0;
-        for layer in &mut self.layers {
-            match layer {
-                LayerCache::Attention(cache) => cache.truncate(0),
-                LayerCache::Recurrent(state) => *state = RecurrentState::default(),
-            }
+        if let Some(entry) = Arc::make_mut(&mut self.turns).last_mut() {
+            entry.turn.tokens += tokens;
         }
     }
 
-    /// Goes back to the first `len` tokens. Returns whether that was possible: a recurrent state cannot
-    /// be unwound, so sequences of models that have one only go back to their beginning.
-    pub fn rewind(&mut self, len: usize) -> bool {
-        // A pass that failed between two layers has left more in some of them than was counted.
-        let whole = self.layers.iter().all(|layer| match layer {
-            LayerCache::Attention(cache) => cache.len() == self.len,
-            LayerCache::Recurrent(_) => true,
+    fn turn(&mut self, turn: TurnId) -> Result<&mut Turn, CacheError> {
+        let entry = Arc::make_mut(&mut self.turns).iter_mut().find(|entry| entry.turn.id == turn);
+        entry.map(|entry| &mut entry.turn).ok_or(CacheError::NoSuchTurn { turn })
+    }
+
+    /// The position of a remembered token.
+    fn position_of(&self, token: usize) -> usize {
+        let mut at = 0;
+        for run in self.runs.iter() {
+            if token < at + run.len() {
+                return run.position + token - at;
+            }
+            at += run.len();
+        }
+        self.position
+    }
+
+    fn give_up_pass(&mut self) {
+        if self.pending > 0 {
+            self.pending = 0;
+            self.keep(self.len);
+        }
+    }
+
+    /// Lets go of all runs behind the first `len` tokens.
+    fn keep(&mut self, len: usize) {
+        let mut left = len;
+        Arc::make_mut(&mut self.runs).retain_mut(|run| {
+            let kept = run.len().min(left);
+            run.slots.end = run.slots.start + kept;
+            left -= kept;
+            kept > 0
         });
-        if len > self.len || (len == self.len && whole) {
-            return len == self.len;
-        }
-        if len == 0 {
-            self.clear();
-            return true;
-        }
-        if self.layers.iter().any(|layer| matches!(layer, LayerCache::Recurrent(_))) {
-            return false;
-        }
-        for layer in &mut self.layers {
-            if let LayerCache::Attention(cache) = layer {
-                cache.truncate(len);
-            }
-        }
-        self.len = len;
-        true
     }
 
-    /// Bytes reserved for attention keys and values.
-    pub fn bytes(&self) -> usize {
-        self.layers
-            .iter()
-            .map(|layer| match layer {
-                LayerCache::Attention(cache) => cache.bytes(),
-                LayerCache::Recurrent(_) => 0,
-            })
-            .sum()
+    /// Finds what of every run may be seen.
+    fn cover(&mut self) {
+        let hides = self.turns().any(|turn| turn.hidden.is_some());
+        if !hides && !self.runs.iter().any(|run| run.hidden || run.visible.is_some()) {
+            return;
+        }
+        let mut visible: Vec<bool> = self.visible().collect();
+        visible.resize(self.len + self.pending, true);
+        let mut at = 0;
+        for run in Arc::make_mut(&mut self.runs) {
+            let seen = &visible[at..at + run.len()];
+            at += run.len();
+            run.hidden = !seen.contains(&true);
+            run.visible = (!run.hidden && seen.contains(&false)).then(|| seen.iter().copied().collect());
+        }
     }
+}
+
+impl AttentionCache<'_> {
+    /// Fills the room of the pass; both tensors are `[kv_heads, tokens of the pass, head_dim]`.
+    pub fn append(&self, keys: Tensor<3>, values: Tensor<3>) {
+        let SequenceCache { pool, runs, len, pending, .. } = self.sequence;
+        if *pending == 0 {
+            return;
+        }
+        let kept = pool.layout().kept;
+        let (keys, values) = (kept.store(keys), kept.store(values));
+        let mut at = 0;
+        for run in runs.iter() {
+            let (from, to) = (at.max(*len), at + run.len());
+            if let (true, Source::Page(page)) = (from < to, &run.source) {
+                let part = from - len..to - len;
+                let slot = run.slots.start + from - at;
+                page.write(self.layer, slot, keys.part(part.clone()), values.part(part));
+            }
+            at = to;
+        }
+    }
+
+    /// What queries from `position` on may see, if they see `window` positions each, their own included.
+    pub fn spans(&self, position: usize, window: Option<usize>) -> Vec<Span> {
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let runs = self.sequence.runs.iter().filter(|run| !run.hidden && run.end() > first);
+        let spans = runs.filter_map(|run| {
+            let (keys, values) = run.read(self.layer)?;
+            Some(Span { keys, values, position: run.position, visible: run.visible.clone() })
+        });
+        spans.collect()
+    }
+}
+
+fn fresh_states(layout: &Layout) -> States {
+    let state = |layer: &LayerLayout| matches!(layer, LayerLayout::Recurrent).then(RecurrentState::default);
+    layout.layers.iter().map(state).collect()
 }

@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
-use firebox_cache::KvCache;
-use firebox_kernels::attend::{Attending, BLOCK, Span, Stored, attend};
+use firebox_cache::{AttentionCache, LayerLayout};
+use firebox_kernels::attend::{Attending, attend};
 
 use crate::ModelError;
 use crate::config::{AttentionConfig, AttentionProjections};
@@ -80,7 +80,7 @@ impl Attention {
         &self,
         x: Tensor<2>,
         rows: &Rows,
-        caches: impl Iterator<Item = &'c mut KvCache>,
+        caches: impl Iterator<Item = AttentionCache<'c>>,
     ) -> Tensor<2> {
         let Projected { query, key, value, gate } = self.project(x, rows);
         let parts = rows
@@ -91,7 +91,7 @@ impl Attention {
                 let of_group =
                     |tensor: &Tensor<3>| tensor.clone().narrow(0, group.rows.start, group.rows.len());
                 cache.append(of_group(&key).swap_dims(0, 1), of_group(&value).swap_dims(0, 1));
-                self.attend(of_group(&query), cache, group.position)
+                self.attend(of_group(&query), &cache, group.position)
             })
             .collect();
         let attended = joined(parts);
@@ -139,24 +139,17 @@ impl Attention {
     }
 
     /// What the queries `[rows, heads, head_dim]` of one sequence gather from its cache.
-    fn attend(&self, query: Tensor<3>, cache: &KvCache, position: usize) -> Tensor<2> {
+    fn attend(&self, query: Tensor<3>, cache: &AttentionCache<'_>, position: usize) -> Tensor<2> {
         let AttentionConfig { scale, softcap, window, .. } = self.config;
-        // Earlier positions are seen by none of the rows. Whole blocks of them are left out, for a result that
-        // does not depend on how many rows come together.
-        let first = window.map_or(0, |window| (position + 1).saturating_sub(window)) / BLOCK * BLOCK;
-        match cache.from_position(first) {
-            Some((keys, values)) => {
-                let span = Span {
-                    keys: Stored::Float(keys),
-                    values: Stored::Float(values),
-                    position: first,
-                    visible: None,
-                };
-                attend(query, &[span], None, Attending { position, window, scale, softcap })
-            }
-            // The rows' own keys were cached just before: only no rows at all leave nothing to see.
-            None => Tensor::zeros([0, self.config.heads * self.config.head_dim], &query.device()),
-        }
+        let spans = cache.spans(position, window);
+        attend(query, &spans, None, Attending { position, window, scale, softcap })
+    }
+}
+
+impl AttentionConfig {
+    /// What such a layer remembers.
+    pub fn layout(&self) -> LayerLayout {
+        LayerLayout::Attention { kv_heads: self.kv_heads, head_dim: self.head_dim }
     }
 }
 

@@ -1,6 +1,6 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
-use firebox_cache::{KvCache, KvType, LayerCache, RecurrentState, SequenceCache};
+use firebox_cache::{LayerCache, LayerLayout, SequenceCache};
 
 use crate::ModelError;
 use crate::attention::Attention;
@@ -78,9 +78,19 @@ impl Block {
         let x = self.mixer_norm.forward(hidden.clone());
         let mixed = match &self.mixer {
             Mixer::Attention(attention) => {
-                attention.forward(x, rows, layers.filter_map(LayerCache::attention))
+                let caches = layers.filter_map(|layer| match layer {
+                    LayerCache::Attention(cache) => Some(cache),
+                    LayerCache::Recurrent(_) => None,
+                });
+                attention.forward(x, rows, caches)
             }
-            Mixer::GatedDeltaNet(delta) => delta.forward(x, rows, layers.filter_map(LayerCache::recurrent)),
+            Mixer::GatedDeltaNet(delta) => {
+                let states = layers.filter_map(|layer| match layer {
+                    LayerCache::Recurrent(state) => Some(state),
+                    LayerCache::Attention(_) => None,
+                });
+                delta.forward(x, rows, states)
+            }
         };
         let (hidden, x) = self.feed_forward_norm.forward_sum(normed(&self.mixer_output_norm, mixed), hidden);
         let fed = match &self.feed_forward {
@@ -92,11 +102,11 @@ impl Block {
 }
 
 impl BlockConfig {
-    /// An empty cache for such a layer.
-    pub fn cache(&self, kept: KvType) -> LayerCache {
-        match self.mixer {
-            MixerConfig::Attention(_) => LayerCache::Attention(KvCache::new(kept)),
-            MixerConfig::GatedDeltaNet(_) => LayerCache::Recurrent(RecurrentState::default()),
+    /// What such a layer remembers.
+    pub fn layout(&self) -> LayerLayout {
+        match &self.mixer {
+            MixerConfig::Attention(attention) => attention.layout(),
+            MixerConfig::GatedDeltaNet(_) => LayerLayout::Recurrent,
         }
     }
 }

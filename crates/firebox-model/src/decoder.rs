@@ -3,12 +3,12 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor};
-use firebox_cache::{KvType, SequenceCache};
+use firebox_cache::{KvType, Layout, Pool, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_store::Checkpoint;
 
 use crate::block::Block;
-use crate::config::DecoderConfig;
+use crate::config::{AttentionConfig, BlockConfig, DecoderConfig, MixerConfig};
 use crate::families::Architecture;
 use crate::matrix::Matrix;
 use crate::norm::RmsNorm;
@@ -92,16 +92,36 @@ impl Decoder {
         self.blocks.len()
     }
 
-    /// An empty cache for a sequence of this model.
-    pub fn cache(&self) -> SequenceCache {
-        self.cache_of(KvType::F32)
+    /// What a sequence of this model remembers, keys and values kept as `kept`, or in f32 where the device has no
+    /// such numbers.
+    pub fn layout(&self, kept: KvType) -> Layout {
+        let kept = match kept {
+            KvType::F16 if !self.device.supports_dtype(DType::F16) => KvType::F32,
+            kept => kept,
+        };
+        let layers = self.config.blocks.iter().map(BlockConfig::layout).collect();
+        Layout { layers, kept, device: self.device.clone() }
     }
 
-    /// The same, whose keys and values are kept as `kept`, or as they are where the device has no such numbers.
-    pub fn cache_of(&self, kept: KvType) -> SequenceCache {
-        let has_halves = self.device.supports_dtype(DType::F16);
-        let kept = if has_halves { kept } else { KvType::F32 };
-        SequenceCache::new(self.config.blocks.iter().map(|block| block.cache(kept)).collect())
+    /// An empty cache for a sequence of this model, exact, with pages of its own.
+    pub fn cache(&self) -> SequenceCache {
+        SequenceCache::new(&Pool::new(self.layout(KvType::F32)))
+    }
+
+    /// Takes up the positions that forgotten tokens have left in a sequence of this model. `length` is how long the
+    /// sequence is known to become.
+    pub fn close_up(&self, cache: &mut SequenceCache, length: usize) -> Result<(), ModelError> {
+        let angles: Vec<_> =
+            self.config.ropes.iter().map(|rope| (rope.frequencies(length).0, rope)).collect();
+        let rotate = |layer: usize, keys: Tensor<3>, back: usize| match &self.config.blocks[layer].mixer {
+            MixerConfig::Attention(AttentionConfig { rope: Some(index), .. }) => {
+                let (frequencies, rope) = &angles[*index];
+                rope.turn_back(keys, frequencies, back)
+            }
+            // Where there is no rotation, positions leave no trace.
+            _ => keys,
+        };
+        Ok(cache.close_up(rotate)?)
     }
 
     /// A whole pass: the logits of some tokens that follow what is cached.
@@ -112,7 +132,7 @@ impl Decoder {
         cache: &mut SequenceCache,
         wanted: Wanted,
     ) -> Result<Tensor<2>, ModelError> {
-        let input = Input { tokens, position: cache.len(), length };
+        let input = Input { tokens, position: cache.position(), length };
         self.forward_together(&[input], &mut [cache], wanted)
     }
 

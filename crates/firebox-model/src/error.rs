@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use firebox_cache::CacheError;
 use firebox_store::StoreError;
 
 /// Why a model could not be built.
@@ -8,6 +9,9 @@ pub enum ModelError {
     /// The checkpoint could not be read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The sequence cannot remember more.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// The family is not one of those this engine runs.
     #[error("model_type {model_type:?} is not supported; supported are {}", supported.join(", "))]
     UnknownFamily {

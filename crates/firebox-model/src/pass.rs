@@ -67,16 +67,21 @@ impl Pass {
     pub fn step(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
         let layer = self.next_layer;
         let positions_fit =
-            self.rows.groups.iter().zip(&*caches).all(|(group, cache)| group.position == cache.len());
+            self.rows.groups.iter().zip(&*caches).all(|(group, cache)| group.position == cache.position());
         if layer >= model.layers() || caches.len() != self.rows.groups.len() || !positions_fit {
             return Err(ModelError::Step { layer, layers: model.layers() });
+        }
+        if layer == 0 {
+            for (group, cache) in self.rows.groups.iter().zip(&mut *caches) {
+                cache.reserve(group.rows.len())?;
+            }
         }
         let hidden = self.hidden.clone();
         self.hidden = model.block(layer).forward(hidden, &self.rows, layer, caches)?;
         self.next_layer += 1;
         if self.next_layer == model.layers() {
-            for (group, cache) in self.rows.groups.iter().zip(caches) {
-                cache.advance(group.rows.len());
+            for cache in caches {
+                cache.advance();
             }
         }
         Ok(())

@@ -2,7 +2,7 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use firebox_kernels::rope::rotate;
+use firebox_kernels::rope::{rotate, rotate_by};
 
 use crate::config::{RopeConfig, RopeLayout, RopeScaling};
 
@@ -98,6 +98,16 @@ impl RopeConfig {
                 (plain.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), 1.0)
             }
         }
+    }
+
+    /// Rotates cached keys `[kv_heads, positions, head_dim]` back by so many positions.
+    pub(crate) fn turn_back(&self, keys: Tensor<3>, frequencies: &[f32], back: usize) -> Tensor<3> {
+        let device = keys.device();
+        let angles = frequencies.iter().map(|frequency| -f64::from(back as f32 * frequency));
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
+        let table = |values: Vec<f32>| Tensor::<1>::from_floats(values.as_slice(), &device);
+        rotate_by(keys, table(cos), table(sin), self.layout == RopeLayout::Interleaved)
     }
 
     /// The shortest sequence whose frequencies are those of a sequence of `length`: cached keys stay

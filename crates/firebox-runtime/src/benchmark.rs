@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use firebox_cache::{KvType, SequenceCache};
+use firebox_cache::{KvType, Pool, SequenceCache};
 use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
@@ -43,7 +43,8 @@ pub struct Benchmark {
 /// Measures a model on tokens that mean nothing: speed does not depend on what they say.
 pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, RuntimeError> {
     let decoder = model.decoder()?;
-    let bench = Bench { decoder: &decoder, config };
+    let pool = Pool::new(decoder.layout(config.kept));
+    let bench = Bench { decoder: &decoder, config, pool };
     bench.prefill()?;
     bench.decode(1)?;
     Ok(Benchmark {
@@ -59,6 +60,7 @@ pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, R
 struct Bench<'a> {
     decoder: &'a Arc<Decoder>,
     config: &'a BenchmarkConfig,
+    pool: Pool,
 }
 
 impl Bench<'_> {
@@ -67,17 +69,20 @@ impl Bench<'_> {
         ((100 + index * 7 % 7000) % vocab) as u32
     }
 
+    fn cache(&self) -> SequenceCache {
+        SequenceCache::new(&self.pool)
+    }
+
     fn prefill(&self) -> Result<f64, RuntimeError> {
         let tokens: Vec<u32> = (0..self.config.prompt).map(|index| self.token(index)).collect();
-        let mut cache = self.decoder.cache_of(self.config.kept);
+        let mut cache = self.cache();
         let began = Instant::now();
         self.pass(&[&tokens], &mut [&mut cache])?;
         Ok(tokens.len() as f64 / began.elapsed().as_secs_f64())
     }
 
     fn decode(&self, batch: usize) -> Result<f64, RuntimeError> {
-        let mut caches: Vec<SequenceCache> =
-            (0..batch).map(|_| self.decoder.cache_of(self.config.kept)).collect();
+        let mut caches: Vec<SequenceCache> = (0..batch).map(|_| self.cache()).collect();
         for (sequence, cache) in caches.iter_mut().enumerate() {
             let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + sequence)).collect();
             if !tokens.is_empty() {
@@ -99,7 +104,7 @@ impl Bench<'_> {
         let inputs: Vec<Input<'_>> = tokens
             .iter()
             .zip(&*caches)
-            .map(|(tokens, cache)| Input { tokens, position: cache.len(), length: 0 })
+            .map(|(tokens, cache)| Input { tokens, position: cache.position(), length: 0 })
             .collect();
         let logits = self.decoder.forward_together(&inputs, caches, Wanted::Last)?;
         let logits = logits.try_into_vec_as::<f32>();

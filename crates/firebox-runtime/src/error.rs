@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use firebox_cache::CacheError;
 use firebox_model::ModelError;
 use firebox_store::StoreError;
 use firebox_text::TextError;
@@ -13,6 +14,9 @@ pub enum RuntimeError {
     /// The model could not be built or run.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The sequence could not remember, or not forget, what it should.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// Tokenizer or chat template failed.
     #[error(transparent)]
     Text(#[from] TextError),

@@ -10,12 +10,16 @@ mod model;
 mod perplexity;
 mod sampler;
 mod session;
+mod turns;
 mod verification;
 
 pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
 pub use device::{available_devices, device};
 pub use error::RuntimeError;
-pub use firebox_cache::KvType;
+pub use firebox_cache::{
+    Afterwards, AttentionSinks, CacheError, EvictionPolicy, Hidden, KvType, Pool, Role, SlidingWindow,
+    Truncation, Turn, TurnId, TurnKind, WholeTurns,
+};
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
 pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes};
 pub use model::Model;

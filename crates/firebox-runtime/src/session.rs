@@ -1,23 +1,31 @@
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
-use firebox_cache::{KvType, SequenceCache};
+use firebox_cache::{KvType, Pool, SequenceCache, Turn, TurnKind};
 use firebox_model::{Decoder, ModelError, Wanted};
 
 use crate::RuntimeError;
+use crate::turns::Memory;
 
 /// Prompts go through the layers in pieces of this many tokens: large enough that the weights are read
 /// rarely, small enough that the attention scores of a piece stay small beside them.
 const PREFILL_CHUNK: usize = 512;
 
 /// One sequence of tokens and what the model remembers of it.
+///
+/// A clone is a branch of the sequence: it shares what is remembered and goes on by itself, without a key or a value
+/// being copied.
 #[derive(Debug, Clone)]
 pub struct Session {
-    decoder: Arc<Decoder>,
-    cache: SequenceCache,
+    pub(crate) decoder: Arc<Decoder>,
+    pub(crate) cache: SequenceCache,
     /// Those beyond the length of the cache go through the layers with the next feed.
-    tokens: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
+    /// Turns that the cache has lost; their tokens are still there, and go through the layers with the next feed.
+    lost: Vec<Turn>,
+    pub(crate) memory: Memory,
     /// How long the cached tokens were said to become: what their positions mean depends on it.
     encoded_length: usize,
     expected_length: usize,
@@ -28,10 +36,22 @@ pub struct Session {
 impl Session {
     /// A sequence that has not begun.
     pub fn new(decoder: Arc<Decoder>) -> Self {
+        let pool = Pool::new(decoder.layout(KvType::default()));
+        Self::in_pool(decoder, &pool)
+    }
+
+    /// The same, with pages from a pool that several sequences of one model share.
+    ///
+    /// # Panics
+    /// If the pool was made for a model of other layers.
+    pub fn in_pool(decoder: Arc<Decoder>, pool: &Pool) -> Self {
+        assert_eq!(pool.layout().layers, decoder.layout(KvType::default()).layers, "a pool of this model");
         Self {
-            cache: decoder.cache(),
+            cache: SequenceCache::new(pool),
             decoder,
             tokens: Vec::new(),
+            lost: Vec::new(),
+            memory: Memory::default(),
             encoded_length: 0,
             expected_length: 0,
             chunk: PREFILL_CHUNK,
@@ -40,8 +60,10 @@ impl Session {
     }
 
     /// The same, keeping keys and values as `kept`. What has been fed is fed again with the next tokens.
-    pub fn with_kv_type(self, kept: KvType) -> Self {
-        Self { cache: self.decoder.cache_of(kept), ..self }
+    pub fn with_kv_type(mut self, kept: KvType) -> Self {
+        self.lose();
+        self.cache = SequenceCache::new(&Pool::new(self.decoder.layout(kept)));
+        self
     }
 
     /// The same, feeding at most `chunk` tokens through the layers at a time.
@@ -60,9 +82,14 @@ impl Session {
         Self { cancel: Some(cancel), ..self }
     }
 
-    /// Every token of the sequence so far.
+    /// Every token that is remembered, or has been accepted and goes through the layers next.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// What the model remembers of them.
+    pub fn cache(&self) -> &SequenceCache {
+        &self.cache
     }
 
     /// Bytes its keys and values take.
@@ -91,15 +118,85 @@ impl Session {
     pub fn rewind(&mut self, len: usize) {
         self.tokens.truncate(len);
         if self.cache.len() > self.tokens.len() && !self.cache.rewind(self.tokens.len()) {
-            // The next feed computes again what the cache lacks.
-            self.cache.clear();
+            self.lose();
         }
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.tokens.clear();
+        self.lost.clear();
         self.cache.clear();
+    }
+
+    /// Computes everything again that is visible, as if nothing else had ever been said: what is hidden is
+    /// forgotten.
+    pub fn encode_again(&mut self) -> Result<(), RuntimeError> {
+        self.lose();
+        self.arrange(0).map(drop)
+    }
+
+    /// Takes everything through the layers that has been accepted and has not been through them.
+    pub(crate) fn settle(&mut self) -> Result<(), RuntimeError> {
+        self.arrange(0)?;
+        if self.behind() > 0 {
+            self.go_on_with_a_turn();
+            self.make_room(self.behind())?;
+            let length = self.arrange(0)?;
+            self.pass_all(self.cache.len()..self.tokens.len(), length)?;
+        }
+        Ok(())
+    }
+
+    /// Feeds tokens to the turn that was begun, whatever it is, and asks for no logits. Everything before them has been
+    /// through the layers.
+    pub(crate) fn append_all(&mut self, tokens: &[u32]) -> Result<(), RuntimeError> {
+        let start = self.tokens.len();
+        self.tokens.extend_from_slice(tokens);
+        let length = self.expected_length.max(self.cache.position() + tokens.len()).max(self.encoded_length);
+        let done = self.pass_all(start..start + tokens.len(), length);
+        if done.is_err() {
+            self.rewind(start);
+        }
+        done
+    }
+
+    pub(crate) fn encoded_length(&self) -> usize {
+        self.encoded_length
+    }
+
+    /// Empties the cache. What was visible stays to be found again.
+    pub(crate) fn lose(&mut self) {
+        if self.cache.is_empty() {
+            return;
+        }
+        self.lost = self.cache.turns().filter(|turn| turn.hidden.is_none()).cloned().collect();
+        let mut visible = self.cache.visible();
+        self.tokens.retain(|_| visible.next().unwrap_or(true));
+        drop(visible);
+        self.cache.clear();
+    }
+
+    /// Takes what was lost through the layers again.
+    fn find(&mut self, length: usize) -> Result<(), RuntimeError> {
+        for turn in std::mem::take(&mut self.lost) {
+            let start = self.cache.len();
+            // The sequence may have gone back into a turn before it was lost.
+            let end = self.tokens.len().min(start + turn.tokens);
+            if start < end {
+                self.cache.resume_turn(turn);
+                self.pass_all(start..end, length)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pass_all(&mut self, tokens: Range<usize>, length: usize) -> Result<(), RuntimeError> {
+        for start in tokens.clone().step_by(self.chunk) {
+            let piece = self.tokens[start..tokens.end.min(start + self.chunk)].to_vec();
+            self.pass(&piece, length, Wanted::Last)?;
+        }
+        Ok(())
     }
 
     fn feed_each(
@@ -111,15 +208,14 @@ impl Session {
         if tokens.is_empty() {
             return Err(ModelError::NoTokens.into());
         }
-        let length = self.expected_length.max(self.tokens.len() + tokens.len());
-        let epoch = |length| self.decoder.config().position_epoch(length);
-        if epoch(self.encoded_length) != epoch(length) {
-            self.cache.clear();
+        let mut length = self.arrange(tokens.len())?;
+        self.go_on_with_a_turn();
+        if self.make_room(self.behind() + tokens.len())? {
+            length = self.arrange(tokens.len())?;
         }
-        self.encoded_length = length;
         let vocab = self.decoder.config().vocab_size;
         // Tokens that were accepted before without going through the layers come first, and unasked for.
-        let mut behind = self.tokens.len() - self.cache.len();
+        let mut behind = self.behind();
         let mut rest: Vec<u32> = self.tokens[self.cache.len()..].iter().chain(tokens).copied().collect();
         let mut pieces = 0;
         while !rest.is_empty() {
@@ -140,6 +236,32 @@ impl Session {
         Ok(())
     }
 
+    /// Brings what is remembered to mean what it means once so many tokens have been added. Returns how long the
+    /// sequence is then.
+    fn arrange(&mut self, added: usize) -> Result<usize, RuntimeError> {
+        let length = self.expected_length.max(self.cache.position() + self.behind() + added);
+        let epoch = |length| self.decoder.config().position_epoch(length);
+        if epoch(self.encoded_length) != epoch(length) {
+            self.lose();
+        }
+        self.encoded_length = length;
+        self.find(length)?;
+        Ok(length)
+    }
+
+    /// Tokens that were accepted and have not gone through the layers.
+    fn behind(&self) -> usize {
+        self.tokens.len() - self.cache.len()
+    }
+
+    /// What comes behind a fact is no part of it.
+    fn go_on_with_a_turn(&mut self) {
+        let last = self.cache.turns().last();
+        if last.is_some_and(|turn| turn.kind == TurnKind::Fact && turn.tokens > 0) {
+            self.cache.begin_turn(TurnKind::Turn, Vec::new());
+        }
+    }
+
     /// The first piece always goes through, so that a feed of a single token cannot be refused.
     fn check_cancelled(&self, index: usize) -> Result<(), RuntimeError> {
         match &self.cancel {
@@ -150,9 +272,9 @@ impl Session {
 
     fn pass(&mut self, tokens: &[u32], length: usize, wanted: Wanted) -> Result<Tensor<2>, RuntimeError> {
         let logits = self.decoder.forward(tokens, length, &mut self.cache, wanted);
-        if logits.is_err() {
-            // Some layers may have seen the tokens and others not.
-            self.cache.clear();
+        if logits.is_err() && !self.cache.rewind(self.cache.len()) {
+            // Some layers have seen the tokens and others not.
+            self.lose();
         }
         Ok(logits?)
     }

@@ -2,14 +2,14 @@ use std::ops::Range;
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{DType, Shape, Tensor, TensorData};
 use rayon::prelude::*;
 
-use super::kernel::{Gathered, Scene, Tile};
+use super::kernel::{Block, Gathered, Place, Scene, Tile};
 use super::merge::Parts;
 use super::rows::StoredRows;
 use super::stored::Held;
-use super::{AttendOps, Attending, Visibility};
+use super::{AttendOps, Attended, Attending, Span, Stored, Visibility};
 use crate::flex::{dims, elements, tensor};
 use crate::simd::{Kernel, Lanes, dispatch};
 
@@ -20,6 +20,9 @@ const SINGLE_THREAD_WORK: usize = 1 << 17;
 /// them, few enough to stay in the second-level cache with what they gather.
 const TILE_QUERIES: usize = 128;
 
+/// Blocks that a thread gathers from before what they gave is put together.
+const BLOCKS_PER_THREAD: usize = 8;
+
 impl AttendOps for Flex {
     fn attend_span(
         query: FlexTensor,
@@ -29,27 +32,8 @@ impl AttendOps for Flex {
         visible: Option<Visibility>,
         attending: Attending,
     ) -> (FlexTensor, FlexTensor) {
-        let query = query.to_contiguous();
-        assert_eq!(query.dtype(), DType::F32, "queries are f32");
-        let [rows, heads, head_dim] = dims(&query);
-        let [kv_heads, positions, _] = match &keys {
-            Held::Float(keys) => dims(keys),
-            Held::Bytes { words, .. } => dims(words),
-        };
-        let scene = Scene {
-            queries: elements(&query),
-            heads,
-            kv_heads,
-            head_dim,
-            keys: StoredRows::new(keys),
-            values: StoredRows::new(values),
-            positions,
-            position,
-            visible: visible.as_ref(),
-            attending,
-        };
-        let (output, log_sum_exp) = attend(&scene, rows);
-        (tensor(output, [rows, heads, head_dim]), tensor(log_sum_exp, [rows, heads]))
+        let place = Place::new(keys, values, position, visible.as_ref());
+        attend(query, vec![place], attending)
     }
 
     fn merge(outputs: FlexTensor, log_sum_exps: FlexTensor, rows: usize) -> (FlexTensor, FlexTensor) {
@@ -85,6 +69,51 @@ impl AttendOps for Flex {
     }
 }
 
+/// See [`attend`](super::attend): all spans as one.
+///
+/// # Panics
+/// If the tensors are not all on Flex, as operations of Burn do for tensors of different devices.
+pub(super) fn attend_spans(query: Tensor<3>, spans: &[Span], attending: Attending) -> Attended {
+    let on_flex = "all tensors of an attention are on one device";
+    let float = |tensor: &Tensor<3>| tensor.clone().try_into_primitive::<Flex>().expect(on_flex);
+    let held = |stored: &Stored| match stored {
+        Stored::Float(values) => Held::Float(float(values)),
+        Stored::Bytes { words, scales } => Held::Bytes {
+            words: words.clone().try_into_primitive::<Flex>().expect(on_flex),
+            scales: scales.clone().try_into_primitive::<Flex>().expect(on_flex),
+        },
+    };
+    let places = spans
+        .iter()
+        .map(|span| Place::new(held(&span.keys), held(&span.values), span.position, span.visible.as_ref()))
+        .collect();
+    let (output, log_sum_exp) = attend(float(&query), places, attending);
+    Attended {
+        output: Tensor::from_primitive::<Flex>(output),
+        log_sum_exp: Tensor::from_primitive::<Flex>(log_sum_exp),
+    }
+}
+
+impl<'a> Place<'a> {
+    fn new(keys: Held<Flex>, values: Held<Flex>, position: usize, visible: Option<&'a Visibility>) -> Self {
+        let [_, positions, _] = match &keys {
+            Held::Float(keys) => dims(keys),
+            Held::Bytes { words, .. } => dims(words),
+        };
+        Self { keys: StoredRows::new(keys), values: StoredRows::new(values), positions, position, visible }
+    }
+}
+
+fn attend(query: FlexTensor, spans: Vec<Place<'_>>, attending: Attending) -> (FlexTensor, FlexTensor) {
+    let query = query.to_contiguous();
+    assert_eq!(query.dtype(), DType::F32, "queries are f32");
+    let [rows, heads, head_dim] = dims(&query);
+    let kv_heads = spans.first().map_or(heads, |span| span.keys.heads());
+    let scene = Scene { queries: elements(&query), heads, kv_heads, head_dim, spans, attending };
+    let (output, log_sum_exp) = gather(&scene, rows);
+    (tensor(output, [rows, heads, head_dim]), tensor(log_sum_exp, [rows, heads]))
+}
+
 /// Some rows and one head of keys, and where their results go: a slice for every row.
 struct Task<'a> {
     kv_head: usize,
@@ -106,8 +135,9 @@ impl Task<'_> {
     }
 }
 
-fn attend(scene: &Scene<'_>, rows: usize) -> (Vec<f32>, Vec<f32>) {
-    let Scene { heads, head_dim, positions, .. } = *scene;
+fn gather(scene: &Scene<'_>, rows: usize) -> (Vec<f32>, Vec<f32>) {
+    let Scene { heads, head_dim, .. } = *scene;
+    let positions: usize = scene.spans.iter().map(|span| span.positions).sum();
     let mut output = vec![0.0; rows * heads * head_dim];
     let mut log_sum_exp = vec![0.0; rows * heads];
     let mut tasks = tasks(scene, rows, &mut output, &mut log_sum_exp);
@@ -121,19 +151,8 @@ fn attend(scene: &Scene<'_>, rows: usize) -> (Vec<f32>, Vec<f32>) {
         tasks.par_iter_mut().for_each(|task| dispatch(AllBlocks { scene, task }));
     } else {
         // Too few for all threads: the blocks apart, and put together in their order.
-        let mut blocks: Vec<_> = tasks
-            .iter()
-            .enumerate()
-            .flat_map(|(index, task)| scene.blocks(&task.rows).map(move |block| (index, block)))
-            .map(|(index, block)| (index, block, scene.nothing_gathered(&tasks[index].rows)))
-            .collect();
-        blocks.par_iter_mut().for_each(|(index, block, gathered)| {
-            let tile = Tile::new(scene, tasks[*index].kv_head, tasks[*index].rows.clone());
-            dispatch(OneBlock { tile, block: *block, gathered });
-        });
-        for (task, of_task) in tasks.iter_mut().enumerate() {
-            let parts = blocks.iter().filter(|(index, ..)| *index == task).map(|(.., part)| part).collect();
-            dispatch(Join { scene, parts, task: of_task });
+        for task in &mut tasks {
+            gather_in_waves(scene, task, threads);
         }
     }
     drop(tasks);
@@ -190,35 +209,49 @@ impl Kernel for AllBlocks<'_, '_> {
     }
 }
 
+/// A task by all threads: as many blocks at a time as keep them busy, so that what blocks give takes room for a few of
+/// them however long the spans are.
+fn gather_in_waves(scene: &Scene<'_>, task: &mut Task<'_>, threads: usize) {
+    let blocks: Vec<Block> = scene.blocks(&task.rows).collect();
+    let mut tiles: Vec<_> = (0..blocks.len().min(threads * BLOCKS_PER_THREAD))
+        .map(|_| (Tile::new(scene, task.kv_head, task.rows.clone()), scene.nothing_gathered(&task.rows)))
+        .collect();
+    let mut all = scene.nothing_gathered(&task.rows);
+    for wave in blocks.chunks(tiles.len().max(1)) {
+        tiles.par_iter_mut().zip(wave).for_each(|((tile, gathered), block)| {
+            dispatch(OneBlock { tile, block: *block, gathered });
+        });
+        dispatch(Join { parts: &tiles[..wave.len()], all: &mut all });
+    }
+    task.finish(&all, scene.head_dim);
+}
+
 /// What a tile gathers from one block.
-struct OneBlock<'a> {
-    tile: Tile<'a>,
-    block: usize,
+struct OneBlock<'a, 'b> {
+    tile: &'a mut Tile<'b>,
+    block: Block,
     gathered: &'a mut Gathered,
 }
 
-impl Kernel for OneBlock<'_> {
+impl Kernel for OneBlock<'_, '_> {
     #[inline(always)]
-    fn run<L: Lanes>(mut self) {
+    fn run<L: Lanes>(self) {
         self.tile.gather::<L>(self.block, self.gathered);
     }
 }
 
-/// A task whose blocks have been gathered.
+/// What blocks of a wave have given, added in their order.
 struct Join<'a, 'b> {
-    scene: &'a Scene<'a>,
-    parts: Vec<&'a Gathered>,
-    task: &'a mut Task<'b>,
+    parts: &'a [(Tile<'b>, Gathered)],
+    all: &'a mut Gathered,
 }
 
 impl Kernel for Join<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let mut all = self.scene.nothing_gathered(&self.task.rows);
-        for part in self.parts {
-            all.add(part);
+        for (_, part) in self.parts {
+            self.all.add(part);
         }
-        self.task.finish(&all, self.scene.head_dim);
     }
 }
 
@@ -244,8 +277,9 @@ mod tests {
         };
         let query = of(scene.queries, row * HEADS + head);
         let (mut output, mut total) = (vec![0.0; head_dim], 0.0);
-        for index in scene.attending.visible(row, scene.position, POSITIONS) {
-            if !scene.visible.is_none_or(|visible| visible.contains(index)) {
+        let place = &scene.spans[0];
+        for index in scene.attending.visible(row, place.position, POSITIONS) {
+            if !place.visible.is_none_or(|visible| visible.contains(index)) {
                 continue;
             }
             let at = head / (HEADS / KV_HEADS) * POSITIONS + index;
@@ -280,11 +314,7 @@ mod tests {
                     heads: HEADS,
                     kv_heads: KV_HEADS,
                     head_dim,
-                    keys: StoredRows::new(held(&keys)),
-                    values: StoredRows::new(held(&values)),
-                    positions: POSITIONS,
-                    position: 3,
-                    visible,
+                    spans: vec![Place::new(held(&keys), held(&values), 3, visible)],
                     attending: Attending { position: POSITIONS - 2, window, scale: 0.2, softcap },
                 };
                 let kinds = std::cell::RefCell::new(Vec::new());

@@ -23,13 +23,26 @@ pub(super) struct Scene<'a> {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    pub spans: Vec<Place<'a>>,
+    pub attending: Attending,
+}
+
+/// A span, as the kernel reads it.
+pub(super) struct Place<'a> {
     pub keys: StoredRows,
     pub values: StoredRows,
     pub positions: usize,
     /// The position of the first key.
     pub position: usize,
     pub visible: Option<&'a Visibility>,
-    pub attending: Attending,
+}
+
+/// Up to [`BLOCK`] positions of a span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Block {
+    pub span: usize,
+    /// Counted from the start of the span.
+    pub index: usize,
 }
 
 impl Scene<'_> {
@@ -43,12 +56,13 @@ impl Scene<'_> {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Blocks of which some rows may see something.
-    pub fn blocks(&self, rows: &Range<usize>) -> Range<usize> {
-        let Self { position, positions, attending, .. } = *self;
-        let first = attending.visible(rows.start, position, positions);
-        let last = attending.visible(rows.end - 1, position, positions);
-        first.start / BLOCK..last.end.div_ceil(BLOCK)
+    /// Blocks of which some rows may see something, in order.
+    pub fn blocks(&self, rows: &Range<usize>) -> impl Iterator<Item = Block> {
+        self.spans.iter().enumerate().flat_map(|(span, place)| {
+            let seen = |row| self.attending.visible(row, place.position, place.positions);
+            let blocks = seen(rows.start).start / BLOCK..seen(rows.end - 1).end.div_ceil(BLOCK);
+            blocks.map(move |index| Block { span, index })
+        })
     }
 
     /// Room for what some rows gather with one head of keys.
@@ -136,7 +150,7 @@ pub(super) struct Tile<'a> {
     seen: Vec<Range<usize>>,
     /// `[PANEL, width]`: keys or values that are not stored as they are computed with.
     panel: Vec<f32>,
-    /// The visible positions of a block, as indices from the start of the span.
+    /// The visible positions of a block, as indices from the start of its span.
     slots: Vec<usize>,
 }
 
@@ -165,14 +179,15 @@ impl<'a> Tile<'a> {
 
     /// Replaces what `gathered` holds by what the queries gather from one block.
     #[inline(always)]
-    pub fn gather<L: Lanes>(&mut self, block: usize, gathered: &mut Gathered) {
+    pub fn gather<L: Lanes>(&mut self, block: Block, gathered: &mut Gathered) {
         gathered.sums.fill(0.0);
         gathered.highest.fill(f32::NEG_INFINITY);
         gathered.totals.fill(0.0);
-        let all = self.look(block);
+        let place = &self.scene.spans[block.span];
+        let all = self.look(place, block.index);
         let mut at = all.start / PANEL * PANEL;
         while at < all.end {
-            self.score_panel::<L>(at..(at + PANEL).min(all.end));
+            self.score_panel::<L>(place, at..(at + PANEL).min(all.end));
             at += PANEL;
         }
         for query in 0..self.seen.len() {
@@ -182,26 +197,26 @@ impl<'a> Tile<'a> {
         }
         let mut at = all.start / PANEL * PANEL;
         while at < all.end {
-            self.sum_panel::<L>(at..(at + PANEL).min(all.end), &mut gathered.sums);
+            self.sum_panel::<L>(place, at..(at + PANEL).min(all.end), &mut gathered.sums);
             at += PANEL;
         }
     }
 
     /// Finds the visible positions of a block and what each query sees of them. Returns what any of them sees.
     #[inline(always)]
-    fn look(&mut self, block: usize) -> Range<usize> {
+    fn look(&mut self, place: &Place<'_>, block: usize) -> Range<usize> {
         let scene = self.scene;
         let start = block * BLOCK;
-        let end = scene.positions.min(start + BLOCK);
+        let end = place.positions.min(start + BLOCK);
         self.slots.clear();
-        match scene.visible {
+        match place.visible {
             None => self.slots.extend(start..end),
             Some(visible) => self.slots.extend((start..end).filter(|index| visible.contains(*index))),
         }
         let (mut from, mut to) = (usize::MAX, 0);
         for (row, seen) in self.rows.clone().zip(self.seen.chunks_exact_mut(scene.sharing())) {
-            let visible = scene.attending.visible(row, scene.position, scene.positions);
-            let (first, last) = match scene.visible {
+            let visible = scene.attending.visible(row, place.position, place.positions);
+            let (first, last) = match place.visible {
                 None => (visible.start.clamp(start, end) - start, visible.end.clamp(start, end) - start),
                 Some(_) => (
                     self.slots.partition_point(|slot| *slot < visible.start),
@@ -219,12 +234,12 @@ impl<'a> Tile<'a> {
 
     /// The scores of some slots, before they are scaled.
     #[inline(always)]
-    fn score_panel<L: Lanes>(&mut self, slots: Range<usize>) {
+    fn score_panel<L: Lanes>(&mut self, place: &Place<'_>, slots: Range<usize>) {
         let (scene, head, width) = (self.scene, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
         let products = Products { queries: &self.queries, seen: &self.seen, slots, width };
-        if in_place::<L>(&scene.keys, self.seen.len()) && width == scene.head_dim {
-            match &scene.keys {
+        if in_place::<L>(&place.keys, self.seen.len()) && width == scene.head_dim {
+            match &place.keys {
                 StoredRows::F32(rows) => {
                     products.score::<L, _>(&rows.in_place::<f32>(head, at), &mut self.scores)
                 }
@@ -236,7 +251,7 @@ impl<'a> Tile<'a> {
                 }
             }
         } else {
-            let converted = convert::<L>(&scene.keys, head, at, scene.head_dim, &mut self.panel, width);
+            let converted = convert::<L>(&place.keys, head, at, scene.head_dim, &mut self.panel, width);
             products.score::<L, _>(&converted, &mut self.scores);
         }
     }
@@ -284,12 +299,12 @@ impl<'a> Tile<'a> {
 
     /// Adds the weighted values of some slots.
     #[inline(always)]
-    fn sum_panel<L: Lanes>(&mut self, slots: Range<usize>, sums: &mut [f32]) {
+    fn sum_panel<L: Lanes>(&mut self, place: &Place<'_>, slots: Range<usize>, sums: &mut [f32]) {
         let (scene, head, width) = (self.scene, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
         let weighted = Weighted { weights: &self.scores, seen: &self.seen, slots, width };
-        if in_place::<L>(&scene.values, self.seen.len()) && width == scene.head_dim {
-            match &scene.values {
+        if in_place::<L>(&place.values, self.seen.len()) && width == scene.head_dim {
+            match &place.values {
                 StoredRows::F32(rows) => weighted.sum::<L, _>(&rows.in_place::<f32>(head, at), sums),
                 StoredRows::F16(rows) => weighted.sum::<L, _>(&rows.in_place::<u16>(head, at), sums),
                 StoredRows::Bytes { bytes, scales } => {
@@ -297,7 +312,7 @@ impl<'a> Tile<'a> {
                 }
             }
         } else {
-            let converted = convert::<L>(&scene.values, head, at, scene.head_dim, &mut self.panel, width);
+            let converted = convert::<L>(&place.values, head, at, scene.head_dim, &mut self.panel, width);
             weighted.sum::<L, _>(&converted, sums);
         }
     }

@@ -84,6 +84,13 @@ impl Span {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Panics unless queries of this shape can attend to it.
+    fn check(&self, heads: usize, head_dim: usize) {
+        self.keys.check(heads, self.len(), head_dim);
+        self.values.check(heads, self.len(), head_dim);
+        assert_eq!(self.keys.kv_heads(), self.values.kv_heads(), "as many heads of keys as of values");
+    }
 }
 
 /// What rows have gathered from one span or several.
@@ -112,16 +119,19 @@ impl Attended {
 /// On the CPU a row's result does not depend on the rows beside it or on the number of threads.
 pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attending: Attending) -> Tensor<2> {
     let [rows, heads, head_dim] = query.dims();
-    let mut parts: Vec<_> = spans.iter().map(|span| attend_span(query.clone(), span, attending)).collect();
-    let attended = match (parts.pop(), sinks) {
-        (None, _) => Attended::nothing([rows, heads, head_dim], &query.device()),
-        (Some(only), None) if parts.is_empty() => only,
-        (Some(last), sinks) => {
-            parts.push(last);
-            merge_with(parts, sinks)
+    let nothing = || Attended::nothing([rows, heads, head_dim], &query.device());
+    let parts = if is_flex(&query.device()) {
+        for span in spans {
+            span.check(heads, head_dim);
         }
+        let empty = rows * heads * head_dim == 0 || spans.iter().all(Span::is_empty);
+        vec![if empty { nothing() } else { flex::attend_spans(query.clone(), spans, attending) }]
+    } else if spans.is_empty() {
+        vec![nothing()]
+    } else {
+        spans.iter().map(|span| attend_span(query.clone(), span, attending)).collect()
     };
-    attended.output.reshape([rows, heads * head_dim])
+    merge_with(parts, sinks).output.reshape([rows, heads * head_dim])
 }
 
 /// What the rows gather from one span; see [`attend`].
@@ -131,9 +141,7 @@ pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attend
 pub fn attend_span(query: Tensor<3>, span: &Span, attending: Attending) -> Attended {
     let [rows, heads, head_dim] = query.dims();
     let positions = span.len();
-    span.keys.check(heads, positions, head_dim);
-    span.values.check(heads, positions, head_dim);
-    assert_eq!(span.keys.kv_heads(), span.values.kv_heads(), "as many heads of keys as of values");
+    span.check(heads, head_dim);
     if rows * heads * head_dim * positions == 0 {
         return Attended::nothing([rows, heads, head_dim], &query.device());
     }

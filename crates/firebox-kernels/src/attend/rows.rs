@@ -54,6 +54,12 @@ impl StoredRows {
         }
     }
 
+    /// How many heads there are.
+    pub fn heads(&self) -> usize {
+        let (Self::F32(rows) | Self::F16(rows) | Self::Bytes { bytes: rows, .. }) = self;
+        rows.tensor.layout().shape().dims::<3>()[0]
+    }
+
     /// Converts a row, of which `row` takes as much as it has room for.
     #[inline(always)]
     pub fn convert<L: Lanes>(&self, head: usize, position: usize, row: &mut [f32]) {

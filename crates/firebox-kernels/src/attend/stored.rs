@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{DType, Int, Tensor};
@@ -41,6 +43,40 @@ impl Stored {
         match self {
             Self::Float(values) => values.clone().cast(DType::F32),
             Self::Bytes { words, scales } => reference::dequantize(words.clone(), scales.clone(), head_dim),
+        }
+    }
+
+    /// Some of the positions, where they lie.
+    pub fn part(&self, positions: Range<usize>) -> Self {
+        let (start, count) = (positions.start, positions.len());
+        if start == 0 && count == self.positions() {
+            return self.clone();
+        }
+        match self {
+            Self::Float(values) => Self::Float(values.clone().narrow(1, start, count)),
+            Self::Bytes { words, scales } => Self::Bytes {
+                words: words.clone().narrow(1, start, count),
+                scales: scales.clone().narrow(1, start, count),
+            },
+        }
+    }
+
+    /// Writes what is stored alike over the positions from `at` on: in place, where nobody else holds the numbers.
+    ///
+    /// # Panics
+    /// If one are floats and the other bytes.
+    pub fn assign(&mut self, at: usize, added: Self) {
+        match (self, added) {
+            (Self::Float(values), Self::Float(added)) => {
+                let [heads, count, width] = added.dims();
+                values.inplace(|values| values.slice_assign([0..heads, at..at + count, 0..width], added));
+            }
+            (Self::Bytes { words, scales }, Self::Bytes { words: added_words, scales: added_scales }) => {
+                let [heads, count, width] = added_words.dims();
+                words.inplace(|words| words.slice_assign([0..heads, at..at + count, 0..width], added_words));
+                scales.inplace(|scales| scales.slice_assign([0..heads, at..at + count], added_scales));
+            }
+            _ => panic!("floats and bytes do not mix"),
         }
     }
 

@@ -1,0 +1,63 @@
+use std::ops::Range;
+use std::sync::Arc;
+
+use firebox_kernels::attend::{Stored, Visibility};
+
+use crate::page::Page;
+
+/// Keys and values of consecutive positions that lie together.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    pub source: Source,
+    pub slots: Range<usize>,
+    /// Of the first slot.
+    pub position: usize,
+    /// Which slots may be seen; absent means all.
+    pub visible: Option<Visibility>,
+    /// Whether no slot may be seen.
+    pub hidden: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Source {
+    Page(Arc<Page>),
+    Mapped(Arc<Mapped>),
+}
+
+/// Keys and values that are only read, in files that are mapped, for example. Sequences share them.
+#[derive(Debug)]
+pub struct Mapped {
+    /// Keys and values of every layer, `[kv_heads, positions, head_dim]`; absent for recurrent ones.
+    pub layers: Vec<Option<(Stored, Stored)>>,
+}
+
+impl Run {
+    pub fn new(source: Source, slots: Range<usize>, position: usize) -> Self {
+        Self { source, slots, position, visible: None, hidden: false }
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The position after the last.
+    pub fn end(&self) -> usize {
+        self.position + self.len()
+    }
+
+    /// Some of its slots, counted from its first.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let slots = self.slots.start + range.start..self.slots.start + range.end;
+        Self::new(self.source.clone(), slots, self.position + range.start)
+    }
+
+    pub fn read(&self, layer: usize) -> Option<(Stored, Stored)> {
+        match &self.source {
+            Source::Page(page) => page.read(layer, &self.slots),
+            Source::Mapped(mapped) => {
+                let (keys, values) = mapped.layers.get(layer)?.as_ref()?;
+                Some((keys.part(self.slots.clone()), values.part(self.slots.clone())))
+            }
+        }
+    }
+}
