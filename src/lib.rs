@@ -20,10 +20,11 @@
 //! ```
 
 pub use firebox_runtime::{
-    Divergence, EmbeddingVerification, Finish, Generation, GenerationConfig, LogitVerification, Model,
-    Perplexity, Piece, Prefill, RuntimeError, Sampler, SamplerConfig, Session, Summary, Verification,
-    anonymous_bytes, available_devices, device, expected_input_ids, likeliest, mapped_file_bytes,
-    peak_resident_bytes, perplexity, verify_against,
+    Afterwards, AttentionSinks, Divergence, EmbeddingVerification, EvictionPolicy, Finish, Generation,
+    GenerationConfig, Hidden, KvType, LogitVerification, Model, Perplexity, Piece, Pool, Prefill, Role,
+    RuntimeError, Sampler, SamplerConfig, Session, SlidingWindow, Summary, Truncation, Turn, TurnId,
+    TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids,
+    likeliest, mapped_file_bytes, peak_resident_bytes, perplexity, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.

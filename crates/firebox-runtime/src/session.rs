@@ -167,7 +167,7 @@ impl Session {
 
     /// Empties the cache. What was visible stays to be found again.
     pub(crate) fn lose(&mut self) {
-        if self.cache.is_empty() {
+        if self.cache.is_empty() && self.cache.position() == 0 {
             return;
         }
         self.lost = self.cache.turns().filter(|turn| turn.hidden.is_none()).cloned().collect();
@@ -183,10 +183,8 @@ impl Session {
             let start = self.cache.len();
             // The sequence may have gone back into a turn before it was lost.
             let end = self.tokens.len().min(start + turn.tokens);
-            if start < end {
-                self.cache.resume_turn(turn);
-                self.pass_all(start..end, length)?;
-            }
+            self.cache.resume_turn(turn);
+            self.pass_all(start..end, length)?;
         }
         Ok(())
     }
@@ -254,10 +252,10 @@ impl Session {
         self.tokens.len() - self.cache.len()
     }
 
-    /// What comes behind a fact is no part of it.
+    /// What comes behind a fact is no part of it, and what comes behind a hidden turn is not hidden.
     fn go_on_with_a_turn(&mut self) {
-        let last = self.cache.turns().last();
-        if last.is_some_and(|turn| turn.kind == TurnKind::Fact && turn.tokens > 0) {
+        let closed = |turn: &Turn| turn.tokens > 0 && turn.kind == TurnKind::Fact || turn.hidden.is_some();
+        if self.cache.turns().last().is_some_and(closed) {
             self.cache.begin_turn(TurnKind::Turn, Vec::new());
         }
     }

@@ -1,0 +1,136 @@
+use super::arithmetic::{Matrix, Norm, dot, sigmoid};
+
+/// Rotary positions: pairs of a head's elements are turned by an angle that grows with the position.
+#[derive(Debug)]
+pub struct Rope {
+    /// Radians per position of each pair; element `i` pairs with element `i + frequencies.len()`.
+    pub frequencies: Vec<f32>,
+}
+
+/// Cosine and sine of the angle of each pair at one position.
+#[derive(Debug)]
+pub struct Turn(Vec<(f64, f64)>);
+
+impl Rope {
+    pub fn turn(&self, position: usize) -> Turn {
+        // Products in f32, as the implementation that models are trained with has them: at large positions their
+        // rounding turns a pair by more than any tolerance.
+        let angles = self.frequencies.iter().map(|frequency| f64::from(position as f32 * frequency));
+        Turn(angles.map(|angle| (angle.cos(), angle.sin())).collect())
+    }
+}
+
+impl Turn {
+    /// Turns one head; what lies beyond the pairs stays.
+    fn of(&self, head: &[f64]) -> Vec<f64> {
+        let mut turned = head.to_vec();
+        let half = self.0.len();
+        for (pair, (cos, sin)) in self.0.iter().enumerate() {
+            let (a, b) = (head[pair], head[pair + half]);
+            turned[pair] = a * cos - b * sin;
+            turned[pair + half] = b * cos + a * sin;
+        }
+        turned
+    }
+}
+
+/// Grouped-query attention.
+#[derive(Debug)]
+pub struct Attention {
+    pub query: Matrix,
+    pub key: Matrix,
+    pub value: Matrix,
+    pub output: Matrix,
+    pub query_norm: Option<Norm>,
+    pub key_norm: Option<Norm>,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// A position sees itself and this many less one before it.
+    pub window: Option<usize>,
+    /// Whether every head's query comes with a gate for its output.
+    pub gated: bool,
+}
+
+/// Key and value of one step, of all heads; the key before its rotation.
+#[derive(Debug, Clone)]
+pub struct Kept {
+    key: Vec<f64>,
+    value: Vec<f64>,
+}
+
+/// A step as a query meets it.
+#[derive(Debug)]
+pub struct Seen {
+    pub step: usize,
+    pub position: usize,
+    pub turn: Turn,
+}
+
+impl Attention {
+    pub fn keep(&self, x: &[f64]) -> Kept {
+        let key = self.key.times(x);
+        let key = match &self.key_norm {
+            Some(norm) => norm.of_heads(&key),
+            None => key,
+        };
+        Kept { key, value: self.value.times(x) }
+    }
+
+    /// What the query of the last of `seen` gathers from all of them.
+    pub fn read(&self, x: &[f64], kept: &[Kept], seen: &[Seen]) -> Vec<f64> {
+        let own = seen.last().expect("a query sees at least itself");
+        let within_window =
+            |seen: &&Seen| self.window.is_none_or(|window| seen.position + window > own.position);
+        let seen: Vec<&Seen> = seen.iter().filter(within_window).collect();
+        let (queries, gates) = self.queries(x);
+        let mut gathered = Vec::new();
+        for kv_head in 0..self.kv_heads {
+            let of_head = kv_head * self.head_dim..(kv_head + 1) * self.head_dim;
+            let keys: Vec<Vec<f64>> =
+                seen.iter().map(|seen| seen.turn.of(&kept[seen.step].key[of_head.clone()])).collect();
+            let sharing = self.heads / self.kv_heads;
+            for query in &queries[kv_head * sharing..(kv_head + 1) * sharing] {
+                let query = own.turn.of(query);
+                let scale = 1.0 / (self.head_dim as f64).sqrt();
+                let scores: Vec<f64> = keys.iter().map(|key| dot(&query, key) * scale).collect();
+                let weights = softmax(&scores);
+                let mut sum = vec![0.0; self.head_dim];
+                for (weight, seen) in weights.iter().zip(&seen) {
+                    for (sum, value) in sum.iter_mut().zip(&kept[seen.step].value[of_head.clone()]) {
+                        *sum += weight * value;
+                    }
+                }
+                gathered.extend(sum);
+            }
+        }
+        for (gathered, gate) in gathered.iter_mut().zip(gates) {
+            *gathered *= sigmoid(gate);
+        }
+        self.output.times(&gathered)
+    }
+
+    /// The queries of all heads before their rotation, and what gates the output: nothing where it is not gated.
+    fn queries(&self, x: &[f64]) -> (Vec<Vec<f64>>, Vec<f64>) {
+        let projected = self.query.times(x);
+        let (mut queries, mut gates) = (Vec::new(), Vec::new());
+        for head in projected.chunks(projected.len() / self.heads) {
+            let query = &head[..self.head_dim];
+            queries.push(match &self.query_norm {
+                Some(norm) => norm.of(query),
+                None => query.to_vec(),
+            });
+            if self.gated {
+                gates.extend_from_slice(&head[self.head_dim..]);
+            }
+        }
+        (queries, gates)
+    }
+}
+
+fn softmax(scores: &[f64]) -> Vec<f64> {
+    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let powers: Vec<f64> = scores.iter().map(|score| (score - highest).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|power| power / sum).collect()
+}

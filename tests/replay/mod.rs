@@ -1,0 +1,180 @@
+//! What a model should say, in plain loops over f64 that can be checked against the papers.
+//!
+//! Nothing is cached as the library caches it: keys are kept as they were before their rotation and are rotated
+//! anew for every query, and a query sees what its [`Step`] says, whatever came before. That makes it the replay with
+//! which caches that evict, hide, move and fork are compared.
+
+// Every test that includes this uses another part of it.
+#![allow(dead_code)]
+
+mod arithmetic;
+mod attention;
+mod delta;
+mod network;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use network::{Mixer, Network, Noise};
+
+/// One token that went through the model: what it was, and what it saw.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    pub token: u32,
+    /// Of its own query and key.
+    pub position: usize,
+    /// The steps before it whose keys its query met, each with the position that key had at that moment, in any order.
+    /// Its own key is always met and not listed. Layers with a window leave out those whose position is too far back.
+    pub sees: Vec<(usize, usize)>,
+    /// The step after which recurrent layers continue; from nothing where it is absent. Mostly the one before, another
+    /// after a fork or a rebuilt state.
+    pub after: Option<usize>,
+}
+
+impl Step {
+    /// An undisturbed sequence: every token sees all before it, at consecutive positions.
+    pub fn causal(tokens: &[u32]) -> Vec<Self> {
+        let step = |(at, &token): (usize, &u32)| Self {
+            token,
+            position: at,
+            sees: (0..at).map(|earlier| (earlier, earlier)).collect(),
+            after: at.checked_sub(1),
+        };
+        tokens.iter().enumerate().map(step).collect()
+    }
+}
+
+/// A model and the steps it went through.
+#[derive(Debug, Clone)]
+pub struct Naive {
+    network: Arc<Network>,
+    histories: Vec<History>,
+    steps: usize,
+}
+
+/// What one layer has of every step.
+#[derive(Debug, Clone)]
+enum History {
+    Attention(Vec<attention::Kept>),
+    /// Absent where the state was forgotten.
+    Delta(Vec<Option<delta::State>>),
+}
+
+impl Naive {
+    /// Reads a folder with a `config.json` and a `model.safetensors` of f32: llama, mistral, qwen3 or qwen3_5_text.
+    pub fn open(fixture: &Path) -> Self {
+        Self::over(Arc::new(Network::read(fixture, Noise::default())))
+    }
+
+    /// The same with numbers that are off as much as rounding to f32 makes them, or what is computed from them: how far
+    /// its logits are from the exact ones says what rounding can do to them.
+    pub fn rounded(fixture: &Path, seed: u32) -> Self {
+        Self::over(Arc::new(Network::read(fixture, Noise { size: f64::from(f32::EPSILON), seed })))
+    }
+
+    fn over(network: Arc<Network>) -> Self {
+        let history = |mixer: &Mixer| match mixer {
+            Mixer::Attention(_) => History::Attention(Vec::new()),
+            Mixer::Delta(_) => History::Delta(Vec::new()),
+        };
+        let histories = network.layers.iter().map(|layer| history(&layer.mixer)).collect();
+        Self { network, histories, steps: 0 }
+    }
+
+    /// The same model before its first step.
+    pub fn fresh(&self) -> Self {
+        Self::over(self.network.clone())
+    }
+
+    /// How many steps it went through: the index of the next.
+    pub fn len(&self) -> usize {
+        self.steps
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.network.embedding.rows.len()
+    }
+
+    /// The logits after each of some steps, from scratch.
+    pub fn logits(&self, steps: &[Step]) -> Vec<Vec<f64>> {
+        let mut fresh = self.fresh();
+        steps.iter().map(|step| fresh.push(step)).collect()
+    }
+
+    /// Takes one more step and returns the logits after it. It costs its own row, and nothing of earlier steps is
+    /// computed again but their rotations.
+    pub fn push(&mut self, step: &Step) -> Vec<f64> {
+        let index = self.steps;
+        for &(earlier, _) in &step.sees {
+            assert!(earlier < index, "step {index} sees step {earlier}, which is not before it");
+        }
+        if let Some(after) = step.after {
+            assert!(after < index, "step {index} continues after step {after}, which is not before it");
+        }
+        let network = &self.network;
+        let mut seen: Vec<attention::Seen> = step
+            .sees
+            .iter()
+            .map(|&(step, position)| attention::Seen { step, position, turn: network.rope.turn(position) })
+            .collect();
+        seen.push(attention::Seen {
+            step: index,
+            position: step.position,
+            turn: network.rope.turn(step.position),
+        });
+        let mut hidden = network.embedding.rows[step.token as usize].clone();
+        for (layer, history) in network.layers.iter().zip(&mut self.histories) {
+            let x = layer.mixer_norm.of(&hidden);
+            let mixed = match (&layer.mixer, history) {
+                (Mixer::Attention(attention), History::Attention(kept)) => {
+                    kept.push(attention.keep(&x));
+                    attention.read(&x, kept, &seen)
+                }
+                (Mixer::Delta(delta), History::Delta(states)) => {
+                    let before = step.after.map(|after| {
+                        states[after]
+                            .as_ref()
+                            .unwrap_or_else(|| panic!("the state after step {after} was forgotten"))
+                    });
+                    let (read, state) = delta.step(&x, before);
+                    states.push(Some(state));
+                    read
+                }
+                _ => unreachable!("histories are made by the kinds of the layers"),
+            };
+            arithmetic::add(&mut hidden, &mixed);
+            let x = layer.feed_forward_norm.of(&hidden);
+            arithmetic::add(&mut hidden, &layer.feed_forward.of(&x));
+        }
+        self.steps += 1;
+        let unembedding = network.unembedding.as_ref().unwrap_or(&network.embedding);
+        unembedding.times(&network.norm.of(&hidden))
+    }
+
+    /// Forgets recurrent states after steps that nothing will continue from. A state takes kilobytes per layer, which
+    /// over many thousands of steps is more than a test should hold.
+    pub fn forget_states(&mut self, still_needed: impl Fn(usize) -> bool) {
+        for history in &mut self.histories {
+            if let History::Delta(states) = history {
+                for (_, state) in states.iter_mut().enumerate().filter(|(step, _)| !still_needed(*step)) {
+                    *state = None;
+                }
+            }
+        }
+    }
+}
+
+/// The largest difference of two rows of logits, as a fraction of the range of the expected ones.
+pub fn deviation(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len(), "logits of different vocabularies");
+    let (lowest, highest) = expected
+        .iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &logit| (low.min(logit), high.max(logit)));
+    let differences =
+        found.iter().zip(expected).map(|(&found, expected)| (f64::from(found) - expected).abs());
+    // A NaN is as wrong as can be, and no comparison finds it.
+    let worst = differences.fold(0.0, |worst: f64, difference| {
+        worst.max(if difference.is_nan() { f64::INFINITY } else { difference })
+    });
+    worst / (highest - lowest)
+}

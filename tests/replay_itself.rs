@@ -1,0 +1,178 @@
+//! The replay that caches are compared with: it says what the library and the reference say of undisturbed
+//! sequences, and it notices what it is told to see.
+
+#![allow(clippy::unwrap_used)]
+
+mod replay;
+
+use std::path::{Path, PathBuf};
+
+use firebox::{Model, Session, device};
+use replay::{Naive, Step, deviation};
+use safetensors::SafeTensors;
+
+const FIXTURES: [&str; 4] =
+    ["reference/llama", "reference/qwen3", "reference/qwen3_5_text", "variants/mistral-window7-headdim12"];
+
+/// Of the logit range.
+const TOLERANCE: f64 = 1e-4;
+const NOTICEABLE: f64 = 1e-3;
+
+fn path(fixture: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture)
+}
+
+fn session(fixture: &str) -> Session {
+    Model::open(path(fixture), &device("cpu").unwrap()).unwrap().session().unwrap()
+}
+
+fn tokens(count: u32, first: u32) -> Vec<u32> {
+    (0..count).map(|at| (first + at * 37 + at * at) % 160).collect()
+}
+
+/// The largest deviation of any row from what the library says.
+fn from_library(fixture: &str, tokens: &[u32], expected: &[Vec<f64>]) -> f64 {
+    let mut found = Vec::new();
+    session(fixture).feed_each_row(tokens, |logits| found.extend_from_slice(logits)).unwrap();
+    let rows = found.chunks(expected[0].len()).zip(expected);
+    rows.map(|(found, expected)| deviation(found, expected)).fold(0.0, f64::max)
+}
+
+fn between(a: &[f64], b: &[f64]) -> f64 {
+    deviation(&a.iter().map(|&logit| logit as f32).collect::<Vec<_>>(), b)
+}
+
+#[test]
+fn an_undisturbed_sequence_says_what_the_library_says() {
+    for fixture in FIXTURES {
+        let tokens = tokens(150, 3);
+        let logits = Naive::open(&path(fixture)).logits(&Step::causal(&tokens));
+        let worst = from_library(fixture, &tokens, &logits);
+        assert!(worst < TOLERANCE, "{fixture}: {worst}");
+    }
+}
+
+#[test]
+fn an_undisturbed_sequence_says_what_the_reference_says() {
+    for fixture in FIXTURES {
+        let bytes = std::fs::read(path(fixture).join("expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let ids = file.tensor("input_ids").unwrap();
+        let tokens: Vec<u32> =
+            ids.data().as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect();
+        let naive = Naive::open(&path(fixture));
+        let expected = file.tensor("logits").unwrap();
+        let expected: Vec<f32> =
+            expected.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let found = naive.logits(&Step::causal(&tokens));
+        assert_eq!(expected.len(), tokens.len() * naive.vocab_size());
+        for (position, (expected, found)) in expected.chunks(naive.vocab_size()).zip(&found).enumerate() {
+            let worst = deviation(expected, found);
+            assert!(worst < TOLERANCE, "{fixture}, position {position}: {worst}");
+        }
+    }
+}
+
+/// Hiding a token is noticed at once, by every later token that took it in, and by none before.
+#[test]
+fn a_hidden_token_is_missed() {
+    for fixture in FIXTURES {
+        let naive = Naive::open(&path(fixture));
+        let steps = Step::causal(&tokens(24, 5));
+        let plain = naive.logits(&steps);
+        let mut hiding = steps.clone();
+        hiding[20].sees.retain(|&(step, _)| step != 17);
+        let hidden = naive.logits(&hiding);
+        assert_eq!(plain[..20], hidden[..20], "{fixture}");
+        for step in 20..24 {
+            let difference = between(&plain[step], &hidden[step]);
+            assert!(difference > NOTICEABLE, "{fixture}, step {step}: {difference}");
+        }
+    }
+}
+
+/// Positions count for a window, not how many tokens are visible: what lies beyond it is not seen, listed or not.
+#[test]
+fn a_window_reaches_back_as_many_positions_as_it_has() {
+    let naive = Naive::open(&path("variants/mistral-window7-headdim12"));
+    let steps = Step::causal(&tokens(24, 5));
+    let plain = naive.logits(&steps);
+    for (hidden, noticed) in [(23 - 7, false), (23 - 6, true)] {
+        let mut hiding = steps.clone();
+        hiding[23].sees.retain(|&(step, _)| step != hidden);
+        assert_eq!(plain[23] != naive.logits(&hiding)[23], noticed, "step {hidden}");
+    }
+}
+
+/// Only distances count, and they do.
+#[test]
+fn keys_are_rotated_to_where_a_query_sees_them() {
+    for fixture in FIXTURES {
+        let naive = Naive::open(&path(fixture));
+        let steps = Step::causal(&tokens(24, 5));
+        let plain = naive.logits(&steps);
+        let mut moved = steps.clone();
+        moved[23].position += 100;
+        moved[23].sees.iter_mut().for_each(|(_, position)| *position += 100);
+        let together = between(&plain[23], &naive.logits(&moved)[23]);
+        assert!(together < TOLERANCE, "{fixture}: {together}");
+        let mut nearer = steps.clone();
+        // A gap closes: the first half moves up by two positions of the second.
+        nearer[23].position -= 2;
+        nearer[23].sees.retain(|&(step, _)| step != 18 && step != 19);
+        let mut apart = nearer.clone();
+        nearer[23].sees.iter_mut().filter(|(step, _)| *step > 19).for_each(|(_, position)| *position -= 2);
+        apart[23].position += 2;
+        let closed = between(&naive.logits(&nearer)[23], &naive.logits(&apart)[23]);
+        assert!(closed > NOTICEABLE / 10.0, "{fixture}: {closed}");
+    }
+}
+
+/// Two branches behind one beginning say what two sequences say, whatever the order in which they grow.
+#[test]
+fn branches_do_not_meet() {
+    let (beginning, left, right) = (tokens(12, 5), tokens(9, 90), tokens(9, 31));
+    for fixture in FIXTURES {
+        let mut naive = Naive::open(&path(fixture));
+        let mut trunk = Vec::new();
+        for step in Step::causal(&beginning) {
+            naive.push(&step);
+            trunk.push(trunk.len());
+        }
+        let mut branches = [trunk.clone(), trunk];
+        let mut found = [Vec::new(), Vec::new()];
+        for (&left, &right) in left.iter().zip(&right) {
+            for (branch, token) in [left, right].into_iter().enumerate() {
+                let path = &mut branches[branch];
+                let sees = path.iter().enumerate().map(|(position, &step)| (step, position)).collect();
+                let step = Step { token, position: path.len(), sees, after: path.last().copied() };
+                path.push(naive.len());
+                found[branch].push(naive.push(&step));
+                let ends = branches.each_ref().map(|path| path.last().copied());
+                naive.forget_states(|step| ends.contains(&Some(step)));
+            }
+        }
+        for (branch, found) in [&left, &right].into_iter().zip(&found) {
+            let whole: Vec<u32> = beginning.iter().chain(branch).copied().collect();
+            let expected = naive.logits(&Step::causal(&whole));
+            assert_eq!(found, &expected[beginning.len()..], "{fixture}");
+            assert!(from_library(fixture, &whole, &expected) < TOLERANCE, "{fixture}");
+        }
+    }
+}
+
+/// What recurrent layers remember is what they went through, not what is visible.
+#[test]
+fn recurrent_layers_continue_where_they_are_told() {
+    for (fixture, recurrent) in [("reference/qwen3_5_text", true), ("reference/llama", false)] {
+        let naive = Naive::open(&path(fixture));
+        let steps = Step::causal(&tokens(24, 5));
+        let plain = naive.logits(&steps);
+        for after in [None, Some(11)] {
+            let mut other = steps.clone();
+            other[23].after = after;
+            let difference = between(&plain[23], &naive.logits(&other)[23]);
+            assert_eq!(difference > NOTICEABLE, recurrent, "{fixture}, after {after:?}: {difference}");
+        }
+    }
+}
