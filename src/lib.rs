@@ -20,17 +20,20 @@
 //! ```
 
 pub use firebox_runtime::{
-    Afterwards, AttentionSinks, Divergence, EmbeddingVerification, EvictionPolicy, Finish, Generation,
-    GenerationConfig, Hidden, KvType, LogitVerification, Model, Perplexity, Piece, Pool, Prefill, Role,
-    RuntimeError, Sampler, SamplerConfig, Session, SlidingWindow, Summary, Truncation, Turn, TurnId,
-    TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids,
-    likeliest, mapped_file_bytes, peak_resident_bytes, perplexity, verify_against,
+    Afterwards, AttentionSinks, BranchId, BranchInfo, Branches, Divergence, EmbeddingVerification,
+    EvictionPolicy, Finish, Generation, GenerationConfig, Hidden, KvType, LogitVerification, Model,
+    Perplexity, Piece, Pool, Prefill, Role, RuntimeError, Sampler, SamplerConfig, Session, SlidingWindow,
+    Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes,
+    available_devices, device, expected_input_ids, likeliest, mapped_file_bytes, peak_resident_bytes,
+    perplexity, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.
 pub use firebox_cache as cache;
 /// Networks and their parts, as Burn modules.
 pub use firebox_model as model;
+/// How much earlier turns have to do with what was just said.
+pub use firebox_runtime::relevance;
 /// Checkpoints on disk.
 pub use firebox_store as store;
 /// Tokenizers, chat templates, detokenizing.

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use firebox::store::{Bits, Checkpoint, ImportOptions, Quantization, import};
-use firebox::{Model, Prefill, Verification, available_devices, device, perplexity, verify_against};
+use firebox::{KvType, Model, Prefill, Verification, available_devices, device, perplexity, verify_against};
 use serde_json::Value;
 
 fn fixtures(folder: &str) -> PathBuf {
@@ -120,7 +120,7 @@ fn quantized_weights_mean_the_same_everywhere() {
         imported(&fixtures("reference/qwen3"), &bundle, Some(Quantization { bits, group }));
         let logits = |name| {
             let model = Model::open(&bundle, &device(name).unwrap()).unwrap();
-            model.session().unwrap().feed(&[5, 77, 130, 9, 201]).unwrap()
+            model.session().unwrap().with_kv_type(KvType::F32).feed(&[5, 77, 130, 9, 201]).unwrap()
         };
         let expected = logits("cpu");
         for name in available_devices() {

@@ -7,7 +7,7 @@ mod replay;
 
 use std::path::{Path, PathBuf};
 
-use firebox::{Model, Session, device};
+use firebox::{KvType, Model, Session, device};
 use replay::{Naive, Step, deviation};
 use safetensors::SafeTensors;
 
@@ -23,7 +23,7 @@ fn path(fixture: &str) -> PathBuf {
 }
 
 fn session(fixture: &str) -> Session {
-    Model::open(path(fixture), &device("cpu").unwrap()).unwrap().session().unwrap()
+    Model::open(path(fixture), &device("cpu").unwrap()).unwrap().session().unwrap().with_kv_type(KvType::F32)
 }
 
 fn tokens(count: u32, first: u32) -> Vec<u32> {

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use firebox::cache::CacheError;
 use firebox::{
-    Afterwards, KvType, Model, Pool, Role, RuntimeError, Session, TurnId, TurnKind, WholeTurns, device,
+    Afterwards, AttentionSinks, KvType, Model, Pool, Role, RuntimeError, Session, SlidingWindow, TurnId,
+    TurnKind, WholeTurns, device,
 };
 use proptest::prelude::*;
 use replay::{Naive, Step, deviation};
@@ -516,4 +517,38 @@ fn half_precision_says_nearly_the_same() {
 #[test]
 fn bytes_say_nearly_the_same() {
     conversations(&[DENSE[0], HYBRID], KvType::Int8, Some(60), 600, Bound { deviation: 0.1, rounding: 1e4 });
+}
+
+/// What is left of a conversation under policies that compute it again, or move it up.
+#[test]
+fn policies_leave_what_they_say() {
+    let lengths = [9usize, 14, 5, 20, 11, 8, 17, 6, 12, 9];
+    for fixture in [DENSE[0], HYBRID] {
+        let mut windowed = session(fixture, KvType::F32).with_turn_capacity(48, SlidingWindow);
+        let closing = WholeTurns { afterwards: Afterwards::CloseUp };
+        let mut closed = session(fixture, KvType::F32).with_turn_capacity(48, closing);
+        let mut sunk = session(fixture, KvType::F32).with_turn_capacity(48, AttentionSinks { first: 4 });
+        let mut all = Vec::new();
+        for (turn, length) in lengths.into_iter().enumerate() {
+            let tokens: Vec<u32> = (0..length).map(|at| (at * 37 + turn * 11 + 3) as u32 % 300).collect();
+            all.extend_from_slice(&tokens);
+            let found = [&mut windowed, &mut closed, &mut sunk].map(|session| {
+                session.begin_turn(&[Role::User]).unwrap();
+                session.feed(&tokens).unwrap()
+            });
+            // As if nothing but what is left had ever been said.
+            let fresh = session(fixture, KvType::F32).feed(windowed.tokens()).unwrap();
+            let expected: Vec<f64> = fresh.into_iter().map(f64::from).collect();
+            assert!(deviation(&found[0], &expected) < 1e-3, "{fixture}, turn {turn}");
+            for session in [&windowed, &closed, &sunk] {
+                let left = session.tokens();
+                assert!(left.len() <= 48);
+                assert!(session.cache().positions().flatten().eq(0..left.len()), "{fixture}: no gap");
+            }
+            assert_eq!(closed.tokens(), &all[all.len() - closed.tokens().len()..]);
+            let [first, last] = [&sunk.tokens()[..4], &sunk.tokens()[4..]];
+            assert_eq!((first, last), (&all[..4], &all[all.len() - last.len()..]));
+        }
+        assert_eq!(sunk.tokens().len(), 48);
+    }
 }

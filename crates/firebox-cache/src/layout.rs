@@ -5,9 +5,9 @@ use firebox_kernels::attend::Stored;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum KvType {
     /// As they were computed.
-    #[default]
     F32,
     /// Rounded to half precision: half the memory, and half the reading at every token.
+    #[default]
     F16,
     /// Rounded to bytes, with a scale for every head and position: a little more than a quarter.
     Int8,

@@ -79,10 +79,12 @@ pub struct DeviceArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum CacheType {
     /// As they were computed
-    #[default]
     F32,
     /// Rounded to half precision: half the memory, and less to read at every token
+    #[default]
     F16,
+    /// Rounded to bytes, with a scale for every head and token: half of that again
+    Int8,
 }
 
 impl From<CacheType> for KvType {
@@ -90,6 +92,7 @@ impl From<CacheType> for KvType {
         match cache {
             CacheType::F32 => Self::F32,
             CacheType::F16 => Self::F16,
+            CacheType::Int8 => Self::Int8,
         }
     }
 }

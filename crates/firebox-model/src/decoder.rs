@@ -152,6 +152,19 @@ impl Decoder {
         })
     }
 
+    /// The hidden states after the first `layers` layers of a sequence that is nothing but `tokens`, `[tokens,
+    /// hidden_size]`. Later layers do not run.
+    pub fn hidden_after(&self, tokens: &[u32], layers: usize) -> Result<Tensor<2>, ModelError> {
+        on_pool(&self.device, || {
+            let mut cache = self.cache();
+            let mut pass = Pass::begin(self, &[Input { tokens, position: 0, length: tokens.len() }])?;
+            while pass.next_layer() < layers.min(self.layers()) {
+                pass.step(self, &mut [&mut cache])?;
+            }
+            Ok(pass.hidden().clone())
+        })
+    }
+
     pub(crate) fn block(&self, index: usize) -> &Block {
         &self.blocks[index]
     }

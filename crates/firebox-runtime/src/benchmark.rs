@@ -27,7 +27,14 @@ pub struct BenchmarkConfig {
 
 impl Default for BenchmarkConfig {
     fn default() -> Self {
-        Self { prompt: 512, depth: 128, tokens: 64, batches: vec![1, 4, 8], repeat: 5, kept: KvType::F32 }
+        Self {
+            prompt: 512,
+            depth: 128,
+            tokens: 64,
+            batches: vec![1, 4, 8],
+            repeat: 5,
+            kept: KvType::default(),
+        }
     }
 }
 

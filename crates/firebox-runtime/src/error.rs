@@ -17,6 +17,17 @@ pub enum RuntimeError {
     /// The sequence could not remember, or not forget, what it should.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// No such branch is in the tree.
+    #[error("branch {branch} is not in the tree, or not any more")]
+    NoSuchBranch {
+        /// What was asked for.
+        branch: u64,
+    },
+    /// The root of a tree of branches was to be dropped.
+    #[error(
+        "the root of a tree cannot be dropped while the tree lives; promote a branch into its place instead"
+    )]
+    RootBranch,
     /// Tokenizer or chat template failed.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -62,6 +73,20 @@ pub enum RuntimeError {
         value: String,
         /// Why that cannot be.
         reason: &'static str,
+    },
+    /// Similarities of turns do not say which of them are related.
+    #[error(
+        "similarity does not tell {related} related pairs of turns from {unrelated} unrelated ones: it is right about \
+         {:.0} % of them; calibrate with some dozen pairs of each kind, in the language of the conversation, or use a \
+         sentence encoder such as all-MiniLM-L6-v2", accuracy * 100.0
+    )]
+    Calibration {
+        /// How many pairs were related.
+        related: usize,
+        /// How many were not.
+        unrelated: usize,
+        /// The share that would be on the right side of a threshold, related and unrelated pairs counting alike.
+        accuracy: f64,
     },
     /// A file of expected numbers cannot be used.
     #[error("{}: {field}: {reason}", path.display())]

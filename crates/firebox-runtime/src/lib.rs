@@ -2,18 +2,21 @@
 //! it should.
 
 mod benchmark;
+mod branches;
 mod device;
 mod error;
 mod generation;
 mod memory;
 mod model;
 mod perplexity;
+pub mod relevance;
 mod sampler;
 mod session;
 mod turns;
 mod verification;
 
 pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
+pub use branches::{BranchId, BranchInfo, Branches};
 pub use device::{available_devices, device};
 pub use error::RuntimeError;
 pub use firebox_cache::{

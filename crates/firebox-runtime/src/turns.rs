@@ -7,6 +7,7 @@ use firebox_cache::{
     Afterwards, CacheError, EvictionPolicy, Forgetting, Hidden, Role, Turn, TurnId, TurnKind,
 };
 
+use crate::relevance::{EarlierTurn, RelevanceScorer, TurnContent};
 use crate::{RuntimeError, Session};
 
 /// Tokens of facts that a session holds at most, unless told otherwise.
@@ -19,11 +20,13 @@ pub(crate) struct Memory {
     turns: Option<(usize, Arc<dyn EvictionPolicy>)>,
     /// Tokens that facts have at most.
     facts: usize,
+    /// Turns that a scorer has read.
+    judged: Vec<TurnId>,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { turns: None, facts: FACTS }
+        Self { turns: None, facts: FACTS, judged: Vec::new() }
     }
 }
 
@@ -60,6 +63,50 @@ impl Session {
     /// in from it stays with them.
     pub fn mask(&mut self, turn: TurnId, masked: bool) -> Result<(), RuntimeError> {
         Ok(self.cache.hide(turn, masked.then_some(Hidden::Irrelevant))?)
+    }
+
+    /// Hides turns that have little to do with the newest message, as a scorer judges them, and shows those that have.
+    /// The newest turn, pinned ones and facts are never hidden. `said` is what was said in a turn, from its tokens; it is
+    /// asked once for each turn. Returns how many are hidden.
+    pub fn mask_irrelevant(
+        &mut self,
+        scorer: &mut dyn RelevanceScorer,
+        newest: TurnContent<'_>,
+        said: impl Fn(&[u32]) -> Result<String, RuntimeError>,
+    ) -> Result<usize, RuntimeError> {
+        let newest_turn = self.cache.turns().last().map(|turn| turn.id);
+        let candidates: Vec<TurnId> = self
+            .cache
+            .turns()
+            .filter(|turn| turn.kind == TurnKind::Turn && turn.tokens > 0 && Some(turn.id) != newest_turn)
+            .map(|turn| turn.id)
+            .collect();
+        for evicted in std::mem::take(&mut self.memory.judged) {
+            if !candidates.contains(&evicted) {
+                scorer.forget(evicted.0);
+            }
+        }
+        let mut texts = Vec::with_capacity(candidates.len());
+        for &turn in &candidates {
+            let tokens = &self.tokens[self.cache.tokens_of(turn)?];
+            texts.push((tokens, if scorer.knows(turn.0) { String::new() } else { said(tokens)? }));
+        }
+        let earlier: Vec<_> = candidates
+            .iter()
+            .zip(&texts)
+            .map(|(turn, (tokens, text))| EarlierTurn { id: turn.0, content: TurnContent { text, tokens } })
+            .collect();
+        let scores = scorer.score(newest, &earlier)?;
+        let mut hidden = 0;
+        for (&turn, score) in candidates.iter().zip(scores) {
+            self.cache.judge(turn, score)?;
+            let pinned = self.cache.turns().any(|held| held.id == turn && held.pinned);
+            let hides = score < scorer.threshold() && !pinned;
+            self.mask(turn, hides)?;
+            hidden += usize::from(hides);
+        }
+        self.memory.judged = candidates;
+        Ok(hidden)
     }
 
     /// Forgets a turn, and lets the rest stay at its positions.
@@ -144,5 +191,122 @@ impl Session {
     fn fact(&self, id: TurnId) -> Result<&Turn, CacheError> {
         let mut facts = self.cache.turns().filter(|turn| turn.kind == TurnKind::Fact);
         facts.find(|turn| turn.id == id).ok_or(CacheError::NoSuchTurn { turn: id })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{Model, WholeTurns, device};
+
+    fn session() -> Session {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
+        Model::open(fixture, &device("cpu").unwrap()).unwrap().session().unwrap()
+    }
+
+    /// Turns are relevant whose first token is that of the newest message.
+    #[derive(Debug, Default)]
+    struct FirstToken {
+        known: Vec<u64>,
+    }
+
+    impl RelevanceScorer for FirstToken {
+        fn score(
+            &mut self,
+            newest: TurnContent<'_>,
+            earlier: &[EarlierTurn<'_>],
+        ) -> Result<Vec<f32>, RuntimeError> {
+            let score = |turn: &EarlierTurn<'_>| {
+                if !self.knows(turn.id) {
+                    assert_eq!(turn.content.text, format!("{:?}", turn.content.tokens));
+                    self.known.push(turn.id);
+                }
+                if turn.content.tokens[0] == newest.tokens[0] { 0.9 } else { 0.2 }
+            };
+            Ok(earlier.iter().map(score).collect())
+        }
+
+        fn knows(&self, id: u64) -> bool {
+            self.known.contains(&id)
+        }
+
+        fn forget(&mut self, id: u64) {
+            self.known.retain(|known| *known != id);
+        }
+    }
+
+    #[test]
+    fn turns_that_have_nothing_to_do_with_it_are_hidden() {
+        let mut session = session();
+        let mut scorer = FirstToken::default();
+        session.add_fact(&[8, 8]).unwrap();
+        let turns: Vec<TurnId> = [7, 9, 7, 9, 9]
+            .into_iter()
+            .map(|first| {
+                let turn = session.begin_turn(&[Role::User]).unwrap();
+                session.feed(&[first, 20, 21]).unwrap();
+                turn
+            })
+            .collect();
+        session.pin(turns[1], true).unwrap();
+        let newest = TurnContent { text: "", tokens: &[7] };
+        let said = |tokens: &[u32]| Ok(format!("{tokens:?}"));
+        assert_eq!(session.mask_irrelevant(&mut scorer, newest, said).unwrap(), 1);
+        let hidden = |session: &Session| -> Vec<TurnId> {
+            session.turns().filter(|turn| turn.hidden.is_some()).map(|turn| turn.id).collect()
+        };
+        assert_eq!(hidden(&session), [turns[3]]);
+        session.forget(turns[0]).unwrap();
+        let newest = TurnContent { text: "", tokens: &[9] };
+        assert_eq!(session.mask_irrelevant(&mut scorer, newest, said).unwrap(), 1);
+        assert_eq!(hidden(&session), [turns[2]]);
+        assert!(!scorer.knows(turns[0].0), "what was forgotten is not kept by the scorer");
+    }
+
+    #[test]
+    fn facts_have_a_cap_and_the_newest_one_counts() {
+        let mut session = session().with_fact_capacity(10);
+        let first = session.add_fact(&[5; 6]).unwrap();
+        let refused = session.add_fact(&[6; 5]).unwrap_err();
+        assert!(matches!(refused, RuntimeError::Cache(CacheError::FactsFull { tokens: 11, capacity: 10 })));
+        let refused = session.supersede(first, &[6; 11]).unwrap_err();
+        assert!(matches!(refused, RuntimeError::Cache(CacheError::FactsFull { .. })));
+        assert!(session.turns().all(|turn| turn.hidden.is_none()), "a refusal changes nothing");
+        // There is room for what is new once what it replaces no longer counts.
+        let second = session.supersede(first, &[6; 8]).unwrap();
+        assert_eq!(session.tokens(), [6; 8]);
+        assert!(session.turns().all(|turn| turn.id == second));
+        assert!(session.supersede(first, &[1]).is_err());
+    }
+
+    /// Two sessions that take turns in one pool say what each says in a pool of its own, to the last bit, though pages go
+    /// from one to the other.
+    #[test]
+    fn sessions_in_one_pool_do_not_meet() {
+        let shared = session().decoder;
+        let pool = firebox_cache::Pool::new(shared.layout(firebox_cache::KvType::F16));
+        let policy = WholeTurns { afterwards: Afterwards::Stay };
+        let open = |pool: &firebox_cache::Pool| {
+            Session::in_pool(shared.clone(), pool).with_turn_capacity(300, policy)
+        };
+        let alone = |pool: &firebox_cache::Pool| firebox_cache::Pool::new(pool.layout().clone());
+        let mut together = [open(&pool), open(&pool)];
+        let mut apart = [open(&alone(&pool)), open(&alone(&pool))];
+        for round in 0..30 {
+            for (session, (together, apart)) in together.iter_mut().zip(&mut apart).enumerate() {
+                // One has the low half of the vocabulary, the other the high half.
+                let tokens: Vec<u32> = (0..40 + round * 7 % 60)
+                    .map(|at| 160 * session as u32 + (at * 31 + round) % 160)
+                    .collect();
+                let logits = [together, apart].map(|session| {
+                    session.begin_turn(&[Role::User]).unwrap();
+                    session.feed(&tokens).unwrap()
+                });
+                assert_eq!(logits[0], logits[1], "round {round}");
+            }
+        }
+        assert!(pool.pages() <= 2 * 4 + 2, "pages are used again: {}", pool.pages());
     }
 }

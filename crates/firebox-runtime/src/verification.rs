@@ -1,5 +1,6 @@
 use std::path::{Path, PathBuf};
 
+use firebox_cache::KvType;
 use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
@@ -144,7 +145,7 @@ fn verify_logits(
         .fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &logit| (low.min(logit), high.max(logit)));
     let logit_range = f64::from(highest) - f64::from(lowest);
 
-    let mut session = model.session()?.with_chunk(prefill.chunk());
+    let mut session = model.session()?.with_kv_type(KvType::F32).with_chunk(prefill.chunk());
     let mut worst = Worst::default();
     let mut last = Vec::new();
     let mut positions = expected.chunks(vocab).enumerate();

@@ -1,0 +1,199 @@
+//! One conversation that goes on in several ways.
+
+use crate::{RuntimeError, Session};
+
+/// Which branch of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BranchId(u64);
+
+/// A session and the branches that have left it, each a session of its own. What they have in common is remembered
+/// once: a fork copies no key and no value.
+#[derive(Debug)]
+pub struct Branches {
+    branches: Vec<Branch>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Branch {
+    id: BranchId,
+    /// Absent for the root.
+    parent: Option<BranchId>,
+    /// Tokens it had when it left its parent.
+    from: usize,
+    session: Session,
+}
+
+/// A branch, as a tree shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BranchInfo {
+    /// Which one.
+    pub id: BranchId,
+    /// The one it left; absent for the root.
+    pub parent: Option<BranchId>,
+    /// How many tokens it had then.
+    pub from: usize,
+    /// How many it has now.
+    pub tokens: usize,
+}
+
+impl Branches {
+    /// A tree of one branch.
+    pub fn new(session: Session) -> Self {
+        let root = Branch { id: BranchId(0), parent: None, from: 0, session };
+        Self { branches: vec![root], next: 1 }
+    }
+
+    /// The branch that all others have left.
+    pub fn root(&self) -> BranchId {
+        self.branches[0].id
+    }
+
+    /// All branches, each behind the one it left.
+    pub fn iter(&self) -> impl Iterator<Item = BranchInfo> {
+        self.branches.iter().map(|branch| BranchInfo {
+            id: branch.id,
+            parent: branch.parent,
+            from: branch.from,
+            tokens: branch.session.tokens().len(),
+        })
+    }
+
+    /// The session of a branch.
+    pub fn session(&mut self, branch: BranchId) -> Result<&mut Session, RuntimeError> {
+        let index = self.index(branch)?;
+        Ok(&mut self.branches[index].session)
+    }
+
+    /// A new branch that leaves another where that one is now.
+    pub fn fork(&mut self, branch: BranchId) -> Result<BranchId, RuntimeError> {
+        let session = self.session(branch)?.clone();
+        Ok(self.grow(branch, session))
+    }
+
+    /// A new branch that leaves another behind its first `tokens`. Where the model has recurrent layers and no turn
+    /// began there, what is before is computed again with the next feed.
+    pub fn fork_at(&mut self, branch: BranchId, tokens: usize) -> Result<BranchId, RuntimeError> {
+        let mut session = self.session(branch)?.clone();
+        session.rewind(tokens);
+        Ok(self.grow(branch, session))
+    }
+
+    fn grow(&mut self, parent: BranchId, session: Session) -> BranchId {
+        let id = BranchId(self.next);
+        self.next += 1;
+        let from = session.tokens().len();
+        self.branches.push(Branch { id, parent: Some(parent), from, session });
+        id
+    }
+
+    /// Lets a branch take the place of the one it left, which then goes on as the branch did. Other branches of both
+    /// stay. The root takes nobody's place.
+    pub fn promote(&mut self, branch: BranchId) -> Result<BranchId, RuntimeError> {
+        let index = self.index(branch)?;
+        let Some(parent) = self.branches[index].parent else { return Ok(branch) };
+        let promoted = self.branches.remove(index);
+        let above = self.index(parent)?;
+        self.branches[above].session = promoted.session;
+        for child in self.branches.iter_mut().filter(|child| child.parent == Some(branch)) {
+            child.parent = Some(parent);
+        }
+        Ok(parent)
+    }
+
+    /// Ends a branch and all that have left it. The root stays.
+    pub fn drop_branch(&mut self, branch: BranchId) -> Result<(), RuntimeError> {
+        self.index(branch)?;
+        if branch == self.root() {
+            return Err(RuntimeError::RootBranch);
+        }
+        let mut ended = vec![branch];
+        // Every branch stands behind the one it left.
+        self.branches.retain(|branch| {
+            let ends =
+                ended.contains(&branch.id) || branch.parent.is_some_and(|parent| ended.contains(&parent));
+            if ends {
+                ended.push(branch.id);
+            }
+            !ends
+        });
+        Ok(())
+    }
+
+    fn index(&self, branch: BranchId) -> Result<usize, RuntimeError> {
+        let index = self.branches.iter().position(|held| held.id == branch);
+        index.ok_or(RuntimeError::NoSuchBranch { branch: branch.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{Model, device, likeliest};
+
+    fn tree(fixture: &str) -> Branches {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture);
+        let mut session = Model::open(root, &device("cpu").unwrap()).unwrap().session().unwrap();
+        session.feed(&(5..150).collect::<Vec<_>>()).unwrap();
+        Branches::new(session)
+    }
+
+    fn go_on(session: &mut Session, token: u32, count: usize) -> Vec<u32> {
+        let mut next = token;
+        let step = |_| {
+            next = likeliest(&session.feed(&[next]).unwrap());
+            next
+        };
+        (0..count).map(step).collect()
+    }
+
+    /// What would have followed another word costs what follows, and nothing of what came before.
+    #[test]
+    fn branches_share_their_beginning_and_go_on_alone() {
+        for fixture in ["reference/llama", "reference/qwen3_5_text"] {
+            let mut tree = tree(fixture);
+            let root = tree.root();
+            let pool = tree.session(root).unwrap().cache().pool().clone();
+            let before = pool.pages();
+            let forks: Vec<_> = (0..5).map(|_| tree.fork(root).unwrap()).collect();
+            assert_eq!(pool.pages(), before, "{fixture}: a fork takes no page");
+            let mut alone = tree.session(root).unwrap().clone();
+            let expected = go_on(&mut alone, 9, 8);
+            drop(alone);
+            for (index, &fork) in forks.iter().enumerate() {
+                let others = go_on(tree.session(fork).unwrap(), 9 + index as u32, 8);
+                assert_eq!(others == expected, index == 0, "{fixture}: {index}");
+            }
+            // All but one of them had to begin a page of their own.
+            assert!(pool.pages() <= before + 5, "{fixture}");
+            assert_eq!(go_on(tree.session(root).unwrap(), 9, 8), expected, "{fixture}");
+            for fork in forks {
+                tree.drop_branch(fork).unwrap();
+            }
+            assert_eq!(tree.iter().count(), 1);
+            assert!(pool.free_pages() >= pool.pages() - before, "{fixture}: pages have come back");
+        }
+    }
+
+    #[test]
+    fn a_promoted_branch_goes_on_in_its_parents_place() {
+        let mut tree = tree("reference/qwen3");
+        let root = tree.root();
+        let (left, right) = (tree.fork(root).unwrap(), tree.fork_at(root, 40).unwrap());
+        let deeper = tree.fork(right).unwrap();
+        go_on(tree.session(right).unwrap(), 7, 3);
+        let tokens = tree.session(right).unwrap().tokens().to_vec();
+        assert_eq!(tree.promote(right).unwrap(), root);
+        assert_eq!(tree.session(root).unwrap().tokens(), tokens);
+        let shown: Vec<_> = tree.iter().map(|branch| (branch.id, branch.parent, branch.from)).collect();
+        assert_eq!(shown, [(root, None, 0), (left, Some(root), 145), (deeper, Some(root), 40)]);
+        assert!(matches!(tree.session(right), Err(RuntimeError::NoSuchBranch { .. })));
+        assert!(matches!(tree.drop_branch(root), Err(RuntimeError::RootBranch)));
+        assert_eq!(tree.promote(root).unwrap(), root);
+        let leaf = tree.fork(deeper).unwrap();
+        tree.drop_branch(deeper).unwrap();
+        assert!(tree.session(leaf).is_err());
+    }
+}

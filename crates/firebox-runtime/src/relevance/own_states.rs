@@ -1,0 +1,192 @@
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use firebox_model::Decoder;
+use firebox_text::Tokenizer;
+
+use super::{Similarity, TurnContent, TurnEncoder, examples, mean_of_pieces};
+use crate::RuntimeError;
+
+/// Tokens of a turn that are encoded together; a longer turn is the mean of its pieces. Attention within a piece then
+/// costs little beside the layers' products, so that the cost grows with a turn's tokens and no faster.
+const PIECE: usize = 256;
+
+/// A turn's vector from the model that leads the conversation: the mean of its tokens' hidden states after a layer in
+/// the middle, where they say most about meaning and not yet which token comes next.
+///
+/// A turn is read by itself, so that its vector says nothing of its neighbours. That costs its tokens one pass through
+/// the first layers, half of them by default: half of what prefilling the turn costs, once.
+#[derive(Debug, Clone)]
+pub struct OwnStates {
+    decoder: Arc<Decoder>,
+    layers: usize,
+}
+
+impl OwnStates {
+    /// After half of the layers.
+    pub fn new(decoder: Arc<Decoder>) -> Self {
+        let layers = decoder.layers().div_ceil(2);
+        Self { decoder, layers }
+    }
+
+    /// After another number of layers: fewer cost less, and none at all leaves the embeddings, which only say which
+    /// tokens two turns share.
+    pub fn with_layers(self, layers: usize) -> Self {
+        Self { layers: layers.min(self.decoder.layers()), ..self }
+    }
+
+    /// A scorer fitted to pairs of English sentences that come with the library. For conversations in other languages
+    /// [fit](Similarity::fit) pairs in those.
+    pub fn calibrated(self, tokenizer: &Tokenizer) -> Result<Similarity<Self>, RuntimeError> {
+        let tokens = |text: &str| tokenizer.encode_literal(text, false);
+        Similarity::fit(self, &examples::tokenized(tokens)?.pairs())
+    }
+}
+
+impl TurnEncoder for OwnStates {
+    fn encode(&mut self, content: TurnContent<'_>) -> Result<Vec<f32>, RuntimeError> {
+        let pieces: Vec<&[u32]> = content.tokens.chunks(PIECE).collect();
+        mean_of_pieces(&pieces, |piece| {
+            let pooled = pool(self.decoder.hidden_after(piece, self.layers)?);
+            let pooled = pooled.try_into_vec_as::<f32>();
+            pooled.map_err(|error| RuntimeError::Readback { reason: error.to_string() })
+        })
+    }
+}
+
+/// The mean of rows of equal length. The first row is left out where there are others: models park attention on
+/// whatever comes first, in a state a thousand times as long as others that says nothing about its token.
+fn pool(hidden: Tensor<2>) -> Tensor<2> {
+    let [rows, _] = hidden.dims();
+    let hidden = if rows > 1 { hidden.narrow(0, 1, rows - 1) } else { hidden };
+    // A zero stays zero instead of becoming NaN.
+    let length = hidden.clone().square().mean_dim(1).sqrt().clamp_min(1e-12);
+    hidden.div(length).mean_dim(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::{EarlierTurn, LabelledPair, RelevanceScorer};
+    use super::*;
+    use crate::{Model, device};
+
+    const FIXTURES: [&str; 2] = ["reference/llama", "reference/qwen3_5_text"];
+
+    fn decoder(fixture: &str) -> Arc<Decoder> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture);
+        Model::open(root, &device("cpu").unwrap()).unwrap().decoder().unwrap()
+    }
+
+    fn spoken(tokens: &[u32]) -> TurnContent<'_> {
+        TurnContent { text: "", tokens }
+    }
+
+    /// Some tokens of one of eight vocabularies that have none in common.
+    fn about(topic: u32, seed: u32) -> Vec<u32> {
+        (0..24).map(|at| 30 * topic + 5 + (seed * 13 + at * (seed % 5 + 7)) % 29).collect()
+    }
+
+    /// The mean, by plain loops, of what a whole pass holds after some layers.
+    fn by_hand(decoder: &Decoder, tokens: &[u32], layers: usize) -> Vec<f32> {
+        let input = firebox_model::Input { tokens, position: 0, length: tokens.len() };
+        let mut pass = firebox_model::Pass::begin(decoder, &[input]).unwrap();
+        let mut cache = decoder.cache();
+        while pass.next_layer() < layers {
+            pass.step(decoder, &mut [&mut cache]).unwrap();
+        }
+        let width = decoder.config().hidden_size;
+        let hidden = pass.hidden().clone().try_into_vec_as::<f32>().unwrap();
+        let rows: Vec<&[f32]> = hidden.chunks(width).skip(usize::from(tokens.len() > 1)).collect();
+        let mut mean = vec![0.0; width];
+        for row in &rows {
+            let square: f32 = row.iter().map(|element| element * element).sum();
+            let length = (square / width as f32).sqrt();
+            mean.iter_mut()
+                .zip(*row)
+                .for_each(|(mean, element)| *mean += element / length / rows.len() as f32);
+        }
+        mean
+    }
+
+    fn close(found: &[f32], expected: &[f32]) -> bool {
+        found.len() == expected.len() && found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4)
+    }
+
+    #[test]
+    fn a_turn_is_the_mean_of_its_states_after_some_layers() {
+        for fixture in FIXTURES {
+            let decoder = decoder(fixture);
+            let states = OwnStates::new(decoder.clone());
+            assert_eq!(states.layers, decoder.layers() / 2);
+            for (layers, kept) in
+                [(0, 0), (1, 1), (decoder.layers(), decoder.layers()), (99, decoder.layers())]
+            {
+                let mut states = states.clone().with_layers(layers);
+                for count in [1, 2, 24] {
+                    let tokens = &about(2, 3)[..count];
+                    let found = states.encode(spoken(tokens)).unwrap();
+                    assert!(close(&found, &by_hand(&decoder, tokens, kept)), "{fixture}, {layers}, {count}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_turn_is_the_mean_of_its_pieces() {
+        let decoder = decoder("reference/llama");
+        let tokens: Vec<u32> = (0..PIECE as u32 + 40).map(|at| at * 7 % 300).collect();
+        let found = OwnStates::new(decoder.clone()).encode(spoken(&tokens)).unwrap();
+        let pieces = [&tokens[..PIECE], &tokens[PIECE..]];
+        let vectors = pieces.map(|piece| by_hand(&decoder, piece, decoder.layers() / 2));
+        let part = PIECE as f32 / tokens.len() as f32;
+        let expected: Vec<f32> =
+            vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a * part + b * (1.0 - part)).collect();
+        assert!(close(&found, &expected));
+    }
+
+    /// Of random weights no more can be asked than that turns of the same words are alike, and nothing of their layers,
+    /// which mix words without regard to what they mean.
+    #[test]
+    fn turns_of_the_same_words_are_related() {
+        for fixture in FIXTURES {
+            let said: Vec<[Vec<u32>; 2]> =
+                (0..8).map(|topic| [about(topic, topic + 1), about(topic, topic + 40)]).collect();
+            let mut pairs = Vec::new();
+            for topic in 0..8 {
+                for apart in [0, 1, 3] {
+                    let earlier = spoken(&said[(topic + apart) % 8][1]);
+                    pairs.push(LabelledPair {
+                        newest: spoken(&said[topic][0]),
+                        earlier,
+                        related: apart == 0,
+                    });
+                }
+            }
+            let mut scorer =
+                Similarity::fit(OwnStates::new(decoder(fixture)).with_layers(0), &pairs).unwrap();
+            assert_eq!(scorer.calibration().accuracy, 1.0, "{fixture}: {:?}", scorer.calibration());
+            let turns: Vec<Vec<u32>> = (0..8).map(|topic| about(topic, topic + 90)).collect();
+            let turns: Vec<_> = turns
+                .iter()
+                .enumerate()
+                .map(|(topic, tokens)| EarlierTurn { id: topic as u64, content: spoken(tokens) })
+                .collect();
+            for topic in 0..8 {
+                let scores = scorer.score(spoken(&about(topic, 200 + topic)), &turns).unwrap();
+                for (other, score) in scores.into_iter().enumerate() {
+                    let related = other == topic as usize;
+                    assert_eq!(score >= scorer.threshold(), related, "{fixture}, {topic}, {other}: {score}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_said_is_no_vector_and_foreign_tokens_are_refused() {
+        let mut states = OwnStates::new(decoder("reference/llama"));
+        assert_eq!(states.encode(spoken(&[])).unwrap(), Vec::<f32>::new());
+        assert!(matches!(states.encode(spoken(&[5, 320])), Err(RuntimeError::Model(_))));
+    }
+}
