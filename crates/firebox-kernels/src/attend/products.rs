@@ -77,6 +77,13 @@ impl Products<'_> {
             let mut sums2 = [L::zero(); QUERIES];
             let mut sums3 = [L::zero(); QUERIES];
             for chunk in 0..chunks {
+                if first == 0 {
+                    // Later queries find the keys in the cache.
+                    key0.prefetch::<L>(chunk);
+                    key1.prefetch::<L>(chunk);
+                    key2.prefetch::<L>(chunk);
+                    key3.prefetch::<L>(chunk);
+                }
                 let (k0, k1): (L, L) = (key0.chunk(chunk), key1.chunk(chunk));
                 let (k2, k3): (L, L) = (key2.chunk(chunk), key3.chunk(chunk));
                 for i in 0..QUERIES {
@@ -189,7 +196,7 @@ impl Weighted<'_> {
         sums: &mut [f32],
         chunk: usize,
     ) {
-        let count = seen.len();
+        let (count, chunks) = (seen.len(), self.width / LANES);
         let index = seen.start - self.slots.start;
         let mut weights: [&[f32]; QUERIES] = [&[]; QUERIES];
         // Four arrays rather than one of arrays: the compiler keeps these in registers.
@@ -208,6 +215,13 @@ impl Weighted<'_> {
             }
         }
         for at in 0..count {
+            if first == 0 && chunk == 0 {
+                // Later queries and columns find the values in the cache.
+                let row = values.row(index + at, chunks);
+                for chunk in 0..chunks {
+                    row.prefetch::<L>(chunk);
+                }
+            }
             let row = values.row(index + at, chunk + COLUMNS);
             let v0: L = row.chunk(chunk);
             if COLUMNS == 4 {

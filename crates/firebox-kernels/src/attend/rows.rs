@@ -24,6 +24,17 @@ pub(super) trait Rows {
 /// One row, read vector by vector.
 pub(super) trait Row: Copy {
     fn chunk<L: Lanes>(self, chunk: usize) -> L;
+
+    /// Asks for what is stored some rows after a vector.
+    fn prefetch<L: Lanes>(self, chunk: usize);
+}
+
+/// Bytes between what is read and what is asked for: about what arrives while the memory answers.
+const BYTES_AHEAD: usize = 4096;
+
+#[inline(always)]
+fn prefetch<L: Lanes, T>(vector: &[T; LANES]) {
+    L::prefetch(vector.as_ptr().cast::<u8>().wrapping_add(BYTES_AHEAD));
 }
 
 /// What is stored for every head and position, read where it lies.
@@ -188,6 +199,11 @@ impl Row for &[[f32; LANES]] {
     fn chunk<L: Lanes>(self, chunk: usize) -> L {
         L::load(&self[chunk])
     }
+
+    #[inline(always)]
+    fn prefetch<L: Lanes>(self, chunk: usize) {
+        prefetch::<L, _>(&self[chunk]);
+    }
 }
 
 /// Bits of half-precision numbers.
@@ -207,6 +223,11 @@ impl Row for &[[u16; LANES]] {
     #[inline(always)]
     fn chunk<L: Lanes>(self, chunk: usize) -> L {
         L::from_f16(&self[chunk])
+    }
+
+    #[inline(always)]
+    fn prefetch<L: Lanes>(self, chunk: usize) {
+        prefetch::<L, _>(&self[chunk]);
     }
 }
 
@@ -240,6 +261,11 @@ impl Row for ScaledBytes<'_> {
     #[inline(always)]
     fn chunk<L: Lanes>(self, chunk: usize) -> L {
         L::from_i8(&self.bytes[chunk]).mul(L::splat(self.scale))
+    }
+
+    #[inline(always)]
+    fn prefetch<L: Lanes>(self, chunk: usize) {
+        prefetch::<L, _>(&self.bytes[chunk]);
     }
 }
 

@@ -1,7 +1,10 @@
 //! Rows of activations, as numbers and as integers.
 
+use std::sync::OnceLock;
+
 use rayon::prelude::*;
 
+use super::line::{Line, LineInput};
 use super::panel::{CHUNK, QUADS};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
@@ -27,6 +30,19 @@ pub(super) struct Quantized {
     pub chunks: usize,
     pub integers: Vec<Integers>,
     pub scales: Vec<f32>,
+    /// What [`lines`](Self::lines) has made.
+    lines: [OnceLock<Vec<LineInput>>; 2],
+}
+
+impl Quantized {
+    fn new(chunks: usize, integers: Vec<Integers>, scales: Vec<f32>) -> Self {
+        Self { chunks, integers, scales, lines: Default::default() }
+    }
+
+    /// The only row as lines of a weight meet it.
+    pub fn lines(&self, line: Line) -> &[LineInput] {
+        self.lines[line as usize].get_or_init(|| line.inputs(&self.integers))
+    }
 }
 
 /// One chunk.
@@ -66,7 +82,7 @@ impl Activations<'_> {
         } else {
             work.for_each(one_row);
         }
-        Quantized { chunks, integers, scales }
+        Quantized::new(chunks, integers, scales)
     }
 }
 
@@ -78,7 +94,7 @@ impl Activations<'_> {
         let mut integers = vec![Integers::default(); self.rows * chunks];
         let mut scales = vec![0.0; self.rows * chunks];
         QuantizeRow { values: self.values, integers: &mut integers, scales: &mut scales }.run::<L>();
-        Quantized { chunks, integers, scales }
+        Quantized::new(chunks, integers, scales)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Weights of signed bytes or nibbles with a half-precision scale for every group of inputs.
 
 use super::Grouping;
+use super::line::{self, Line, LineInput};
 use super::panel::{
-    BLOCK, BLOCK_CHUNKS, CHUNK, FloatPanel, FloatRows, IntegerRows, OUTPUTS, Strip, Unpacked, nibble_chunk,
-    signed_bytes,
+    BLOCK, BLOCK_CHUNKS, CHUNK, FloatPanel, FloatRows, HALF_QUADS, IntegerRows, OUTPUTS, Strip, Unpacked,
+    nibble_chunk, signed_bytes,
 };
 use super::plain::{F32, unpack_strip};
 use crate::simd::{COLUMN_BYTES, LANES, Lanes, f16_to_f32};
@@ -41,6 +42,7 @@ pub(super) struct ByteRows<'a>(pub GroupedRows<'a>);
 
 impl IntegerRows for ByteRows<'_> {
     const ZERO: i32 = 128;
+    const LINE: Option<Line> = Some(Line::Bytes);
 
     fn inputs(&self) -> usize {
         self.0.grouping.inputs
@@ -68,6 +70,20 @@ impl IntegerRows for ByteRows<'_> {
             let bytes = signed_bytes::<L>(strip.last_columns::<L>(whole * COLUMN_BYTES));
             unpacked.bytes(whole / 2, whole % 2, bytes);
         }
+        if count.div_ceil(COLUMN_BYTES) % 2 == 1 {
+            // What is left of the chunk meets zeros, but has to be there.
+            unpacked.bytes(count / CHUNK, 1, [L::splat_word(0); HALF_QUADS]);
+        }
+        unpack_scales::<L, U>(&self.0, row, block, unpacked);
+    }
+
+    #[inline(always)]
+    fn line_dots<L: Lanes>(&self, row: usize, line: usize, x: &LineInput) -> L::Words {
+        line::byte_dots::<L>(self.0.row(row), line, x)
+    }
+
+    #[inline(always)]
+    fn line_scales<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
         unpack_scales::<L, U>(&self.0, row, block, unpacked);
     }
 }
@@ -77,6 +93,7 @@ pub(super) struct NibbleRows<'a>(pub GroupedRows<'a>);
 
 impl IntegerRows for NibbleRows<'_> {
     const ZERO: i32 = 8;
+    const LINE: Option<Line> = Some(Line::Nibbles);
 
     fn inputs(&self) -> usize {
         self.0.grouping.inputs
@@ -99,6 +116,16 @@ impl IntegerRows for NibbleRows<'_> {
         for chunk in 4 * wide..chunks {
             nibble_chunk::<L>(strip.columns::<L>(chunk * NIBBLE_BYTES), chunk, unpacked);
         }
+        unpack_scales::<L, U>(&self.0, row, block, unpacked);
+    }
+
+    #[inline(always)]
+    fn line_dots<L: Lanes>(&self, row: usize, line: usize, x: &LineInput) -> L::Words {
+        line::nibble_dots::<L>(self.0.row(row), line, x)
+    }
+
+    #[inline(always)]
+    fn line_scales<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
         unpack_scales::<L, U>(&self.0, row, block, unpacked);
     }
 }

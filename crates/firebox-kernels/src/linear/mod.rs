@@ -6,6 +6,7 @@ mod blocks;
 mod cube;
 mod flex;
 mod grouped;
+mod line;
 mod panel;
 mod plain;
 mod product;

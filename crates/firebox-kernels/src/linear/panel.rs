@@ -1,6 +1,7 @@
 //! A few outputs of a weight, unpacked for the multiplication: lanes are outputs, so that an activation meets
 //! sixteen of them at once and no sum ever runs across lanes.
 
+use super::line::{Line, LineInput};
 use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 
 /// Outputs of one panel.
@@ -36,8 +37,8 @@ pub(super) const HALF_QUADS: usize = QUADS / 2;
 pub(super) struct Floats(pub [f32; LANES]);
 
 /// Four bytes for each of sixteen outputs.
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
 pub(super) struct Words(pub [u32; LANES]);
 
 /// The numbers of one block of inputs, for sixteen outputs.
@@ -216,12 +217,25 @@ pub(super) trait IntegerRows: Sync {
     const ZERO: i32;
     /// Whether something is added to every number.
     const OFFSET: bool = false;
+    /// How rows are packed whose integers follow each other in the memory. Such a format has one scale for a chunk, and
+    /// adds nothing to its numbers.
+    const LINE: Option<Line> = None;
 
     fn inputs(&self) -> usize;
 
     /// Unpacks one block of inputs of sixteen rows from `row` on. What lies beyond the last input may be any integer:
     /// activations are zero there.
     fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U);
+
+    /// The products of a line of a row, in the order of [`Line::lane`].
+    fn line_dots<L: Lanes>(&self, _row: usize, _line: usize, _x: &LineInput) -> L::Words {
+        unreachable!("only formats with lines have products of lines")
+    }
+
+    /// The scales alone, as [`unpack`](Self::unpack) gives them.
+    fn line_scales<L: Lanes, U: Unpacked<L>>(&self, _row: usize, _block: usize, _unpacked: &mut U) {
+        unreachable!("only formats with lines have scales of lines")
+    }
 }
 
 impl Floats {

@@ -403,7 +403,8 @@ mod tests {
     use crate::linear::plain::{Bf16, F16, F32, PlainRows};
     use crate::simd::on_each_kind;
 
-    const INPUTS: usize = 512;
+    /// A line and a half, three blocks.
+    const INPUTS: usize = 768;
     const OUTPUTS: usize = 41;
 
     /// None of two such bytes is the exponent of an infinity in half precision.

@@ -2,8 +2,9 @@
 //! bit, and nothing between the memory and the multiplication.
 
 use super::activations::{Integers, Quantized};
+use super::line::{LINE_CHUNKS, Line};
 use super::panel::{
-    BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, Unpacked,
+    BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, Unpacked, Words,
 };
 use super::product::Place;
 use crate::simd::{COLUMN_BYTES, LANES, Lanes};
@@ -57,6 +58,19 @@ struct RowBlock<'a, L: Lanes> {
     least: [L; BLOCK_CHUNKS],
 }
 
+impl<L: Lanes> RowBlock<'_, L> {
+    /// Every chunk of a block overwrites what the one before has left.
+    #[inline(always)]
+    fn nothing() -> Self {
+        Self {
+            x: &[],
+            dots: [[L::splat_word(0); 2]; BLOCK_CHUNKS],
+            scales: [[L::zero(); 2]; BLOCK_CHUNKS],
+            least: [L::zero(); BLOCK_CHUNKS],
+        }
+    }
+}
+
 impl<L: Lanes> Unpacked<L> for RowBlock<'_, L> {
     const ROWS: usize = OUTPUTS;
 
@@ -90,14 +104,12 @@ pub(super) fn integer_row<L: Lanes, W: IntegerRows>(
     weight_rows: usize,
     result: &mut [f32],
 ) {
-    let zero = L::splat_word(0);
-    // Every chunk of a block overwrites what the one before has left.
-    let mut unpacked = RowBlock {
-        x: &[],
-        dots: [[zero; 2]; BLOCK_CHUNKS],
-        scales: [[L::zero(); 2]; BLOCK_CHUNKS],
-        least: [L::zero(); BLOCK_CHUNKS],
-    };
+    if let Some(line) = W::LINE
+        && L::READS_ROWS
+    {
+        return line_row::<L, W>(x, weight, line, first, weight_rows, result);
+    }
+    let mut unpacked = RowBlock::nothing();
     for at in (0..result.len()).step_by(OUTPUTS) {
         let place = Place::new(first, at, weight_rows);
         for (block, integers) in x.integers.chunks(BLOCK_CHUNKS).enumerate() {
@@ -124,6 +136,48 @@ pub(super) fn integer_row<L: Lanes, W: IntegerRows>(
                 }
             }
             place.add(result, sum);
+        }
+    }
+}
+
+/// The products of a single row whose weights are read row by row, in the order of the memory.
+#[inline(always)]
+fn line_row<L: Lanes, W: IntegerRows>(
+    x: &Quantized,
+    weight: &W,
+    line: Line,
+    first: usize,
+    weight_rows: usize,
+    result: &mut [f32],
+) {
+    let inputs = x.lines(line);
+    // For every line the products of sixteen outputs, a vector of chunks each.
+    let mut dots = vec![[Words::default(); OUTPUTS]; inputs.len()];
+    let mut unpacked = RowBlock::nothing();
+    for at in (0..result.len()).step_by(OUTPUTS) {
+        let place = Place::new(first, at, weight_rows);
+        for output in 0..OUTPUTS {
+            for (index, (input, dots)) in inputs.iter().zip(&mut dots).enumerate() {
+                dots[output] =
+                    Words::from_words::<L>(weight.line_dots::<L>(place.row + output, index, input));
+            }
+        }
+        let lines = x.integers.chunks(LINE_CHUNKS).zip(&dots);
+        for (index, (integers, dots)) in lines.enumerate() {
+            let columns = L::wide_columns(bytemuck::cast_slice(dots), size_of::<Words>());
+            for (half, integers) in integers.chunks(BLOCK_CHUNKS).enumerate() {
+                let block = index * (LINE_CHUNKS / BLOCK_CHUNKS) + half;
+                weight.line_scales::<L, _>(place.row, block, &mut unpacked);
+                let mut sum = L::zero();
+                for (chunk, integers) in integers.iter().enumerate() {
+                    let lane = line.lane(half * BLOCK_CHUNKS + chunk);
+                    let x_scale = L::splat(x.scales[block * BLOCK_CHUNKS + chunk]);
+                    let offset = L::splat_word(integers.offset::<W>(0));
+                    let dot = L::add_words(offset, columns[lane / 4][lane % 4]);
+                    sum = sum.mul_add(L::to_floats(dot).mul(x_scale), unpacked.scales[chunk][0]);
+                }
+                place.add(result, sum);
+            }
         }
     }
 }
