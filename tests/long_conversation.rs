@@ -1,7 +1,7 @@
 //! A conversation may go on for ever: it takes no more memory after ten thousand turns than after a few hundred. In a
 //! process of its own, so that nothing else is measured.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Whatever is done to what a session remembers, its logits are those of a replay that remembers nothing as the
 //! library does: see [`replay`].
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod replay;
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use firebox::cache::CacheError;
 use firebox::{
     Afterwards, AttentionSinks, KvType, Model, Pool, Role, RuntimeError, Session, SlidingWindow, TurnId,
-    TurnKind, WholeTurns, device,
+    TurnKind, WholeTurns, available_devices, device,
 };
 use proptest::prelude::*;
 use replay::{Naive, Step, deviation};
@@ -24,8 +24,11 @@ fn path(fixture: &str) -> PathBuf {
 }
 
 fn session(fixture: &str, kept: KvType) -> Session {
-    let name = std::env::var("FIREBOX_TEST_DEVICE").unwrap_or("cpu".into());
-    let model = Model::open(path(fixture), &device(&name).unwrap()).unwrap();
+    session_on("cpu", fixture, kept)
+}
+
+fn session_on(name: &str, fixture: &str, kept: KvType) -> Session {
+    let model = Model::open(path(fixture), &device(name).unwrap()).unwrap();
     let decoder = model.decoder().unwrap();
     Session::in_pool(decoder.clone(), &Pool::new(decoder.layout(kept))).with_chunk(7)
 }
@@ -330,7 +333,7 @@ impl Scene {
         if self.branches.len() > 1 {
             let ended = self.branches.remove(which % self.branches.len());
             self.current = which % self.branches.len();
-            if which % 2 == 0 {
+            if which.is_multiple_of(2) {
                 self.branches[self.current] = ended;
             }
         }
@@ -372,7 +375,7 @@ impl Scene {
 
     /// Positions close up, or everything that is visible is computed again.
     fn move_up(&mut self, which: usize) {
-        if which % 4 != 0 {
+        if !which.is_multiple_of(4) {
             let Branch { session, turns, position, .. } = self.branch();
             session.close_up().unwrap();
             *position = 0;
@@ -447,8 +450,8 @@ impl Replay {
 }
 
 /// Runs steps from a beginning, and returns the largest deviation as a fraction of what is allowed.
-fn play(replay: &Replay, kept: KvType, steps: &[Doing], capacity: Option<usize>) -> f64 {
-    let session = session(replay.fixture, kept).with_fact_capacity(100_000);
+fn play(replay: &Replay, session: Session, steps: &[Doing], capacity: Option<usize>) -> f64 {
+    let session = session.with_fact_capacity(100_000);
     let session = match capacity {
         Some(capacity) => session.with_turn_capacity(capacity, WholeTurns { afterwards: Afterwards::Stay }),
         None => session,
@@ -483,7 +486,7 @@ fn conversations(fixtures: &[&'static str], kept: KvType, capacity: Option<usize
         let replay = Replay::new(fixture, bound);
         let largest = std::cell::Cell::new(0f64);
         proptest!(cases(count), |(steps in steps(STEPS))| {
-            let worst = play(&replay, kept, &steps, capacity);
+            let worst = play(&replay, session(fixture, kept), &steps, capacity);
             largest.set(largest.get().max(worst));
             prop_assert!(worst < 1.0, "{fixture}: {worst} of what is allowed");
         });
@@ -508,15 +511,30 @@ fn turns_are_evicted_as_a_whole() {
     conversations(&[DENSE[1], HYBRID], KvType::F32, Some(40), 2000, EXACT);
 }
 
-/// Keys are rotated again and again here, far more often than anywhere else, and rounded each time.
+/// Fewer steps, as software devices take their time; none where a build has the CPU alone. Operations round a little
+/// more there.
+#[test]
+fn other_devices_say_what_the_replay_says() {
+    let bound = Bound { deviation: 2e-4, rounding: 500.0 };
+    for name in available_devices().into_iter().filter(|name| *name != "cpu") {
+        for fixture in [DENSE[1], HYBRID] {
+            let replay = Replay::new(fixture, bound);
+            proptest!(cases(STEPS as u32), |(steps in steps(STEPS / 2))| {
+                let worst = play(&replay, session_on(name, fixture, KvType::F32), &steps, None);
+                prop_assert!(worst < 1.0, "{fixture} on {name}: {worst} of what is allowed");
+            });
+        }
+    }
+}
+
 #[test]
 fn half_precision_says_nearly_the_same() {
-    conversations(&[DENSE[0], HYBRID], KvType::F16, Some(60), 600, Bound { deviation: 5e-3, rounding: 1e3 });
+    conversations(&[DENSE[0], HYBRID], KvType::F16, Some(60), 600, Bound { deviation: 6e-3, rounding: 1e3 });
 }
 
 #[test]
 fn bytes_say_nearly_the_same() {
-    conversations(&[DENSE[0], HYBRID], KvType::Int8, Some(60), 600, Bound { deviation: 0.1, rounding: 1e4 });
+    conversations(&[DENSE[0], HYBRID], KvType::Int8, Some(60), 600, Bound { deviation: 0.15, rounding: 1e4 });
 }
 
 /// What is left of a conversation under policies that compute it again, or move it up.

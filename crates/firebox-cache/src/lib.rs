@@ -29,5 +29,5 @@ pub use page::PAGE;
 pub use pool::Pool;
 pub use recurrent::RecurrentState;
 pub use run::Mapped;
-pub use sequence::{AttentionCache, LayerCache, SequenceCache};
+pub use sequence::{AttentionCache, LayerCache, Outline, SequenceCache, Stretch};
 pub use turn::{Hidden, Role, Turn, TurnId, TurnKind};

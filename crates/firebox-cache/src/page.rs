@@ -1,7 +1,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Bytes, DType, Int, Tensor, TensorData};
 use firebox_kernels::attend::Stored;
 
 use crate::layout::{KvType, LayerLayout, Layout};
@@ -40,8 +40,16 @@ impl Room {
         let Layout { layers, kept, device } = layout;
         let side = |kv_heads, head_dim: usize| match kept {
             KvType::F32 | KvType::F16 => {
-                let dtype = if *kept == KvType::F32 { DType::F32 } else { DType::F16 };
-                Stored::Float(Tensor::zeros([kv_heads, PAGE, head_dim], (device, dtype)))
+                let shape = [kv_heads, PAGE, head_dim];
+                let count = kv_heads * PAGE * head_dim;
+                // Of zeros that are handed over: to fill a tensor takes as much memory again, for a moment, and a
+                // machine with virtual memory of its own is slow to give it.
+                let (zeros, dtype) = match kept {
+                    KvType::F32 => (Bytes::from_elems(vec![0f32; count]), DType::F32),
+                    _ => (Bytes::from_elems(vec![0u16; count]), DType::F16),
+                };
+                let zeros = TensorData::from_bytes(zeros, shape, dtype);
+                Stored::Float(Tensor::from_data(zeros, (device, dtype)))
             }
             KvType::Int8 => Stored::Bytes {
                 words: Tensor::<3, Int>::zeros([kv_heads, PAGE, head_dim.div_ceil(4)], (device, DType::I32)),

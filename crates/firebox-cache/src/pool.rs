@@ -32,8 +32,9 @@ impl Pool {
 
     /// A pool of so many pages, made now, and no more ever.
     pub fn with_pages(layout: Layout, pages: usize) -> Self {
-        let free = (0..pages).map(|_| Room::new(&layout)).collect();
-        Self::with_stock(layout, Stock { free, made: pages, most: pages })
+        let pool = Self::with_stock(layout, Stock { free: Vec::new(), made: 0, most: pages });
+        pool.reserve(pages);
+        pool
     }
 
     fn with_stock(layout: Layout, stock: Stock) -> Self {
@@ -65,9 +66,14 @@ impl Pool {
         self.pages() * self.page_bytes()
     }
 
-    /// Whether both are the same pool.
-    pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    /// Makes pages until so many are free, or there are as many as there may be. A machine takes its time to give memory
+    /// that was never used, which sequences then do not have to wait for.
+    pub fn reserve(&self, pages: usize) {
+        let mut stock = self.stock();
+        while stock.free.len() < pages && stock.made < stock.most {
+            stock.made += 1;
+            stock.free.push(Room::new(self.layout()));
+        }
     }
 
     /// Lets go of free pages.

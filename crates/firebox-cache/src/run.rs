@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use firebox_kernels::attend::{Stored, Visibility};
 
-use crate::page::Page;
+use crate::page::{PAGE, Page};
 
 /// Keys and values of consecutive positions that lie together.
 #[derive(Debug, Clone)]
@@ -25,6 +25,9 @@ pub(crate) enum Source {
 }
 
 /// Keys and values that are only read, in files that are mapped, for example. Sequences share them.
+///
+/// Slots are in blocks of [`PAGE`]. What goes on where the last of them end within a block goes on in a page that has
+/// the block's slots copied, so that it lies together as it would have without a file in between.
 #[derive(Debug)]
 pub struct Mapped {
     /// Keys and values of every layer, `[kv_heads, positions, head_dim]`; absent for recurrent ones.
@@ -49,6 +52,24 @@ impl Run {
     pub fn part(&self, range: Range<usize>) -> Self {
         let slots = self.slots.start + range.start..self.slots.start + range.end;
         Self::new(self.source.clone(), slots, self.position + range.start)
+    }
+
+    /// Where its slots would be in a page, if they are in one block of what is mapped.
+    pub fn in_block(&self) -> Option<Range<usize>> {
+        let block = self.slots.start / PAGE * PAGE;
+        let slots = self.slots.start - block..self.slots.end - block;
+        (matches!(self.source, Source::Mapped(_)) && slots.end <= PAGE).then_some(slots)
+    }
+
+    /// Whether both are in the same page, or the same block of what is mapped.
+    pub fn lies_with(&self, other: &Self) -> bool {
+        match (&self.source, &other.source) {
+            (Source::Page(one), Source::Page(other)) => Arc::ptr_eq(one, other),
+            (Source::Mapped(one), Source::Mapped(two)) => {
+                Arc::ptr_eq(one, two) && self.slots.start / PAGE == other.slots.start / PAGE
+            }
+            _ => false,
+        }
     }
 
     pub fn read(&self, layer: usize) -> Option<(Stored, Stored)> {

@@ -9,8 +9,12 @@ use crate::layout::{LayerLayout, Layout};
 use crate::page::PAGE;
 use crate::pool::Pool;
 use crate::recurrent::RecurrentState;
-use crate::run::{Mapped, Run, Source};
+use crate::run::{Run, Source};
 use crate::turn::{Hidden, Role, Turn, TurnId, TurnKind};
+
+mod outline;
+
+pub use outline::{Outline, Stretch};
 
 /// What a model remembers of one sequence, layer by layer.
 ///
@@ -46,7 +50,7 @@ struct Entry {
 /// What one layer remembers of a sequence.
 #[derive(Debug)]
 pub enum LayerCache<'a> {
-    /// Keys and values of every position so far.
+    /// Keys and values of what is remembered.
     Attention(AttentionCache<'a>),
     /// State of constant size.
     Recurrent(&'a mut RecurrentState),
@@ -218,15 +222,35 @@ impl SequenceCache {
     ) -> Result<(), CacheError> {
         self.give_up_pass();
         let alone = Arc::get_mut(&mut self.runs).is_some();
-        let (mut runs, mut next) = (Vec::with_capacity(self.runs.len()), 0);
+        let changed = |back: usize| {
+            let Layout { layers, kept, .. } = self.pool.layout();
+            let rotate = &rotate;
+            move |layer: usize, keys: Stored| match layers[layer] {
+                LayerLayout::Attention { head_dim, .. } => {
+                    kept.store(rotate(layer, keys.dequantize(head_dim), back))
+                }
+                LayerLayout::Recurrent => keys,
+            }
+        };
+        let (mut runs, mut next, mut in_place) = (Vec::with_capacity(self.runs.len()), 0, Vec::new());
         for run in self.runs.iter() {
             let back = run.position - next;
-            if back == 0 {
-                runs.push(run.clone());
-            } else {
-                self.moved(run, next, alone, |layer, keys| rotate(layer, keys, back), &mut runs)?;
+            match &run.source {
+                _ if back == 0 => runs.push(run.clone()),
+                // Two runs may lie in one page, with what was between them forgotten.
+                Source::Page(page) if alone && Arc::strong_count(page) == 1 => {
+                    runs.push(Run::new(run.source.clone(), run.slots.clone(), next));
+                    in_place.push((page, &run.slots, back));
+                }
+                _ => self.copy_moved(run, next, changed(back), &mut runs)?,
             }
             next += run.len();
+        }
+        // Only now, when nothing can fail any more: an error leaves everything as it was.
+        for (page, slots, back) in in_place {
+            for layer in 0..self.pool.layout().layers.len() {
+                page.change_keys(layer, slots, |keys| changed(back)(layer, keys));
+            }
         }
         self.runs = Arc::new(runs);
         self.position = next;
@@ -234,43 +258,25 @@ impl SequenceCache {
         Ok(())
     }
 
-    fn moved(
+    fn copy_moved(
         &self,
         run: &Run,
         position: usize,
-        alone: bool,
-        change: impl Fn(usize, Tensor<3>) -> Tensor<3>,
+        changed: impl Fn(usize, Stored) -> Stored + Copy,
         runs: &mut Vec<Run>,
     ) -> Result<(), CacheError> {
-        let Layout { layers, kept, .. } = self.pool.layout();
-        let attending = layers.iter().enumerate().filter_map(|(index, layer)| match *layer {
-            LayerLayout::Attention { head_dim, .. } => Some((index, head_dim)),
-            LayerLayout::Recurrent => None,
+        // What is mapped keeps its place in a block, as it would lie in a page.
+        let slots = run.in_block().filter(|_| {
+            matches!(run.source, Source::Mapped(_))
+                && self.runs.iter().filter(|other| other.lies_with(run)).count() == 1
         });
-        match &run.source {
-            // Two runs may lie in one page, with what was between them forgotten.
-            Source::Page(page) if alone && Arc::strong_count(page) == 1 => {
-                for (layer, head_dim) in attending {
-                    let changed = |keys: Stored| kept.store(change(layer, keys.dequantize(head_dim)));
-                    page.change_keys(layer, &run.slots, changed);
-                }
-                runs.push(Run::new(run.source.clone(), run.slots.clone(), position));
-            }
-            _ => {
-                let attending: Vec<_> = attending.collect();
-                for start in (0..run.len()).step_by(PAGE) {
-                    let part = run.part(start..run.len().min(start + PAGE));
-                    let page = self.pool.take()?;
-                    let slots = 0..page.claim(0, part.len());
-                    for &(layer, head_dim) in &attending {
-                        if let Some((keys, values)) = part.read(layer) {
-                            let keys = kept.store(change(layer, keys.dequantize(head_dim)));
-                            page.write(layer, 0, keys, values);
-                        }
-                    }
-                    runs.push(Run::new(Source::Page(page), slots, position + start));
-                }
-            }
+        if let Some(slots) = slots {
+            runs.push(self.copied(run, slots.start, position, changed)?);
+            return Ok(());
+        }
+        for start in (0..run.len()).step_by(PAGE) {
+            let part = run.part(start..run.len().min(start + PAGE));
+            runs.push(self.copied(&part, 0, position + start, changed)?);
         }
         Ok(())
     }
@@ -278,30 +284,44 @@ impl SequenceCache {
     /// Goes back to the first `len` tokens. Returns whether that was possible: where the model has recurrent layers,
     /// sequences only go back to where a turn began. Positions go on from where they were then.
     pub fn rewind(&mut self, len: usize) -> bool {
-        let torn = self.pending > 0 && self.pool.layout().is_recurrent();
-        self.give_up_pass();
+        let whole = self.abandon_pass();
         if len == 0 {
             self.clear();
             return true;
         }
-        if len > self.len || (len == self.len && torn) {
+        if len > self.len || (len == self.len && !whole) {
             return false;
         }
         if len == self.len {
             return true;
         }
-        let mut start = 0;
-        let mut starts = self.turns.iter().map(|entry| {
-            start += entry.turn.tokens;
-            (start - entry.turn.tokens, entry)
-        });
         if self.pool.layout().is_recurrent() {
+            let mut start = 0;
+            let mut starts = self.turns.iter().map(|entry| {
+                start += entry.turn.tokens;
+                (start - entry.turn.tokens, entry)
+            });
             let before = starts.find(|(start, entry)| *start == len && entry.turn.tokens > 0);
             match before.and_then(|(_, entry)| entry.before.clone()) {
                 Some(before) => self.states = before.as_ref().clone(),
                 None => return false,
             }
         }
+        self.shorten(len);
+        true
+    }
+
+    /// Goes back to the first `len` tokens, at most as many as there are, with the [`states`](Self::states) that
+    /// recurrent layers had then.
+    pub fn go_back(&mut self, len: usize, states: Vec<Option<RecurrentState>>) {
+        self.give_up_pass();
+        self.states = states;
+        if len < self.len {
+            self.shorten(len);
+        }
+    }
+
+    fn shorten(&mut self, len: usize) {
         self.position = self.position_of(len);
         self.keep(len);
         let mut left = len;
@@ -312,7 +332,19 @@ impl SequenceCache {
             any
         });
         self.len = len;
-        true
+    }
+
+    /// Gives up a pass that has not gone through all layers. Returns whether everything is as it was before it: recurrent
+    /// states are not.
+    pub fn abandon_pass(&mut self) -> bool {
+        let torn = self.pending > 0 && self.pool.layout().is_recurrent();
+        self.give_up_pass();
+        !torn
+    }
+
+    /// The same sequence before its first token, with pages of another pool.
+    pub fn begun_in(&self, pool: &Pool) -> Self {
+        Self { next_turn: self.next_turn, ..Self::new(pool) }
     }
 
     /// Forgets everything, turns included; pages go back to the pool.
@@ -321,24 +353,6 @@ impl SequenceCache {
         self.turns = Arc::default();
         self.states = fresh_states(self.pool.layout());
         (self.len, self.position, self.pending) = (0, 0, 0);
-    }
-
-    /// Puts tokens behind what is remembered whose keys and values are there already; they belong to the last turn.
-    /// `states` are those of recurrent layers after the last of them, by layer.
-    pub fn adopt(
-        &mut self,
-        mapped: &Arc<Mapped>,
-        slots: Range<usize>,
-        position: usize,
-        states: Vec<Option<RecurrentState>>,
-    ) {
-        self.give_up_pass();
-        let count = slots.len();
-        let run = Run::new(Source::Mapped(mapped.clone()), slots, position);
-        self.position = run.end();
-        Arc::make_mut(&mut self.runs).push(run);
-        self.states = states;
-        self.count(count);
     }
 
     /// Recurrent states, by layer.
@@ -355,14 +369,17 @@ impl SequenceCache {
     /// completed is given up.
     pub fn reserve(&mut self, count: usize) -> Result<(), CacheError> {
         self.give_up_pass();
+        self.unmap_last()?;
         let alone = Arc::get_mut(&mut self.runs).is_some();
         let runs = Arc::make_mut(&mut self.runs);
+        let own =
+            runs.last().map_or(0, |last| runs.iter().rev().take_while(|run| run.lies_with(last)).count());
         let (mut rest, mut position) = (count, self.position);
         self.pending = count;
         if let Some(Run { source: Source::Page(page), slots, position: first, .. }) = runs.last_mut()
             && *first + slots.len() == position
         {
-            if alone && Arc::strong_count(page) == 1 {
+            if alone && Arc::strong_count(page) == own {
                 // Slots behind it are left from tokens that were taken back.
                 page.unclaim(slots.end);
             }
@@ -384,6 +401,36 @@ impl SequenceCache {
         }
         self.cover();
         Ok(())
+    }
+
+    /// Where the last tokens are mapped and end within a block, copies that block's to a page, for others to follow.
+    fn unmap_last(&mut self) -> Result<(), CacheError> {
+        let Some(last) = self.runs.last().filter(|last| last.end() == self.position) else { return Ok(()) };
+        let Some(slots) = last.in_block().filter(|slots| slots.end < PAGE) else { return Ok(()) };
+        let run = self.copied(last, slots.start, last.position, |_, keys| keys)?;
+        let run = Run { visible: last.visible.clone(), hidden: last.hidden, ..run };
+        if let Some(last) = Arc::make_mut(&mut self.runs).last_mut() {
+            *last = run;
+        }
+        Ok(())
+    }
+
+    /// The same keys and values in a page of their own, from `slot` on.
+    fn copied(
+        &self,
+        run: &Run,
+        slot: usize,
+        position: usize,
+        change: impl Fn(usize, Stored) -> Stored,
+    ) -> Result<Run, CacheError> {
+        let page = self.pool.take()?;
+        let slots = slot..page.claim(0, slot + run.len());
+        for layer in 0..self.pool.layout().layers.len() {
+            if let Some((keys, values)) = run.read(layer) {
+                page.write(layer, slot, change(layer, keys), values);
+            }
+        }
+        Ok(Run::new(Source::Page(page), slots, position))
     }
 
     /// The cache of one layer.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
+use firebox_runtime::Saved;
 use firebox_text::Message;
 
 use crate::console::{Console, human_bytes};
@@ -36,6 +37,9 @@ pub struct ChatArgs {
     /// The model, by its flag
     #[arg(short, long, value_name = "MODEL", conflicts_with = "place")]
     model: Option<PathBuf>,
+    /// Go on with the conversation in this file, if there is one, and keep it there after every answer
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
     #[command(flatten)]
     generating: GeneratingArgs,
 }
@@ -99,11 +103,24 @@ fn begin(
         thinking: prompting.thinking(),
         add_special,
     };
-    let mut conversation = Conversation::new(
-        prompter,
-        config,
-        model.session()?.with_kv_type(args.generating.cache_type.into()).with_cancel(interrupt.flag()),
-    );
+    let speculation = args.generating.speculation(&model, interrupt, console)?;
+    let kept = args.generating.cache_type.into();
+    let mut conversation = match &args.session {
+        Some(path) if path.exists() => {
+            let saved = Saved::open(path, &model, kept)?;
+            let messages: Vec<Message> = serde_json::from_str(saved.note())
+                .with_context(|| format!("{} holds a session, but no conversation", path.display()))?;
+            let session = saved.session()?.with_cancel(interrupt.flag());
+            Conversation::resume(prompter, config, session, speculation, messages)
+        }
+        _ => {
+            let session = args.generating.session(&model, interrupt)?;
+            Conversation::resume(prompter, config, session, speculation, Vec::new())
+        }
+    };
+    if let Some(path) = &args.session {
+        conversation.keep_in(path.clone(), model);
+    }
     if let Some(system) = &prompting.system {
         conversation.set_system(system);
     }
@@ -122,7 +139,7 @@ fn command_given(
     match name {
         "help" | "?" => console.reply(HELP),
         "reset" | "clear" => {
-            conversation.reset();
+            conversation.reset()?;
             console.reply("(forgotten)");
         }
         "system" => {

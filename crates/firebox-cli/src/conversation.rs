@@ -1,6 +1,8 @@
 //! A conversation: what was said, and the session that has read it.
 
-use firebox_runtime::{Finish, GenerationConfig, RuntimeError, Session, Summary};
+use std::path::PathBuf;
+
+use firebox_runtime::{Finish, GenerationConfig, Model, RuntimeError, Session, Speculation, Summary};
 use firebox_text::Message;
 
 use crate::console::Console;
@@ -13,17 +15,32 @@ pub struct Conversation {
     pub prompter: Prompter,
     pub config: GenerationConfig,
     session: Session,
+    speculation: Option<Speculation>,
     messages: Vec<Message>,
     /// Answers so far: each has its own seed, so that asking again gives another answer.
     answers: u64,
     /// The last answer's numbers.
     last: Option<Summary>,
+    /// Where it is written after every answer, and by which model it is given.
+    file: Option<(PathBuf, Model)>,
 }
 
 impl Conversation {
-    /// One that has not begun.
-    pub fn new(prompter: Prompter, config: GenerationConfig, session: Session) -> Self {
-        Self { prompter, config, session, messages: Vec::new(), answers: 0, last: None }
+    /// One that has come as far as `messages`, which `session` has read, or what it has of them.
+    pub fn resume(
+        prompter: Prompter,
+        config: GenerationConfig,
+        session: Session,
+        speculation: Option<Speculation>,
+        messages: Vec<Message>,
+    ) -> Self {
+        let answers = messages.iter().filter(|message| message.role == "assistant").count() as u64;
+        Self { prompter, config, session, speculation, messages, answers, last: None, file: None }
+    }
+
+    /// Writes it to a file after every answer, for another process to go on from.
+    pub fn keep_in(&mut self, path: PathBuf, model: Model) {
+        self.file = Some((path, model));
     }
 
     /// What was said.
@@ -41,11 +58,20 @@ impl Conversation {
         (self.session.tokens().len(), self.session.cache_bytes())
     }
 
-    /// Forgets everything but what the model is told to be.
-    pub fn reset(&mut self) {
+    /// Forgets everything but what the model is told to be, in the file too, if it is kept in one.
+    pub fn reset(&mut self) -> anyhow::Result<()> {
         self.messages.retain(|message| message.role == "system");
         self.session.clear();
         self.last = None;
+        self.keep()
+    }
+
+    /// Writes the conversation to its file, if it has one.
+    fn keep(&self) -> anyhow::Result<()> {
+        if let Some((path, model)) = &self.file {
+            self.session.save_with_note(path, model, &serde_json::to_string(&self.messages)?)?;
+        }
+        Ok(())
     }
 
     /// Says what the model is to be; nothing, if the text is empty.
@@ -88,9 +114,9 @@ impl Conversation {
         config.sampler.seed = config.sampler.seed.wrapping_add(self.answers);
         self.answers += 1;
         let tokenizer = Some(self.prompter.tokenizer.clone());
-        let summary = answer(session, tokenizer, &ids[kept..], config, interrupt, |_, text| {
-            if text.is_empty() { Ok(()) } else { console.print(text) }
-        })?;
+        let took = |_, text: &str| if text.is_empty() { Ok(()) } else { console.print(text) };
+        let speculation = self.speculation.as_mut();
+        let summary = answer(session, tokenizer, &ids[kept..], config, speculation, interrupt, took)?;
         if !summary.text.ends_with('\n') {
             console.line("")?;
         }
@@ -99,7 +125,7 @@ impl Conversation {
         }
         self.messages.push(Message::assistant(summary.text.as_str()));
         self.last = Some(summary);
-        Ok(())
+        self.keep()
     }
 
     /// The prompt, after forgetting as many of the oldest turns as it takes for an answer to fit.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
-use firebox_runtime::{Finish, Generation, GenerationConfig, Model, Session, Summary};
+use firebox_runtime::{Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
 use firebox_text::Tokenizer;
 
 use crate::args::{CacheType, DeviceArgs};
@@ -14,6 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::outcome::usage;
 use crate::prompt::PromptArgs;
 use crate::sampling::SamplingArgs;
+use crate::speculating::SpeculatingArgs;
 
 /// Options of generating.
 #[derive(Debug, Clone, Args)]
@@ -39,9 +40,31 @@ pub struct GeneratingArgs {
     pub prompt: PromptArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub speculating: SpeculatingArgs,
 }
 
 impl GeneratingArgs {
+    /// A session of a model, which stops at Ctrl-C.
+    pub fn session(&self, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
+        Ok(self.configured(model.session()?, interrupt))
+    }
+
+    /// What drafts, if anything is to.
+    pub fn speculation(
+        &self,
+        model: &Model,
+        interrupt: &Interrupt,
+        console: &Console,
+    ) -> anyhow::Result<Option<Speculation>> {
+        let configured = |session| self.configured(session, interrupt);
+        self.speculating.speculation(model, &self.device, configured, console)
+    }
+
+    fn configured(&self, session: Session, interrupt: &Interrupt) -> Session {
+        session.with_kv_type(self.cache_type.into()).with_cancel(interrupt.flag())
+    }
+
     /// What a generation is asked to do.
     pub fn config(&self, model: &Model, console: &Console) -> anyhow::Result<GenerationConfig> {
         let trained = model.decoder()?.config().max_positions;
@@ -87,11 +110,15 @@ pub fn answer(
     tokenizer: Option<Arc<Tokenizer>>,
     prompt: &[u32],
     config: GenerationConfig,
+    speculation: Option<&mut Speculation>,
     interrupt: &Interrupt,
     mut took: impl FnMut(Option<u32>, &str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Summary> {
     let _working = interrupt.work();
     let mut generation = Generation::begin(session, tokenizer, prompt, config)?;
+    if let Some(speculation) = speculation {
+        generation = generation.with_speculation(speculation);
+    }
     loop {
         let piece = if interrupt.requested() { generation.cancel() } else { generation.next_piece()? };
         let Some(piece) = piece else { break };
@@ -102,8 +129,12 @@ pub fn answer(
 
 /// How fast it went, in one line.
 pub fn speed(summary: &Summary) -> String {
+    let drafts = match summary.drafted_tokens {
+        0 => String::new(),
+        drafted => format!("{} of {drafted} drafted tokens accepted, ", summary.accepted_tokens),
+    };
     format!(
-        "{} prompt tokens ({:.1}/s), first token after {:.0} ms, {} tokens ({:.1}/s), {}",
+        "{} prompt tokens ({:.1}/s), first token after {:.0} ms, {} tokens ({:.1}/s), {drafts}{}",
         summary.prompt_tokens,
         summary.prefill_tps,
         summary.ttft_ms,

@@ -33,6 +33,7 @@ mod pull;
 mod run;
 mod sampling;
 mod settings;
+mod speculating;
 mod tokenize;
 mod tokens;
 mod verify;

@@ -93,7 +93,9 @@ fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref::<RuntimeError>() {
         return match error {
             RuntimeError::ContextFull { .. } => Some(OUT_OF_CONTEXT),
-            RuntimeError::Setting { .. } | RuntimeError::Device { .. } => Some(USAGE),
+            RuntimeError::Setting { .. }
+            | RuntimeError::Device { .. }
+            | RuntimeError::DraftVocabulary { .. } => Some(USAGE),
             RuntimeError::Cancelled => Some(INTERRUPTED),
             RuntimeError::Model(error) => of_model(error),
             RuntimeError::Store(error) => of_store(error),

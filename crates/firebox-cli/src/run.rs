@@ -92,16 +92,17 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
         return Err(usage("the prompt is empty; there is nothing to answer or to continue"));
     }
     let tokenizer = model.tokenizer().ok().cloned();
-    let mut session =
-        model.session()?.with_kv_type(args.generating.cache_type.into()).with_cancel(interrupt.flag());
+    let mut session = args.generating.session(&model, &interrupt)?;
+    let mut speculation = args.generating.speculation(&model, &interrupt, console)?;
     let seed = config.sampler.seed;
     let spells = tokenizer.is_some();
-    let summary = answer(&mut session, tokenizer, &prompt, config, &interrupt, |token, text| match token {
+    let took = |token: Option<u32>, text: &str| match token {
         _ if args.json => Ok(()),
         Some(token) if !spells => console.print(&format!("{token} ")),
         _ if text.is_empty() => Ok(()),
         _ => console.print(text),
-    })?;
+    };
+    let summary = answer(&mut session, tokenizer, &prompt, config, speculation.as_mut(), &interrupt, took)?;
     if args.json {
         console.json(&Report {
             model: path.display().to_string(),

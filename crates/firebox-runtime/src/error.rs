@@ -51,6 +51,21 @@ pub enum RuntimeError {
         /// What it reports.
         reason: String,
     },
+    /// What a file remembers was computed by another model, or is kept in another way.
+    #[error(
+        "{}: {field} is {found:?} there and {expected:?} here; use it with what it was saved by, or remove it",
+        path.display()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        field: &'static str,
+        /// What the file says.
+        found: String,
+        /// What it would have to say.
+        expected: String,
+    },
     /// The sequence has no room for more tokens.
     #[error(
         "{tokens} tokens do not fit into a context of {context}; shorten the prompt or raise the context size"
@@ -87,6 +102,19 @@ pub enum RuntimeError {
         unrelated: usize,
         /// The share that would be on the right side of a threshold, related and unrelated pairs counting alike.
         accuracy: f64,
+    },
+    /// A draft model has other tokens than the model it is to draft for.
+    #[error(
+        "{} cannot draft for {}: {difference}; use a smaller model of the same family",
+        draft.display(), model.display()
+    )]
+    DraftVocabulary {
+        /// The draft model.
+        draft: PathBuf,
+        /// The model it is to draft for.
+        model: PathBuf,
+        /// How the draft model's tokens differ.
+        difference: String,
     },
     /// A file of expected numbers cannot be used.
     #[error("{}: {field}: {reason}", path.display())]

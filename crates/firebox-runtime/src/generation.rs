@@ -5,7 +5,8 @@ use firebox_model::ModelError;
 use firebox_text::{Detokenizer, StopStrings, Tokenizer};
 use serde::Serialize;
 
-use crate::{RuntimeError, Sampler, SamplerConfig, Session};
+use crate::lookahead::Lookahead;
+use crate::{RuntimeError, Sampler, SamplerConfig, Session, Speculation};
 
 /// What a generation is asked to do.
 #[derive(Debug, Clone, Default)]
@@ -63,6 +64,10 @@ pub struct Summary {
     pub prefill_tps: f64,
     /// Generated tokens per second after the first; 0 when there are fewer than two.
     pub decode_tps: f64,
+    /// Tokens that were drafted, and went through the layers before it was their turn.
+    pub drafted_tokens: usize,
+    /// How many of these were what the model chose.
+    pub accepted_tokens: usize,
     /// Why it ended.
     pub finish: Finish,
 }
@@ -70,15 +75,12 @@ pub struct Summary {
 /// A generation in progress. Dropping it leaves the session as far as it got.
 #[derive(Debug)]
 pub struct Generation<'s> {
-    session: &'s mut Session,
+    ahead: Lookahead<'s>,
     tokenizer: Option<Arc<Tokenizer>>,
     detokenizer: Option<Detokenizer>,
     stops: StopStrings,
     sampler: Sampler,
     config: GenerationConfig,
-    logits: Vec<f32>,
-    /// Fed at the next step only: the last token of an answer need not go through the layers.
-    pending: Option<u32>,
     /// Tokens decoded after the first, the one that ended the generation included.
     steps: usize,
     text: String,
@@ -108,14 +110,18 @@ impl<'s> Generation<'s> {
             return Err(RuntimeError::ContextFull { tokens: tokens + 1, context });
         }
         let began = Instant::now();
-        let (logits, finish) = match session.feed(prompt) {
-            Ok(logits) => (logits, None),
-            Err(RuntimeError::Cancelled) => (Vec::new(), Some(Finish::Cancelled)),
+        let (logits, finish, prompt_tokens) = match session.feed(prompt) {
+            Ok(logits) => (logits, None, prompt.len()),
+            Err(RuntimeError::Cancelled) => {
+                // Earlier turns may have gone to make room.
+                let fed = session.tokens().len().saturating_sub(before);
+                (Vec::new(), Some(Finish::Cancelled), fed)
+            }
             Err(error) => return Err(error),
         };
         Ok(Self {
-            prompt_tokens: session.tokens().len() - before,
-            session,
+            prompt_tokens,
+            ahead: Lookahead::new(session, logits),
             detokenizer: tokenizer.as_ref().map(|tokenizer| {
                 if config.continues {
                     Detokenizer::continuing(tokenizer, true)
@@ -127,8 +133,6 @@ impl<'s> Generation<'s> {
             stops: StopStrings::new(config.stop.clone()),
             sampler,
             config,
-            logits,
-            pending: None,
             steps: 0,
             text: String::new(),
             tokens: Vec::new(),
@@ -139,25 +143,29 @@ impl<'s> Generation<'s> {
         })
     }
 
+    /// The same, faster where the drafts of `speculation` are good: tokens stay what they are without it.
+    pub fn with_speculation(mut self, speculation: &'s mut Speculation) -> Self {
+        self.ahead.speculate(speculation);
+        self
+    }
+
     /// The next token, or nothing once the generation has ended.
     pub fn next_piece(&mut self) -> Result<Option<Piece>, RuntimeError> {
         if self.finish.is_some() {
             return Ok(None);
         }
-        if self.is_full() {
+        let room = self.room();
+        if room == 0 {
             return Ok(self.end(Finish::Length));
         }
-        if let Some(token) = self.pending.take() {
-            self.logits = self.session.feed(&[token])?;
-            self.steps += 1;
-        }
-        let token = self.sampler.sample(&self.logits, self.session.tokens());
+        let token = self.ahead.choose(&mut self.sampler, room)?;
         self.last = self.began.elapsed();
+        self.steps += usize::from(self.first.is_some());
         self.first.get_or_insert(self.last);
         if !self.config.ignore_end && self.is_end(token) {
             return Ok(self.end(Finish::Stop));
         }
-        self.pending = Some(token);
+        self.ahead.add(token);
         self.tokens.push(token);
         let text = match &mut self.detokenizer {
             Some(detokenizer) => self.stops.push(&detokenizer.push(token)),
@@ -178,9 +186,8 @@ impl<'s> Generation<'s> {
     /// Closes the generation: what it generated becomes part of the session.
     pub fn finish(mut self) -> Result<Summary, RuntimeError> {
         self.finish.get_or_insert(Finish::Cancelled);
-        if let Some(token) = self.pending.take() {
-            self.session.append(token);
-        }
+        self.ahead.finish();
+        let (drafted_tokens, accepted_tokens) = self.ahead.counts();
         let seconds = |duration: Duration| duration.as_secs_f64().max(f64::EPSILON);
         let first = self.first.unwrap_or_else(|| self.began.elapsed());
         let steps = self.steps;
@@ -192,6 +199,8 @@ impl<'s> Generation<'s> {
             ttft_ms: first.as_secs_f64() * 1000.0,
             prefill_tps: self.prompt_tokens as f64 / seconds(first),
             decode_tps: if steps == 0 { 0.0 } else { steps as f64 / seconds(decoding) },
+            drafted_tokens,
+            accepted_tokens,
             finish: self.finish.unwrap_or(Finish::Cancelled),
         })
     }
@@ -201,10 +210,11 @@ impl<'s> Generation<'s> {
             || self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_eos(token))
     }
 
-    fn is_full(&self) -> bool {
-        let fed = self.session.tokens().len() + usize::from(self.pending.is_some());
-        self.config.max_tokens.is_some_and(|most| self.tokens.len() >= most)
-            || self.config.context.is_some_and(|context| fed >= context)
+    /// How many more tokens it may come to.
+    fn room(&self) -> usize {
+        let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.tokens.len()));
+        let fits = self.config.context.map_or(usize::MAX, |most| most.saturating_sub(self.ahead.len()));
+        asked.min(fits)
     }
 
     /// Hands out what was held back, if anything was.

@@ -1,3 +1,4 @@
+use firebox_cache::KvType;
 use serde::Serialize;
 
 use crate::{Model, RuntimeError, Session};
@@ -70,7 +71,11 @@ pub fn perplexity(
     }
     let mut sums = Sums::default();
     for window in tokens.chunks(context) {
-        let open = |model: &Model| Ok::<_, RuntimeError>(model.session()?.with_expected_length(window.len()));
+        let open = |model: &Model| {
+            Ok::<_, RuntimeError>(
+                model.session()?.with_kv_type(KvType::F32).with_expected_length(window.len()),
+            )
+        };
         let mut session = open(model)?;
         let mut other = against.map(open).transpose()?;
         // Logits of a whole window of a large vocabulary would be larger than the model.

@@ -107,6 +107,12 @@ struct Candidate {
     probability: f32,
 }
 
+/// What is left to choose from.
+enum Left {
+    One(u32),
+    Several(Vec<Candidate>),
+}
+
 impl Sampler {
     /// A sampler at the beginning of its random sequence.
     pub fn new(config: SamplerConfig) -> Result<Self, RuntimeError> {
@@ -118,6 +124,25 @@ impl Sampler {
     ///
     /// Logits that are not numbers are never chosen, unless there is nothing else.
     pub fn sample(&mut self, logits: &[f32], tokens: &[u32]) -> u32 {
+        match self.left(logits, tokens) {
+            Left::One(token) => token,
+            Left::Several(candidates) => self.draw(&candidates),
+        }
+    }
+
+    /// What [`sample`](Self::sample) would choose from, likeliest first, with the probability of each.
+    pub fn probabilities(&self, logits: &[f32], tokens: &[u32]) -> Vec<(u32, f32)> {
+        match self.left(logits, tokens) {
+            Left::One(token) => vec![(token, 1.0)],
+            Left::Several(mut candidates) => {
+                normalise(&mut candidates);
+                candidates.iter().map(|candidate| (candidate.token, candidate.probability)).collect()
+            }
+        }
+    }
+
+    /// What penalties, biases and filters leave.
+    fn left(&self, logits: &[f32], tokens: &[u32]) -> Left {
         let mut logits = logits.to_vec();
         self.penalise(&mut logits, tokens);
         for (&token, &bias) in &self.config.logit_bias {
@@ -126,16 +151,16 @@ impl Sampler {
             }
         }
         if self.config.temperature == 0.0 {
-            return likeliest(&logits);
+            return Left::One(likeliest(&logits));
         }
         let mut candidates = self.candidates(&logits);
         if candidates.is_empty() {
-            return likeliest(&logits);
+            return Left::One(likeliest(&logits));
         }
         keep_typical(&mut candidates, self.config.typical_p);
         keep_top_p(&mut candidates, self.config.top_p);
         keep_min_p(&mut candidates, self.config.min_p);
-        self.draw(&candidates)
+        Left::Several(candidates)
     }
 
     fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {
@@ -185,18 +210,27 @@ impl Sampler {
         candidates
     }
 
+    /// A race: each candidate arrives after a time of its own, on average the shorter the likelier it is, and the first is
+    /// drawn. Every token has its own random number, so that two samplers at the same place of their random sequence
+    /// mostly draw the same token from probabilities that are nearly the same, as a draft model's and its model's are.
     fn draw(&mut self, candidates: &[Candidate]) -> u32 {
-        // 53 random bits are what a double between 0 and 1 holds.
-        let mut target = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        target *= candidates.iter().map(|candidate| f64::from(candidate.probability)).sum::<f64>();
-        for candidate in candidates {
-            target -= f64::from(candidate.probability);
-            if target < 0.0 {
-                return candidate.token;
-            }
-        }
-        candidates.last().map_or(0, |candidate| candidate.token)
+        let key = self.random.next_u64();
+        let arrivals = candidates.iter().map(|candidate| {
+            (candidate.token, exponential(key, candidate.token) / f64::from(candidate.probability))
+        });
+        arrivals.min_by(|(_, a), (_, b)| a.total_cmp(b)).map_or(0, |(token, _)| token)
     }
+}
+
+/// A random number for a token, exponentially distributed around 1.
+fn exponential(key: u64, token: u32) -> f64 {
+    // SplitMix64, at the place of the token in the sequence that begins with the key.
+    let mut mixed = key.wrapping_add(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(u64::from(token) + 1));
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^= mixed >> 31;
+    // 53 random bits are what a double between 0 and 1 holds; a half keeps it off 0.
+    -(((mixed >> 11) as f64 + 0.5) / (1u64 << 53) as f64).ln()
 }
 
 /// The index of the largest logit, the first of several.
@@ -286,6 +320,21 @@ mod tests {
         }
         // The 99.9 % point of the distribution with three degrees of freedom.
         assert!(chi_square < 16.27, "{chi_square}");
+    }
+
+    #[test]
+    fn probabilities_are_those_of_what_is_drawn() {
+        let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).collect();
+        let config = SamplerConfig { top_k: 3, min_p: 0.6, seed: 5, ..warm() };
+        let probabilities = Sampler::new(config.clone()).unwrap().probabilities(&logits, &[]);
+        assert_eq!(probabilities.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 3]);
+        let draws = drawn(config, &logits, 10_000);
+        for (token, probability) in probabilities {
+            let seen = draws.iter().filter(|&&drawn| drawn == token).count() as f32 / draws.len() as f32;
+            assert!((seen - probability).abs() < 0.02, "{token}: {seen} instead of {probability}");
+        }
+        let greedy = Sampler::new(SamplerConfig::greedy()).unwrap();
+        assert_eq!(greedy.probabilities(&logits, &[]), [(1, 1.0)]);
     }
 
     #[test]

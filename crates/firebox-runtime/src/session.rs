@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
-use firebox_cache::{KvType, Pool, SequenceCache, Turn, TurnKind};
+use firebox_cache::{KvType, Pool, RecurrentState, SequenceCache, Turn, TurnKind};
 use firebox_model::{Decoder, ModelError, Wanted};
 
 use crate::RuntimeError;
@@ -24,13 +24,24 @@ pub struct Session {
     /// Those beyond the length of the cache go through the layers with the next feed.
     pub(crate) tokens: Vec<u32>,
     /// Turns that the cache has lost; their tokens are still there, and go through the layers with the next feed.
-    lost: Vec<Turn>,
+    pub(crate) lost: Vec<Turn>,
     pub(crate) memory: Memory,
     /// How long the cached tokens were said to become: what their positions mean depends on it.
-    encoded_length: usize,
-    expected_length: usize,
+    pub(crate) encoded_length: usize,
+    pub(crate) expected_length: usize,
     chunk: usize,
     cancel: Option<Arc<AtomicBool>>,
+}
+
+/// A place in a sequence that it can go back to without computing again what came before.
+#[derive(Debug, Clone)]
+pub(crate) struct Mark {
+    /// Tokens that had been through the layers.
+    len: usize,
+    /// What their positions meant.
+    epoch: usize,
+    /// What its recurrent layers held, by layer.
+    states: Vec<Option<RecurrentState>>,
 }
 
 impl Session {
@@ -62,7 +73,7 @@ impl Session {
     /// The same, keeping keys and values as `kept`. What has been fed is fed again with the next tokens.
     pub fn with_kv_type(mut self, kept: KvType) -> Self {
         self.lose();
-        self.cache = SequenceCache::new(&Pool::new(self.decoder.layout(kept)));
+        self.cache = self.cache.begun_in(&Pool::new(self.decoder.layout(kept)));
         self
     }
 
@@ -114,12 +125,49 @@ impl Session {
         self.tokens.push(token);
     }
 
-    /// Goes back to the first `len` tokens.
+    /// Goes back to the first `len` tokens. Where the model has recurrent layers and no turn began there, what is left is
+    /// computed again with the next feed; until then there are no turns, and what was hidden is forgotten.
     pub fn rewind(&mut self, len: usize) {
         self.tokens.truncate(len);
         if self.cache.len() > self.tokens.len() && !self.cache.rewind(self.tokens.len()) {
             self.lose();
         }
+    }
+
+    /// This place, to go back to.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { len: self.cache.len(), epoch: self.epoch(), states: self.cache.states().to_vec() }
+    }
+
+    /// Goes back to the first `len` tokens, of which those up to the mark need not be computed again. Those behind it
+    /// go through recurrent layers once more, with the next feed.
+    pub(crate) fn rewind_to(&mut self, mark: &Mark, len: usize) {
+        let recurrent = self.cache.pool().layout().is_recurrent();
+        let behind = mark.len <= len && len < self.cache.len();
+        if !recurrent || !behind || mark.epoch != self.epoch() {
+            return self.rewind(len);
+        }
+        self.tokens.truncate(len);
+        self.cache.go_back(mark.len, mark.states.clone());
+    }
+
+    /// What the positions of the cached tokens mean.
+    fn epoch(&self) -> usize {
+        self.decoder.config().position_epoch(self.encoded_length)
+    }
+
+    /// How many of `most` draft tokens can follow the next token in one pass that means what passes of single tokens
+    /// mean: what positions mean must not depend on whether the draft is there.
+    pub(crate) fn draft_room(&self, most: usize) -> usize {
+        let chosen = self.behind() + 1;
+        let most = most.min(self.chunk.saturating_sub(chosen)).min(self.room_left().saturating_sub(chosen));
+        let length = self.expected_length.max(self.cache.position() + chosen + most);
+        if self.epoch() == self.decoder.config().position_epoch(length) { most } else { 0 }
+    }
+
+    /// Whether the model has such a token.
+    pub(crate) fn knows(&self, token: u32) -> bool {
+        (token as usize) < self.decoder.config().vocab_size
     }
 
     /// Forgets everything.
@@ -149,12 +197,11 @@ impl Session {
     }
 
     /// Feeds tokens to the turn that was begun, whatever it is, and asks for no logits. Everything before them has been
-    /// through the layers.
+    /// through the layers, and was [arranged](Self::arrange) for them.
     pub(crate) fn append_all(&mut self, tokens: &[u32]) -> Result<(), RuntimeError> {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
-        let length = self.expected_length.max(self.cache.position() + tokens.len()).max(self.encoded_length);
-        let done = self.pass_all(start..start + tokens.len(), length);
+        let done = self.pass_all(start..start + tokens.len(), self.encoded_length);
         if done.is_err() {
             self.rewind(start);
         }
@@ -179,18 +226,28 @@ impl Session {
 
     /// Takes what was lost through the layers again.
     fn find(&mut self, length: usize) -> Result<(), RuntimeError> {
-        for turn in std::mem::take(&mut self.lost) {
+        let lost = std::mem::take(&mut self.lost);
+        for turn in &lost {
             let start = self.cache.len();
-            // The sequence may have gone back into a turn before it was lost.
+            // The sequence may have gone back behind a turn, or into it, before it was lost.
             let end = self.tokens.len().min(start + turn.tokens);
-            self.cache.resume_turn(turn);
-            self.pass_all(start..end, length)?;
+            if turn.tokens > 0 && start == end {
+                continue;
+            }
+            self.cache.resume_turn(turn.clone());
+            if let Err(error) = self.pass_all(start..end, length) {
+                // The next feed begins with it again.
+                self.cache.clear();
+                self.lost = lost;
+                return Err(error);
+            }
         }
         Ok(())
     }
 
     fn pass_all(&mut self, tokens: Range<usize>, length: usize) -> Result<(), RuntimeError> {
-        for start in tokens.clone().step_by(self.chunk) {
+        for (index, start) in tokens.clone().step_by(self.chunk).enumerate() {
+            self.check_cancelled(index)?;
             let piece = self.tokens[start..tokens.end.min(start + self.chunk)].to_vec();
             self.pass(&piece, length, Wanted::Last)?;
         }
@@ -236,11 +293,14 @@ impl Session {
 
     /// Brings what is remembered to mean what it means once so many tokens have been added. Returns how long the
     /// sequence is then.
-    fn arrange(&mut self, added: usize) -> Result<usize, RuntimeError> {
-        let length = self.expected_length.max(self.cache.position() + self.behind() + added);
-        let epoch = |length| self.decoder.config().position_epoch(length);
-        if epoch(self.encoded_length) != epoch(length) {
+    pub(crate) fn arrange(&mut self, added: usize) -> Result<usize, RuntimeError> {
+        let length_now =
+            |session: &Self| session.expected_length.max(session.cache.position() + session.behind() + added);
+        let mut length = length_now(self);
+        if self.epoch() != self.decoder.config().position_epoch(length) {
             self.lose();
+            // Positions begin anew, and what was hidden takes none.
+            length = length_now(self);
         }
         self.encoded_length = length;
         self.find(length)?;
@@ -248,13 +308,13 @@ impl Session {
     }
 
     /// Tokens that were accepted and have not gone through the layers.
-    fn behind(&self) -> usize {
+    pub(crate) fn behind(&self) -> usize {
         self.tokens.len() - self.cache.len()
     }
 
     /// What comes behind a fact is no part of it, and what comes behind a hidden turn is not hidden.
     fn go_on_with_a_turn(&mut self) {
-        let closed = |turn: &Turn| turn.tokens > 0 && turn.kind == TurnKind::Fact || turn.hidden.is_some();
+        let closed = |turn: &Turn| turn.kind == TurnKind::Fact || turn.hidden.is_some();
         if self.cache.turns().last().is_some_and(closed) {
             self.cache.begin_turn(TurnKind::Turn, Vec::new());
         }
@@ -270,7 +330,7 @@ impl Session {
 
     fn pass(&mut self, tokens: &[u32], length: usize, wanted: Wanted) -> Result<Tensor<2>, RuntimeError> {
         let logits = self.decoder.forward(tokens, length, &mut self.cache, wanted);
-        if logits.is_err() && !self.cache.rewind(self.cache.len()) {
+        if logits.is_err() && !self.cache.abandon_pass() {
             // Some layers have seen the tokens and others not.
             self.lose();
         }

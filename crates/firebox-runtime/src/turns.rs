@@ -11,7 +11,7 @@ use crate::relevance::{EarlierTurn, RelevanceScorer, TurnContent};
 use crate::{RuntimeError, Session};
 
 /// Tokens of facts that a session holds at most, unless told otherwise.
-const FACTS: usize = 512;
+pub(crate) const FACTS: usize = 512;
 
 /// How much a session remembers.
 #[derive(Debug, Clone)]
@@ -19,7 +19,7 @@ pub(crate) struct Memory {
     /// Tokens that turns have at most, and what goes when there are more; absent where all is remembered.
     turns: Option<(usize, Arc<dyn EvictionPolicy>)>,
     /// Tokens that facts have at most.
-    facts: usize,
+    pub(crate) facts: usize,
     /// Turns that a scorer has read.
     judged: Vec<TurnId>,
 }
@@ -56,12 +56,14 @@ impl Session {
 
     /// Keeps a turn when room is needed, or no longer.
     pub fn pin(&mut self, turn: TurnId, pinned: bool) -> Result<(), RuntimeError> {
+        self.arrange(0)?;
         Ok(self.cache.pin(turn, pinned)?)
     }
 
     /// Hides a turn from tokens to come for having little to do with them, or shows it again. What earlier tokens took
     /// in from it stays with them.
     pub fn mask(&mut self, turn: TurnId, masked: bool) -> Result<(), RuntimeError> {
+        self.arrange(0)?;
         Ok(self.cache.hide(turn, masked.then_some(Hidden::Irrelevant))?)
     }
 
@@ -74,6 +76,7 @@ impl Session {
         newest: TurnContent<'_>,
         said: impl Fn(&[u32]) -> Result<String, RuntimeError>,
     ) -> Result<usize, RuntimeError> {
+        self.arrange(0)?;
         let newest_turn = self.cache.turns().last().map(|turn| turn.id);
         let candidates: Vec<TurnId> = self
             .cache
@@ -111,6 +114,7 @@ impl Session {
 
     /// Forgets a turn, and lets the rest stay at its positions.
     pub fn forget(&mut self, turn: TurnId) -> Result<(), RuntimeError> {
+        self.arrange(0)?;
         let tokens = self.cache.forget_turn(turn)?;
         self.tokens.drain(tokens);
         Ok(())
@@ -120,8 +124,12 @@ impl Session {
     pub fn add_fact(&mut self, tokens: &[u32]) -> Result<TurnId, RuntimeError> {
         self.settle()?;
         self.make_room_for_facts(tokens.len())?;
+        self.arrange(tokens.len())?;
         let fact = self.cache.begin_turn(TurnKind::Fact, vec![Role::System]);
-        self.append_all(tokens)?;
+        self.append_all(tokens).inspect_err(|_| {
+            // Whether any of it is left depends on how far it came.
+            let _ = self.cache.forget_turn(fact);
+        })?;
         Ok(fact)
     }
 
@@ -129,11 +137,11 @@ impl Session {
     pub fn supersede(&mut self, fact: TurnId, tokens: &[u32]) -> Result<TurnId, RuntimeError> {
         self.settle()?;
         self.fact(fact)?;
-        let before = self.cache.clone();
+        let before = self.clone();
         self.cache.hide(fact, Some(Hidden::Superseded))?;
         let added = self.add_fact(tokens);
-        if added.is_err() && before.len() == self.cache.len() {
-            self.cache = before;
+        if added.is_err() {
+            *self = before;
         }
         added
     }
@@ -161,9 +169,17 @@ impl Session {
         Ok(true)
     }
 
+    /// How many more tokens turns may have before anything is forgotten.
+    pub(crate) fn room_left(&self) -> usize {
+        let Some((capacity, _)) = &self.memory.turns else { return usize::MAX };
+        let spoken = self.cache.turns().filter(|turn| turn.kind == TurnKind::Turn);
+        capacity.saturating_sub(spoken.map(|turn| turn.tokens).sum())
+    }
+
     fn forget_tokens(&mut self, tokens: Vec<Range<usize>>) {
         // From the end, so that what is still to go stays where it was.
         for range in tokens.into_iter().rev() {
+            let range = range.start.min(self.cache.len())..range.end.min(self.cache.len());
             self.cache.forget(range.clone());
             self.tokens.drain(range);
         }
@@ -279,6 +295,89 @@ mod tests {
         assert_eq!(session.tokens(), [6; 8]);
         assert!(session.turns().all(|turn| turn.id == second));
         assert!(session.supersede(first, &[1]).is_err());
+    }
+
+    /// What could not be added leaves nothing behind: not a fact that what is said next would become part of, and not a
+    /// turn that is gone.
+    #[test]
+    fn what_fails_changes_nothing() {
+        let mut session = session();
+        let turn = session.begin_turn(&[Role::User]).unwrap();
+        assert!(session.feed(&[9999]).is_err());
+        session.pin(turn, true).unwrap();
+        session.feed(&[5, 6]).unwrap();
+        let fact = session.add_fact(&[7, 8]).unwrap();
+        assert!(session.add_fact(&[9999]).is_err());
+        assert!(session.supersede(fact, &[9999]).is_err());
+        session.feed(&[9, 10]).unwrap();
+        let turns: Vec<_> = session
+            .turns()
+            .map(|turn| (turn.kind, turn.tokens, turn.pinned, turn.hidden.is_some()))
+            .collect();
+        let [said, told] = [TurnKind::Turn, TurnKind::Fact];
+        assert_eq!(turns, [(said, 2, true, false), (told, 2, false, false), (said, 2, false, false)]);
+    }
+
+    /// Going back behind a fact in a model that has to compute again what is left does not make a fact of what follows.
+    #[test]
+    fn what_follows_a_lost_fact_is_no_fact() {
+        let fixture =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/qwen3_5_text");
+        let mut session = Model::open(fixture, &device("cpu").unwrap()).unwrap().session().unwrap();
+        session.feed(&[5, 6, 7, 8, 9]).unwrap();
+        session.add_fact(&[10, 11, 12]).unwrap();
+        session.feed(&[13]).unwrap();
+        session.rewind(3);
+        session.feed(&[14, 15]).unwrap();
+        let turns: Vec<_> = session.turns().map(|turn| (turn.kind, turn.tokens)).collect();
+        assert_eq!(turns, [(TurnKind::Turn, 5)]);
+    }
+
+    /// A pool too small to close up in leaves a sequence that says what it said.
+    #[test]
+    fn closing_up_without_room_changes_nothing() {
+        let decoder = session().decoder;
+        let layout = decoder.layout(firebox_cache::KvType::F32);
+        let tokens: Vec<u32> = (0..370).map(|at| at % 300).collect();
+        let speak = |pool: firebox_cache::Pool| {
+            let mut session = Session::in_pool(decoder.clone(), &pool);
+            let turns = [&tokens[..120], &tokens[120..150], &tokens[150..200], &tokens[200..]].map(|said| {
+                let turn = session.begin_turn(&[Role::User]).unwrap();
+                session.feed(said).unwrap();
+                turn
+            });
+            session.forget(turns[0]).unwrap();
+            // In the middle of a page: two runs lie in it.
+            session.forget(turns[2]).unwrap();
+            session
+        };
+        let mut small = speak(firebox_cache::Pool::with_pages(layout.clone(), 3));
+        let mut large = speak(firebox_cache::Pool::new(layout));
+        let expected = large.clone().feed(&[7]).unwrap();
+        if small.close_up().is_ok() {
+            panic!("three pages are too few");
+        }
+        assert_eq!(small.feed(&[7]).unwrap(), expected);
+        large.close_up().unwrap();
+        let moved = large.feed(&[7]).unwrap();
+        assert!(moved.iter().zip(&expected).any(|(moved, expected)| moved != expected));
+    }
+
+    /// A prompt that makes earlier turns go has as many tokens as it has.
+    #[test]
+    fn a_prompt_that_evicts_is_counted_right() {
+        let policy = WholeTurns { afterwards: Afterwards::Stay };
+        let mut session = session().with_turn_capacity(300, policy);
+        for length in [200, 80, 0] {
+            session.begin_turn(&[Role::User]).unwrap();
+            if length > 0 {
+                session.feed(&vec![7; length]).unwrap();
+            }
+        }
+        let config = crate::GenerationConfig { max_tokens: Some(3), ..Default::default() };
+        let mut generation = crate::Generation::begin(&mut session, None, &[8; 50], config).unwrap();
+        while generation.next_piece().unwrap().is_some() {}
+        assert_eq!(generation.finish().unwrap().prompt_tokens, 50);
     }
 
     /// Two sessions that take turns in one pool say what each says in a pool of its own, to the last bit, though pages go

@@ -15,6 +15,11 @@ use crate::text::TextAssets;
 use crate::weight::Weight;
 use crate::{bundle, gguf, huggingface};
 
+/// Bytes of a sample that a [fingerprint](Checkpoint::fingerprint) takes, and samples of a tensor: few, since each may be
+/// a page to be read from disk.
+const SAMPLE: usize = 256;
+const SAMPLES: usize = 4;
+
 /// The format a checkpoint was opened from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceKind {
@@ -216,6 +221,33 @@ impl Checkpoint {
         self.hash_of(|segment| segment.in_trunk(layers))
     }
 
+    /// What tells the trunk that ends before block `layers` from others: its hash, for bundles.
+    ///
+    /// Other formats carry no hashes, and to make one would be to read the whole model. There it is made from the
+    /// configuration, from names, shapes and encodings, and from samples of every tensor. So a copy of a model is the
+    /// same model and training makes another one; but who changes a few numbers by hand has to [`import`](crate::import())
+    /// the model for that to be noticed.
+    pub fn fingerprint(&self, layers: usize) -> String {
+        if let Some(hash) = self.trunk_hash(layers) {
+            return hash;
+        }
+        let parts = &self.inner.parts;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(sorted(&parts.config).as_bytes());
+        for (info, place) in parts.tensors.iter().filter(|(info, _)| info.segment.in_trunk(layers)) {
+            hasher.update(format!("\n{:?} {:?} {}\n", info.name, info.shape, info.encoding).as_bytes());
+            for span in [Some(place.data), place.scales].into_iter().flatten() {
+                let bytes = &self.file(span).bytes()[span.start..span.start + span.len];
+                let last = bytes.len().saturating_sub(SAMPLE);
+                for sample in 0..SAMPLES {
+                    let start = last / (SAMPLES - 1) * sample;
+                    hasher.update(&bytes[start..bytes.len().min(start + SAMPLE)]);
+                }
+            }
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+
     fn hash_of(&self, belongs: impl Fn(SegmentId) -> bool) -> Option<String> {
         let parts = &self.inner.parts;
         if parts.hashes.is_empty() {
@@ -265,14 +297,18 @@ pub(crate) fn combined_hash<'a>(
     config: &Value,
     segments: impl Iterator<Item = (&'a SegmentId, &'a String)>,
 ) -> String {
-    // The configuration decides what the weights mean (rope, norms), so it is part of what is named. Sorted, since
-    // the order of its keys means nothing and depends on how serde_json was built.
-    let mut config = config.clone();
-    config.sort_all_objects();
+    // The configuration decides what the weights mean (rope, norms), so it is part of what is named.
     let mut hasher = blake3::Hasher::new();
-    hasher.update(config.to_string().as_bytes());
+    hasher.update(sorted(config).as_bytes());
     for (segment, hash) in segments {
         hasher.update(format!("\n{segment} {hash}").as_bytes());
     }
     hasher.finalize().to_hex().to_string()
+}
+
+/// The order of keys means nothing and depends on how serde_json was built.
+fn sorted(config: &Value) -> String {
+    let mut config = config.clone();
+    config.sort_all_objects();
+    config.to_string()
 }

@@ -22,7 +22,7 @@ use crate::quantize::{is_quantized, quantize_row};
 use crate::segment::SegmentId;
 use crate::text::{GGUF_VOCABULARY, TokenizerSource};
 use crate::weight::decode;
-use crate::writer::{Plan, SegmentWriter};
+use crate::writer::{Plan, TensorWriter};
 
 /// Bytes of a tensor in memory at a time. Large enough for a disk to stream, small beside any model.
 const BUFFER: usize = 4 << 20;
@@ -184,7 +184,7 @@ impl Import<'_> {
             tensors.push(ManifestTensor { name: info.name.clone(), shape: info.shape.clone(), encoding });
         }
         let file = file_of(segment);
-        let mut writer = SegmentWriter::create(&folder.join(&file), plan)?;
+        let mut writer = TensorWriter::create(&folder.join(&file), plan)?;
         for info in infos {
             let (_, place) = self.checkpoint.entry(&info.name)?;
             let target = self.target(info);
@@ -206,7 +206,7 @@ impl Import<'_> {
         Ok(ManifestSegment { id: segment.to_string(), file, bytes, hash, tensors })
     }
 
-    fn copy(&mut self, name: &str, span: Span, writer: &mut SegmentWriter) -> Result<(), StoreError> {
+    fn copy(&mut self, name: &str, span: Span, writer: &mut TensorWriter) -> Result<(), StoreError> {
         let source = self.checkpoint.file(span);
         let mut buffer = vec![0; span.len.min(BUFFER)];
         let mut at = 0;
@@ -225,7 +225,7 @@ impl Import<'_> {
         info: &TensorInfo,
         place: Place,
         quantization: Quantization,
-        writer: &mut SegmentWriter,
+        writer: &mut TensorWriter,
     ) -> Result<(), StoreError> {
         let fault = |reason: String| StoreError::Quantize { tensor: info.name.clone(), reason };
         let &[rows, inputs] = info.shape.as_slice() else {
@@ -280,7 +280,7 @@ impl Import<'_> {
             .map_err(|error| StoreError::io(&self.spill, "create", error))
     }
 
-    fn append_spill(&self, mut spill: File, writer: &mut SegmentWriter) -> Result<(), StoreError> {
+    fn append_spill(&self, mut spill: File, writer: &mut TensorWriter) -> Result<(), StoreError> {
         let fault = |error| StoreError::io(&self.spill, "read", error);
         spill.rewind().map_err(fault)?;
         let mut buffer = vec![0; 256 << 10];

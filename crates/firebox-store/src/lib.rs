@@ -37,6 +37,11 @@
 //! manifest does not list. Where nothing is packed, `model.safetensors.index.json` lets Hugging Face tools read the
 //! bundle like any sharded checkpoint.
 //!
+//! # Files of tensors
+//!
+//! A [`TensorFile`] holds tensors that are no part of a model, and texts: what a sequence remembers, for example. It is
+//! laid out like a segment, and its last tensor is the hash of all before it.
+//!
 //! # Bad input
 //!
 //! Every length, offset, count, shape and path in a file is checked before use. What is wrong comes back as a
@@ -57,6 +62,7 @@ mod partial;
 mod quantize;
 pub mod safetensors;
 mod segment;
+mod tensor_file;
 mod text;
 mod verify;
 mod weight;
@@ -69,6 +75,7 @@ pub use import::{ImportOptions, ImportReport, Progress, import};
 pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
 pub use quantize::quantize;
 pub use segment::{Segment, SegmentId};
+pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
 pub use text::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use verify::{VerifyReport, verify};
 pub use weight::Weight;

@@ -1,9 +1,11 @@
-//! The directory that an import works in until it is done.
+//! What is not finished yet: written beside its destination, made durable, and renamed into place.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::StoreError;
@@ -33,7 +35,7 @@ impl Partial {
         fs::create_dir_all(parent).map_err(|error| StoreError::io(parent, "create", error))?;
         let mut partial = OsString::from(name);
         partial.push(INFIX);
-        clear_dead(parent, &partial);
+        clear_dead(parent, &partial, Left::Folder);
         partial.push(std::process::id().to_string());
         let path = parent.join(partial);
         if !AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone()) {
@@ -70,25 +72,94 @@ impl Drop for Partial {
     }
 }
 
-/// Removes what imports to the same destination left when they were killed: each can be as large as the model.
+/// A file beside its destination; removed unless published.
+pub(crate) struct PartialFile {
+    pub(crate) path: PathBuf,
+    destination: PathBuf,
+}
+
+impl PartialFile {
+    /// Finds a name that no other writer of the same destination has, in this process or another.
+    pub(crate) fn create(destination: &Path) -> Result<Self, StoreError> {
+        static WRITERS: AtomicU64 = AtomicU64::new(0);
+        let Some(name) = destination.file_name() else {
+            return Err(StoreError::Malformed {
+                file: destination.to_owned(),
+                field: "path".into(),
+                reason: "it has to end in the name of a file".into(),
+            });
+        };
+        let parent = parent_of(destination);
+        fs::create_dir_all(parent).map_err(|error| StoreError::io(parent, "create", error))?;
+        let mut partial = OsString::from(name);
+        partial.push(INFIX);
+        clear_dead(parent, &partial, Left::File);
+        let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
+        partial.push(format!("{}-{writer}", std::process::id()));
+        let path = parent.join(partial);
+        // Left behind by an earlier process of the same number, if it is there.
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(StoreError::io(&path, "clear", error))
+            }
+            _ => Ok(Self { path, destination: destination.to_owned() }),
+        }
+    }
+
+    /// Puts the file, which has been made durable, in the place of what may be at its destination. Whoever has that
+    /// open keeps what it was.
+    pub(crate) fn publish(self) -> Result<(), StoreError> {
+        fs::rename(&self.path, &self.destination)
+            .map_err(|error| StoreError::io(&self.destination, "rename the finished file to", error))?;
+        sync_folder(parent_of(&self.destination))
+    }
+}
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        // After publishing there is nothing there; after a failure the failure is what matters.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// What a writer that was killed leaves behind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// Named by its process.
+    Folder,
+    /// Named by its process and a count.
+    File,
+}
+
+/// Removes what writers of the same destination left when they were killed: each can be as large as the model.
 ///
-/// A failure is no reason not to import: what stays behind is not in the way.
-fn clear_dead(parent: &Path, prefix: &OsStr) {
+/// A failure is no reason not to write: what stays behind is not in the way.
+fn clear_dead(parent: &Path, prefix: &OsStr, left: Left) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let process = name
-            .as_encoded_bytes()
-            .strip_prefix(prefix.as_encoded_bytes())
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            // Only as `create` writes it: anything else is somebody's own.
-            .and_then(|digits| digits.parse::<u32>().ok().filter(|process| process.to_string() == digits));
-        // Of the entry itself: a link is not what an import makes.
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_folder && process.is_some_and(is_dead) {
-            let _ = fs::remove_dir_all(entry.path());
+        let number = name.as_encoded_bytes().strip_prefix(prefix.as_encoded_bytes()).map(std::str::from_utf8);
+        let Some(Ok(number)) = number else { continue };
+        // Of the entry itself: a link is not what a writer makes.
+        let Ok(kind) = entry.file_type() else { continue };
+        match left {
+            Left::Folder if kind.is_dir() && written(number).is_some_and(is_dead) => {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+            Left::File if kind.is_file() => {
+                let process = number.split_once('-').filter(|(_, count)| written::<u64>(count).is_some());
+                if process.and_then(|(process, _)| written(process)).is_some_and(is_dead) {
+                    let _ = fs::remove_file(entry.path());
+                }
+            }
+            _ => {}
         }
     }
+}
+
+/// A number in the one spelling that a writer gives it: anything else is somebody's own.
+fn written<N: FromStr + ToString>(digits: &str) -> Option<N> {
+    digits.parse::<N>().ok().filter(|number| number.to_string() == digits)
 }
 
 /// Whether a process is certain to be gone. Where there is no telling, it is not.

@@ -4,10 +4,12 @@
 //! name without a word, names no field in its errors, and neither reads nor writes the data offset that 64-byte
 //! alignment is about.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
 
 use crate::encoding::{Dtype, Encoding};
 use crate::error::Fault;
@@ -18,6 +20,9 @@ pub const MAX_HEADER: usize = 100_000_000;
 
 /// Every safetensors file begins with the header's length in eight bytes.
 pub const LENGTH_BYTES: usize = 8;
+
+/// The header's one entry that is no tensor.
+pub(crate) const METADATA: &str = "__metadata__";
 
 /// One tensor of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +44,8 @@ pub struct Entry {
 pub struct Header {
     /// The tensors, in the order of their data.
     pub entries: Vec<Entry>,
+    /// The texts beside them.
+    pub metadata: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -49,7 +56,11 @@ struct RawEntry {
 }
 
 /// The entries of the header object in file order, so that a name given twice is seen twice.
-struct RawHeader(Vec<(String, RawEntry)>);
+#[derive(Default)]
+struct RawHeader {
+    entries: Vec<(String, RawEntry)>,
+    metadata: BTreeMap<String, String>,
+}
 
 impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -63,18 +74,25 @@ impl<'de> Deserialize<'de> for RawHeader {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-                let mut entries = Vec::new();
+                let mut header = RawHeader::default();
                 while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<de::IgnoredAny>()?;
+                    if name == METADATA {
+                        // What is no text there is nothing that this crate has written, and no reason to refuse a model.
+                        if let Value::Object(metadata) = map.next_value()? {
+                            let texts = metadata.into_iter().filter_map(|(key, value)| match value {
+                                Value::String(text) => Some((key, text)),
+                                _ => None,
+                            });
+                            header.metadata.extend(texts);
+                        }
                         continue;
                     }
                     let entry = map.next_value::<RawEntry>().map_err(|error| {
                         de::Error::custom(format_args!("tensor {:?}: {error}", Excerpt(&name)))
                     })?;
-                    entries.push((name, entry));
+                    header.entries.push((name, entry));
                 }
-                Ok(RawHeader(entries))
+                Ok(header)
             }
         }
 
@@ -106,7 +124,8 @@ impl Header {
         };
         let header = std::str::from_utf8(header)
             .map_err(|error| Fault::new("header", format!("not UTF-8: {error}")))?;
-        let RawHeader(raw) = serde_json::from_str(header).map_err(|error| Fault::json("header", &error))?;
+        let RawHeader { entries: raw, metadata } =
+            serde_json::from_str(header).map_err(|error| Fault::json("header", &error))?;
 
         let data_start = LENGTH_BYTES + header_len;
         let mut entries = Vec::with_capacity(raw.len());
@@ -117,7 +136,7 @@ impl Header {
         entries.sort_by_key(|entry| (entry.start, entry.len));
         check_tiling(&entries, data_start, data.len())?;
         check_names(&entries)?;
-        Ok(Self { entries })
+        Ok(Self { entries, metadata })
     }
 }
 

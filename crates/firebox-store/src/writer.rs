@@ -1,5 +1,7 @@
-//! Writes one segment: a safetensors file whose tensors start on multiples of 64 bytes, hashed as it is written.
+//! Writes a safetensors file whose tensors start on multiples of 64 bytes, hashed as it is written.
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,16 +11,16 @@ use serde_json::{Map, Value, json};
 use crate::encoding::{Dtype, Encoding};
 use crate::error::StoreError;
 use crate::manifest::PADDING;
-use crate::safetensors::LENGTH_BYTES;
-use crate::segment::SegmentId;
+use crate::safetensors::{LENGTH_BYTES, METADATA};
 
 /// Where tensors start: a cache line, which is also the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The tensors a segment will have, in order.
+/// The tensors a file will have, in order.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    segment: SegmentId,
+    /// What the file is called in the names of its padding.
+    label: String,
     header: Map<String, Value>,
     /// Bytes of each tensor and whether it is padding.
     slots: Vec<(usize, bool)>,
@@ -27,8 +29,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(segment: SegmentId) -> Self {
-        Self { segment, header: Map::new(), slots: Vec::new(), end: 0, paddings: 0 }
+    pub(crate) fn new(label: impl Display) -> Self {
+        Self { label: label.to_string(), header: Map::new(), slots: Vec::new(), end: 0, paddings: 0 }
+    }
+
+    /// The same, with texts beside the tensors.
+    pub(crate) fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Self {
+        self.header.insert(METADATA.into(), json!(metadata));
+        self
     }
 
     /// Adds a tensor, and before it what brings it to a multiple of 64 bytes. Readers reject a hole between two
@@ -37,8 +45,8 @@ impl Plan {
         let bytes = Encoding::Plain(dtype).data_bytes(shape)?;
         let padding = self.end.next_multiple_of(ALIGNMENT) - self.end;
         if padding > 0 {
-            // With the segment in its name: tools that read all segments as one model want names to differ.
-            let name = format!("{PADDING}{}_{}", self.segment, self.paddings);
+            // With the label in its name: tools that read all segments as one model want names to differ.
+            let name = format!("{PADDING}{}_{}", self.label, self.paddings);
             self.paddings += 1;
             self.slot(&name, Dtype::U8, &[padding], padding, true)?;
         }
@@ -53,10 +61,10 @@ impl Plan {
         bytes: usize,
         padding: bool,
     ) -> Result<(), String> {
-        let end = self.end.checked_add(bytes).ok_or("the segment is larger than the address space")?;
+        let end = self.end.checked_add(bytes).ok_or("the file is larger than the address space")?;
         let entry = json!({"dtype": dtype.name(), "shape": shape, "data_offsets": [self.end, end]});
         if self.header.insert(name.to_owned(), entry).is_some() {
-            return Err("the name is taken by another tensor of the segment".into());
+            return Err("the name is taken by another tensor of the file".into());
         }
         self.slots.push((bytes, padding));
         self.end = end;
@@ -77,7 +85,7 @@ impl Plan {
 }
 
 /// Writes the tensors of a plan one after another.
-pub(crate) struct SegmentWriter {
+pub(crate) struct TensorWriter {
     path: PathBuf,
     file: File,
     hasher: blake3::Hasher,
@@ -87,7 +95,7 @@ pub(crate) struct SegmentWriter {
     written: u64,
 }
 
-impl SegmentWriter {
+impl TensorWriter {
     pub(crate) fn create(path: &Path, plan: Plan) -> Result<Self, StoreError> {
         let file = File::create_new(path).map_err(|error| StoreError::io(path, "create", error))?;
         let head = plan.head();
@@ -105,7 +113,9 @@ impl SegmentWriter {
 
     /// Goes on to the plan's next tensor, filling the space before it.
     pub(crate) fn next_tensor(&mut self) -> Result<(), StoreError> {
-        debug_assert_eq!(self.lacking, 0, "the tensor before is not complete");
+        if self.lacking != 0 {
+            return Err(self.misfit("fewer bytes than planned"));
+        }
         for (bytes, padding) in self.slots.by_ref() {
             if !padding {
                 self.lacking = bytes;
@@ -127,6 +137,11 @@ impl SegmentWriter {
         self.lacking =
             self.lacking.checked_sub(bytes.len()).ok_or_else(|| self.misfit("more bytes than planned"))?;
         self.put(bytes)
+    }
+
+    /// The hash of what has been written so far.
+    pub(crate) fn hash(&self) -> blake3::Hash {
+        self.hasher.finalize()
     }
 
     /// Makes the file durable; gives its length and its hash.

@@ -34,6 +34,35 @@ fn a_conversation_goes_through_a_pipe_line_by_line() {
     assert!(ran.stdout.contains(messages[6]["content"].as_str().unwrap()));
 }
 
+/// Two processes say what one would have said.
+#[test]
+fn a_conversation_outlives_its_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let (session, saved) = (folder.path().join("session"), folder.path().join("talk.json"));
+    let say = |family: &str, options: &[&std::ffi::OsStr], script: &str| {
+        let mut args = args!["chat", gguf(family), "-n", "8", "--temp", "0", "--ignore-eos"].to_vec();
+        args.extend(options.iter().map(|option| option.to_os_string()));
+        firebox_fed(&args, script)
+    };
+    let last = || -> serde_json::Value {
+        let messages: Vec<serde_json::Value> =
+            serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+        messages.last().unwrap()["content"].clone()
+    };
+    let save = format!("/save {}\n", saved.display());
+    for family in ["llama", "qwen3_5_text"] {
+        let _ = std::fs::remove_file(&session);
+        say(family, &[], &format!("Hello\nAnd you\n{save}")).ends_with(0);
+        let expected = last();
+        let kept = ["--session".as_ref(), session.as_os_str()];
+        say(family, &kept, "Hello\n").ends_with(0);
+        say(family, &kept, &format!("And you\n{save}")).ends_with(0);
+        assert_eq!(last(), expected, "{family}");
+    }
+    let ran = say("llama", &["--session".as_ref(), session.as_os_str()], "Hello\n");
+    assert!(ran.stderr.contains("trunk"), "{}", ran.stderr);
+}
+
 /// What the session remembers must not change what is said.
 #[test]
 fn remembering_changes_nothing() {
@@ -94,4 +123,25 @@ fn ctrl_c_stops_the_answer_and_not_the_conversation() {
     crate::run::signal(&child, "INT");
     assert_eq!(child.wait().unwrap().code(), Some(INTERRUPTED));
     drained.join().unwrap().unwrap();
+}
+
+/// Drafts follow a conversation over its turns and show in its numbers only.
+#[test]
+fn drafts_change_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("talk.json");
+    let script = format!("Hello Hello Hello\nAnd you\n/regen\nAnd you\n/save {}\n", saved.display());
+    for family in ["llama", "qwen3_5_text"] {
+        let answers = |more: &[&str]| {
+            let model = gguf(family);
+            let base =
+                ["chat", model.to_str().unwrap(), "-n", "24", "--temp", "0.3", "--seed", "2", "--ignore-eos"];
+            firebox_fed(base.iter().chain(more), &script).ends_with(0);
+            std::fs::read_to_string(&saved).unwrap()
+        };
+        let plain = answers(&[]);
+        assert_eq!(answers(&["--lookup"]), plain, "{family}");
+        let itself = gguf(family);
+        assert_eq!(answers(&["--draft", itself.to_str().unwrap(), "--draft-tokens", "4"]), plain, "{family}");
+    }
 }

@@ -323,3 +323,37 @@ fn the_makers_settings_are_the_defaults() {
         .unwrap();
     assert_eq!(run(&["--seed", "5"]), greedy);
 }
+
+#[test]
+fn drafts_change_no_token() {
+    let (model, ids) = (gguf("llama"), "5,9,17,33,5,9,17,33,5,9");
+    let small = fixture("variants/qwen3-bias-legacy-config");
+    let other = fixture("reference/qwen3");
+    for sampling in [&["--temp", "0"], &["--seed", "3"]] {
+        let run = |more: &[&str]| {
+            let base = ["run", model.to_str().unwrap(), "--ids", ids, "-n", "64", "--ignore-eos", "--json"];
+            firebox_with(base.iter().chain(sampling).chain(more)).ends_with(0).json()
+        };
+        let plain = run(&[]);
+        assert_eq!((&plain["drafted_tokens"], &plain["accepted_tokens"]), (&0.into(), &0.into()));
+        let itself = model.to_str().unwrap();
+        let drafts: [&[&str]; 4] = [
+            &["--lookup"],
+            &["--lookup", "--draft-tokens", "3"],
+            &["--draft", itself],
+            &["--draft", small.to_str().unwrap(), "--draft-tokens", "5"],
+        ];
+        for draft in drafts {
+            let found = run(draft);
+            assert_eq!(found["tokens"], plain["tokens"], "{draft:?}");
+            assert_eq!(found["text"], plain["text"]);
+        }
+    }
+    let refused = |more: &[&str]| {
+        let base = ["run", model.to_str().unwrap(), "--ids", ids, "-n", "4"];
+        firebox_with(base.iter().chain(more))
+    };
+    refused(&["--draft", other.to_str().unwrap()]).fails(USAGE, &["320 tokens and not 160", "same family"]);
+    refused(&["--draft-tokens", "4"]).fails(USAGE, &["--lookup"]);
+    refused(&["--lookup", "--draft", "x"]).ends_with(USAGE);
+}

@@ -1,0 +1,220 @@
+//! What drafts bring: tokens per second with them as a multiple of those without, in one run, one after the other.
+//!
+//! `FIREBOX_BENCH_MODEL=DIR cargo bench --bench speculation -- [ROUNDS [TOKENS]]`. Every round generates each text with and
+//! without drafts, in turn, from a drafter that knows nothing yet; the tokens are compared, and the median of the rounds'
+//! ratios is printed with the lowest and the highest. Passes of several rows are measured beside it, because they decide
+//! what can be gained.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use firebox::{
+    DRAFT_TOKENS, Drafter, Generation, GenerationConfig, LookupDrafter, Model, RuntimeError, Sampler,
+    SamplerConfig, Speculation, Summary, device,
+};
+
+/// What the command line uses too.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const PROMPT: usize = 64;
+/// Random weights take about as many tokens to begin repeating themselves.
+const SETTLING: usize = 512;
+const ROWS: usize = 20;
+
+/// Always says something, and nothing that is ever right.
+#[derive(Debug)]
+struct Wrong;
+
+impl Drafter for Wrong {
+    fn propose(&mut self, tokens: &[u32], most: usize, _: &Sampler) -> Result<Vec<u32>, RuntimeError> {
+        Ok(vec![tokens[0]; most])
+    }
+}
+
+/// A text, and who drafts for it.
+struct Case {
+    name: &'static str,
+    prompt: Vec<u32>,
+    sampler: SamplerConfig,
+    drafts: fn() -> Speculation,
+}
+
+fn cases(model: &Model, prompt: &[u32]) -> Result<Vec<Case>, RuntimeError> {
+    let vocab = model.decoder()?.config().vocab_size;
+    let lookup = || Speculation::new(LookupDrafter::new());
+    let warm = SamplerConfig { temperature: 1.0, seed: 7, ..SamplerConfig::default() };
+    // Eight tokens in random order repeat every three of them sooner or later, and go on differently.
+    let few: HashMap<u32, f32> = (0..8).map(|at| ((at * 37 + 11) % vocab as u32, 1000.0)).collect();
+    let restless =
+        SamplerConfig { logit_bias: few, temperature: 20.0, seed: 7, top_k: 8, ..SamplerConfig::default() };
+    let greedy = SamplerConfig::greedy();
+    // Random weights say one token over and over; what may not be said again at once comes back in turn.
+    let cycle = SamplerConfig { presence_penalty: 100.0, penalty_window: 4, ..greedy.clone() };
+    let sampled = SamplerConfig { top_k: 40, ..warm };
+    let wrong = || Speculation::new(Wrong);
+    let fresh = || prompt.to_vec();
+    Ok(vec![
+        Case { name: "repetitive", prompt: settled(model, prompt, &cycle)?, sampler: cycle, drafts: lookup },
+        Case {
+            name: "one token",
+            prompt: settled(model, prompt, &greedy)?,
+            sampler: greedy.clone(),
+            drafts: lookup,
+        },
+        Case { name: "greedy", prompt: fresh(), sampler: greedy, drafts: lookup },
+        Case { name: "sampled", prompt: fresh(), sampler: sampled.clone(), drafts: lookup },
+        Case { name: "eight at random", prompt: fresh(), sampler: restless, drafts: lookup },
+        Case { name: "always wrong", prompt: fresh(), sampler: sampled, drafts: wrong },
+    ])
+}
+
+/// A prompt with what a model says first, until it repeats itself.
+fn settled(model: &Model, prompt: &[u32], sampler: &SamplerConfig) -> Result<Vec<u32>, RuntimeError> {
+    let mut session = model.session()?;
+    let config = GenerationConfig {
+        max_tokens: Some(SETTLING),
+        sampler: sampler.clone(),
+        ..GenerationConfig::default()
+    };
+    let mut generation = Generation::begin(&mut session, None, prompt, config)?;
+    while generation.next_piece()?.is_some() {}
+    generation.finish()?;
+    Ok(session.tokens().to_vec())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    let (rounds, tokens) = (numbers.first().copied().unwrap_or(5), numbers.get(1).copied().unwrap_or(128));
+    let path = std::env::var_os("FIREBOX_BENCH_MODEL").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/reference/qwen3")),
+        PathBuf::from,
+    );
+    let model = Model::open(&path, &device("cpu")?)?;
+    let vocab = model.decoder()?.config().vocab_size;
+    let prompt: Vec<u32> = (0..PROMPT).map(|at| ((100 + at * 7919 % 7000) % vocab) as u32).collect();
+    say(format!("{}, {rounds} rounds of {tokens} tokens", path.display()));
+    rows(&model, &prompt, rounds)?;
+    proposing()?;
+    for case in cases(&model, &prompt)? {
+        let config = GenerationConfig {
+            max_tokens: Some(tokens),
+            sampler: case.sampler.clone(),
+            ..GenerationConfig::default()
+        };
+        let mut ratios = Vec::new();
+        let mut last = None;
+        for _ in 0..rounds {
+            let (ratio, plain, drafted) = compared(&model, &case, &config)?;
+            if plain.tokens != drafted.tokens {
+                return Err(format!("{}: drafts changed the tokens", case.name).into());
+            }
+            ratios.push(ratio);
+            last = Some((plain, drafted));
+        }
+        let Some((plain, drafted)) = last else { continue };
+        let mut kinds = plain.tokens;
+        kinds.sort_unstable();
+        kinds.dedup();
+        say(format!(
+            "{:16} {}; {} kinds of tokens, {} of {} drafted were accepted",
+            case.name,
+            spread(&mut ratios),
+            kinds.len(),
+            drafted.accepted_tokens,
+            drafted.drafted_tokens,
+        ));
+    }
+    Ok(())
+}
+
+/// How many times as fast a text comes with drafts, and what came. Both take turns token by token, so that whatever else
+/// the machine does slows both.
+fn compared(
+    model: &Model,
+    case: &Case,
+    config: &GenerationConfig,
+) -> Result<(f64, Summary, Summary), RuntimeError> {
+    let (mut session, mut session_drafted) = (model.session()?, model.session()?);
+    let mut speculation = (case.drafts)();
+    let mut plain = Generation::begin(&mut session, None, &case.prompt, config.clone())?;
+    let mut drafted = Generation::begin(&mut session_drafted, None, &case.prompt, config.clone())?
+        .with_speculation(&mut speculation);
+    // The first comes of the prompt.
+    plain.next_piece()?;
+    drafted.next_piece()?;
+    let (mut took_plain, mut took_drafted) = (0.0, 0.0);
+    loop {
+        let began = Instant::now();
+        let more = plain.next_piece()?.is_some();
+        took_plain += began.elapsed().as_secs_f64();
+        let began = Instant::now();
+        drafted.next_piece()?;
+        took_drafted += began.elapsed().as_secs_f64();
+        if !more {
+            return Ok((took_plain / took_drafted, plain.finish()?, drafted.finish()?));
+        }
+    }
+}
+
+/// What a pass of several rows of one sequence costs, as a multiple of one of a single row.
+fn rows(model: &Model, prompt: &[u32], rounds: usize) -> Result<(), RuntimeError> {
+    let mut session = model.session()?;
+    session.feed(prompt)?;
+    let mut taken = vec![Vec::new(); ROWS + 1];
+    for _ in 0..rounds * 4 {
+        for (rows, taken) in taken.iter_mut().enumerate().skip(1) {
+            let began = Instant::now();
+            session.feed_each_row(&prompt[..rows], |_| {})?;
+            taken.push(began.elapsed().as_secs_f64());
+            session.rewind(prompt.len());
+        }
+    }
+    let seconds: Vec<f64> = taken.iter_mut().skip(1).map(|taken| median(taken)).collect();
+    let costs: Vec<String> = seconds.iter().map(|taken| format!("{:.2}", taken / seconds[0])).collect();
+    say(format!("a pass of 1 to {ROWS} rows: {} ({:.1} ms)", costs.join(" "), 1000.0 * seconds[0]));
+    Ok(())
+}
+
+/// What looking a draft up costs in a long text of few kinds of tokens, where there is most to compare.
+fn proposing() -> Result<(), RuntimeError> {
+    let sampler = Sampler::new(SamplerConfig::greedy())?;
+    let mut drafter = LookupDrafter::new();
+    let mut random = 1u32;
+    let mut tokens: Vec<u32> = Vec::new();
+    let mut taken = Vec::new();
+    while tokens.len() < 32_768 + 1000 {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        tokens.push(random >> 29);
+        if tokens.len() < 32_768 {
+            continue;
+        }
+        let began = Instant::now();
+        drafter.grade(&tokens);
+        drafter.propose(&tokens, DRAFT_TOKENS, &sampler)?;
+        taken.push(1e6 * began.elapsed().as_secs_f64());
+    }
+    let all = taken[0];
+    let each = median(&mut taken);
+    say(format!(
+        "a draft from 32768 tokens: {each:.1} µs, {all:.0} µs where none of them is in the index yet"
+    ));
+    Ok(())
+}
+
+fn median(numbers: &mut [f64]) -> f64 {
+    numbers.sort_unstable_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+fn spread(ratios: &mut [f64]) -> String {
+    let middle = median(ratios);
+    format!("{middle:.2} ({:.2}–{:.2})", ratios[0], ratios[ratios.len() - 1])
+}
+
+#[allow(clippy::print_stdout)] // A benchmark's result.
+fn say(line: String) {
+    println!("{line}");
+}

@@ -1,0 +1,495 @@
+//! Sessions that outlive their process.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
+use firebox_cache::{
+    CacheError, KvType, LayerLayout, Layout, Mapped, Outline, Pool, RecurrentState, SequenceCache, Stretch,
+    Turn,
+};
+use firebox_kernels::attend::Stored;
+use firebox_kernels::host;
+use firebox_model::Decoder;
+use firebox_model::config::{DeltaNetConfig, MixerConfig};
+use firebox_store::{Dtype, NewTensor, NewTensorFile, StoreError, TensorFile};
+use serde::{Deserialize, Serialize};
+
+use crate::turn_record::TurnRecord;
+use crate::{Model, RuntimeError, Session};
+
+const FORMAT: &str = "firebox-session";
+const VERSION: &str = "1";
+
+/// No model has heads that are trained and exchanged, or adapters, yet. Once some do, files from before are those of
+/// the model as it came.
+const HEAD: &str = "0";
+const ADAPTER: &str = "none";
+
+const TOKENS: &str = "tokens";
+const SEQUENCE: &str = "sequence";
+const NOTE: &str = "note";
+
+/// What keys and values depend on beside the tokens: they mean nothing to who differs in any of it.
+#[derive(Debug)]
+pub(crate) struct KvKey([(&'static str, String); 4]);
+
+impl KvKey {
+    pub fn new(model: &Model, decoder: &Decoder, kept: KvType) -> Self {
+        let kept = match kept {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Int8 => "int8",
+        };
+        Self([
+            ("trunk", model.checkpoint().fingerprint(decoder.layers())),
+            ("head generation", HEAD.into()),
+            ("adapter", ADAPTER.into()),
+            ("kv format", kept.into()),
+        ])
+    }
+
+    /// A name for what some tokens come to: nothing else has the same.
+    pub fn of_tokens(&self, tokens: &[u32]) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{FORMAT} {VERSION}").as_bytes());
+        for (field, value) in &self.0 {
+            hasher.update(format!("\n{field} {value}").as_bytes());
+        }
+        hasher.update(b"\n");
+        hasher.update(&words(tokens));
+        hasher.finalize().to_hex().to_string()
+    }
+
+    fn check(&self, file: &TensorFile) -> Result<(), RuntimeError> {
+        for (field, expected) in &self.0 {
+            let found = file.text(field)?;
+            if found != expected {
+                return Err(RuntimeError::Foreign {
+                    path: file.path().to_owned(),
+                    field,
+                    found: found.to_owned(),
+                    expected: expected.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All that is no tensor.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    /// First slot, slot after the last, position.
+    stretches: Vec<(usize, usize, usize)>,
+    turns: Vec<TurnRecord>,
+    lost: Vec<TurnRecord>,
+    position: usize,
+    next_turn: u64,
+    encoded_length: usize,
+    expected_length: usize,
+}
+
+/// A session in a file, opened. Keys and values lie in the file, and all sessions that are begun from it share them;
+/// on accelerators, which read no files, they share one copy.
+#[derive(Debug, Clone)]
+pub struct Saved {
+    decoder: Arc<Decoder>,
+    kept: KvType,
+    mapped: Arc<Mapped>,
+    outline: Outline,
+    states: Vec<Option<RecurrentState>>,
+    tokens: Vec<u32>,
+    lost: Vec<Turn>,
+    encoded_length: usize,
+    expected_length: usize,
+    note: String,
+}
+
+impl Session {
+    /// Writes all that is remembered to a file, which replaces the one that may be there: keys, values and states as
+    /// they are, turns, and the tokens, those included that have not been through the layers yet. `model` is the one
+    /// that the session was begun with.
+    ///
+    /// What it is told about how to work, such as [`with_turn_capacity`](Self::with_turn_capacity), is not part of it,
+    /// and neither is how recurrent layers were before each turn: a restored session that goes back into what it was
+    /// restored with computes what is left again.
+    pub fn save(&self, path: impl AsRef<Path>, model: &Model) -> Result<(), RuntimeError> {
+        self.save_with_note(path, model, "")
+    }
+
+    /// The same, with a text for who opens the file: what was said, for example.
+    pub fn save_with_note(
+        &self,
+        path: impl AsRef<Path>,
+        model: &Model,
+        note: &str,
+    ) -> Result<(), RuntimeError> {
+        if !Arc::ptr_eq(&model.decoder()?, &self.decoder) {
+            let reason = "the session was begun with another model than the one it is to be saved for".into();
+            return Err(CacheError::Mismatch { reason }.into());
+        }
+        let path = path.as_ref();
+        let outline = self.cache.outline();
+        let layout = self.cache.pool().layout();
+        let KvKey(key) = KvKey::new(model, &self.decoder, layout.kept);
+        let record = Record {
+            stretches: outline
+                .stretches
+                .iter()
+                .map(|stretch| (stretch.slots.start, stretch.slots.end, stretch.position))
+                .collect(),
+            turns: outline.turns.iter().map(TurnRecord::from).collect(),
+            lost: self.lost.iter().map(TurnRecord::from).collect(),
+            position: outline.position,
+            next_turn: outline.next_turn,
+            encoded_length: self.encoded_length,
+            expected_length: self.expected_length,
+        };
+        let record = serde_json::to_string(&record).map_err(|error| StoreError::Io {
+            path: path.to_owned(),
+            action: "write".into(),
+            source: error.into(),
+        })?;
+        let mut metadata: BTreeMap<String, String> =
+            key.into_iter().map(|(field, value)| (field.to_owned(), value)).collect();
+        for (field, value) in
+            [("format", FORMAT), ("version", VERSION), (SEQUENCE, record.as_str()), (NOTE, note)]
+        {
+            metadata.insert(field.into(), value.into());
+        }
+        let mut tensors =
+            vec![NewTensor { name: TOKENS.into(), dtype: Dtype::U32, shape: vec![self.tokens.len()] }];
+        for (index, layer) in layout.layers.iter().enumerate() {
+            match *layer {
+                LayerLayout::Attention { .. } if outline.stretches.is_empty() => {}
+                LayerLayout::Attention { kv_heads, head_dim } => {
+                    for side in SIDES {
+                        for part in parts(layout.kept, head_dim) {
+                            let shape = match part.width {
+                                Some(width) => vec![kv_heads, outline.slots(), width],
+                                None => vec![kv_heads, outline.slots()],
+                            };
+                            let name = format!("layers.{index}.{side}{}", part.suffix);
+                            tensors.push(NewTensor { name, dtype: part.dtype, shape });
+                        }
+                    }
+                }
+                LayerLayout::Recurrent => {
+                    for (name, data) in state(&self.cache, index)? {
+                        let dtype = stored_dtype(data.dtype())?;
+                        tensors.push(NewTensor { name, dtype, shape: data.shape().to_vec() });
+                    }
+                }
+            }
+        }
+        let mut file = NewTensorFile::create(path, &metadata, &tensors)?;
+        file.write(&words(&self.tokens))?;
+        for (index, layer) in layout.layers.iter().enumerate() {
+            match *layer {
+                LayerLayout::Attention { .. } if outline.stretches.is_empty() => {}
+                LayerLayout::Attention { kv_heads, .. } => {
+                    let runs = self.cache.stored(index).unwrap_or_default();
+                    let (keys, values): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
+                    for side in [keys, values] {
+                        for bytes in gathered(side, &outline, kv_heads)? {
+                            file.write(&bytes)?;
+                        }
+                    }
+                }
+                LayerLayout::Recurrent => {
+                    for (_, data) in state(&self.cache, index)? {
+                        file.write(data.as_bytes())?;
+                    }
+                }
+            }
+        }
+        Ok(file.publish()?)
+    }
+
+    /// A session that goes on where another one was [saved](Self::save): with the same model, keys and values kept the
+    /// same way. What it remembers stays in the file and is only read; what is added takes pages.
+    pub fn restore(path: impl AsRef<Path>, model: &Model, kept: KvType) -> Result<Self, RuntimeError> {
+        Saved::open(path, model, kept)?.session()
+    }
+}
+
+impl Saved {
+    /// Maps a file, and refuses it where it is not whole or was saved by another model or with other numbers.
+    pub fn open(path: impl AsRef<Path>, model: &Model, kept: KvType) -> Result<Self, RuntimeError> {
+        let decoder = model.decoder()?;
+        let layout = decoder.layout(kept);
+        let file = TensorFile::open(path)?;
+        let format = file.text("format")?;
+        if format != FORMAT {
+            return Err(file.fault("format", format!("{format:?} is not {FORMAT:?}")).into());
+        }
+        let version = file.text("version")?;
+        if version != VERSION {
+            let reason = format!("{version:?}; this Firebox knows {VERSION:?}");
+            return Err(StoreError::Unsupported {
+                file: file.path().to_owned(),
+                field: "version".into(),
+                reason,
+            }
+            .into());
+        }
+        KvKey::new(model, &decoder, layout.kept).check(&file)?;
+        let record: Record = serde_json::from_str(file.text(SEQUENCE)?)
+            .map_err(|error| file.fault(SEQUENCE, error.to_string()))?;
+        let turns = |records: Vec<TurnRecord>| records.into_iter().map(Turn::from).collect();
+        let stretches = record.stretches.into_iter();
+        let outline = Outline {
+            stretches: stretches
+                .map(|(start, end, position)| Stretch { slots: start..end, position })
+                .collect(),
+            turns: turns(record.turns),
+            position: record.position,
+            next_turn: record.next_turn,
+        };
+        let saved = Self {
+            mapped: Arc::new(mapped(&file, &layout, &outline)?),
+            states: states(&file, &decoder)?,
+            outline,
+            tokens: tokens(&file, decoder.config().vocab_size)?,
+            lost: turns(record.lost),
+            encoded_length: record.encoded_length,
+            expected_length: record.expected_length,
+            kept: layout.kept,
+            note: file.text(NOTE)?.to_owned(),
+            decoder,
+        };
+        saved.check(&file)?;
+        Ok(saved)
+    }
+
+    /// Every token that was remembered, or had been accepted.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The turns that were remembered.
+    pub fn turns(&self) -> &[Turn] {
+        &self.outline.turns
+    }
+
+    /// What whoever saved it had to say.
+    pub fn note(&self) -> &str {
+        &self.note
+    }
+
+    /// A session that goes on from there, with pages of its own.
+    pub fn session(&self) -> Result<Session, RuntimeError> {
+        self.session_in(&Pool::new(self.decoder.layout(self.kept)))
+    }
+
+    /// The same, with pages from a pool that several sequences of the model share.
+    pub fn session_in(&self, pool: &Pool) -> Result<Session, RuntimeError> {
+        let cache = SequenceCache::resume(pool, &self.outline, &self.mapped, self.states.clone())?;
+        let mut session = Session::in_pool(self.decoder.clone(), pool);
+        session.cache = cache;
+        session.tokens.clone_from(&self.tokens);
+        session.lost.clone_from(&self.lost);
+        session.encoded_length = self.encoded_length;
+        session.expected_length = self.expected_length;
+        Ok(session)
+    }
+
+    pub(crate) fn decoder(&self) -> &Arc<Decoder> {
+        &self.decoder
+    }
+
+    /// Whether a session can be begun from it.
+    fn check(&self, file: &TensorFile) -> Result<(), RuntimeError> {
+        let fault = |reason: String| Err(file.fault(SEQUENCE, reason).into());
+        if let Err(error) = self.session() {
+            return fault(error.to_string());
+        }
+        let (held, all) = (self.outline.tokens(), self.tokens.len());
+        if held > all {
+            return fault(format!("keys of {held} tokens, and only {all} tokens"));
+        }
+        let lost = self.lost.iter().try_fold(0usize, |sum, turn| sum.checked_add(turn.tokens));
+        if lost.is_none_or(|lost| lost > all) || self.lost.iter().any(|turn| turn.id.0 == u64::MAX) {
+            return fault("lost turns of more tokens than there are, or without an id".into());
+        }
+        if held > 0 && !self.lost.is_empty() {
+            return fault("turns are to be found again that were not lost".into());
+        }
+        let longest = u32::MAX as usize;
+        if self.encoded_length > longest || self.expected_length > longest {
+            return fault("no sequence becomes so long".into());
+        }
+        Ok(())
+    }
+}
+
+const SIDES: [&str; 2] = ["keys", "values"];
+
+/// A tensor of keys or values.
+struct Part {
+    suffix: &'static str,
+    dtype: Dtype,
+    /// Elements of one head at one position; absent where it is a single one.
+    width: Option<usize>,
+}
+
+fn parts(kept: KvType, head_dim: usize) -> Vec<Part> {
+    match kept {
+        KvType::F32 => vec![Part { suffix: "", dtype: Dtype::F32, width: Some(head_dim) }],
+        KvType::F16 => vec![Part { suffix: "", dtype: Dtype::F16, width: Some(head_dim) }],
+        KvType::Int8 => vec![
+            Part { suffix: ".words", dtype: Dtype::I32, width: Some(head_dim.div_ceil(size_of::<i32>())) },
+            Part { suffix: ".scales", dtype: Dtype::F32, width: None },
+        ],
+    }
+}
+
+/// The bytes of one side of a layer, in as many tensors as it is kept in. Slots that nobody sees are zero: what was
+/// forgotten is not written.
+fn gathered(side: Vec<Stored>, outline: &Outline, kv_heads: usize) -> Result<Vec<Vec<u8>>, RuntimeError> {
+    let mut tensors: Vec<Vec<u8>> = Vec::new();
+    for (stored, Stretch { slots, .. }) in side.into_iter().zip(&outline.stretches) {
+        let parts = match stored.part(0..slots.len()) {
+            Stored::Float(numbers) => vec![read(numbers.try_into_data())?],
+            Stored::Bytes { words, scales } => {
+                vec![read(words.try_into_data())?, read(scales.try_into_data())?]
+            }
+        };
+        for (index, part) in parts.iter().enumerate() {
+            let bytes = part.as_bytes();
+            let row = bytes.len() / (kv_heads * slots.len());
+            if tensors.len() == index {
+                tensors.push(vec![0; kv_heads * outline.slots() * row]);
+            }
+            for (head, bytes) in bytes.chunks_exact(slots.len() * row).enumerate() {
+                let at = (head * outline.slots() + slots.start) * row;
+                tensors[index][at..at + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+    }
+    Ok(tensors)
+}
+
+/// What a recurrent layer carries, by the names of a file.
+fn state(cache: &SequenceCache, layer: usize) -> Result<Vec<(String, TensorData)>, RuntimeError> {
+    let mut tensors = Vec::new();
+    if let Some(Some(state)) = cache.states().get(layer) {
+        if let Some(memory) = &state.memory {
+            tensors.push((format!("layers.{layer}.memory"), read(memory.clone().try_into_data())?));
+        }
+        if let Some(convolution) = &state.convolution {
+            tensors.push((format!("layers.{layer}.convolution"), read(convolution.clone().try_into_data())?));
+        }
+    }
+    Ok(tensors)
+}
+
+fn read<E: ToString>(data: Result<TensorData, E>) -> Result<TensorData, RuntimeError> {
+    data.map_err(|error| RuntimeError::Readback { reason: error.to_string() })
+}
+
+fn stored_dtype(dtype: DType) -> Result<Dtype, RuntimeError> {
+    match dtype {
+        DType::F64 => Ok(Dtype::F64),
+        DType::F32 => Ok(Dtype::F32),
+        _ => Err(RuntimeError::Readback { reason: format!("a recurrent state came back in {dtype:?}") }),
+    }
+}
+
+fn words(tokens: &[u32]) -> Vec<u8> {
+    tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
+}
+
+fn tokens(file: &TensorFile, vocab: usize) -> Result<Vec<u32>, RuntimeError> {
+    let bytes = file.tensor(TOKENS, Dtype::U32)?.data;
+    let tokens: Vec<u32> = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    match tokens.iter().find(|token| **token as usize >= vocab) {
+        Some(token) => Err(file.fault(TOKENS, format!("{token}, in a vocabulary of {vocab}")).into()),
+        None => Ok(tokens),
+    }
+}
+
+/// Keys and values: on the CPU where they lie in the file, elsewhere copied to the device.
+fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<Mapped, RuntimeError> {
+    let slots = outline.slots();
+    let side = |layer: usize, side: &str, kv_heads: usize, head_dim: usize| -> Result<Stored, StoreError> {
+        let name = |suffix: &str| format!("layers.{layer}.{side}{suffix}");
+        let floats = |dtype, kind| -> Result<Stored, StoreError> {
+            let shape = [kv_heads, slots, head_dim];
+            let bytes = file.shaped(&name(""), dtype, &shape)?;
+            Ok(Stored::Float(Tensor::from_data(data(bytes, shape, kind), (&layout.device, kind))))
+        };
+        match layout.kept {
+            KvType::F32 => floats(Dtype::F32, DType::F32),
+            KvType::F16 => floats(Dtype::F16, DType::F16),
+            KvType::Int8 => {
+                let shape = [kv_heads, slots, head_dim.div_ceil(size_of::<i32>())];
+                let words = data(file.shaped(&name(".words"), Dtype::I32, &shape)?, shape, DType::I32);
+                let shape = [kv_heads, slots];
+                let scales = data(file.shaped(&name(".scales"), Dtype::F32, &shape)?, shape, DType::F32);
+                Ok(Stored::Bytes {
+                    words: Tensor::<3, Int>::from_data(words, (&layout.device, DType::I32)),
+                    scales: Tensor::from_data(scales, (&layout.device, DType::F32)),
+                })
+            }
+        }
+    };
+    let layers = layout.layers.iter().enumerate().map(|(index, layer)| match *layer {
+        LayerLayout::Attention { kv_heads, head_dim } if slots > 0 => {
+            Ok(Some((side(index, SIDES[0], kv_heads, head_dim)?, side(index, SIDES[1], kv_heads, head_dim)?)))
+        }
+        _ => Ok(None),
+    });
+    let layers: Result<_, StoreError> = layers.collect();
+    Ok(Mapped { layers: layers? })
+}
+
+/// Recurrent states, which are with the CPU whatever the device is.
+fn states(file: &TensorFile, decoder: &Decoder) -> Result<Vec<Option<RecurrentState>>, RuntimeError> {
+    let device = host(decoder.device());
+    let blocks = decoder.config().blocks.iter().enumerate();
+    let states = blocks.map(|(index, block)| match &block.mixer {
+        MixerConfig::GatedDeltaNet(config) => {
+            let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, kernel, .. } = *config;
+            let channels = 2 * key_heads * key_dim + value_heads * value_dim;
+            let memory = [value_heads, key_dim, value_dim];
+            let convolution = [kernel.saturating_sub(1), channels];
+            Ok(Some(RecurrentState {
+                memory: state_tensor(file, &format!("layers.{index}.memory"), memory, &device)?,
+                convolution: state_tensor(
+                    file,
+                    &format!("layers.{index}.convolution"),
+                    convolution,
+                    &device,
+                )?,
+            }))
+        }
+        _ => Ok(None),
+    });
+    states.collect()
+}
+
+fn state_tensor<const D: usize>(
+    file: &TensorFile,
+    name: &str,
+    shape: [usize; D],
+    device: &Device,
+) -> Result<Option<Tensor<D>>, RuntimeError> {
+    let kind = match file.dtype(name) {
+        None => return Ok(None),
+        Some(Dtype::F64) => DType::F64,
+        Some(_) => DType::F32,
+    };
+    let bytes = file.shaped(name, stored_dtype(kind)?, &shape)?;
+    Ok(Some(Tensor::from_data(data(bytes, shape, kind), (device, kind))))
+}
+
+fn data<const D: usize>(bytes: bytes::Bytes, shape: [usize; D], dtype: DType) -> TensorData {
+    TensorData::from_bytes(Bytes::from_shared(bytes, AllocationProperty::File), shape, dtype)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,247 @@
+use crate::speculation::Drafter;
+use crate::{RuntimeError, Sampler};
+
+/// Fewer equal tokens in a row are mostly chance.
+const SHORTEST: usize = 3;
+
+/// Longer matches are not told apart.
+const LONGEST: usize = 32;
+
+/// Earlier occurrences looked at for each draft. A common run of tokens has thousands.
+const CANDIDATES: usize = 64;
+
+/// Buckets of the index.
+const BUCKETS: usize = 1 << 15;
+
+/// Positions the index reaches back. A power of two.
+const WINDOW: usize = 1 << 17;
+
+const NONE: u32 = u32::MAX;
+
+/// Drafts what followed the last time that the sequence ended as it does now: prompt lookup. Of several such places the
+/// one with the longest equal run before it wins, then the latest.
+///
+/// The index is that of LZ77 compressors: every run of three tokens is chained to the one before it in the same
+/// bucket. It grows with the sequence and takes at most 640 KiB.
+///
+/// ```
+/// use firebox_runtime::{Drafter, LookupDrafter, Sampler, SamplerConfig};
+///
+/// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
+/// let sampler = Sampler::new(SamplerConfig::greedy())?;
+/// let draft = LookupDrafter::new().propose(&[1, 2, 3, 4, 5, 6, 1, 2, 3], 2, &sampler)?;
+/// assert_eq!(draft, [4, 5]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct LookupDrafter {
+    /// The end of the latest run in each bucket.
+    heads: Vec<u32>,
+    /// For the end of each run, in a ring, the end of the one before it in its bucket.
+    before: Vec<u32>,
+    /// Runs that end here or before are in the index.
+    indexed: usize,
+    /// The last tokens that were indexed: a sequence without them there is another.
+    last: Vec<u32>,
+}
+
+impl Default for LookupDrafter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LookupDrafter {
+    /// A drafter that has seen nothing.
+    pub fn new() -> Self {
+        Self { heads: vec![NONE; BUCKETS], before: Vec::new(), indexed: 0, last: Vec::new() }
+    }
+
+    /// Bytes the index takes.
+    pub fn bytes(&self) -> usize {
+        4 * (self.heads.len() + self.before.len() + self.last.len())
+    }
+
+    /// Brings the index up to the sequence. One that differs from it further back than is compared leaves entries that
+    /// do not fit, which a search finds out.
+    fn follow(&mut self, tokens: &[u32]) {
+        if self.indexed >= tokens.len().max(1) || !tokens[..self.indexed].ends_with(&self.last) {
+            self.heads.fill(NONE);
+            self.before.clear();
+            self.indexed = 0;
+        }
+        // The run that ends the sequence is what is looked for; it comes in with the token that follows it.
+        let end = tokens.len().saturating_sub(1);
+        for at in self.indexed..end {
+            let bucket = (at + 1).checked_sub(SHORTEST).map(|start| bucket(&tokens[start..=at]));
+            let before = bucket.map_or(NONE, |bucket| std::mem::replace(&mut self.heads[bucket], at as u32));
+            if self.before.len() < WINDOW {
+                self.before.push(before);
+            } else {
+                self.before[at % WINDOW] = before;
+            }
+        }
+        if end > self.indexed {
+            self.indexed = end;
+            self.last.clear();
+            self.last.extend_from_slice(&tokens[end.saturating_sub(LONGEST)..end]);
+        }
+    }
+
+    /// Where to read on: behind the earlier run that equals the most of what the sequence ends with.
+    /// Also how much that is.
+    fn longest_match(&self, tokens: &[u32]) -> Option<(usize, usize)> {
+        let start = tokens.len().checked_sub(SHORTEST)?;
+        let mut at = self.heads[bucket(&tokens[start..])];
+        let mut best = None;
+        let mut longest = SHORTEST - 1;
+        for _ in 0..CANDIDATES {
+            if at == NONE || tokens.len() > at as usize + WINDOW {
+                break;
+            }
+            let end = at as usize + 1;
+            let earlier = tokens[..end].iter().rev();
+            let equal = earlier.zip(tokens.iter().rev()).take(LONGEST).take_while(|(a, b)| a == b).count();
+            if equal > longest {
+                best = Some((end, equal));
+                longest = equal;
+            }
+            if equal == LONGEST {
+                break;
+            }
+            at = self.before[at as usize % WINDOW];
+        }
+        best
+    }
+}
+
+impl Drafter for LookupDrafter {
+    /// The longer the run that is equal, the surer it is: 3 tokens, up to 7, up to 15, and so on.
+    fn grade(&mut self, tokens: &[u32]) -> Option<usize> {
+        self.follow(tokens);
+        self.longest_match(tokens).map(|(_, equal)| equal.ilog2() as usize - 1)
+    }
+
+    fn propose(&mut self, tokens: &[u32], most: usize, _: &Sampler) -> Result<Vec<u32>, RuntimeError> {
+        self.follow(tokens);
+        let Some((from, _)) = self.longest_match(tokens) else { return Ok(Vec::new()) };
+        let mut draft: Vec<u32> = Vec::with_capacity(most);
+        for at in from..from + most {
+            // A sequence that repeats itself goes on repeating what is drafted.
+            draft.push(if at < tokens.len() { tokens[at] } else { draft[at - tokens.len()] });
+        }
+        Ok(draft)
+    }
+}
+
+fn bucket(run: &[u32]) -> usize {
+    let hash = run.iter().fold(0u64, |hash, &token| {
+        // Knuth's multiplicative hash: odd, and near the golden ratio of 2^64.
+        (hash.rotate_left(21) ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    });
+    (hash >> 32) as usize % BUCKETS
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::SamplerConfig;
+
+    fn propose(drafter: &mut LookupDrafter, tokens: &[u32], most: usize) -> Vec<u32> {
+        drafter.propose(tokens, most, &Sampler::new(SamplerConfig::greedy()).unwrap()).unwrap()
+    }
+
+    /// The same by looking everywhere.
+    fn searched(tokens: &[u32], most: usize) -> Vec<u32> {
+        let equal = |end: usize| {
+            let earlier = tokens[..end].iter().rev();
+            earlier.zip(tokens.iter().rev()).take(LONGEST).take_while(|(a, b)| a == b).count()
+        };
+        let ends = (1..tokens.len()).filter(|&end| equal(end) >= SHORTEST);
+        let Some(from) = ends.max_by_key(|&end| (equal(end), end)) else { return Vec::new() };
+        let mut whole = tokens.to_vec();
+        for at in from..from + most {
+            whole.push(whole[at]);
+        }
+        whole.split_off(tokens.len())
+    }
+
+    #[test]
+    fn a_cycle_is_drafted_on_and_on() {
+        let tokens: Vec<u32> = (0..11).map(|at| 40 + at % 4).collect();
+        assert_eq!(propose(&mut LookupDrafter::new(), &tokens, 9), [43, 40, 41, 42, 43, 40, 41, 42, 43]);
+    }
+
+    #[test]
+    fn the_longest_run_wins() {
+        let tokens = [9, 1, 2, 3, 50, 8, 1, 2, 3, 60, 9, 1, 2, 3];
+        assert_eq!(propose(&mut LookupDrafter::new(), &tokens, 1), [50]);
+    }
+
+    #[test]
+    fn longer_runs_are_surer() {
+        for (equal, grade) in
+            [(2, None), (3, Some(0)), (4, Some(1)), (7, Some(1)), (8, Some(2)), (40, Some(4))]
+        {
+            let run: Vec<u32> = (10..10 + equal).collect();
+            let tokens = [&run[..], &[1], &run[..]].concat();
+            assert_eq!(LookupDrafter::new().grade(&tokens), grade, "{equal}");
+        }
+    }
+
+    #[test]
+    fn short_sequences_have_no_draft() {
+        for len in 0..6 {
+            let tokens: Vec<u32> = (0..len).collect();
+            assert!(propose(&mut LookupDrafter::new(), &tokens, 4).is_empty());
+        }
+    }
+
+    /// Neither the index nor a search may grow with the sequence.
+    #[test]
+    fn a_long_sequence_costs_little() {
+        let mut drafter = LookupDrafter::new();
+        let mut tokens: Vec<u32> = (0..300_000u32).map(|at| at.wrapping_mul(at) >> 3 & 7).collect();
+        propose(&mut drafter, &tokens, 8);
+        assert!(drafter.bytes() <= 660 << 10, "{}", drafter.bytes());
+        let began = Instant::now();
+        for step in 0..1000 {
+            tokens.push(step & 7);
+            propose(&mut drafter, &tokens, 8);
+        }
+        // Some 30 µs each without optimisation; looking everywhere takes milliseconds.
+        assert!(began.elapsed().as_millis() < 1000, "{:?}", began.elapsed());
+    }
+
+    proptest! {
+        #[test]
+        fn drafts_are_those_of_a_search_everywhere(
+            tokens in prop::collection::vec(0u32..3, 0..60), most in 0usize..6,
+        ) {
+            let mut drafter = LookupDrafter::new();
+            for len in 0..=tokens.len() {
+                prop_assert_eq!(propose(&mut drafter, &tokens[..len], most), searched(&tokens[..len], most));
+            }
+        }
+
+        /// A sequence may be cut, go on differently, or be another.
+        #[test]
+        fn any_sequence_after_any_other_is_safe(
+            sequences in prop::collection::vec(prop::collection::vec(0u32..4, 0..80), 1..6),
+        ) {
+            let mut drafter = LookupDrafter::new();
+            for tokens in &sequences {
+                let draft = propose(&mut drafter, tokens, 5);
+                prop_assert!(draft.iter().all(|token| tokens.contains(token)));
+            }
+            // Another sequence of the same length and ending may cost drafts; one that shows the difference does not.
+            propose(&mut drafter, &[], 5);
+            let last = sequences.last().unwrap();
+            prop_assert_eq!(propose(&mut drafter, last, 5), searched(last, 5));
+        }
+    }
+}

@@ -1,0 +1,89 @@
+use crate::session::Mark;
+use crate::speculation::Drafter;
+use crate::{Model, RuntimeError, Sampler, Session};
+
+/// Drafts by a smaller model of the same vocabulary.
+///
+/// It samples as the large model is going to, with the same settings and the same random numbers. Where the two have the
+/// same probabilities they choose the same token, and where these nearly agree they mostly do; at temperature 0 both
+/// choose the likeliest.
+#[derive(Debug, Clone)]
+pub struct ModelDrafter {
+    session: Session,
+    /// Before the last draft, of which some may have been refused.
+    mark: Option<Mark>,
+}
+
+impl ModelDrafter {
+    /// Drafts by `draft` for `model`. Both must have the same tokens.
+    pub fn new(draft: &Model, model: &Model) -> Result<Self, RuntimeError> {
+        let path = |model: &Model| model.checkpoint().path().to_path_buf();
+        let differ = |difference: String| RuntimeError::DraftVocabulary {
+            draft: path(draft),
+            model: path(model),
+            difference,
+        };
+        let sizes = (draft.decoder()?.config().vocab_size, model.decoder()?.config().vocab_size);
+        if sizes.0 != sizes.1 {
+            return Err(differ(format!("it has {} tokens and not {}", sizes.0, sizes.1)));
+        }
+        if let (Ok(of_draft), Ok(of_model)) = (draft.tokenizer(), model.tokenizer()) {
+            let spelled = |id: u32| (of_draft.id_to_token(id), of_model.id_to_token(id));
+            let other = (0..sizes.0 as u32).find(|&id| spelled(id).0 != spelled(id).1);
+            if let Some(id) = other {
+                let (of_draft, of_model) = spelled(id);
+                return Err(differ(format!(
+                    "token {id} is {:?} and not {:?}",
+                    of_draft.unwrap_or_default(),
+                    of_model.unwrap_or_default()
+                )));
+            }
+        }
+        Ok(Self { session: draft.session()?, mark: None })
+    }
+
+    /// The same, with the draft model's own session made by `change`: another type of keys and values, a way to cancel.
+    pub fn with_session(self, change: impl FnOnce(Session) -> Session) -> Self {
+        Self { session: change(self.session), mark: None }
+    }
+
+    fn continued(
+        &mut self,
+        tokens: &[u32],
+        most: usize,
+        sampler: &Sampler,
+    ) -> Result<Vec<u32>, RuntimeError> {
+        let known = self.session.tokens().iter().zip(tokens).take_while(|(known, now)| known == now).count();
+        // There are logits only after a token that goes through the layers now.
+        let kept = known.min(tokens.len().saturating_sub(1));
+        match self.mark.take() {
+            Some(mark) => self.session.rewind_to(&mark, kept),
+            None => self.session.rewind(kept),
+        }
+        let mut logits = self.session.feed(&tokens[kept..])?;
+        self.mark = Some(self.session.mark());
+        let mut sampler = sampler.clone();
+        let mut draft = Vec::with_capacity(most);
+        loop {
+            let token = sampler.sample(&logits, self.session.tokens());
+            draft.push(token);
+            if draft.len() >= most {
+                return Ok(draft);
+            }
+            logits = self.session.feed(&[token])?;
+        }
+    }
+}
+
+impl Drafter for ModelDrafter {
+    fn propose(&mut self, tokens: &[u32], most: usize, sampler: &Sampler) -> Result<Vec<u32>, RuntimeError> {
+        if tokens.is_empty() || most == 0 {
+            return Ok(Vec::new());
+        }
+        match self.continued(tokens, most, sampler) {
+            // Whoever cancelled sees to the generation too.
+            Err(RuntimeError::Cancelled) => Ok(Vec::new()),
+            drafted => drafted,
+        }
+    }
+}
