@@ -14,6 +14,8 @@ mod activations;
 mod blocks;
 #[path = "../../crates/firebox-kernels/src/linear/grouped.rs"]
 mod grouped;
+#[path = "../../crates/firebox-kernels/src/linear/line.rs"]
+mod line;
 #[path = "../../crates/firebox-kernels/src/linear/panel.rs"]
 mod panel;
 #[path = "../../crates/firebox-kernels/src/linear/plain.rs"]
