@@ -20,10 +20,10 @@
 //! ```
 
 pub use firebox_runtime::{
-    Afterwards, AttentionSinks, BranchId, BranchInfo, Branches, CacheError, Condenser, DRAFT_TOKENS,
-    Divergence, Drafter, EmbeddingVerification, EvictionPolicy, Extract, Finish, Forgetting, Generation,
-    GenerationConfig, Hidden, KvType, LogitVerification, LookupDrafter, Model, ModelDrafter, Origin,
-    Perplexity, PersistentPrefix, Piece, Pool, Prefill, PrefixOptions, Role, RuntimeError, Sampler,
+    Afterwards, AttentionSinks, BranchId, BranchInfo, Branches, CacheError, Condenser, Condensing,
+    DRAFT_TOKENS, Divergence, Drafter, EmbeddingVerification, EvictionPolicy, Extract, Finish, Forgetting,
+    Generation, GenerationConfig, Hidden, KvType, LogitVerification, LookupDrafter, Model, ModelDrafter,
+    Origin, Perplexity, PersistentPrefix, Piece, Pool, Prefill, PrefixOptions, Role, RuntimeError, Sampler,
     SamplerConfig, Saved, Session, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind,
     Verification, WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids, fit_facts,
     likeliest, mapped_file_bytes, peak_resident_bytes, perplexity, verify_against,

@@ -346,17 +346,18 @@ impl Scene {
         if held == 0 {
             return;
         }
-        // Recurrent layers go back to where turns began.
+        // Recurrent layers go back to where turns began, and elsewhere by computing again what is left.
         let starts = turns.iter().scan(0, |next, turn| {
             *next += turn.tokens.len();
             Some(*next - turn.tokens.len())
         });
         let starts: Vec<usize> = starts.filter(|&start| start > 0 && start < held).collect();
-        let len = match hybrid {
-            true if starts.is_empty() => return,
-            true => starts[which % starts.len()],
-            false => 1 + which % held,
+        let anywhere = 1 + which % held;
+        let len = match starts.get(which % (2 * starts.len().max(1))) {
+            Some(&start) if hybrid => start,
+            _ => anywhere,
         };
+        let again = hybrid && len < held && !starts.contains(&len);
         session.rewind(len);
         let mut left = len;
         let mut dropped = None;
@@ -371,6 +372,9 @@ impl Scene {
         }
         turns.retain(|turn| !turn.tokens.is_empty());
         *position = dropped.map_or(*position, |held| held.position);
+        if again {
+            self.encode_again();
+        }
     }
 
     /// Positions close up, or everything that is visible is computed again.
@@ -385,6 +389,10 @@ impl Scene {
             }
             return;
         }
+        self.encode_again();
+    }
+
+    fn encode_again(&mut self) {
         self.branch().session.encode_again().unwrap();
         let Branch { turns, position, after, .. } = self.branch();
         let again: Vec<HeldTurn> = std::mem::take(turns);

@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
-use firebox_cache::CacheError;
+use firebox_cache::{CacheError, TurnId};
 use firebox_text::Tokenizer;
 
-use crate::RuntimeError;
+use crate::{RuntimeError, Session};
 
 /// Makes a text shorter.
 pub trait Condenser: Debug + Send + Sync {
@@ -76,6 +78,56 @@ pub fn fit_facts(
     condensed.and_then(|text| encoded(&text)).ok_or_else(|| full.into())
 }
 
+/// The facts of a session being condensed, on a thread of their own, while the session goes on.
+#[derive(Debug)]
+pub struct Condensing {
+    condensed: JoinHandle<Result<Vec<u32>, RuntimeError>>,
+    /// What it is made from.
+    facts: Vec<TurnId>,
+}
+
+impl Condensing {
+    /// Begins with the facts that the session has now.
+    pub fn begin(
+        session: &Session,
+        tokenizer: Arc<Tokenizer>,
+        capacity: usize,
+        condenser: Arc<dyn Condenser>,
+    ) -> Result<Self, RuntimeError> {
+        let facts = session.visible_facts();
+        let mut text = String::new();
+        for &fact in &facts {
+            let tokens = &session.tokens()[session.cache().tokens_of(fact)?];
+            text.push_str(tokenizer.decode(tokens, true).trim());
+            text.push('\n');
+        }
+        let condensed = std::thread::spawn(move || fit_facts(&text, &tokenizer, capacity, &*condenser));
+        Ok(Self { condensed, facts })
+    }
+
+    /// Whether putting it in place need not wait.
+    pub fn is_finished(&self) -> bool {
+        self.condensed.is_finished()
+    }
+}
+
+impl Session {
+    /// Puts condensed facts in the place of those they were made from, and computes again what was said after them: between
+    /// two turns, and as a whole, or not at all. Facts that have come since stay. Waits until the condensing is done.
+    ///
+    /// Returns whether it was done: not if one of the facts is no longer there, for what was made of it is out of date.
+    pub fn condense(&mut self, condensing: Condensing) -> Result<bool, RuntimeError> {
+        let Condensing { condensed, facts } = condensing;
+        let condensed = condensed.join().map_err(|_| RuntimeError::CondenserPanicked)?;
+        let now = self.visible_facts();
+        if facts.is_empty() || !facts.iter().all(|fact| now.contains(fact)) {
+            return Ok(false);
+        }
+        self.replace_facts(&facts, &condensed?)?;
+        Ok(true)
+    }
+}
+
 /// Parts that end in a full stop or a line.
 fn sentences(text: &str) -> Vec<&str> {
     let mut sentences = Vec::new();
@@ -107,6 +159,62 @@ mod tests {
 
     const TEXT: &str = "The library closes at nine. Version 1.5 of the library runs models!\nMy cat likes fish. \
                         The models of the library run on phones. Rain fell.";
+
+    /// Takes its time, and the first word of every line.
+    #[derive(Debug)]
+    struct Slow(std::sync::mpsc::SyncSender<()>);
+
+    impl Condenser for Slow {
+        fn condense(&self, text: &str, fits: &mut dyn FnMut(&str) -> bool) -> Option<String> {
+            self.0.send(()).unwrap();
+            let short: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+            let short = short.join(" ");
+            fits(&short).then_some(short)
+        }
+    }
+
+    #[test]
+    fn facts_are_condensed_beside_a_conversation_and_put_in_place_between_turns() {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/gguf/qwen3/model.gguf");
+        let model = crate::Model::open(model, &crate::device("cpu").unwrap()).unwrap();
+        let tokenizer = model.tokenizer().unwrap().clone();
+        let encode = |text: &str| tokenizer.encode(text, true).unwrap();
+        let session = || model.session().unwrap().with_kv_type(firebox_cache::KvType::F32);
+        let mut talk = session();
+        talk.add_fact(&encode("hello there, whoever you are")).unwrap();
+        let said = [vec![5, 6, 7], vec![8, 9], vec![10, 11]];
+        talk.feed(&said[0]).unwrap();
+        let old = talk.add_fact(&encode("the lazy dog is lazy")).unwrap();
+
+        let (done, started) = std::sync::mpsc::sync_channel(0);
+        let begin = |talk: &Session, done| {
+            Condensing::begin(talk, tokenizer.clone(), 8, Arc::new(Slow(done))).unwrap()
+        };
+        let condensing = begin(&talk, done.clone());
+        // The condenser waits to be received; the conversation does not.
+        talk.feed(&said[1]).unwrap();
+        assert!(!condensing.is_finished());
+        started.recv().unwrap();
+        assert!(talk.condense(condensing).unwrap());
+        let logits = talk.feed(&said[2]).unwrap();
+        let condensed = encode("hello the");
+        assert_eq!(talk.tokens(), [&condensed[..], &said.concat()].concat());
+        let mut fresh = session();
+        let expected = fresh.feed(talk.tokens()).unwrap();
+        for (found, expected) in logits.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-3, "{found} instead of {expected}");
+        }
+
+        // What was made of a fact that is gone is not put in place.
+        let fact = talk.add_fact(&encode("hello")).unwrap();
+        let condensing = begin(&talk, done);
+        started.recv().unwrap();
+        talk.supersede(fact, &encode("the")).unwrap();
+        let before = talk.tokens().to_vec();
+        assert!(!talk.condense(condensing).unwrap());
+        assert_eq!(talk.tokens(), before);
+        assert!(talk.forget(old).is_err(), "it was condensed");
+    }
 
     #[test]
     fn sentences_end_where_they_do() {

@@ -28,6 +28,9 @@ pub enum RuntimeError {
         "the root of a tree cannot be dropped while the tree lives; promote a branch into its place instead"
     )]
     RootBranch,
+    /// A condenser panicked on its thread; the session is as it was.
+    #[error("the condenser panicked; the facts are as they were")]
+    CondenserPanicked,
     /// Tokenizer or chat template failed.
     #[error(transparent)]
     Text(#[from] TextError),

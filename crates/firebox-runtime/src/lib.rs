@@ -23,7 +23,7 @@ mod verification;
 
 pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
 pub use branches::{BranchId, BranchInfo, Branches};
-pub use condenser::{Condenser, Extract, fit_facts};
+pub use condenser::{Condenser, Condensing, Extract, fit_facts};
 pub use device::{available_devices, device};
 pub use error::RuntimeError;
 pub use firebox_cache::{

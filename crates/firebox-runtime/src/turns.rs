@@ -146,6 +146,36 @@ impl Session {
         added
     }
 
+    /// Facts that no other has taken the place of.
+    pub(crate) fn visible_facts(&self) -> Vec<TurnId> {
+        let facts = self.cache.turns().filter(|turn| turn.kind == TurnKind::Fact && turn.hidden.is_none());
+        facts.map(|turn| turn.id).collect()
+    }
+
+    /// Puts one fact in the place of the first of several, forgets the others, and computes again what comes behind.
+    /// Nothing changes where that fails.
+    pub(crate) fn replace_facts(&mut self, facts: &[TurnId], tokens: &[u32]) -> Result<(), RuntimeError> {
+        self.settle()?;
+        let before = self.clone();
+        let fact = self.cache.begin_turn(TurnKind::Fact, vec![Role::System]);
+        self.lose();
+        let mut added: Option<Turn> = self.lost.pop_if(|turn| turn.id == fact);
+        let (mut turns, mut kept, mut at) = (Vec::new(), Vec::new(), 0);
+        for turn in std::mem::take(&mut self.lost) {
+            let held = at..at + turn.tokens;
+            at = held.end;
+            if !facts.contains(&turn.id) {
+                kept.extend_from_slice(&self.tokens[held]);
+                turns.push(turn);
+            } else if let Some(added) = added.take() {
+                kept.extend_from_slice(tokens);
+                turns.push(Turn { tokens: tokens.len(), ..added });
+            }
+        }
+        (self.lost, self.tokens) = (turns, kept);
+        self.arrange(0).map(drop).inspect_err(|_| *self = before)
+    }
+
     /// Takes up the positions that forgotten tokens have left.
     pub fn close_up(&mut self) -> Result<(), RuntimeError> {
         let length = self.encoded_length();
