@@ -5,7 +5,7 @@
 
 mod support;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::Grouping;
 use firebox_kernels::linear::{Weight, multiply, multiply_each, multiply_grouped, reference};
 use proptest::prelude::*;
@@ -27,8 +27,31 @@ fn integer_tolerance(inputs: usize, magnitude: f32) -> f32 {
 }
 
 fn grouping() -> impl Strategy<Value = Grouping> {
-    (1usize..300, prop_oneof![Just(32usize), Just(64), Just(128), Just(48), Just(1000)], any::<bool>())
+    // Some of them longer than what a single row reads at once.
+    (
+        prop_oneof![3 => 1usize..300, 1 => 300usize..1300],
+        prop_oneof![Just(32usize), Just(64), Just(128), Just(48), Just(1000)],
+        any::<bool>(),
+    )
         .prop_map(|(inputs, group, four_bits)| Grouping { inputs, group, four_bits })
+}
+
+/// The same elements from the `at`-th on in a buffer.
+fn placed(data: TensorData, at: usize) -> TensorData {
+    let offset = at * data.dtype().size();
+    let buffer: bytes::Bytes = [&vec![0xA5; offset][..], data.as_bytes()].concat().into();
+    let shared = Bytes::from_shared(buffer.slice(offset..), AllocationProperty::File);
+    TensorData::from_bytes(shared, data.shape().clone(), data.dtype())
+}
+
+fn mapped(data: TensorData, at: usize) -> Tensor<2> {
+    let dtype = data.dtype();
+    Tensor::from_data(placed(data, at), (&Device::flex(), dtype))
+}
+
+fn mapped_words(data: TensorData, at: usize) -> Tensor<2, Int> {
+    let dtype = data.dtype();
+    Tensor::from_data(placed(data, at), (&Device::flex(), dtype))
 }
 
 proptest! {
@@ -53,6 +76,22 @@ proptest! {
         assert_close(
             multiply_grouped(x, words, scales, grouping), expected, integer_tolerance(grouping.inputs, magnitude),
         );
+    }
+
+    /// Weights lie in a mapped file wherever an element may.
+    #[test]
+    fn weights_anywhere(
+        rows in 1usize..20, outputs in 1usize..40, grouping in grouping(), seed in 0u64..1000, at in 1usize..40,
+        dtype in prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::BF16)],
+    ) {
+        let x = matrix(rows, grouping.inputs, seed);
+        let weight = matrix(outputs, grouping.inputs, seed + 7).cast(dtype);
+        let expected = bits(multiply(x.clone(), weight.clone()));
+        prop_assert_eq!(bits(multiply(x.clone(), mapped(weight.into_data(), at))), expected);
+        let (words, scales) = grouped(outputs, grouping, seed + 7);
+        let expected = bits(multiply_grouped(x.clone(), words.clone(), scales.clone(), grouping));
+        let (words, scales) = (mapped_words(words.into_data(), at), mapped(scales.into_data(), at + 1));
+        prop_assert_eq!(bits(multiply_grouped(x, words, scales, grouping)), expected);
     }
 
     /// A row's result is the same to the last bit alone and among others, in any order.
