@@ -72,7 +72,8 @@ pub struct Summary {
     pub finish: Finish,
 }
 
-/// A generation in progress. Dropping it leaves the session as far as it got.
+/// A generation in progress. Dropping it leaves the session with all but the last token it handed out, which has not been
+/// through the layers; [`finish`](Self::finish) adds that too.
 #[derive(Debug)]
 pub struct Generation<'s> {
     ahead: Lookahead<'s>,

@@ -155,6 +155,7 @@ fn check(model: &Model, kept: KvType, policy: u8, steps: &[Step], at: usize) -> 
     }
     let (mut expected, mut found) = (session.feed(&[5]), restored.feed(&[5]));
     for _ in 0..4 {
+        prop_assert_eq!(expected.is_ok(), found.is_ok());
         let (one, other) = (expected.unwrap_or_default(), found.unwrap_or_default());
         prop_assert_eq!(bits(&one), bits(&other));
         let likeliest = if one.is_empty() { 5 } else { crate::likeliest(&one) };

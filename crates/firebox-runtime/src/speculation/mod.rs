@@ -105,7 +105,7 @@ impl Speculation {
     pub(crate) fn passed(&mut self, rows: usize, took: Duration) {
         // After a refusal recurrent layers see tokens again, so that a pass may have as many rows twice; more are not
         // what drafts cost.
-        if rows <= 2 * (1 + self.most) {
+        if rows.div_ceil(2) <= self.most.saturating_add(1) {
             self.pace.passed(rows, took);
         }
     }
