@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         eprintln!("before layer {}", pass.next_layer());
         pass.step(&decoder, &mut [&mut first, &mut second])?;
     }
-    let logits = pass.logits(&decoder, Wanted::Last).try_into_vec_as::<f32>()?;
+    let logits = pass.logits(&decoder, Wanted::Last)?.try_into_vec_as::<f32>()?;
     for (prompt, logits) in prompts.iter().zip(logits.chunks(decoder.config().vocab_size)) {
         println!("{prompt:?} goes on with {}", likeliest(logits));
     }

@@ -1,8 +1,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use burn::module::Module;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_cache::{KvType, Layout, Pool, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_store::Checkpoint;
@@ -10,70 +9,68 @@ use firebox_store::Checkpoint;
 use crate::block::Block;
 use crate::config::{AttentionConfig, BlockConfig, DecoderConfig, MixerConfig};
 use crate::families::Architecture;
-use crate::matrix::Matrix;
 use crate::norm::RmsNorm;
 use crate::pass::{Pass, Wanted};
 use crate::rows::Input;
+use crate::streamed::{Streamed, StreamedConfig};
 use crate::weights::Weights;
+use crate::whole::Whole;
 use crate::{Encoder, ModelError};
 
 /// A decoder: embedding, blocks, final norm, unembedding.
-#[derive(Module, Debug)]
+#[derive(Debug)]
 pub struct Decoder {
-    embedding: Matrix,
-    blocks: Vec<Block>,
+    parts: Parts,
     final_norm: RmsNorm,
-    /// Absent where the embedding serves.
-    unembedding: Option<Matrix>,
-    #[module(skip)]
     config: DecoderConfig,
-    #[module(skip)]
     device: Device,
+}
+
+/// Where its large weights are.
+#[derive(Debug)]
+enum Parts {
+    Whole(Whole),
+    Streamed(Streamed),
 }
 
 impl Decoder {
     /// Builds a checkpoint's modules over its weights. Every tensor must be there, in the shape that the
     /// configuration says, and none beside them.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
-        let config = match Architecture::from_json(checkpoint.config())? {
-            Architecture::Decoder(config) => config,
-            Architecture::Encoder(_) => {
-                return Err(ModelError::Kind {
-                    model_type: "bert".into(),
-                    found: "an encoder",
-                    wanted: "a decoder",
-                    remedy: "it embeds text but cannot continue it",
-                });
-            }
-        };
+        let config = decoder_config(checkpoint)?;
         let taken = RefCell::default();
         let root = Weights::new(checkpoint, device, &taken);
+        let whole = Whole::load(&config, &root)?;
+        Self::checked(Parts::Whole(whole), config, &root)
+    }
+
+    /// Builds a decoder whose blocks and unembedding are read from disk whenever they are needed, and forgotten
+    /// afterwards, but for those that are [kept](Streamed::keep). It computes what the [loaded](Self::load) one does.
+    pub fn stream(
+        checkpoint: &Checkpoint,
+        device: &Device,
+        config: &StreamedConfig,
+    ) -> Result<Self, ModelError> {
+        let streaming = config;
+        let config = decoder_config(checkpoint)?;
+        let taken = RefCell::default();
+        let root = Weights::new(checkpoint, device, &taken);
+        let streamed = Streamed::open(checkpoint, &config, &root, streaming)?;
+        Self::checked(Parts::Streamed(streamed), config, &root)
+    }
+
+    fn checked(parts: Parts, config: DecoderConfig, root: &Weights<'_>) -> Result<Self, ModelError> {
         let weights = root.within(&config.names.prefix);
-        let DecoderConfig { vocab_size, hidden_size, .. } = config;
-        let blocks = config
-            .blocks
-            .iter()
-            .enumerate()
-            .map(|(index, block)| Block::load(block, &weights.within(&format!("layers.{index}."))))
-            .collect::<Result<_, _>>()?;
-        let unembedding = format!("{}.weight", config.names.unembedding);
-        let model = Self {
-            embedding: weights.matrix("embed_tokens.weight", vocab_size, hidden_size)?,
-            blocks,
-            final_norm: RmsNorm::load(&config.final_norm, &weights)?,
-            unembedding: if config.tied_embeddings {
-                None
-            } else {
-                Some(root.matrix(&unembedding, vocab_size, hidden_size)?)
-            },
-            device: device.clone(),
-            config,
-        };
-        let names = root.untaken(|name| model.config.is_foreign(name));
-        if names.is_empty() {
-            Ok(model)
-        } else {
-            Err(ModelError::ExtraTensors { names, path: checkpoint.path().to_path_buf() })
+        let final_norm = RmsNorm::load(&config.final_norm, &weights)?;
+        root.all_taken(|name| config.is_foreign(name))?;
+        Ok(Self { parts, final_norm, config, device: root.device().clone() })
+    }
+
+    /// Its parts that come from disk one by one, where it was [built](Self::stream) so.
+    pub fn streamed(&self) -> Option<&Streamed> {
+        match &self.parts {
+            Parts::Streamed(streamed) => Some(streamed),
+            Parts::Whole(_) => None,
         }
     }
 
@@ -89,7 +86,7 @@ impl Decoder {
 
     /// How many blocks it has.
     pub fn layers(&self) -> usize {
-        self.blocks.len()
+        self.config.blocks.len()
     }
 
     /// What a sequence of this model remembers, keys and values kept as `kept`, or in f32 where the device has no
@@ -144,52 +141,102 @@ impl Decoder {
         wanted: Wanted,
     ) -> Result<Tensor<2>, ModelError> {
         on_pool(&self.device, || {
-            let mut pass = Pass::begin(self, inputs)?;
-            while pass.next_layer() < self.layers() {
-                pass.step(self, caches)?;
-            }
-            Ok(pass.logits(self, wanted))
+            self.expect(self.layers(), true);
+            self.finished(inputs, caches)?.logits(self, wanted)
         })
+    }
+
+    /// A whole pass whose logits nobody needs.
+    pub fn encode(&self, tokens: &[u32], length: usize, cache: &mut SequenceCache) -> Result<(), ModelError> {
+        let input = Input { tokens, position: cache.position(), length };
+        on_pool(&self.device, || {
+            self.expect(self.layers(), false);
+            self.finished(&[input], &mut [cache]).map(drop)
+        })
+    }
+
+    fn finished(&self, inputs: &[Input<'_>], caches: &mut [&mut SequenceCache]) -> Result<Pass, ModelError> {
+        let mut pass = Pass::begin(self, inputs)?;
+        while pass.next_layer() < self.layers() {
+            pass.step(self, caches)?;
+        }
+        Ok(pass)
     }
 
     /// The hidden states after the first `layers` layers of a sequence that is nothing but `tokens`, `[tokens,
     /// hidden_size]`. Later layers do not run.
     pub fn hidden_after(&self, tokens: &[u32], layers: usize) -> Result<Tensor<2>, ModelError> {
         on_pool(&self.device, || {
+            let layers = layers.min(self.layers());
+            self.expect(layers, false);
             let mut cache = self.cache();
             let mut pass = Pass::begin(self, &[Input { tokens, position: 0, length: tokens.len() }])?;
-            while pass.next_layer() < layers.min(self.layers()) {
+            while pass.next_layer() < layers {
                 pass.step(self, &mut [&mut cache])?;
             }
             Ok(pass.hidden().clone())
         })
     }
 
-    pub(crate) fn block(&self, index: usize) -> &Block {
-        &self.blocks[index]
+    /// Says what the next passes will ask for, so that nothing else is read ahead.
+    fn expect(&self, layers: usize, logits: bool) {
+        if let Parts::Streamed(streamed) = &self.parts {
+            streamed.expect(layers, logits);
+        }
     }
 
-    pub(crate) fn embed(&self, tokens: Tensor<1, Int>) -> Tensor<2> {
-        let embedded = self.embedding.gather(tokens);
-        match self.config.embedding_scale {
+    pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {
+        match &self.parts {
+            Parts::Whole(whole) => Ok(whole.blocks[index].clone()),
+            Parts::Streamed(streamed) => streamed.block(index),
+        }
+    }
+
+    pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
+        let embedded = match &self.parts {
+            Parts::Whole(whole) => whole.embedding.gather(indices(tokens, &self.device)),
+            Parts::Streamed(streamed) => streamed.embed(tokens)?,
+        };
+        Ok(match self.config.embedding_scale {
             Some(scale) => embedded.mul_scalar(scale),
             None => embedded,
-        }
+        })
     }
 
-    pub(crate) fn unembed(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let logits =
-            self.unembedding.as_ref().unwrap_or(&self.embedding).multiply(self.final_norm.forward(hidden));
-        match self.config.logit_softcap {
+    pub(crate) fn unembed(&self, hidden: Tensor<2>) -> Result<Tensor<2>, ModelError> {
+        let hidden = self.final_norm.forward(hidden);
+        let logits = match &self.parts {
+            Parts::Whole(whole) => whole.unembedding.multiply(hidden),
+            Parts::Streamed(streamed) => streamed.unembed(&hidden)?,
+        };
+        Ok(match self.config.logit_softcap {
             Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
             None => logits,
-        }
+        })
     }
+}
+
+fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, ModelError> {
+    match Architecture::from_json(checkpoint.config())? {
+        Architecture::Decoder(config) => Ok(config),
+        Architecture::Encoder(_) => Err(ModelError::Kind {
+            model_type: "bert".into(),
+            found: "an encoder",
+            wanted: "a decoder",
+            remedy: "it embeds text but cannot continue it",
+        }),
+    }
+}
+
+/// Tokens that are known to be in the vocabulary, as a tensor.
+pub(crate) fn indices(tokens: &[u32], device: &Device) -> Tensor<1, Int> {
+    let indices: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+    Tensor::from_data(TensorData::new(indices, [tokens.len()]), device)
 }
 
 impl DecoderConfig {
     /// Whether a tensor may be there without being used.
-    fn is_foreign(&self, name: &str) -> bool {
+    pub(crate) fn is_foreign(&self, name: &str) -> bool {
         self.names.foreign.iter().any(|prefix| name.starts_with(prefix))
             // Tied checkpoints sometimes store the embedding twice, old ones their rotary frequencies.
             || (self.tied_embeddings && name == format!("{}.weight", self.names.unembedding))

@@ -109,12 +109,8 @@ impl Encoder {
             ["pooler.", "cls.", "classifier."].iter().any(|head| name.starts_with(head))
                 || name == "embeddings.position_ids"
         };
-        let names = root.untaken(foreign);
-        if names.is_empty() {
-            Ok(encoder)
-        } else {
-            Err(ModelError::ExtraTensors { names, path: checkpoint.path().to_path_buf() })
-        }
+        root.all_taken(foreign)?;
+        Ok(encoder)
     }
 
     /// What it is made of.

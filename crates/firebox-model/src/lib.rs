@@ -20,7 +20,9 @@ mod norm;
 mod pass;
 mod rope;
 mod rows;
+mod streamed;
 mod weights;
+mod whole;
 
 pub use attention::Attention;
 pub use block::{Block, FeedForward, Mixer};
@@ -37,3 +39,4 @@ pub use matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 pub use norm::RmsNorm;
 pub use pass::{Pass, Wanted};
 pub use rows::Input;
+pub use streamed::{Streamed, StreamedConfig};

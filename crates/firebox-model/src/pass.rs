@@ -1,6 +1,7 @@
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
 
+use crate::decoder::indices;
 use crate::rows::{Input, Rows};
 use crate::{Decoder, ModelError};
 
@@ -30,23 +31,16 @@ impl Pass {
         if inputs.iter().any(|input| input.tokens.is_empty()) {
             return Err(ModelError::NoTokens);
         }
-        let tokens: Vec<i32> = inputs
-            .iter()
-            .flat_map(|input| input.tokens)
-            .map(|&token| match i32::try_from(token) {
-                Ok(index) if (token as usize) < vocab_size => Ok(index),
-                _ => Err(ModelError::Token { token, vocab_size }),
-            })
-            .collect::<Result<_, _>>()?;
+        let tokens: Vec<u32> = inputs.iter().flat_map(|input| input.tokens).copied().collect();
+        if let Some(&token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
+            return Err(ModelError::Token { token, vocab_size });
+        }
         if tokens.is_empty() {
             return Err(ModelError::NoTokens);
         }
-        let count = tokens.len();
-        let device = model.device();
-        let tokens = Tensor::<1, Int>::from_data(TensorData::new(tokens, [count]), device);
         Ok(Self {
-            rows: Rows::new(model.config(), inputs, device),
-            hidden: model.embed(tokens),
+            rows: Rows::new(model.config(), inputs, model.device()),
+            hidden: model.embed(&tokens)?,
             next_layer: 0,
         })
     }
@@ -77,7 +71,7 @@ impl Pass {
             }
         }
         let hidden = self.hidden.clone();
-        self.hidden = model.block(layer).forward(hidden, &self.rows, layer, caches)?;
+        self.hidden = model.block(layer)?.forward(hidden, &self.rows, layer, caches)?;
         self.next_layer += 1;
         if self.next_layer == model.layers() {
             for cache in caches {
@@ -88,20 +82,13 @@ impl Pass {
     }
 
     /// Final norm and unembedding: `[wanted rows, vocab_size]`.
-    pub fn logits(self, model: &Decoder, wanted: Wanted) -> Tensor<2> {
+    pub fn logits(self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
         let hidden = match wanted {
             Wanted::All => self.hidden,
             Wanted::Last => {
-                let last: Vec<i32> = self
-                    .rows
-                    .groups
-                    .iter()
-                    .filter(|group| !group.rows.is_empty())
-                    .map(|group| group.rows.end as i32 - 1)
-                    .collect();
-                let count = last.len();
-                let last = Tensor::<1, Int>::from_data(TensorData::new(last, [count]), model.device());
-                self.hidden.select(0, last)
+                let ends = self.rows.groups.iter().filter(|group| !group.rows.is_empty());
+                let last: Vec<u32> = ends.map(|group| group.rows.end as u32 - 1).collect();
+                self.hidden.select(0, indices(&last, model.device()))
             }
         };
         model.unembed(hidden)

@@ -5,7 +5,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::Grouping;
 use firebox_kernels::linear::{self, BlockFormat};
-use firebox_store::{Bits, BlockType, Checkpoint, Dtype, Encoding, Weight};
+use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight};
 
 use crate::ModelError;
 use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
@@ -14,15 +14,15 @@ use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 /// the shape that the configuration asks for, and counted, so that what nobody asked for comes to light.
 #[derive(Clone)]
 pub(crate) struct Weights<'a> {
-    checkpoint: &'a Checkpoint,
+    tensors: &'a dyn Tensors,
     device: Device,
     scope: String,
     taken: &'a RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Weights<'a> {
-    pub fn new(checkpoint: &'a Checkpoint, device: &Device, taken: &'a RefCell<BTreeSet<String>>) -> Self {
-        Self { checkpoint, device: device.clone(), scope: String::new(), taken }
+    pub fn new(tensors: &'a dyn Tensors, device: &Device, taken: &'a RefCell<BTreeSet<String>>) -> Self {
+        Self { tensors, device: device.clone(), scope: String::new(), taken }
     }
 
     /// The same tensors, under names that begin with `prefix` too.
@@ -42,7 +42,7 @@ impl<'a> Weights<'a> {
 
     /// Whether the checkpoint has the tensor.
     pub fn has(&self, name: &str) -> bool {
-        self.checkpoint.info(&self.full(name)).is_some()
+        self.tensors.info(&self.full(name)).is_some()
     }
 
     /// A small vector, in f32 whatever the file has.
@@ -59,64 +59,30 @@ impl<'a> Weights<'a> {
     /// A weight of `[outputs, inputs]`. Where the device computes with the file's own numbers and shares
     /// the machine's memory, the tensor lies over the mapped file.
     pub fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
-        let weight = self.take(name, &[outputs, inputs])?;
-        match weight.encoding {
-            Encoding::Plain(dtype) => {
-                let kept = float_dtype(dtype).filter(|dtype| self.device.supports_dtype(*dtype));
-                let tensor = match kept {
-                    Some(dtype) => {
-                        Tensor::from_data(data(weight.data, [outputs, inputs], dtype), (&self.device, dtype))
-                    }
-                    None => self.widened(&weight, [outputs, inputs])?,
-                };
-                Ok(Matrix::Dense(DenseMatrix::new(param(tensor))))
-            }
-            Encoding::Grouped(quantization) => {
-                let scales = weight.scales.clone().unwrap_or_default();
-                let groups = quantization.row_scales(inputs);
-                let scales: Tensor<2> = if self.device.supports_dtype(DType::F16) {
-                    Tensor::from_data(data(scales, [outputs, groups], DType::F16), (&self.device, DType::F16))
-                } else {
-                    let widened: Vec<f32> =
-                        scales.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect();
-                    Tensor::from_data(TensorData::new(widened, [outputs, groups]), &self.device)
-                };
-                let grouping =
-                    Grouping { inputs, group: quantization.group, four_bits: quantization.bits == Bits::Q4 };
-                Ok(Matrix::Grouped(GroupedMatrix::new(self.words(weight, outputs), scales, grouping)))
-            }
-            Encoding::Block(block) if linear::multiplies_blocks(&self.device) => {
-                let row_bytes = inputs / block.block_len() * block.block_bytes();
-                let bytes = data(weight.data, [outputs, row_bytes], DType::U8);
-                let bytes = Tensor::from_data(bytes, (&self.device, DType::U8));
-                Ok(Matrix::Blocks(BlockMatrix::new(bytes, block_format(block))))
-            }
-            Encoding::Block(_) => {
-                let widened = self.widened(&weight, [outputs, inputs])?;
-                Ok(Matrix::Dense(DenseMatrix::new(param(widened))))
-            }
-        }
+        matrix(self.take(name, &[outputs, inputs])?, [outputs, inputs], &self.device)
     }
 
-    /// Names in the checkpoint that no module has asked for, `foreign` ones left out.
-    pub fn untaken(&self, is_foreign: impl Fn(&str) -> bool) -> Vec<String> {
+    /// Makes sure that every tensor has been asked for, `foreign` ones left out.
+    pub fn all_taken(&self, is_foreign: impl Fn(&str) -> bool) -> Result<(), ModelError> {
         let taken = self.taken.borrow();
-        self.checkpoint
-            .tensors()
-            .map(|info| &info.name)
-            .filter(|name| !taken.contains(*name) && !is_foreign(name))
-            .cloned()
-            .collect()
+        let names = self.tensors.names().filter(|name| !taken.contains(*name) && !is_foreign(name));
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        if names.is_empty() {
+            Ok(())
+        } else {
+            Err(ModelError::ExtraTensors { names, path: self.tensors.path().to_path_buf() })
+        }
     }
 
     fn full(&self, name: &str) -> String {
         format!("{}{name}", self.scope)
     }
 
-    fn take(&self, name: &str, shape: &[usize]) -> Result<Weight, ModelError> {
+    /// Makes sure that a tensor of numbers is there in that shape, and counts it as taken.
+    pub fn check(&self, name: &str, shape: &[usize]) -> Result<(), ModelError> {
         let name = self.full(name);
-        let Some(info) = self.checkpoint.info(&name) else {
-            let path = self.checkpoint.path().to_path_buf();
+        let Some(info) = self.tensors.info(&name) else {
+            let path = self.tensors.path().to_path_buf();
             return Err(ModelError::MissingTensor { name, shape: shape.to_vec(), path });
         };
         if info.shape != shape {
@@ -131,35 +97,87 @@ impl<'a> Weights<'a> {
                 remedy: "weights are floating-point numbers, or quantized by `firebox import --quantize`",
             });
         }
-        let weight = self.checkpoint.weight(&name)?;
         self.taken.borrow_mut().insert(name);
-        Ok(weight)
+        Ok(())
     }
 
-    fn widened<const D: usize>(&self, weight: &Weight, shape: [usize; D]) -> Result<Tensor<D>, ModelError> {
-        Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), &self.device))
+    fn take(&self, name: &str, shape: &[usize]) -> Result<Weight, ModelError> {
+        self.check(name, shape)?;
+        Ok(self.tensors.weight(&self.full(name))?)
     }
+}
 
-    /// Packed bytes as rows of 32-bit words: every device has those, few have 8-bit tensors.
-    fn words(&self, weight: Weight, rows: usize) -> Tensor<2, Int> {
-        const WORD: usize = size_of::<u32>();
-        let row_bytes = weight.data.len() / rows;
-        let words = row_bytes.div_ceil(WORD);
-        let bytes = if row_bytes.is_multiple_of(WORD) && weight.data.as_ptr().cast::<u32>().is_aligned() {
-            weight.data
-        } else {
-            let mut padded = Vec::with_capacity(rows * words * WORD);
-            for row in weight.data.chunks_exact(row_bytes) {
-                padded.extend_from_slice(row);
-                padded.resize(padded.len().next_multiple_of(WORD), 0);
-            }
-            return Tensor::from_data(
-                TensorData::from_bytes_vec(padded, [rows, words], DType::I32),
-                (&self.device, DType::I32),
-            );
-        };
-        Tensor::from_data(data(bytes, [rows, words], DType::I32), (&self.device, DType::I32))
+/// A weight of `[outputs, inputs]` that has been looked up.
+pub(crate) fn matrix(
+    weight: Weight,
+    [outputs, inputs]: [usize; 2],
+    device: &Device,
+) -> Result<Matrix, ModelError> {
+    match weight.encoding {
+        Encoding::Plain(dtype) => {
+            let kept = float_dtype(dtype).filter(|dtype| device.supports_dtype(*dtype));
+            let tensor = match kept {
+                Some(dtype) => {
+                    Tensor::from_data(data(weight.data, [outputs, inputs], dtype), (device, dtype))
+                }
+                None => widened(&weight, [outputs, inputs], device)?,
+            };
+            Ok(Matrix::Dense(DenseMatrix::new(param(tensor))))
+        }
+        Encoding::Grouped(quantization) => {
+            let scales = weight.scales.clone().unwrap_or_default();
+            let groups = quantization.row_scales(inputs);
+            let scales: Tensor<2> = if device.supports_dtype(DType::F16) {
+                Tensor::from_data(data(scales, [outputs, groups], DType::F16), (device, DType::F16))
+            } else {
+                let widened: Vec<f32> =
+                    scales.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect();
+                Tensor::from_data(TensorData::new(widened, [outputs, groups]), device)
+            };
+            let grouping =
+                Grouping { inputs, group: quantization.group, four_bits: quantization.bits == Bits::Q4 };
+            Ok(Matrix::Grouped(GroupedMatrix::new(words(weight, outputs, device), scales, grouping)))
+        }
+        Encoding::Block(block) if linear::multiplies_blocks(device) => {
+            let row_bytes = inputs / block.block_len() * block.block_bytes();
+            let bytes = data(weight.data, [outputs, row_bytes], DType::U8);
+            let bytes = Tensor::from_data(bytes, (device, DType::U8));
+            Ok(Matrix::Blocks(BlockMatrix::new(bytes, block_format(block))))
+        }
+        Encoding::Block(_) => {
+            let widened = widened(&weight, [outputs, inputs], device)?;
+            Ok(Matrix::Dense(DenseMatrix::new(param(widened))))
+        }
     }
+}
+
+fn widened<const D: usize>(
+    weight: &Weight,
+    shape: [usize; D],
+    device: &Device,
+) -> Result<Tensor<D>, ModelError> {
+    Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), device))
+}
+
+/// Packed bytes as rows of 32-bit words: every device has those, few have 8-bit tensors.
+fn words(weight: Weight, rows: usize, device: &Device) -> Tensor<2, Int> {
+    const WORD: usize = size_of::<u32>();
+    let row_bytes = weight.data.len() / rows;
+    let words = row_bytes.div_ceil(WORD);
+    let bytes = if row_bytes.is_multiple_of(WORD) && weight.data.as_ptr().cast::<u32>().is_aligned() {
+        weight.data
+    } else {
+        let mut padded = Vec::with_capacity(rows * words * WORD);
+        for row in weight.data.chunks_exact(row_bytes) {
+            padded.extend_from_slice(row);
+            padded.resize(padded.len().next_multiple_of(WORD), 0);
+        }
+        return Tensor::from_data(
+            TensorData::from_bytes_vec(padded, [rows, words], DType::I32),
+            (device, DType::I32),
+        );
+    };
+    Tensor::from_data(data(bytes, [rows, words], DType::I32), (device, DType::I32))
 }
 
 // Nibbles are multiplied in the order they are stored in.

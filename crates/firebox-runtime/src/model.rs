@@ -2,7 +2,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use firebox_model::{Decoder, Encoder, Network};
+use firebox_model::{Decoder, Encoder, Network, StreamedConfig};
 use firebox_store::Checkpoint;
 use firebox_text::Tokenizer;
 
@@ -33,6 +33,21 @@ impl Model {
     /// The same, from a checkpoint that is open already.
     pub fn from_checkpoint(checkpoint: Checkpoint, device: &Device) -> Result<Self, RuntimeError> {
         let network = Network::load(&checkpoint, device)?;
+        Self::over(checkpoint, network)
+    }
+
+    /// The same for a decoder that reads its weights from disk while it runs, but for what is
+    /// [kept](firebox_model::Streamed::keep).
+    pub fn streamed(
+        checkpoint: Checkpoint,
+        device: &Device,
+        config: &StreamedConfig,
+    ) -> Result<Self, RuntimeError> {
+        let network = Network::Decoder(Arc::new(Decoder::stream(&checkpoint, device, config)?));
+        Self::over(checkpoint, network)
+    }
+
+    fn over(checkpoint: Checkpoint, network: Network) -> Result<Self, RuntimeError> {
         let tokenizer = match checkpoint.text().tokenizer {
             Some(_) => Some(Arc::new(Tokenizer::new(checkpoint.text(), checkpoint.config())?)),
             None => None,

@@ -249,7 +249,7 @@ impl Session {
         for (index, start) in tokens.clone().step_by(self.chunk).enumerate() {
             self.check_cancelled(index)?;
             let piece = self.tokens[start..tokens.end.min(start + self.chunk)].to_vec();
-            self.pass(&piece, length, Wanted::Last)?;
+            self.encode(&piece, length)?;
         }
         Ok(())
     }
@@ -277,13 +277,17 @@ impl Session {
             self.check_cancelled(pieces)?;
             pieces += 1;
             let piece: Vec<u32> = rest.drain(..self.chunk.min(rest.len())).collect();
-            let logits = self.pass(&piece, length, wanted)?;
             let old = behind.min(piece.len());
+            let unasked = old == piece.len() || (wanted == Wanted::Last && !rest.is_empty());
+            let logits = if unasked {
+                self.encode(&piece, length)?;
+                None
+            } else {
+                Some(self.pass(&piece, length, wanted)?)
+            };
             behind -= old;
             self.tokens.extend_from_slice(&piece[old..]);
-            if old == piece.len() || (wanted == Wanted::Last && !rest.is_empty()) {
-                continue;
-            }
+            let Some(logits) = logits else { continue };
             let logits = logits.try_into_vec_as::<f32>();
             let logits = logits.map_err(|error| RuntimeError::Readback { reason: error.to_string() })?;
             took(&logits[if wanted == Wanted::All { old * vocab } else { 0 }..]);
@@ -330,11 +334,21 @@ impl Session {
 
     fn pass(&mut self, tokens: &[u32], length: usize, wanted: Wanted) -> Result<Tensor<2>, RuntimeError> {
         let logits = self.decoder.forward(tokens, length, &mut self.cache, wanted);
-        if logits.is_err() && !self.cache.abandon_pass() {
+        self.after(logits)
+    }
+
+    fn encode(&mut self, tokens: &[u32], length: usize) -> Result<(), RuntimeError> {
+        let done = self.decoder.encode(tokens, length, &mut self.cache);
+        self.after(done)
+    }
+
+    /// Forgets what a pass that failed has left.
+    fn after<T>(&mut self, pass: Result<T, ModelError>) -> Result<T, RuntimeError> {
+        if pass.is_err() && !self.cache.abandon_pass() {
             // Some layers have seen the tokens and others not.
             self.lose();
         }
-        Ok(logits?)
+        Ok(pass?)
     }
 }
 

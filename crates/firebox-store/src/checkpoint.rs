@@ -287,6 +287,10 @@ impl Checkpoint {
         })
     }
 
+    pub(crate) fn mapping(&self, file: usize) -> &Mapping {
+        &self.inner.parts.files[file]
+    }
+
     pub(crate) fn file(&self, span: Span) -> &Mapping {
         &self.inner.parts.files[span.file]
     }

@@ -91,6 +91,27 @@ pub enum StoreError {
         /// The destination.
         path: PathBuf,
     },
+    /// A file was written to or shortened while it was in use.
+    #[error("{}: changed while the model was running; leave a model's files alone, and put new ones in \
+             their place by renaming", file.display())]
+    Changed {
+        /// The file.
+        file: PathBuf,
+    },
+    /// The system has no memory left for a buffer.
+    #[error("no memory for a buffer of {bytes} bytes: {source}")]
+    Memory {
+        /// How many bytes were asked for.
+        bytes: u64,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The system does not start another thread.
+    #[error("cannot start a thread to read with: {source}")]
+    Thread {
+        /// The system's answer.
+        source: io::Error,
+    },
     /// A segment's bytes are not those its manifest was written for.
     #[error("{}: segment {segment}: content hash is {found}, the manifest says {expected}; the file was \
              damaged or replaced: import the model again", file.display())]

@@ -49,6 +49,7 @@
 
 mod bundle;
 mod checkpoint;
+mod disk;
 mod encoding;
 mod error;
 mod excerpt;
@@ -59,9 +60,11 @@ mod import;
 mod manifest;
 mod mapping;
 mod partial;
+mod portion;
 mod quantize;
 pub mod safetensors;
 mod segment;
+mod stream;
 mod tensor_file;
 mod text;
 mod verify;
@@ -69,12 +72,15 @@ mod weight;
 mod writer;
 
 pub use checkpoint::{Checkpoint, SourceKind, TensorInfo};
+pub use disk::{ReadAt, ReadMethod, reading_rate};
 pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization};
 pub use error::{Fault, StoreError};
 pub use import::{ImportOptions, ImportReport, Progress, import};
 pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
+pub use portion::{Loaded, Portion, Tensors};
 pub use quantize::quantize;
 pub use segment::{Segment, SegmentId};
+pub use stream::{Stream, StreamConfig, StreamReport};
 pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
 pub use text::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use verify::{VerifyReport, verify};

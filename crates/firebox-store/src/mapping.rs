@@ -2,13 +2,15 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use memmap2::Mmap;
 #[cfg(unix)]
 use memmap2::{Advice, UncheckedAdvice};
 
+use crate::disk::ReadMethod;
 use crate::error::StoreError;
 use crate::folder::regular;
 
@@ -17,8 +19,25 @@ use crate::folder::regular;
 pub(crate) struct Mapping {
     path: PathBuf,
     file: File,
+    stamp: Stamp,
+    /// The same file, opened to pass the page cache by; absent where the file system does not allow that.
+    direct: OnceLock<Option<File>>,
     map: Arc<Mmap>,
     bytes: Bytes,
+}
+
+/// What tells that a file is no longer what it was when it was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp {
+    len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { len: metadata.len(), modified: metadata.modified().ok() })
+    }
 }
 
 /// Lets `Bytes` own a share of a mapping.
@@ -46,8 +65,8 @@ impl Mapping {
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         regular(path)?;
         let file = File::open(path).map_err(|error| StoreError::io(path, "open", error))?;
-        let length = file.metadata().map_err(|error| StoreError::io(path, "look up", error))?.len();
-        if length == 0 {
+        let stamp = Stamp::of(&file).map_err(|error| StoreError::io(path, "look up", error))?;
+        if stamp.len == 0 {
             return Err(StoreError::Malformed {
                 file: path.to_owned(),
                 field: "file".into(),
@@ -62,7 +81,7 @@ impl Mapping {
         let map = unsafe { Mmap::map(&file) }.map_err(|error| StoreError::io(path, "map", error))?;
         let map = Arc::new(map);
         let bytes = Bytes::from_owner(Shared(map.clone()));
-        Ok(Self { path: path.to_owned(), file, map, bytes })
+        Ok(Self { path: path.to_owned(), file, stamp, direct: OnceLock::new(), map, bytes })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -90,6 +109,32 @@ impl Mapping {
         })
     }
 
+    /// Reads into a buffer as far as the system likes, and returns how far that was. Neither the mapping nor, if so
+    /// wished and possible, the page cache is touched.
+    pub(crate) fn read_some(
+        &self,
+        buffer: &mut [u8],
+        start: u64,
+        method: ReadMethod,
+    ) -> Result<usize, StoreError> {
+        let fail = |error| StoreError::io(&self.path, format!("read at {start}"), error);
+        let direct = match method {
+            ReadMethod::Direct => {
+                self.direct.get_or_init(|| opened_directly(&self.path, &self.file)).as_ref()
+            }
+            ReadMethod::Buffered => None,
+        };
+        let count = match direct.map(|file| read_at(file, buffer, start)) {
+            // Some file systems open a file so and then do not read it so.
+            None | Some(Err(_)) => read_at(&self.file, buffer, start).map_err(fail)?,
+            Some(Ok(count)) => count,
+        };
+        if Stamp::of(&self.file).map_err(fail)? != self.stamp {
+            return Err(StoreError::Changed { file: self.path.clone() });
+        }
+        Ok(count)
+    }
+
     /// Asks the kernel to read a range ahead. A wish: where the system has no such call, nothing happens.
     pub(crate) fn prefetch(&self, start: usize, len: usize) -> Result<(), StoreError> {
         #[cfg(unix)]
@@ -114,6 +159,32 @@ impl Mapping {
     }
 }
 
+/// The same file once more, unless another one has taken its name since.
+#[cfg(target_os = "linux")]
+fn opened_directly(path: &Path, file: &File) -> Option<File> {
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+
+    let flags = rustix::fs::OFlags::DIRECT.bits();
+    let direct = File::options().read(true).custom_flags(flags as i32).open(path).ok()?;
+    let (same, other) = (file.metadata().ok()?, direct.metadata().ok()?);
+    ((same.dev(), same.ino()) == (other.dev(), other.ino())).then_some(direct)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn opened_directly(_: &Path, _: &File) -> Option<File> {
+    None
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, start)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, buffer, start)
+}
+
 #[cfg(unix)]
 fn read_exact_at(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, buffer, start)
@@ -135,7 +206,7 @@ fn read_exact_at(file: &File, mut buffer: &mut [u8], mut start: u64) -> std::io:
     Ok(())
 }
 
-fn aligned_copy(bytes: &[u8]) -> Bytes {
+pub(crate) fn aligned_copy(bytes: &[u8]) -> Bytes {
     let mut words = vec![0u128; bytes.len().div_ceil(size_of::<u128>())];
     bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
     Bytes::from_owner(Aligned { words, len: bytes.len() })

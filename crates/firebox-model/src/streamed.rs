@@ -1,0 +1,248 @@
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use burn::tensor::{Device, Tensor};
+use firebox_store::{
+    Checkpoint, Loaded, Portion, ReadAt, ReadMethod, SegmentId, Stream, StreamConfig, StreamReport, Tensors,
+    reading_rate,
+};
+
+use crate::ModelError;
+use crate::block::Block;
+use crate::config::DecoderConfig;
+use crate::decoder::indices;
+use crate::matrix::Matrix;
+use crate::weights::{Weights, matrix};
+use crate::whole::EMBEDDING;
+
+/// How a decoder reads what it does not keep.
+#[derive(Debug, Clone, Default)]
+pub struct StreamedConfig {
+    /// Buffers and threads.
+    pub stream: StreamConfig,
+    /// How files are read; measured where it is not said.
+    pub method: Option<ReadMethod>,
+    /// Bytes of memory beyond what this process takes that the system may keep files in.
+    pub room: u64,
+    /// What is read instead of the checkpoint's own files.
+    pub source: Option<Arc<dyn ReadAt>>,
+}
+
+/// The weights of a decoder, in parts: its blocks, then its unembedding in blocks of rows that are as large. Each is
+/// kept in memory, or read whenever it is needed. Of the embedding only the rows of the tokens at hand are ever read.
+///
+/// What is kept changes nothing but the time and the memory that a pass takes, and may change between any two steps.
+#[derive(Debug)]
+pub struct Streamed {
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    device: Device,
+    stream: Stream,
+    method: ReadMethod,
+    /// Bytes a second that the disk was found to read.
+    rate: f64,
+    /// Rows come through the page cache: the same ones are asked for again and again.
+    rows: Arc<dyn ReadAt>,
+    embedding: String,
+    blocks: Vec<Slot<Block>>,
+    unembedding: Vec<Slot<Matrix>>,
+}
+
+/// A place for a part in memory.
+#[derive(Debug)]
+struct Slot<T>(RwLock<Option<Arc<T>>>);
+
+impl<T> Slot<T> {
+    fn new() -> Self {
+        Self(RwLock::new(None))
+    }
+
+    fn get(&self) -> Option<Arc<T>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, part: Option<Arc<T>>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = part;
+    }
+}
+
+impl Streamed {
+    pub(crate) fn open(
+        checkpoint: &Checkpoint,
+        config: &DecoderConfig,
+        root: &Weights<'_>,
+        streaming: &StreamedConfig,
+    ) -> Result<Self, ModelError> {
+        let over_mapping = root.on(Device::flex());
+        let mut portions = Vec::new();
+        for index in 0..config.blocks.len() {
+            // Built once over the mapping, which reads little of it: a fault is told when the model is opened.
+            config.load_block(index, &over_mapping)?;
+            checkpoint.release(SegmentId::Layer(index))?;
+            let prefix = config.block_prefix(index);
+            let names = checkpoint.tensors().map(|info| info.name.as_str());
+            let names = names.filter(|name| name.starts_with(&prefix) && !config.is_foreign(name));
+            portions.push(checkpoint.portion(names)?);
+        }
+        let DecoderConfig { vocab_size, hidden_size, .. } = *config;
+        let embedding = format!("{}{EMBEDDING}", config.names.prefix);
+        root.check(&embedding, &[vocab_size, hidden_size])?;
+        let unembedding = if config.tied_embeddings {
+            embedding.clone()
+        } else {
+            let name = format!("{}.weight", config.names.unembedding);
+            root.check(&name, &[vocab_size, hidden_size])?;
+            name
+        };
+        let largest = portions.iter().map(Portion::bytes).max().unwrap_or(0);
+        for rows in row_blocks(checkpoint, &unembedding, vocab_size, largest) {
+            portions.push(checkpoint.rows(&unembedding, rows)?);
+        }
+        let portions: Vec<_> = portions.into_iter().map(Arc::new).collect();
+        let (method, rate) = match (&streaming.source, streaming.method) {
+            (None, None) => checkpoint.fastest_reading(&portions, streaming.room)?,
+            (source, method) => {
+                let method = method.unwrap_or(ReadMethod::Direct);
+                let disk = source.clone().unwrap_or_else(|| checkpoint.disk(method));
+                (method, reading_rate(&*disk, &portions)?)
+            }
+        };
+        let disk = |method| streaming.source.clone().unwrap_or_else(|| checkpoint.disk(method));
+        let (blocks, rest) = (config.blocks.len(), portions.len() - config.blocks.len());
+        Ok(Self {
+            stream: Stream::new(disk(method), portions, streaming.stream)?,
+            method,
+            rate,
+            rows: disk(ReadMethod::Buffered),
+            embedding,
+            blocks: (0..blocks).map(|_| Slot::new()).collect(),
+            unembedding: (0..rest).map(|_| Slot::new()).collect(),
+            checkpoint: checkpoint.clone(),
+            config: config.clone(),
+            device: root.device().clone(),
+        })
+    }
+
+    /// How many parts there are. The blocks come first.
+    pub fn parts(&self) -> usize {
+        self.blocks.len() + self.unembedding.len()
+    }
+
+    /// How many of them are blocks.
+    pub fn layers(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// What a part is on disk.
+    pub fn portion(&self, part: usize) -> &Portion {
+        &self.stream.portions()[part]
+    }
+
+    /// Whether a part is kept in memory.
+    pub fn is_kept(&self, part: usize) -> bool {
+        match part.checked_sub(self.layers()) {
+            None => self.blocks[part].get().is_some(),
+            Some(block) => self.unembedding[block].get().is_some(),
+        }
+    }
+
+    /// Reads a part and keeps it.
+    pub fn keep(&self, part: usize) -> Result<(), ModelError> {
+        if self.is_kept(part) {
+            return Ok(());
+        }
+        let loaded = self.checkpoint.read(&self.stream.portions()[part], self.stream.disk())?;
+        match part.checked_sub(self.layers()) {
+            None => self.blocks[part].set(Some(self.built(part, &loaded)?)),
+            Some(block) => self.unembedding[block].set(Some(self.multiplier(&loaded)?)),
+        }
+        self.stream.skip(part, true);
+        Ok(())
+    }
+
+    /// Keeps a part no longer. Its memory goes as soon as no pass is using it.
+    pub fn let_go(&self, part: usize) {
+        self.stream.skip(part, false);
+        match part.checked_sub(self.layers()) {
+            None => self.blocks[part].set(None),
+            Some(block) => self.unembedding[block].set(None),
+        }
+    }
+
+    /// How many buffers there may be from now on, the one in use included.
+    pub fn set_buffers(&self, buffers: usize) {
+        self.stream.set_buffers(buffers);
+    }
+
+    /// How many buffers there may be.
+    pub fn buffers(&self) -> usize {
+        self.stream.buffers()
+    }
+
+    /// Bytes of one buffer.
+    pub fn buffer_bytes(&self) -> usize {
+        self.stream.buffer_bytes()
+    }
+
+    /// How files are read, and how many bytes a second that was when it was measured.
+    pub fn reading(&self) -> (ReadMethod, f64) {
+        (self.method, self.rate)
+    }
+
+    /// What has been read so far.
+    pub fn report(&self) -> StreamReport {
+        self.stream.report()
+    }
+
+    pub(crate) fn expect(&self, layers: usize, logits: bool) {
+        self.stream.set_end(if logits { self.parts() } else { layers });
+    }
+
+    pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {
+        match self.blocks[index].get() {
+            Some(block) => Ok(block),
+            None => self.built(index, &self.stream.take(index)?),
+        }
+    }
+
+    pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
+        let rows: Vec<usize> = tokens.iter().map(|&token| token as usize).collect();
+        let weight = self.checkpoint.gather(&self.embedding, &rows, &*self.rows)?;
+        let rows = matrix(weight, [tokens.len(), self.config.hidden_size], &self.device)?;
+        let all: Vec<u32> = (0..tokens.len() as u32).collect();
+        Ok(rows.gather(indices(&all, &self.device)))
+    }
+
+    pub(crate) fn unembed(&self, hidden: &Tensor<2>) -> Result<Tensor<2>, ModelError> {
+        let mut logits = Vec::with_capacity(self.unembedding.len());
+        for (index, slot) in self.unembedding.iter().enumerate() {
+            let rows = match slot.get() {
+                Some(rows) => rows,
+                None => self.multiplier(&self.stream.take(self.layers() + index)?)?,
+            };
+            logits.push(rows.multiply(hidden.clone()));
+        }
+        Ok(if logits.len() == 1 { logits.remove(0) } else { Tensor::cat(logits, 1) })
+    }
+
+    fn built(&self, index: usize, loaded: &Loaded) -> Result<Arc<Block>, ModelError> {
+        let taken = RefCell::default();
+        self.config.load_block(index, &Weights::new(loaded, &self.device, &taken)).map(Arc::new)
+    }
+
+    fn multiplier(&self, loaded: &Loaded) -> Result<Arc<Matrix>, ModelError> {
+        let names: Vec<_> = loaded.names().collect();
+        let weight = loaded.weight(names.first().copied().unwrap_or_default())?;
+        let rows = weight.shape[0];
+        matrix(weight, [rows, self.config.hidden_size], &self.device).map(Arc::new)
+    }
+}
+
+/// The rows of a matrix in as few blocks of equal size as are no larger than `most` bytes.
+fn row_blocks(checkpoint: &Checkpoint, name: &str, rows: usize, most: u64) -> Vec<Range<usize>> {
+    let bytes = checkpoint.info(name).map_or(0, |info| info.bytes);
+    let blocks = bytes.div_ceil(most.max(1)).clamp(1, rows.max(1) as u64) as usize;
+    let each = rows.div_ceil(blocks);
+    (0..rows).step_by(each.max(1)).map(|start| start..rows.min(start + each)).collect()
+}

@@ -1,0 +1,117 @@
+//! Reading files by position, past the page cache where that is possible.
+//!
+//! Nothing here touches a mapping. A mapped page that cannot be read ends the process with SIGBUS; a read that fails is
+//! an error like any other.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::StoreError;
+use crate::portion::{Portion, anonymous};
+
+/// What offsets, lengths and addresses are multiples of when the page cache is passed by: no disk of today asks for
+/// more.
+pub(crate) const BLOCK: usize = 4096;
+
+/// How a file is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReadMethod {
+    /// From the disk into the buffer, the page cache passed by: as fast when memory is short as when it is not.
+    Direct,
+    /// Through the page cache: faster where the file fits into memory that nothing else needs.
+    Buffered,
+}
+
+impl ReadMethod {
+    /// Both, the one that holds its rate first.
+    pub const ALL: [Self; 2] = [Self::Direct, Self::Buffered];
+}
+
+impl fmt::Display for ReadMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Direct => "direct",
+            Self::Buffered => "buffered",
+        })
+    }
+}
+
+impl FromStr for ReadMethod {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|method| method.to_string() == text)
+            .ok_or_else(|| format!("{text:?} is not a way to read; expected direct or buffered"))
+    }
+}
+
+/// The files of a checkpoint, read by position. Tests put one in between that fails.
+pub trait ReadAt: Send + Sync + fmt::Debug {
+    /// Reads into the buffer from byte `start` of a file on, as far as the system likes. Returns how many bytes that
+    /// were; none at the end of the file.
+    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError>;
+}
+
+/// The files themselves.
+#[derive(Debug)]
+struct Files {
+    checkpoint: Checkpoint,
+    method: ReadMethod,
+}
+
+impl ReadAt for Files {
+    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
+        self.checkpoint.mapping(file).read_some(buffer, start, self.method)
+    }
+}
+
+impl Checkpoint {
+    /// Its files, to be read that way. Where the file system does not let the page cache be passed by, they are read
+    /// through it.
+    pub fn disk(&self, method: ReadMethod) -> Arc<dyn ReadAt> {
+        Arc::new(Files { checkpoint: self.clone(), method })
+    }
+
+    /// The faster way to read these portions again and again, and its rate in bytes a second. `room` is how many bytes
+    /// the page cache may hold of them: unless that is all, it will have lost each by the time that its turn comes
+    /// again.
+    pub fn fastest_reading(
+        &self,
+        portions: &[Arc<Portion>],
+        room: u64,
+    ) -> Result<(ReadMethod, f64), StoreError> {
+        let measure = |method| reading_rate(&*self.disk(method), portions).map(|rate| (method, rate));
+        let direct = measure(ReadMethod::Direct)?;
+        let total: u64 = portions.iter().map(|portion| portion.bytes()).sum();
+        if total <= room {
+            let buffered = measure(ReadMethod::Buffered)?;
+            if buffered.1 > direct.1 {
+                return Ok(buffered);
+            }
+        }
+        Ok(direct)
+    }
+}
+
+/// Portions that are read to find out how fast that is.
+const PROBES: usize = 4;
+
+/// Reads some portions, and says how many bytes a second that were.
+pub fn reading_rate(disk: &dyn ReadAt, portions: &[Arc<Portion>]) -> Result<f64, StoreError> {
+    let largest = portions.iter().map(|portion| portion.buffer_bytes()).max().unwrap_or(0);
+    let mut buffer = anonymous(largest)?;
+    let (mut bytes, mut spent) = (0, Duration::ZERO);
+    // From the middle, where opening the file has left nothing in the page cache.
+    for portion in portions.iter().skip(portions.len() / 2).take(PROBES) {
+        let began = Instant::now();
+        portion.read(disk, &mut buffer)?;
+        spent += began.elapsed();
+        bytes += portion.bytes();
+    }
+    Ok(bytes as f64 / spent.as_secs_f64().max(1e-9))
+}

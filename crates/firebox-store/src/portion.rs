@@ -1,0 +1,275 @@
+//! Tensors that are read from disk together, and what was read.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use memmap2::MmapMut;
+
+use crate::checkpoint::{Checkpoint, Span, TensorInfo};
+use crate::disk::{BLOCK, ReadAt};
+use crate::error::StoreError;
+use crate::mapping::aligned_copy;
+use crate::weight::Weight;
+
+/// Spans that lie nearer to each other are read as one: what lies between costs less than another request.
+const GAP: usize = 64 << 10;
+
+/// Where tensors are looked up: a checkpoint, or the part of it that was read.
+pub trait Tensors: std::fmt::Debug {
+    /// The path of the model.
+    fn path(&self) -> &Path;
+    /// The tensor of that name.
+    fn info(&self, name: &str) -> Option<&TensorInfo>;
+    /// A tensor's bytes, as they are stored.
+    fn weight(&self, name: &str) -> Result<Weight, StoreError>;
+    /// The names of all tensors.
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_>;
+}
+
+/// Tensors, or rows of one, that are read from disk together.
+#[derive(Debug, Clone)]
+pub struct Portion {
+    path: PathBuf,
+    /// By name.
+    tensors: Vec<Placed>,
+    reads: Vec<Read>,
+    buffer_bytes: usize,
+}
+
+/// A tensor, and where its bytes come to lie in the buffer.
+#[derive(Debug, Clone)]
+struct Placed {
+    info: TensorInfo,
+    data: Range<usize>,
+    scales: Option<Range<usize>>,
+}
+
+/// One request to the disk. Start, place in the buffer and length are whole blocks, as reading past the page cache asks
+/// for; what is needed may end before, where the file does.
+#[derive(Debug, Clone)]
+struct Read {
+    file: usize,
+    start: usize,
+    len: usize,
+    needed: usize,
+    at: usize,
+}
+
+impl Portion {
+    /// Bytes of its tensors, scales included.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(|placed| placed.info.bytes).sum()
+    }
+
+    /// Bytes of memory that it takes while it is there.
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes
+    }
+
+    /// `tensors` with the spans of their data and scales.
+    fn new(path: &Path, tensors: Vec<(TensorInfo, Span, Option<Span>)>) -> Self {
+        let mut spans: Vec<Span> =
+            tensors.iter().flat_map(|(_, data, scales)| [Some(*data), *scales]).flatten().collect();
+        spans.sort_by_key(|span| (span.file, span.start));
+        let mut reads: Vec<Read> = Vec::new();
+        for span in spans {
+            let end = span.start + span.len;
+            match reads.last_mut() {
+                Some(read) if read.file == span.file && span.start <= read.start + read.needed + GAP => {
+                    read.needed = read.needed.max(end - read.start);
+                }
+                _ => {
+                    let start = span.start / BLOCK * BLOCK;
+                    reads.push(Read { file: span.file, start, len: 0, needed: end - start, at: 0 });
+                }
+            }
+        }
+        let mut buffer_bytes = 0;
+        for read in &mut reads {
+            read.len = read.needed.next_multiple_of(BLOCK);
+            read.at = buffer_bytes;
+            buffer_bytes += read.len;
+        }
+        let place = |span: Span| {
+            // Reads are sorted, and the one that covers a span is the last that begins before its end.
+            let index = reads.partition_point(|read| (read.file, read.start) <= (span.file, span.start));
+            let read = &reads[index.saturating_sub(1)];
+            let at = read.at + span.start - read.start;
+            at..at + span.len
+        };
+        let mut placed: Vec<Placed> = tensors
+            .into_iter()
+            .map(|(info, data, scales)| Placed { info, data: place(data), scales: scales.map(place) })
+            .collect();
+        placed.sort_by(|a, b| a.info.name.cmp(&b.info.name));
+        Self { path: path.to_owned(), tensors: placed, reads, buffer_bytes }
+    }
+
+    fn tensor(&self, name: &str) -> Option<&Placed> {
+        let at = self.tensors.binary_search_by(|placed| placed.info.name.as_str().cmp(name)).ok()?;
+        Some(&self.tensors[at])
+    }
+
+    /// Fills a buffer of at least [`buffer_bytes`](Self::buffer_bytes).
+    pub(crate) fn read(&self, disk: &dyn ReadAt, buffer: &mut [u8]) -> Result<(), StoreError> {
+        for read in &self.reads {
+            let target = &mut buffer[read.at..read.at + read.len];
+            let mut done = 0;
+            while done < read.needed {
+                let count = disk.read_at(read.file, &mut target[done..], (read.start + done) as u64)?;
+                done += count;
+                if count == 0 {
+                    let missing = std::io::ErrorKind::UnexpectedEof.into();
+                    let action = format!("read {} bytes at {}", read.needed, read.start);
+                    return Err(StoreError::io(&self.path, action, missing));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A portion in memory. Clones share the memory, which goes with the last of them and of the tensors made from it.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    portion: Arc<Portion>,
+    bytes: Bytes,
+}
+
+impl Loaded {
+    pub(crate) fn new(portion: Arc<Portion>, bytes: Bytes) -> Self {
+        Self { portion, bytes }
+    }
+}
+
+impl Tensors for Loaded {
+    fn path(&self) -> &Path {
+        &self.portion.path
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.portion.tensor(name).map(|placed| &placed.info)
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        let placed = self.portion.tensor(name).ok_or_else(|| StoreError::MissingTensor {
+            model: self.portion.path.clone(),
+            tensor: name.to_owned(),
+        })?;
+        let slice = |range: &Range<usize>, align: usize| {
+            let slice = self.bytes.slice(range.clone());
+            if (slice.as_ptr() as usize).is_multiple_of(align) { slice } else { aligned_copy(&slice) }
+        };
+        let info = &placed.info;
+        Ok(Weight {
+            name: info.name.clone(),
+            shape: info.shape.clone(),
+            encoding: info.encoding,
+            data: slice(&placed.data, info.encoding.align()),
+            scales: placed.scales.as_ref().map(|range| slice(range, 2)),
+            mapped: false,
+        })
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.portion.tensors.iter().map(|placed| placed.info.name.as_str()))
+    }
+}
+
+impl Tensors for Checkpoint {
+    fn path(&self) -> &Path {
+        Checkpoint::path(self)
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        Checkpoint::info(self, name)
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        Checkpoint::weight(self, name)
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.tensors().map(|info| info.name.as_str()))
+    }
+}
+
+impl Checkpoint {
+    /// Tensors that are to be read together.
+    pub fn portion<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Portion, StoreError> {
+        let tensors = names
+            .into_iter()
+            .map(|name| self.entry(name).map(|(info, place)| (info.clone(), place.data, place.scales)))
+            .collect::<Result<_, _>>()?;
+        Ok(Portion::new(self.path(), tensors))
+    }
+
+    /// Some rows of a matrix, as a matrix of the same name.
+    pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<Portion, StoreError> {
+        Ok(Portion::new(self.path(), vec![self.rows_of(name, rows)?]))
+    }
+
+    /// Single rows of a matrix, in the order asked for.
+    pub fn gather(&self, name: &str, rows: &[usize], disk: &dyn ReadAt) -> Result<Weight, StoreError> {
+        let (info, ..) = self.rows_of(name, 0..0)?;
+        let (mut data, mut scales) = (Vec::new(), Vec::new());
+        for &row in rows {
+            let (_, span, scale_span) = self.rows_of(name, row..row + 1)?;
+            for (span, out) in [(Some(span), &mut data), (scale_span, &mut scales)] {
+                let Some(span) = span else { continue };
+                // Rows are far shorter than a block, and neighbours come with them.
+                let portion = Portion::new(self.path(), vec![(info.clone(), span, None)]);
+                let mut buffer = vec![0u8; portion.buffer_bytes];
+                portion.read(disk, &mut buffer)?;
+                out.extend_from_slice(&buffer[portion.tensors[0].data.clone()]);
+            }
+        }
+        let has_scales = !scales.is_empty();
+        Ok(Weight {
+            shape: vec![rows.len(), info.shape[1]],
+            name: info.name,
+            encoding: info.encoding,
+            data: aligned_copy(&data),
+            scales: has_scales.then(|| aligned_copy(&scales)),
+            mapped: false,
+        })
+    }
+
+    /// Reads a portion into memory of its own, which the system gets back as soon as it is dropped.
+    pub fn read(&self, portion: &Arc<Portion>, disk: &dyn ReadAt) -> Result<Loaded, StoreError> {
+        let mut buffer = anonymous(portion.buffer_bytes)?;
+        portion.read(disk, &mut buffer)?;
+        Ok(Loaded::new(portion.clone(), Bytes::from_owner(buffer)))
+    }
+
+    fn rows_of(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+    ) -> Result<(TensorInfo, Span, Option<Span>), StoreError> {
+        let (info, place) = self.entry(name)?;
+        let fault = |reason: String| StoreError::Decode { tensor: name.to_owned(), reason };
+        let [height, _] = info.shape[..] else {
+            return Err(fault(format!("{} dimensions; only a matrix has rows", info.shape.len())));
+        };
+        if rows.end > height || rows.start > rows.end {
+            return Err(fault(format!("rows {} to {} of {height}", rows.start, rows.end)));
+        }
+        let part = |span: Span| {
+            let row = span.len / height.max(1);
+            Span { file: span.file, start: span.start + rows.start * row, len: rows.len() * row }
+        };
+        let (data, scales) = (part(place.data), place.scales.map(part));
+        let mut info = info.clone();
+        info.shape[0] = rows.len();
+        info.bytes = (data.len + scales.map_or(0, |span| span.len)) as u64;
+        Ok((info, data, scales))
+    }
+}
+
+/// Zeroed memory that begins on a page and goes back to the system as a whole.
+pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
+    MmapMut::map_anon(bytes.max(1)).map_err(|source| StoreError::Memory { bytes: bytes as u64, source })
+}

@@ -1,0 +1,348 @@
+//! A model whose weights come from disk while it runs computes what it computes with all of them in memory, whatever is
+//! kept and whatever happens to the files.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use firebox::cache::{Pool, SequenceCache};
+use firebox::model::{Decoder, Input, ModelError, Streamed, StreamedConfig, Wanted};
+use firebox::store::{
+    Bits, Checkpoint, ImportOptions, Quantization, ReadAt, ReadMethod, StoreError, StreamConfig, import,
+};
+use firebox::{KvType, Model, RuntimeError, Session, available_devices, device};
+use proptest::prelude::*;
+
+const PROMPT: usize = 11;
+const STEPS: usize = 4;
+
+fn fixtures(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder)
+}
+
+/// Every family as a directory, a GGUF file, and bundles of 32-, 8- and 4-bit numbers.
+fn checkpoints(scratch: &Path) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(fixtures("gguf")).unwrap() {
+        let folder = entry.unwrap().path();
+        let family = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        paths.extend([folder.join("hf"), folder.join("model.gguf")]);
+        let schemes = [
+            ("f32", None),
+            ("q8", Some(Quantization { bits: Bits::Q8, group: 32 })),
+            ("q4", Some(Quantization { bits: Bits::Q4, group: 32 })),
+        ];
+        for (name, quantize) in schemes {
+            let bundle = scratch.join(format!("{family}-{name}"));
+            import(&folder.join("hf"), &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
+            paths.push(bundle);
+        }
+    }
+    assert_eq!(paths.len(), 9 * 5);
+    paths
+}
+
+fn streamed(path: &Path, device_name: &str, config: &StreamedConfig) -> Decoder {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    Decoder::stream(&checkpoint, &device(device_name).unwrap(), config).unwrap()
+}
+
+fn parts(decoder: &Decoder) -> &Streamed {
+    decoder.streamed().unwrap()
+}
+
+fn config(buffers: usize) -> StreamedConfig {
+    let stream = StreamConfig { buffers, ..StreamConfig::default() };
+    StreamedConfig { stream, method: Some(ReadMethod::Buffered), ..StreamedConfig::default() }
+}
+
+fn keep(decoder: &Decoder, kept: impl Fn(usize) -> bool) {
+    for part in 0..parts(decoder).parts() {
+        if kept(part) {
+            parts(decoder).keep(part).unwrap();
+        } else {
+            parts(decoder).let_go(part);
+        }
+    }
+}
+
+/// The logits after each of some steps of `batch` sequences that are fed a prompt in two pieces and then their
+/// likeliest tokens. `between` runs before every pass.
+fn run(decoder: &Decoder, batch: usize, mut between: impl FnMut(usize)) -> Vec<Vec<f32>> {
+    let vocab = decoder.config().vocab_size as u32;
+    let pool = Pool::new(decoder.layout(KvType::F16));
+    let mut caches: Vec<_> = (0..batch).map(|_| SequenceCache::new(&pool)).collect();
+    let mut next: Vec<Vec<u32>> = (0..batch as u32)
+        .map(|sequence| (0..PROMPT as u32).map(|i| (3 + sequence * 17 + i * 31) % vocab).collect())
+        .collect();
+    for (tokens, cache) in next.iter_mut().zip(&mut caches) {
+        between(0);
+        decoder.encode(&tokens.drain(..PROMPT - 4).collect::<Vec<_>>(), PROMPT, cache).unwrap();
+    }
+    let mut steps = Vec::new();
+    for step in 0..=STEPS {
+        between(step);
+        let inputs: Vec<_> = next
+            .iter()
+            .zip(&caches)
+            .map(|(tokens, cache)| Input { tokens, position: cache.position(), length: 0 })
+            .collect();
+        let mut caches: Vec<_> = caches.iter_mut().collect();
+        let logits = decoder.forward_together(&inputs, &mut caches, Wanted::Last).unwrap();
+        let logits = logits.try_into_vec_as::<f32>().unwrap();
+        next = logits.chunks(vocab as usize).map(|row| vec![firebox::likeliest(row)]).collect();
+        steps.push(logits);
+    }
+    steps
+}
+
+#[test]
+fn whatever_is_kept_the_numbers_are_the_same() {
+    let scratch = tempfile::tempdir().unwrap();
+    for path in checkpoints(scratch.path()) {
+        let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
+        let expected = [1, 4].map(|batch| run(&plain, batch, |_| ()));
+        let decoder = streamed(&path, "cpu", &config(2));
+        let count = parts(&decoder).parts();
+        let placements: [&dyn Fn(usize, usize) -> bool; 3] =
+            [&|part, kept| part < kept, &|part, kept| part + kept >= count, &|part, kept| {
+                (part + 1) * kept / count > part * kept / count
+            }];
+        for kept in 0..=count {
+            for (index, placement) in placements.iter().enumerate() {
+                keep(&decoder, |part| placement(part, kept));
+                assert_eq!((0..count).filter(|part| parts(&decoder).is_kept(*part)).count(), kept);
+                for (batch, expected) in [1, 4].into_iter().zip(&expected) {
+                    let found = run(&decoder, batch, |_| ());
+                    assert!(found == *expected, "{}, {kept} kept, placement {index}", path.display());
+                }
+            }
+        }
+        assert!(parts(&decoder).report().bytes > 0);
+    }
+}
+
+#[test]
+fn all_devices_stream() {
+    let path = fixtures("gguf/qwen3/hf");
+    for name in available_devices() {
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let plain = Decoder::load(&checkpoint, &device(name).unwrap()).unwrap();
+        let expected = run(&plain, 2, |_| ());
+        let decoder = streamed(&path, name, &config(2));
+        for kept in [0, 1, parts(&decoder).parts()] {
+            keep(&decoder, |part| part < kept);
+            let found = run(&decoder, 2, |_| ());
+            let (expected, found) = (expected.concat(), found.concat());
+            let range = expected.iter().fold(0f32, |range, logit| range.max(logit.abs()));
+            let worst = expected.iter().zip(&found).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+            assert!(worst <= 1e-5 * range, "{name}, {kept} kept: {worst} of {range}");
+        }
+    }
+}
+
+/// Bytes of what was read, and what a round of all parts has.
+fn read_bytes(decoder: &Decoder, from: u64) -> (u64, u64) {
+    let streamed = parts(decoder);
+    let round = (0..streamed.parts()).filter(|part| !streamed.is_kept(*part));
+    (streamed.report().bytes - from, round.map(|part| streamed.portion(part).bytes()).sum())
+}
+
+#[test]
+fn nothing_is_read_that_is_kept_and_nothing_twice() {
+    let decoder = streamed(&fixtures("gguf/llama/hf"), "cpu", &config(3));
+    run(&decoder, 1, |_| ());
+    let before = parts(&decoder).report().bytes;
+    run(&decoder, 4, |_| ());
+    let (read, round) = read_bytes(&decoder, before);
+    // Four prompts leave out the unembedding. A few parts more than were needed may have been read ahead.
+    let passes = (4 + STEPS + 1) as u64;
+    assert!(read >= (STEPS as u64 + 1) * round && read <= passes * round, "{read} of rounds of {round}");
+    keep(&decoder, |_| true);
+    let before = parts(&decoder).report().portions;
+    run(&decoder, 1, |_| ());
+    assert!(parts(&decoder).report().portions - before <= 3, "only what was being read ahead");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Parts come and go between passes, and so do buffers.
+    #[test]
+    fn what_is_kept_may_change_at_any_time(
+        buffers in 1usize..5,
+        changes in prop::collection::vec((0usize..20, any::<bool>(), 1usize..5), 1..30),
+    ) {
+        for fixture in ["gguf/qwen3_5_text/hf", "gguf/gemma3_text/model.gguf", "gguf/qwen3_moe/hf"] {
+            let path = fixtures(fixture);
+            let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
+            let decoder = streamed(&path, "cpu", &config(buffers));
+            let mut changes = changes.iter().cycle();
+            let found = run(&decoder, 2, |_| {
+                for &(part, kept, buffers) in changes.by_ref().take(3) {
+                    let part = part % parts(&decoder).parts();
+                    if kept { parts(&decoder).keep(part).unwrap() } else { parts(&decoder).let_go(part) }
+                    parts(&decoder).set_buffers(buffers);
+                }
+            });
+            prop_assert_eq!(found, run(&plain, 2, |_| ()));
+        }
+    }
+}
+
+/// Several threads that run the same model at once do not stand in each other's way for good.
+#[test]
+fn passes_side_by_side_take_turns() {
+    let path = fixtures("gguf/llama/hf");
+    let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
+    let expected = run(&plain, 1, |_| ());
+    for buffers in [1, 2, 3] {
+        let decoder = Arc::new(streamed(&path, "cpu", &config(buffers)));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..5 {
+                        assert!(run(&decoder, 1, |_| ()) == expected);
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Files that can be told to fail.
+#[derive(Debug)]
+struct Failing {
+    files: Arc<dyn ReadAt>,
+    fault: Mutex<Option<Fault>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Error,
+    /// Every read gives a few bytes only: no fault, but rare enough to be forgotten.
+    Few,
+    /// The file seems to end early.
+    Ends,
+}
+
+impl ReadAt for Failing {
+    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
+        let few = buffer.len().min(1000);
+        match *self.fault.lock().unwrap() {
+            None => self.files.read_at(file, buffer, start),
+            Some(Fault::Few) => self.files.read_at(file, &mut buffer[..few], start),
+            Some(Fault::Ends) => Ok(0),
+            Some(Fault::Error) => Err(StoreError::Io {
+                path: "disk".into(),
+                action: "read".into(),
+                source: std::io::Error::from_raw_os_error(5),
+            }),
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_fails_fails_the_request_and_nothing_else() {
+    let path = fixtures("gguf/qwen3/hf");
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let plain = Decoder::load(&checkpoint, &device("cpu").unwrap()).unwrap();
+    let expected = run(&plain, 1, |_| ());
+    let files = checkpoint.disk(ReadMethod::Buffered);
+    let failing = Arc::new(Failing { files, fault: Mutex::new(None) });
+    let config = StreamedConfig { source: Some(failing.clone()), ..config(2) };
+    let model = Model::streamed(checkpoint, &device("cpu").unwrap(), &config).unwrap();
+    let decoder = model.decoder().unwrap();
+    let mut session = model.session().unwrap().with_kv_type(KvType::F32);
+    let mut other = session.clone();
+    let tokens: Vec<u32> = (3..20).collect();
+    let first = session.feed(&tokens).unwrap();
+    for (fault, kind) in
+        [(Fault::Error, std::io::Error::from_raw_os_error(5).kind()), (Fault::Ends, ErrorKind::UnexpectedEof)]
+    {
+        *failing.fault.lock().unwrap() = Some(fault);
+        // What had been read ahead may last for a pass or two.
+        let error = (0..9).find_map(|_| session.feed(&[5]).err()).expect("the disk fails");
+        let RuntimeError::Model(ModelError::Store(StoreError::Io { source, .. })) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(source.kind(), kind);
+        *failing.fault.lock().unwrap() = None;
+        session.rewind(tokens.len());
+        // What was read ahead while the disk failed is told to whoever asks for it.
+        assert!((0..9).any(|_| other.feed(&tokens).is_ok()), "it works again");
+        other.clear();
+    }
+    *failing.fault.lock().unwrap() = Some(Fault::Few);
+    assert!(run(&decoder, 1, |_| ()) == expected);
+    session.clear();
+    assert!(session.feed(&tokens).unwrap() == first);
+}
+
+fn copied(scratch: &Path) -> PathBuf {
+    let copy = scratch.join("model");
+    std::fs::create_dir(&copy).unwrap();
+    for entry in std::fs::read_dir(fixtures("gguf/qwen3/hf")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
+    }
+    copy
+}
+
+/// Feeds tokens until that fails.
+fn failure(session: &mut Session) -> Option<RuntimeError> {
+    (0..9).find_map(|_| session.feed(&[5]).err())
+}
+
+#[test]
+fn files_that_change_are_noticed_and_new_ones_under_their_name_are_not_read() {
+    let weights = "model.safetensors";
+    let changes: [(&str, fn(&Path), bool); 4] = [
+        ("shortened", |file| File::options().write(true).open(file).unwrap().set_len(9000).unwrap(), true),
+        ("emptied", |file| File::options().write(true).open(file).unwrap().set_len(0).unwrap(), true),
+        (
+            "written to",
+            |file| {
+                let mut bytes = std::fs::read(file).unwrap();
+                let last = bytes.len() - 1;
+                bytes[last] ^= 1;
+                std::fs::write(file, bytes).unwrap();
+            },
+            true,
+        ),
+        (
+            "replaced",
+            |file| {
+                let other = file.with_extension("other");
+                std::fs::write(&other, b"something else").unwrap();
+                std::fs::rename(other, file).unwrap();
+            },
+            false,
+        ),
+    ];
+    for method in ReadMethod::ALL {
+        for (name, change, fails) in changes {
+            let scratch = tempfile::tempdir().unwrap();
+            let path = copied(scratch.path());
+            let config = StreamedConfig { method: Some(method), ..config(2) };
+            let model = Model::streamed(Checkpoint::open(&path).unwrap(), &device("cpu").unwrap(), &config);
+            let mut session = model.unwrap().session().unwrap();
+            let undisturbed = Model::open(fixtures("gguf/qwen3/hf"), &device("cpu").unwrap()).unwrap();
+            let mut undisturbed = undisturbed.session().unwrap();
+            assert!(session.feed(&[3, 4]).unwrap() == undisturbed.feed(&[3, 4]).unwrap());
+            change(&path.join(weights));
+            let error = failure(&mut session);
+            assert_eq!(error.is_some(), fails, "{name}, {method}: {error:?}");
+            if let Some(error) = error {
+                let changed =
+                    matches!(error, RuntimeError::Model(ModelError::Store(StoreError::Changed { .. })));
+                assert!(changed, "{name}, {method}: {error:?}");
+            }
+            // Another model of the same process does not notice.
+            assert!(failure(&mut undisturbed).is_none());
+        }
+    }
+}
