@@ -37,7 +37,7 @@ fn checkpoints(scratch: &Path) -> Vec<PathBuf> {
         ];
         for (name, quantize) in schemes {
             let bundle = scratch.join(format!("{family}-{name}"));
-            import(&folder.join("hf"), &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
+            import(folder.join("hf"), &bundle, &ImportOptions { quantize }, &mut |_| ()).unwrap();
             paths.push(bundle);
         }
     }
@@ -300,7 +300,8 @@ fn failure(session: &mut Session) -> Option<RuntimeError> {
 #[test]
 fn files_that_change_are_noticed_and_new_ones_under_their_name_are_not_read() {
     let weights = "model.safetensors";
-    let changes: [(&str, fn(&Path), bool); 4] = [
+    type Change = fn(&Path);
+    let changes: [(&str, Change, bool); 4] = [
         ("shortened", |file| File::options().write(true).open(file).unwrap().set_len(9000).unwrap(), true),
         ("emptied", |file| File::options().write(true).open(file).unwrap().set_len(0).unwrap(), true),
         (
