@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
 
@@ -5,15 +7,27 @@ use crate::ModelError;
 use crate::config::ExpertsConfig;
 use crate::gated::GatedFeedForward;
 use crate::matrix::Matrix;
+use crate::shelf::Shelf;
 use crate::weights::Weights;
 
 /// Several gated networks, a few of which work on each position.
 #[derive(Module, Debug)]
 pub struct MixtureOfExperts {
     router: Matrix,
+    /// Empty where they come from a shelf.
     experts: Vec<GatedFeedForward>,
+    #[module(skip)]
+    elsewhere: Option<Elsewhere>,
+    count: usize,
     chosen: usize,
     normalised: bool,
+}
+
+/// Experts that are not part of the module.
+#[derive(Debug, Clone)]
+pub(crate) struct Elsewhere {
+    pub shelf: Arc<Shelf>,
+    pub layer: usize,
 }
 
 /// The rows one expert works on, and what its answer counts for each.
@@ -25,7 +39,9 @@ struct Assignment {
 
 impl MixtureOfExperts {
     pub(crate) fn load(config: &ExpertsConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
-        let experts = (0..config.experts)
+        let elsewhere = weights.experts().cloned();
+        let here = if elsewhere.is_some() { 0 } else { config.experts };
+        let experts = (0..here)
             .map(|expert| {
                 GatedFeedForward::load(&config.expert, &weights.within(&format!("experts.{expert}.")))
             })
@@ -33,6 +49,8 @@ impl MixtureOfExperts {
         Ok(Self {
             router: weights.matrix("gate.weight", config.experts, config.expert.hidden_size)?,
             experts,
+            elsewhere,
+            count: config.experts,
             chosen: config.chosen,
             normalised: config.normalised,
         })
@@ -46,23 +64,41 @@ impl MixtureOfExperts {
         let shares = shares
             .try_into_vec_as::<f32>()
             .map_err(|error| ModelError::Device { reason: error.to_string() })?;
-        let mut sum = x.zeros_like();
-        for (expert, assignment) in self.experts.iter().zip(self.assign(&shares)) {
-            if assignment.rows.is_empty() {
-                continue;
+        let assignments = self.assign(&shares);
+        let chosen: Vec<usize> =
+            (0..self.count).filter(|expert| !assignments[*expert].rows.is_empty()).collect();
+        // Owned by nobody else while rows are added, so that they are added in place.
+        let mut sum = Some(x.zeros_like());
+        self.each(&chosen, |expert, network| {
+            let Assignment { rows, weights } = &assignments[expert];
+            let count = rows.len();
+            let rows = Tensor::<1, Int>::from_data(TensorData::new(rows.clone(), [count]), &device);
+            let weights = Tensor::<2>::from_data(TensorData::new(weights.clone(), [count, 1]), &device);
+            let answer = network.forward(x.clone().select(0, rows.clone())).mul(weights);
+            sum = sum.take().map(|sum| sum.select_assign(0, rows, answer, IndexingUpdateOp::Add));
+        })?;
+        Ok(sum.unwrap_or(x))
+    }
+
+    fn each(
+        &self,
+        experts: &[usize],
+        mut work: impl FnMut(usize, &GatedFeedForward),
+    ) -> Result<(), ModelError> {
+        match &self.elsewhere {
+            Some(Elsewhere { shelf, layer }) => shelf.each(*layer, experts, work),
+            None => {
+                for &expert in experts {
+                    work(expert, &self.experts[expert]);
+                }
+                Ok(())
             }
-            let count = assignment.rows.len();
-            let rows = Tensor::<1, Int>::from_data(TensorData::new(assignment.rows, [count]), &device);
-            let weights = Tensor::<2>::from_data(TensorData::new(assignment.weights, [count, 1]), &device);
-            let answer = expert.forward(x.clone().select(0, rows.clone())).mul(weights);
-            sum = sum.select_assign(0, rows, answer, IndexingUpdateOp::Add);
         }
-        Ok(sum)
     }
 
     fn assign(&self, shares: &[f32]) -> Vec<Assignment> {
-        let mut assignments = vec![Assignment::default(); self.experts.len()];
-        for (row, shares) in shares.chunks_exact(self.experts.len()).enumerate() {
+        let mut assignments = vec![Assignment::default(); self.count];
+        for (row, shares) in shares.chunks_exact(self.count).enumerate() {
             let mut order: Vec<usize> = (0..shares.len()).collect();
             order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]));
             let chosen = &order[..self.chosen];

@@ -20,6 +20,7 @@ mod norm;
 mod pass;
 mod rope;
 mod rows;
+mod shelf;
 mod streamed;
 mod weights;
 mod whole;

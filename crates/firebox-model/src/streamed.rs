@@ -12,7 +12,9 @@ use crate::ModelError;
 use crate::block::Block;
 use crate::config::DecoderConfig;
 use crate::decoder::indices;
+use crate::experts::Elsewhere;
 use crate::matrix::Matrix;
+use crate::shelf::{EXPERTS, Shelf};
 use crate::weights::{Weights, matrix};
 use crate::whole::EMBEDDING;
 
@@ -39,6 +41,9 @@ pub struct Streamed {
     config: DecoderConfig,
     device: Device,
     stream: Stream,
+    /// The blocks with all their experts.
+    whole: Vec<Arc<Portion>>,
+    shelf: Option<Arc<Shelf>>,
     method: ReadMethod,
     /// Bytes a second that the disk was found to read.
     rate: f64,
@@ -75,7 +80,7 @@ impl Streamed {
         streaming: &StreamedConfig,
     ) -> Result<Self, ModelError> {
         let over_mapping = root.on(Device::flex());
-        let mut portions = Vec::new();
+        let (mut portions, mut whole) = (Vec::new(), Vec::new());
         for index in 0..config.blocks.len() {
             // Built once over the mapping, which reads little of it: a fault is told when the model is opened.
             config.load_block(index, &over_mapping)?;
@@ -83,7 +88,10 @@ impl Streamed {
             let prefix = config.block_prefix(index);
             let names = checkpoint.tensors().map(|info| info.name.as_str());
             let names = names.filter(|name| name.starts_with(&prefix) && !config.is_foreign(name));
-            portions.push(checkpoint.portion(names)?);
+            let names: Vec<&str> = names.collect();
+            whole.push(Arc::new(checkpoint.portion(names.iter().copied())?));
+            let is_expert = |name: &str| name[prefix.len()..].starts_with(EXPERTS);
+            portions.push(checkpoint.portion(names.into_iter().filter(|name| !is_expert(name)))?);
         }
         let DecoderConfig { vocab_size, hidden_size, .. } = *config;
         let embedding = format!("{}{EMBEDDING}", config.names.prefix);
@@ -105,13 +113,16 @@ impl Streamed {
             (source, method) => {
                 let method = method.unwrap_or(ReadMethod::Direct);
                 let disk = source.clone().unwrap_or_else(|| checkpoint.disk(method));
-                (method, reading_rate(&*disk, &portions)?)
+                (method, reading_rate(&*disk, &portions[portions.len() / 2..])?)
             }
         };
         let disk = |method| streaming.source.clone().unwrap_or_else(|| checkpoint.disk(method));
+        let shelf = Shelf::open(checkpoint, config, root.device(), disk(method), streaming.stream)?;
         let (blocks, rest) = (config.blocks.len(), portions.len() - config.blocks.len());
         Ok(Self {
             stream: Stream::new(disk(method), portions, streaming.stream)?,
+            shelf: shelf.map(Arc::new),
+            whole,
             method,
             rate,
             rows: disk(ReadMethod::Buffered),
@@ -134,9 +145,9 @@ impl Streamed {
         self.blocks.len()
     }
 
-    /// What a part is on disk.
-    pub fn portion(&self, part: usize) -> &Portion {
-        &self.stream.portions()[part]
+    /// What the parts are on disk, but for experts.
+    pub fn portions(&self) -> &[Arc<Portion>] {
+        self.stream.portions()
     }
 
     /// Whether a part is kept in memory.
@@ -152,10 +163,16 @@ impl Streamed {
         if self.is_kept(part) {
             return Ok(());
         }
-        let loaded = self.checkpoint.read(&self.stream.portions()[part], self.stream.disk())?;
+        let read = |portion| self.checkpoint.read(portion, self.stream.disk());
         match part.checked_sub(self.layers()) {
-            None => self.blocks[part].set(Some(self.built(part, &loaded)?)),
-            Some(block) => self.unembedding[block].set(Some(self.multiplier(&loaded)?)),
+            None => {
+                let block = self.built(part, &read(&self.whole[part])?, None)?;
+                self.blocks[part].set(Some(block));
+            }
+            Some(block) => {
+                let rows = self.multiplier(&read(&self.stream.portions()[part])?)?;
+                self.unembedding[block].set(Some(rows));
+            }
         }
         self.stream.skip(part, true);
         Ok(())
@@ -180,9 +197,9 @@ impl Streamed {
         self.stream.buffers()
     }
 
-    /// Bytes of one buffer.
+    /// Bytes of one buffer; where there are experts, of two, since they have buffers of their own.
     pub fn buffer_bytes(&self) -> usize {
-        self.stream.buffer_bytes()
+        self.stream.buffer_bytes() + self.shelf.as_ref().map_or(0, |shelf| shelf.buffer_bytes())
     }
 
     /// How files are read, and how many bytes a second that was when it was measured.
@@ -190,9 +207,27 @@ impl Streamed {
         (self.method, self.rate)
     }
 
-    /// What has been read so far.
+    /// What has been read so far, experts included.
     pub fn report(&self) -> StreamReport {
-        self.stream.report()
+        self.stream.report() + self.expert_report()
+    }
+
+    /// What has been read of experts.
+    pub fn expert_report(&self) -> StreamReport {
+        self.shelf.as_ref().map(|shelf| shelf.report()).unwrap_or_default()
+    }
+
+    /// How many bytes of experts may stay in memory, beside those of the blocks that are kept. Those that are chosen
+    /// most do.
+    pub fn set_expert_room(&self, bytes: u64) {
+        if let Some(shelf) = &self.shelf {
+            shelf.set_room(bytes);
+        }
+    }
+
+    /// Bytes of experts that stay in memory at the moment, beside those of the blocks that are kept.
+    pub fn expert_bytes(&self) -> u64 {
+        self.shelf.as_ref().map_or(0, |shelf| shelf.held())
     }
 
     pub(crate) fn expect(&self, layers: usize, logits: bool) {
@@ -202,7 +237,11 @@ impl Streamed {
     pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {
         match self.blocks[index].get() {
             Some(block) => Ok(block),
-            None => self.built(index, &self.stream.take(index)?),
+            None => {
+                let shelf = self.shelf.as_ref();
+                let experts = shelf.map(|shelf| Elsewhere { shelf: shelf.clone(), layer: index });
+                self.built(index, &self.stream.take(index)?, experts)
+            }
         }
     }
 
@@ -226,9 +265,15 @@ impl Streamed {
         Ok(if logits.len() == 1 { logits.remove(0) } else { Tensor::cat(logits, 1) })
     }
 
-    fn built(&self, index: usize, loaded: &Loaded) -> Result<Arc<Block>, ModelError> {
+    fn built(
+        &self,
+        index: usize,
+        loaded: &Loaded,
+        experts: Option<Elsewhere>,
+    ) -> Result<Arc<Block>, ModelError> {
         let taken = RefCell::default();
-        self.config.load_block(index, &Weights::new(loaded, &self.device, &taken)).map(Arc::new)
+        let weights = Weights::new(loaded, &self.device, &taken).without_experts(experts);
+        self.config.load_block(index, &weights).map(Arc::new)
     }
 
     fn multiplier(&self, loaded: &Loaded) -> Result<Arc<Matrix>, ModelError> {

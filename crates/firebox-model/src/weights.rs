@@ -8,6 +8,7 @@ use firebox_kernels::linear::{self, BlockFormat};
 use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight};
 
 use crate::ModelError;
+use crate::experts::Elsewhere;
 use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 
 /// Tensors of a checkpoint, on their way into modules: looked up by name within a scope, checked against
@@ -18,11 +19,12 @@ pub(crate) struct Weights<'a> {
     device: Device,
     scope: String,
     taken: &'a RefCell<BTreeSet<String>>,
+    experts: Option<Elsewhere>,
 }
 
 impl<'a> Weights<'a> {
     pub fn new(tensors: &'a dyn Tensors, device: &Device, taken: &'a RefCell<BTreeSet<String>>) -> Self {
-        Self { tensors, device: device.clone(), scope: String::new(), taken }
+        Self { tensors, device: device.clone(), scope: String::new(), taken, experts: None }
     }
 
     /// The same tensors, under names that begin with `prefix` too.
@@ -33,6 +35,16 @@ impl<'a> Weights<'a> {
     /// The same tensors, on another device.
     pub fn on(&self, device: Device) -> Self {
         Self { device, ..self.clone() }
+    }
+
+    /// The same tensors but for the experts of mixtures, which come from a shelf.
+    pub fn without_experts(self, experts: Option<Elsewhere>) -> Self {
+        Self { experts, ..self }
+    }
+
+    /// Where experts come from, if not from among these tensors.
+    pub fn experts(&self) -> Option<&Elsewhere> {
+        self.experts.as_ref()
     }
 
     /// Where tensors are put.

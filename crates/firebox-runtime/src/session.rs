@@ -333,22 +333,41 @@ impl Session {
     }
 
     fn pass(&mut self, tokens: &[u32], length: usize, wanted: Wanted) -> Result<Tensor<2>, RuntimeError> {
+        let before = self.cache.len();
         let logits = self.decoder.forward(tokens, length, &mut self.cache, wanted);
-        self.after(logits)
+        logits.map_err(|error| self.undone(before, error))
     }
 
     fn encode(&mut self, tokens: &[u32], length: usize) -> Result<(), RuntimeError> {
+        let before = self.cache.len();
         let done = self.decoder.encode(tokens, length, &mut self.cache);
-        self.after(done)
+        done.map_err(|error| self.undone(before, error))
     }
 
-    /// Forgets what a pass that failed has left.
-    fn after<T>(&mut self, pass: Result<T, ModelError>) -> Result<T, RuntimeError> {
-        if pass.is_err() && !self.cache.abandon_pass() {
-            // Some layers have seen the tokens and others not.
-            self.lose();
+    /// Forgets what a pass that failed has left in the cache, which had `before` tokens.
+    fn undone(&mut self, before: usize, error: ModelError) -> RuntimeError {
+        let added = self.cache.len() - before;
+        if added == 0 {
+            if !self.cache.abandon_pass() {
+                // Some layers have seen the tokens and others not.
+                self.lose();
+            }
+            return error.into();
         }
-        Ok(pass?)
+        // All layers have seen the tokens, and the logits could not be computed.
+        let turn = self.cache.turns().last().cloned();
+        if !self.cache.rewind(before) {
+            self.lose();
+            if let Some(last) = self.lost.last_mut() {
+                last.tokens -= added;
+            }
+        } else if let Some(turn) =
+            turn.filter(|turn| self.cache.turns().last().is_none_or(|last| last.id != turn.id))
+        {
+            // It had no tokens yet.
+            self.cache.resume_turn(Turn { tokens: 0, ..turn });
+        }
+        error.into()
     }
 }
 

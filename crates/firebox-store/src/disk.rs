@@ -85,7 +85,10 @@ impl Checkpoint {
         portions: &[Arc<Portion>],
         room: u64,
     ) -> Result<(ReadMethod, f64), StoreError> {
-        let measure = |method| reading_rate(&*self.disk(method), portions).map(|rate| (method, rate));
+        // Some from the middle, where opening the file has left nothing in the page cache.
+        let middle = portions.len() / 2;
+        let some = &portions[middle..portions.len().min(middle + PROBES)];
+        let measure = |method| reading_rate(&*self.disk(method), some).map(|rate| (method, rate));
         let direct = measure(ReadMethod::Direct)?;
         let total: u64 = portions.iter().map(|portion| portion.bytes()).sum();
         if total <= room {
@@ -101,13 +104,12 @@ impl Checkpoint {
 /// Portions that are read to find out how fast that is.
 const PROBES: usize = 4;
 
-/// Reads some portions, and says how many bytes a second that were.
+/// Reads portions one after the other, and says how many of their bytes a second that were.
 pub fn reading_rate(disk: &dyn ReadAt, portions: &[Arc<Portion>]) -> Result<f64, StoreError> {
     let largest = portions.iter().map(|portion| portion.buffer_bytes()).max().unwrap_or(0);
     let mut buffer = anonymous(largest)?;
     let (mut bytes, mut spent) = (0, Duration::ZERO);
-    // From the middle, where opening the file has left nothing in the page cache.
-    for portion in portions.iter().skip(portions.len() / 2).take(PROBES) {
+    for portion in portions {
         let began = Instant::now();
         portion.read(disk, &mut buffer)?;
         spent += began.elapsed();

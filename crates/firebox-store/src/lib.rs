@@ -80,7 +80,7 @@ pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
 pub use portion::{Loaded, Portion, Tensors};
 pub use quantize::quantize;
 pub use segment::{Segment, SegmentId};
-pub use stream::{Stream, StreamConfig, StreamReport};
+pub use stream::{Order, Stream, StreamConfig, StreamReport};
 pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
 pub use text::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use verify::{VerifyReport, verify};

@@ -142,6 +142,13 @@ impl Loaded {
     pub(crate) fn new(portion: Arc<Portion>, bytes: Bytes) -> Self {
         Self { portion, bytes }
     }
+
+    /// The same in memory of its own, so that the buffer can be used again.
+    pub fn copied(&self) -> Result<Self, StoreError> {
+        let mut copy = anonymous(self.portion.buffer_bytes)?;
+        copy[..self.portion.buffer_bytes].copy_from_slice(&self.bytes[..self.portion.buffer_bytes]);
+        Ok(Self { portion: self.portion.clone(), bytes: Bytes::from_owner(copy) })
+    }
 }
 
 impl Tensors for Loaded {

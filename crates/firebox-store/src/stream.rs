@@ -42,6 +42,19 @@ pub struct StreamReport {
     pub waiting: Duration,
 }
 
+impl std::ops::Add for StreamReport {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            portions: self.portions + other.portions,
+            bytes: self.bytes + other.bytes,
+            reading: self.reading + other.reading,
+            waiting: self.waiting + other.waiting,
+        }
+    }
+}
+
 /// Hands out portions in turn, round and round, and reads the next ones meanwhile.
 ///
 /// A portion that is handed out has a buffer to itself until the last tensor over it is dropped. Portions may be asked
@@ -78,7 +91,7 @@ struct State {
     free: Vec<MmapMut>,
     reading: Vec<usize>,
     ready: VecDeque<(usize, Result<MmapMut, StoreError>)>,
-    /// What somebody waits for.
+    /// What somebody waits for, in the order in which it was asked for.
     wanted: Vec<usize>,
     /// Where reading ahead begins.
     next: usize,
@@ -86,6 +99,52 @@ struct State {
     end: usize,
     skipped: Vec<bool>,
     stopped: bool,
+}
+
+/// Portions that were asked for. Those that nobody takes after all are not waited for.
+pub struct Order<'a> {
+    shared: &'a Arc<Shared>,
+    coming: VecDeque<usize>,
+}
+
+impl Iterator for Order<'_> {
+    type Item = Result<Loaded, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let portion = self.coming.pop_front()?;
+        let began = Instant::now();
+        let mut state = self.shared.state();
+        let read = loop {
+            if let Some(at) = state.ready.iter().position(|(ready, _)| *ready == portion)
+                && let Some((_, read)) = state.ready.remove(at)
+            {
+                break read;
+            }
+            state = self.shared.wait(state);
+        };
+        state.forget(portion);
+        state.next = portion + 1;
+        drop(state);
+        self.shared.changed.notify_all();
+        add(&self.shared.counts.waiting, began.elapsed());
+        let loaded = |buffer| {
+            let lease = Lease { buffer: Some(buffer), shared: self.shared.clone() };
+            Loaded::new(self.shared.portions[portion].clone(), Bytes::from_owner(lease))
+        };
+        Some(read.map(loaded))
+    }
+}
+
+impl Drop for Order<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        for portion in self.coming.drain(..) {
+            state.forget(portion);
+        }
+        drop(state);
+        // What was read for nobody can make room now.
+        self.shared.changed.notify_all();
+    }
 }
 
 /// A buffer that is in use, and goes back to where it came from.
@@ -115,6 +174,13 @@ impl State {
             self.made -= 1;
         } else {
             self.free.push(buffer);
+        }
+    }
+
+    /// One who waited for a portion waits no longer.
+    fn forget(&mut self, portion: usize) {
+        if let Some(at) = self.wanted.iter().position(|wanted| *wanted == portion) {
+            self.wanted.remove(at);
         }
     }
 
@@ -232,29 +298,20 @@ impl Stream {
     /// # Panics
     /// If there is no such portion.
     pub fn take(&self, portion: usize) -> Result<Loaded, StoreError> {
-        let shared = &self.shared;
-        let mut state = shared.state();
-        state.next = portion;
-        state.wanted.push(portion);
-        shared.changed.notify_all();
-        let began = Instant::now();
-        let read = loop {
-            if let Some(at) = state.ready.iter().position(|(ready, _)| *ready == portion)
-                && let Some((_, read)) = state.ready.remove(at)
-            {
-                break read;
-            }
-            state = shared.wait(state);
-        };
-        if let Some(at) = state.wanted.iter().position(|wanted| *wanted == portion) {
-            state.wanted.swap_remove(at);
+        self.order([portion]).next().unwrap_or_else(|| unreachable!("one was ordered"))
+    }
+
+    /// Several portions, each as soon as it is there, while the next ones are being read.
+    pub fn order(&self, portions: impl IntoIterator<Item = usize>) -> Order<'_> {
+        let coming: VecDeque<usize> = portions.into_iter().collect();
+        let mut state = self.shared.state();
+        if let Some(&first) = coming.front() {
+            state.next = first;
         }
-        state.next = portion + 1;
+        state.wanted.extend(&coming);
         drop(state);
-        add(&shared.counts.waiting, began.elapsed());
-        shared.changed.notify_all();
-        let lease = Lease { buffer: Some(read?), shared: shared.clone() };
-        Ok(Loaded::new(shared.portions[portion].clone(), Bytes::from_owner(lease)))
+        self.shared.changed.notify_all();
+        Order { shared: &self.shared, coming }
     }
 
     /// The portions, in order.

@@ -1,0 +1,212 @@
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::Device;
+use firebox_store::{Checkpoint, Loaded, ReadAt, Stream, StreamConfig, StreamReport};
+
+use crate::ModelError;
+use crate::config::{DecoderConfig, FeedForwardConfig};
+use crate::gated::GatedFeedForward;
+use crate::weights::Weights;
+
+/// Passes after which having been chosen once counts half.
+const HALF_LIFE: f32 = 64.0;
+
+/// The experts of a decoder's mixtures. Those that are chosen are read; the ones that are chosen most, and most lately,
+/// stay, as far as there is room.
+#[derive(Debug)]
+pub(crate) struct Shelf {
+    stream: Stream,
+    /// For every layer with experts, the number of the first among all.
+    first: HashMap<usize, usize>,
+    config: DecoderConfig,
+    device: Device,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Bytes that may be kept, and that are.
+    room: u64,
+    held: u64,
+    /// How many layers have experts, and how many of them have been run.
+    layers: usize,
+    time: u64,
+    /// How often each expert was chosen, less the longer ago, as of when it was last chosen.
+    heat: Vec<(f32, u64)>,
+    kept: HashMap<usize, Arc<GatedFeedForward>>,
+}
+
+/// What the tensors of a block's experts are called, after the block's own prefix.
+pub(crate) const EXPERTS: &str = "mlp.experts.";
+
+impl Shelf {
+    /// The shelf of a decoder that has mixtures of experts.
+    pub fn open(
+        checkpoint: &Checkpoint,
+        config: &DecoderConfig,
+        device: &Device,
+        disk: Arc<dyn ReadAt>,
+        stream: StreamConfig,
+    ) -> Result<Option<Self>, ModelError> {
+        let mut first = HashMap::new();
+        let mut portions = Vec::new();
+        for (layer, block) in config.blocks.iter().enumerate() {
+            let FeedForwardConfig::MixtureOfExperts(mixture) = &block.feed_forward else { continue };
+            first.insert(layer, portions.len());
+            for expert in 0..mixture.experts {
+                let prefix = format!("{}{EXPERTS}{expert}.", config.block_prefix(layer));
+                let names = checkpoint.tensors().map(|info| info.name.as_str());
+                portions.push(Arc::new(checkpoint.portion(names.filter(|name| name.starts_with(&prefix)))?));
+            }
+        }
+        if portions.is_empty() {
+            return Ok(None);
+        }
+        let count = portions.len();
+        let stream = Stream::new(disk, portions, stream)?;
+        // Which ones come next is not known before the router has spoken.
+        stream.set_end(0);
+        let heat = vec![(0.0, 0); count];
+        let layers = first.len();
+        let state = State { room: 0, held: 0, layers, time: 0, heat, kept: HashMap::new() };
+        Ok(Some(Self {
+            stream,
+            first,
+            config: config.clone(),
+            device: device.clone(),
+            state: Mutex::new(state),
+        }))
+    }
+
+    /// How many bytes of experts may stay.
+    pub fn set_room(&self, room: u64) {
+        let mut state = self.state();
+        state.room = room;
+        while state.held > room && state.drop_coldest(&self.stream, f32::INFINITY) {}
+    }
+
+    /// Bytes of experts that stay at the moment.
+    pub fn held(&self) -> u64 {
+        self.state().held
+    }
+
+    /// Bytes of one buffer, of the largest expert that is.
+    pub fn buffer_bytes(&self) -> usize {
+        self.stream.buffer_bytes()
+    }
+
+    /// What has been read.
+    pub fn report(&self) -> StreamReport {
+        self.stream.report()
+    }
+
+    /// Hands out some experts of a layer in order, the next ones being read meanwhile.
+    pub fn each(
+        &self,
+        layer: usize,
+        experts: &[usize],
+        mut work: impl FnMut(usize, &GatedFeedForward),
+    ) -> Result<(), ModelError> {
+        let first = self.first[&layer];
+        let found: Vec<_> = {
+            let mut state = self.state();
+            state.time += 1;
+            experts.iter().map(|expert| state.find(first + expert)).collect()
+        };
+        let absent = experts.iter().zip(&found).filter(|(_, found)| found.is_none());
+        let mut read = self.stream.order(absent.map(|(expert, _)| first + expert));
+        for (&expert, found) in experts.iter().zip(&found) {
+            match found {
+                Some(network) => work(expert, network),
+                None => {
+                    let Some(loaded) = read.next() else { unreachable!("every absent one was ordered") };
+                    let network = self.shelved(layer, expert, loaded?)?;
+                    work(expert, &network);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Builds an expert that was read, and puts it on the shelf if it is hot enough.
+    fn shelved(
+        &self,
+        layer: usize,
+        expert: usize,
+        loaded: Loaded,
+    ) -> Result<Arc<GatedFeedForward>, ModelError> {
+        let index = self.first[&layer] + expert;
+        if !self.state().make_room(index, &self.stream) {
+            return self.built(layer, expert, &loaded);
+        }
+        let network = match loaded.copied() {
+            Ok(copy) => self.built(layer, expert, &copy)?,
+            // There is less memory than was thought: do without.
+            Err(_) => return self.built(layer, expert, &loaded),
+        };
+        let mut state = self.state();
+        if state.kept.insert(index, network.clone()).is_none() {
+            state.held += self.stream.portions()[index].buffer_bytes() as u64;
+        }
+        Ok(network)
+    }
+
+    fn built(
+        &self,
+        layer: usize,
+        expert: usize,
+        loaded: &Loaded,
+    ) -> Result<Arc<GatedFeedForward>, ModelError> {
+        let FeedForwardConfig::MixtureOfExperts(mixture) = &self.config.blocks[layer].feed_forward else {
+            unreachable!("only mixtures have experts");
+        };
+        let taken = RefCell::default();
+        let weights = Weights::new(loaded, &self.device, &taken);
+        let weights = weights.within(&format!("{}{EXPERTS}{expert}.", self.config.block_prefix(layer)));
+        GatedFeedForward::load(&mixture.expert, &weights).map(Arc::new)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Counts an expert as chosen; it may be there.
+    fn find(&mut self, index: usize) -> Option<Arc<GatedFeedForward>> {
+        self.heat[index] = (self.heat_now(index) + 1.0, self.time);
+        self.kept.get(&index).cloned()
+    }
+
+    fn heat_now(&self, index: usize) -> f32 {
+        let (heat, at) = self.heat[index];
+        let passes = (self.time - at) as f32 / self.layers as f32;
+        heat * (-passes / HALF_LIFE).exp2()
+    }
+
+    /// Makes room for an expert, if only colder ones have to go for that.
+    fn make_room(&mut self, index: usize, stream: &Stream) -> bool {
+        let bytes = stream.portions()[index].buffer_bytes() as u64;
+        if bytes > self.room || self.kept.contains_key(&index) {
+            return false;
+        }
+        let heat = self.heat_now(index);
+        while self.held + bytes > self.room {
+            if !self.drop_coldest(stream, heat) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn drop_coldest(&mut self, stream: &Stream, below: f32) -> bool {
+        let heats = self.kept.keys().map(|&index| (self.heat_now(index), index));
+        let coldest = heats.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(heat, _)| *heat < below);
+        let Some((_, index)) = coldest else { return false };
+        self.kept.remove(&index);
+        self.held -= stream.portions()[index].buffer_bytes() as u64;
+        true
+    }
+}
