@@ -1,5 +1,6 @@
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_cache::{KvType, Layout, Pool, SequenceCache};
@@ -141,8 +142,11 @@ impl Decoder {
         wanted: Wanted,
     ) -> Result<Tensor<2>, ModelError> {
         on_pool(&self.device, || {
+            let began = Instant::now();
             self.expect(self.layers(), true);
-            self.finished(inputs, caches)?.logits(self, wanted)
+            let logits = self.finished(inputs, caches)?.logits(self, wanted)?;
+            self.passed(inputs, began);
+            Ok(logits)
         })
     }
 
@@ -150,8 +154,11 @@ impl Decoder {
     pub fn encode(&self, tokens: &[u32], length: usize, cache: &mut SequenceCache) -> Result<(), ModelError> {
         let input = Input { tokens, position: cache.position(), length };
         on_pool(&self.device, || {
+            let began = Instant::now();
             self.expect(self.layers(), false);
-            self.finished(&[input], &mut [cache]).map(drop)
+            self.finished(&[input], &mut [cache])?;
+            self.passed(&[input], began);
+            Ok(())
         })
     }
 
@@ -182,6 +189,12 @@ impl Decoder {
     fn expect(&self, layers: usize, logits: bool) {
         if let Parts::Streamed(streamed) = &self.parts {
             streamed.expect(layers, logits);
+        }
+    }
+
+    fn passed(&self, inputs: &[Input<'_>], began: Instant) {
+        if let Parts::Streamed(streamed) = &self.parts {
+            streamed.passed(inputs.iter().map(|input| input.tokens.len()).sum(), began.elapsed());
         }
     }
 

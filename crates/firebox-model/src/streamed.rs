@@ -1,6 +1,6 @@
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
 use firebox_store::{
@@ -14,9 +14,9 @@ use crate::config::DecoderConfig;
 use crate::decoder::indices;
 use crate::experts::Elsewhere;
 use crate::matrix::Matrix;
-use crate::shelf::{EXPERTS, Shelf};
+use crate::partition::Partition;
+use crate::shelf::Shelf;
 use crate::weights::{Weights, matrix};
-use crate::whole::EMBEDDING;
 
 /// How a decoder reads what it does not keep.
 #[derive(Debug, Clone, Default)]
@@ -50,8 +50,15 @@ pub struct Streamed {
     /// Rows come through the page cache: the same ones are asked for again and again.
     rows: Arc<dyn ReadAt>,
     embedding: String,
+    watcher: Slot<Box<dyn Watcher>>,
     blocks: Vec<Slot<Block>>,
     unembedding: Vec<Slot<Matrix>>,
+}
+
+/// Looks on after every whole pass: what is kept may change there.
+pub trait Watcher: std::fmt::Debug + Send + Sync {
+    /// A pass of so many rows has ended and has taken so long.
+    fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration);
 }
 
 /// A place for a part in memory.
@@ -80,34 +87,15 @@ impl Streamed {
         streaming: &StreamedConfig,
     ) -> Result<Self, ModelError> {
         let over_mapping = root.on(Device::flex());
-        let (mut portions, mut whole) = (Vec::new(), Vec::new());
         for index in 0..config.blocks.len() {
             // Built once over the mapping, which reads little of it: a fault is told when the model is opened.
             config.load_block(index, &over_mapping)?;
             checkpoint.release(SegmentId::Layer(index))?;
-            let prefix = config.block_prefix(index);
-            let names = checkpoint.tensors().map(|info| info.name.as_str());
-            let names = names.filter(|name| name.starts_with(&prefix) && !config.is_foreign(name));
-            let names: Vec<&str> = names.collect();
-            whole.push(Arc::new(checkpoint.portion(names.iter().copied())?));
-            let is_expert = |name: &str| name[prefix.len()..].starts_with(EXPERTS);
-            portions.push(checkpoint.portion(names.into_iter().filter(|name| !is_expert(name)))?);
         }
-        let DecoderConfig { vocab_size, hidden_size, .. } = *config;
-        let embedding = format!("{}{EMBEDDING}", config.names.prefix);
-        root.check(&embedding, &[vocab_size, hidden_size])?;
-        let unembedding = if config.tied_embeddings {
-            embedding.clone()
-        } else {
-            let name = format!("{}.weight", config.names.unembedding);
-            root.check(&name, &[vocab_size, hidden_size])?;
-            name
-        };
-        let largest = portions.iter().map(Portion::bytes).max().unwrap_or(0);
-        for rows in row_blocks(checkpoint, &unembedding, vocab_size, largest) {
-            portions.push(checkpoint.rows(&unembedding, rows)?);
-        }
-        let portions: Vec<_> = portions.into_iter().map(Arc::new).collect();
+        let shape = [config.vocab_size, config.hidden_size];
+        root.check(&config.embedding_name(), &shape)?;
+        root.check(&config.unembedding_name(), &shape)?;
+        let Partition { whole, portions } = Partition::of(checkpoint, config)?;
         let (method, rate) = match (&streaming.source, streaming.method) {
             (None, None) => checkpoint.fastest_reading(&portions, streaming.room)?,
             (source, method) => {
@@ -126,7 +114,8 @@ impl Streamed {
             method,
             rate,
             rows: disk(ReadMethod::Buffered),
-            embedding,
+            embedding: config.embedding_name(),
+            watcher: Slot::new(),
             blocks: (0..blocks).map(|_| Slot::new()).collect(),
             unembedding: (0..rest).map(|_| Slot::new()).collect(),
             checkpoint: checkpoint.clone(),
@@ -230,6 +219,17 @@ impl Streamed {
         self.shelf.as_ref().map_or(0, |shelf| shelf.held())
     }
 
+    /// Who looks on from now on.
+    pub fn set_watcher(&self, watcher: Box<dyn Watcher>) {
+        self.watcher.set(Some(Arc::new(watcher)));
+    }
+
+    pub(crate) fn passed(&self, rows: usize, time: Duration) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher.after_pass(self, rows, time);
+        }
+    }
+
     pub(crate) fn expect(&self, layers: usize, logits: bool) {
         self.stream.set_end(if logits { self.parts() } else { layers });
     }
@@ -282,12 +282,4 @@ impl Streamed {
         let rows = weight.shape[0];
         matrix(weight, [rows, self.config.hidden_size], &self.device).map(Arc::new)
     }
-}
-
-/// The rows of a matrix in as few blocks of equal size as are no larger than `most` bytes.
-fn row_blocks(checkpoint: &Checkpoint, name: &str, rows: usize, most: u64) -> Vec<Range<usize>> {
-    let bytes = checkpoint.info(name).map_or(0, |info| info.bytes);
-    let blocks = bytes.div_ceil(most.max(1)).clamp(1, rows.max(1) as u64) as usize;
-    let each = rows.div_ceil(blocks);
-    (0..rows).step_by(each.max(1)).map(|start| start..rows.min(start + each)).collect()
 }

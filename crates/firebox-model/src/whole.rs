@@ -19,25 +19,33 @@ pub(crate) struct Whole {
 impl Whole {
     pub fn load(config: &DecoderConfig, root: &Weights<'_>) -> Result<Self, ModelError> {
         let DecoderConfig { vocab_size, hidden_size, .. } = *config;
-        let weights = root.within(&config.names.prefix);
         let blocks = (0..config.blocks.len())
             .map(|index| config.load_block(index, root).map(Arc::new))
             .collect::<Result<_, _>>()?;
-        let embedding = Arc::new(weights.matrix(EMBEDDING, vocab_size, hidden_size)?);
+        let embedding = Arc::new(root.matrix(&config.embedding_name(), vocab_size, hidden_size)?);
         let unembedding = if config.tied_embeddings {
             embedding.clone()
         } else {
-            let name = format!("{}.weight", config.names.unembedding);
-            Arc::new(root.matrix(&name, vocab_size, hidden_size)?)
+            Arc::new(root.matrix(&config.unembedding_name(), vocab_size, hidden_size)?)
         };
         Ok(Self { embedding, blocks, unembedding })
     }
 }
 
-/// The embedding's name, within the decoder's.
-pub(crate) const EMBEDDING: &str = "embed_tokens.weight";
-
 impl DecoderConfig {
+    pub(crate) fn embedding_name(&self) -> String {
+        format!("{}embed_tokens.weight", self.names.prefix)
+    }
+
+    /// The embedding's, where that serves.
+    pub(crate) fn unembedding_name(&self) -> String {
+        if self.tied_embeddings {
+            self.embedding_name()
+        } else {
+            format!("{}.weight", self.names.unembedding)
+        }
+    }
+
     /// What the names of a block's tensors begin with.
     pub(crate) fn block_prefix(&self, index: usize) -> String {
         format!("{}layers.{index}.", self.names.prefix)

@@ -1,0 +1,61 @@
+use std::ops::Range;
+use std::sync::Arc;
+
+use firebox_store::{Checkpoint, Portion};
+
+use crate::ModelError;
+use crate::config::DecoderConfig;
+use crate::shelf::EXPERTS;
+
+/// A decoder's weights in the parts in which they are read: its blocks, then its unembedding in blocks of rows. The
+/// embedding is none of them: of it only the rows of the tokens at hand are ever read.
+#[derive(Debug, Clone)]
+pub struct Partition {
+    /// What a pass reads: the blocks but for their experts, and the rows of the unembedding.
+    pub portions: Vec<Arc<Portion>>,
+    /// The blocks with all of their experts.
+    pub whole: Vec<Arc<Portion>>,
+}
+
+impl Partition {
+    /// How a checkpoint of that configuration is read.
+    pub fn of(checkpoint: &Checkpoint, config: &DecoderConfig) -> Result<Self, ModelError> {
+        let (mut portions, mut whole) = (Vec::new(), Vec::new());
+        for index in 0..config.blocks.len() {
+            let prefix = config.block_prefix(index);
+            let names: Vec<&str> = checkpoint
+                .tensors()
+                .map(|info| info.name.as_str())
+                .filter(|name| name.starts_with(&prefix) && !config.is_foreign(name))
+                .collect();
+            let is_expert = |name: &str| name[prefix.len()..].starts_with(EXPERTS);
+            whole.push(Arc::new(checkpoint.portion(names.iter().copied())?));
+            portions.push(Arc::new(checkpoint.portion(names.into_iter().filter(|name| !is_expert(name)))?));
+        }
+        // As large as the blocks, so that the same buffers hold them.
+        let largest = portions.iter().map(|portion| portion.bytes()).max().unwrap_or(0);
+        let unembedding = config.unembedding_name();
+        for rows in row_blocks(checkpoint, &unembedding, config.vocab_size, largest) {
+            portions.push(Arc::new(checkpoint.rows(&unembedding, rows)?));
+        }
+        Ok(Self { portions, whole })
+    }
+
+    /// How many of the parts are blocks.
+    pub fn layers(&self) -> usize {
+        self.whole.len()
+    }
+}
+
+/// The rows of a matrix in as few blocks of equal size as are no larger than `most` bytes.
+fn row_blocks(
+    checkpoint: &Checkpoint,
+    name: &str,
+    rows: usize,
+    most: u64,
+) -> impl Iterator<Item = Range<usize>> {
+    let bytes = checkpoint.info(name).map_or(0, |info| info.bytes);
+    let blocks = bytes.div_ceil(most.max(1)).clamp(1, rows.max(1) as u64) as usize;
+    let each = rows.div_ceil(blocks).max(1);
+    (0..rows).step_by(each).map(move |start| start..rows.min(start + each))
+}
