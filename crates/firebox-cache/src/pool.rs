@@ -9,10 +9,28 @@ use crate::page::{PAGE, Page, Room};
 #[derive(Debug, Clone)]
 pub struct Pool(Arc<Shared>);
 
+/// Is asked before a page is made, and told when one is gone.
+pub trait Ledger: std::fmt::Debug + Send + Sync {
+    /// Whether a page of so many bytes may be made; if so, it will be.
+    fn may_make(&self, bytes: usize) -> bool;
+    /// So many bytes of pages are there no longer.
+    fn unmade(&self, bytes: usize);
+}
+
 #[derive(Debug)]
 struct Shared {
     layout: Layout,
+    ledger: Option<Arc<dyn Ledger>>,
     stock: Mutex<Stock>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let made = self.stock.get_mut().unwrap_or_else(PoisonError::into_inner).made;
+        if let Some(ledger) = &self.ledger {
+            ledger.unmade(made * PAGE * self.layout.bytes_per_position());
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -37,8 +55,14 @@ impl Pool {
         pool
     }
 
+    /// A pool that makes pages as they are needed, if somebody allows that.
+    pub fn with_ledger(layout: Layout, ledger: Arc<dyn Ledger>) -> Self {
+        let stock = Mutex::new(Stock { free: Vec::new(), made: 0, most: usize::MAX });
+        Self(Arc::new(Shared { layout, ledger: Some(ledger), stock }))
+    }
+
     fn with_stock(layout: Layout, stock: Stock) -> Self {
-        Self(Arc::new(Shared { layout, stock: Mutex::new(stock) }))
+        Self(Arc::new(Shared { layout, ledger: None, stock: Mutex::new(stock) }))
     }
 
     /// What its pages hold.
@@ -70,7 +94,7 @@ impl Pool {
     /// that was never used, which sequences then do not have to wait for.
     pub fn reserve(&self, pages: usize) {
         let mut stock = self.stock();
-        while stock.free.len() < pages && stock.made < stock.most {
+        while stock.free.len() < pages && self.may_make(&stock) {
             stock.made += 1;
             stock.free.push(Room::new(self.layout()));
         }
@@ -79,16 +103,24 @@ impl Pool {
     /// Lets go of free pages.
     pub fn shrink(&self) {
         let mut stock = self.stock();
-        stock.made -= stock.free.len();
-        stock.free = Vec::new();
+        let gone = std::mem::take(&mut stock.free).len();
+        stock.made -= gone;
+        if let Some(ledger) = &self.0.ledger {
+            ledger.unmade(gone * self.page_bytes());
+        }
+    }
+
+    fn may_make(&self, stock: &Stock) -> bool {
+        let paid = || self.0.ledger.as_ref().is_none_or(|ledger| ledger.may_make(self.page_bytes()));
+        stock.made < stock.most && paid()
     }
 
     pub(crate) fn take(&self) -> Result<Arc<Page>, CacheError> {
         let mut stock = self.stock();
         let room = match stock.free.pop() {
             Some(room) => room,
-            None if stock.made == stock.most => {
-                return Err(CacheError::PoolExhausted { pages: stock.most });
+            None if !self.may_make(&stock) => {
+                return Err(CacheError::PoolExhausted { pages: stock.made });
             }
             None => {
                 stock.made += 1;

@@ -67,7 +67,7 @@ impl Shelf {
         let count = portions.len();
         let stream = Stream::new(disk, portions, stream)?;
         // Which ones come next is not known before the router has spoken.
-        stream.set_end(0);
+        stream.read_ahead(0..0);
         let heat = vec![(0.0, 0); count];
         let layers = first.len();
         let state = State { room: 0, held: 0, layers, time: 0, heat, kept: HashMap::new() };

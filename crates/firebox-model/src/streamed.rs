@@ -1,4 +1,5 @@
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -230,8 +231,24 @@ impl Streamed {
         }
     }
 
+    /// Reads ahead some parts and no others, until the next whole pass.
+    pub fn read_ahead(&self, parts: Range<usize>) {
+        self.stream.read_ahead(parts);
+    }
+
+    /// Waits until all that can be read ahead has been, or for so long.
+    pub fn settle(&self, most: Duration) {
+        self.stream.settle(most);
+    }
+
+    /// Bytes of memory that keeping a part takes.
+    pub fn kept_bytes(&self, part: usize) -> u64 {
+        let portion = self.whole.get(part).unwrap_or_else(|| &self.stream.portions()[part]);
+        portion.buffer_bytes() as u64
+    }
+
     pub(crate) fn expect(&self, layers: usize, logits: bool) {
-        self.stream.set_end(if logits { self.parts() } else { layers });
+        self.stream.read_ahead(0..if logits { self.parts() } else { layers });
     }
 
     pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {

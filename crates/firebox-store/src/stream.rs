@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -95,8 +96,8 @@ struct State {
     wanted: Vec<usize>,
     /// Where reading ahead begins.
     next: usize,
-    /// Where a round ends.
-    end: usize,
+    /// What a round consists of.
+    round: Range<usize>,
     skipped: Vec<bool>,
     stopped: bool,
 }
@@ -191,10 +192,14 @@ impl State {
         };
         let has_buffer = !self.free.is_empty() || self.made < self.buffers;
         if let Some(&wanted) = self.wanted.iter().find(|wanted| !coming(self, **wanted)) {
-            return (has_buffer || self.sacrifice()).then_some(wanted);
+            return (has_buffer || self.made == 0 || self.sacrifice()).then_some(wanted);
         }
-        let round = (self.next..self.end).chain(0..self.next.min(self.end));
-        round.filter(|_| has_buffer).find(|portion| !self.skipped[*portion] && !coming(self, *portion))
+        let Range { start, end } = self.round;
+        let next = self.next.clamp(start, end);
+        (next..end)
+            .chain(start..next)
+            .filter(|_| has_buffer)
+            .find(|portion| !self.skipped[*portion] && !coming(self, *portion))
     }
 
     /// Frees the buffer of a portion that was read ahead and nobody has asked for, the one least near.
@@ -262,14 +267,14 @@ impl Stream {
     ) -> Result<Self, StoreError> {
         let buffer_bytes = portions.iter().map(|portion| portion.buffer_bytes()).max().unwrap_or(0);
         let state = State {
-            buffers: config.buffers.max(1),
+            buffers: config.buffers,
             made: 0,
             free: Vec::new(),
             reading: Vec::new(),
             ready: VecDeque::new(),
             wanted: Vec::new(),
             next: 0,
-            end: portions.len(),
+            round: 0..portions.len(),
             skipped: vec![false; portions.len()],
             stopped: false,
         };
@@ -330,16 +335,26 @@ impl Stream {
         self.shared.changed.notify_all();
     }
 
-    /// From which portion on nothing is read ahead for now: a round ends before it.
-    pub fn set_end(&self, end: usize) {
-        self.shared.state().end = end.min(self.shared.portions.len());
+    /// Which portions a round consists of for now: no others are read ahead.
+    pub fn read_ahead(&self, round: Range<usize>) {
+        let count = self.shared.portions.len();
+        let end = round.end.min(count);
+        self.shared.state().round = round.start.min(end)..end;
         self.shared.changed.notify_all();
     }
 
-    /// How many buffers there may be from now on. Those too many go once they are given back.
+    /// Waits until all that can be read ahead has been, or for so long.
+    pub fn settle(&self, most: Duration) {
+        let settled = |state: &mut State| !state.reading.is_empty() || state.job().is_some();
+        let waited = self.shared.changed.wait_timeout_while(self.shared.state(), most, settled);
+        drop(waited);
+    }
+
+    /// How many buffers there may be from now on; one is always made when it is needed. Those too many go at once, or
+    /// as soon as they are given back.
     pub fn set_buffers(&self, buffers: usize) {
         let mut state = self.shared.state();
-        state.buffers = buffers.max(1);
+        state.buffers = buffers;
         while state.made > state.buffers && (!state.free.is_empty() || state.sacrifice()) {
             state.free.pop();
             state.made -= 1;
