@@ -20,21 +20,32 @@
 //! ```
 
 pub use firebox_runtime::{
-    Afterwards, AttentionSinks, BranchId, BranchInfo, Branches, CacheError, Condenser, Condensing,
-    DRAFT_TOKENS, Divergence, Drafter, EmbeddingVerification, EvictionPolicy, Extract, Finish, Forgetting,
-    Generation, GenerationConfig, Hidden, KvType, LogitVerification, LookupDrafter, Model, ModelDrafter,
-    Origin, Perplexity, PersistentPrefix, Piece, Pool, Prefill, PrefixOptions, Role, RuntimeError, Sampler,
-    SamplerConfig, Saved, Session, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind,
-    Verification, WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids, fit_facts,
-    likeliest, mapped_file_bytes, peak_resident_bytes, perplexity, verify_against,
+    Account, Afterwards, AttentionSinks, BranchId, BranchInfo, Branches, Budget, CacheError, Charge,
+    Condenser, Condensing, DRAFT_TOKENS, Divergence, Drafter, EmbeddingVerification, EvictionPolicy, Extract,
+    Finish, Forgetting, Generation, GenerationConfig, Hidden, KvType, LogitVerification, LookupDrafter,
+    MajorFaults, Model, ModelDrafter, Origin, Perplexity, PersistentPrefix, Piece, Pool, Prefill,
+    PrefixOptions, Role, RuntimeError, Sampler, SamplerConfig, Saved, Session, SlidingWindow, Speculation,
+    Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes,
+    available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes,
+    parse_bytes, peak_resident_bytes, perplexity, resident_bytes, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.
 pub use firebox_cache as cache;
 /// Networks and their parts, as Burn modules.
 pub use firebox_model as model;
+/// A model fitted into a number of bytes.
+pub use firebox_runtime::fit;
+/// How many layers stay in memory while a model runs.
+pub use firebox_runtime::governor;
+/// How much of a model to keep in memory, and how fast it is then going to run.
+pub use firebox_runtime::planner;
+/// How short memory is, as far as the system says.
+pub use firebox_runtime::pressure;
 /// How much earlier turns have to do with what was just said.
 pub use firebox_runtime::relevance;
+/// How hot the machine is, and what is done less for it.
+pub use firebox_runtime::thermal;
 /// Checkpoints on disk.
 pub use firebox_store as store;
 /// Tokenizers, chat templates, detokenizing.

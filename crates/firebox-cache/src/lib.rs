@@ -26,7 +26,7 @@ pub use eviction::{
 };
 pub use layout::{KvType, LayerLayout, Layout};
 pub use page::PAGE;
-pub use pool::Pool;
+pub use pool::{Ledger, Pool};
 pub use recurrent::RecurrentState;
 pub use run::Mapped;
 pub use sequence::{AttentionCache, LayerCache, Outline, SequenceCache, Stretch};

@@ -10,6 +10,7 @@ use crate::devices::DevicesArgs;
 use crate::import::ImportArgs;
 use crate::inspect::InspectArgs;
 use crate::perplexity::PerplexityArgs;
+use crate::plan::PlanArgs;
 use crate::pull::PullArgs;
 use crate::run::RunArgs;
 use crate::tokenize::TokenizeArgs;
@@ -56,6 +57,8 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Measure how well a model predicts a text, and how far it is from another
     Perplexity(PerplexityArgs),
+    /// Say how many layers to keep in so much memory, and how fast that is going to be
+    Plan(PlanArgs),
     /// Turn text into token ids and back
     Tokenize(TokenizeArgs),
     /// Measure how fast a model runs

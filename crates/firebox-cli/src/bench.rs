@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::args::{CacheType, DeviceArgs};
 use crate::console::Console;
-use crate::generating::open;
+use crate::fitting::FittingArgs;
+use crate::generating::open_fitted;
 use crate::outcome::Outcome;
 
 /// Options of `firebox bench`.
@@ -42,6 +43,8 @@ pub struct BenchArgs {
     json: bool,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    fitting: FittingArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -58,7 +61,8 @@ struct Report {
 /// Measures how fast a model runs.
 pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
     let began = Instant::now();
-    let model = open(&args.model, &args.device, console)?;
+    let fit = args.fitting.config(args.cache_type, None);
+    let model = open_fitted(&args.model, &args.device, fit.as_ref(), console)?;
     let load_s = began.elapsed().as_secs_f64();
     let config = BenchmarkConfig {
         prompt: args.prompt as usize,

@@ -9,7 +9,7 @@ use firebox_text::Message;
 
 use crate::console::{Console, human_bytes};
 use crate::conversation::Conversation;
-use crate::generating::{GeneratingArgs, open, speed};
+use crate::generating::{GeneratingArgs, speed};
 use crate::interrupt::Interrupt;
 use crate::lines::Lines;
 use crate::outcome::{Outcome, is_closed_pipe, usage};
@@ -85,7 +85,7 @@ fn begin(
     interrupt: &Interrupt,
     console: &Console,
 ) -> anyhow::Result<Conversation> {
-    let model = open(path, &args.generating.device, console)?;
+    let model = args.generating.open(path, console)?;
     let config = args.generating.config(&model, console)?;
     let prompting = &args.generating.prompt;
     let own = prompting.template(&model)?;

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 
 use clap::ValueEnum;
+pub use firebox_runtime::human_bytes;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -150,11 +151,6 @@ impl Console {
 
 fn paint(colored: bool, style: Style, text: &str) -> String {
     if colored { format!("\x1b[{}m{text}\x1b[0m", style.code()) } else { text.to_owned() }
-}
-
-/// A number of bytes, for people.
-pub fn human_bytes(bytes: u64) -> String {
-    indicatif::BinaryBytes(bytes).to_string()
 }
 
 /// A number with its digits in groups of three.

@@ -4,11 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
+use firebox_runtime::fit::FitConfig;
 use firebox_runtime::{Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
 use firebox_text::Tokenizer;
 
 use crate::args::{CacheType, DeviceArgs};
 use crate::console::Console;
+use crate::fitting::{FittingArgs, say_fit};
 use crate::hub;
 use crate::interrupt::Interrupt;
 use crate::outcome::usage;
@@ -37,6 +39,8 @@ pub struct GeneratingArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
     #[command(flatten)]
+    pub fitting: FittingArgs,
+    #[command(flatten)]
     pub prompt: PromptArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -45,6 +49,12 @@ pub struct GeneratingArgs {
 }
 
 impl GeneratingArgs {
+    /// The model that is to generate.
+    pub fn open(&self, name: &Path, console: &Console) -> anyhow::Result<Model> {
+        let fit = self.fitting.config(self.cache_type, Some(self.ctx_size));
+        open_fitted(name, &self.device, fit.as_ref(), console)
+    }
+
     /// A session of a model, which stops at Ctrl-C.
     pub fn session(&self, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
         Ok(self.configured(model.session()?, interrupt))
@@ -92,6 +102,16 @@ impl GeneratingArgs {
 
 /// Opens a model that a command line names.
 pub fn open(name: &Path, device: &DeviceArgs, console: &Console) -> anyhow::Result<Model> {
+    open_fitted(name, device, None, console)
+}
+
+/// The same, fitted into memory if it is to be.
+pub fn open_fitted(
+    name: &Path,
+    device: &DeviceArgs,
+    fit: Option<&FitConfig>,
+    console: &Console,
+) -> anyhow::Result<Model> {
     let path = hub::resolve(name)?;
     let opened = firebox_runtime::device(&device.device)?;
     if let Some(threads) = device.threads {
@@ -99,7 +119,11 @@ pub fn open(name: &Path, device: &DeviceArgs, console: &Console) -> anyhow::Resu
         rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
     }
     let began = std::time::Instant::now();
-    let model = Model::open(&path, &opened)?;
+    let model = match fit {
+        Some(fit) => Model::open_within(&path, &opened, fit)?,
+        None => Model::open(&path, &opened)?,
+    };
+    say_fit(&model, console);
     console.detail(format!("opened {} in {:.2} s", path.display(), began.elapsed().as_secs_f64()));
     Ok(model)
 }

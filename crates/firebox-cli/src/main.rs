@@ -19,6 +19,7 @@ mod columns;
 mod console;
 mod conversation;
 mod devices;
+mod fitting;
 mod generating;
 mod hub;
 mod import;
@@ -28,6 +29,8 @@ mod layers;
 mod lines;
 mod outcome;
 mod perplexity;
+mod plan;
+mod plot;
 mod prompt;
 mod pull;
 mod run;
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::inspect(&args, &console),
         Command::Verify(args) => verify::verify(&args, &console),
         Command::Perplexity(args) => perplexity::perplexity(&args, &console),
+        Command::Plan(args) => plan::plan(&args, &console),
         Command::Tokenize(args) => tokenize::tokenize(&args, &console),
         Command::Bench(args) => bench::bench(&args, &console),
         Command::Devices(args) => devices::devices(&args, &console),

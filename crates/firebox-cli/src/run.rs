@@ -10,7 +10,8 @@ use firebox_text::Message;
 use serde::Serialize;
 
 use crate::console::Console;
-use crate::generating::{GeneratingArgs, answer, open, speed};
+use crate::fitting::say_events;
+use crate::generating::{GeneratingArgs, answer, speed};
 use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, usage};
 use crate::prompt::Prompter;
@@ -82,7 +83,7 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
         return Err(usage("--ids: give at least one token"));
     }
     let interrupt = Interrupt::install()?;
-    let model = open(&path, &args.generating.device, console)?;
+    let model = args.generating.open(&path, console)?;
     let (prompt, continues) = match ids {
         Some(ids) => (ids, true),
         None => encode(args, &model, &path, text, console)?,
@@ -114,6 +115,7 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     } else if !summary.text.ends_with('\n') {
         console.line("")?;
     }
+    say_events(&model, console);
     console.detail(format!("{}, seed {seed}", speed(&summary)));
     Ok(if summary.finish == Finish::Cancelled { Outcome::Interrupted } else { Outcome::Done })
 }

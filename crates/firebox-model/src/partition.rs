@@ -41,6 +41,11 @@ impl Partition {
         Ok(Self { portions, whole })
     }
 
+    /// Bytes of memory that keeping a part takes, experts included.
+    pub fn kept_bytes(&self, part: usize) -> u64 {
+        self.whole.get(part).unwrap_or_else(|| &self.portions[part]).buffer_bytes() as u64
+    }
+
     /// How many of the parts are blocks.
     pub fn layers(&self) -> usize {
         self.whole.len()

@@ -50,12 +50,16 @@ pub struct Benchmark {
 /// Measures a model on tokens that mean nothing: speed does not depend on what they say.
 pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, RuntimeError> {
     let decoder = model.decoder()?;
-    let pool = Pool::new(decoder.layout(config.kept));
+    let pool = match model.fit() {
+        Some(fit) => fit.pool().clone(),
+        None => Pool::new(decoder.layout(config.kept)),
+    };
     // As engines do that reserve a context when they begin: a first use of memory is not what is measured.
     let most =
         config.batches.iter().max().map_or(0, |batch| batch * (config.depth + config.tokens).div_ceil(PAGE));
     pool.reserve(most.max(config.prompt.div_ceil(PAGE)));
-    let bench = Bench { decoder: &decoder, config, pool };
+    let chunk = model.fit().map_or(usize::MAX, |fit| fit.plan().chunk);
+    let bench = Bench { decoder: &decoder, config, pool, chunk };
     bench.prefill()?;
     bench.decode(1)?;
     Ok(Benchmark {
@@ -72,6 +76,8 @@ struct Bench<'a> {
     decoder: &'a Arc<Decoder>,
     config: &'a BenchmarkConfig,
     pool: Pool,
+    /// How many tokens of a prompt go through the layers together.
+    chunk: usize,
 }
 
 impl Bench<'_> {
@@ -88,7 +94,7 @@ impl Bench<'_> {
         let tokens: Vec<u32> = (0..self.config.prompt).map(|index| self.token(index)).collect();
         let mut cache = self.cache();
         let began = Instant::now();
-        self.pass(&[&tokens], &mut [&mut cache])?;
+        self.feed(&tokens, &mut cache)?;
         Ok(tokens.len() as f64 / began.elapsed().as_secs_f64())
     }
 
@@ -96,9 +102,7 @@ impl Bench<'_> {
         let mut caches: Vec<SequenceCache> = (0..batch).map(|_| self.cache()).collect();
         for (sequence, cache) in caches.iter_mut().enumerate() {
             let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + sequence)).collect();
-            if !tokens.is_empty() {
-                self.pass(&[&tokens], &mut [cache])?;
-            }
+            self.feed(&tokens, cache)?;
         }
         let mut caches: Vec<&mut SequenceCache> = caches.iter_mut().collect();
         let began = Instant::now();
@@ -108,6 +112,18 @@ impl Bench<'_> {
             self.pass(&tokens, &mut caches)?;
         }
         Ok((batch * self.config.tokens) as f64 / began.elapsed().as_secs_f64())
+    }
+
+    fn feed(&self, tokens: &[u32], cache: &mut SequenceCache) -> Result<(), RuntimeError> {
+        let mut pieces = tokens.chunks(self.chunk).peekable();
+        while let Some(piece) = pieces.next() {
+            if pieces.peek().is_some() {
+                self.decoder.encode(piece, 0, cache)?;
+            } else {
+                self.pass(&[piece], &mut [cache])?;
+            }
+        }
+        Ok(())
     }
 
     /// One pass over the last tokens of some sequences, their logits read back.

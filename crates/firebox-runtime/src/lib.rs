@@ -3,35 +3,47 @@
 
 mod benchmark;
 mod branches;
+mod budget;
+mod bytes;
 mod condenser;
 mod device;
 mod error;
+mod faults;
+pub mod fit;
 mod generation;
+pub mod governor;
 mod lookahead;
 mod memory;
 mod model;
 mod perplexity;
+pub mod planner;
 mod prefix;
+pub mod pressure;
 pub mod relevance;
 mod sampler;
 mod saved;
 mod session;
 mod speculation;
+pub mod thermal;
 mod turn_record;
 mod turns;
 mod verification;
 
 pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
 pub use branches::{BranchId, BranchInfo, Branches};
+pub use budget::{Account, Budget, Charge};
+pub use bytes::{human_bytes, parse_bytes};
 pub use condenser::{Condenser, Condensing, Extract, fit_facts};
 pub use device::{available_devices, device};
 pub use error::RuntimeError;
+pub use faults::MajorFaults;
 pub use firebox_cache::{
     Afterwards, AttentionSinks, CacheError, EvictionPolicy, Forgetting, Hidden, KvType, Pool, Role,
     SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
 };
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
-pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes};
+pub use governor::{Governor, Residency};
+pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes, resident_bytes};
 pub use model::Model;
 pub use perplexity::{Divergence, Perplexity, perplexity};
 pub use prefix::{Origin, PersistentPrefix, PrefixOptions};

@@ -3,6 +3,11 @@ pub fn peak_resident_bytes() -> Option<u64> {
     status_field("VmHWM:")
 }
 
+/// Memory of this process that is resident now, whatever backs it, in bytes.
+pub fn resident_bytes() -> Option<u64> {
+    status_field("VmRSS:")
+}
+
 /// Memory of this process that no file backs, in bytes.
 pub fn anonymous_bytes() -> Option<u64> {
     status_field("RssAnon:")
@@ -14,8 +19,12 @@ pub fn mapped_file_bytes() -> Option<u64> {
 }
 
 fn status_field(name: &str) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
+}
+
+/// The bytes behind `name` in a text of lines such as `MemTotal:  24684092 kB`.
+pub(crate) fn kib_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
+    kib.checked_mul(1024)
 }

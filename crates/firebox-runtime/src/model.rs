@@ -6,6 +6,7 @@ use firebox_model::{Decoder, Encoder, Network, StreamedConfig};
 use firebox_store::Checkpoint;
 use firebox_text::Tokenizer;
 
+use crate::fit::Fit;
 use crate::{RuntimeError, Session};
 
 /// An opened model: its network on a device, and what turns text into tokens and back.
@@ -14,6 +15,7 @@ pub struct Model {
     checkpoint: Checkpoint,
     network: Arc<Network>,
     tokenizer: Option<Arc<Tokenizer>>,
+    pub(crate) fit: Option<Arc<Fit>>,
 }
 
 impl Model {
@@ -47,12 +49,12 @@ impl Model {
         Self::over(checkpoint, network)
     }
 
-    fn over(checkpoint: Checkpoint, network: Network) -> Result<Self, RuntimeError> {
+    pub(crate) fn over(checkpoint: Checkpoint, network: Network) -> Result<Self, RuntimeError> {
         let tokenizer = match checkpoint.text().tokenizer {
             Some(_) => Some(Arc::new(Tokenizer::new(checkpoint.text(), checkpoint.config())?)),
             None => None,
         };
-        Ok(Self { network: Arc::new(network), tokenizer, checkpoint })
+        Ok(Self { network: Arc::new(network), tokenizer, checkpoint, fit: None })
     }
 
     /// What it was opened from.
@@ -111,6 +113,10 @@ impl Model {
 
     /// A sequence that has not begun.
     pub fn session(&self) -> Result<Session, RuntimeError> {
-        Ok(Session::new(self.decoder()?))
+        let decoder = self.decoder()?;
+        Ok(match &self.fit {
+            Some(fit) => Session::in_pool(decoder, fit.pool()).with_chunk(fit.plan().chunk),
+            None => Session::new(decoder),
+        })
     }
 }

@@ -72,8 +72,11 @@ impl Session {
 
     /// The same, keeping keys and values as `kept`. What has been fed is fed again with the next tokens.
     pub fn with_kv_type(mut self, kept: KvType) -> Self {
-        self.lose();
-        self.cache = self.cache.begun_in(&Pool::new(self.decoder.layout(kept)));
+        let layout = self.decoder.layout(kept);
+        if layout.kept != self.cache.pool().layout().kept {
+            self.lose();
+            self.cache = self.cache.begun_in(&Pool::new(layout));
+        }
         self
     }
 

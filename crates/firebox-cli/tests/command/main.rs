@@ -7,6 +7,7 @@ mod hub;
 mod import;
 mod inspect;
 mod perplexity;
+mod plan;
 mod pull;
 mod run;
 mod support;

@@ -1,0 +1,120 @@
+//! How much memory a model may take, on the command line.
+
+use clap::{Args, ValueEnum};
+use firebox_runtime::fit::FitConfig;
+use firebox_runtime::planner::{Mode, Placement};
+use firebox_runtime::{Model, human_bytes, parse_bytes};
+use firebox_store::ReadMethod;
+
+use crate::args::CacheType;
+use crate::console::Console;
+
+/// Options of fitting a model into memory.
+#[derive(Debug, Clone, Args)]
+pub struct FittingArgs {
+    /// Memory that the whole process may take, such as 800M or 1.5G; what does not fit is read from disk while it runs
+    #[arg(long, value_name = "SIZE", env = "FIREBOX_MEMORY", value_parser = parse_bytes)]
+    pub memory: Option<u64>,
+    /// What memory is for
+    #[arg(long, value_name = "MODE", value_enum, default_value_t, requires = "memory")]
+    pub mode: PlanMode,
+    /// Keep so many layers instead of as many as fit
+    #[arg(long, value_name = "N", requires = "memory")]
+    pub keep_layers: Option<usize>,
+    /// Which layers to keep
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t, requires = "memory")]
+    pub placement: PlacementArg,
+    /// Buffers that layers are read into; one reads nothing ahead [default: as many as help]
+    #[arg(long, value_name = "N", requires = "memory", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub buffers: Option<u16>,
+    /// How files are read: direct or buffered [default: the faster one]
+    #[arg(long, value_name = "HOW", requires = "memory")]
+    pub read: Option<ReadMethod>,
+}
+
+/// What memory is for
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum PlanMode {
+    /// Layers, with room for 512 tokens
+    Throughput,
+    /// Layers, with room for 1024 tokens
+    #[default]
+    Balanced,
+    /// The whole context, and then layers
+    Context,
+}
+
+impl From<PlanMode> for Mode {
+    fn from(mode: PlanMode) -> Self {
+        match mode {
+            PlanMode::Throughput => Self::Throughput,
+            PlanMode::Balanced => Self::Balanced,
+            PlanMode::Context => Self::Context,
+        }
+    }
+}
+
+/// Which layers to keep
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum PlacementArg {
+    /// Whichever is predicted to be fastest
+    #[default]
+    Auto,
+    /// The first
+    FirstN,
+    /// The last
+    LastN,
+    /// Spread evenly
+    Interleaved,
+}
+
+impl From<PlacementArg> for Placement {
+    fn from(placement: PlacementArg) -> Self {
+        match placement {
+            PlacementArg::Auto => Self::Auto,
+            PlacementArg::FirstN => Self::FirstN,
+            PlacementArg::LastN => Self::LastN,
+            PlacementArg::Interleaved => Self::Interleaved,
+        }
+    }
+}
+
+impl FittingArgs {
+    /// How to fit a model, if it is to be fitted at all.
+    pub fn config(&self, cache: CacheType, context: Option<usize>) -> Option<FitConfig> {
+        let mut config = FitConfig::new(self.memory?);
+        config.mode = self.mode.into();
+        config.kept = cache.into();
+        config.context = context.filter(|context| *context > 0).unwrap_or(config.context);
+        config.layers = self.keep_layers;
+        config.placement = self.placement.into();
+        config.buffers = self.buffers.map(usize::from);
+        config.method = self.read;
+        Some(config)
+    }
+}
+
+/// Says how a model was fitted.
+pub fn say_fit(model: &Model, console: &Console) {
+    let Some(fit) = model.fit() else { return };
+    let plan = fit.plan();
+    let streamed = model.decoder().ok().and_then(|decoder| Some(decoder.streamed()?.reading()));
+    let (method, rate) = streamed.map_or((String::new(), 0.0), |(method, rate)| (method.to_string(), rate));
+    console.detail(format!(
+        "keeps {} layers{} in {}, reads the rest {method} at {:.2} GB/s through {} buffers; about {:.1} tok/s; {}",
+        plan.kept_layers.len(),
+        if plan.keep_unembedding { " and the unembedding" } else { "" },
+        human_bytes(fit.budget().total()),
+        rate / 1e9,
+        plan.buffers,
+        plan.prediction.tokens_per_second,
+        plan.explanation,
+    ));
+}
+
+/// Says what has happened to what is kept since this was last asked.
+pub fn say_events(model: &Model, console: &Console) {
+    for event in model.fit().map(|fit| fit.events()).unwrap_or_default() {
+        console.detail(event.to_string());
+    }
+}

@@ -1,0 +1,175 @@
+//! `firebox plan`
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use firebox_model::Architecture;
+use firebox_runtime::planner::{self, DeviceProfile, Mode, Plan, Prediction, Rates, Shape};
+use firebox_runtime::{RuntimeError, parse_bytes};
+use firebox_store::Checkpoint;
+use serde::Serialize;
+
+use crate::args::CacheType;
+use crate::columns::table;
+use crate::console::{Console, grouped, human_bytes};
+use crate::fitting::PlanMode;
+use crate::outcome::Outcome;
+use crate::{hub, plot};
+
+/// Marks the row that was chosen.
+const CHOSEN: &str = ">";
+
+/// Options of `firebox plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// The model
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Memory that the model may take, such as 800M or 1.5G
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_bytes)]
+    memory: u64,
+    /// A JSON file that says how fast a machine is, to plan for that one
+    #[arg(long, value_name = "FILE")]
+    device_profile: Option<PathBuf>,
+    /// What memory is for
+    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+    mode: PlanMode,
+    /// Longest sequence that is expected, in tokens; 0 is what the model was trained for
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    ctx_size: usize,
+    /// What keys and values are kept in
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    cache_type: CacheType,
+    /// Write memory and speed over the number of kept layers, as an SVG image
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    model: &'a Path,
+    /// Where the rates are from.
+    rates: String,
+    layers: usize,
+    layer_bytes: u64,
+    unembedding_bytes: u64,
+    memory_bytes: u64,
+    mode: Mode,
+    context: usize,
+    #[serde(flatten)]
+    plan: Plan,
+}
+
+/// Says how many layers to keep in so much memory and how fast a model is then going to run, without running it.
+pub fn plan(args: &PlanArgs, console: &Console) -> anyhow::Result<Outcome> {
+    let checkpoint = Checkpoint::open(hub::resolve(&args.model)?)?;
+    let Architecture::Decoder(config) = Architecture::from_json(checkpoint.config())? else {
+        let remedy = "it is small enough to keep all of it; plan a decoder such as qwen3";
+        return Err(RuntimeError::Kind { found: "a sentence encoder", remedy }.into());
+    };
+    let shape = Shape::of(&checkpoint, &config, args.cache_type.into())?;
+    let (source, rates) = match &args.device_profile {
+        Some(path) => rates_of_profile(path, &shape)?,
+        None => rates_of_this_machine(&shape)?,
+    };
+    let context = if args.ctx_size == 0 { config.max_positions } else { args.ctx_size };
+    let report = Report {
+        model: &args.model,
+        rates: source,
+        layers: shape.layers(),
+        layer_bytes: shape.parts.iter().filter(|part| part.is_layer).map(|part| part.kept_bytes).sum(),
+        unembedding_bytes: shape.unembedding_bytes(),
+        memory_bytes: args.memory,
+        mode: args.mode.into(),
+        context,
+        plan: planner::plan(&shape, &rates, args.memory, args.mode.into(), context)?,
+    };
+    if let Some(path) = &args.plot {
+        let image = plot::plan(&report.plan, args.memory)?;
+        std::fs::write(path, image).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if args.json {
+        console.json(&report)?;
+    } else {
+        console.line(report.readable())?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The rates of a machine that may be another, and what to call it.
+fn rates_of_profile(path: &Path, shape: &Shape) -> anyhow::Result<(String, Rates)> {
+    let profile = DeviceProfile::open(path)?;
+    Ok((format!("of {}, from {}", profile.name, path.display()), profile.rates(shape)?))
+}
+
+/// The rates of this machine, and how they are known.
+fn rates_of_this_machine(shape: &Shape) -> anyhow::Result<(String, Rates)> {
+    let profile = DeviceProfile::conservative();
+    let source = format!("not measured: assumed for {}; see --device-profile", profile.name);
+    Ok((source, profile.rates(shape)?))
+}
+
+impl Report<'_> {
+    fn readable(&self) -> String {
+        let plan = &self.plan;
+        let facts = [
+            ("model", self.model.display().to_string()),
+            ("layers", format!("{}, {} together", self.layers, human_bytes(self.layer_bytes))),
+            ("unembedding", human_bytes(self.unembedding_bytes)),
+            ("rates", self.rates.clone()),
+            ("memory", human_bytes(self.memory_bytes)),
+            ("room for", format!("{} tokens", grouped(plan.kv_tokens as u64))),
+            ("prompt", format!("{} tokens at a time", plan.chunk)),
+            ("streams", self.streamed()),
+            ("keeps", self.kept()),
+            ("speed", format!("{} tok/s", speed(&plan.prediction))),
+        ];
+        let facts = table(None, &[], facts.map(|(name, value)| [name.to_owned(), value]));
+        format!("{facts}\n\n{}", self.rows())
+    }
+
+    fn streamed(&self) -> String {
+        let plan = &self.plan;
+        let layers = self.layers - plan.kept_layers.len();
+        match (layers, plan.keep_unembedding) {
+            (0, true) => "nothing".into(),
+            (0, false) => format!("the unembedding, through {} buffers", plan.buffers),
+            (_, true) => format!("{layers} layers, through {} buffers", plan.buffers),
+            (_, false) => format!("{layers} layers and the unembedding, through {} buffers", plan.buffers),
+        }
+    }
+
+    fn kept(&self) -> String {
+        let plan = &self.plan;
+        let unembedding = if plan.keep_unembedding { " and the unembedding" } else { "" };
+        match plan.kept_layers.len() {
+            0 if plan.keep_unembedding => "the unembedding".into(),
+            0 => "nothing".into(),
+            all if all == self.layers => format!("all layers{unembedding}"),
+            some => format!("{some} layers{unembedding}; {}", plan.explanation),
+        }
+    }
+
+    fn rows(&self) -> String {
+        let row = |(count, row): (usize, &Prediction)| {
+            [
+                if count == self.plan.kept_layers.len() { CHOSEN.into() } else { String::new() },
+                count.to_string(),
+                human_bytes(row.peak_bytes),
+                speed(row),
+                format!("{:.0} %", 100.0 * row.waiting / row.seconds_per_token),
+            ]
+        };
+        let header = ["", "kept", "memory", "tok/s", "waiting"];
+        table(Some(header), &[1, 2, 3, 4], self.plan.table.iter().enumerate().map(row))
+    }
+}
+
+fn speed(prediction: &Prediction) -> String {
+    let speed = prediction.tokens_per_second;
+    if speed < 100.0 { format!("{speed:.2}") } else { format!("{speed:.0}") }
+}

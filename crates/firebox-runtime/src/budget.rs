@@ -1,0 +1,264 @@
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use crate::RuntimeError;
+
+/// What memory is held for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Account {
+    /// The program itself: what the process had before any model.
+    Program,
+    /// Weights that stay.
+    Weights,
+    /// What sequences remember.
+    Streams,
+    /// What one pass computes on its way.
+    Activations,
+    /// Read buffers and the like.
+    Scratch,
+}
+
+impl Account {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Program, Self::Weights, Self::Streams, Self::Activations, Self::Scratch];
+
+    /// What helps when there is no more for it.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Self::Program | Self::Scratch => "raise --memory",
+            Self::Weights => "raise --memory, keep fewer layers, or use a smaller quantization",
+            Self::Streams => "raise --memory, or shorten the context",
+            Self::Activations => "raise --memory, or feed the prompt in smaller pieces",
+        }
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Program => "the program",
+            Self::Weights => "weights",
+            Self::Streams => "streams",
+            Self::Activations => "activations",
+            Self::Scratch => "scratch",
+        })
+    }
+}
+
+/// The memory that all models of a process may take together.
+///
+/// Whoever is about to allocate something of size charges it first, and allocates only if that succeeds. So the line is
+/// never crossed, not even for a moment. Clones share one budget.
+///
+/// ```
+/// use firebox_runtime::{Account, Budget};
+///
+/// let budget = Budget::new(1 << 20);
+/// let keys = budget.charge(Account::Streams, 600 << 10).unwrap();
+/// assert!(budget.charge(Account::Weights, 600 << 10).is_err());
+/// drop(keys);
+/// assert_eq!(budget.left(), 1 << 20);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Budget {
+    total: u64,
+    // Charges are as rare as large allocations, and a lock lets the sum, the accounts and the peak agree at any time.
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    accounts: [u64; Account::ALL.len()],
+    most: u64,
+}
+
+impl Held {
+    /// Never overflows: it is never more than the total of the budget.
+    fn sum(&self) -> u64 {
+        self.accounts.iter().sum()
+    }
+}
+
+impl Budget {
+    /// So many bytes in all.
+    pub fn new(total: u64) -> Self {
+        Self { total, held: Arc::default() }
+    }
+
+    /// Keeps the accounts and refuses nothing.
+    pub fn unlimited() -> Self {
+        Self::new(u64::MAX)
+    }
+
+    /// Takes bytes from what is left, until the charge is dropped.
+    pub fn charge(&self, account: Account, bytes: u64) -> Result<Charge, RuntimeError> {
+        self.take(account, bytes)?;
+        Ok(Charge { budget: self.clone(), account, bytes })
+    }
+
+    /// Bytes an account holds.
+    pub fn held(&self, account: Account) -> u64 {
+        self.lock().accounts[account as usize]
+    }
+
+    /// Bytes nobody holds.
+    pub fn left(&self) -> u64 {
+        self.total - self.lock().sum()
+    }
+
+    /// Bytes in all.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The most that was ever held at once.
+    pub fn most_held(&self) -> u64 {
+        self.lock().most
+    }
+
+    fn take(&self, account: Account, bytes: u64) -> Result<(), RuntimeError> {
+        let mut held = self.lock();
+        let left = self.total - held.sum();
+        if bytes > left {
+            return Err(RuntimeError::OverBudget { account, wanted: bytes, left, total: self.total });
+        }
+        held.accounts[account as usize] += bytes;
+        held.most = held.most.max(held.sum());
+        Ok(())
+    }
+
+    fn give_back(&self, account: Account, bytes: u64) {
+        self.lock().accounts[account as usize] -= bytes;
+    }
+
+    /// Nothing panics between two fields that belong together, so that a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory that was taken from a budget, and goes back to it when this is dropped.
+#[derive(Debug)]
+#[must_use = "what was charged is given back when the charge is dropped"]
+pub struct Charge {
+    budget: Budget,
+    account: Account,
+    bytes: u64,
+}
+
+impl Charge {
+    /// How much it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What it is for.
+    pub fn account(&self) -> Account {
+        self.account
+    }
+
+    /// Takes more, or gives some back. Where there is not enough left, everything stays as it was.
+    pub fn resize(&mut self, bytes: u64) -> Result<(), RuntimeError> {
+        match bytes.checked_sub(self.bytes) {
+            Some(more) => self.budget.take(self.account, more)?,
+            None => self.budget.give_back(self.account, self.bytes - bytes),
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.give_back(self.account, self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_a_remedy() {
+        let budget = Budget::new(100 << 20);
+        let _weights = budget.charge(Account::Weights, 70 << 20).unwrap();
+        let refused = budget.charge(Account::Streams, 50 << 20).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "50.00 MiB for streams do not fit: 30.00 MiB of 100.00 MiB are left; raise --memory, or shorten the \
+             context"
+        );
+        assert_eq!(budget.held(Account::Streams), 0);
+        assert_eq!(budget.left(), 30 << 20);
+    }
+
+    #[test]
+    fn a_charge_changes_size_or_stays_as_it_was() {
+        let budget = Budget::new(10);
+        let mut charge = budget.charge(Account::Scratch, 4).unwrap();
+        charge.resize(10).unwrap();
+        assert!(charge.resize(11).is_err());
+        assert_eq!((charge.bytes(), budget.left()), (10, 0));
+        charge.resize(1).unwrap();
+        assert_eq!((budget.held(Account::Scratch), budget.most_held()), (1, 10));
+        drop(charge);
+        assert_eq!(budget.left(), 10);
+    }
+
+    #[test]
+    fn an_unlimited_budget_does_not_overflow() {
+        let budget = Budget::unlimited();
+        let all = budget.charge(Account::Weights, u64::MAX).unwrap();
+        assert!(budget.charge(Account::Program, 1).is_err());
+        drop(all);
+        assert_eq!(budget.left(), u64::MAX);
+    }
+
+    /// Charges, resizes and drops at random; every charge left goes at the end.
+    fn spend(budget: &Budget, steps: &[(usize, u64)]) {
+        let mut charges = Vec::new();
+        for &(kind, bytes) in steps {
+            match kind {
+                account @ 0..5 => charges.extend(budget.charge(Account::ALL[account], bytes)),
+                5 => drop(charges.pop()),
+                _ => {
+                    if let Some(charge) = charges.last_mut() {
+                        let _ = charge.resize(bytes);
+                    }
+                }
+            }
+            let mine: u64 = charges.iter().map(Charge::bytes).sum();
+            assert!(mine <= budget.total() - budget.left());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn no_more_is_ever_held_than_there_is(
+            total in 0u64..300,
+            threads in prop::collection::vec(prop::collection::vec((0usize..7, 0u64..100), 0..60), 4),
+        ) {
+            let budget = Budget::new(total);
+            thread::scope(|scope| {
+                for steps in &threads {
+                    scope.spawn(|| spend(&budget, steps));
+                }
+            });
+            prop_assert!(budget.most_held() <= total);
+            prop_assert_eq!(budget.left(), total);
+            for account in Account::ALL {
+                prop_assert_eq!(budget.held(account), 0);
+            }
+        }
+    }
+}

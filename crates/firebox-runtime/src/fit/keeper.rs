@@ -1,0 +1,186 @@
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use firebox_cache::Ledger;
+use firebox_model::{Decoder, Streamed, Watcher};
+
+use crate::RuntimeError;
+use crate::budget::{Account, Budget, Charge};
+use crate::faults::MajorFaults;
+use crate::governor::{Event, Governor, Residency};
+
+/// Passes of more rows than this are prompts, whose time says nothing about a step of decoding.
+const MOST_ROWS: usize = 16;
+
+/// Events that are remembered until somebody asks.
+const MOST_EVENTS: usize = 256;
+
+/// The smallest ring that reads while it computes.
+const FEWEST_BUFFERS: usize = 2;
+
+/// Holds what is charged for a model, and changes what is kept of it when its governor says so.
+pub(super) struct Keeper {
+    budget: Budget,
+    /// Buffers that the plan has where something is streamed.
+    buffers: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    governor: Option<Governor>,
+    faults: Option<MajorFaults>,
+    weights: Vec<Option<Charge>>,
+    ring: Charge,
+    pages: Charge,
+    events: VecDeque<Event>,
+}
+
+impl Keeper {
+    pub fn new(budget: &Budget, parts: usize, buffers: usize) -> Result<Arc<Self>, RuntimeError> {
+        let state = State {
+            governor: None,
+            faults: MajorFaults::counter(),
+            weights: (0..parts).map(|_| None).collect(),
+            ring: budget.charge(Account::Scratch, 0)?,
+            pages: budget.charge(Account::Streams, 0)?,
+            events: VecDeque::new(),
+        };
+        let buffers = buffers.max(FEWEST_BUFFERS);
+        Ok(Arc::new(Self { budget: budget.clone(), buffers, state: Mutex::new(state) }))
+    }
+
+    /// Keeps parts, the first ones first.
+    pub fn keep_all(&self, streamed: &Streamed, parts: &[usize]) -> Result<(), RuntimeError> {
+        let mut state = self.state();
+        let mut kept = Kept { keeper: self, streamed, state: &mut state };
+        for &part in parts {
+            kept.keep(part)?;
+        }
+        kept.fit_ring();
+        Ok(())
+    }
+
+    pub fn set_governor(&self, governor: Governor) {
+        self.state().governor = Some(governor);
+    }
+
+    /// What has happened since this was last asked.
+    pub fn events(&self) -> Vec<Event> {
+        self.state().events.drain(..).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("budget", &self.budget).finish_non_exhaustive()
+    }
+}
+
+/// Looks after a model for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Looker(pub Arc<Keeper>);
+
+impl Watcher for Looker {
+    fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration) {
+        if rows > MOST_ROWS {
+            return;
+        }
+        let mut state = self.0.state();
+        let faults = state.faults.as_mut().map_or(0, MajorFaults::since_last);
+        let Some(mut governor) = state.governor.take() else { return };
+        let mut kept = Kept { keeper: &self.0, streamed, state: &mut state };
+        let events = governor.after_step(rows, time, faults, &mut kept);
+        if !events.is_empty() {
+            kept.fit_ring();
+        }
+        state.governor = Some(governor);
+        state.events.extend(events);
+        while state.events.len() > MOST_EVENTS {
+            state.events.pop_front();
+        }
+    }
+}
+
+/// Pays for pages of keys and values, with kept parts if there is nothing else left.
+#[derive(Debug)]
+pub(super) struct Pages {
+    pub keeper: Arc<Keeper>,
+    pub decoder: Arc<Decoder>,
+}
+
+impl Ledger for Pages {
+    fn may_make(&self, bytes: usize) -> bool {
+        let Some(streamed) = self.decoder.streamed() else { return true };
+        let mut state = self.keeper.state();
+        loop {
+            let wanted = state.pages.bytes() + bytes as u64;
+            if state.pages.resize(wanted).is_ok() {
+                return true;
+            }
+            let Some(part) = (0..streamed.parts()).rev().find(|&part| streamed.is_kept(part)) else {
+                return false;
+            };
+            let mut kept = Kept { keeper: &self.keeper, streamed, state: &mut state };
+            kept.let_go(part);
+            kept.fit_ring();
+            state.events.push_back(Event::Shed { layers: vec![part] });
+        }
+    }
+
+    fn unmade(&self, bytes: usize) {
+        let mut state = self.keeper.state();
+        let left = state.pages.bytes().saturating_sub(bytes as u64);
+        // Less can always be held.
+        drop(state.pages.resize(left));
+    }
+}
+
+/// The parts of a model as something to be governed.
+struct Kept<'a> {
+    keeper: &'a Keeper,
+    streamed: &'a Streamed,
+    state: &'a mut State,
+}
+
+impl Kept<'_> {
+    /// Gives the ring what it needs, or as much of that as there is. Where everything is kept it needs nothing.
+    fn fit_ring(&mut self) {
+        let all_kept = (0..self.streamed.parts()).all(|part| self.streamed.is_kept(part));
+        let wanted = if all_kept { 0 } else { self.keeper.buffers };
+        let each = self.streamed.buffer_bytes() as u64;
+        let granted = (0..=wanted).rev().find(|&count| self.state.ring.resize(count as u64 * each).is_ok());
+        self.streamed.set_buffers(granted.unwrap_or(0));
+    }
+}
+
+impl Residency for Kept<'_> {
+    fn layers(&self) -> usize {
+        self.streamed.parts()
+    }
+
+    fn is_kept(&self, part: usize) -> bool {
+        self.streamed.is_kept(part)
+    }
+
+    fn bytes(&self, part: usize) -> u64 {
+        self.streamed.kept_bytes(part)
+    }
+
+    fn keep(&mut self, part: usize) -> Result<(), RuntimeError> {
+        let charge = self.keeper.budget.charge(Account::Weights, self.streamed.kept_bytes(part))?;
+        self.streamed.keep(part)?;
+        self.state.weights[part] = Some(charge);
+        Ok(())
+    }
+
+    fn let_go(&mut self, part: usize) {
+        self.streamed.let_go(part);
+        self.state.weights[part] = None;
+    }
+}

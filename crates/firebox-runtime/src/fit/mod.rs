@@ -1,0 +1,204 @@
+//! Fits a model into a number of bytes: what does not go in is read from disk while it runs.
+
+mod keeper;
+mod probe;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::Device;
+use firebox_cache::{KvType, PAGE, Pool};
+use firebox_model::{Decoder, Network, StreamedConfig};
+use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
+
+use crate::budget::{Account, Budget, Charge};
+use crate::governor::{Event, Governor, GovernorConfig, ResidencyPlan};
+use crate::memory::resident_bytes;
+use crate::planner::{Mode, Placement, Plan, Rates, Shape, place, plan, predict};
+use crate::{Model, RuntimeError, pressure};
+use keeper::{Keeper, Looker, Pages};
+use probe::probe;
+
+/// What comes to be resident of the program after it has been measured: code that has not run yet, tables of the
+/// sampler, logits.
+const SLACK: u64 = 16 << 20;
+
+/// A step with nothing kept may turn out faster than predicted: see [`ResidencyPlan`].
+const CAUTION: f64 = 0.8;
+
+/// How a model is to be fitted into memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FitConfig {
+    /// Bytes that the whole process may take.
+    pub memory: u64,
+    /// For how much text room is kept in advance.
+    pub mode: Mode,
+    /// How long sequences are expected to become.
+    pub context: usize,
+    /// What keys and values are kept in.
+    pub kept: KvType,
+    /// How many layers are kept, instead of as many as fit.
+    pub layers: Option<usize>,
+    /// Which ones.
+    pub placement: Placement,
+    /// How many buffers others are read into, instead of as many as help.
+    pub buffers: Option<usize>,
+    /// How files are read, instead of the fastest way.
+    pub method: Option<ReadMethod>,
+}
+
+impl FitConfig {
+    /// So many bytes, and what is best in them.
+    pub fn new(memory: u64) -> Self {
+        Self {
+            memory,
+            mode: Mode::default(),
+            context: 4096,
+            kept: KvType::default(),
+            layers: None,
+            placement: Placement::Auto,
+            buffers: None,
+            method: None,
+        }
+    }
+}
+
+/// How a model was fitted into memory.
+#[derive(Debug)]
+pub struct Fit {
+    plan: Plan,
+    rates: Rates,
+    budget: Budget,
+    pool: Pool,
+    keeper: Arc<Keeper>,
+    /// What is there whatever happens.
+    _standing: [Charge; 2],
+}
+
+impl Fit {
+    /// What was planned.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What the plan was made from.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// What the memory is used for.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// What has happened since this was last asked.
+    pub fn events(&self) -> Vec<Event> {
+        self.keeper.events()
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}
+
+impl Model {
+    /// Opens a decoder so that the whole process takes no more memory than it is given. Layers are kept as far as they
+    /// fit, and the rest is read from disk while it runs; what is kept changes as memory gets short and plentiful.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use firebox_runtime::{Model, device, fit::FitConfig};
+    ///
+    /// let model = Model::open_within("models/large", &device("cpu")?, &FitConfig::new(3 << 30))?;
+    /// # Ok(()) }
+    /// ```
+    pub fn open_within(
+        path: impl AsRef<Path>,
+        device: &Device,
+        config: &FitConfig,
+    ) -> Result<Self, RuntimeError> {
+        let available = pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available);
+        let streamed_config = StreamedConfig {
+            stream: StreamConfig { buffers: PROBE_BUFFERS, ..StreamConfig::default() },
+            method: config.method,
+            room: available.unwrap_or(0).saturating_sub(config.memory),
+            source: None,
+        };
+        let checkpoint = Checkpoint::open(path)?;
+        let decoder = Arc::new(Decoder::stream(&checkpoint, device, &streamed_config)?);
+        let mut model = Self::over(checkpoint, Network::Decoder(decoder.clone()))?;
+        model.fit = Some(Arc::new(fit(&model, &decoder, config)?));
+        Ok(model)
+    }
+
+    /// How it was fitted into memory, if it was.
+    pub fn fit(&self) -> Option<&Fit> {
+        self.fit.as_deref()
+    }
+}
+
+/// Buffers while a model is probed: the fewest that any plan has.
+const PROBE_BUFFERS: usize = 2;
+
+fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit, RuntimeError> {
+    let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
+    let mut shape = Shape::of(model.checkpoint(), decoder.config(), config.kept)?;
+    let rates = probe(decoder, streamed, &shape)?;
+    let ring = (streamed.buffers() * streamed.buffer_bytes()) as u64;
+    if let Some(resident) = resident_bytes() {
+        shape.fixed_bytes = resident.saturating_sub(ring) + SLACK;
+    }
+    let mut plan = plan(&shape, &rates, config.memory, config.mode, config.context)?;
+    adjust(&mut plan, &shape, &rates, config)?;
+
+    let budget = Budget::new(config.memory);
+    let standing = [
+        budget.charge(Account::Program, shape.fixed_bytes)?,
+        budget.charge(Account::Activations, plan.chunk as u64 * shape.activation_bytes_per_row)?,
+    ];
+    let keeper = Keeper::new(&budget, streamed.parts(), plan.buffers)?;
+    let ledger = Arc::new(Pages { keeper: keeper.clone(), decoder: decoder.clone() });
+    let pool = Pool::with_ledger(decoder.layout(config.kept), ledger);
+    pool.reserve(plan.kv_tokens.div_ceil(PAGE));
+    let parts = kept_parts(&plan, streamed.layers(), streamed.parts());
+    // What was needed to measure is needed no longer.
+    streamed.set_buffers(0);
+    keeper.keep_all(streamed, &parts)?;
+    keeper.set_governor(governor(&plan, &shape, &rates, parts)?);
+    streamed.set_watcher(Box::new(Looker(keeper.clone())));
+    Ok(Fit { plan, rates, budget, pool, keeper, _standing: standing })
+}
+
+/// Does as one is told instead of what is best.
+fn adjust(plan: &mut Plan, shape: &Shape, rates: &Rates, config: &FitConfig) -> Result<(), RuntimeError> {
+    if let Some(buffers) = config.buffers {
+        plan.buffers = buffers;
+    }
+    let count = config.layers.unwrap_or(plan.kept_layers.len()).min(shape.layers());
+    if config.layers.is_some() {
+        plan.keep_unembedding = count == shape.layers();
+    }
+    if config.layers.is_some() || config.buffers.is_some() || config.placement != Placement::Auto {
+        plan.explanation =
+            place(&config.placement, shape, rates, count, plan.keep_unembedding, plan.buffers)?;
+        plan.kept_layers = plan.explanation.layers.clone();
+    }
+    Ok(())
+}
+
+/// The parts that a plan keeps, in the order in which they are to be kept.
+fn kept_parts(plan: &Plan, layers: usize, parts: usize) -> Vec<usize> {
+    let unembedding = if plan.keep_unembedding { layers..parts } else { 0..0 };
+    plan.kept_layers.iter().copied().chain(unembedding).collect()
+}
+
+fn governor(plan: &Plan, shape: &Shape, rates: &Rates, keep: Vec<usize>) -> Result<Governor, RuntimeError> {
+    let streaming = predict(shape, rates, &vec![false; shape.parts.len()], plan.buffers.max(PROBE_BUFFERS))?;
+    let plan = ResidencyPlan {
+        keep,
+        step_time: Duration::from_secs_f64(plan.prediction.seconds_per_token),
+        streaming_step_time: Duration::from_secs_f64(streaming.seconds_per_token * CAUTION),
+    };
+    Ok(Governor::new(plan, pressure::system(), GovernorConfig::default()))
+}
