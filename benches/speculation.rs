@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use firebox::{
-    DRAFT_TOKENS, Drafter, Generation, GenerationConfig, LookupDrafter, Model, RuntimeError, Sampler,
+    DRAFT_TOKENS, Draft, Drafter, Generation, GenerationConfig, LookupDrafter, Model, RuntimeError, Sampler,
     SamplerConfig, Speculation, Summary, device,
 };
 
@@ -29,8 +29,8 @@ const ROWS: usize = 20;
 struct Wrong;
 
 impl Drafter for Wrong {
-    fn propose(&mut self, tokens: &[u32], most: usize, _: &Sampler) -> Result<Vec<u32>, RuntimeError> {
-        Ok(vec![tokens[0]; most])
+    fn propose(&mut self, tokens: &[u32], most: usize, _: &Sampler) -> Result<Draft, RuntimeError> {
+        Ok(vec![tokens[0]; most].into())
     }
 }
 

@@ -21,13 +21,13 @@
 
 pub use firebox_runtime::{
     Account, Afterwards, AttentionSinks, BranchId, BranchInfo, Branches, Budget, CacheError, Charge,
-    Condenser, Condensing, DRAFT_TOKENS, Divergence, Drafter, EmbeddingVerification, EvictionPolicy, Extract,
-    Finish, Forgetting, Generation, GenerationConfig, Hidden, KvType, LogitVerification, LookupDrafter,
-    MajorFaults, Model, ModelDrafter, Origin, Perplexity, PersistentPrefix, Piece, Pool, Prefill,
-    PrefixOptions, Role, RuntimeError, Sampler, SamplerConfig, Saved, Session, SlidingWindow, Speculation,
-    Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes,
-    available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes,
-    parse_bytes, peak_resident_bytes, perplexity, resident_bytes, verify_against,
+    Condenser, Condensing, DRAFT_BRANCHES, DRAFT_TOKENS, Divergence, Draft, Drafter, EmbeddingVerification,
+    EvictionPolicy, Extract, Finish, Forgetting, Generation, GenerationConfig, Hidden, KvType,
+    LogitVerification, LookupDrafter, MajorFaults, Model, ModelDrafter, Origin, Perplexity, PersistentPrefix,
+    Piece, Pool, Prefill, PrefixOptions, Role, RuntimeError, Sampler, SamplerConfig, Saved, Session,
+    SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns,
+    anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest,
+    mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.

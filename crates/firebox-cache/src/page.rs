@@ -83,6 +83,11 @@ impl Page {
         taken
     }
 
+    /// Whether nobody has claimed the slots from `from` on.
+    pub fn is_free(&self, from: usize) -> bool {
+        self.content().used == from
+    }
+
     /// Lets the slots from `from` on be claimed again. The caller is the only one who knows of the page.
     pub fn unclaim(&self, from: usize) {
         self.content().used = from;
@@ -93,6 +98,17 @@ impl Page {
         if let Some(Some(sides)) = self.content().room.0.get_mut(layer) {
             sides.keys.assign(at, keys);
             sides.values.assign(at, values);
+        }
+    }
+
+    /// Writes over all slots what they hold in another page: as a whole, which is several times as fast as in parts.
+    pub fn copy(&self, other: &Self) {
+        let (mut content, other) = (self.content(), other.content());
+        for (to, from) in content.room.0.iter_mut().zip(&other.room.0) {
+            if let (Some(to), Some(from)) = (to, from) {
+                to.keys.assign(0, from.keys.clone());
+                to.values.assign(0, from.values.clone());
+            }
         }
     }
 

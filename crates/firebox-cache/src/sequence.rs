@@ -12,6 +12,7 @@ use crate::recurrent::RecurrentState;
 use crate::run::{Run, Source};
 use crate::turn::{Hidden, Role, Turn, TurnId, TurnKind};
 
+mod branch;
 mod outline;
 
 pub use outline::{Outline, Stretch};
@@ -365,24 +366,22 @@ impl SequenceCache {
         self.runs.iter().map(|run| run.read(layer)).collect()
     }
 
-    /// Takes room for the tokens of a pass, which every layer fills. What a pass before has taken and not
-    /// completed is given up.
+    /// Takes room for the tokens of a pass, which every layer fills, unless as much was taken and not filled yet. What a
+    /// pass before has taken and not completed is given up.
     pub fn reserve(&mut self, count: usize) -> Result<(), CacheError> {
+        // In a clone, what was taken is not its own.
+        if count == self.pending && Arc::get_mut(&mut self.runs).is_some() {
+            return Ok(());
+        }
         self.give_up_pass();
         self.unmap_last()?;
-        let alone = Arc::get_mut(&mut self.runs).is_some();
+        self.free_slots();
         let runs = Arc::make_mut(&mut self.runs);
-        let own =
-            runs.last().map_or(0, |last| runs.iter().rev().take_while(|run| run.lies_with(last)).count());
         let (mut rest, mut position) = (count, self.position);
         self.pending = count;
         if let Some(Run { source: Source::Page(page), slots, position: first, .. }) = runs.last_mut()
             && *first + slots.len() == position
         {
-            if alone && Arc::strong_count(page) == own {
-                // Slots behind it are left from tokens that were taken back.
-                page.unclaim(slots.end);
-            }
             let taken = page.claim(slots.end, rest);
             slots.end += taken;
             (rest, position) = (rest - taken, position + taken);

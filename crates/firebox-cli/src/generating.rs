@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use firebox_runtime::fit::FitConfig;
-use firebox_runtime::{Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
+use firebox_runtime::{Device, Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
 use firebox_text::Tokenizer;
 
 use crate::args::{CacheType, DeviceArgs};
@@ -113,11 +113,7 @@ pub fn open_fitted(
     console: &Console,
 ) -> anyhow::Result<Model> {
     let path = hub::resolve(name)?;
-    let opened = firebox_runtime::device(&device.device)?;
-    if let Some(threads) = device.threads {
-        // Fails where the pool exists already, and then something has computed before its settings were read.
-        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
-    }
+    let opened = opened_device(device)?;
     let began = std::time::Instant::now();
     let model = match fit {
         Some(fit) => Model::open_within(&path, &opened, fit)?,
@@ -126,6 +122,16 @@ pub fn open_fitted(
     say_fit(&model, console);
     console.detail(format!("opened {} in {:.2} s", path.display(), began.elapsed().as_secs_f64()));
     Ok(model)
+}
+
+/// The device that a command line names, with as many threads as it says.
+pub fn opened_device(args: &DeviceArgs) -> anyhow::Result<Device> {
+    let device = firebox_runtime::device(&args.device)?;
+    if let Some(threads) = args.threads {
+        // Fails where the pool exists already, and then something has computed before its settings were read.
+        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
+    }
+    Ok(device)
 }
 
 /// Answers a prompt, handing out tokens and text as they come, until the end or Ctrl-C.

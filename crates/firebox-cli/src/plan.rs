@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 use firebox_model::Architecture;
+use firebox_runtime::fit;
 use firebox_runtime::planner::{self, DeviceProfile, Mode, Plan, Prediction, Rates, Shape};
 use firebox_runtime::{RuntimeError, parse_bytes};
 use firebox_store::Checkpoint;
 use serde::Serialize;
 
-use crate::args::CacheType;
+use crate::args::{CacheType, DeviceArgs};
 use crate::columns::table;
 use crate::console::{Console, grouped, human_bytes};
 use crate::fitting::PlanMode;
+use crate::generating::opened_device;
 use crate::outcome::Outcome;
 use crate::{hub, plot};
 
@@ -47,6 +49,8 @@ pub struct PlanArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -74,7 +78,10 @@ pub fn plan(args: &PlanArgs, console: &Console) -> anyhow::Result<Outcome> {
     let shape = Shape::of(&checkpoint, &config, args.cache_type.into())?;
     let (source, rates) = match &args.device_profile {
         Some(path) => rates_of_profile(path, &shape)?,
-        None => rates_of_this_machine(&shape)?,
+        None => {
+            let device = opened_device(&args.device)?;
+            ("measured on this machine".into(), fit::measure(&checkpoint, &device, &shape)?)
+        }
     };
     let context = if args.ctx_size == 0 { config.max_positions } else { args.ctx_size };
     let report = Report {
@@ -104,13 +111,6 @@ pub fn plan(args: &PlanArgs, console: &Console) -> anyhow::Result<Outcome> {
 fn rates_of_profile(path: &Path, shape: &Shape) -> anyhow::Result<(String, Rates)> {
     let profile = DeviceProfile::open(path)?;
     Ok((format!("of {}, from {}", profile.name, path.display()), profile.rates(shape)?))
-}
-
-/// The rates of this machine, and how they are known.
-fn rates_of_this_machine(shape: &Shape) -> anyhow::Result<(String, Rates)> {
-    let profile = DeviceProfile::conservative();
-    let source = format!("not measured: assumed for {}; see --device-profile", profile.name);
-    Ok((source, profile.rates(shape)?))
 }
 
 impl Report<'_> {

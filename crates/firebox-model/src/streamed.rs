@@ -236,11 +236,6 @@ impl Streamed {
         self.stream.read_ahead(parts);
     }
 
-    /// Waits until all that can be read ahead has been, or for so long.
-    pub fn settle(&self, most: Duration) {
-        self.stream.settle(most);
-    }
-
     /// Bytes of memory that keeping a part takes.
     pub fn kept_bytes(&self, part: usize) -> u64 {
         let portion = self.whole.get(part).unwrap_or_else(|| &self.stream.portions()[part]);
@@ -271,15 +266,19 @@ impl Streamed {
     }
 
     pub(crate) fn unembed(&self, hidden: &Tensor<2>) -> Result<Tensor<2>, ModelError> {
-        let mut logits = Vec::with_capacity(self.unembedding.len());
-        for (index, slot) in self.unembedding.iter().enumerate() {
-            let rows = match slot.get() {
-                Some(rows) => rows,
-                None => self.multiplier(&self.stream.take(self.layers() + index)?)?,
-            };
-            logits.push(rows.multiply(hidden.clone()));
-        }
+        let blocks = 0..self.unembedding.len();
+        let mut logits =
+            blocks.map(|block| self.unembed_rows(block, hidden)).collect::<Result<Vec<_>, _>>()?;
         Ok(if logits.len() == 1 { logits.remove(0) } else { Tensor::cat(logits, 1) })
+    }
+
+    /// The logits of the tokens of one block of the unembedding, from normalised hidden states.
+    pub fn unembed_rows(&self, block: usize, hidden: &Tensor<2>) -> Result<Tensor<2>, ModelError> {
+        let rows = match self.unembedding[block].get() {
+            Some(rows) => rows,
+            None => self.multiplier(&self.stream.take(self.layers() + block)?)?,
+        };
+        Ok(rows.multiply(hidden.clone()))
     }
 
     fn built(

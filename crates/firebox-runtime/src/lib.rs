@@ -28,10 +28,13 @@ pub mod thermal;
 mod turn_record;
 mod turns;
 mod verification;
+mod way;
 
 pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
 pub use branches::{BranchId, BranchInfo, Branches};
 pub use budget::{Account, Budget, Charge};
+/// Where a model computes.
+pub use burn::tensor::Device;
 pub use bytes::{human_bytes, parse_bytes};
 pub use condenser::{Condenser, Condensing, Extract, fit_facts};
 pub use device::{available_devices, device};
@@ -50,7 +53,9 @@ pub use prefix::{Origin, PersistentPrefix, PrefixOptions};
 pub use sampler::{Sampler, SamplerConfig, likeliest};
 pub use saved::Saved;
 pub use session::Session;
-pub use speculation::{DRAFT_TOKENS, Drafter, LookupDrafter, ModelDrafter, Speculation};
+pub use speculation::{
+    DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, Speculation,
+};
 pub use verification::{
     EmbeddingVerification, LogitVerification, Prefill, Verification, expected_input_ids, verify_against,
 };

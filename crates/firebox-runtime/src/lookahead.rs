@@ -1,27 +1,28 @@
 use std::time::Instant;
 
 use crate::session::Mark;
+use crate::way::Way;
 use crate::{RuntimeError, Sampler, Session, Speculation};
 
 /// A session that may be some draft tokens ahead of the tokens that were chosen.
 ///
-/// Tokens are chosen from the model's own logits, one after the other, each with the sequence before it. Draft tokens
-/// go through the layers together with the token before them, and as long as the choices turn out to be the draft, the
-/// logits for the next one are there already. So a draft cannot change a choice, nor what it is drawn with.
+/// Tokens are chosen from the model's own logits, one after the other, each with the sequence before it. Drafts go
+/// through the layers together with the token before them, and as long as the choices turn out to be one of the drafts,
+/// the logits for the next one are there already. So a draft cannot change a choice, nor what it is drawn with.
 #[derive(Debug)]
 pub(crate) struct Lookahead<'s> {
     session: &'s mut Session,
     speculation: Option<&'s mut Speculation>,
     /// Chosen, and fed at the next step only: the last token of an answer need not go through the layers.
     pending: Option<u32>,
-    /// Went through the layers in the last pass, before anything was known of them.
-    draft: Vec<u32>,
-    /// How many of these were chosen by now.
+    /// The one that the session went in the last pass, before anything was known of it.
+    way: Way,
+    /// Those that branches went, and that agree with all that was chosen by now.
+    others: Vec<Way>,
+    /// How many tokens of the draft were chosen by now.
     accepted: usize,
     /// Before the last pass.
     mark: Option<Mark>,
-    /// After the token before the draft, and after each of the draft.
-    logits: Vec<f32>,
     drafted_in_all: usize,
     accepted_in_all: usize,
 }
@@ -33,10 +34,10 @@ impl<'s> Lookahead<'s> {
             session,
             speculation: None,
             pending: None,
-            draft: Vec::new(),
+            way: Way::straight(logits),
+            others: Vec::new(),
             accepted: 0,
             mark: None,
-            logits,
             drafted_in_all: 0,
             accepted_in_all: 0,
         }
@@ -63,20 +64,29 @@ impl<'s> Lookahead<'s> {
             self.pass(token, room, sampler)?;
             self.pending = None;
         }
-        let width = self.logits.len() / (1 + self.draft.len());
-        let logits = &self.logits[self.accepted * width..][..width];
         let tokens = self.session.tokens();
-        Ok(sampler.sample(logits, &tokens[..tokens.len() - self.unchosen()]))
+        let chosen = &tokens[..tokens.len() - self.unchosen()];
+        Ok(sampler.sample(self.way.logits_after(self.accepted), chosen))
     }
 
     /// Adds the token that was chosen.
     pub fn add(&mut self, token: u32) {
-        if self.draft.get(self.accepted) == Some(&token) {
+        let agrees = |way: &Way| way.draft.get(self.accepted) == Some(&token);
+        self.others.retain(agrees);
+        if !agrees(&self.way) && !self.others.is_empty() {
+            let mut way = self.others.remove(0);
+            self.session.change_ways(&mut way, self.way.draft.len());
+            self.way = way;
+        }
+        if self.way.draft.get(self.accepted) == Some(&token) {
             self.accepted += 1;
             self.accepted_in_all += 1;
             return;
         }
-        self.judge(self.draft.len());
+        // Without a mark nothing was drafted for this pass.
+        if let (Some(speculation), Some(_)) = (&mut self.speculation, &self.mark) {
+            speculation.judged(&[&self.way.draft[..self.accepted], &[token]].concat());
+        }
         self.settle();
         self.pending = Some(token);
     }
@@ -89,62 +99,54 @@ impl<'s> Lookahead<'s> {
         }
     }
 
-    /// Takes a token through the layers, and a draft of what follows it.
+    /// Takes a token through the layers, and drafts of what follows it.
     fn pass(&mut self, token: u32, room: usize, sampler: &Sampler) -> Result<(), RuntimeError> {
         let before = self.session.tokens().len();
-        self.draft.clear();
-        self.accepted = 0;
+        let mut drafts = Vec::new();
         if let Some(speculation) = &mut self.speculation {
             let most = self.session.draft_room(room.saturating_sub(1));
             // A drafter sees the token too, which the session knows only after it was fed.
             self.session.append(token);
-            let draft = speculation.draft(self.session.tokens(), most, sampler);
+            let drafted = speculation.draft(self.session, most, sampler);
             self.session.rewind(before);
-            self.draft = draft?;
-            let known = self.draft.iter().take_while(|&&token| self.session.knows(token)).count();
-            self.draft.truncate(known);
+            drafts = drafted?;
         }
+        self.mark = (!drafts.is_empty()).then(|| self.session.mark());
+        let chosen = self.session.behind() + 1;
         let began = Instant::now();
-        let rows = self.session.behind() + 1 + self.draft.len();
-        let fed = if self.draft.is_empty() {
-            self.session.feed(&[token]).map(|logits| self.logits = logits)
-        } else {
-            self.mark = Some(self.session.mark());
-            self.logits.clear();
-            let tokens: Vec<u32> = [token].iter().chain(&self.draft).copied().collect();
-            self.session.feed_each_row(&tokens, |rows| self.logits.extend_from_slice(rows))
+        let mut ways = match self.session.go_ways(token, drafts) {
+            Ok(ways) => ways.into_iter(),
+            Err(error) => {
+                self.session.rewind(before);
+                return Err(error);
+            }
         };
-        if let Err(error) = fed {
-            self.draft.clear();
-            self.session.rewind(before);
-            return Err(error);
-        }
-        self.drafted_in_all += self.draft.len();
+        self.way = ways.next().unwrap_or_default();
+        self.others = ways.collect();
+        let ways = std::iter::once(&self.way).chain(&self.others);
+        let drafted: usize = ways.map(|way| way.draft.len()).sum();
+        self.drafted_in_all += drafted;
         if let Some(speculation) = &mut self.speculation {
-            speculation.passed(rows, began.elapsed());
+            speculation.passed((1 + self.others.len()) * chosen + drafted, began.elapsed());
         }
         Ok(())
     }
 
     /// Draft tokens in the session that were not chosen, or not yet.
     fn unchosen(&self) -> usize {
-        self.draft.len() - self.accepted
-    }
-
-    fn judge(&mut self, judged: usize) {
-        if let Some(speculation) = &mut self.speculation {
-            speculation.judged(judged, self.accepted);
-        }
+        self.way.draft.len() - self.accepted
     }
 
     /// Takes back what was not chosen.
     fn settle(&mut self) {
+        // What branches hold goes first, so that the session is alone in its pages.
+        self.others.clear();
         let len = self.session.tokens().len() - self.unchosen();
         match self.mark.take() {
             Some(mark) => self.session.rewind_to(&mark, len),
             None => self.session.rewind(len),
         }
-        self.draft.clear();
+        self.way = Way::default();
         self.accepted = 0;
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
 use firebox_cache::{KvType, Pool, RecurrentState, SequenceCache, Turn, TurnKind};
-use firebox_model::{Decoder, ModelError, Wanted};
+use firebox_model::{Decoder, Input, ModelError, Wanted};
 
 use crate::RuntimeError;
 use crate::turns::Memory;
@@ -29,7 +29,7 @@ pub struct Session {
     /// How long the cached tokens were said to become: what their positions mean depends on it.
     pub(crate) encoded_length: usize,
     pub(crate) expected_length: usize,
-    chunk: usize,
+    pub(crate) chunk: usize,
     cancel: Option<Arc<AtomicBool>>,
 }
 
@@ -266,11 +266,7 @@ impl Session {
         if tokens.is_empty() {
             return Err(ModelError::NoTokens.into());
         }
-        let mut length = self.arrange(tokens.len())?;
-        self.go_on_with_a_turn();
-        if self.make_room(self.behind() + tokens.len())? {
-            length = self.arrange(tokens.len())?;
-        }
+        let length = self.prepare(tokens.len())?;
         let vocab = self.decoder.config().vocab_size;
         // Tokens that were accepted before without going through the layers come first, and unasked for.
         let mut behind = self.behind();
@@ -291,11 +287,17 @@ impl Session {
             behind -= old;
             self.tokens.extend_from_slice(&piece[old..]);
             let Some(logits) = logits else { continue };
-            let logits = logits.try_into_vec_as::<f32>();
-            let logits = logits.map_err(|error| RuntimeError::Readback { reason: error.to_string() })?;
+            let logits = read(logits)?;
             took(&logits[if wanted == Wanted::All { old * vocab } else { 0 }..]);
         }
         Ok(())
+    }
+
+    /// Makes everything ready for so many tokens that follow what was accepted. Returns how long the sequence is then.
+    pub(crate) fn prepare(&mut self, added: usize) -> Result<usize, RuntimeError> {
+        let length = self.arrange(added)?;
+        self.go_on_with_a_turn();
+        if self.make_room(self.behind() + added)? { self.arrange(added) } else { Ok(length) }
     }
 
     /// Brings what is remembered to mean what it means once so many tokens have been added. Returns how long the
@@ -336,8 +338,21 @@ impl Session {
     }
 
     fn pass(&mut self, tokens: &[u32], length: usize, wanted: Wanted) -> Result<Tensor<2>, RuntimeError> {
-        let before = self.cache.len();
-        let logits = self.decoder.forward(tokens, length, &mut self.cache, wanted);
+        self.pass_together(&[tokens], &mut [], length, wanted)
+    }
+
+    /// Takes tokens through the layers, and with them those of branches that are where this session is.
+    pub(crate) fn pass_together(
+        &mut self,
+        tokens: &[&[u32]],
+        branches: &mut [SequenceCache],
+        length: usize,
+        wanted: Wanted,
+    ) -> Result<Tensor<2>, RuntimeError> {
+        let (position, before) = (self.cache.position(), self.cache.len());
+        let inputs: Vec<_> = tokens.iter().map(|tokens| Input { tokens, position, length }).collect();
+        let mut caches: Vec<_> = std::iter::once(&mut self.cache).chain(branches).collect();
+        let logits = self.decoder.forward_together(&inputs, &mut caches, wanted);
         logits.map_err(|error| self.undone(before, error))
     }
 
@@ -372,6 +387,11 @@ impl Session {
         }
         error.into()
     }
+}
+
+/// Logits, where they can be looked at.
+pub(crate) fn read(logits: Tensor<2>) -> Result<Vec<f32>, RuntimeError> {
+    logits.try_into_vec_as::<f32>().map_err(|error| RuntimeError::Readback { reason: error.to_string() })
 }
 
 #[cfg(test)]

@@ -278,5 +278,13 @@ impl Checkpoint {
 
 /// Zeroed memory that begins on a page and goes back to the system as a whole.
 pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
-    MmapMut::map_anon(bytes.max(1)).map_err(|source| StoreError::Memory { bytes: bytes as u64, source })
+    let map = MmapMut::map_anon(bytes.max(1));
+    let map = map.map_err(|source| StoreError::Memory { bytes: bytes as u64, source })?;
+    // Wishes, which older systems do not know: large pages cost less to find, and pages that are there before a read
+    // begins do not interrupt it.
+    #[cfg(target_os = "linux")]
+    for wish in [memmap2::Advice::HugePage, memmap2::Advice::PopulateWrite] {
+        drop(map.advise(wish));
+    }
+    Ok(map)
 }

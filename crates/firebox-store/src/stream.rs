@@ -343,13 +343,6 @@ impl Stream {
         self.shared.changed.notify_all();
     }
 
-    /// Waits until all that can be read ahead has been, or for so long.
-    pub fn settle(&self, most: Duration) {
-        let settled = |state: &mut State| !state.reading.is_empty() || state.job().is_some();
-        let waited = self.shared.changed.wait_timeout_while(self.shared.state(), most, settled);
-        drop(waited);
-    }
-
     /// How many buffers there may be from now on; one is always made when it is needed. Those too many go at once, or
     /// as soon as they are given back.
     pub fn set_buffers(&self, buffers: usize) {

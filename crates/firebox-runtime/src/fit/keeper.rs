@@ -11,14 +11,13 @@ use crate::budget::{Account, Budget, Charge};
 use crate::faults::MajorFaults;
 use crate::governor::{Event, Governor, Residency};
 
+use super::FEWEST_BUFFERS;
+
 /// Passes of more rows than this are prompts, whose time says nothing about a step of decoding.
 const MOST_ROWS: usize = 16;
 
 /// Events that are remembered until somebody asks.
 const MOST_EVENTS: usize = 256;
-
-/// The smallest ring that reads while it computes.
-const FEWEST_BUFFERS: usize = 2;
 
 /// Holds what is charged for a model, and changes what is kept of it when its governor says so.
 pub(super) struct Keeper {

@@ -18,7 +18,7 @@ use crate::memory::resident_bytes;
 use crate::planner::{Mode, Placement, Plan, Rates, Shape, place, plan, predict};
 use crate::{Model, RuntimeError, pressure};
 use keeper::{Keeper, Looker, Pages};
-use probe::probe;
+use probe::Probe;
 
 /// What comes to be resident of the program after it has been measured: code that has not run yet, tables of the
 /// sampler, logits.
@@ -118,15 +118,9 @@ impl Model {
         device: &Device,
         config: &FitConfig,
     ) -> Result<Self, RuntimeError> {
-        let available = pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available);
-        let streamed_config = StreamedConfig {
-            stream: StreamConfig { buffers: PROBE_BUFFERS, ..StreamConfig::default() },
-            method: config.method,
-            room: available.unwrap_or(0).saturating_sub(config.memory),
-            source: None,
-        };
         let checkpoint = Checkpoint::open(path)?;
-        let decoder = Arc::new(Decoder::stream(&checkpoint, device, &streamed_config)?);
+        let decoder =
+            Arc::new(Decoder::stream(&checkpoint, device, &streaming(config.method, config.memory))?);
         let mut model = Self::over(checkpoint, Network::Decoder(decoder.clone()))?;
         model.fit = Some(Arc::new(fit(&model, &decoder, config)?));
         Ok(model)
@@ -138,13 +132,42 @@ impl Model {
     }
 }
 
-/// Buffers while a model is probed: the fewest that any plan has.
-const PROBE_BUFFERS: usize = 2;
+/// The fewest buffers that any plan has where something is streamed.
+const FEWEST_BUFFERS: usize = 2;
+
+/// Layers that are in memory together while a model is probed: more tell more, if they take no more than this part of
+/// the memory.
+const PROBED_LAYERS: usize = 6;
+const PROBE_SHARE: u64 = 8;
+
+/// Measures how fast this machine runs a model, without running it: see [`planner::plan`](crate::planner::plan).
+pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Result<Rates, RuntimeError> {
+    let decoder = Decoder::stream(checkpoint, device, &streaming(None, 0))?;
+    probed(&decoder, shape, PROBED_LAYERS)
+}
+
+/// Reading that a decoder begins with.
+fn streaming(method: Option<ReadMethod>, taken: u64) -> StreamedConfig {
+    let available = pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available);
+    StreamedConfig {
+        stream: StreamConfig { buffers: FEWEST_BUFFERS, ..StreamConfig::default() },
+        method,
+        room: available.unwrap_or(0).saturating_sub(taken),
+        source: None,
+    }
+}
+
+fn probed(decoder: &Decoder, shape: &Shape, at_once: usize) -> Result<Rates, RuntimeError> {
+    let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
+    Probe { decoder, streamed, shape, at_once }.rates()
+}
 
 fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit, RuntimeError> {
     let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
     let mut shape = Shape::of(model.checkpoint(), decoder.config(), config.kept)?;
-    let rates = probe(decoder, streamed, &shape)?;
+    let affordable = config.memory / PROBE_SHARE / streamed.buffer_bytes().max(1) as u64;
+    let at_once = affordable.clamp(FEWEST_BUFFERS as u64, PROBED_LAYERS as u64) as usize;
+    let rates = probed(decoder, &shape, at_once)?;
     let ring = (streamed.buffers() * streamed.buffer_bytes()) as u64;
     if let Some(resident) = resident_bytes() {
         shape.fixed_bytes = resident.saturating_sub(ring) + SLACK;
@@ -172,18 +195,16 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
 
 /// Does as one is told instead of what is best.
 fn adjust(plan: &mut Plan, shape: &Shape, rates: &Rates, config: &FitConfig) -> Result<(), RuntimeError> {
-    if let Some(buffers) = config.buffers {
-        plan.buffers = buffers;
+    if config.layers.is_none() && config.buffers.is_none() && config.placement == Placement::Auto {
+        return Ok(());
     }
     let count = config.layers.unwrap_or(plan.kept_layers.len()).min(shape.layers());
-    if config.layers.is_some() {
-        plan.keep_unembedding = count == shape.layers();
-    }
-    if config.layers.is_some() || config.buffers.is_some() || config.placement != Placement::Auto {
-        plan.explanation =
-            place(&config.placement, shape, rates, count, plan.keep_unembedding, plan.buffers)?;
-        plan.kept_layers = plan.explanation.layers.clone();
-    }
+    plan.keep_unembedding &= config.layers.is_none() || count == shape.layers();
+    let keeps_all = count == shape.layers() && plan.keep_unembedding;
+    plan.buffers = if keeps_all { 0 } else { config.buffers.unwrap_or(plan.buffers.max(FEWEST_BUFFERS)) };
+    plan.explanation = place(&config.placement, shape, rates, count, plan.keep_unembedding, plan.buffers)?;
+    plan.kept_layers = plan.explanation.layers.clone();
+    plan.prediction = plan.explanation.prediction;
     Ok(())
 }
 
@@ -194,7 +215,7 @@ fn kept_parts(plan: &Plan, layers: usize, parts: usize) -> Vec<usize> {
 }
 
 fn governor(plan: &Plan, shape: &Shape, rates: &Rates, keep: Vec<usize>) -> Result<Governor, RuntimeError> {
-    let streaming = predict(shape, rates, &vec![false; shape.parts.len()], plan.buffers.max(PROBE_BUFFERS))?;
+    let streaming = predict(shape, rates, &vec![false; shape.parts.len()], plan.buffers.max(FEWEST_BUFFERS))?;
     let plan = ResidencyPlan {
         keep,
         step_time: Duration::from_secs_f64(plan.prediction.seconds_per_token),

@@ -1,122 +1,154 @@
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::time::Instant;
 
+use burn::tensor::{Device, Tensor};
 use firebox_kernels::on_pool;
-use firebox_model::{Decoder, Input, Pass, Streamed, Wanted};
+use firebox_model::{Decoder, Input, Pass, Streamed};
 
 use crate::RuntimeError;
 use crate::planner::{Rates, Shape};
 
-/// How often each layer that is probed computes.
-const REPEATS: usize = 3;
-
-/// How long to wait for buffers to fill before computing without them.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How often layers compute while they are read, and parts that are kept.
+const READ_REPEATS: usize = 3;
+const KEPT_REPEATS: usize = 9;
 
 /// Measures how fast a machine reads and computes the parts of a decoder that nothing is kept of, in less time than a
-/// few tokens take, and with the buffers that are there anyway.
+/// few tokens take.
 ///
-/// A few layers compute once while nothing is read, and once while the next ones are; the difference is what reading
-/// costs computing. Other layers are taken to be as fast, byte for byte, as those of their kind.
-pub(super) fn probe(decoder: &Decoder, streamed: &Streamed, shape: &Shape) -> Result<Rates, RuntimeError> {
-    let probe = Probe { decoder, streamed, token: 0 };
-    let probed = probe.layers();
-    on_pool(decoder.device(), || probe.times(probed, true)).map(drop)?;
-    let (mut alone, mut disturbed) = (vec![Vec::new(); probed], vec![Vec::new(); probed]);
-    for _ in 0..REPEATS {
-        for (times, reading) in [(&mut alone, false), (&mut disturbed, true)] {
-            let measured = on_pool(decoder.device(), || probe.times(probed, reading))?;
-            times.iter_mut().zip(measured).for_each(|(times, time)| times.push(time));
-        }
-    }
-    let (alone, disturbed): (Vec<f64>, Vec<f64>) =
-        (alone.into_iter().map(median).collect(), disturbed.into_iter().map(median).collect());
-    let contention = (disturbed.iter().sum::<f64>() / alone.iter().sum::<f64>()).max(1.0);
-    let unembedding = on_pool(decoder.device(), || probe.unembedding())? / contention;
-    let overhead = on_pool(decoder.device(), || probe.beginning())?;
-
-    let blocks = &decoder.config().blocks;
-    let like = |layer: usize| (0..probed).find(|&other| blocks[other] == blocks[layer]).unwrap_or(0);
-    let rest: u64 = shape.parts.iter().filter(|part| !part.is_layer).map(|part| part.bytes).sum();
-    let compute = shape.parts.iter().enumerate().map(|(index, part)| {
-        if part.is_layer {
-            let like = like(index);
-            alone[like] * part.bytes as f64 / shape.parts[like].bytes.max(1) as f64
-        } else {
-            unembedding * part.bytes as f64 / rest.max(1) as f64
-        }
-    });
-    let report = streamed.report();
-    Ok(Rates {
-        read_bytes_per_second: report.bytes as f64 / report.reading.as_secs_f64().max(1e-9),
-        read_latency: 0.0,
-        compute: compute.collect(),
-        overhead,
-        contention,
-    })
-}
-
-struct Probe<'a> {
-    decoder: &'a Decoder,
-    streamed: &'a Streamed,
-    token: u32,
+/// Some layers compute while the next ones are read, and then while they are kept and nothing is; the difference is what
+/// being read costs computing. Other layers are taken to be as fast, byte for byte, as those of their kind.
+pub(super) struct Probe<'a> {
+    pub decoder: &'a Decoder,
+    pub streamed: &'a Streamed,
+    pub shape: &'a Shape,
+    /// How many parts may be in memory together.
+    pub at_once: usize,
 }
 
 impl Probe<'_> {
-    /// Enough of the first layers that there is one of every kind.
+    pub fn rates(&self) -> Result<Rates, RuntimeError> {
+        on_pool(self.decoder.device(), || self.measured())
+    }
+
+    fn measured(&self) -> Result<Rates, RuntimeError> {
+        let (layers, all) = (self.layers(), self.decoder.layers());
+        let before = self.streamed.report();
+        self.streamed.read_ahead(0..all);
+        let disturbed = typical(READ_REPEATS, || self.layer_times(layers))?;
+        let after = self.streamed.report();
+
+        let buffers = self.streamed.buffers();
+        self.streamed.read_ahead(0..0);
+        self.streamed.set_buffers(0);
+        let alone = self.kept(0..layers, || self.layer_times(layers))?;
+        let blocks = all..self.streamed.parts().min(all + self.at_once);
+        let rows = self.kept(blocks.clone(), || self.row_times(blocks.len()))?;
+        self.streamed.set_buffers(buffers);
+
+        let (bytes, reading) = (after.bytes - before.bytes, after.reading - before.reading);
+        let config = &self.decoder.config().blocks;
+        let compute = (0..self.shape.parts.len()).map(|part| match config.get(part) {
+            Some(block) => self.seconds(part, &alone, |other| config[other] == *block),
+            None => self.seconds(part, &rows, |_| true),
+        });
+        Ok(Rates {
+            read_bytes_per_second: bytes as f64 / reading.as_secs_f64().max(1e-9),
+            read_latency: 0.0,
+            compute: compute.collect(),
+            overhead: self.beginning()?,
+            contention: (behind_first(&disturbed) / behind_first(&alone)).max(1.0),
+        })
+    }
+
+    /// Enough of the first layers that there is more than one of every kind, if there is.
     fn layers(&self) -> usize {
         let blocks = &self.decoder.config().blocks;
         let firsts = (0..blocks.len()).filter(|&layer| !blocks[..layer].contains(&blocks[layer]));
-        let fewest = self.streamed.buffers().min(blocks.len());
-        firsts.last().map_or(0, |last| last + 1).max(fewest)
+        (firsts.max().unwrap_or(0) + self.at_once).min(blocks.len())
     }
 
-    fn begin(&self) -> Result<Pass, RuntimeError> {
-        Ok(Pass::begin(self.decoder, &[Input { tokens: &[self.token], position: 0, length: 1 }])?)
-    }
-
-    /// Seconds that each of the first layers computes.
-    fn times(&self, layers: usize, reading: bool) -> Result<Vec<f64>, RuntimeError> {
-        let mut cache = self.decoder.cache();
-        let mut pass = self.begin()?;
-        let mut times = Vec::with_capacity(layers);
-        for layer in 0..layers {
-            if reading {
-                self.streamed.read_ahead(0..self.decoder.layers());
-            } else {
-                // What is about to compute is there, and nothing else comes.
-                self.streamed.read_ahead(layer..layer + 1);
-                self.streamed.settle(PATIENCE);
-                self.streamed.read_ahead(0..0);
-            }
-            let (began, waited) = (Instant::now(), self.streamed.report().waiting);
-            pass.step(self.decoder, &mut [&mut cache])?;
-            let waited = self.streamed.report().waiting - waited;
-            times.push(began.elapsed().saturating_sub(waited).as_secs_f64());
+    /// What `measure` finds of some parts while they are kept.
+    fn kept(
+        &self,
+        parts: Range<usize>,
+        measure: impl Fn() -> Result<Vec<f64>, RuntimeError>,
+    ) -> Result<Vec<f64>, RuntimeError> {
+        let mut times = Vec::with_capacity(parts.len());
+        for start in parts.clone().step_by(self.at_once.max(1)) {
+            let kept = start..parts.end.min(start + self.at_once);
+            kept.clone().try_for_each(|part| self.streamed.keep(part))?;
+            let measured = typical(KEPT_REPEATS, &measure)?;
+            times.extend_from_slice(&measured[start - parts.start..kept.end - parts.start]);
+            kept.for_each(|part| self.streamed.let_go(part));
         }
         Ok(times)
     }
 
-    /// Seconds that the unembedding computes while it is read.
-    fn unembedding(&self) -> Result<f64, RuntimeError> {
-        self.streamed.read_ahead(0..self.streamed.parts());
-        let pass = self.begin()?;
+    fn begin(&self) -> Result<Pass, RuntimeError> {
+        Ok(Pass::begin(self.decoder, &[Input { tokens: &[0], position: 0, length: 1 }])?)
+    }
+
+    /// Seconds that each of the first layers computes.
+    fn layer_times(&self, layers: usize) -> Result<Vec<f64>, RuntimeError> {
+        let mut cache = self.decoder.cache();
+        let mut pass = self.begin()?;
+        let step = |_| self.timed(|| Ok(pass.step(self.decoder, &mut [&mut cache])?));
+        (0..layers).map(step).collect()
+    }
+
+    /// Seconds that each of the first blocks of the unembedding computes.
+    fn row_times(&self, blocks: usize) -> Result<Vec<f64>, RuntimeError> {
+        let hidden = Tensor::<2>::ones([1, self.decoder.config().hidden_size], self.decoder.device());
+        let block = |block| self.timed(|| Ok(self.streamed.unembed_rows(block, &hidden).map(drop)?));
+        (0..blocks).map(block).collect()
+    }
+
+    /// Seconds of some work, but for those that it waited for reads.
+    fn timed(&self, work: impl FnOnce() -> Result<(), RuntimeError>) -> Result<f64, RuntimeError> {
         let (began, waited) = (Instant::now(), self.streamed.report().waiting);
-        let logits = pass.logits(self.decoder, Wanted::Last)?.try_into_vec_as::<f32>();
-        logits.map_err(|error| RuntimeError::Readback { reason: error.to_string() })?;
+        work()?;
+        settle(self.decoder.device())?;
         let waited = self.streamed.report().waiting - waited;
         Ok(began.elapsed().saturating_sub(waited).as_secs_f64())
     }
 
     /// Seconds that a pass takes before its first layer.
     fn beginning(&self) -> Result<f64, RuntimeError> {
-        self.begin()?;
-        let began = Instant::now();
-        self.begin()?;
-        Ok(began.elapsed().as_secs_f64())
+        Ok(typical(KEPT_REPEATS, || Ok(vec![self.timed(|| self.begin().map(drop))?]))?[0])
+    }
+
+    /// Seconds that a part computes, from those that were measured and are like it.
+    fn seconds(&self, part: usize, measured: &[f64], is_alike: impl Fn(usize) -> bool) -> f64 {
+        let parts = &self.shape.parts;
+        let first = if parts[part].is_layer { 0 } else { self.decoder.layers() };
+        let per_byte = |other: usize| measured[other] / parts[first + other].bytes.max(1) as f64;
+        // The first one wakes threads that have had nothing to do.
+        let rates = (1..measured.len()).filter(|&other| is_alike(other)).map(per_byte).collect();
+        median(rates).unwrap_or_else(|| per_byte(0)) * parts[part].bytes as f64
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// Waits until a device has done what it was given.
+fn settle(device: &Device) -> Result<(), RuntimeError> {
+    device.sync().map_err(|error| RuntimeError::Readback { reason: error.to_string() })
+}
+
+/// The medians of what is measured several times.
+fn typical(
+    repeats: usize,
+    measure: impl Fn() -> Result<Vec<f64>, RuntimeError>,
+) -> Result<Vec<f64>, RuntimeError> {
+    let runs = (0..repeats).map(|_| measure()).collect::<Result<Vec<_>, _>>()?;
+    let times = |index: usize| median(runs.iter().map(|run| run[index]).collect());
+    Ok((0..runs[0].len()).filter_map(times).collect())
+}
+
+/// The sum but for the first, if there are others.
+fn behind_first(times: &[f64]) -> f64 {
+    times[usize::from(times.len() > 1)..].iter().sum()
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / 2).copied()
 }

@@ -1,4 +1,6 @@
-use crate::speculation::Drafter;
+use std::cmp::Reverse;
+
+use crate::speculation::{DRAFT_BRANCHES, Draft, Drafter};
 use crate::{RuntimeError, Sampler};
 
 /// Fewer equal tokens in a row are mostly chance.
@@ -19,7 +21,8 @@ const WINDOW: usize = 1 << 17;
 const NONE: u32 = u32::MAX;
 
 /// Drafts what followed the last time that the sequence ended as it does now: prompt lookup. Of several such places the
-/// one with the longest equal run before it wins, then the latest.
+/// one with the longest equal run before it comes first, then the latest; those that went on differently are further
+/// branches.
 ///
 /// The index is that of LZ77 compressors: every run of three tokens is chained to the one before it in the same
 /// bucket. It grows with the sequence and takes at most 640 KiB.
@@ -30,7 +33,7 @@ const NONE: u32 = u32::MAX;
 /// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
 /// let sampler = Sampler::new(SamplerConfig::greedy())?;
 /// let draft = LookupDrafter::new().propose(&[1, 2, 3, 4, 5, 6, 1, 2, 3], 2, &sampler)?;
-/// assert_eq!(draft, [4, 5]);
+/// assert_eq!(draft.branches(), [[4, 5]]);
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
@@ -88,13 +91,12 @@ impl LookupDrafter {
         }
     }
 
-    /// Where to read on: behind the earlier run that equals the most of what the sequence ends with.
-    /// Also how much that is.
-    fn longest_match(&self, tokens: &[u32]) -> Option<(usize, usize)> {
-        let start = tokens.len().checked_sub(SHORTEST)?;
+    /// Where to read on: behind earlier runs that equal what the sequence ends with, and how much of it each equals. The
+    /// longest comes first, then the latest; of those that go on with the same token there is one.
+    fn matches(&self, tokens: &[u32]) -> Vec<(usize, usize)> {
+        let mut found: Vec<(usize, usize)> = Vec::new();
+        let Some(start) = tokens.len().checked_sub(SHORTEST) else { return found };
         let mut at = self.heads[bucket(&tokens[start..])];
-        let mut best = None;
-        let mut longest = SHORTEST - 1;
         for _ in 0..CANDIDATES {
             if at == NONE || tokens.len() > at as usize + WINDOW {
                 break;
@@ -102,16 +104,19 @@ impl LookupDrafter {
             let end = at as usize + 1;
             let earlier = tokens[..end].iter().rev();
             let equal = earlier.zip(tokens.iter().rev()).take(LONGEST).take_while(|(a, b)| a == b).count();
-            if equal > longest {
-                best = Some((end, equal));
-                longest = equal;
+            match found.iter_mut().find(|(other, _)| tokens[*other] == tokens[end]) {
+                Some(other) if equal > other.1 => *other = (end, equal),
+                None if equal >= SHORTEST => found.push((end, equal)),
+                _ => {}
             }
             if equal == LONGEST {
                 break;
             }
             at = self.before[at as usize % WINDOW];
         }
-        best
+        found.sort_by_key(|&(end, equal)| Reverse((equal, end)));
+        found.truncate(DRAFT_BRANCHES);
+        found
     }
 }
 
@@ -119,18 +124,20 @@ impl Drafter for LookupDrafter {
     /// The longer the run that is equal, the surer it is: 3 tokens, up to 7, up to 15, and so on.
     fn grade(&mut self, tokens: &[u32]) -> Option<usize> {
         self.follow(tokens);
-        self.longest_match(tokens).map(|(_, equal)| equal.ilog2() as usize - 1)
+        self.matches(tokens).first().map(|(_, equal)| equal.ilog2() as usize - 1)
     }
 
-    fn propose(&mut self, tokens: &[u32], most: usize, _: &Sampler) -> Result<Vec<u32>, RuntimeError> {
+    fn propose(&mut self, tokens: &[u32], most: usize, _: &Sampler) -> Result<Draft, RuntimeError> {
         self.follow(tokens);
-        let Some((from, _)) = self.longest_match(tokens) else { return Ok(Vec::new()) };
-        let mut draft: Vec<u32> = Vec::with_capacity(most);
-        for at in from..from + most {
-            // A sequence that repeats itself goes on repeating what is drafted.
-            draft.push(if at < tokens.len() { tokens[at] } else { draft[at - tokens.len()] });
-        }
-        Ok(draft)
+        let read_on = |(from, _)| {
+            let mut branch: Vec<u32> = Vec::with_capacity(most);
+            for at in from..from + most {
+                // A sequence that repeats itself goes on repeating what is drafted.
+                branch.push(if at < tokens.len() { tokens[at] } else { branch[at - tokens.len()] });
+            }
+            branch
+        };
+        Ok(self.matches(tokens).into_iter().map(read_on).collect::<Vec<_>>().into())
     }
 }
 
@@ -151,35 +158,48 @@ mod tests {
     use super::*;
     use crate::SamplerConfig;
 
-    fn propose(drafter: &mut LookupDrafter, tokens: &[u32], most: usize) -> Vec<u32> {
-        drafter.propose(tokens, most, &Sampler::new(SamplerConfig::greedy()).unwrap()).unwrap()
+    fn propose(drafter: &mut LookupDrafter, tokens: &[u32], most: usize) -> Vec<Vec<u32>> {
+        let draft = drafter.propose(tokens, most, &Sampler::new(SamplerConfig::greedy()).unwrap()).unwrap();
+        draft.branches().to_vec()
     }
 
     /// The same by looking everywhere.
-    fn searched(tokens: &[u32], most: usize) -> Vec<u32> {
+    fn searched(tokens: &[u32], most: usize) -> Vec<Vec<u32>> {
         let equal = |end: usize| {
             let earlier = tokens[..end].iter().rev();
             earlier.zip(tokens.iter().rev()).take(LONGEST).take_while(|(a, b)| a == b).count()
         };
-        let ends = (1..tokens.len()).filter(|&end| equal(end) >= SHORTEST);
-        let Some(from) = ends.max_by_key(|&end| (equal(end), end)) else { return Vec::new() };
-        let mut whole = tokens.to_vec();
-        for at in from..from + most {
-            whole.push(whole[at]);
-        }
-        whole.split_off(tokens.len())
+        // Behind a run that is as long as can be told apart nothing else is looked for.
+        let from = (1..tokens.len()).rfind(|&end| equal(end) == LONGEST).unwrap_or(1);
+        let mut ends: Vec<usize> = (from..tokens.len()).filter(|&end| equal(end) >= SHORTEST).collect();
+        ends.sort_by_key(|&end| Reverse((equal(end), end)));
+        let mut next = Vec::new();
+        ends.retain(|&end| {
+            !next.contains(&tokens[end]) && {
+                next.push(tokens[end]);
+                true
+            }
+        });
+        let read_on = |from: usize| {
+            let mut whole = tokens.to_vec();
+            for at in from..from + most {
+                whole.push(whole[at]);
+            }
+            whole.split_off(tokens.len())
+        };
+        ends.into_iter().take(DRAFT_BRANCHES).map(read_on).collect()
     }
 
     #[test]
     fn a_cycle_is_drafted_on_and_on() {
         let tokens: Vec<u32> = (0..11).map(|at| 40 + at % 4).collect();
-        assert_eq!(propose(&mut LookupDrafter::new(), &tokens, 9), [43, 40, 41, 42, 43, 40, 41, 42, 43]);
+        assert_eq!(propose(&mut LookupDrafter::new(), &tokens, 9), [[43, 40, 41, 42, 43, 40, 41, 42, 43]]);
     }
 
     #[test]
-    fn the_longest_run_wins() {
+    fn the_longest_run_comes_first() {
         let tokens = [9, 1, 2, 3, 50, 8, 1, 2, 3, 60, 9, 1, 2, 3];
-        assert_eq!(propose(&mut LookupDrafter::new(), &tokens, 1), [50]);
+        assert_eq!(propose(&mut LookupDrafter::new(), &tokens, 2), [[50, 8], [60, 9]]);
     }
 
     #[test]
@@ -236,7 +256,7 @@ mod tests {
             let mut drafter = LookupDrafter::new();
             for tokens in &sequences {
                 let draft = propose(&mut drafter, tokens, 5);
-                prop_assert!(draft.iter().all(|token| tokens.contains(token)));
+                prop_assert!(draft.iter().flatten().all(|token| tokens.contains(token)));
             }
             // Another sequence of the same length and ending may cost drafts; one that shows the difference does not.
             propose(&mut drafter, &[], 5);

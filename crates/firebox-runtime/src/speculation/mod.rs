@@ -1,22 +1,27 @@
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use crate::{RuntimeError, Sampler};
+use crate::{RuntimeError, Sampler, Session};
 
+mod draft;
 mod lookup;
 mod model;
 mod pace;
 #[cfg(test)]
 mod tests;
 
+pub use draft::Draft;
 pub use lookup::LookupDrafter;
 pub use model::ModelDrafter;
 
 use pace::Pace;
 
-/// Draft tokens verified in one pass at most, unless told otherwise: beyond, a pass costs more than what is still
+/// Tokens of a draft's branch verified in one pass at most, unless told otherwise: beyond, a pass costs more than what is still
 /// likely to be accepted brings.
 pub const DRAFT_TOKENS: usize = 16;
+
+/// Branches of a draft verified in one pass at most, unless told otherwise: each costs the tokens before it once more.
+pub const DRAFT_BRANCHES: usize = 3;
 
 /// Higher grades of drafts count as this one.
 const HIGHEST_GRADE: usize = 15;
@@ -34,12 +39,13 @@ pub trait Drafter: Debug + Send {
         Some(0)
     }
 
-    /// At most `most` tokens that may follow `tokens`, none if it has no idea.
+    /// What may follow `tokens`, in branches of at most `most` tokens; nothing if it has no idea. What is more than can be
+    /// verified is cut off.
     ///
     /// `tokens` is the whole sequence so far. It shows what became of the draft before, and may be another sequence
     /// altogether. `sampler` is how the model is going to choose: whoever draws from it, on a clone, draws the random
     /// numbers that the model's choices will be drawn with.
-    fn propose(&mut self, tokens: &[u32], most: usize, sampler: &Sampler) -> Result<Vec<u32>, RuntimeError>;
+    fn propose(&mut self, tokens: &[u32], most: usize, sampler: &Sampler) -> Result<Draft, RuntimeError>;
 }
 
 /// A drafter, and how far it is worth listening to. Outlives generations: what it learns in one serves the next.
@@ -47,10 +53,13 @@ pub trait Drafter: Debug + Send {
 pub struct Speculation {
     drafter: Box<dyn Drafter>,
     pace: Pace,
-    /// Of the last draft.
+    /// The last draft, with all its branches: those that were not verified may have been right too.
+    proposed: Draft,
+    /// How sure the drafter was of it.
     grade: usize,
     steady: bool,
     most: usize,
+    branches: usize,
 }
 
 impl Speculation {
@@ -59,30 +68,38 @@ impl Speculation {
         Self {
             drafter: Box::new(drafter),
             pace: Pace::default(),
+            proposed: Draft::default(),
             grade: 0,
             steady: false,
             most: DRAFT_TOKENS,
+            branches: DRAFT_BRANCHES,
         }
     }
 
-    /// The same, verifying at most `most` draft tokens in one pass.
+    /// The same, verifying branches of at most `most` tokens.
     pub fn with_draft_tokens(self, most: usize) -> Self {
         Self { most, ..self }
     }
 
-    /// The same, drafting as many tokens as it may whatever becomes of them: for measurements and tests.
+    /// The same, verifying at most so many branches in one pass.
+    pub fn with_draft_branches(self, branches: usize) -> Self {
+        Self { branches: branches.max(1), ..self }
+    }
+
+    /// The same, drafting as much as it may whatever becomes of it: for measurements and tests.
     pub fn steady(self) -> Self {
         Self { steady: true, ..self }
     }
 
-    /// A draft for the next pass, of at most `most` tokens.
+    /// What to verify in the next pass behind the tokens of a session, in branches of at most `most` tokens.
     pub(crate) fn draft(
         &mut self,
-        tokens: &[u32],
+        session: &Session,
         most: usize,
         sampler: &Sampler,
-    ) -> Result<Vec<u32>, RuntimeError> {
-        let most = most.min(self.most);
+    ) -> Result<Vec<Vec<u32>>, RuntimeError> {
+        let (tokens, most) = (session.tokens(), most.min(self.most));
+        self.proposed = Draft::default();
         if most == 0 {
             return Ok(Vec::new());
         }
@@ -95,23 +112,28 @@ impl Speculation {
         }
         self.grade = grade;
         let began = Instant::now();
-        let mut draft = self.drafter.propose(tokens, wanted, sampler)?;
-        draft.truncate(wanted);
-        self.pace.drafted(draft.len(), began.elapsed());
-        Ok(draft)
+        let proposed = self.drafter.propose(tokens, wanted, sampler)?;
+        self.proposed = proposed.cut(wanted, |token| session.knows(token));
+        let lengths: Vec<usize> = self.proposed.branches().iter().map(Vec::len).collect();
+        self.pace.drafted(lengths.first().copied().unwrap_or(0), began.elapsed());
+        let verified = if self.steady { lengths.len() } else { self.pace.branches(grade, &lengths) };
+        Ok(self.proposed.branches().iter().take(verified.min(self.branches)).cloned().collect())
     }
 
     /// How long a pass of some rows took.
     pub(crate) fn passed(&mut self, rows: usize, took: Duration) {
         // After a refusal recurrent layers see tokens again, so that a pass may have as many rows twice; more are not
         // what drafts cost.
-        if rows.div_ceil(2) <= self.most.saturating_add(1) {
+        if rows.div_ceil(2) <= self.branches.saturating_mul(self.most.saturating_add(1)) {
             self.pace.passed(rows, took);
         }
     }
 
-    /// How much of a draft was accepted.
-    pub(crate) fn judged(&mut self, drafted: usize, accepted: usize) {
-        self.pace.judged(self.grade, drafted, accepted);
+    /// Which tokens were chosen, up to the first that was not among what was verified.
+    pub(crate) fn judged(&mut self, chosen: &[u32]) {
+        let gains = self.proposed.gains(chosen);
+        let Some((&first, others)) = gains.split_first() else { return };
+        self.pace.judged(self.grade, self.proposed.branches()[0].len(), first);
+        self.pace.chosen(self.grade, others);
     }
 }

@@ -1,12 +1,12 @@
 use crate::session::Mark;
-use crate::speculation::Drafter;
+use crate::speculation::{Draft, Drafter};
 use crate::{Model, RuntimeError, Sampler, Session};
 
 /// Drafts by a smaller model of the same vocabulary.
 ///
 /// It samples as the large model is going to, with the same settings and the same random numbers. Where the two have the
 /// same probabilities they choose the same token, and where these nearly agree they mostly do; at temperature 0 both
-/// choose the likeliest.
+/// choose the likeliest. What it would have drawn in place of its first token is a branch of its own.
 #[derive(Debug, Clone)]
 pub struct ModelDrafter {
     session: Session,
@@ -47,12 +47,7 @@ impl ModelDrafter {
         Self { session: change(self.session), mark: None }
     }
 
-    fn continued(
-        &mut self,
-        tokens: &[u32],
-        most: usize,
-        sampler: &Sampler,
-    ) -> Result<Vec<u32>, RuntimeError> {
+    fn continued(&mut self, tokens: &[u32], most: usize, sampler: &Sampler) -> Result<Draft, RuntimeError> {
         let known = self.session.tokens().iter().zip(tokens).take_while(|(known, now)| known == now).count();
         // There are logits only after a token that goes through the layers now.
         let kept = known.min(tokens.len().saturating_sub(1));
@@ -62,27 +57,27 @@ impl ModelDrafter {
         }
         let mut logits = self.session.feed(&tokens[kept..])?;
         self.mark = Some(self.session.mark());
-        let mut sampler = sampler.clone();
-        let mut draft = Vec::with_capacity(most);
-        loop {
-            let token = sampler.sample(&logits, self.session.tokens());
-            draft.push(token);
-            if draft.len() >= most {
-                return Ok(draft);
-            }
-            logits = self.session.feed(&[token])?;
+        let (mut second, mut sampler) = (sampler.clone(), sampler.clone());
+        let mut branch = vec![sampler.sample(&logits, tokens)];
+        // To go on from it as well would take the draft model as long again.
+        logits[branch[0] as usize] = f32::NEG_INFINITY;
+        let other = vec![second.sample(&logits, tokens)];
+        while branch.len() < most {
+            let next = self.session.feed(&branch[branch.len() - 1..])?;
+            branch.push(sampler.sample(&next, self.session.tokens()));
         }
+        Ok(vec![branch, other].into())
     }
 }
 
 impl Drafter for ModelDrafter {
-    fn propose(&mut self, tokens: &[u32], most: usize, sampler: &Sampler) -> Result<Vec<u32>, RuntimeError> {
+    fn propose(&mut self, tokens: &[u32], most: usize, sampler: &Sampler) -> Result<Draft, RuntimeError> {
         if tokens.is_empty() || most == 0 {
-            return Ok(Vec::new());
+            return Ok(Draft::default());
         }
         match self.continued(tokens, most, sampler) {
             // Whoever cancelled sees to the generation too.
-            Err(RuntimeError::Cancelled) => Ok(Vec::new()),
+            Err(RuntimeError::Cancelled) => Ok(Draft::default()),
             drafted => drafted,
         }
     }

@@ -83,11 +83,13 @@ struct Grade {
     /// How many drafts to pass over after a trial that failed.
     wait: u32,
     waited: u32,
+    /// The shares of judged drafts in which each further branch had what the ones before it had not, verified or not.
+    elsewhere: Vec<f64>,
 }
 
 impl Default for Grade {
     fn default() -> Self {
-        Self { acceptance: 0.5, remembered: 1.0, wait: 1, waited: 0 }
+        Self { acceptance: 0.5, remembered: 1.0, wait: 1, waited: 0, elsewhere: Vec::new() }
     }
 }
 
@@ -109,6 +111,25 @@ impl Pace {
         }
         grade.waited += 1;
         usize::from(grade.waited > grade.wait && could_help)
+    }
+
+    /// How many of the first branches of a draft to verify, from their lengths.
+    pub fn branches(&mut self, grade: usize, lengths: &[usize]) -> usize {
+        let Some((&first, others)) = lengths.split_first() else { return 0 };
+        let Grade { acceptance, elsewhere, .. } = self.grade(grade).clone();
+        let tokens_from = |at: usize, to: usize| (at..=to).map(|at| acceptance.powi(at as i32)).sum::<f64>();
+        let (mut tokens, mut rows) = (tokens_from(0, first), 1 + first);
+        let (mut count, mut fastest) = (1, tokens / self.seconds(rows));
+        for (other, length) in others.iter().enumerate() {
+            // Where a branch is right at all, it is as right as others are behind its first token.
+            tokens += elsewhere.get(other).copied().unwrap_or_default() * tokens_from(0, length - 1);
+            rows += 1 + length;
+            let speed = tokens / self.seconds(rows);
+            if speed > WORTH * fastest {
+                (count, fastest) = (2 + other, speed);
+            }
+        }
+        count
     }
 
     fn grade(&mut self, grade: usize) -> &mut Grade {
@@ -161,6 +182,20 @@ impl Pace {
         }
         grade.wait = if accepted > 0 { 0 } else { (2 * grade.wait).clamp(1, LONGEST_WAIT) };
         grade.waited = 0;
+    }
+
+    /// How many tokens each further branch had guessed that the ones before it had not.
+    pub fn chosen(&mut self, grade: usize, gains: &[usize]) {
+        let grade = self.grade(grade);
+        if grade.elsewhere.len() < gains.len() {
+            grade.elsewhere.resize(gains.len(), 0.0);
+        }
+        let remembered = grade.remembered;
+        for (at, share) in grade.elsewhere.iter_mut().enumerate() {
+            // One that was not there would have brought nothing.
+            let outcome = f64::from(u8::from(gains.get(at).is_some_and(|gain| *gain > 0)));
+            *share += (outcome - *share) / remembered;
+        }
     }
 
     /// Tokens per second with drafts of this length.
@@ -247,6 +282,27 @@ mod tests {
         ratio(&mut pace, cpu, 0.0, 1000);
         assert_eq!(pace.draft_length(0, 8), 0);
         assert!(pace.draft_length(1, 8) > 0);
+    }
+
+    #[test]
+    fn branches_are_verified_where_they_are_worth_their_rows() {
+        let verified = |cost: fn(usize) -> f64, share: usize| {
+            let mut pace = Pace::default();
+            for rows in 1..=9 {
+                pace.passed(rows, Duration::from_secs_f64(cost(rows)));
+            }
+            for draft in 0..40 {
+                // The second branch is right where the first is not, and the third never.
+                let second = draft % 10 < share;
+                pace.judged(0, 2, if second { 0 } else { 2 });
+                pace.chosen(0, &[usize::from(second), 0]);
+            }
+            pace.branches(0, &[2, 2, 2])
+        };
+        assert_eq!(verified(cpu, 0), 1);
+        assert_eq!(verified(cpu, 5), 1);
+        assert_eq!(verified(|rows| 0.01 + 0.0002 * rows as f64, 5), 2);
+        assert_eq!(verified(|rows| 0.01 + 0.0002 * rows as f64, 1), 1);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{Finish, Generation, GenerationConfig, KvType, Model, SamplerConfig, Session, Summary, device};
 
+mod trees;
+
 const FIXTURES: [&str; 5] = [
     "reference/llama",
     "reference/qwen3",
@@ -35,19 +37,19 @@ struct Oracle {
 }
 
 impl Drafter for Oracle {
-    fn propose(&mut self, tokens: &[u32], most: usize, _: &Sampler) -> Result<Vec<u32>, RuntimeError> {
+    fn propose(&mut self, tokens: &[u32], most: usize, _: &Sampler) -> Result<Draft, RuntimeError> {
         let spoiled = |at: usize| self.wrong > 0 && at.is_multiple_of(self.wrong);
         let said = |at: usize| self.whole[at] ^ u32::from(spoiled(at));
-        Ok((tokens.len()..self.whole.len()).take(most).map(said).collect())
+        Ok((tokens.len()..self.whole.len()).take(most).map(said).collect::<Vec<_>>().into())
     }
 }
 
 /// Says the same whatever it is asked, and more of it than was asked for.
 #[derive(Debug)]
-struct Stubborn(Vec<u32>);
+struct Stubborn(Draft);
 
 impl Drafter for Stubborn {
-    fn propose(&mut self, _: &[u32], _: usize, _: &Sampler) -> Result<Vec<u32>, RuntimeError> {
+    fn propose(&mut self, _: &[u32], _: usize, _: &Sampler) -> Result<Draft, RuntimeError> {
         Ok(self.0.clone())
     }
 }
@@ -67,26 +69,23 @@ fn generate(
 }
 
 /// Drafts must not show: tokens, the session they leave and what the session says next are those of plain decoding.
-fn check(name: &str, kept: KvType, prompt: &[u32], config: &GenerationConfig, most: usize) {
-    let model = model(name);
-    let session = || model.session().unwrap().with_kv_type(kept);
+/// `speculations` are made from the tokens of that.
+fn compare<S: IntoIterator<Item = Speculation>>(
+    name: &str,
+    session: impl Fn() -> Session,
+    prompt: &[u32],
+    config: &GenerationConfig,
+    speculations: impl FnOnce(&[u32]) -> S,
+) {
     let mut plain = session();
     let expected = generate(&mut plain, prompt, config, None);
     let whole = plain.tokens().to_vec();
     let after = plain.feed(&[7]).unwrap();
-    let oracle = |wrong| Speculation::new(Oracle { whole: whole.clone(), wrong });
-    let speculations = [
-        oracle(0),
-        oracle(1),
-        oracle(3),
-        oracle(0).with_draft_tokens(most),
-        Speculation::new(LookupDrafter::new()),
-        Speculation::new(Stubborn(prompt.repeat(3))),
-        Speculation::new(Stubborn(vec![prompt[0], u32::MAX])),
-        Speculation::new(ModelDrafter::new(&model, &model).unwrap()),
-    ];
-    for speculation in speculations {
-        let mut speculation = speculation.steady();
+    let held = |session: &Session| {
+        let pool = session.cache().pool();
+        pool.pages() - pool.free_pages()
+    };
+    for mut speculation in speculations(&whole) {
         let mut session = session();
         let found = generate(&mut session, prompt, config, Some(&mut speculation));
         assert_eq!(found.tokens, expected.tokens, "{name}, {speculation:?}");
@@ -94,7 +93,30 @@ fn check(name: &str, kept: KvType, prompt: &[u32], config: &GenerationConfig, mo
         assert_eq!(session.tokens(), whole, "{name}, {speculation:?}");
         assert!(found.accepted_tokens <= found.drafted_tokens.min(found.tokens.len()));
         assert!(session.feed(&[7]).unwrap() == after, "{name}, {speculation:?}");
+        assert_eq!(held(&session), held(&plain), "{name}: drafts leave no page behind");
     }
+}
+
+fn check(name: &str, kept: KvType, prompt: &[u32], config: &GenerationConfig, most: usize) {
+    let model = model(name);
+    let session = || model.session().unwrap().with_kv_type(kept);
+    compare(name, session, prompt, config, |whole| steadily(&model, prompt, whole, most));
+}
+
+/// Drafts by all kinds of drafters.
+fn steadily(model: &Model, prompt: &[u32], whole: &[u32], most: usize) -> Vec<Speculation> {
+    let oracle = |wrong| Speculation::new(Oracle { whole: whole.to_vec(), wrong });
+    let speculations = [
+        oracle(0),
+        oracle(1),
+        oracle(3),
+        oracle(0).with_draft_tokens(most),
+        Speculation::new(LookupDrafter::new()),
+        Speculation::new(Stubborn(prompt.repeat(3).into())),
+        Speculation::new(Stubborn(vec![prompt[0], u32::MAX].into())),
+        Speculation::new(ModelDrafter::new(model, model).unwrap()),
+    ];
+    speculations.into_iter().map(Speculation::steady).collect()
 }
 
 fn samplers() -> impl Strategy<Value = SamplerConfig> {
@@ -282,9 +304,11 @@ fn tokens_are_drawn_as_the_probabilities_say() {
     assert!(expected.len() >= 12, "{expected:?}");
     // Drafts the same unlikely pair again and again: whoever favoured drafts would show.
     let unlikely = expected.iter().filter(|(_, p)| **p > 0.02).min_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
-    let drafts = [Stubborn(vec![unlikely.1, unlikely.0]), Stubborn(vec![unlikely.0, unlikely.1])];
+    let (pair, reversed) = (vec![unlikely.0, unlikely.1], vec![unlikely.1, unlikely.0]);
+    let fork = vec![unlikely.0, unlikely.0];
+    let drafts = [pair.clone().into(), reversed.clone().into(), vec![reversed, fork, pair].into()];
     for draft in drafts {
-        let mut speculation = Speculation::new(draft).steady();
+        let mut speculation = Speculation::new(Stubborn(draft)).steady();
         let mut seen: HashMap<(u32, u32), f64> = HashMap::new();
         const DRAWS: u64 = 4000;
         session.rewind(prompt.len() - 1);
@@ -328,7 +352,8 @@ fn the_same_model_drafts_the_same_tokens() {
         let model = model(name);
         let sampler = SamplerConfig { temperature: 1.5, seed: 3, ..SamplerConfig::default() };
         let config = GenerationConfig { max_tokens: Some(40), sampler, ..GenerationConfig::default() };
-        let mut speculation = Speculation::new(ModelDrafter::new(&model, &model).unwrap()).steady();
+        let drafter = ModelDrafter::new(&model, &model).unwrap();
+        let mut speculation = Speculation::new(drafter).with_draft_branches(1).steady();
         let found = generate(&mut model.session().unwrap(), &[5, 9, 17], &config, Some(&mut speculation));
         assert!(found.drafted_tokens > 30);
         assert_eq!(found.accepted_tokens, found.drafted_tokens, "{name}");
@@ -338,7 +363,8 @@ fn the_same_model_drafts_the_same_tokens() {
 #[test]
 fn a_drafter_follows_from_one_answer_to_another() {
     let model = model("reference/qwen3_5_text");
-    let mut speculation = Speculation::new(ModelDrafter::new(&model, &model).unwrap()).steady();
+    let drafter = ModelDrafter::new(&model, &model).unwrap();
+    let mut speculation = Speculation::new(drafter).with_draft_branches(1).steady();
     let config = GenerationConfig { max_tokens: Some(12), ..GenerationConfig::default() };
     let mut session = model.session().unwrap();
     let mut plain = model.session().unwrap();
@@ -367,7 +393,7 @@ fn a_failing_drafter_is_an_error_and_loses_nothing() {
     #[derive(Debug)]
     struct Failing;
     impl Drafter for Failing {
-        fn propose(&mut self, _: &[u32], _: usize, _: &Sampler) -> Result<Vec<u32>, RuntimeError> {
+        fn propose(&mut self, _: &[u32], _: usize, _: &Sampler) -> Result<Draft, RuntimeError> {
             Err(RuntimeError::Readback { reason: "gone".into() })
         }
     }

@@ -1,0 +1,90 @@
+use std::sync::Arc;
+
+use crate::error::CacheError;
+use crate::page::PAGE;
+use crate::run::Source;
+use crate::sequence::SequenceCache;
+
+impl SequenceCache {
+    /// A clone that goes on as this sequence is going to, to the last bit: a page that is not full is copied,
+    /// so that attention reads what comes behind in the same spans. A mere clone copies nothing and begins a new page,
+    /// which may round otherwise.
+    pub fn branch(&mut self) -> Result<Self, CacheError> {
+        self.give_up_pass();
+        self.free_slots();
+        let mut branch = self.clone();
+        let Some(last) = self.runs.last().filter(|last| last.end() == self.position) else {
+            return Ok(branch);
+        };
+        let Source::Page(from) = &last.source else { return Ok(branch) };
+        // Where another has gone on in the page, this sequence begins a new one as well.
+        if last.slots.end == PAGE || !from.is_free(last.slots.end) {
+            return Ok(branch);
+        }
+        let page = self.pool.take()?;
+        page.claim(0, last.slots.end);
+        page.copy(from);
+        for run in Arc::make_mut(&mut branch.runs).iter_mut().rev().take_while(|run| run.lies_with(last)) {
+            run.source = Source::Page(page.clone());
+        }
+        Ok(branch)
+    }
+
+    /// Gives up the slots behind the last tokens that are left from tokens taken back, unless somebody else may have gone
+    /// on in them.
+    pub(super) fn free_slots(&mut self) {
+        let Some(runs) = Arc::get_mut(&mut self.runs) else { return };
+        if let Some(last) = runs.last()
+            && let Source::Page(page) = &last.source
+            && last.end() == self.position
+            && Arc::strong_count(page) == runs.iter().rev().take_while(|run| run.lies_with(last)).count()
+        {
+            page.unclaim(last.slots.end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::layout::{KvType, LayerLayout, Layout};
+    use crate::pool::Pool;
+    use crate::sequence::LayerCache;
+
+    fn fill(sequence: &mut SequenceCache, count: usize, number: f32) {
+        let numbers = || Tensor::full([1, count, 2], number, &Device::flex());
+        if let LayerCache::Attention(cache) = sequence.layer(0) {
+            cache.append(numbers(), numbers());
+        }
+        sequence.advance();
+    }
+
+    fn numbers(sequence: &SequenceCache) -> Vec<f32> {
+        let keys =
+            sequence.stored(0).unwrap().into_iter().map(|(keys, _)| keys.dequantize(2).narrow(2, 0, 1));
+        keys.flat_map(|keys| keys.try_into_vec_as::<f32>().unwrap()).collect()
+    }
+
+    /// Whether they left before a pass or in the middle of one.
+    #[test]
+    fn branches_write_over_nothing_of_each_other() {
+        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 2 }];
+        let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
+        let mut sequence = SequenceCache::new(&pool);
+        sequence.reserve(3).unwrap();
+        fill(&mut sequence, 3, 1.0);
+        let mut branch = sequence.branch().unwrap();
+        sequence.reserve(2).unwrap();
+        let mut clone = sequence.clone();
+        for (sequence, number) in [(&mut branch, 2.0), (&mut clone, 3.0), (&mut sequence, 4.0)] {
+            sequence.reserve(2).unwrap();
+            fill(sequence, 2, number);
+        }
+        for (sequence, number) in [(branch, 2.0), (clone, 3.0), (sequence, 4.0)] {
+            assert_eq!(numbers(&sequence), [1.0, 1.0, 1.0, number, number]);
+        }
+        assert_eq!(pool.free_pages(), pool.pages());
+    }
+}
