@@ -1,35 +1,35 @@
-//! Runs a model whose weights stay on disk: they are read layer by layer while it runs.
+//! Runs a model in so much memory: what does not fit is read from disk, layer by layer, while it runs.
 //!
-//! `cargo run --release --example larger_than_memory -- MODEL [KEPT LAYERS]`
+//! `cargo run --release --example larger_than_memory -- MODEL 600M`
 
-use firebox::model::StreamedConfig;
-use firebox::store::Checkpoint;
-use firebox::{Generation, GenerationConfig, Model, device, peak_resident_bytes};
+#![allow(clippy::print_stdout)]
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+use std::error::Error;
+
+use firebox::fit::FitConfig;
+use firebox::{Generation, GenerationConfig, Model, device, human_bytes, parse_bytes, peak_resident_bytes};
+
+fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().unwrap_or_else(|| "tests/fixtures/reference/qwen3".into());
-    let kept: usize = arguments.next().map_or(Ok(0), |count| count.parse())?;
+    let memory = parse_bytes(&arguments.next().unwrap_or_else(|| "200M".into()))?;
 
-    let model = Model::streamed(Checkpoint::open(path)?, &device("cpu")?, &StreamedConfig::default())?;
-    let decoder = model.decoder()?;
-    let weights = decoder.streamed().ok_or("its weights are streamed")?;
-    for layer in 0..kept.min(weights.layers()) {
-        weights.keep(layer)?;
-    }
+    let model = Model::open_within(path, &device("cpu")?, &FitConfig::new(memory))?;
     let mut session = model.session()?;
     let config = GenerationConfig { max_tokens: Some(16), ..GenerationConfig::default() };
     let mut generation = Generation::begin(&mut session, None, &[3, 1, 4, 1, 5, 9, 2, 6], config)?;
     while generation.next_piece()?.is_some() {}
     let summary = generation.finish()?;
-    let read = weights.report();
+
+    let (fit, decoder) = (model.fit().ok_or("it was fitted")?, model.decoder()?);
+    let read = decoder.streamed().ok_or("its weights are streamed")?.report();
+    println!("keeps {} layers; {}", fit.plan().kept_layers.len(), fit.plan().explanation);
     println!(
-        "{} tokens, {:.1} a second; read {} MB, waited {:.1} s for them; peak memory {} MB",
-        summary.tokens.len(),
+        "{:.1} tokens a second, {:.1} expected",
         summary.decode_tps,
-        read.bytes / 1_000_000,
-        read.waiting.as_secs_f64(),
-        peak_resident_bytes().unwrap_or(0) / 1_000_000
+        fit.plan().prediction.tokens_per_second
     );
+    println!("{} read, {:.1} s waited for", human_bytes(read.bytes), read.waiting.as_secs_f64());
+    println!("at most {} of memory", human_bytes(peak_resident_bytes().unwrap_or(0)));
     Ok(())
 }
