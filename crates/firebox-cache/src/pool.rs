@@ -40,24 +40,26 @@ struct Stock {
     made: usize,
     /// How many there may be.
     most: usize,
+    /// How many free ones are kept where somebody pays for them.
+    reserved: usize,
 }
 
 impl Pool {
     /// A pool that makes pages as they are needed, and keeps them.
     pub fn new(layout: Layout) -> Self {
-        Self::with_stock(layout, Stock { free: Vec::new(), made: 0, most: usize::MAX })
+        Self::with_stock(layout, Stock { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 })
     }
 
     /// A pool of so many pages, made now, and no more ever.
     pub fn with_pages(layout: Layout, pages: usize) -> Self {
-        let pool = Self::with_stock(layout, Stock { free: Vec::new(), made: 0, most: pages });
+        let pool = Self::with_stock(layout, Stock { free: Vec::new(), made: 0, most: pages, reserved: 0 });
         pool.reserve(pages);
         pool
     }
 
     /// A pool that makes pages as they are needed, if somebody allows that.
     pub fn with_ledger(layout: Layout, ledger: Arc<dyn Ledger>) -> Self {
-        let stock = Mutex::new(Stock { free: Vec::new(), made: 0, most: usize::MAX });
+        let stock = Mutex::new(Stock { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 });
         Self(Arc::new(Shared { layout, ledger: Some(ledger), stock }))
     }
 
@@ -94,6 +96,7 @@ impl Pool {
     /// that was never used, which sequences then do not have to wait for.
     pub fn reserve(&self, pages: usize) {
         let mut stock = self.stock();
+        stock.reserved = stock.reserved.max(pages);
         while stock.free.len() < pages && self.may_make(&stock) {
             stock.made += 1;
             stock.free.push(Room::new(self.layout()));
@@ -132,7 +135,15 @@ impl Pool {
     }
 
     pub(crate) fn give(&self, room: Room) {
-        self.stock().free.push(room);
+        let mut stock = self.stock();
+        match &self.0.ledger {
+            Some(ledger) if stock.free.len() >= stock.reserved => {
+                stock.made -= 1;
+                drop(room);
+                ledger.unmade(self.page_bytes());
+            }
+            _ => stock.free.push(room),
+        }
     }
 
     fn stock(&self) -> MutexGuard<'_, Stock> {

@@ -85,7 +85,7 @@ impl FittingArgs {
         let mut config = FitConfig::new(self.memory?);
         config.mode = self.mode.into();
         config.kept = cache.into();
-        config.context = context.filter(|context| *context > 0).unwrap_or(config.context);
+        config.context = context.filter(|context| *context > 0);
         config.layers = self.keep_layers;
         config.placement = self.placement.into();
         config.buffers = self.buffers.map(usize::from);

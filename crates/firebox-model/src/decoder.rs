@@ -1,5 +1,5 @@
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -141,6 +141,7 @@ impl Decoder {
         caches: &mut [&mut SequenceCache],
         wanted: Wanted,
     ) -> Result<Tensor<2>, ModelError> {
+        let _turn = self.turn();
         on_pool(&self.device, || {
             let began = Instant::now();
             self.expect(self.layers(), true);
@@ -153,6 +154,7 @@ impl Decoder {
     /// A whole pass whose logits nobody needs.
     pub fn encode(&self, tokens: &[u32], length: usize, cache: &mut SequenceCache) -> Result<(), ModelError> {
         let input = Input { tokens, position: cache.position(), length };
+        let _turn = self.turn();
         on_pool(&self.device, || {
             let began = Instant::now();
             self.expect(self.layers(), false);
@@ -173,6 +175,7 @@ impl Decoder {
     /// The hidden states after the first `layers` layers of a sequence that is nothing but `tokens`, `[tokens,
     /// hidden_size]`. Later layers do not run.
     pub fn hidden_after(&self, tokens: &[u32], layers: usize) -> Result<Tensor<2>, ModelError> {
+        let _turn = self.turn();
         on_pool(&self.device, || {
             let layers = layers.min(self.layers());
             self.expect(layers, false);
@@ -183,6 +186,11 @@ impl Decoder {
             }
             Ok(pass.hidden().clone())
         })
+    }
+
+    /// Waits until no other pass streams the weights.
+    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        self.streamed().map(Streamed::turn)
     }
 
     /// Says what the next passes will ask for, so that nothing else is read ahead.

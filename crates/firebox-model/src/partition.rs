@@ -20,6 +20,10 @@ pub struct Partition {
 impl Partition {
     /// How a checkpoint of that configuration is read.
     pub fn of(checkpoint: &Checkpoint, config: &DecoderConfig) -> Result<Self, ModelError> {
+        if config.blocks.is_empty() {
+            let reason = "no layers; there is nothing to stream".into();
+            return Err(ModelError::Config { field: "num_hidden_layers".into(), reason });
+        }
         let (mut portions, mut whole) = (Vec::new(), Vec::new());
         for index in 0..config.blocks.len() {
             let prefix = config.block_prefix(index);

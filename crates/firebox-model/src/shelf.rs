@@ -92,6 +92,11 @@ impl Shelf {
         self.state().held
     }
 
+    /// How many buffers there may be.
+    pub fn set_buffers(&self, buffers: usize) {
+        self.stream.set_buffers(buffers);
+    }
+
     /// Bytes of one buffer, of the largest expert that is.
     pub fn buffer_bytes(&self) -> usize {
         self.stream.buffer_bytes()
@@ -141,15 +146,19 @@ impl Shelf {
         if !self.state().make_room(index, &self.stream) {
             return self.built(layer, expert, &loaded);
         }
-        let network = match loaded.copied() {
-            Ok(copy) => self.built(layer, expert, &copy)?,
-            // There is less memory than was thought: do without.
-            Err(_) => return self.built(layer, expert, &loaded),
-        };
+        let copy =
+            loaded.copied().map_err(ModelError::from).and_then(|copy| self.built(layer, expert, &copy));
         let mut state = self.state();
-        if state.kept.insert(index, network.clone()).is_none() {
-            state.held += self.stream.portions()[index].buffer_bytes() as u64;
-        }
+        let network = match copy {
+            Ok(network) if !state.kept.contains_key(&index) => network,
+            // Somebody else was faster, or there is less memory than was thought.
+            _ => {
+                state.held -= self.stream.portions()[index].buffer_bytes() as u64;
+                drop(state);
+                return self.built(layer, expert, &loaded);
+            }
+        };
+        state.kept.insert(index, network.clone());
         Ok(network)
     }
 
@@ -186,7 +195,7 @@ impl State {
         heat * (-passes / HALF_LIFE).exp2()
     }
 
-    /// Makes room for an expert, if only colder ones have to go for that.
+    /// Makes room for an expert, and counts it as held, if only colder ones have to go for that.
     fn make_room(&mut self, index: usize, stream: &Stream) -> bool {
         let bytes = stream.portions()[index].buffer_bytes() as u64;
         if bytes > self.room || self.kept.contains_key(&index) {
@@ -198,6 +207,7 @@ impl State {
                 return false;
             }
         }
+        self.held += bytes;
         true
     }
 

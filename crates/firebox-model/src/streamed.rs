@@ -1,12 +1,12 @@
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
 use firebox_store::{
     Checkpoint, Loaded, Portion, ReadAt, ReadMethod, SegmentId, Stream, StreamConfig, StreamReport, Tensors,
-    reading_rate,
+    probes, reading_rate,
 };
 
 use crate::ModelError;
@@ -52,6 +52,9 @@ pub struct Streamed {
     rows: Arc<dyn ReadAt>,
     embedding: String,
     watcher: Slot<Box<dyn Watcher>>,
+    /// Whole passes take turns: they would only take each other's buffers, and a thread that computes for one pass could
+    /// begin another on top of it, which would wait for a buffer that the first one has.
+    turn: Mutex<()>,
     blocks: Vec<Slot<Block>>,
     unembedding: Vec<Slot<Matrix>>,
 }
@@ -102,7 +105,7 @@ impl Streamed {
             (source, method) => {
                 let method = method.unwrap_or(ReadMethod::Direct);
                 let disk = source.clone().unwrap_or_else(|| checkpoint.disk(method));
-                (method, reading_rate(&*disk, &portions[portions.len() / 2..])?)
+                (method, reading_rate(&*disk, probes(&portions))?)
             }
         };
         let disk = |method| streaming.source.clone().unwrap_or_else(|| checkpoint.disk(method));
@@ -117,6 +120,7 @@ impl Streamed {
             rows: disk(ReadMethod::Buffered),
             embedding: config.embedding_name(),
             watcher: Slot::new(),
+            turn: Mutex::new(()),
             blocks: (0..blocks).map(|_| Slot::new()).collect(),
             unembedding: (0..rest).map(|_| Slot::new()).collect(),
             checkpoint: checkpoint.clone(),
@@ -180,6 +184,9 @@ impl Streamed {
     /// How many buffers there may be from now on, the one in use included.
     pub fn set_buffers(&self, buffers: usize) {
         self.stream.set_buffers(buffers);
+        if let Some(shelf) = &self.shelf {
+            shelf.set_buffers(buffers);
+        }
     }
 
     /// How many buffers there may be.
@@ -205,6 +212,11 @@ impl Streamed {
     /// What has been read of experts.
     pub fn expert_report(&self) -> StreamReport {
         self.shelf.as_ref().map(|shelf| shelf.report()).unwrap_or_default()
+    }
+
+    /// Whether there are experts that can stay.
+    pub fn has_experts(&self) -> bool {
+        self.shelf.is_some()
     }
 
     /// How many bytes of experts may stay in memory, beside those of the blocks that are kept. Those that are chosen
@@ -240,6 +252,10 @@ impl Streamed {
     pub fn kept_bytes(&self, part: usize) -> u64 {
         let portion = self.whole.get(part).unwrap_or_else(|| &self.stream.portions()[part]);
         portion.buffer_bytes() as u64
+    }
+
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn expect(&self, layers: usize, logits: bool) {

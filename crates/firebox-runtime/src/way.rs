@@ -44,8 +44,9 @@ impl Session {
             return Ok(vec![Way::straight(self.feed(&[token])?)]);
         };
         let tokens: Vec<&[u32]> = tokens.iter().take(1 + branches.len()).map(Vec::as_slice).collect();
-        let logits = read(self.pass_together(&tokens, &mut branches, length, Wanted::All)?)?;
+        let logits = self.pass_together(&tokens, &mut branches, length, Wanted::All)?;
         self.tokens.extend_from_slice(&tokens[0][behind.len()..]);
+        let logits = read(logits)?;
         let vocab = self.decoder.config().vocab_size;
         let mut rows = 0;
         let caches = std::iter::once(None).chain(branches.into_iter().map(Some));

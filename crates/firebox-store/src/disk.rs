@@ -85,10 +85,7 @@ impl Checkpoint {
         portions: &[Arc<Portion>],
         room: u64,
     ) -> Result<(ReadMethod, f64), StoreError> {
-        // Some from the middle, where opening the file has left nothing in the page cache.
-        let middle = portions.len() / 2;
-        let some = &portions[middle..portions.len().min(middle + PROBES)];
-        let measure = |method| reading_rate(&*self.disk(method), some).map(|rate| (method, rate));
+        let measure = |method| reading_rate(&*self.disk(method), probes(portions)).map(|rate| (method, rate));
         let direct = measure(ReadMethod::Direct)?;
         let total: u64 = portions.iter().map(|portion| portion.bytes()).sum();
         if total <= room {
@@ -103,6 +100,12 @@ impl Checkpoint {
 
 /// Portions that are read to find out how fast that is.
 const PROBES: usize = 4;
+
+/// A few portions that stand for all, from the middle, where opening the file has left nothing in the page cache.
+pub fn probes(portions: &[Arc<Portion>]) -> &[Arc<Portion>] {
+    let middle = portions.len() / 2;
+    &portions[middle..portions.len().min(middle + PROBES)]
+}
 
 /// Reads portions one after the other, and says how many of their bytes a second that were.
 pub fn reading_rate(disk: &dyn ReadAt, portions: &[Arc<Portion>]) -> Result<f64, StoreError> {

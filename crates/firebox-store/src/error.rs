@@ -106,6 +106,19 @@ pub enum StoreError {
         /// The system's answer.
         source: io::Error,
     },
+    /// A source of bytes panicked while it was read.
+    #[error("reading panicked; what was to be read is not there, and can be asked for again")]
+    ReaderPanicked,
+    /// A source of bytes says that it has read more than it was asked for.
+    #[error("{}: {count} bytes were read where {most} were asked for; mend the source of the bytes", path.display())]
+    Overread {
+        /// The model.
+        path: PathBuf,
+        /// How many it says.
+        count: usize,
+        /// How many there is room for.
+        most: usize,
+    },
     /// The system does not start another thread.
     #[error("cannot start a thread to read with: {source}")]
     Thread {

@@ -72,7 +72,7 @@ mod weight;
 mod writer;
 
 pub use checkpoint::{Checkpoint, SourceKind, TensorInfo};
-pub use disk::{ReadAt, ReadMethod, reading_rate};
+pub use disk::{ReadAt, ReadMethod, probes, reading_rate};
 pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization};
 pub use error::{Fault, StoreError};
 pub use import::{ImportOptions, ImportReport, Progress, import};

@@ -119,6 +119,10 @@ impl Portion {
             let mut done = 0;
             while done < read.needed {
                 let count = disk.read_at(read.file, &mut target[done..], (read.start + done) as u64)?;
+                if count > target.len() - done {
+                    let (path, most) = (self.path.clone(), target.len() - done);
+                    return Err(StoreError::Overread { path, count, most });
+                }
                 done += count;
                 if count == 0 {
                     let missing = std::io::ErrorKind::UnexpectedEof.into();

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -92,8 +93,11 @@ struct State {
     free: Vec<MmapMut>,
     reading: Vec<usize>,
     ready: VecDeque<(usize, Result<MmapMut, StoreError>)>,
-    /// What somebody waits for, in the order in which it was asked for.
-    wanted: Vec<usize>,
+    /// What was asked for, in that order.
+    wanted: Vec<Wanted>,
+    /// Portions that could not be read ahead: they are tried again when somebody asks for them.
+    failed: Vec<usize>,
+    next_id: u64,
     /// Where reading ahead begins.
     next: usize,
     /// What a round consists of.
@@ -105,16 +109,28 @@ struct State {
 /// Portions that were asked for. Those that nobody takes after all are not waited for.
 pub struct Order<'a> {
     shared: &'a Arc<Shared>,
-    coming: VecDeque<usize>,
+    coming: VecDeque<Wanted>,
+}
+
+/// A portion that somebody asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Wanted {
+    /// Tells it from what others asked for.
+    id: u64,
+    portion: usize,
+    /// Whether somebody does nothing else until it is there.
+    waited_for: bool,
 }
 
 impl Iterator for Order<'_> {
     type Item = Result<Loaded, StoreError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let portion = self.coming.pop_front()?;
+        let Wanted { id, portion, .. } = self.coming.pop_front()?;
         let began = Instant::now();
         let mut state = self.shared.state();
+        state.wait_for(id);
+        self.shared.changed.notify_all();
         let read = loop {
             if let Some(at) = state.ready.iter().position(|(ready, _)| *ready == portion)
                 && let Some((_, read)) = state.ready.remove(at)
@@ -123,7 +139,7 @@ impl Iterator for Order<'_> {
             }
             state = self.shared.wait(state);
         };
-        state.forget(portion);
+        state.forget(id);
         state.next = portion + 1;
         drop(state);
         self.shared.changed.notify_all();
@@ -139,8 +155,8 @@ impl Iterator for Order<'_> {
 impl Drop for Order<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state();
-        for portion in self.coming.drain(..) {
-            state.forget(portion);
+        for wanted in self.coming.drain(..) {
+            state.forget(wanted.id);
         }
         drop(state);
         // What was read for nobody can make room now.
@@ -178,39 +194,115 @@ impl State {
         }
     }
 
-    /// One who waited for a portion waits no longer.
-    fn forget(&mut self, portion: usize) {
-        if let Some(at) = self.wanted.iter().position(|wanted| *wanted == portion) {
-            self.wanted.remove(at);
+    fn ask(&mut self, portion: usize) -> Wanted {
+        let wanted = Wanted { id: self.next_id, portion, waited_for: false };
+        self.next_id += 1;
+        self.wanted.push(wanted);
+        self.failed.retain(|failed| *failed != portion);
+        wanted
+    }
+
+    fn wait_for(&mut self, id: u64) {
+        for wanted in self.wanted.iter_mut().filter(|wanted| wanted.id == id) {
+            wanted.waited_for = true;
         }
     }
 
-    /// What to read next, if there is something and a buffer for it.
+    fn forget(&mut self, id: u64) {
+        self.wanted.retain(|wanted| wanted.id != id);
+    }
+
+    fn is_coming(&self, portion: usize) -> bool {
+        self.reading.contains(&portion) || self.ready.iter().any(|(ready, _)| *ready == portion)
+    }
+
+    fn is_wanted(&self, portion: usize) -> bool {
+        self.wanted.iter().any(|wanted| wanted.portion == portion)
+    }
+
+    fn is_waited_for(&self, portion: usize) -> bool {
+        self.wanted.iter().any(|wanted| wanted.portion == portion && wanted.waited_for)
+    }
+
+    fn has_buffer(&self) -> bool {
+        !self.free.is_empty() || self.made < self.buffers
+    }
+
+    /// What to read next, if there is something and a buffer for it. What is waited for comes before what was asked for,
+    /// and may take the buffer of that: otherwise two who wait could hold what the other one needs.
     fn job(&mut self) -> Option<usize> {
-        let coming = |state: &Self, portion: usize| {
-            state.reading.contains(&portion) || state.ready.iter().any(|(ready, _)| *ready == portion)
+        let missing = |state: &Self, waited_for: bool| {
+            let mut wanted = state.wanted.iter().filter(|wanted| wanted.waited_for || !waited_for);
+            wanted.find(|wanted| !state.is_coming(wanted.portion)).map(|wanted| wanted.portion)
         };
-        let has_buffer = !self.free.is_empty() || self.made < self.buffers;
-        if let Some(&wanted) = self.wanted.iter().find(|wanted| !coming(self, **wanted)) {
-            return (has_buffer || self.made == 0 || self.sacrifice()).then_some(wanted);
+        if let Some(portion) = missing(self, true) {
+            let has_buffer = self.has_buffer()
+                || self.made == 0
+                || self.sacrifice(Self::is_wanted)
+                || self.sacrifice(Self::is_waited_for);
+            return has_buffer.then_some(portion);
+        }
+        if let Some(portion) = missing(self, false) {
+            return (self.has_buffer() || self.sacrifice(Self::is_wanted)).then_some(portion);
         }
         let Range { start, end } = self.round;
         let next = self.next.clamp(start, end);
-        (next..end)
-            .chain(start..next)
-            .filter(|_| has_buffer)
-            .find(|portion| !self.skipped[*portion] && !coming(self, *portion))
+        let may_come = |portion: &usize| {
+            !self.skipped[*portion] && !self.failed.contains(portion) && !self.is_coming(*portion)
+        };
+        (next..end).chain(start..next).filter(|_| self.has_buffer()).find(may_come)
     }
 
-    /// Frees the buffer of a portion that was read ahead and nobody has asked for, the one least near.
-    fn sacrifice(&mut self) -> bool {
-        let distance = |portion: usize| (portion + self.skipped.len() - self.next) % self.skipped.len();
-        let unasked = self.ready.iter().enumerate().filter(|(_, (ready, _))| !self.wanted.contains(ready));
-        let Some((at, _)) = unasked.max_by_key(|(_, (ready, _))| distance(*ready)) else { return false };
+    /// Frees the buffer of a portion that was read and is not spared, the one that is needed last.
+    fn sacrifice(&mut self, is_spared: impl Fn(&Self, usize) -> bool) -> bool {
+        let count = self.skipped.len();
+        let distance = |portion: usize| (portion + count - self.next) % count;
+        let lost = self.ready.iter().enumerate().filter(|(_, (ready, _))| !is_spared(self, *ready));
+        let Some((at, _)) = lost.max_by_key(|(_, (ready, _))| distance(*ready)) else { return false };
+        self.drop_ready(at);
+        self.has_buffer()
+    }
+
+    /// Something that was read and nobody has asked for.
+    fn unasked(&self) -> Option<usize> {
+        self.ready.iter().position(|(ready, _)| !self.is_wanted(*ready))
+    }
+
+    fn drop_ready(&mut self, at: usize) {
         if let Some((_, Ok(buffer))) = self.ready.remove(at) {
-            self.free.push(buffer);
+            self.give_back(buffer);
         }
-        !self.free.is_empty() || self.made < self.buffers
+    }
+
+    /// Drops what was read ahead and is not going to be asked for.
+    fn drop_stale(&mut self) {
+        let is_stale = |state: &Self, portion: usize| {
+            !state.is_wanted(portion) && (state.skipped[portion] || !state.round.contains(&portion))
+        };
+        while let Some(at) = self.ready.iter().position(|(ready, _)| is_stale(self, *ready)) {
+            self.drop_ready(at);
+        }
+    }
+
+    /// Takes in what was read, if anybody still wants it.
+    fn take_in(&mut self, portion: usize, read: Result<MmapMut, StoreError>) {
+        self.reading.retain(|reading| *reading != portion);
+        let is_wanted = self.is_wanted(portion);
+        match read {
+            Err(error) => {
+                self.made -= 1;
+                if is_wanted {
+                    self.ready.push_back((portion, Err(error)));
+                } else {
+                    self.failed.push(portion);
+                }
+            }
+            Ok(buffer) if !is_wanted && self.made > self.buffers => self.give_back(buffer),
+            Ok(buffer) => {
+                self.ready.push_back((portion, Ok(buffer)));
+                self.drop_stale();
+            }
+        }
     }
 }
 
@@ -238,11 +330,11 @@ impl Shared {
             let free = state.free.pop();
             state.made += usize::from(free.is_none());
             drop(state);
-            let read = self.read(portion, free);
+            // Whoever waits is told, whatever a source of bytes does.
+            let read = catch_unwind(AssertUnwindSafe(|| self.read(portion, free)));
+            let read = read.unwrap_or(Err(StoreError::ReaderPanicked));
             state = self.state();
-            state.reading.retain(|reading| *reading != portion);
-            state.made -= usize::from(read.is_err());
-            state.ready.push_back((portion, read));
+            state.take_in(portion, read);
             self.changed.notify_all();
         }
     }
@@ -273,6 +365,8 @@ impl Stream {
             reading: Vec::new(),
             ready: VecDeque::new(),
             wanted: Vec::new(),
+            failed: Vec::new(),
+            next_id: 0,
             next: 0,
             round: 0..portions.len(),
             skipped: vec![false; portions.len()],
@@ -307,13 +401,20 @@ impl Stream {
     }
 
     /// Several portions, each as soon as it is there, while the next ones are being read.
+    ///
+    /// # Panics
+    /// If there is no such portion.
     pub fn order(&self, portions: impl IntoIterator<Item = usize>) -> Order<'_> {
-        let coming: VecDeque<usize> = portions.into_iter().collect();
+        let count = self.shared.portions.len();
         let mut state = self.shared.state();
-        if let Some(&first) = coming.front() {
-            state.next = first;
+        let coming: VecDeque<Wanted> = portions
+            .into_iter()
+            .inspect(|portion| assert!(*portion < count, "portion {portion} of {count}"))
+            .map(|portion| state.ask(portion))
+            .collect();
+        if let Some(first) = coming.front() {
+            state.next = first.portion;
         }
-        state.wanted.extend(&coming);
         drop(state);
         self.shared.changed.notify_all();
         Order { shared: &self.shared, coming }
@@ -331,7 +432,10 @@ impl Stream {
 
     /// Whether a portion is left out when reading ahead.
     pub fn skip(&self, portion: usize, skipped: bool) {
-        self.shared.state().skipped[portion] = skipped;
+        let mut state = self.shared.state();
+        state.skipped[portion] = skipped;
+        state.drop_stale();
+        drop(state);
         self.shared.changed.notify_all();
     }
 
@@ -339,7 +443,10 @@ impl Stream {
     pub fn read_ahead(&self, round: Range<usize>) {
         let count = self.shared.portions.len();
         let end = round.end.min(count);
-        self.shared.state().round = round.start.min(end)..end;
+        let mut state = self.shared.state();
+        state.round = round.start.min(end)..end;
+        state.drop_stale();
+        drop(state);
         self.shared.changed.notify_all();
     }
 
@@ -348,9 +455,13 @@ impl Stream {
     pub fn set_buffers(&self, buffers: usize) {
         let mut state = self.shared.state();
         state.buffers = buffers;
-        while state.made > state.buffers && (!state.free.is_empty() || state.sacrifice()) {
-            state.free.pop();
+        while state.made > state.buffers && state.free.pop().is_some() {
             state.made -= 1;
+        }
+        while state.made > state.buffers
+            && let Some(at) = state.unasked()
+        {
+            state.drop_ready(at);
         }
         drop(state);
         self.shared.changed.notify_all();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 mod chat;
+mod fitting;
 mod hub;
 mod import;
 mod inspect;

@@ -31,6 +31,7 @@ pub fn firebox() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_firebox"));
     for variable in [
         "FIREBOX_DEVICE",
+        "FIREBOX_MEMORY",
         "HF_HOME",
         "HF_HUB_CACHE",
         "HF_ENDPOINT",

@@ -10,11 +10,12 @@ use crate::RuntimeError;
 use crate::budget::{Account, Budget, Charge};
 use crate::faults::MajorFaults;
 use crate::governor::{Event, Governor, Residency};
+use crate::thermal::{self, Heat, Thermometer};
 
 use super::FEWEST_BUFFERS;
 
-/// Passes of more rows than this are prompts, whose time says nothing about a step of decoding.
-const MOST_ROWS: usize = 16;
+/// Steps from one look at the thermometer to the next.
+const STEPS_PER_READING: usize = 64;
 
 /// Events that are remembered until somebody asks.
 const MOST_EVENTS: usize = 256;
@@ -33,6 +34,9 @@ struct State {
     weights: Vec<Option<Charge>>,
     ring: Charge,
     pages: Charge,
+    thermometer: Option<Thermometer>,
+    /// Steps since it was looked at.
+    steps: usize,
     events: VecDeque<Event>,
 }
 
@@ -44,20 +48,27 @@ impl Keeper {
             weights: (0..parts).map(|_| None).collect(),
             ring: budget.charge(Account::Scratch, 0)?,
             pages: budget.charge(Account::Streams, 0)?,
+            thermometer: thermal::system().map(Thermometer::new),
+            steps: 0,
             events: VecDeque::new(),
         };
         let buffers = buffers.max(FEWEST_BUFFERS);
         Ok(Arc::new(Self { budget: budget.clone(), buffers, state: Mutex::new(state) }))
     }
 
-    /// Keeps parts, the first ones first.
+    /// Keeps parts, the first ones first. What others are read into is paid for before that.
     pub fn keep_all(&self, streamed: &Streamed, parts: &[usize]) -> Result<(), RuntimeError> {
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
-        for &part in parts {
-            kept.keep(part)?;
+        if parts.len() < streamed.parts() {
+            kept.fit_ring();
         }
+        parts.iter().try_for_each(|&part| kept.keep(part))?;
         kept.fit_ring();
+        if kept.state.ring.bytes() == 0 && parts.len() < streamed.parts() {
+            // There is not even room for one buffer, and the budget says by how much.
+            kept.state.ring.resize(streamed.buffer_bytes() as u64)?;
+        }
         Ok(())
     }
 
@@ -81,21 +92,35 @@ impl fmt::Debug for Keeper {
     }
 }
 
+impl State {
+    /// Looks at the thermometer now and then. Returns whether it says something else than before.
+    fn takes_temperature(&mut self) -> bool {
+        let Some(thermometer) = &mut self.thermometer else { return false };
+        self.steps += 1;
+        if !self.steps.is_multiple_of(STEPS_PER_READING) {
+            return false;
+        }
+        thermometer.heat() != thermometer.read()
+    }
+}
+
 /// Looks after a model for as long as it lives.
 #[derive(Debug)]
 pub(super) struct Looker(pub Arc<Keeper>);
 
 impl Watcher for Looker {
     fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration) {
-        if rows > MOST_ROWS {
-            return;
-        }
         let mut state = self.0.state();
         let faults = state.faults.as_mut().map_or(0, MajorFaults::since_last);
+        let cooled = state.takes_temperature();
         let Some(mut governor) = state.governor.take() else { return };
         let mut kept = Kept { keeper: &self.0, streamed, state: &mut state };
-        let events = governor.after_step(rows, time, faults, &mut kept);
-        if !events.is_empty() {
+        let events = if rows == 1 {
+            governor.after_step(rows, time, faults, &mut kept)
+        } else {
+            governor.after_pass(rows, time, &mut kept)
+        };
+        if cooled || !events.is_empty() {
             kept.fit_ring();
         }
         state.governor = Some(governor);
@@ -148,10 +173,12 @@ struct Kept<'a> {
 }
 
 impl Kept<'_> {
-    /// Gives the ring what it needs, or as much of that as there is. Where everything is kept it needs nothing.
+    /// Gives the ring what it needs, or as much of that as there is: less on a hot machine, which is not to work ahead.
+    /// Where everything is kept it needs nothing.
     fn fit_ring(&mut self) {
         let all_kept = (0..self.streamed.parts()).all(|part| self.streamed.is_kept(part));
-        let wanted = if all_kept { 0 } else { self.keeper.buffers };
+        let heat = self.state.thermometer.as_ref().map_or(Heat::Nominal, Thermometer::heat);
+        let wanted = if all_kept { 0 } else { heat.prefetch_depth(self.keeper.buffers).max(1) };
         let each = self.streamed.buffer_bytes() as u64;
         let granted = (0..=wanted).rev().find(|&count| self.state.ring.resize(count as u64 * each).is_ok());
         self.streamed.set_buffers(granted.unwrap_or(0));

@@ -15,14 +15,14 @@ use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 use crate::budget::{Account, Budget, Charge};
 use crate::governor::{Event, Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::resident_bytes;
-use crate::planner::{Mode, Placement, Plan, Rates, Shape, place, plan, predict};
+use crate::planner::{DeviceProfile, Mode, Placement, Plan, Rates, Shape, place, plan, predict};
 use crate::{Model, RuntimeError, pressure};
 use keeper::{Keeper, Looker, Pages};
 use probe::Probe;
 
 /// What comes to be resident of the program after it has been measured: code that has not run yet, tables of the
 /// sampler, logits.
-const SLACK: u64 = 16 << 20;
+const SLACK: u64 = 20 << 20;
 
 /// A step with nothing kept may turn out faster than predicted: see [`ResidencyPlan`].
 const CAUTION: f64 = 0.8;
@@ -34,8 +34,8 @@ pub struct FitConfig {
     pub memory: u64,
     /// For how much text room is kept in advance.
     pub mode: Mode,
-    /// How long sequences are expected to become.
-    pub context: usize,
+    /// How long sequences are expected to become, instead of as long as the model was trained for.
+    pub context: Option<usize>,
     /// What keys and values are kept in.
     pub kept: KvType,
     /// How many layers are kept, instead of as many as fit.
@@ -54,7 +54,7 @@ impl FitConfig {
         Self {
             memory,
             mode: Mode::default(),
-            context: 4096,
+            context: None,
             kept: KvType::default(),
             layers: None,
             placement: Placement::Auto,
@@ -73,7 +73,7 @@ pub struct Fit {
     pool: Pool,
     keeper: Arc<Keeper>,
     /// What is there whatever happens.
-    _standing: [Charge; 2],
+    _standing: Vec<Charge>,
 }
 
 impl Fit {
@@ -162,21 +162,31 @@ fn probed(decoder: &Decoder, shape: &Shape, at_once: usize) -> Result<Rates, Run
     Probe { decoder, streamed, shape, at_once }.rates()
 }
 
+/// What is there whatever is kept, now that nothing is: as the system says, or else as was assumed.
+fn fixed_bytes(assumed: u64) -> u64 {
+    resident_bytes().map_or(assumed, |resident| resident + SLACK)
+}
+
 fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit, RuntimeError> {
     let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
+    let context = config.context.unwrap_or(decoder.config().max_positions);
     let mut shape = Shape::of(model.checkpoint(), decoder.config(), config.kept)?;
-    let affordable = config.memory / PROBE_SHARE / streamed.buffer_bytes().max(1) as u64;
-    let at_once = affordable.clamp(FEWEST_BUFFERS as u64, PROBED_LAYERS as u64) as usize;
+    streamed.set_buffers(0);
+    shape.fixed_bytes = fixed_bytes(shape.fixed_bytes);
+    // Says whether there is enough memory at all before any is taken; how fast it is does not matter for that.
+    let guess = DeviceProfile::conservative().rates(&shape)?;
+    plan(&shape, &guess, config.memory, config.mode, context)?;
+    let largest = shape.parts.iter().map(|part| part.kept_bytes).max().unwrap_or(0).max(1);
+    let at_once = (config.memory / PROBE_SHARE / largest).clamp(1, PROBED_LAYERS as u64) as usize;
+    streamed.set_buffers(FEWEST_BUFFERS);
     let rates = probed(decoder, &shape, at_once)?;
-    let ring = (streamed.buffers() * streamed.buffer_bytes()) as u64;
-    if let Some(resident) = resident_bytes() {
-        shape.fixed_bytes = resident.saturating_sub(ring) + SLACK;
-    }
-    let mut plan = plan(&shape, &rates, config.memory, config.mode, config.context)?;
+    streamed.set_buffers(0);
+    shape.fixed_bytes = fixed_bytes(shape.fixed_bytes);
+    let mut plan = plan(&shape, &rates, config.memory, config.mode, context)?;
     adjust(&mut plan, &shape, &rates, config)?;
 
     let budget = Budget::new(config.memory);
-    let standing = [
+    let mut standing = vec![
         budget.charge(Account::Program, shape.fixed_bytes)?,
         budget.charge(Account::Activations, plan.chunk as u64 * shape.activation_bytes_per_row)?,
     ];
@@ -185,9 +195,13 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     let pool = Pool::with_ledger(decoder.layout(config.kept), ledger);
     pool.reserve(plan.kv_tokens.div_ceil(PAGE));
     let parts = kept_parts(&plan, streamed.layers(), streamed.parts());
-    // What was needed to measure is needed no longer.
-    streamed.set_buffers(0);
     keeper.keep_all(streamed, &parts)?;
+    if streamed.has_experts() {
+        // The rest is for sequences that become longer than was planned.
+        let room = budget.left() / 2;
+        standing.push(budget.charge(Account::Weights, room)?);
+        streamed.set_expert_room(room);
+    }
     keeper.set_governor(governor(&plan, &shape, &rates, parts)?);
     streamed.set_watcher(Box::new(Looker(keeper.clone())));
     Ok(Fit { plan, rates, budget, pool, keeper, _standing: standing })

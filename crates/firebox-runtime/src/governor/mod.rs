@@ -87,13 +87,28 @@ impl Governor {
         residency: &mut dyn Residency,
     ) -> Vec<Event> {
         self.pace.record(step_time, major_faults);
-        let due = self.check.passes(tokens, step_time);
-        let rose = self.watch.look(tokens, step_time, due);
+        self.act(tokens, step_time, true, residency)
+    }
+
+    /// Looks at a pass whose cost says nothing about a step: a prompt, or several sequences at once.
+    pub fn after_pass(&mut self, tokens: usize, time: Duration, residency: &mut dyn Residency) -> Vec<Event> {
+        self.act(tokens, time, false, residency)
+    }
+
+    fn act(
+        &mut self,
+        tokens: usize,
+        time: Duration,
+        is_step: bool,
+        residency: &mut dyn Residency,
+    ) -> Vec<Event> {
+        let due = self.check.passes(tokens, time);
+        let rose = self.watch.look(tokens, time, due);
         let kept: Vec<usize> = (0..residency.layers()).filter(|&layer| residency.is_kept(layer)).collect();
         if rose {
             return self.relieve(&kept, residency);
         }
-        if let Some(thrash) = self.pace.thrash(self.share_of_plan(kept.len())) {
+        if is_step && let Some(thrash) = self.pace.thrash(self.share_of_plan(kept.len())) {
             return self.retreat(thrash, &kept, residency);
         }
         if due { self.regular_check(&kept, residency) } else { Vec::new() }

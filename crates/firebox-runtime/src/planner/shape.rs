@@ -12,6 +12,13 @@ const PROGRAM_BYTES: u64 = 32 << 20;
 /// A token in the tables of a tokenizer, with its merge: measured on a vocabulary of 151,000 that came as JSON.
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 640;
 
+/// An allocator keeps what one operation has given back for others of its size, and products pack what they multiply:
+/// 0.9 to 1.8 times what is alive was measured to be resident.
+const ALLOCATED: usize = 2;
+
+/// Of so many bytes that are read one more is read beside them, because blocks of a disk are read whole.
+const READ_BESIDE: u64 = 128;
+
 /// Hidden states that live at the same time: the residual, its normed copy, and an output to be added.
 const HIDDEN_COPIES: usize = 3;
 
@@ -75,7 +82,8 @@ impl Shape {
     /// What a ring of buffers takes. Each has room for the largest part, so that what is kept may change while a model
     /// runs and the ring stays.
     pub fn ring_bytes(&self, buffers: usize) -> u64 {
-        buffers as u64 * self.parts.iter().map(|part| part.bytes).max().unwrap_or(0)
+        let largest = self.parts.iter().map(|part| part.bytes).max().unwrap_or(0);
+        buffers as u64 * (largest + largest / READ_BESIDE)
     }
 
     /// Which parts are kept, from which layers are.
@@ -119,7 +127,7 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
         mixer.max(feed_forward)
     });
     let widest = numbers.max().unwrap_or(0) + HIDDEN_COPIES * config.hidden_size;
-    (widest * size_of::<f32>()) as u64
+    (ALLOCATED * widest * size_of::<f32>()) as u64
 }
 
 /// Queries, keys and values before and after their rotation, the output of every head, and a gate where there is one.

@@ -1,0 +1,94 @@
+//! Portions come as they were asked for, whoever asks for what and however few buffers there are.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use firebox_store::{Checkpoint, Portion, ReadAt, ReadMethod, StoreError, Stream, StreamConfig, Tensors};
+use proptest::prelude::*;
+
+fn checkpoint() -> Checkpoint {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    Checkpoint::open(fixtures.join("gguf/qwen3_moe/hf")).unwrap()
+}
+
+/// One portion for each of some tensors.
+fn portions(checkpoint: &Checkpoint) -> Vec<Arc<Portion>> {
+    let names = checkpoint.tensors().take(12).map(|info| info.name.as_str());
+    names.map(|name| Arc::new(checkpoint.portion([name]).unwrap())).collect()
+}
+
+fn stream(checkpoint: &Checkpoint, buffers: usize, readers: usize) -> Stream {
+    let disk = checkpoint.disk(ReadMethod::Buffered);
+    Stream::new(disk, portions(checkpoint), StreamConfig { buffers, readers }).unwrap()
+}
+
+fn check(checkpoint: &Checkpoint, loaded: &impl Tensors) {
+    let name = loaded.names().next().unwrap().to_owned();
+    assert_eq!(loaded.weight(&name).unwrap().data, checkpoint.weight(&name).unwrap().data, "{name}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn orders_of_several_threads_are_all_served(
+        buffers in 0usize..4,
+        readers in 1usize..3,
+        orders in prop::collection::vec(
+            prop::collection::vec((prop::collection::vec(0usize..12, 1..6), 0usize..6), 1..6),
+            1..4,
+        ),
+        changes in prop::collection::vec((0usize..12, any::<bool>(), 0usize..4), 0..12),
+    ) {
+        let checkpoint = checkpoint();
+        let stream = stream(&checkpoint, buffers, readers);
+        std::thread::scope(|scope| {
+            for orders in &orders {
+                let (checkpoint, stream) = (&checkpoint, &stream);
+                scope.spawn(move || {
+                    for (portions, taken) in orders {
+                        // Some are not taken after all.
+                        let order = stream.order(portions.iter().copied());
+                        order.take(*taken).for_each(|loaded| check(checkpoint, &loaded.unwrap()));
+                    }
+                });
+            }
+            for (portion, skipped, buffers) in &changes {
+                stream.skip(*portion, *skipped);
+                stream.read_ahead(0..*portion);
+                stream.set_buffers(*buffers);
+            }
+        });
+    }
+}
+
+/// What a source of bytes does wrong is told to whoever asked, and only for as long as it does it.
+#[derive(Debug)]
+struct Bad(Arc<dyn ReadAt>, std::sync::atomic::AtomicUsize);
+
+impl ReadAt for Bad {
+    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
+        match self.1.load(std::sync::atomic::Ordering::Relaxed) {
+            0 => panic!("on purpose"),
+            1 => Ok(buffer.len() + 1),
+            _ => self.0.read_at(file, buffer, start),
+        }
+    }
+}
+
+#[test]
+fn a_source_that_panics_or_lies_is_an_error() {
+    let checkpoint = checkpoint();
+    let bad = Arc::new(Bad(checkpoint.disk(ReadMethod::Buffered), 0.into()));
+    let config = StreamConfig { buffers: 2, readers: 1 };
+    let stream = Stream::new(bad.clone(), portions(&checkpoint), config).unwrap();
+    assert!(matches!(stream.take(3), Err(StoreError::ReaderPanicked)));
+    bad.1.store(1, std::sync::atomic::Ordering::Relaxed);
+    assert!(matches!(stream.take(4), Err(StoreError::Overread { .. })));
+    bad.1.store(2, std::sync::atomic::Ordering::Relaxed);
+    for portion in 0..12 {
+        check(&checkpoint, &stream.take(portion).unwrap());
+    }
+}
