@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::args::{CacheType, DeviceArgs};
 use crate::console::Console;
-use crate::fitting::FittingArgs;
+use crate::fitting::{FittingArgs, say_events};
 use crate::generating::open_fitted;
 use crate::outcome::Outcome;
 
@@ -61,7 +61,9 @@ struct Report {
 /// Measures how fast a model runs.
 pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
     let began = Instant::now();
-    let fit = args.fitting.config(args.cache_type, None);
+    let widest = args.batch.iter().copied().max().map_or(1, usize::from);
+    let context = (args.prompt as usize).max(widest * (args.depth + args.tokens) as usize);
+    let fit = args.fitting.config(args.cache_type, Some(context));
     let model = open_fitted(&args.model, &args.device, fit.as_ref(), console)?;
     let load_s = began.elapsed().as_secs_f64();
     let config = BenchmarkConfig {
@@ -73,6 +75,7 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
         kept: args.cache_type.into(),
     };
     let measured = firebox_runtime::benchmark(&model, &config)?;
+    say_events(&model, console);
     let report = Report {
         model: args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned(),
         device: args.device.device.clone(),

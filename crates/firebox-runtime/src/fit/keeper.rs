@@ -56,16 +56,22 @@ impl Keeper {
         Ok(Arc::new(Self { budget: budget.clone(), buffers, state: Mutex::new(state) }))
     }
 
-    /// Keeps parts, the first ones first. What others are read into is paid for before that.
-    pub fn keep_all(&self, streamed: &Streamed, parts: &[usize]) -> Result<(), RuntimeError> {
+    /// Keeps parts, the first ones first, all of them or as many as fit. What others are read into is paid for before
+    /// that.
+    pub fn keep_all(&self, streamed: &Streamed, parts: &[usize], all: bool) -> Result<(), RuntimeError> {
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
         if parts.len() < streamed.parts() {
             kept.fit_ring();
         }
-        parts.iter().try_for_each(|&part| kept.keep(part))?;
+        for &layer in parts {
+            match kept.keep(layer) {
+                Err(RuntimeError::OverBudget { .. }) if !all => break,
+                kept => kept?,
+            }
+        }
         kept.fit_ring();
-        if kept.state.ring.bytes() == 0 && parts.len() < streamed.parts() {
+        if kept.state.ring.bytes() == 0 && !kept.keeps_all() {
             // There is not even room for one buffer, and the budget says by how much.
             kept.state.ring.resize(streamed.buffer_bytes() as u64)?;
         }
@@ -173,12 +179,15 @@ struct Kept<'a> {
 }
 
 impl Kept<'_> {
+    fn keeps_all(&self) -> bool {
+        (0..self.streamed.parts()).all(|part| self.streamed.is_kept(part))
+    }
+
     /// Gives the ring what it needs, or as much of that as there is: less on a hot machine, which is not to work ahead.
     /// Where everything is kept it needs nothing.
     fn fit_ring(&mut self) {
-        let all_kept = (0..self.streamed.parts()).all(|part| self.streamed.is_kept(part));
         let heat = self.state.thermometer.as_ref().map_or(Heat::Nominal, Thermometer::heat);
-        let wanted = if all_kept { 0 } else { heat.prefetch_depth(self.keeper.buffers).max(1) };
+        let wanted = if self.keeps_all() { 0 } else { heat.prefetch_depth(self.keeper.buffers).max(1) };
         let each = self.streamed.buffer_bytes() as u64;
         let granted = (0..=wanted).rev().find(|&count| self.state.ring.resize(count as u64 * each).is_ok());
         self.streamed.set_buffers(granted.unwrap_or(0));

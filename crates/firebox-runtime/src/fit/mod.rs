@@ -195,7 +195,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     let pool = Pool::with_ledger(decoder.layout(config.kept), ledger);
     pool.reserve(plan.kv_tokens.div_ceil(PAGE));
     let parts = kept_parts(&plan, streamed.layers(), streamed.parts());
-    keeper.keep_all(streamed, &parts)?;
+    keeper.keep_all(streamed, &parts, config.layers.is_some())?;
     if streamed.has_experts() {
         // The rest is for sequences that become longer than was planned.
         let room = budget.left() / 2;

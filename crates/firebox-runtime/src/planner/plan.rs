@@ -1,3 +1,4 @@
+use firebox_cache::PAGE;
 use serde::Serialize;
 
 use super::placement::most_bytes;
@@ -75,7 +76,9 @@ pub fn plan(
     context: usize,
 ) -> Result<Plan, RuntimeError> {
     rates.check(shape)?;
-    let planner = Planner::new(shape, rates, memory_bytes, mode.kv_tokens(context))?;
+    // Keys and values come in whole pages.
+    let kv_tokens = mode.kv_tokens(context).next_multiple_of(PAGE);
+    let planner = Planner::new(shape, rates, memory_bytes, kv_tokens)?;
     let choice = planner.choose()?;
     let layers = shape.layers();
     let table = (0..=layers).map(|count| planner.row(count, &choice)).collect::<Result<_, _>>()?;
@@ -120,7 +123,8 @@ impl<'a> Planner<'a> {
         // A model of very few layers is smaller than the ring it would be streamed through.
         let weights = shape.ring_bytes(FEWEST_BUFFERS).min(all_bytes(shape));
         let least = shape.fixed_bytes.saturating_add(kv_bytes).saturating_add(weights);
-        let chunk = chunk(shape, memory.saturating_sub(least));
+        // A piece of a prompt is no longer than what there is room for.
+        let chunk = chunk(shape, memory.saturating_sub(least)).min(kv_tokens.max(FEWEST_ROWS));
         let activations = chunk as u64 * shape.activation_bytes_per_row;
         let needed = least.saturating_add(activations);
         if needed > memory {

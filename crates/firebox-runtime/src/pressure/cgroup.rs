@@ -89,7 +89,7 @@ impl Group {
         let total = self.limit()?;
         let used = self.used()?.saturating_sub(self.reclaimable());
         let strain = self.hit_limit().max(self.stall.read());
-        Some(Room { available: total.saturating_sub(used), total }.under(strain))
+        Some(Room { available: total.saturating_sub(used), total, is_shared: false }.under(strain))
     }
 
     fn limit(&self) -> Option<u64> {

@@ -31,5 +31,6 @@ impl PressureSource for Machine {
 
 fn room(meminfo: &Path) -> Option<Room> {
     let text = fs::read_to_string(meminfo).ok()?;
-    Some(Room { available: kib_field(&text, "MemAvailable:")?, total: kib_field(&text, "MemTotal:")? })
+    let (available, total) = (kib_field(&text, "MemAvailable:")?, kib_field(&text, "MemTotal:")?);
+    Some(Room { available, total, is_shared: true })
 }

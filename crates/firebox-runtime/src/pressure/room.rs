@@ -9,11 +9,16 @@ const CRITICAL_PERCENT: u64 = 4;
 /// A few of the largest allocations that programs make at once.
 const CRITICAL_MOST: u64 = 256 << 20;
 
+/// A group has its limit for itself: nobody else takes what is left of it, so that half of that will do.
+const GROUP_SHARE: u64 = 2;
+
 /// What can still be taken, out of how much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Room {
     pub available: u64,
     pub total: u64,
+    /// Whether others take from it too.
+    pub is_shared: bool,
 }
 
 impl Room {
@@ -28,7 +33,8 @@ impl Room {
             Level::Some => 2,
             Level::Critical => 3,
         };
-        let mark = |percent: u64, most: u64| (self.total / 100 * percent).min(most) * factor;
+        let share = if self.is_shared { 1 } else { GROUP_SHARE };
+        let mark = |percent: u64, most: u64| (self.total / 100 * percent).min(most) * factor / share;
         let short = mark(SHORT_PERCENT, SHORT_MOST);
         let level = if self.available < mark(CRITICAL_PERCENT, CRITICAL_MOST) {
             Level::Critical

@@ -115,7 +115,7 @@ fn a_group_of_the_first_version_may_reclaim_pages_of_files() {
     let system = System::new(&[]);
     write_all(&system, &v1(GIB, 0));
     let mut group = Cgroup::v1(system.root()).unwrap();
-    let short = GIB / 100 * 10;
+    let short = GIB / 100 * 10 / 2;
     assert_eq!(group.read(), Some(Pressure { level: Level::None, available: Some(300 * MIB - short) }));
     assert!(Cgroup::v2(system.root()).is_none());
 }
@@ -129,11 +129,11 @@ fn running_against_the_limit_matters_where_little_is_left() {
     write_all(&system, &v1(GIB, 6));
     assert_eq!(level(&mut group), Level::None, "300 MiB can be reclaimed");
     // What is used beyond the limit leaves less of it.
-    write_all(&system, &v1(GIB + 150 * MIB, 6));
+    write_all(&system, &v1(GIB + 200 * MIB, 6));
     assert_eq!(level(&mut group), Level::None);
-    write_all(&system, &v1(GIB + 150 * MIB, 7));
+    write_all(&system, &v1(GIB + 200 * MIB, 7));
     assert_eq!(level(&mut group), Level::Some);
-    write_all(&system, &v1(GIB + 150 * MIB, 7));
+    write_all(&system, &v1(GIB + 200 * MIB, 7));
     assert_eq!(level(&mut group), Level::None);
 }
 
@@ -160,7 +160,7 @@ fn limits_of_all_groups_around_hold() {
     let mut group = Cgroup::v2(system.root()).unwrap();
     assert_eq!(group.read(), Some(Pressure { level: Level::Critical, available: Some(0) }));
     system.write("sys/fs/cgroup/outer/memory.current", "1048576\n");
-    let free = 512 * MIB - MIB + 4096 - 512 * MIB / 100 * 10;
+    let free = 512 * MIB - MIB + 4096 - 512 * MIB / 100 * 10 / 2;
     assert_eq!(group.read(), Some(Pressure { level: Level::None, available: Some(free) }));
 }
 
@@ -169,7 +169,7 @@ fn strain_on_a_group_of_the_second_version_comes_from_its_events_and_stalls() {
     let system = System::new(&[
         ("proc/self/cgroup", "0::/me\n"),
         ("sys/fs/cgroup/me/memory.max", "1000000000\n"),
-        ("sys/fs/cgroup/me/memory.current", "850000000\n"),
+        ("sys/fs/cgroup/me/memory.current", "920000000\n"),
         ("sys/fs/cgroup/me/memory.events", "low 0\nhigh 1\nmax 1\noom 0\n"),
     ]);
     let mut group = Cgroup::v2(system.root()).unwrap();
@@ -205,7 +205,7 @@ fn all_sources_together_say_the_worst() {
     let (warning, warned) = Warning::channel();
     sources.push(Box::new(warned));
     sources.push(Box::new(|| None));
-    let available = Some(300 * MIB - GIB / 100 * 10);
+    let available = Some(300 * MIB - GIB / 100 * 10 / 2);
     assert_eq!(read_all(&mut sources), Some(Pressure { level: Level::None, available }));
     warning.raise(Level::Some);
     assert_eq!(read_all(&mut sources), Some(Pressure { level: Level::Some, available }));
