@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::CacheError;
-use crate::layout::Layout;
+use crate::layout::{KvType, Layout};
 use crate::page::{PAGE, Page, Room};
 
 /// Where sequences of one model take pages from, and give them back to when nothing refers to them any more. Clones
@@ -61,6 +61,15 @@ impl Pool {
     pub fn with_ledger(layout: Layout, ledger: Arc<dyn Ledger>) -> Self {
         let stock = Mutex::new(Stock { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 });
         Self(Arc::new(Shared { layout, ledger: Some(ledger), stock }))
+    }
+
+    /// An empty pool for the same model with keys and values kept in another way, whose pages the same one allows.
+    pub fn keeping(&self, kept: KvType) -> Self {
+        let layout = Layout { kept, ..self.layout().clone() };
+        match &self.0.ledger {
+            Some(ledger) => Self::with_ledger(layout, ledger.clone()),
+            None => Self::new(layout),
+        }
     }
 
     fn with_stock(layout: Layout, stock: Stock) -> Self {

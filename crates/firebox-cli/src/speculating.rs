@@ -17,8 +17,8 @@ pub struct SpeculatingArgs {
     /// Draft what followed the last time that the text ended as it does now
     #[arg(long, conflicts_with = "draft")]
     pub lookup: bool,
-    /// Draft by this model, smaller and with the same tokens
-    #[arg(long, value_name = "MODEL")]
+    /// Draft by this model, smaller and with the same tokens; not with --memory, which says nothing of it
+    #[arg(long, value_name = "MODEL", conflicts_with = "memory")]
     pub draft: Option<PathBuf>,
     /// Draft at most this many tokens at a time [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]

@@ -5,7 +5,7 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_cache::{KvType, Layout, Pool, SequenceCache};
 use firebox_kernels::on_pool;
-use firebox_store::Checkpoint;
+use firebox_store::{Checkpoint, Unmapped};
 
 use crate::block::Block;
 use crate::config::{AttentionConfig, BlockConfig, DecoderConfig, MixerConfig};
@@ -55,7 +55,8 @@ impl Decoder {
         let streaming = config;
         let config = decoder_config(checkpoint)?;
         let taken = RefCell::default();
-        let root = Weights::new(checkpoint, device, &taken);
+        let unmapped = Unmapped(checkpoint);
+        let root = Weights::new(&unmapped, device, &taken);
         let streamed = Streamed::open(checkpoint, &config, &root, streaming)?;
         Self::checked(Parts::Streamed(streamed), config, &root)
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
 use firebox_store::{
-    Checkpoint, Loaded, Portion, ReadAt, ReadMethod, SegmentId, Stream, StreamConfig, StreamReport, Tensors,
-    probes, reading_rate,
+    Checkpoint, Loaded, Portion, ReadAt, ReadMethod, Stream, StreamConfig, StreamReport, Tensors, probes,
+    reading_rate,
 };
 
 use crate::ModelError;
@@ -90,11 +90,10 @@ impl Streamed {
         root: &Weights<'_>,
         streaming: &StreamedConfig,
     ) -> Result<Self, ModelError> {
-        let over_mapping = root.on(Device::flex());
+        let on_cpu = root.on(Device::flex());
         for index in 0..config.blocks.len() {
-            // Built once over the mapping, which reads little of it: a fault is told when the model is opened.
-            config.load_block(index, &over_mapping)?;
-            checkpoint.release(SegmentId::Layer(index))?;
+            // Built once without looking at what is large: a fault is told when the model is opened.
+            config.load_block(index, &on_cpu)?;
         }
         let shape = [config.vocab_size, config.hidden_size];
         root.check(&config.embedding_name(), &shape)?;

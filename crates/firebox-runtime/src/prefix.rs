@@ -79,7 +79,7 @@ impl PersistentPrefix {
             return Err(CacheError::FactsFull { tokens: tokens.len(), capacity }.into());
         }
         let decoder = model.decoder()?;
-        let key = KvKey::new(model, &decoder, decoder.layout(kept).kept);
+        let key = KvKey::new(model, &decoder, decoder.layout(kept).kept)?;
         let path = folder.as_ref().join(format!("{}.kv", key.of_tokens(tokens)));
         let origin = match open(&path, model, tokens, kept) {
             Ok(saved) => return Ok(Self { saved, origin: Origin::Opened }),

@@ -36,18 +36,18 @@ const NOTE: &str = "note";
 pub(crate) struct KvKey([(&'static str, String); 4]);
 
 impl KvKey {
-    pub fn new(model: &Model, decoder: &Decoder, kept: KvType) -> Self {
+    pub fn new(model: &Model, decoder: &Decoder, kept: KvType) -> Result<Self, RuntimeError> {
         let kept = match kept {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
             KvType::Int8 => "int8",
         };
-        Self([
-            ("trunk", model.checkpoint().fingerprint(decoder.layers())),
+        Ok(Self([
+            ("trunk", model.checkpoint().fingerprint(decoder.layers())?),
             ("head generation", HEAD.into()),
             ("adapter", ADAPTER.into()),
             ("kv format", kept.into()),
-        ])
+        ]))
     }
 
     /// A name for what some tokens come to: nothing else has the same.
@@ -134,7 +134,7 @@ impl Session {
         let path = path.as_ref();
         let outline = self.cache.outline();
         let layout = self.cache.pool().layout();
-        let KvKey(key) = KvKey::new(model, &self.decoder, layout.kept);
+        let KvKey(key) = KvKey::new(model, &self.decoder, layout.kept)?;
         let record = Record {
             stretches: outline
                 .stretches
@@ -236,7 +236,7 @@ impl Saved {
             }
             .into());
         }
-        KvKey::new(model, &decoder, layout.kept).check(&file)?;
+        KvKey::new(model, &decoder, layout.kept)?.check(&file)?;
         let record: Record = serde_json::from_str(file.text(SEQUENCE)?)
             .map_err(|error| file.fault(SEQUENCE, error.to_string()))?;
         let turns = |records: Vec<TurnRecord>| records.into_iter().map(Turn::from).collect();

@@ -72,10 +72,10 @@ impl Session {
 
     /// The same, keeping keys and values as `kept`. What has been fed is fed again with the next tokens.
     pub fn with_kv_type(mut self, kept: KvType) -> Self {
-        let layout = self.decoder.layout(kept);
-        if layout.kept != self.cache.pool().layout().kept {
+        let kept = self.decoder.layout(kept).kept;
+        if kept != self.cache.pool().layout().kept {
             self.lose();
-            self.cache = self.cache.begun_in(&Pool::new(layout));
+            self.cache = self.cache.begun_in(&self.cache.pool().keeping(kept));
         }
         self
     }

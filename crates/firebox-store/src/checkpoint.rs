@@ -227,9 +227,9 @@ impl Checkpoint {
     /// configuration, from names, shapes and encodings, and from samples of every tensor. So a copy of a model is the
     /// same model and training makes another one; but who changes a few numbers by hand has to [`import`](crate::import())
     /// the model for that to be noticed.
-    pub fn fingerprint(&self, layers: usize) -> String {
+    pub fn fingerprint(&self, layers: usize) -> Result<String, StoreError> {
         if let Some(hash) = self.trunk_hash(layers) {
-            return hash;
+            return Ok(hash);
         }
         let parts = &self.inner.parts;
         let mut hasher = blake3::Hasher::new();
@@ -237,15 +237,17 @@ impl Checkpoint {
         for (info, place) in parts.tensors.iter().filter(|(info, _)| info.segment.in_trunk(layers)) {
             hasher.update(format!("\n{:?} {:?} {}\n", info.name, info.shape, info.encoding).as_bytes());
             for span in [Some(place.data), place.scales].into_iter().flatten() {
-                let bytes = &self.file(span).bytes()[span.start..span.start + span.len];
-                let last = bytes.len().saturating_sub(SAMPLE);
-                for sample in 0..SAMPLES {
-                    let start = last / (SAMPLES - 1) * sample;
-                    hasher.update(&bytes[start..bytes.len().min(start + SAMPLE)]);
+                let last = span.len.saturating_sub(SAMPLE);
+                let mut sample = [0; SAMPLE];
+                let sample = &mut sample[..span.len.min(SAMPLE)];
+                for at in 0..SAMPLES {
+                    // By position: a file that was shortened is an error then, and not the end of the process.
+                    self.file(span).read_at(sample, span.start + last / (SAMPLES - 1) * at)?;
+                    hasher.update(sample);
                 }
             }
         }
-        hasher.finalize().to_hex().to_string()
+        Ok(hasher.finalize().to_hex().to_string())
     }
 
     fn hash_of(&self, belongs: impl Fn(SegmentId) -> bool) -> Option<String> {

@@ -77,7 +77,7 @@ pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization};
 pub use error::{Fault, StoreError};
 pub use import::{ImportOptions, ImportReport, Progress, import};
 pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
-pub use portion::{Loaded, Portion, Tensors};
+pub use portion::{Loaded, Portion, Tensors, Unmapped};
 pub use quantize::quantize;
 pub use segment::{Segment, SegmentId};
 pub use stream::{Order, Stream, StreamConfig, StreamReport};

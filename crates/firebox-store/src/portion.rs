@@ -207,6 +207,48 @@ impl Tensors for Checkpoint {
     }
 }
 
+/// A checkpoint whose small tensors are read by position, so that building a module over it touches no page of a mapping:
+/// what is larger is not looked at by whoever only builds.
+#[derive(Debug, Clone, Copy)]
+pub struct Unmapped<'a>(pub &'a Checkpoint);
+
+/// Norms and biases are smaller, whatever is multiplied with is larger.
+const SMALL: u64 = 1 << 18;
+
+impl Tensors for Unmapped<'_> {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.0.info(name)
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        let (info, place) = self.0.entry(name)?;
+        if info.bytes > SMALL {
+            return self.0.weight(name);
+        }
+        let read = |span: Span| -> Result<Bytes, StoreError> {
+            let mut bytes = vec![0; span.len];
+            self.0.file(span).read_at(&mut bytes, span.start)?;
+            Ok(aligned_copy(&bytes))
+        };
+        Ok(Weight {
+            name: info.name.clone(),
+            shape: info.shape.clone(),
+            encoding: info.encoding,
+            data: read(place.data)?,
+            scales: place.scales.map(read).transpose()?,
+            mapped: false,
+        })
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Tensors::names(self.0)
+    }
+}
+
 impl Checkpoint {
     /// Tensors that are to be read together.
     pub fn portion<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Portion, StoreError> {

@@ -13,7 +13,7 @@ const INNER: usize = 2048;
 const VOCABULARY: usize = 16_000;
 
 /// A model of 120 MB whose weights say nothing.
-fn model(folder: &Path) {
+pub fn model(folder: &Path) {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": VOCABULARY,

@@ -11,6 +11,8 @@ mod perplexity;
 mod plan;
 mod pull;
 mod run;
+#[cfg(target_os = "linux")]
+mod storm;
 mod support;
 mod tokenize;
 mod verify;
