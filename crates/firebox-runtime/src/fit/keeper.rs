@@ -56,15 +56,28 @@ impl Keeper {
         Ok(Arc::new(Self { budget: budget.clone(), buffers, state: Mutex::new(state) }))
     }
 
-    /// Keeps parts, the first ones first, all of them or as many as fit. What others are read into is paid for before
-    /// that.
-    pub fn keep_all(&self, streamed: &Streamed, parts: &[usize], all: bool) -> Result<(), RuntimeError> {
+    /// Keeps parts, the first ones first, all of them or as many as fit: into the budget, and into what is `available` at
+    /// the moment, since a governor keeps the others as soon as there is room. What others are read into is paid for
+    /// before that.
+    pub fn keep_all(
+        &self,
+        streamed: &Streamed,
+        parts: &[usize],
+        all: bool,
+        available: Option<u64>,
+    ) -> Result<(), RuntimeError> {
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
         if parts.len() < streamed.parts() {
             kept.fit_ring();
         }
+        let mut left = available.map(|bytes| bytes.saturating_sub(kept.state.ring.bytes()));
         for &layer in parts {
+            let bytes = kept.bytes(layer);
+            if !all && left.is_some_and(|left| left < bytes) {
+                break;
+            }
+            left = left.map(|left| left.saturating_sub(bytes));
             match kept.keep(layer) {
                 Err(RuntimeError::OverBudget { .. }) if !all => break,
                 kept => kept?,

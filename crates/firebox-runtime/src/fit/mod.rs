@@ -27,6 +27,14 @@ const SLACK: u64 = 20 << 20;
 /// A step with nothing kept may turn out faster than predicted: see [`ResidencyPlan`].
 const CAUTION: f64 = 0.8;
 
+/// The fewest buffers that any plan has where something is streamed.
+const FEWEST_BUFFERS: usize = 2;
+
+/// Layers that are in memory together while a model is probed: more tell more, if they take no more than this part of
+/// the memory.
+const PROBED_LAYERS: usize = 6;
+const PROBE_SHARE: u64 = 8;
+
 /// How a model is to be fitted into memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FitConfig {
@@ -132,14 +140,6 @@ impl Model {
     }
 }
 
-/// The fewest buffers that any plan has where something is streamed.
-const FEWEST_BUFFERS: usize = 2;
-
-/// Layers that are in memory together while a model is probed: more tell more, if they take no more than this part of
-/// the memory.
-const PROBED_LAYERS: usize = 6;
-const PROBE_SHARE: u64 = 8;
-
 /// Measures how fast this machine runs a model, without running it: see [`planner::plan`](crate::planner::plan).
 pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Result<Rates, RuntimeError> {
     let decoder = Decoder::stream(checkpoint, device, &streaming(None, 0))?;
@@ -148,13 +148,17 @@ pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Resul
 
 /// Reading that a decoder begins with.
 fn streaming(method: Option<ReadMethod>, taken: u64) -> StreamedConfig {
-    let available = pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available);
     StreamedConfig {
         stream: StreamConfig { buffers: FEWEST_BUFFERS, ..StreamConfig::default() },
         method,
-        room: available.unwrap_or(0).saturating_sub(taken),
+        room: available().unwrap_or(0).saturating_sub(taken),
         source: None,
     }
+}
+
+/// Bytes that can be taken before memory is short, where the system says.
+fn available() -> Option<u64> {
+    pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available)
 }
 
 fn probed(decoder: &Decoder, shape: &Shape, at_once: usize) -> Result<Rates, RuntimeError> {
@@ -195,7 +199,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     let pool = Pool::with_ledger(decoder.layout(config.kept), ledger);
     pool.reserve(plan.kv_tokens.div_ceil(PAGE));
     let parts = kept_parts(&plan, streamed.layers(), streamed.parts());
-    keeper.keep_all(streamed, &parts, config.layers.is_some())?;
+    keeper.keep_all(streamed, &parts, config.layers.is_some(), available())?;
     if streamed.has_experts() {
         // The rest is for sequences that become longer than was planned.
         let room = budget.left() / 2;
