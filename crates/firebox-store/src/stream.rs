@@ -228,6 +228,11 @@ impl State {
         !self.free.is_empty() || self.made < self.buffers
     }
 
+    /// Whether what is waited for can be read: for that there is always one buffer.
+    fn has_some_buffer(&self) -> bool {
+        self.has_buffer() || self.made == 0
+    }
+
     /// What to read next, if there is something and a buffer for it. What is waited for comes before what was asked for,
     /// and may take the buffer of that: otherwise two who wait could hold what the other one needs.
     fn job(&mut self) -> Option<usize> {
@@ -236,14 +241,14 @@ impl State {
             wanted.find(|wanted| !state.is_coming(wanted.portion)).map(|wanted| wanted.portion)
         };
         if let Some(portion) = missing(self, true) {
-            let has_buffer = self.has_buffer()
-                || self.made == 0
-                || self.sacrifice(Self::is_wanted)
-                || self.sacrifice(Self::is_waited_for);
-            return has_buffer.then_some(portion);
+            while !self.has_some_buffer()
+                && (self.sacrifice(Self::is_wanted) || self.sacrifice(Self::is_waited_for))
+            {}
+            return self.has_some_buffer().then_some(portion);
         }
         if let Some(portion) = missing(self, false) {
-            return (self.has_buffer() || self.sacrifice(Self::is_wanted)).then_some(portion);
+            while !self.has_buffer() && self.sacrifice(Self::is_wanted) {}
+            return self.has_buffer().then_some(portion);
         }
         let Range { start, end } = self.round;
         let next = self.next.clamp(start, end);
@@ -253,14 +258,15 @@ impl State {
         (next..end).chain(start..next).filter(|_| self.has_buffer()).find(may_come)
     }
 
-    /// Frees the buffer of a portion that was read and is not spared, the one that is needed last.
+    /// Drops a portion that was read and is not spared, the one that is needed last, if there is one. Where there are more
+    /// buffers than there may be, its buffer goes with it.
     fn sacrifice(&mut self, is_spared: impl Fn(&Self, usize) -> bool) -> bool {
         let count = self.skipped.len();
         let distance = |portion: usize| (portion + count - self.next) % count;
         let lost = self.ready.iter().enumerate().filter(|(_, (ready, _))| !is_spared(self, *ready));
         let Some((at, _)) = lost.max_by_key(|(_, (ready, _))| distance(*ready)) else { return false };
         self.drop_ready(at);
-        self.has_buffer()
+        true
     }
 
     /// Something that was read and nobody has asked for.
