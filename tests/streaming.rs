@@ -198,7 +198,7 @@ proptest! {
 
     /// Parts come and go between passes, and so do buffers.
     #[test]
-    fn what_is_kept_may_change_at_any_time(
+    fn what_is_kept_may_change_between_passes(
         buffers in 1usize..5,
         changes in prop::collection::vec((0usize..20, any::<bool>(), 1usize..5), 1..30),
     ) {

@@ -42,8 +42,7 @@ pub struct Streamed {
     config: DecoderConfig,
     device: Device,
     stream: Stream,
-    /// The blocks with all their experts.
-    whole: Vec<Arc<Portion>>,
+    partition: Partition,
     shelf: Option<Arc<Shelf>>,
     method: ReadMethod,
     /// Bytes a second that the disk was found to read.
@@ -98,22 +97,23 @@ impl Streamed {
         let shape = [config.vocab_size, config.hidden_size];
         root.check(&config.embedding_name(), &shape)?;
         root.check(&config.unembedding_name(), &shape)?;
-        let Partition { whole, portions } = Partition::of(checkpoint, config)?;
+        let partition = Partition::of(checkpoint, config)?;
+        let portions = &partition.portions;
         let (method, rate) = match (&streaming.source, streaming.method) {
-            (None, None) => checkpoint.fastest_reading(&portions, streaming.room)?,
+            (None, None) => checkpoint.fastest_reading(portions, streaming.room)?,
             (source, method) => {
                 let method = method.unwrap_or(ReadMethod::Direct);
                 let disk = source.clone().unwrap_or_else(|| checkpoint.disk(method));
-                (method, reading_rate(&*disk, probes(&portions))?)
+                (method, reading_rate(&*disk, probes(portions))?)
             }
         };
         let disk = |method| streaming.source.clone().unwrap_or_else(|| checkpoint.disk(method));
         let shelf = Shelf::open(checkpoint, config, root.device(), disk(method), streaming.stream)?;
         let (blocks, rest) = (config.blocks.len(), portions.len() - config.blocks.len());
         Ok(Self {
-            stream: Stream::new(disk(method), portions, streaming.stream)?,
+            stream: Stream::new(disk(method), portions.clone(), streaming.stream)?,
             shelf: shelf.map(Arc::new),
-            whole,
+            partition,
             method,
             rate,
             rows: disk(ReadMethod::Buffered),
@@ -140,7 +140,7 @@ impl Streamed {
 
     /// What the parts are on disk, but for experts.
     pub fn portions(&self) -> &[Arc<Portion>] {
-        self.stream.portions()
+        &self.partition.portions
     }
 
     /// Whether a part is kept in memory.
@@ -159,11 +159,11 @@ impl Streamed {
         let read = |portion| self.checkpoint.read(portion, self.stream.disk());
         match part.checked_sub(self.layers()) {
             None => {
-                let block = self.built(part, &read(&self.whole[part])?, None)?;
+                let block = self.built(part, &read(&self.partition.whole[part])?, None)?;
                 self.blocks[part].set(Some(block));
             }
             Some(block) => {
-                let rows = self.multiplier(&read(&self.stream.portions()[part])?)?;
+                let rows = self.multiplier(&read(&self.partition.portions[part])?)?;
                 self.unembedding[block].set(Some(rows));
             }
         }
@@ -249,8 +249,7 @@ impl Streamed {
 
     /// Bytes of memory that keeping a part takes.
     pub fn kept_bytes(&self, part: usize) -> u64 {
-        let portion = self.whole.get(part).unwrap_or_else(|| &self.stream.portions()[part]);
-        portion.buffer_bytes() as u64
+        self.partition.kept_bytes(part)
     }
 
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
