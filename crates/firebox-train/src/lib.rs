@@ -1,0 +1,1 @@
+//! Trains models, heads and low-rank adapters.
