@@ -26,7 +26,7 @@ fn step(decoder: &Decoder, caches: &mut [SequenceCache], tokens: usize) -> Resul
     let tokens: Vec<u32> = (0..tokens).map(|at| ((100 + at * 7919 % 7000) % vocab) as u32).collect();
     let mut caches: Vec<&mut SequenceCache> = caches.iter_mut().collect();
     let inputs: Vec<Input<'_>> =
-        caches.iter().map(|cache| Input { tokens: &tokens, position: cache.position(), length: 0 }).collect();
+        caches.iter().map(|cache| Input::new(&tokens, cache.position(), 0)).collect();
     let began = Instant::now();
     let logits = decoder.forward_together(&inputs, &mut caches, Wanted::Last)?;
     logits.try_into_vec_as::<f32>().map_err(|error| format!("{error:?}"))?;

@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let prompts: [&[u32]; 2] = [&[5, 6, 7, 8], &[9, 10]];
     let (mut first, mut second) = (decoder.cache(), decoder.cache());
-    let inputs = prompts.map(|tokens| Input { tokens, position: 0, length: tokens.len() });
+    let inputs = prompts.map(|tokens| Input::new(tokens, 0, tokens.len()));
     let mut pass = Pass::begin(&decoder, &inputs)?;
     while pass.next_layer() < decoder.layers() {
         eprintln!("before layer {}", pass.next_layer());

@@ -97,7 +97,7 @@ def bert(writer):
 
 
 def main():
-    for target in ("gguf", "safetensors_header", "manifest"):
+    for target in ("gguf", "safetensors_header", "manifest", "head"):
         (CORPUS / target).mkdir(parents=True, exist_ok=True)
     for arch, extra in {"llama": llama, "qwen3moe": qwen3moe, "qwen35": qwen35, "gemma3": gemma3, "phi3": phi3,
                         "bert": bert}.items():
@@ -128,6 +128,26 @@ def main():
         ],
     }
     (CORPUS / "manifest" / "bundle.json").write_text(json.dumps(manifest, indent=1))
+    head = {
+        "format": "firebox-head", "version": 1, "created_by": "firebox-store 0.1.0", "trunk": "e" * 64, "split": 1,
+        "spec": {"kind": "adapter", "rank": 4}, "quantization": {"bits": "q4", "group": 32},
+        "segments": [
+            {"id": "layer-0001", "file": "layer-0001.safetensors", "bytes": 640, "hash": "f" * 64, "tensors": [
+                {"name": "model.layers.1.mlp.up_proj.lora_A.weight", "shape": [4, 33],
+                 "encoding": {"grouped": {"bits": "q4", "group": 32}}}]},
+            {"id": "final", "file": "final.safetensors", "bytes": 8, "hash": "a" * 64, "tensors": []},
+        ],
+    }
+    (CORPUS / "head" / "head.json").write_text(json.dumps(head, indent=1))
+    table = {
+        "format": "firebox-heads", "version": 1, "created_by": "firebox-store 0.1.0", "split": 1,
+        "next_generation": 4, "heads": [
+            {"name": "chat", "active": {"generation": 3, "hash": "b" * 64}, "previous": None},
+            {"name": "code", "active": {"generation": 1, "hash": "c" * 64},
+             "previous": {"generation": 2, "hash": "d" * 64}},
+        ],
+    }
+    (CORPUS / "head" / "table.json").write_text(json.dumps(table, indent=1))
 
 
 main()

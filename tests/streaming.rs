@@ -80,16 +80,14 @@ fn run(decoder: &Decoder, batch: usize, mut between: impl FnMut(usize)) -> Vec<V
         .collect();
     for (tokens, cache) in next.iter_mut().zip(&mut caches) {
         between(0);
-        decoder.encode(&tokens.drain(..PROMPT - 4).collect::<Vec<_>>(), PROMPT, cache).unwrap();
+        let first: Vec<u32> = tokens.drain(..PROMPT - 4).collect();
+        decoder.encode(Input::new(&first, cache.position(), PROMPT), cache).unwrap();
     }
     let mut steps = Vec::new();
     for step in 0..=STEPS {
         between(step);
-        let inputs: Vec<_> = next
-            .iter()
-            .zip(&caches)
-            .map(|(tokens, cache)| Input { tokens, position: cache.position(), length: 0 })
-            .collect();
+        let inputs: Vec<_> =
+            next.iter().zip(&caches).map(|(tokens, cache)| Input::new(tokens, cache.position(), 0)).collect();
         let mut caches: Vec<_> = caches.iter_mut().collect();
         let logits = decoder.forward_together(&inputs, &mut caches, Wanted::Last).unwrap();
         let logits = logits.try_into_vec_as::<f32>().unwrap();

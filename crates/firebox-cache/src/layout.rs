@@ -45,6 +45,11 @@ pub enum LayerLayout {
     },
     /// A state of constant size.
     Recurrent,
+    /// Hidden states between two layers, exact: what layers behind them need to be run again.
+    States {
+        /// Width of a hidden state.
+        width: usize,
+    },
 }
 
 /// What all layers of a model remember, and how.
@@ -66,6 +71,7 @@ impl Layout {
             .map(|layer| match *layer {
                 LayerLayout::Attention { kv_heads, head_dim } => 2 * kv_heads * self.kept.row_bytes(head_dim),
                 LayerLayout::Recurrent => 0,
+                LayerLayout::States { width } => KvType::F32.row_bytes(width),
             })
             .sum()
     }

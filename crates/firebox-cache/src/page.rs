@@ -1,11 +1,12 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::{Bytes, DType, Int, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::attend::Stored;
 
 use crate::layout::{KvType, LayerLayout, Layout};
 use crate::pool::Pool;
+use crate::remembered::Remembered;
 
 /// Positions of a page.
 pub const PAGE: usize = 128;
@@ -25,44 +26,43 @@ struct Content {
     used: usize,
 }
 
-/// The tensors of a page, layer by layer.
+/// The tensors of a page, layer by layer: nothing for recurrent ones.
 #[derive(Debug, Default)]
-pub(crate) struct Room(Vec<Option<Sides>>);
-
-#[derive(Debug)]
-struct Sides {
-    keys: Stored,
-    values: Stored,
-}
+pub(crate) struct Room(Vec<Option<Remembered>>);
 
 impl Room {
     pub fn new(layout: &Layout) -> Self {
         let Layout { layers, kept, device } = layout;
-        let side = |kv_heads, head_dim: usize| match kept {
-            KvType::F32 | KvType::F16 => {
-                let shape = [kv_heads, PAGE, head_dim];
-                let count = kv_heads * PAGE * head_dim;
-                // Of zeros that are handed over: to fill a tensor takes as much memory again, for a moment, and a
-                // machine with virtual memory of its own is slow to give it.
-                let (zeros, dtype) = match kept {
-                    KvType::F32 => (Bytes::from_elems(vec![0f32; count]), DType::F32),
-                    _ => (Bytes::from_elems(vec![0u16; count]), DType::F16),
-                };
-                let zeros = TensorData::from_bytes(zeros, shape, dtype);
-                Stored::Float(Tensor::from_data(zeros, (device, dtype)))
-            }
-            KvType::Int8 => Stored::Bytes {
-                words: Tensor::<3, Int>::zeros([kv_heads, PAGE, head_dim.div_ceil(4)], (device, DType::I32)),
-                scales: Tensor::zeros([kv_heads, PAGE], (device, DType::F32)),
-            },
-        };
-        let sides = |layer: &LayerLayout| match *layer {
+        let room = |layer: &LayerLayout| match *layer {
             LayerLayout::Attention { kv_heads, head_dim } => {
-                Some(Sides { keys: side(kv_heads, head_dim), values: side(kv_heads, head_dim) })
+                let side = || empty(*kept, kv_heads, head_dim, device);
+                Some(Remembered::Attention { keys: side(), values: side() })
             }
+            LayerLayout::States { width } => Some(Remembered::States(empty(KvType::F32, 1, width, device))),
             LayerLayout::Recurrent => None,
         };
-        Self(layers.iter().map(sides).collect())
+        Self(layers.iter().map(room).collect())
+    }
+}
+
+fn empty(kept: KvType, kv_heads: usize, head_dim: usize, device: &Device) -> Stored {
+    match kept {
+        KvType::F32 | KvType::F16 => {
+            let shape = [kv_heads, PAGE, head_dim];
+            let count = kv_heads * PAGE * head_dim;
+            // Of zeros that are handed over: to fill a tensor takes as much memory again, for a moment, and a
+            // machine with virtual memory of its own is slow to give it.
+            let (zeros, dtype) = match kept {
+                KvType::F32 => (Bytes::from_elems(vec![0f32; count]), DType::F32),
+                _ => (Bytes::from_elems(vec![0u16; count]), DType::F16),
+            };
+            let zeros = TensorData::from_bytes(zeros, shape, dtype);
+            Stored::Float(Tensor::from_data(zeros, (device, dtype)))
+        }
+        KvType::Int8 => Stored::Bytes {
+            words: Tensor::<3, Int>::zeros([kv_heads, PAGE, head_dim.div_ceil(4)], (device, DType::I32)),
+            scales: Tensor::zeros([kv_heads, PAGE], (device, DType::F32)),
+        },
     }
 }
 
@@ -94,10 +94,9 @@ impl Page {
     }
 
     /// Fills slots from `at` on.
-    pub fn write(&self, layer: usize, at: usize, keys: Stored, values: Stored) {
-        if let Some(Some(sides)) = self.content().room.0.get_mut(layer) {
-            sides.keys.assign(at, keys);
-            sides.values.assign(at, values);
+    pub fn write(&self, layer: usize, at: usize, added: Remembered) {
+        if let Some(Some(held)) = self.content().room.0.get_mut(layer) {
+            held.assign(at, added);
         }
     }
 
@@ -106,25 +105,22 @@ impl Page {
         let (mut content, other) = (self.content(), other.content());
         for (to, from) in content.room.0.iter_mut().zip(&other.room.0) {
             if let (Some(to), Some(from)) = (to, from) {
-                to.keys.assign(0, from.keys.clone());
-                to.values.assign(0, from.values.clone());
+                to.assign(0, from.clone());
             }
         }
     }
 
     /// Replaces the keys of some slots.
     pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(Stored) -> Stored) {
-        if let Some(Some(sides)) = self.content().room.0.get_mut(layer) {
-            let changed = change(sides.keys.part(slots.clone()));
-            sides.keys.assign(slots.start, changed);
+        if let Some(Some(Remembered::Attention { keys, .. })) = self.content().room.0.get_mut(layer) {
+            let changed = change(keys.part(slots.clone()));
+            keys.assign(slots.start, changed);
         }
     }
 
-    /// Keys and values of some slots, where they lie.
-    pub fn read(&self, layer: usize, slots: &Range<usize>) -> Option<(Stored, Stored)> {
-        let content = self.content();
-        let sides = content.room.0.get(layer)?.as_ref()?;
-        Some((sides.keys.part(slots.clone()), sides.values.part(slots.clone())))
+    /// What some slots hold, where it lies.
+    pub fn read(&self, layer: usize, slots: &Range<usize>) -> Option<Remembered> {
+        Some(self.content().room.0.get(layer)?.as_ref()?.part(slots.clone()))
     }
 
     /// A panic while the lock was held has left tensors whole: they are values that are replaced.

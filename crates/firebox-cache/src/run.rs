@@ -1,9 +1,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firebox_kernels::attend::{Stored, Visibility};
+use firebox_kernels::attend::Visibility;
 
 use crate::page::{PAGE, Page};
+use crate::remembered::Remembered;
 
 /// Keys and values of consecutive positions that lie together.
 #[derive(Debug, Clone)]
@@ -30,8 +31,8 @@ pub(crate) enum Source {
 /// the block's slots copied, so that it lies together as it would have without a file in between.
 #[derive(Debug)]
 pub struct Mapped {
-    /// Keys and values of every layer, `[kv_heads, positions, head_dim]`; absent for recurrent ones.
-    pub layers: Vec<Option<(Stored, Stored)>>,
+    /// What every layer remembers; absent for recurrent ones.
+    pub layers: Vec<Option<Remembered>>,
 }
 
 impl Run {
@@ -72,13 +73,10 @@ impl Run {
         }
     }
 
-    pub fn read(&self, layer: usize) -> Option<(Stored, Stored)> {
+    pub fn read(&self, layer: usize) -> Option<Remembered> {
         match &self.source {
             Source::Page(page) => page.read(layer, &self.slots),
-            Source::Mapped(mapped) => {
-                let (keys, values) = mapped.layers.get(layer)?.as_ref()?;
-                Some((keys.part(self.slots.clone()), values.part(self.slots.clone())))
-            }
+            Source::Mapped(mapped) => Some(mapped.layers.get(layer)?.as_ref()?.part(self.slots.clone())),
         }
     }
 }

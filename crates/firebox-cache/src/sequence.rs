@@ -9,13 +9,16 @@ use crate::layout::{LayerLayout, Layout};
 use crate::page::PAGE;
 use crate::pool::Pool;
 use crate::recurrent::RecurrentState;
+use crate::remembered::Remembered;
 use crate::run::{Run, Source};
 use crate::turn::{Hidden, Role, Turn, TurnId, TurnKind};
 
 mod branch;
 mod outline;
+mod replay;
 
 pub use outline::{Outline, Stretch};
+pub use replay::Replay;
 
 /// What a model remembers of one sequence, layer by layer.
 ///
@@ -59,9 +62,12 @@ pub enum LayerCache<'a> {
 
 /// Keys and values of one layer.
 #[derive(Debug)]
-pub struct AttentionCache<'a> {
-    sequence: &'a SequenceCache,
-    layer: usize,
+pub struct AttentionCache<'a>(Keeping<'a>);
+
+#[derive(Debug)]
+enum Keeping<'a> {
+    InPages { sequence: &'a SequenceCache, layer: usize },
+    ForThePass(Option<(Tensor<3>, Tensor<3>)>),
 }
 
 impl SequenceCache {
@@ -230,7 +236,7 @@ impl SequenceCache {
                 LayerLayout::Attention { head_dim, .. } => {
                     kept.store(rotate(layer, keys.dequantize(head_dim), back))
                 }
-                LayerLayout::Recurrent => keys,
+                LayerLayout::Recurrent | LayerLayout::States { .. } => keys,
             }
         };
         let (mut runs, mut next, mut in_place) = (Vec::with_capacity(self.runs.len()), 0, Vec::new());
@@ -361,8 +367,8 @@ impl SequenceCache {
         &self.states
     }
 
-    /// Keys and values of everything remembered, run by run, of one layer: nothing where it is recurrent.
-    pub fn stored(&self, layer: usize) -> Option<Vec<(Stored, Stored)>> {
+    /// Everything remembered, run by run, of one layer: nothing where it is recurrent.
+    pub fn stored(&self, layer: usize) -> Option<Vec<Remembered>> {
         self.runs.iter().map(|run| run.read(layer)).collect()
     }
 
@@ -425,9 +431,14 @@ impl SequenceCache {
         let page = self.pool.take()?;
         let slots = slot..page.claim(0, slot + run.len());
         for layer in 0..self.pool.layout().layers.len() {
-            if let Some((keys, values)) = run.read(layer) {
-                page.write(layer, slot, change(layer, keys), values);
-            }
+            let copied = match run.read(layer) {
+                Some(Remembered::Attention { keys, values }) => {
+                    Remembered::Attention { keys: change(layer, keys), values }
+                }
+                Some(states) => states,
+                None => continue,
+            };
+            page.write(layer, slot, copied);
         }
         Ok(Run::new(Source::Page(page), slots, position))
     }
@@ -438,7 +449,7 @@ impl SequenceCache {
     /// If the model has no such layer.
     pub fn layer(&mut self, index: usize) -> LayerCache<'_> {
         if self.states[index].is_none() {
-            return LayerCache::Attention(AttentionCache { sequence: self, layer: index });
+            return LayerCache::Attention(AttentionCache(Keeping::InPages { sequence: self, layer: index }));
         }
         LayerCache::Recurrent(self.states[index].get_or_insert_default())
     }
@@ -513,36 +524,67 @@ impl SequenceCache {
     }
 }
 
-impl AttentionCache<'_> {
-    /// Fills the room of the pass; both tensors are `[kv_heads, tokens of the pass, head_dim]`.
-    pub fn append(&self, keys: Tensor<3>, values: Tensor<3>) {
-        let SequenceCache { pool, runs, len, pending, .. } = self.sequence;
+impl SequenceCache {
+    /// Fills the room of the pass in one layer. `part` hands out what belongs to some of the pass's tokens.
+    fn fill(&self, layer: usize, part: impl Fn(Range<usize>) -> Remembered) {
+        let Self { runs, len, pending, .. } = self;
         if *pending == 0 {
             return;
         }
-        let kept = pool.layout().kept;
-        let (keys, values) = (kept.store(keys), kept.store(values));
         let mut at = 0;
         for run in runs.iter() {
             let (from, to) = (at.max(*len), at + run.len());
             if let (true, Source::Page(page)) = (from < to, &run.source) {
-                let part = from - len..to - len;
-                let slot = run.slots.start + from - at;
-                page.write(self.layer, slot, keys.part(part.clone()), values.part(part));
+                page.write(layer, run.slots.start + from - at, part(from - len..to - len));
             }
             at = to;
+        }
+    }
+}
+
+impl AttentionCache<'_> {
+    /// One that remembers nothing before the pass, and nothing behind it: what it is given stays what it is, gradients
+    /// included.
+    pub fn for_the_pass() -> Self {
+        Self(Keeping::ForThePass(None))
+    }
+
+    /// Fills the room of the pass; both tensors are `[kv_heads, tokens of the pass, head_dim]`.
+    pub fn append(&mut self, keys: Tensor<3>, values: Tensor<3>) {
+        match &mut self.0 {
+            Keeping::InPages { sequence, layer } => {
+                let kept = sequence.pool.layout().kept;
+                let added = Remembered::Attention { keys: kept.store(keys), values: kept.store(values) };
+                sequence.fill(*layer, |tokens| added.part(tokens));
+            }
+            Keeping::ForThePass(held) => *held = Some((keys, values)),
         }
     }
 
     /// What queries from `position` on may see, if they see `window` positions each, their own included.
     pub fn spans(&self, position: usize, window: Option<usize>) -> Vec<Span> {
-        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let runs = self.sequence.runs.iter().filter(|run| !run.hidden && run.end() > first);
-        let spans = runs.filter_map(|run| {
-            let (keys, values) = run.read(self.layer)?;
-            Some(Span { keys, values, position: run.position, visible: run.visible.clone() })
-        });
-        spans.collect()
+        match &self.0 {
+            Keeping::InPages { sequence, layer } => {
+                let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let runs = sequence.runs.iter().filter(|run| !run.hidden && run.end() > first);
+                let spans = runs.filter_map(|run| match run.read(*layer)? {
+                    Remembered::Attention { keys, values } => {
+                        Some(Span { keys, values, position: run.position, visible: run.visible.clone() })
+                    }
+                    Remembered::States(_) => None,
+                });
+                spans.collect()
+            }
+            Keeping::ForThePass(held) => {
+                let span = held.iter().cloned().map(|(keys, values)| Span {
+                    keys: Stored::Float(keys),
+                    values: Stored::Float(values),
+                    position,
+                    visible: None,
+                });
+                span.collect()
+            }
+        }
     }
 }
 

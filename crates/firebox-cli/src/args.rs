@@ -7,6 +7,7 @@ use crate::bench::BenchArgs;
 use crate::chat::ChatArgs;
 use crate::console::OutputArgs;
 use crate::devices::DevicesArgs;
+use crate::head::HeadCommand;
 use crate::import::ImportArgs;
 use crate::inspect::InspectArgs;
 use crate::perplexity::PerplexityArgs;
@@ -59,6 +60,11 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     /// Say how many layers to keep in so much memory, and how fast that is going to be
     Plan(PlanArgs),
+    /// Install, change and make heads: last layers for a task, over a trunk that stays
+    Head {
+        #[command(subcommand)]
+        command: HeadCommand,
+    },
     /// Turn text into token ids and back
     Tokenize(TokenizeArgs),
     /// Measure how fast a model runs

@@ -21,6 +21,7 @@ const HELP: &str = "\
 /reset             forget the conversation
 /system [TEXT]     tell the model what to be, or nothing
 /regen             answer again
+/head [NAME]       answer with another head from now on, or list them
 /set [NAME VALUE]  change a setting, or list them
 /save FILE         write the conversation as JSON
 /stats             how long and how fast it has been
@@ -151,6 +152,7 @@ fn command_given(
                 console.reply("(nothing has been asked yet)");
             }
         }
+        "head" => console.reply(conversation.use_head(rest)),
         "set" => set(rest, conversation, console),
         "save" if rest.is_empty() => console.reply("/save FILE: say where to"),
         "save" => match save(Path::new(rest), conversation.messages()) {

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use firebox_runtime::{Finish, GenerationConfig, Model, RuntimeError, Session, Speculation, Summary};
+use firebox_runtime::{
+    Finish, GenerationConfig, Model, OWN_HEAD, RuntimeError, Session, Speculation, Summary,
+};
 use firebox_text::Message;
 
 use crate::console::Console;
@@ -79,6 +81,20 @@ impl Conversation {
         self.messages.retain(|message| message.role != "system");
         if !text.is_empty() {
             self.messages.insert(0, Message::system(text));
+        }
+    }
+
+    /// Answers with another head from now on; nothing names the model's own. Says what came of it.
+    pub fn use_head(&mut self, name: &str) -> String {
+        if name.is_empty() {
+            let known = self.session.heads().map(|rack| rack.names()).unwrap_or_default();
+            return format!("(heads: {})", if known.is_empty() { "none".into() } else { known.join(", ") });
+        }
+        let name = if name == "own" { OWN_HEAD } else { name };
+        let worn = self.session.use_head(name);
+        match worn.instead {
+            Some(reason) => format!("({reason})"),
+            None => format!("(changed in {:.2} ms)", worn.took.as_secs_f64() * 1e3),
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use firebox_runtime::fit::FitConfig;
+use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{Device, Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
 use firebox_text::Tokenizer;
 
@@ -36,6 +37,9 @@ pub struct GeneratingArgs {
     /// Go on after the model has ended its answer
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Answer with this head; `firebox head list` says which there are
+    #[arg(long, value_name = "NAME")]
+    pub head: Option<String>,
     #[command(flatten)]
     pub device: DeviceArgs,
     #[command(flatten)]
@@ -52,12 +56,20 @@ impl GeneratingArgs {
     /// The model that is to generate.
     pub fn open(&self, name: &Path, console: &Console) -> anyhow::Result<Model> {
         let fit = self.fitting.config(self.cache_type, Some(self.ctx_size));
-        open_fitted(name, &self.device, fit.as_ref(), console)
+        let model = open_fitted(name, &self.device, fit.as_ref(), console)?;
+        let budget = model.fit().map(|fit| fit.budget().clone());
+        Ok(model.with_heads(RackConfig { budget, ..RackConfig::default() })?)
     }
 
     /// A session of a model, which stops at Ctrl-C.
     pub fn session(&self, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
-        Ok(self.configured(model.session()?, interrupt))
+        let mut session = self.configured(model.session()?, interrupt);
+        if let Some(name) = &self.head
+            && let Some(reason) = session.use_head(name).instead
+        {
+            return Err(anyhow::anyhow!("{reason}"));
+        }
+        Ok(session)
     }
 
     /// What drafts, if anything is to.

@@ -21,6 +21,7 @@ mod conversation;
 mod devices;
 mod fitting;
 mod generating;
+mod head;
 mod hub;
 mod import;
 mod inspect;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::verify(&args, &console),
         Command::Perplexity(args) => perplexity::perplexity(&args, &console),
         Command::Plan(args) => plan::plan(&args, &console),
+        Command::Head { command } => head::head(&command, &console),
         Command::Tokenize(args) => tokenize::tokenize(&args, &console),
         Command::Bench(args) => bench::bench(&args, &console),
         Command::Devices(args) => devices::devices(&args, &console),

@@ -3,6 +3,8 @@
 use burn::tensor::{Tensor, activation};
 use serde::Serialize;
 
+#[cfg(feature = "autodiff")]
+use crate::simd::exp;
 use crate::simd::{Lanes, normal_share, sigmoid, tanh};
 
 /// Nonlinearity of a feed-forward network.
@@ -47,9 +49,16 @@ impl Activation {
     }
 }
 
+/// Of the argument of the tanh approximation.
+const TWICE_ROOT_2_OVER_PI: f32 = 1.595_769;
+
 /// A nonlinearity that is known when the loop around it is compiled, of every lane.
 pub(crate) trait Curve {
     fn at<L: Lanes>(x: L) -> L;
+
+    /// The derivative.
+    #[cfg(feature = "autodiff")]
+    fn slope<L: Lanes>(x: L) -> L;
 }
 
 /// See [`Activation::Silu`].
@@ -72,6 +81,13 @@ impl Curve for Silu {
     fn at<L: Lanes>(x: L) -> L {
         x.mul(sigmoid(x))
     }
+
+    #[cfg(feature = "autodiff")]
+    #[inline(always)]
+    fn slope<L: Lanes>(x: L) -> L {
+        let share = sigmoid(x);
+        share.add(x.mul(share).mul(L::splat(1.0).sub(share)))
+    }
 }
 
 impl Curve for Gelu {
@@ -79,16 +95,34 @@ impl Curve for Gelu {
     fn at<L: Lanes>(x: L) -> L {
         x.mul(normal_share(x))
     }
+
+    #[cfg(feature = "autodiff")]
+    #[inline(always)]
+    fn slope<L: Lanes>(x: L) -> L {
+        const ROOT_OF_2_PI: f32 = 2.506_628_3;
+        let density = exp(x.mul(x).mul(L::splat(-0.5))).div(L::splat(ROOT_OF_2_PI));
+        normal_share(x).mul_add(x, density)
+    }
 }
 
 impl Curve for GeluTanh {
     #[inline(always)]
     fn at<L: Lanes>(x: L) -> L {
         // `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which does not cancel where the tangent is near -1.
-        const TWICE_ROOT_2_OVER_PI: f32 = 1.595_769;
         let cube = x.mul(x).mul(x);
         let inner = L::splat(TWICE_ROOT_2_OVER_PI).mul(x.mul_add(cube, L::splat(0.044_715)));
         x.mul(sigmoid(inner))
+    }
+
+    #[cfg(feature = "autodiff")]
+    #[inline(always)]
+    fn slope<L: Lanes>(x: L) -> L {
+        let square = x.mul(x);
+        let cubic = L::splat(1.0).mul_add(square, L::splat(0.044715));
+        let share = sigmoid(L::splat(TWICE_ROOT_2_OVER_PI).mul(x).mul(cubic));
+        let steepness =
+            L::splat(TWICE_ROOT_2_OVER_PI).mul_add(square, L::splat(3.0 * 0.044715 * TWICE_ROOT_2_OVER_PI));
+        share.add(x.mul(steepness).mul(share).mul(L::splat(1.0).sub(share)))
     }
 }
 
@@ -96,6 +130,14 @@ impl Curve for GeluQuick {
     #[inline(always)]
     fn at<L: Lanes>(x: L) -> L {
         x.mul(sigmoid(x.mul(L::splat(1.702))))
+    }
+
+    #[cfg(feature = "autodiff")]
+    #[inline(always)]
+    fn slope<L: Lanes>(x: L) -> L {
+        let steepness = L::splat(1.702);
+        let share = sigmoid(x.mul(steepness));
+        share.add(x.mul(steepness).mul(share).mul(L::splat(1.0).sub(share)))
     }
 }
 
@@ -105,6 +147,12 @@ impl Curve for Relu {
         // Lets NaN through, as Burn's does.
         L::where_less(x, L::zero(), L::zero(), x)
     }
+
+    #[cfg(feature = "autodiff")]
+    #[inline(always)]
+    fn slope<L: Lanes>(x: L) -> L {
+        L::where_less(L::zero(), x, L::splat(1.0), L::zero())
+    }
 }
 
 impl Curve for ReluSquared {
@@ -113,11 +161,25 @@ impl Curve for ReluSquared {
         let positive = Relu::at(x);
         positive.mul(positive)
     }
+
+    #[cfg(feature = "autodiff")]
+    #[inline(always)]
+    fn slope<L: Lanes>(x: L) -> L {
+        let positive = Relu::at(x);
+        positive.add(positive)
+    }
 }
 
 impl Curve for Tanh {
     #[inline(always)]
     fn at<L: Lanes>(x: L) -> L {
         tanh(x)
+    }
+
+    #[cfg(feature = "autodiff")]
+    #[inline(always)]
+    fn slope<L: Lanes>(x: L) -> L {
+        let value = tanh(x);
+        L::splat(1.0).sub(value.mul(value))
     }
 }

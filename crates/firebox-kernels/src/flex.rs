@@ -21,14 +21,14 @@ pub(crate) fn has_own(device: &Device) -> bool {
     }
 }
 
-/// The CPU device to compute on beside `device`: itself where it is one.
+/// The CPU device to compute on beside `device`: itself where it is one. Gradients are followed where they were.
 pub fn host(device: &Device) -> Device {
-    match device.as_dispatch() {
+    match device.clone().without_autodiff().as_dispatch() {
         DispatchDevice::Flex(_) => device.clone(),
         #[cfg(feature = "ndarray")]
         DispatchDevice::NdArray(_) => device.clone(),
         #[allow(unreachable_patterns)] // Flex may be the only backend of a build.
-        _ => Device::flex(),
+        _ => Device::flex().with_autodiff_context_from(device),
     }
 }
 

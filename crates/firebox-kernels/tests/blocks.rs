@@ -7,7 +7,7 @@ mod support;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::linear::{BlockFormat, dequantize_blocks, multiply_blocks};
 use firebox_store::{BlockType, Encoding, Weight};
-use support::{bits, random, values};
+use support::{bits, random, random_blocks, values};
 
 const FORMATS: [(BlockFormat, BlockType); 8] = [
     (BlockFormat::Q8_0, BlockType::Q8_0),
@@ -19,30 +19,6 @@ const FORMATS: [(BlockFormat, BlockType); 8] = [
     (BlockFormat::Q5K, BlockType::Q5K),
     (BlockFormat::Q6K, BlockType::Q6K),
 ];
-
-/// Random blocks, their half-precision scales (at these offsets) replaced by small numbers.
-fn random_blocks(format: BlockFormat, count: usize) -> Vec<u8> {
-    let scales_at: &[usize] = match format {
-        BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 => &[0],
-        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
-        BlockFormat::Q6K => &[208],
-    };
-    let mut state = 0x1234_5678_9ABC_DEFFu64;
-    let mut next = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut bytes: Vec<u8> = (0..count * format.bytes()).map(|_| (next() >> 32) as u8).collect();
-    for block in bytes.chunks_exact_mut(format.bytes()) {
-        for &at in scales_at {
-            let scale = half::f16::from_f32((next() % 2000) as f32 / 1000.0 - 1.0);
-            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-        }
-    }
-    bytes
-}
 
 #[test]
 fn blocks_stand_for_the_numbers_the_store_decodes() {

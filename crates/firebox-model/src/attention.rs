@@ -87,7 +87,7 @@ impl Attention {
             .groups
             .iter()
             .zip(caches)
-            .map(|(group, cache)| {
+            .map(|(group, mut cache)| {
                 let of_group =
                     |tensor: &Tensor<3>| tensor.clone().narrow(0, group.rows.start, group.rows.len());
                 cache.append(of_group(&key).swap_dims(0, 1), of_group(&value).swap_dims(0, 1));

@@ -1,6 +1,6 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
-use firebox_cache::{LayerCache, LayerLayout, SequenceCache};
+use firebox_cache::{LayerCache, LayerLayout};
 
 use crate::ModelError;
 use crate::attention::Attention;
@@ -66,26 +66,24 @@ impl Block {
         })
     }
 
-    /// Takes `[rows, hidden_size]` through this layer, the `index`-th of the sequences in `caches`.
-    pub(crate) fn forward(
+    /// Takes `[rows, hidden_size]` through this layer. `caches` are those of the rows' groups, in order.
+    pub(crate) fn forward<'c>(
         &self,
         hidden: Tensor<2>,
         rows: &Rows,
-        index: usize,
-        caches: &mut [&mut SequenceCache],
+        caches: impl Iterator<Item = LayerCache<'c>>,
     ) -> Result<Tensor<2>, ModelError> {
-        let layers = caches.iter_mut().map(|cache| cache.layer(index));
         let x = self.mixer_norm.forward(hidden.clone());
         let mixed = match &self.mixer {
             Mixer::Attention(attention) => {
-                let caches = layers.filter_map(|layer| match layer {
+                let caches = caches.filter_map(|layer| match layer {
                     LayerCache::Attention(cache) => Some(cache),
                     LayerCache::Recurrent(_) => None,
                 });
                 attention.forward(x, rows, caches)
             }
             Mixer::GatedDeltaNet(delta) => {
-                let states = layers.filter_map(|layer| match layer {
+                let states = caches.filter_map(|layer| match layer {
                     LayerCache::Recurrent(state) => Some(state),
                     LayerCache::Attention(_) => None,
                 });

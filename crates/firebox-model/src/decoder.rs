@@ -1,9 +1,9 @@
 use std::cell::RefCell;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use firebox_cache::{KvType, Layout, Pool, SequenceCache};
+use firebox_cache::{KvType, LayerLayout, Layout, Pool, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_store::{Checkpoint, Unmapped};
 
@@ -16,7 +16,7 @@ use crate::rows::Input;
 use crate::streamed::{Streamed, StreamedConfig};
 use crate::weights::Weights;
 use crate::whole::Whole;
-use crate::{Encoder, ModelError};
+use crate::{Encoder, Head, ModelError};
 
 /// A decoder: embedding, blocks, final norm, unembedding.
 #[derive(Debug)]
@@ -25,6 +25,7 @@ pub struct Decoder {
     final_norm: RmsNorm,
     config: DecoderConfig,
     device: Device,
+    split: OnceLock<usize>,
 }
 
 /// Where its large weights are.
@@ -65,7 +66,7 @@ impl Decoder {
         let weights = root.within(&config.names.prefix);
         let final_norm = RmsNorm::load(&config.final_norm, &weights)?;
         root.all_taken(|name| config.is_foreign(name))?;
-        Ok(Self { parts, final_norm, config, device: root.device().clone() })
+        Ok(Self { parts, final_norm, config, device: root.device().clone(), split: OnceLock::new() })
     }
 
     /// Its parts that come from disk one by one, where it was [built](Self::stream) so.
@@ -91,6 +92,26 @@ impl Decoder {
         self.config.blocks.len()
     }
 
+    /// Lets heads take the place of the layers from `split` on. Once said, it stays.
+    pub fn split_at(&self, split: usize) -> Result<(), ModelError> {
+        let there = *self.split.get_or_init(|| split);
+        if there == split && split < self.layers() {
+            return Ok(());
+        }
+        let reason = format!("{split}, where heads begin at {there} of {} layers", self.layers());
+        Err(ModelError::Config { field: "split".into(), reason })
+    }
+
+    /// The first layer that heads take the place of, if there are heads.
+    pub fn split(&self) -> Option<usize> {
+        self.split.get().copied()
+    }
+
+    /// Which layer of a sequence keeps the hidden states at the split: one behind the blocks.
+    pub(crate) fn states_layer(&self, layout: &Layout) -> Option<usize> {
+        (layout.layers.len() > self.layers()).then(|| self.layers())
+    }
+
     /// What a sequence of this model remembers, keys and values kept as `kept`, or in f32 where the device has no
     /// such numbers.
     pub fn layout(&self, kept: KvType) -> Layout {
@@ -98,7 +119,8 @@ impl Decoder {
             KvType::F16 if !self.device.supports_dtype(DType::F16) => KvType::F32,
             kept => kept,
         };
-        let layers = self.config.blocks.iter().map(BlockConfig::layout).collect();
+        let states = self.split().map(|_| LayerLayout::States { width: self.config.hidden_size });
+        let layers = self.config.blocks.iter().map(BlockConfig::layout).chain(states).collect();
         Layout { layers, kept, device: self.device.clone() }
     }
 
@@ -131,7 +153,7 @@ impl Decoder {
         cache: &mut SequenceCache,
         wanted: Wanted,
     ) -> Result<Tensor<2>, ModelError> {
-        let input = Input { tokens, position: cache.position(), length };
+        let input = Input::new(tokens, cache.position(), length);
         self.forward_together(&[input], &mut [cache], wanted)
     }
 
@@ -145,7 +167,7 @@ impl Decoder {
         let _turn = self.turn();
         on_pool(&self.device, || {
             let began = Instant::now();
-            self.expect(self.layers(), true);
+            self.expect(inputs, true);
             let logits = self.finished(inputs, caches)?.logits(self, wanted)?;
             self.passed(inputs, began);
             Ok(logits)
@@ -153,16 +175,51 @@ impl Decoder {
     }
 
     /// A whole pass whose logits nobody needs.
-    pub fn encode(&self, tokens: &[u32], length: usize, cache: &mut SequenceCache) -> Result<(), ModelError> {
-        let input = Input { tokens, position: cache.position(), length };
+    pub fn encode(&self, input: Input<'_>, cache: &mut SequenceCache) -> Result<(), ModelError> {
         let _turn = self.turn();
         on_pool(&self.device, || {
             let began = Instant::now();
-            self.expect(self.layers(), false);
+            self.expect(&[input], false);
             self.finished(&[input], &mut [cache])?;
             self.passed(&[input], began);
             Ok(())
         })
+    }
+
+    /// Takes what a sequence keeps of its tokens through another head, which the sequence's cache is then that of. The
+    /// trunk does not run. `tokens` are those of the sequence, and pieces have at most `most` of them.
+    ///
+    /// After an error the cache is that of no head.
+    pub fn replay(
+        &self,
+        head: Option<&Arc<Head>>,
+        tokens: &[u32],
+        length: usize,
+        most: usize,
+        cache: &mut SequenceCache,
+    ) -> Result<(), ModelError> {
+        let layout = cache.pool().layout();
+        let (Some(split), Some(states)) = (self.split(), self.states_layer(layout)) else {
+            return Err(ModelError::NoSplit);
+        };
+        let _turn = self.turn();
+        for piece in cache.begin_replay(split, most)? {
+            let Some(mut replay) = cache.replay(states, piece.clone()) else {
+                return Err(ModelError::NoSplit);
+            };
+            on_pool(&self.device, || {
+                let position = replay.view.position();
+                let input = Input { tokens: &tokens[piece], position, length, head };
+                self.expect(&[input], false);
+                let mut pass = Pass::over(self, &[input], replay.states.clone(), split)?;
+                while pass.next_layer() < self.layers() {
+                    pass.step(self, &mut [&mut replay.view])?;
+                }
+                Ok::<_, ModelError>(())
+            })?;
+            cache.replayed(replay, split);
+        }
+        Ok(())
     }
 
     fn finished(&self, inputs: &[Input<'_>], caches: &mut [&mut SequenceCache]) -> Result<Pass, ModelError> {
@@ -179,13 +236,13 @@ impl Decoder {
         let _turn = self.turn();
         on_pool(&self.device, || {
             let layers = layers.min(self.layers());
-            self.expect(layers, false);
+            self.read_ahead(layers, false);
             let mut cache = self.cache();
-            let mut pass = Pass::begin(self, &[Input { tokens, position: 0, length: tokens.len() }])?;
+            let mut pass = Pass::begin(self, &[Input::new(tokens, 0, tokens.len())])?;
             while pass.next_layer() < layers {
                 pass.step(self, &mut [&mut cache])?;
             }
-            Ok(pass.hidden().clone())
+            Ok(pass.hidden())
         })
     }
 
@@ -195,7 +252,14 @@ impl Decoder {
     }
 
     /// Says what the next passes will ask for, so that nothing else is read ahead.
-    fn expect(&self, layers: usize, logits: bool) {
+    fn expect(&self, inputs: &[Input<'_>], logits: bool) {
+        match self.split() {
+            Some(split) if inputs.iter().all(|input| input.head.is_some()) => self.read_ahead(split, false),
+            _ => self.read_ahead(self.layers(), logits),
+        }
+    }
+
+    fn read_ahead(&self, layers: usize, logits: bool) {
         if let Parts::Streamed(streamed) = &self.parts {
             streamed.expect(layers, logits);
         }
@@ -225,11 +289,15 @@ impl Decoder {
         })
     }
 
-    pub(crate) fn unembed(&self, hidden: Tensor<2>) -> Result<Tensor<2>, ModelError> {
-        let hidden = self.final_norm.forward(hidden);
-        let logits = match &self.parts {
-            Parts::Whole(whole) => whole.unembedding.multiply(hidden),
-            Parts::Streamed(streamed) => streamed.unembed(&hidden)?,
+    pub(crate) fn unembed(&self, hidden: Tensor<2>, head: Option<&Head>) -> Result<Tensor<2>, ModelError> {
+        let hidden = match head {
+            Some(head) => head.completed(hidden),
+            None => self.final_norm.forward(hidden),
+        };
+        let logits = match (head.and_then(Head::unembedding), &self.parts) {
+            (Some(own), _) => own.multiply(hidden),
+            (None, Parts::Whole(whole)) => whole.unembedding.multiply(hidden),
+            (None, Parts::Streamed(streamed)) => streamed.unembed(&hidden)?,
         };
         Ok(match self.config.logit_softcap {
             Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
@@ -238,7 +306,7 @@ impl Decoder {
     }
 }
 
-fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, ModelError> {
+pub(crate) fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, ModelError> {
     match Architecture::from_json(checkpoint.config())? {
         Architecture::Decoder(config) => Ok(config),
         Architecture::Encoder(_) => Err(ModelError::Kind {

@@ -95,6 +95,12 @@ pub enum ModelError {
         /// How many there are.
         layers: usize,
     },
+    /// A head was asked for where there are none, or a sequence was begun before there were any.
+    #[error(
+        "the model was not split into a trunk and heads when the sequence was begun; install a head, and begin \
+         the sequence again"
+    )]
+    NoSplit,
     /// A text is longer than the model can take.
     #[error("{tokens} tokens are more than the {longest} this model takes; shorten the text or split it")]
     TooLong {

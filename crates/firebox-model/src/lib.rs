@@ -3,8 +3,10 @@
 //! A [`Decoder`] is built over the weights of a `firebox_store::Checkpoint` on any Burn device. Its forward
 //! pass is a value, a [`Pass`], that runs layer by layer against the caches of the sequences it works on.
 
+mod adapter;
 mod attention;
 mod block;
+mod bridge;
 pub mod config;
 mod decoder;
 mod delta_net;
@@ -14,6 +16,8 @@ mod experts;
 mod families;
 mod fields;
 mod gated;
+mod head;
+mod initial;
 mod linear;
 mod matrix;
 mod norm;
@@ -23,11 +27,14 @@ mod rope;
 mod rows;
 mod shelf;
 mod streamed;
+mod tower;
 mod weights;
 mod whole;
 
+pub use adapter::Adapter;
 pub use attention::Attention;
 pub use block::{Block, FeedForward, Mixer};
+pub use bridge::Bridge;
 pub use config::DecoderConfig;
 pub use decoder::{Decoder, Network};
 pub use delta_net::GatedDeltaNet;
@@ -36,6 +43,8 @@ pub use error::ModelError;
 pub use experts::MixtureOfExperts;
 pub use families::{Architecture, supported_families};
 pub use gated::GatedFeedForward;
+pub use head::{Head, HeadForm};
+pub use initial::Initial;
 pub use linear::Linear;
 pub use matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 pub use norm::RmsNorm;
@@ -43,3 +52,4 @@ pub use partition::Partition;
 pub use pass::{Pass, Wanted};
 pub use rows::Input;
 pub use streamed::{Streamed, StreamedConfig, Watcher};
+pub use tower::{AdapterPlan, Fed, Seeded, Tower, Trained};

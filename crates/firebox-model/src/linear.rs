@@ -3,16 +3,19 @@ use burn::tensor::Tensor;
 use firebox_kernels::linear::multiply_each;
 
 use crate::ModelError;
+use crate::adapter::Adapter;
 use crate::matrix::Matrix;
 use crate::weights::Weights;
 
-/// `x · weightᵀ + bias`
+/// `x · weightᵀ + bias`, and what an adapter adds.
 #[derive(Module, Debug)]
 pub struct Linear {
     /// `[outputs, inputs]`
     pub weight: Matrix,
     /// `[outputs]`
     pub bias: Option<Param<Tensor<1>>>,
+    /// A change of low rank.
+    pub adapter: Option<Adapter>,
 }
 
 impl Linear {
@@ -26,25 +29,31 @@ impl Linear {
         Ok(Self {
             weight: weights.matrix(&format!("{name}.weight"), outputs, inputs)?,
             bias: if bias { Some(weights.vector(&format!("{name}.bias"), outputs)?) } else { None },
+            adapter: Adapter::load(weights, name, inputs, outputs)?,
         })
     }
 
     /// From `[rows, inputs]` to `[rows, outputs]`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.biased(self.weight.multiply(x))
+        let product = self.weight.multiply(x.clone());
+        self.completed(product, x)
     }
 
     /// Several of them on the same input, which costs less than one after the other.
     pub fn forward_each<const N: usize>(linears: [&Self; N], x: Tensor<2>) -> [Tensor<2>; N] {
         let weights = linears.iter().map(|linear| linear.weight.weight()).collect();
-        let mut products = multiply_each(x, weights).into_iter();
+        let mut products = multiply_each(x.clone(), weights).into_iter();
         linears.map(|linear| match products.next() {
-            Some(product) => linear.biased(product),
+            Some(product) => linear.completed(product, x.clone()),
             None => unreachable!("every weight has a product"),
         })
     }
 
-    fn biased(&self, product: Tensor<2>) -> Tensor<2> {
+    fn completed(&self, product: Tensor<2>, x: Tensor<2>) -> Tensor<2> {
+        let product = match &self.adapter {
+            Some(adapter) => product.add(adapter.forward(x)),
+            None => product,
+        };
         match &self.bias {
             Some(bias) => product.add(bias.val().unsqueeze()),
             None => product,

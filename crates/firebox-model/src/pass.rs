@@ -1,18 +1,32 @@
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
 
 use crate::decoder::indices;
 use crate::rows::{Input, Rows};
-use crate::{Decoder, ModelError};
+use crate::{Decoder, Head, ModelError};
 
 /// A forward pass as a value: it can stop between any two layers and go on later.
 ///
 /// Every way of running a model, whole, streamed, interleaved or swapped, is a loop over [`Pass::step`].
 #[derive(Debug, Clone)]
 pub struct Pass {
+    /// One up to the decoder's split, from there on one for each head.
+    parts: Vec<Part>,
+    /// What the last layers of each input are.
+    heads: Vec<Option<Arc<Head>>>,
+    next_layer: usize,
+}
+
+/// Sequences that go through the same layers.
+#[derive(Debug, Clone)]
+struct Part {
+    /// Which of the inputs, in order.
+    members: Vec<usize>,
     rows: Rows,
     hidden: Tensor<2>,
-    next_layer: usize,
+    head: Option<Arc<Head>>,
 }
 
 /// Which rows of a finished pass are turned into logits.
@@ -38,11 +52,23 @@ impl Pass {
         if tokens.is_empty() {
             return Err(ModelError::NoTokens);
         }
-        Ok(Self {
-            rows: Rows::new(model.config(), inputs, model.device()),
-            hidden: model.embed(&tokens)?,
-            next_layer: 0,
-        })
+        Self::over(model, inputs, model.embed(&tokens)?, 0)
+    }
+
+    /// Goes on from hidden states before layer `next_layer` that were kept, those of the inputs' tokens.
+    pub(crate) fn over(
+        model: &Decoder,
+        inputs: &[Input<'_>],
+        hidden: Tensor<2>,
+        next_layer: usize,
+    ) -> Result<Self, ModelError> {
+        let heads: Vec<_> = inputs.iter().map(|input| input.head.cloned()).collect();
+        if heads.iter().any(Option::is_some) && model.split().is_none() {
+            return Err(ModelError::NoSplit);
+        }
+        let rows = Rows::new(model.config(), inputs, model.device());
+        let part = Part { members: (0..inputs.len()).collect(), rows, hidden, head: None };
+        Ok(Self { parts: vec![part], heads, next_layer })
     }
 
     /// The layer that [`step`](Self::step) runs next; the number of layers once all have run.
@@ -50,9 +76,13 @@ impl Pass {
         self.next_layer
     }
 
-    /// The hidden state before the next layer, `[rows, hidden_size]`.
-    pub fn hidden(&self) -> &Tensor<2> {
-        &self.hidden
+    /// The hidden state before the next layer, `[rows, hidden_size]`: behind the split, those of one head after those of
+    /// another.
+    pub fn hidden(&self) -> Tensor<2> {
+        match &self.parts[..] {
+            [part] => part.hidden.clone(),
+            parts => Tensor::cat(parts.iter().map(|part| part.hidden.clone()).collect(), 0),
+        }
     }
 
     /// Runs exactly one layer. `caches` are those of the inputs, in order, each at its input's position.
@@ -60,18 +90,41 @@ impl Pass {
     /// After an error a cache may hold what only some layers have seen: clear it, or rewind it.
     pub fn step(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
         let layer = self.next_layer;
-        let positions_fit =
-            self.rows.groups.iter().zip(&*caches).all(|(group, cache)| group.position == cache.position());
-        if layer >= model.layers() || caches.len() != self.rows.groups.len() || !positions_fit {
+        let positions_fit = self.parts.iter().all(|part| {
+            let mut groups = part.rows.groups.iter().zip(&part.members);
+            groups.all(|(group, &member)| {
+                caches.get(member).is_some_and(|cache| group.position == cache.position())
+            })
+        });
+        if layer >= model.layers() || caches.len() != self.heads.len() || !positions_fit {
             return Err(ModelError::Step { layer, layers: model.layers() });
         }
         if layer == 0 {
-            for (group, cache) in self.rows.groups.iter().zip(&mut *caches) {
+            let groups = self.parts.iter().flat_map(|part| &part.rows.groups);
+            for (group, cache) in groups.zip(&mut *caches) {
                 cache.reserve(group.rows.len())?;
             }
         }
-        let hidden = self.hidden.clone();
-        self.hidden = model.block(layer)?.forward(hidden, &self.rows, layer, caches)?;
+        if model.split() == Some(layer) {
+            self.keep_states(model, caches);
+            self.part_ways(model);
+        }
+        for part in &mut self.parts {
+            let block = match &part.head {
+                Some(head) => {
+                    let first = model.split().unwrap_or(0);
+                    head.blocks().get(layer - first).cloned()
+                }
+                None => Some(model.block(layer)?),
+            };
+            // A head without layers waits for those that have some.
+            let Some(block) = block else { continue };
+            let mut members = part.members.iter().peekable();
+            let caches = caches.iter_mut().enumerate().filter_map(|(index, cache)| {
+                members.next_if(|member| **member == index).map(|_| cache.layer(layer))
+            });
+            part.hidden = block.forward(part.hidden.clone(), &part.rows, caches)?;
+        }
         self.next_layer += 1;
         if self.next_layer == model.layers() {
             for cache in caches {
@@ -81,16 +134,76 @@ impl Pass {
         Ok(())
     }
 
-    /// Final norm and unembedding: `[wanted rows, vocab_size]`.
-    pub fn logits(self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
-        let hidden = match wanted {
-            Wanted::All => self.hidden,
-            Wanted::Last => {
-                let ends = self.rows.groups.iter().filter(|group| !group.rows.is_empty());
-                let last: Vec<u32> = ends.map(|group| group.rows.end as u32 - 1).collect();
-                self.hidden.select(0, indices(&last, model.device()))
+    /// Leaves what heads are run again from, where a cache has room for it.
+    fn keep_states(&self, model: &Decoder, caches: &mut [&mut SequenceCache]) {
+        for part in &self.parts {
+            for (group, &member) in part.rows.groups.iter().zip(&part.members) {
+                if let Some(layer) = model.states_layer(caches[member].pool().layout()) {
+                    let states = part.hidden.clone().narrow(0, group.rows.start, group.rows.len());
+                    caches[member].keep_states(layer, states);
+                }
+            }
+        }
+    }
+
+    /// From here on every head has a part of its own.
+    fn part_ways(&mut self, model: &Decoder) {
+        let same = |one: &Option<Arc<Head>>, other: &Option<Arc<Head>>| match (one, other) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (None, None) => true,
+            _ => false,
+        };
+        let mut parts: Vec<(Option<Arc<Head>>, Vec<usize>)> = Vec::new();
+        for (member, head) in self.heads.iter().enumerate() {
+            match parts.iter_mut().find(|(other, _)| same(head, other)) {
+                Some((_, members)) => members.push(member),
+                None => parts.push((head.clone(), vec![member])),
+            }
+        }
+        if let ([(head, _)], [part]) = (&parts[..], &mut self.parts[..]) {
+            part.head = head.clone();
+            return;
+        }
+        let all = self.parts.remove(0);
+        let part = |(head, members): (Option<Arc<Head>>, Vec<usize>)| {
+            let groups = members.iter().map(|&member| &all.rows.groups[member]);
+            let rows: Vec<u32> =
+                groups.flat_map(|group| group.rows.start as u32..group.rows.end as u32).collect();
+            Part {
+                rows: all.rows.some(&members, model.config(), model.device()),
+                hidden: all.hidden.clone().select(0, indices(&rows, model.device())),
+                members,
+                head,
             }
         };
-        model.unembed(hidden)
+        self.parts = parts.into_iter().map(part).collect();
+    }
+
+    /// Final norm and unembedding: `[wanted rows, vocab_size]`.
+    pub fn logits(self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
+        let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
+        let alone = self.parts.len() == 1;
+        for Part { members, rows, hidden, head } in self.parts {
+            let hidden = match wanted {
+                Wanted::All => hidden,
+                Wanted::Last => {
+                    let ends = rows.groups.iter().filter(|group| !group.rows.is_empty());
+                    let last: Vec<u32> = ends.map(|group| group.rows.end as u32 - 1).collect();
+                    hidden.select(0, indices(&last, model.device()))
+                }
+            };
+            let logits = model.unembed(hidden, head.as_deref())?;
+            if alone {
+                return Ok(logits);
+            }
+            let mut at = 0;
+            for (member, group) in members.into_iter().zip(&rows.groups) {
+                let count = if wanted == Wanted::All { group.rows.len() } else { 1 };
+                of_members.push((member, logits.clone().narrow(0, at, count)));
+                at += count;
+            }
+        }
+        of_members.sort_by_key(|(member, _)| *member);
+        Ok(Tensor::cat(of_members.into_iter().map(|(_, logits)| logits).collect(), 0))
     }
 }

@@ -1,5 +1,5 @@
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
@@ -9,7 +9,9 @@ use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight};
 
 use crate::ModelError;
 use crate::experts::Elsewhere;
+use crate::initial::Initial;
 use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
+use crate::tower::AdapterPlan;
 
 /// Tensors of a checkpoint, on their way into modules: looked up by name within a scope, checked against
 /// the shape that the configuration asks for, and counted, so that what nobody asked for comes to light.
@@ -20,11 +22,56 @@ pub(crate) struct Weights<'a> {
     scope: String,
     taken: &'a RefCell<BTreeSet<String>>,
     experts: Option<Elsewhere>,
+    adapter_scale: f32,
+    learning: Option<Learning<'a>>,
+}
+
+/// What is to be trained, and where it is noted under its name.
+#[derive(Clone, Copy)]
+pub(crate) struct Learning<'a> {
+    pub what: Learned,
+    pub parameters: &'a RefCell<BTreeMap<String, ParamId>>,
+    /// Makes numbers where there are none yet.
+    pub initial: Option<&'a RefCell<Initial>>,
+    /// Adapters that are to be there.
+    pub adapters: Option<&'a AdapterPlan>,
+}
+
+/// Which tensors are trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Learned {
+    /// All of them.
+    All,
+    /// Adapters; what they are adapters of stays as it is.
+    Adapters,
 }
 
 impl<'a> Weights<'a> {
     pub fn new(tensors: &'a dyn Tensors, device: &Device, taken: &'a RefCell<BTreeSet<String>>) -> Self {
-        Self { tensors, device: device.clone(), scope: String::new(), taken, experts: None }
+        Self {
+            tensors,
+            device: device.clone(),
+            scope: String::new(),
+            taken,
+            experts: None,
+            adapter_scale: 1.0,
+            learning: None,
+        }
+    }
+
+    /// The same tensors, with adapters that count so much.
+    pub fn adapted(self, adapter_scale: f32) -> Self {
+        Self { adapter_scale, ..self }
+    }
+
+    /// What adapters count.
+    pub fn adapter_scale(&self) -> f32 {
+        self.adapter_scale
+    }
+
+    /// The same tensors, to be trained.
+    pub fn learning(self, learning: Learning<'a>) -> Self {
+        Self { learning: Some(learning), ..self }
     }
 
     /// The same tensors, under names that begin with `prefix` too.
@@ -57,20 +104,70 @@ impl<'a> Weights<'a> {
         self.tensors.info(&self.full(name)).is_some()
     }
 
+    /// How many rows a tensor has, if it is there.
+    pub fn rows_of(&self, name: &str) -> Option<usize> {
+        self.tensors.info(&self.full(name))?.shape.first().copied()
+    }
+
+    /// The rank of a weight's adapter, if it has one or is to have one.
+    pub fn adapter_rank(&self, name: &str, inward: &str) -> Option<usize> {
+        let planned = || {
+            let plan = self.learning?.adapters?;
+            plan.targets.iter().any(|target| target == name).then_some(plan.rank)
+        };
+        self.rows_of(inward).or_else(planned)
+    }
+
     /// A small vector, in f32 whatever the file has.
     pub fn vector(&self, name: &str, length: usize) -> Result<Param<Tensor<1>>, ModelError> {
-        Ok(param(self.plain(name, [length])?))
+        self.learned(name, [length], Learned::All)
+    }
+
+    /// A matrix of an adapter, in f32 whatever the file has.
+    pub fn parameter(&self, name: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, ModelError> {
+        self.learned(name, shape, Learned::Adapters)
     }
 
     /// A small tensor, in f32 whatever the file has.
     pub fn plain<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<D>, ModelError> {
-        let weight = self.take(name, &shape)?;
-        Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), &self.device))
+        Ok(Tensor::from_data(TensorData::new(self.numbers(name, &shape)?, shape), &self.device))
+    }
+
+    /// A tensor in f32, to be trained where tensors of that kind are.
+    fn learned<const D: usize>(
+        &self,
+        name: &str,
+        shape: [usize; D],
+        kind: Learned,
+    ) -> Result<Param<Tensor<D>>, ModelError> {
+        let tensor = self.plain(name, shape)?;
+        let learning =
+            self.learning.filter(|learning| learning.what == Learned::All || learning.what == kind);
+        let Some(learning) = learning else { return Ok(param(tensor)) };
+        let name = self.full(name);
+        let id = named_id(&name);
+        learning.parameters.borrow_mut().insert(name, id);
+        Ok(Param::initialized(id, tensor.autodiff().require_grad()))
+    }
+
+    fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let full = self.full(name);
+        match self.learning.and_then(|learning| learning.initial) {
+            Some(initial) if self.tensors.info(&full).is_none() => {
+                self.taken.borrow_mut().insert(full.clone());
+                Ok(initial.borrow_mut().numbers(&full, shape))
+            }
+            _ => Ok(self.take(name, shape)?.to_f32()?),
+        }
     }
 
     /// A weight of `[outputs, inputs]`. Where the device computes with the file's own numbers and shares
     /// the machine's memory, the tensor lies over the mapped file.
     pub fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
+        if self.learning.is_some_and(|learning| learning.what == Learned::All) {
+            let weight = self.learned(name, [outputs, inputs], Learned::All)?;
+            return Ok(Matrix::Dense(DenseMatrix::new(weight)));
+        }
         matrix(self.take(name, &[outputs, inputs])?, [outputs, inputs], &self.device)
     }
 
@@ -198,6 +295,13 @@ const _: () = assert!(firebox_store::Q4_CHUNK == linear::NIBBLE_CHUNK);
 /// A parameter that training may later make trainable; nothing is copied.
 pub(crate) fn param<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
     Param::initialized(ParamId::new(), tensor)
+}
+
+/// The same for the same name in every process, so that what an optimizer has noted about a parameter finds it again.
+fn named_id(name: &str) -> ParamId {
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+    ParamId::from(name.bytes().fold(0xcbf2_9ce4_8422_2325, hash))
 }
 
 fn data<const D: usize>(bytes: bytes::Bytes, shape: [usize; D], dtype: DType) -> TensorData {

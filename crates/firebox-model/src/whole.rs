@@ -39,11 +39,7 @@ impl DecoderConfig {
 
     /// The embedding's, where that serves.
     pub(crate) fn unembedding_name(&self) -> String {
-        if self.tied_embeddings {
-            self.embedding_name()
-        } else {
-            format!("{}.weight", self.names.unembedding)
-        }
+        if self.tied_embeddings { self.embedding_name() } else { self.own_unembedding_name() }
     }
 
     /// What the names of a block's tensors begin with.

@@ -118,7 +118,7 @@ impl Bench<'_> {
         let mut pieces = tokens.chunks(self.chunk).peekable();
         while let Some(piece) = pieces.next() {
             if pieces.peek().is_some() {
-                self.decoder.encode(piece, 0, cache)?;
+                self.decoder.encode(Input::new(piece, cache.position(), 0), cache)?;
             } else {
                 self.pass(&[piece], &mut [cache])?;
             }
@@ -131,7 +131,7 @@ impl Bench<'_> {
         let inputs: Vec<Input<'_>> = tokens
             .iter()
             .zip(&*caches)
-            .map(|(tokens, cache)| Input { tokens, position: cache.position(), length: 0 })
+            .map(|(tokens, cache)| Input::new(tokens, cache.position(), 0))
             .collect();
         let logits = self.decoder.forward_together(&inputs, caches, Wanted::Last)?;
         let logits = logits.try_into_vec_as::<f32>();

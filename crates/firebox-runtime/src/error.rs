@@ -1,4 +1,5 @@
 use std::path::PathBuf;
+use std::time::Duration;
 
 use firebox_cache::CacheError;
 use firebox_model::ModelError;
@@ -96,6 +97,20 @@ pub enum RuntimeError {
         left: u64,
         /// Bytes in all.
         total: u64,
+    },
+    /// No head of that name is installed.
+    #[error("no head {name:?} is installed; `firebox head list` says which there are")]
+    NoHead {
+        /// The name.
+        name: String,
+    },
+    /// A head did not come into memory in time.
+    #[error("head {name:?} was not in memory within {} ms; it is used as soon as it is there", waited.as_millis())]
+    HeadLate {
+        /// Its name.
+        name: String,
+        /// How long it was waited for.
+        waited: Duration,
     },
     /// A text does not say how many bytes are meant.
     #[error("{text:?} is no size; write bytes, or K, M, G or T (powers of 1024), such as 600M or 1.5G")]

@@ -12,6 +12,7 @@ mod faults;
 pub mod fit;
 mod generation;
 pub mod governor;
+pub mod heads;
 mod lookahead;
 mod memory;
 mod model;
@@ -52,7 +53,7 @@ pub use perplexity::{Divergence, Perplexity, perplexity};
 pub use prefix::{Origin, PersistentPrefix, PrefixOptions};
 pub use sampler::{Sampler, SamplerConfig, likeliest};
 pub use saved::Saved;
-pub use session::Session;
+pub use session::{OWN_HEAD, Session};
 pub use speculation::{
     DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, Speculation,
 };

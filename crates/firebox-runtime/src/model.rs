@@ -2,11 +2,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use firebox_model::{Decoder, Encoder, Network, StreamedConfig};
-use firebox_store::Checkpoint;
+use firebox_model::{Decoder, Encoder, ModelError, Network, StreamedConfig};
+use firebox_store::{Checkpoint, Heads, SourceKind};
 use firebox_text::Tokenizer;
 
 use crate::fit::Fit;
+use crate::heads::{HeadRack, InstalledHeads, RackConfig};
 use crate::{RuntimeError, Session};
 
 /// An opened model: its network on a device, and what turns text into tokens and back.
@@ -16,6 +17,7 @@ pub struct Model {
     network: Arc<Network>,
     tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) fit: Option<Arc<Fit>>,
+    heads: Option<HeadRack>,
 }
 
 impl Model {
@@ -34,8 +36,7 @@ impl Model {
 
     /// The same, from a checkpoint that is open already.
     pub fn from_checkpoint(checkpoint: Checkpoint, device: &Device) -> Result<Self, RuntimeError> {
-        let network = Network::load(&checkpoint, device)?;
-        Self::over(checkpoint, network)
+        Self::over(checkpoint, |checkpoint| Network::load(checkpoint, device))
     }
 
     /// The same for a decoder that reads its weights from disk while it runs, but for what is
@@ -45,16 +46,47 @@ impl Model {
         device: &Device,
         config: &StreamedConfig,
     ) -> Result<Self, RuntimeError> {
-        let network = Network::Decoder(Arc::new(Decoder::stream(&checkpoint, device, config)?));
-        Self::over(checkpoint, network)
+        let stream = |checkpoint: &_| Decoder::stream(checkpoint, device, config);
+        Self::over(checkpoint, |checkpoint| Ok(Network::Decoder(Arc::new(stream(checkpoint)?))))
     }
 
-    pub(crate) fn over(checkpoint: Checkpoint, network: Network) -> Result<Self, RuntimeError> {
+    pub(crate) fn over(
+        checkpoint: Checkpoint,
+        network: impl FnOnce(&Checkpoint) -> Result<Network, ModelError>,
+    ) -> Result<Self, RuntimeError> {
         let tokenizer = match checkpoint.text().tokenizer {
             Some(_) => Some(Arc::new(Tokenizer::new(checkpoint.text(), checkpoint.config())?)),
             None => None,
         };
-        Ok(Self { network: Arc::new(network), tokenizer, checkpoint, fit: None })
+        // Before anything takes more memory: what the tokenizer was made from is as large as itself.
+        let checkpoint = checkpoint.without_tokenizer();
+        let network = network(&checkpoint)?;
+        // A table of heads that cannot be read is told when heads are asked for; the model runs without them.
+        if let (Network::Decoder(decoder), Ok(Some(heads))) = (&network, installed(&checkpoint))
+            && let Ok(list) = heads.list()
+            && let Some(head) = list.first()
+        {
+            decoder.split_at(head.split)?;
+        }
+        Ok(Self { network: Arc::new(network), tokenizer, checkpoint, fit: None, heads: None })
+    }
+
+    /// The same, with its heads in memory as a rack's configuration says. Sessions that begin from now on change
+    /// between them.
+    pub fn with_heads(self, config: RackConfig) -> Result<Self, RuntimeError> {
+        let heads = match installed(&self.checkpoint)? {
+            Some(heads) => {
+                let source = Arc::new(InstalledHeads::new(heads, self.decoder()?));
+                Some(HeadRack::new(source, config)?)
+            }
+            None => None,
+        };
+        Ok(Self { heads, ..self })
+    }
+
+    /// Its heads, if they are [in use](Self::with_heads).
+    pub fn heads(&self) -> Option<&HeadRack> {
+        self.heads.as_ref()
     }
 
     /// What it was opened from.
@@ -114,9 +146,21 @@ impl Model {
     /// A sequence that has not begun.
     pub fn session(&self) -> Result<Session, RuntimeError> {
         let decoder = self.decoder()?;
-        Ok(match &self.fit {
+        let session = match &self.fit {
             Some(fit) => Session::in_pool(decoder, fit.pool()).with_chunk(fit.plan().chunk),
             None => Session::new(decoder),
+        };
+        Ok(match &self.heads {
+            Some(heads) => session.with_heads(heads.clone()),
+            None => session,
         })
+    }
+}
+
+/// What heads a model may have; files of GGUF have none.
+fn installed(checkpoint: &Checkpoint) -> Result<Option<Heads>, RuntimeError> {
+    match checkpoint.source() {
+        SourceKind::Gguf => Ok(None),
+        _ => Ok(Some(Heads::of(checkpoint.clone())?)),
     }
 }

@@ -7,6 +7,7 @@ use firebox_model::ModelError;
 use firebox_store::StoreError;
 
 use crate::saved::KvKey;
+use crate::session::OWN_HEAD;
 use crate::turns::FACTS;
 use crate::{Model, RuntimeError, Saved, Session};
 
@@ -79,7 +80,7 @@ impl PersistentPrefix {
             return Err(CacheError::FactsFull { tokens: tokens.len(), capacity }.into());
         }
         let decoder = model.decoder()?;
-        let key = KvKey::new(model, &decoder, decoder.layout(kept).kept)?;
+        let key = KvKey::new(model, &decoder, decoder.layout(kept).kept, OWN_HEAD)?;
         let path = folder.as_ref().join(format!("{}.kv", key.of_tokens(tokens)));
         let origin = match open(&path, model, tokens, kept) {
             Ok(saved) => return Ok(Self { saved, origin: Origin::Opened }),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_cache::{
-    CacheError, KvType, LayerLayout, Layout, Mapped, Outline, Pool, RecurrentState, SequenceCache, Stretch,
-    Turn,
+    CacheError, KvType, LayerLayout, Layout, Mapped, Outline, Pool, RecurrentState, Remembered,
+    SequenceCache, Stretch, Turn,
 };
 use firebox_kernels::attend::Stored;
 use firebox_kernels::host;
@@ -16,16 +16,12 @@ use firebox_model::config::{DeltaNetConfig, MixerConfig};
 use firebox_store::{Dtype, NewTensor, NewTensorFile, StoreError, TensorFile};
 use serde::{Deserialize, Serialize};
 
+use crate::session::OWN_HEAD;
 use crate::turn_record::TurnRecord;
 use crate::{Model, RuntimeError, Session};
 
 const FORMAT: &str = "firebox-session";
 const VERSION: &str = "1";
-
-/// No model has heads that are trained and exchanged, or adapters, yet. Once some do, files from before are those of
-/// the model as it came.
-const HEAD: &str = "0";
-const ADAPTER: &str = "none";
 
 const TOKENS: &str = "tokens";
 const SEQUENCE: &str = "sequence";
@@ -35,8 +31,11 @@ const NOTE: &str = "note";
 #[derive(Debug)]
 pub(crate) struct KvKey([(&'static str, String); 4]);
 
+/// The field of the head that layers behind the split were those of.
+const HEAD: &str = "head generation";
+
 impl KvKey {
-    pub fn new(model: &Model, decoder: &Decoder, kept: KvType) -> Result<Self, RuntimeError> {
+    pub fn new(model: &Model, decoder: &Decoder, kept: KvType, head: &str) -> Result<Self, RuntimeError> {
         let kept = match kept {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
@@ -44,8 +43,9 @@ impl KvKey {
         };
         Ok(Self([
             ("trunk", model.checkpoint().fingerprint(decoder.layers())?),
-            ("head generation", HEAD.into()),
-            ("adapter", ADAPTER.into()),
+            (HEAD, head.into()),
+            // Adapters are heads.
+            ("adapter", "none".into()),
             ("kv format", kept.into()),
         ]))
     }
@@ -62,8 +62,8 @@ impl KvKey {
         hasher.finalize().to_hex().to_string()
     }
 
-    fn check(&self, file: &TensorFile) -> Result<(), RuntimeError> {
-        for (field, expected) in &self.0 {
+    fn check(&self, file: &TensorFile, any_head: bool) -> Result<(), RuntimeError> {
+        for (field, expected) in self.0.iter().filter(|(field, _)| !(any_head && *field == HEAD)) {
             let found = file.text(field)?;
             if found != expected {
                 return Err(RuntimeError::Foreign {
@@ -106,6 +106,8 @@ pub struct Saved {
     encoded_length: usize,
     expected_length: usize,
     note: String,
+    /// The head that layers behind the split were those of.
+    head: Arc<str>,
 }
 
 impl Session {
@@ -134,7 +136,8 @@ impl Session {
         let path = path.as_ref();
         let outline = self.cache.outline();
         let layout = self.cache.pool().layout();
-        let KvKey(key) = KvKey::new(model, &self.decoder, layout.kept)?;
+        let filled_by = self.filled_by.as_deref().unwrap_or_default();
+        let KvKey(key) = KvKey::new(model, &self.decoder, layout.kept, filled_by)?;
         let record = Record {
             stretches: outline
                 .stretches
@@ -163,47 +166,37 @@ impl Session {
         let mut tensors =
             vec![NewTensor { name: TOKENS.into(), dtype: Dtype::U32, shape: vec![self.tokens.len()] }];
         for (index, layer) in layout.layers.iter().enumerate() {
-            match *layer {
-                LayerLayout::Attention { .. } if outline.stretches.is_empty() => {}
-                LayerLayout::Attention { kv_heads, head_dim } => {
-                    for side in SIDES {
-                        for part in parts(layout.kept, head_dim) {
-                            let shape = match part.width {
-                                Some(width) => vec![kv_heads, outline.slots(), width],
-                                None => vec![kv_heads, outline.slots()],
-                            };
-                            let name = format!("layers.{index}.{side}{}", part.suffix);
-                            tensors.push(NewTensor { name, dtype: part.dtype, shape });
-                        }
-                    }
+            for side in sides(layer, layout.kept).iter().filter(|_| !outline.stretches.is_empty()) {
+                for part in parts(side.kept, side.width) {
+                    let shape = match part.width {
+                        Some(width) => vec![side.heads, outline.slots(), width],
+                        None => vec![side.heads, outline.slots()],
+                    };
+                    let name = format!("layers.{index}.{}{}", side.name, part.suffix);
+                    tensors.push(NewTensor { name, dtype: part.dtype, shape });
                 }
-                LayerLayout::Recurrent => {
-                    for (name, data) in state(&self.cache, index)? {
-                        let dtype = stored_dtype(data.dtype())?;
-                        tensors.push(NewTensor { name, dtype, shape: data.shape().to_vec() });
-                    }
-                }
+            }
+            for (name, data) in state(&self.cache, index)? {
+                let dtype = stored_dtype(data.dtype())?;
+                tensors.push(NewTensor { name, dtype, shape: data.shape().to_vec() });
             }
         }
         let mut file = NewTensorFile::create(path, &metadata, &tensors)?;
         file.write(&words(&self.tokens))?;
         for (index, layer) in layout.layers.iter().enumerate() {
-            match *layer {
-                LayerLayout::Attention { .. } if outline.stretches.is_empty() => {}
-                LayerLayout::Attention { kv_heads, .. } => {
-                    let runs = self.cache.stored(index).unwrap_or_default();
-                    let (keys, values): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
-                    for side in [keys, values] {
-                        for bytes in gathered(side, &outline, kv_heads)? {
-                            file.write(&bytes)?;
-                        }
-                    }
+            let runs = self.cache.stored(index).unwrap_or_default();
+            for (at, side) in sides(layer, layout.kept).iter().enumerate() {
+                let stored = runs.iter().map(|run| match run {
+                    Remembered::Attention { keys, .. } if at == 0 => keys.clone(),
+                    Remembered::Attention { values, .. } => values.clone(),
+                    Remembered::States(states) => states.clone(),
+                });
+                for bytes in gathered(stored.collect(), &outline, side.heads)? {
+                    file.write(&bytes)?;
                 }
-                LayerLayout::Recurrent => {
-                    for (_, data) in state(&self.cache, index)? {
-                        file.write(data.as_bytes())?;
-                    }
-                }
+            }
+            for (_, data) in state(&self.cache, index)? {
+                file.write(data.as_bytes())?;
             }
         }
         Ok(file.publish()?)
@@ -236,7 +229,8 @@ impl Saved {
             }
             .into());
         }
-        KvKey::new(model, &decoder, layout.kept)?.check(&file)?;
+        // What was kept at the split is what any head begins with.
+        KvKey::new(model, &decoder, layout.kept, OWN_HEAD)?.check(&file, decoder.split().is_some())?;
         let record: Record = serde_json::from_str(file.text(SEQUENCE)?)
             .map_err(|error| file.fault(SEQUENCE, error.to_string()))?;
         let turns = |records: Vec<TurnRecord>| records.into_iter().map(Turn::from).collect();
@@ -259,6 +253,7 @@ impl Saved {
             expected_length: record.expected_length,
             kept: layout.kept,
             note: file.text(NOTE)?.to_owned(),
+            head: file.text(HEAD)?.into(),
             decoder,
         };
         saved.check(&file)?;
@@ -294,6 +289,7 @@ impl Saved {
         session.lost.clone_from(&self.lost);
         session.encoded_length = self.encoded_length;
         session.expected_length = self.expected_length;
+        session.filled_by = Some(self.head.clone());
         Ok(session)
     }
 
@@ -326,7 +322,23 @@ impl Saved {
     }
 }
 
-const SIDES: [&str; 2] = ["keys", "values"];
+/// What a layer remembers of positions, one of several.
+struct Side {
+    name: &'static str,
+    kept: KvType,
+    heads: usize,
+    width: usize,
+}
+
+fn sides(layer: &LayerLayout, kept: KvType) -> Vec<Side> {
+    match *layer {
+        LayerLayout::Attention { kv_heads: heads, head_dim: width } => {
+            ["keys", "values"].map(|name| Side { name, kept, heads, width }).into()
+        }
+        LayerLayout::States { width } => vec![Side { name: "states", kept: KvType::F32, heads: 1, width }],
+        LayerLayout::Recurrent => Vec::new(),
+    }
+}
 
 /// A tensor of keys or values.
 struct Part {
@@ -415,20 +427,20 @@ fn tokens(file: &TensorFile, vocab: usize) -> Result<Vec<u32>, RuntimeError> {
 /// Keys and values: on the CPU where they lie in the file, elsewhere copied to the device.
 fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<Mapped, RuntimeError> {
     let slots = outline.slots();
-    let side = |layer: usize, side: &str, kv_heads: usize, head_dim: usize| -> Result<Stored, StoreError> {
-        let name = |suffix: &str| format!("layers.{layer}.{side}{suffix}");
+    let stored = |layer: usize, side: &Side| -> Result<Stored, StoreError> {
+        let name = |suffix: &str| format!("layers.{layer}.{}{suffix}", side.name);
         let floats = |dtype, kind| -> Result<Stored, StoreError> {
-            let shape = [kv_heads, slots, head_dim];
+            let shape = [side.heads, slots, side.width];
             let bytes = file.shaped(&name(""), dtype, &shape)?;
             Ok(Stored::Float(Tensor::from_data(data(bytes, shape, kind), (&layout.device, kind))))
         };
-        match layout.kept {
+        match side.kept {
             KvType::F32 => floats(Dtype::F32, DType::F32),
             KvType::F16 => floats(Dtype::F16, DType::F16),
             KvType::Int8 => {
-                let shape = [kv_heads, slots, head_dim.div_ceil(size_of::<i32>())];
+                let shape = [side.heads, slots, side.width.div_ceil(size_of::<i32>())];
                 let words = data(file.shaped(&name(".words"), Dtype::I32, &shape)?, shape, DType::I32);
-                let shape = [kv_heads, slots];
+                let shape = [side.heads, slots];
                 let scales = data(file.shaped(&name(".scales"), Dtype::F32, &shape)?, shape, DType::F32);
                 Ok(Stored::Bytes {
                     words: Tensor::<3, Int>::from_data(words, (&layout.device, DType::I32)),
@@ -437,11 +449,15 @@ fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<Mappe
             }
         }
     };
-    let layers = layout.layers.iter().enumerate().map(|(index, layer)| match *layer {
-        LayerLayout::Attention { kv_heads, head_dim } if slots > 0 => {
-            Ok(Some((side(index, SIDES[0], kv_heads, head_dim)?, side(index, SIDES[1], kv_heads, head_dim)?)))
-        }
-        _ => Ok(None),
+    let layers = layout.layers.iter().enumerate().map(|(index, layer)| {
+        Ok(match &sides(layer, layout.kept)[..] {
+            _ if slots == 0 => None,
+            [keys, values] => {
+                Some(Remembered::Attention { keys: stored(index, keys)?, values: stored(index, values)? })
+            }
+            [states] => Some(Remembered::States(stored(index, states)?)),
+            _ => None,
+        })
     });
     let layers: Result<_, StoreError> = layers.collect();
     Ok(Mapped { layers: layers? })
@@ -469,7 +485,8 @@ fn states(file: &TensorFile, decoder: &Decoder) -> Result<Vec<Option<RecurrentSt
         }
         _ => Ok(None),
     });
-    states.collect()
+    // What is kept at the split comes behind the blocks.
+    states.chain(decoder.split().map(|_| Ok(None))).collect()
 }
 
 fn state_tensor<const D: usize>(

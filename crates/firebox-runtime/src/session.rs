@@ -1,12 +1,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use burn::tensor::Tensor;
 use firebox_cache::{KvType, Pool, RecurrentState, SequenceCache, Turn, TurnKind};
-use firebox_model::{Decoder, Input, ModelError, Wanted};
+use firebox_model::{Decoder, Head, Input, ModelError, Wanted};
 
 use crate::RuntimeError;
+use crate::heads::{HeadRack, Worn};
 use crate::turns::Memory;
 
 /// Prompts go through the layers in pieces of this many tokens: large enough that the weights are read
@@ -31,7 +33,16 @@ pub struct Session {
     pub(crate) expected_length: usize,
     pub(crate) chunk: usize,
     cancel: Option<Arc<AtomicBool>>,
+    head: Option<Arc<Head>>,
+    rack: Option<HeadRack>,
+    /// The name of the head that was wished for last.
+    worn: Option<Arc<str>>,
+    /// The head that the cached layers behind the split are of; none where they are of several or unfinished.
+    pub(crate) filled_by: Option<Arc<str>>,
 }
+
+/// What the model's own last layers are called, where heads have names.
+pub const OWN_HEAD: &str = "0";
 
 /// A place in a sequence that it can go back to without computing again what came before.
 #[derive(Debug, Clone)]
@@ -67,6 +78,10 @@ impl Session {
             expected_length: 0,
             chunk: PREFILL_CHUNK,
             cancel: None,
+            head: None,
+            rack: None,
+            worn: None,
+            filled_by: Some(OWN_HEAD.into()),
         }
     }
 
@@ -94,6 +109,51 @@ impl Session {
     /// The same, giving up between two pieces of a long feed once `cancel` is set. What was fed by then stays fed.
     pub fn with_cancel(self, cancel: Arc<AtomicBool>) -> Self {
         Self { cancel: Some(cancel), ..self }
+    }
+
+    /// From the next token on, the last layers are those of this head; none means the model's own. The trunk's part of
+    /// what is remembered stays; the head's is made from what the trunk has left, with the next feed.
+    pub fn set_head(&mut self, head: Option<Arc<Head>>) {
+        self.head = head;
+    }
+
+    /// The same with the head of that name among those of its model, or with what stands in for it: from the next token
+    /// on, and without waiting long. [`OWN_HEAD`] is the model's own.
+    pub fn use_head(&mut self, name: &str) -> Worn {
+        let before = self.worn.take().unwrap_or_else(|| OWN_HEAD.into());
+        let worn = match &self.rack {
+            _ if name == OWN_HEAD => Worn { head: None, instead: None, took: Duration::ZERO },
+            Some(rack) => {
+                rack.note(&before, name);
+                rack.wear(name)
+            }
+            None => {
+                let instead = Arc::new(RuntimeError::NoHead { name: name.into() });
+                Worn { head: None, instead: Some(instead), took: Duration::ZERO }
+            }
+        };
+        self.worn = Some(name.into());
+        self.set_head(worn.head.clone());
+        worn
+    }
+
+    /// The heads it can choose from.
+    pub fn heads(&self) -> Option<&HeadRack> {
+        self.rack.as_ref()
+    }
+
+    /// The same, choosing among the heads of a rack.
+    pub fn with_heads(self, rack: HeadRack) -> Self {
+        Self { rack: Some(rack), ..self }
+    }
+
+    /// What its last layers are.
+    pub fn head(&self) -> Option<&Arc<Head>> {
+        self.head.as_ref()
+    }
+
+    pub(crate) fn head_id(&self) -> Arc<str> {
+        self.head.as_ref().map_or_else(|| OWN_HEAD.into(), |head| head.id().clone())
     }
 
     /// Every token that is remembered, or has been accepted and goes through the layers next.
@@ -312,8 +372,32 @@ impl Session {
             length = length_now(self);
         }
         self.encoded_length = length;
+        self.fill_by_head(length)?;
         self.find(length)?;
         Ok(length)
+    }
+
+    /// Makes what layers behind the split remember that of the head in use.
+    fn fill_by_head(&mut self, length: usize) -> Result<(), RuntimeError> {
+        let id = self.head_id();
+        if self.filled_by.as_ref() == Some(&id) {
+            return Ok(());
+        }
+        let has_blocks = self.head.as_ref().is_none_or(|head| head.has_blocks());
+        let layers = self.decoder.layout(self.cache.pool().layout().kept).layers;
+        if layers != self.cache.pool().layout().layers {
+            // Nothing was kept at the split yet.
+            self.lose();
+            let pool = Pool::new(self.decoder.layout(self.cache.pool().layout().kept));
+            self.cache = self.cache.begun_in(&pool);
+        }
+        if has_blocks && !self.cache.is_empty() {
+            self.filled_by = None;
+            let (head, chunk) = (self.head.as_ref(), self.chunk);
+            self.decoder.replay(head, &self.tokens, length, chunk, &mut self.cache)?;
+        }
+        self.filled_by = Some(id);
+        Ok(())
     }
 
     /// Tokens that were accepted and have not gone through the layers.
@@ -350,7 +434,9 @@ impl Session {
         wanted: Wanted,
     ) -> Result<Tensor<2>, RuntimeError> {
         let (position, before) = (self.cache.position(), self.cache.len());
-        let inputs: Vec<_> = tokens.iter().map(|tokens| Input { tokens, position, length }).collect();
+        let head = self.head.as_ref();
+        let inputs: Vec<_> =
+            tokens.iter().map(|tokens| Input { head, ..Input::new(tokens, position, length) }).collect();
         let mut caches: Vec<_> = std::iter::once(&mut self.cache).chain(branches).collect();
         let logits = self.decoder.forward_together(&inputs, &mut caches, wanted);
         logits.map_err(|error| self.undone(before, error))
@@ -358,7 +444,8 @@ impl Session {
 
     fn encode(&mut self, tokens: &[u32], length: usize) -> Result<(), RuntimeError> {
         let before = self.cache.len();
-        let done = self.decoder.encode(tokens, length, &mut self.cache);
+        let input = Input { head: self.head.as_ref(), ..Input::new(tokens, self.cache.position(), length) };
+        let done = self.decoder.encode(input, &mut self.cache);
         done.map_err(|error| self.undone(before, error))
     }
 

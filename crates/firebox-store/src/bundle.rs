@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use crate::checkpoint::{Parts, Place, SourceKind, Span, TensorInfo};
+use crate::catalog::{Place, Span, TensorInfo};
+use crate::checkpoint::{Parts, SourceKind};
 use crate::encoding::{Dtype, Encoding};
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Shape;
@@ -38,7 +39,8 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
             segment.segment().map_err(|reason| Fault::new("segments", reason).in_file(&manifest_path))?;
         let file = folder.resolve(&manifest_path, &format!("segment {id}: file"), &segment.file)?;
         let mapping = Mapping::open(&file)?;
-        let mut found = read_segment(segment, &mapping, files.len()).map_err(|fault| fault.in_file(&file))?;
+        let mut found = read_segment(segment, &mapping, files.len(), "import the model again")
+            .map_err(|fault| fault.in_file(&file))?;
         for (info, _) in &mut found {
             // The manifest's word, not the name's: a bundle may one day divide a model differently.
             info.segment = id;
@@ -63,17 +65,19 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
     })
 }
 
-/// Finds the tensors of a segment in its file, and sees to it that the file has nothing else.
-fn read_segment(
+/// Finds the tensors of a segment in its file, and sees to it that the file has nothing else. `remedy` is what to do
+/// where that is not so.
+pub(crate) fn read_segment(
     segment: &ManifestSegment,
     mapping: &Mapping,
     file: usize,
+    remedy: &str,
 ) -> Result<Vec<(TensorInfo, Place)>, Fault> {
     let length = mapping.bytes().len();
     if length as u64 != segment.bytes {
         return Err(Fault::new(
             "file",
-            format!("{length} bytes, but the manifest says {}; import the model again", segment.bytes),
+            format!("{length} bytes, but the manifest says {}; {remedy}", segment.bytes),
         ));
     }
     let header = Header::parse(mapping.bytes())?;
@@ -84,11 +88,16 @@ fn read_segment(
         let encoding = tensor.encoding;
         let wrong_shape = |reason| Fault::new(format!("tensor {:?}: shape", tensor.name), reason);
         let (dtype, shape) = encoding.storage(&tensor.shape).map_err(wrong_shape)?;
-        let data = take(&mut entries, &tensor.name, dtype, &shape, file)?;
+        let data = take(&mut entries, &tensor.name, dtype, &shape, file, remedy)?;
         let scales = match encoding.scales_storage(&tensor.shape).map_err(wrong_shape)? {
-            Some(shape) => {
-                Some(take(&mut entries, &format!("{}{SCALES}", tensor.name), Dtype::F16, &shape, file)?)
-            }
+            Some(shape) => Some(take(
+                &mut entries,
+                &format!("{}{SCALES}", tensor.name),
+                Dtype::F16,
+                &shape,
+                file,
+                remedy,
+            )?),
             None => None,
         };
         tensors.push((
@@ -97,9 +106,7 @@ fn read_segment(
         ));
     }
     match entries.keys().find(|name| !name.starts_with(PADDING)) {
-        Some(stray) => {
-            Err(Fault::new(format!("tensor {stray:?}"), "not in the manifest; import the model again"))
-        }
+        Some(stray) => Err(Fault::new(format!("tensor {stray:?}"), format!("not in the manifest; {remedy}"))),
         None => Ok(tensors),
     }
 }
@@ -115,10 +122,11 @@ fn take(
     dtype: Dtype,
     shape: &[usize],
     file: usize,
+    remedy: &str,
 ) -> Result<Span, Fault> {
     let field = format!("tensor {name:?}");
     let Some(entry) = entries.remove(name) else {
-        return Err(Fault::new(field, "in the manifest but not in the file; import the model again"));
+        return Err(Fault::new(field, format!("in the manifest but not in the file; {remedy}")));
     };
     if entry.dtype != dtype || entry.shape != shape {
         return Err(Fault::new(

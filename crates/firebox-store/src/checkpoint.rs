@@ -1,14 +1,14 @@
 //! A model on disk, whatever its format.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::encoding::{Encoding, Quantization};
+use crate::catalog::{Catalog, Place, Span, TensorInfo};
+use crate::encoding::Quantization;
 use crate::error::StoreError;
-use crate::excerpt::Excerpt;
 use crate::mapping::Mapping;
 use crate::segment::{Segment, SegmentId};
 use crate::text::TextAssets;
@@ -31,36 +31,6 @@ pub enum SourceKind {
     Bundle,
 }
 
-/// One tensor of a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// The Hugging Face name.
-    pub name: String,
-    /// The logical shape, outermost dimension first.
-    pub shape: Vec<usize>,
-    /// How its numbers are written down.
-    pub encoding: Encoding,
-    /// The part of the model it belongs to.
-    pub segment: SegmentId,
-    /// Bytes on disk, scales included.
-    pub bytes: u64,
-}
-
-/// A range of one of the checkpoint's files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Span {
-    pub(crate) file: usize,
-    pub(crate) start: usize,
-    pub(crate) len: usize,
-}
-
-/// Where a tensor lies.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) data: Span,
-    pub(crate) scales: Option<Span>,
-}
-
 /// What opening any format comes to. Spans have been checked against the lengths of the files.
 pub(crate) struct Parts {
     pub(crate) path: PathBuf,
@@ -75,8 +45,11 @@ pub(crate) struct Parts {
 }
 
 struct Inner {
-    parts: Parts,
-    index: HashMap<String, usize>,
+    source: SourceKind,
+    config: Value,
+    catalog: Catalog,
+    quantization: Option<Quantization>,
+    hashes: BTreeMap<SegmentId, String>,
 }
 
 /// An open model: its configuration, its text assets and its tensors under Hugging Face names.
@@ -85,6 +58,7 @@ struct Inner {
 #[derive(Clone)]
 pub struct Checkpoint {
     inner: Arc<Inner>,
+    text: Arc<TextAssets>,
 }
 
 impl std::fmt::Debug for Checkpoint {
@@ -92,7 +66,7 @@ impl std::fmt::Debug for Checkpoint {
         f.debug_struct("Checkpoint")
             .field("path", &self.path())
             .field("source", &self.source())
-            .field("tensors", &self.inner.parts.tensors.len())
+            .field("tensors", &self.inner.catalog.tensors().len())
             .finish()
     }
 }
@@ -110,29 +84,21 @@ impl Checkpoint {
         Self::new(parts)
     }
 
-    pub(crate) fn new(mut parts: Parts) -> Result<Self, StoreError> {
-        parts.tensors.sort_by(|(a, _), (b, _)| (a.segment, &a.name).cmp(&(b.segment, &b.name)));
-        if let Some(pair) = parts.tensors.windows(2).find(|pair| pair[0].0.name == pair[1].0.name) {
-            let files =
-                pair.iter().map(|(_, place)| parts.files[place.data.file].path().display().to_string());
-            return Err(StoreError::Malformed {
-                file: parts.path,
-                field: format!("tensor {:?}", Excerpt(&pair[0].0.name)),
-                reason: format!("stored twice: {}", files.collect::<Vec<_>>().join(" and ")),
-            });
-        }
-        let index = parts.tensors.iter().enumerate().map(|(at, (info, _))| (info.name.clone(), at)).collect();
-        Ok(Self { inner: Arc::new(Inner { parts, index }) })
+    pub(crate) fn new(parts: Parts) -> Result<Self, StoreError> {
+        let Parts { path, source, config, text, files, tensors, quantization, hashes } = parts;
+        let catalog = Catalog::new(path, files, tensors)?;
+        let inner = Inner { source, config, catalog, quantization, hashes };
+        Ok(Self { inner: Arc::new(inner), text: Arc::new(text) })
     }
 
     /// The path it was opened from.
     pub fn path(&self) -> &Path {
-        &self.inner.parts.path
+        self.inner.catalog.path()
     }
 
     /// The format it was opened from.
     pub fn source(&self) -> SourceKind {
-        self.inner.parts.source
+        self.inner.source
     }
 
     /// The Hugging Face `config.json`; for a GGUF file, one made from its metadata.
@@ -140,59 +106,44 @@ impl Checkpoint {
     /// A made one has an object `firebox` that says which conventions of GGUF the weights follow; see
     /// [`gguf`](crate::gguf).
     pub fn config(&self) -> &Value {
-        &self.inner.parts.config
+        &self.inner.config
     }
 
     /// Every tensor, in the order of a forward pass and by name within a segment.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.inner.parts.tensors.iter().map(|(info, _)| info)
+        self.inner.catalog.infos()
     }
 
     /// The tensor of that name.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
-        self.inner.index.get(name).map(|&at| &self.inner.parts.tensors[at].0)
+        self.inner.catalog.info(name)
     }
 
     /// A tensor's bytes, as they are stored: a slice of the mapping, read from disk when touched.
     pub fn weight(&self, name: &str) -> Result<Weight, StoreError> {
-        let (info, place) = self.entry(name)?;
-        let (data, mut mapped) =
-            self.file(place.data).slice(place.data.start, place.data.len, info.encoding.align());
-        let scales = place.scales.map(|span| {
-            let (scales, in_place) = self.file(span).slice(span.start, span.len, 2);
-            mapped &= in_place;
-            scales
-        });
-        Ok(Weight {
-            name: info.name.clone(),
-            shape: info.shape.clone(),
-            encoding: info.encoding,
-            data,
-            scales,
-            mapped,
-        })
+        self.inner.catalog.weight(name)
     }
 
     /// The parts of the model, in the order of a forward pass.
     pub fn segments(&self) -> Vec<Segment> {
-        let parts = &self.inner.parts;
+        let Inner { catalog, hashes, .. } = &*self.inner;
         let mut segments: Vec<Segment> = Vec::new();
-        for (info, place) in &parts.tensors {
+        for (info, place) in catalog.tensors() {
             if segments.last().is_none_or(|segment| segment.id != info.segment) {
                 segments.push(Segment {
                     id: info.segment,
                     files: Vec::new(),
                     tensors: Vec::new(),
                     bytes: 0,
-                    hash: parts.hashes.get(&info.segment).cloned(),
+                    hash: hashes.get(&info.segment).cloned(),
                 });
             }
             // The line above has just made sure that there is one.
             let Some(segment) = segments.last_mut() else { continue };
             segment.tensors.push(info.name.clone());
             segment.bytes += info.bytes;
-            for span in [Some(place.data), place.scales].into_iter().flatten() {
-                let path = parts.files[span.file].path();
+            for span in place.spans() {
+                let path = catalog.file(span).path();
                 if !segment.files.iter().any(|known| known == path) {
                     segment.files.push(path.to_owned());
                 }
@@ -203,12 +154,38 @@ impl Checkpoint {
 
     /// The text side of the model.
     pub fn text(&self) -> &TextAssets {
-        &self.inner.parts.text
+        &self.text
+    }
+
+    /// Drops its files from memory, and from the page cache where no other process has them mapped. What is touched later
+    /// is read from the disk again.
+    pub fn evict(&self) -> Result<(), StoreError> {
+        self.inner.catalog.files().iter().try_for_each(Mapping::evict)
+    }
+
+    /// The same model without what its tokenizer is made from, which takes tens of megabytes that nobody needs once the
+    /// tokenizer is there.
+    pub fn without_tokenizer(&self) -> Self {
+        let TextAssets {
+            tokenizer: _,
+            chat_template,
+            tokenizer_config,
+            generation_config,
+            special_tokens_map,
+        } = &*self.text;
+        let text = TextAssets {
+            tokenizer: None,
+            chat_template: chat_template.clone(),
+            tokenizer_config: tokenizer_config.clone(),
+            generation_config: generation_config.clone(),
+            special_tokens_map: special_tokens_map.clone(),
+        };
+        Self { inner: self.inner.clone(), text: Arc::new(text) }
     }
 
     /// The scheme that an import quantized the model with.
     pub fn quantization(&self) -> Option<Quantization> {
-        self.inner.parts.quantization
+        self.inner.quantization
     }
 
     /// The hash of the whole model, for bundles: over its configuration and all of its segments.
@@ -231,12 +208,12 @@ impl Checkpoint {
         if let Some(hash) = self.trunk_hash(layers) {
             return Ok(hash);
         }
-        let parts = &self.inner.parts;
+        let Inner { config, catalog, .. } = &*self.inner;
         let mut hasher = blake3::Hasher::new();
-        hasher.update(sorted(&parts.config).as_bytes());
-        for (info, place) in parts.tensors.iter().filter(|(info, _)| info.segment.in_trunk(layers)) {
+        hasher.update(sorted(config).as_bytes());
+        for (info, place) in catalog.tensors().iter().filter(|(info, _)| info.segment.in_trunk(layers)) {
             hasher.update(format!("\n{:?} {:?} {}\n", info.name, info.shape, info.encoding).as_bytes());
-            for span in [Some(place.data), place.scales].into_iter().flatten() {
+            for span in place.spans() {
                 let last = span.len.saturating_sub(SAMPLE);
                 let mut sample = [0; SAMPLE];
                 let sample = &mut sample[..span.len.min(SAMPLE)];
@@ -251,12 +228,11 @@ impl Checkpoint {
     }
 
     fn hash_of(&self, belongs: impl Fn(SegmentId) -> bool) -> Option<String> {
-        let parts = &self.inner.parts;
-        if parts.hashes.is_empty() {
+        let Inner { config, hashes, .. } = &*self.inner;
+        if hashes.is_empty() {
             return None;
         }
-        let hashes = parts.hashes.iter().filter(|(segment, _)| belongs(**segment));
-        Some(combined_hash(&parts.config, hashes))
+        Some(combined_hash(config, hashes.iter().filter(|(segment, _)| belongs(**segment))))
     }
 
     /// Asks the kernel to read a segment ahead, without waiting for it.
@@ -274,9 +250,9 @@ impl Checkpoint {
         segment: SegmentId,
         act: impl Fn(&Mapping, Span) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        let of_segment = self.inner.parts.tensors.iter().filter(|(info, _)| info.segment == segment);
-        for (_, place) in of_segment {
-            for span in [Some(place.data), place.scales].into_iter().flatten().filter(|span| span.len > 0) {
+        let tensors = self.inner.catalog.tensors().iter();
+        for (_, place) in tensors.filter(|(info, _)| info.segment == segment) {
+            for span in place.spans().filter(|span| span.len > 0) {
                 act(self.file(span), span)?;
             }
         }
@@ -284,17 +260,15 @@ impl Checkpoint {
     }
 
     pub(crate) fn entry(&self, name: &str) -> Result<&(TensorInfo, Place), StoreError> {
-        self.inner.index.get(name).map(|&at| &self.inner.parts.tensors[at]).ok_or_else(|| {
-            StoreError::MissingTensor { model: self.path().to_owned(), tensor: name.to_owned() }
-        })
+        self.inner.catalog.entry(name)
     }
 
     pub(crate) fn mapping(&self, file: usize) -> &Mapping {
-        &self.inner.parts.files[file]
+        &self.inner.catalog.files()[file]
     }
 
     pub(crate) fn file(&self, span: Span) -> &Mapping {
-        &self.inner.parts.files[span.file]
+        self.inner.catalog.file(span)
     }
 }
 

@@ -127,7 +127,7 @@ pub enum StoreError {
     },
     /// A segment's bytes are not those its manifest was written for.
     #[error("{}: segment {segment}: content hash is {found}, the manifest says {expected}; the file was \
-             damaged or replaced: import the model again", file.display())]
+             damaged or replaced: {remedy}", file.display())]
     HashMismatch {
         /// The segment file.
         file: PathBuf,
@@ -137,7 +137,101 @@ pub enum StoreError {
         expected: String,
         /// The hash of the bytes.
         found: String,
+        /// How to get whole files again.
+        remedy: &'static str,
     },
+    /// A head cannot have this name.
+    #[error(
+        "{:?} cannot name a head; use 1 to 64 of a-z, 0-9, dots, dashes and underscores, beginning with a \
+             letter, a digit or an underscore, and not heads.json",
+        Excerpt(name)
+    )]
+    HeadName {
+        /// The name asked for.
+        name: String,
+    },
+    /// The model has no head of this name.
+    #[error("{}: no head {name:?}; {}", model.display(), having(installed))]
+    UnknownHead {
+        /// The model.
+        model: PathBuf,
+        /// The name asked for.
+        name: String,
+        /// The heads that it has.
+        installed: Vec<String>,
+    },
+    /// There is nothing to roll a head back to.
+    #[error("{}: head {name:?} has generation {generation} only, and none before it to go back to", model.display())]
+    NoEarlierHead {
+        /// The model.
+        model: PathBuf,
+        /// The head.
+        name: String,
+        /// Its only generation.
+        generation: u64,
+    },
+    /// A head was made for another trunk than the model's.
+    #[error("{}: made for a trunk whose hash up to layer {split} is {expected}, but that of {} is {found}; train \
+             the head for this model, or install it in the one it was made for", head.display(), model.display())]
+    WrongTrunk {
+        /// The head's directory.
+        head: PathBuf,
+        /// The model.
+        model: PathBuf,
+        /// The first layer that belongs to the head.
+        split: usize,
+        /// The trunk that the head names.
+        expected: String,
+        /// The model's.
+        found: String,
+    },
+    /// A head begins at another layer than the heads that a model has.
+    #[error("{}: the head begins at layer {split}, but those that are installed begin at layer {installed}: {}; all \
+             heads of a model share one trunk, so remove these first or train the head for layer {installed}",
+            model.display(), others.join(", "))]
+    WrongSplit {
+        /// The model.
+        model: PathBuf,
+        /// The first layer that belongs to the head.
+        split: usize,
+        /// The first layer that belongs to the installed heads.
+        installed: usize,
+        /// The installed heads.
+        others: Vec<String>,
+    },
+    /// A model cannot be divided there.
+    #[error("{}: a trunk that ends before layer {split}, where the model has {layers} layers; choose 0 to {layers}",
+            model.display())]
+    NoSuchSplit {
+        /// The model.
+        model: PathBuf,
+        /// The first layer that was to belong to heads.
+        split: usize,
+        /// How many layers there are.
+        layers: usize,
+    },
+    /// A tensor has no place in a head.
+    #[error("tensor {:?}: cannot be part of the head: {reason}", Excerpt(tensor))]
+    NotInHead {
+        /// The tensor.
+        tensor: String,
+        /// Why that is so.
+        reason: String,
+    },
+    /// The model is a single file, which has no room for heads.
+    #[error("{}: a GGUF file has no place for heads; import it first, and give the bundle", model.display())]
+    HeadsNeedImport {
+        /// The model.
+        model: PathBuf,
+    },
+}
+
+/// The heads that there are, as part of a sentence.
+fn having(installed: &[String]) -> String {
+    match installed {
+        [] => "the model has none".into(),
+        names => format!("there are: {}", names.join(", ")),
+    }
 }
 
 impl StoreError {

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::checkpoint::{Parts, Place, SourceKind, Span, TensorInfo};
+use crate::catalog::{Place, Span, TensorInfo};
+use crate::checkpoint::{Parts, SourceKind};
 use crate::encoding::Encoding;
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Excerpt;

@@ -11,12 +11,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::checkpoint::{Checkpoint, Place, SourceKind, Span, TensorInfo, combined_hash};
-use crate::encoding::{Dtype, Encoding, Quantization, element_count};
+use crate::catalog::{Place, Span, TensorInfo};
+use crate::checkpoint::{Checkpoint, SourceKind, combined_hash};
+use crate::encoding::{Encoding, Quantization};
 use crate::error::StoreError;
 use crate::excerpt::Shape;
 use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
-use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, SCALES, file_of};
+use crate::heads;
+use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, file_of};
 use crate::partial::{Partial, sync_folder};
 use crate::quantize::{is_quantized, quantize_row};
 use crate::segment::SegmentId;
@@ -80,9 +82,15 @@ pub struct ImportReport {
     pub bytes_written: u64,
     /// The hash of the bundle; see [`Checkpoint::hash`].
     pub hash: String,
+    /// Heads that are installed in the source and that the bundle does not have: they are bound to the source's trunk.
+    pub heads_left: Vec<String>,
 }
 
 /// Writes a bundle of the model at `source` to the new directory `destination`.
+///
+/// The source's [heads](crate::Heads) stay behind, and the report names them. Where nothing is quantized on the way the
+/// trunk keeps its hash, so they can be installed in the bundle from the source's folders; otherwise they have to be
+/// trained for the new trunk.
 pub fn import(
     source: impl AsRef<Path>,
     destination: impl AsRef<Path>,
@@ -94,6 +102,7 @@ pub fn import(
         quantization.check().map_err(|reason| StoreError::Quantize { tensor: "(all)".into(), reason })?;
     }
     let checkpoint = Checkpoint::open(source)?;
+    let heads_left = heads::installed(&checkpoint)?;
     let partial = Partial::create(destination)?;
     let mut import = Import {
         checkpoint: &checkpoint,
@@ -109,7 +118,9 @@ pub fn import(
     fs::create_dir(&segments_folder).map_err(|error| StoreError::io(&segments_folder, "create", error))?;
     let mut segments = Vec::new();
     for segment in segment_ids(&checkpoint) {
-        segments.push(import.segment(&partial.path, segment)?);
+        segments.push(
+            import.segment(segment, |file, plan| TensorWriter::create(&partial.path.join(file), plan))?,
+        );
     }
     if import.spill.exists() {
         fs::remove_file(&import.spill).map_err(|error| StoreError::io(&import.spill, "remove", error))?;
@@ -132,6 +143,7 @@ pub fn import(
         bytes_read: import.done,
         bytes_written: segments.iter().map(|segment| segment.bytes).sum(),
         hash: hash.clone(),
+        heads_left,
     };
     write_index(&segments, &partial.path)?;
     let quantization = options.quantize.or(checkpoint.quantization());
@@ -148,7 +160,23 @@ pub fn import(
     Ok(report)
 }
 
-fn segment_ids(checkpoint: &Checkpoint) -> BTreeSet<SegmentId> {
+/// The hash that a segment's file would have in a bundle of the same weights, without one being written.
+pub(crate) fn segment_hash(checkpoint: &Checkpoint, segment: SegmentId) -> Result<String, StoreError> {
+    let mut import = Import {
+        checkpoint,
+        options: &ImportOptions::default(),
+        progress: &mut |_| {},
+        done: 0,
+        total: 0,
+        quantized: 0,
+        spill: PathBuf::new(),
+    };
+    let written =
+        import.segment(segment, |file, plan| TensorWriter::hashing(&checkpoint.path().join(file), plan))?;
+    Ok(written.hash)
+}
+
+pub(crate) fn segment_ids(checkpoint: &Checkpoint) -> BTreeSet<SegmentId> {
     checkpoint.tensors().map(|info| info.segment).collect()
 }
 
@@ -172,19 +200,23 @@ impl Import<'_> {
         }
     }
 
-    fn segment(&mut self, folder: &Path, segment: SegmentId) -> Result<ManifestSegment, StoreError> {
+    fn segment(
+        &mut self,
+        segment: SegmentId,
+        begin: impl FnOnce(&str, Plan) -> Result<TensorWriter, StoreError>,
+    ) -> Result<ManifestSegment, StoreError> {
         let infos: Vec<&TensorInfo> =
             self.checkpoint.tensors().filter(|info| info.segment == segment).collect();
         let mut plan = Plan::new(segment);
         let mut tensors = Vec::with_capacity(infos.len());
         for info in &infos {
             let encoding = self.target(info);
-            plan_tensor(&mut plan, info, encoding)
+            plan.push_encoded(&info.name, &info.shape, encoding)
                 .map_err(|reason| StoreError::Decode { tensor: info.name.clone(), reason })?;
             tensors.push(ManifestTensor { name: info.name.clone(), shape: info.shape.clone(), encoding });
         }
         let file = file_of(segment);
-        let mut writer = TensorWriter::create(&folder.join(&file), plan)?;
+        let mut writer = begin(&file, plan)?;
         for info in infos {
             let (_, place) = self.checkpoint.entry(&info.name)?;
             let target = self.target(info);
@@ -299,18 +331,6 @@ impl Import<'_> {
     }
 }
 
-fn plan_tensor(plan: &mut Plan, info: &TensorInfo, encoding: Encoding) -> Result<(), String> {
-    if element_count(&info.shape).is_none() {
-        return Err(format!("shape {:?} overflows", Shape(&info.shape)));
-    }
-    let (dtype, shape) = encoding.storage(&info.shape)?;
-    plan.push(&info.name, dtype, &shape)?;
-    if let Some(shape) = encoding.scales_storage(&info.shape)? {
-        plan.push(&format!("{}{SCALES}", info.name), Dtype::F16, &shape)?;
-    }
-    Ok(())
-}
-
 /// Writes `config.json`, as it was where there was one; gives what a reader will find in it.
 fn write_config(checkpoint: &Checkpoint, folder: &Path) -> Result<Value, StoreError> {
     let path = folder.join("config.json");
@@ -362,7 +382,7 @@ fn write_index(segments: &[ManifestSegment], folder: &Path) -> Result<(), StoreE
     write_json(&folder.join("model.safetensors.index.json"), &index)
 }
 
-fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), StoreError> {
+pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(), StoreError> {
     let mut bytes =
         serde_json::to_vec_pretty(value).map_err(|error| StoreError::io(path, "write", error.into()))?;
     bytes.push(b'\n');

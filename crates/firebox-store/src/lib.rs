@@ -37,6 +37,28 @@
 //! manifest does not list. Where nothing is packed, `model.safetensors.index.json` lets Hugging Face tools read the
 //! bundle like any sharded checkpoint.
 //!
+//! # Heads
+//!
+//! A head is what stands in for the last layers of a model: blocks, final norm and unembedding of its own, or low-rank
+//! adapters over them. Heads lie beside their trunk, in a bundle or in a Hugging Face directory, and each names the
+//! trunk that it was made for by [hash](trunk_hash()).
+//!
+//! ```text
+//! heads/heads.json                   the table: for each head the generation in use and the one before it
+//! heads/code/7/head.json             what the head is, its trunk, its tensors and their hashes
+//! heads/code/7/layer-0022.safetensors …  final.safetensors     laid out as the bundle's segments
+//! heads/.lock                        held by who changes heads
+//! ```
+//!
+//! A directory with a `head.json` is a head wherever it lies: [`NewHead`] writes one, [`Heads::install`] copies it into
+//! a model. It has no name of its own, and no number; these are its model's to give. So a head has one hash everywhere,
+//! and the table has the hash of each head that it lists.
+//!
+//! What a reader may have open is never changed. A change puts new files beside the old ones, makes them durable, and
+//! then replaces the table by renaming: a process that ends at any moment leaves the old state or the new one. What it
+//! had not finished is cleared away by the next change. All heads of a model begin at the same layer, which the first of
+//! them decides.
+//!
 //! # Files of tensors
 //!
 //! A [`TensorFile`] holds tensors that are no part of a model, and texts: what a sequence remembers, for example. It is
@@ -48,6 +70,7 @@
 //! [`StoreError`] that names the file, the field and the reason.
 
 mod bundle;
+mod catalog;
 mod checkpoint;
 mod disk;
 mod encoding;
@@ -55,6 +78,7 @@ mod error;
 mod excerpt;
 mod folder;
 pub mod gguf;
+mod heads;
 mod huggingface;
 mod import;
 mod manifest;
@@ -67,21 +91,27 @@ mod segment;
 mod stream;
 mod tensor_file;
 mod text;
+mod trunk;
 mod verify;
 mod weight;
 mod writer;
 
-pub use checkpoint::{Checkpoint, SourceKind, TensorInfo};
+pub use catalog::TensorInfo;
+pub use checkpoint::{Checkpoint, SourceKind};
 pub use disk::{ReadAt, ReadMethod, probes, reading_rate};
 pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization};
 pub use error::{Fault, StoreError};
+pub use heads::{
+    HEAD, HeadFiles, HeadGeneration, HeadInfo, HeadManifest, HeadRow, HeadTable, Heads, NewHead, is_head_name,
+};
 pub use import::{ImportOptions, ImportReport, Progress, import};
 pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
 pub use portion::{Loaded, Portion, Tensors, Unmapped};
-pub use quantize::quantize;
+pub use quantize::{encode, is_quantized, quantize};
 pub use segment::{Segment, SegmentId};
 pub use stream::{Order, Stream, StreamConfig, StreamReport};
 pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
 pub use text::{GgufVocabulary, TextAssets, TokenizerSource};
+pub use trunk::trunk_hash;
 pub use verify::{VerifyReport, verify};
 pub use weight::Weight;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::encoding::{Encoding, Quantization};
@@ -80,7 +81,7 @@ impl Manifest {
             format: FORMAT.into(),
             version: VERSION,
             architecture: architecture.into(),
-            created_by: concat!("firebox-store ", env!("CARGO_PKG_VERSION")).into(),
+            created_by: CREATED_BY.into(),
             source: source.into(),
             quantization,
             hash,
@@ -90,24 +91,7 @@ impl Manifest {
 
     /// Reads and checks a manifest.
     pub fn parse(json: &[u8]) -> Result<Self, Fault> {
-        /// Read first, so that a later version is told from a damaged file.
-        #[derive(Deserialize)]
-        struct Version {
-            format: String,
-            version: u32,
-        }
-        let not_json = |error: serde_json::Error| Fault::json("JSON", &error);
-        let Version { format, version } = serde_json::from_slice(json).map_err(not_json)?;
-        if format != FORMAT {
-            return Err(Fault::new("format", format!("{:?}, expected {FORMAT:?}", Excerpt(&format))));
-        }
-        if version != VERSION {
-            return Err(Fault::unsupported(
-                "version",
-                format!("{version}; this program reads {VERSION}: update it, or import the model again"),
-            ));
-        }
-        let manifest: Self = serde_json::from_slice(json).map_err(not_json)?;
+        let manifest: Self = parse_versioned(json, (FORMAT, VERSION), "import the model again")?;
         manifest.check()?;
         Ok(manifest)
     }
@@ -116,41 +100,7 @@ impl Manifest {
         if let Some(quantization) = &self.quantization {
             quantization.check().map_err(|reason| Fault::new("quantization", reason))?;
         }
-        let mut names = HashSet::new();
-        let mut before = None;
-        for (at, segment) in self.segments.iter().enumerate() {
-            let field = |what: &str| format!("segments[{at}].{what}");
-            let id = segment.segment().map_err(|reason| Fault::new(field("id"), reason))?;
-            if before.is_some_and(|before| before >= id) {
-                return Err(Fault::new(field("id"), format!("{id} is listed twice or out of order")));
-            }
-            before = Some(id);
-            // The one name that a segment can have: what leads elsewhere never gets as far as the file system.
-            if segment.file != file_of(id) {
-                return Err(Fault::new(
-                    field("file"),
-                    format!("{:?}, expected {:?}", Excerpt(&segment.file), file_of(id)),
-                ));
-            }
-            if segment.hash.len() != 64
-                || !segment.hash.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
-            {
-                return Err(Fault::new(field("hash"), "expected 64 hexadecimal digits"));
-            }
-            for tensor in &segment.tensors {
-                let field = |what: &str| format!("tensor {:?}: {what}", tensor.name);
-                if tensor.name.is_empty() || tensor.name.starts_with(PADDING) {
-                    return Err(Fault::new(field("name"), "empty, or reserved for padding"));
-                }
-                if !names.insert(tensor.name.as_str()) {
-                    return Err(Fault::new(field("name"), "listed twice"));
-                }
-                let sizes =
-                    tensor.encoding.data_bytes(&tensor.shape).and(tensor.encoding.scale_bytes(&tensor.shape));
-                sizes.map_err(|reason| Fault::new(field("shape"), reason))?;
-            }
-        }
-        Ok(())
+        check_segments(&self.segments, file_of)
     }
 }
 
@@ -159,6 +109,81 @@ impl ManifestSegment {
     pub fn segment(&self) -> Result<SegmentId, String> {
         self.id.parse()
     }
+}
+
+/// Checks the segments of a bundle or of a head, each of which has the one file name that `file_of` gives.
+pub(crate) fn check_segments(
+    segments: &[ManifestSegment],
+    file_of: impl Fn(SegmentId) -> String,
+) -> Result<(), Fault> {
+    let mut names = HashSet::new();
+    let mut before = None;
+    for (at, segment) in segments.iter().enumerate() {
+        let field = |what: &str| format!("segments[{at}].{what}");
+        let id = segment.segment().map_err(|reason| Fault::new(field("id"), reason))?;
+        if before.is_some_and(|before| before >= id) {
+            return Err(Fault::new(field("id"), format!("{id} is listed twice or out of order")));
+        }
+        before = Some(id);
+        // The one name that a segment can have: what leads elsewhere never gets as far as the file system.
+        if segment.file != file_of(id) {
+            return Err(Fault::new(
+                field("file"),
+                format!("{:?}, expected {:?}", Excerpt(&segment.file), file_of(id)),
+            ));
+        }
+        check_hash(&field("hash"), &segment.hash)?;
+        for tensor in &segment.tensors {
+            let field = |what: &str| format!("tensor {:?}: {what}", tensor.name);
+            if tensor.name.is_empty() || tensor.name.starts_with(PADDING) {
+                return Err(Fault::new(field("name"), "empty, or reserved for padding"));
+            }
+            if !names.insert(tensor.name.as_str()) {
+                return Err(Fault::new(field("name"), "listed twice"));
+            }
+            let sizes =
+                tensor.encoding.data_bytes(&tensor.shape).and(tensor.encoding.scale_bytes(&tensor.shape));
+            sizes.map_err(|reason| Fault::new(field("shape"), reason))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a text is what blake3 is written as.
+pub(crate) fn check_hash(field: &str, hash: &str) -> Result<(), Fault> {
+    if hash.len() == 64 && hash.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
+        return Ok(());
+    }
+    Err(Fault::new(field, "expected 64 hexadecimal digits"))
+}
+
+/// What wrote a file, as the file says it.
+pub(crate) const CREATED_BY: &str = concat!("firebox-store ", env!("CARGO_PKG_VERSION"));
+
+/// Reads a JSON file of a format and version; what else is in it is the caller's to check.
+pub(crate) fn parse_versioned<T: DeserializeOwned>(
+    json: &[u8],
+    expected: (&str, u32),
+    remedy: &str,
+) -> Result<T, Fault> {
+    /// Read first, so that a later version is told from a damaged file.
+    #[derive(Deserialize)]
+    struct Version {
+        format: String,
+        version: u32,
+    }
+    let not_json = |error: serde_json::Error| Fault::json("JSON", &error);
+    let Version { format, version } = serde_json::from_slice(json).map_err(not_json)?;
+    if format != expected.0 {
+        return Err(Fault::new("format", format!("{:?}, expected {:?}", Excerpt(&format), expected.0)));
+    }
+    if version != expected.1 {
+        return Err(Fault::unsupported(
+            "version",
+            format!("{version}; this program reads {}: update it, or {remedy}", expected.1),
+        ));
+    }
+    serde_json::from_slice(json).map_err(not_json)
 }
 
 /// The file of a segment, below the bundle's directory.

@@ -159,6 +159,67 @@ impl Mapping {
     }
 }
 
+impl Mapping {
+    /// Reads the whole file into memory and waits for it.
+    pub(crate) fn populate(&self) -> Result<(), StoreError> {
+        // Systems that do not know the first wish are asked to begin at least.
+        #[cfg(target_os = "linux")]
+        if self.map.advise(Advice::PopulateRead).is_ok() {
+            return Ok(());
+        }
+        self.prefetch(0, self.bytes.len())
+    }
+
+    /// Drops the whole file from memory, from the page cache as well where no other process has it mapped: what is
+    /// read next comes from the disk. A wish, like `prefetch`.
+    pub(crate) fn evict(&self) -> Result<(), StoreError> {
+        self.release(0, self.bytes.len())?;
+        #[cfg(target_os = "linux")]
+        rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)
+            .map_err(|error| StoreError::io(&self.path, "release", error.into()))?;
+        Ok(())
+    }
+
+    /// Bytes of the file that are in memory, whoever brought them there. None where the system does not say.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn resident(&self) -> Option<u64> {
+        // SAFETY: sysconf takes a number and touches no memory.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+        let len = self.map.len();
+        let mut pages = vec![0u8; len.div_ceil(page)];
+        // SAFETY: the mapping lives as long as `self`, begins on a page and is `len` bytes long; `pages` has a byte for
+        // each of its pages, which is all that is written to.
+        let failed =
+            unsafe { libc::mincore(self.map.as_ptr().cast_mut().cast(), len, pages.as_mut_ptr()) } != 0;
+        if failed {
+            return None;
+        }
+        let resident = |(at, state): (usize, &u8)| (state & 1 == 1).then(|| page.min(len - at * page) as u64);
+        Some(pages.iter().enumerate().filter_map(resident).sum())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn resident(&self) -> Option<u64> {
+        None
+    }
+
+    /// The hash of the file's bytes, which are read by position.
+    pub(crate) fn hash(&self, on_bytes: &mut dyn FnMut(u64)) -> Result<String, StoreError> {
+        let length = self.bytes.len();
+        let mut buffer = vec![0; length.min(4 << 20)];
+        let mut hasher = blake3::Hasher::new();
+        let mut at = 0;
+        while at < length {
+            let len = buffer.len().min(length - at);
+            self.read_at(&mut buffer[..len], at)?;
+            hasher.update(&buffer[..len]);
+            on_bytes(len as u64);
+            at += len;
+        }
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+}
+
 /// The same file once more, unless another one has taken its name since.
 #[cfg(target_os = "linux")]
 fn opened_directly(path: &Path, file: &File) -> Option<File> {

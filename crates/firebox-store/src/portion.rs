@@ -7,7 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use memmap2::MmapMut;
 
-use crate::checkpoint::{Checkpoint, Span, TensorInfo};
+use crate::catalog::{Span, TensorInfo};
+use crate::checkpoint::Checkpoint;
 use crate::disk::{BLOCK, ReadAt};
 use crate::error::StoreError;
 use crate::mapping::aligned_copy;

@@ -1,12 +1,13 @@
 //! Weights into Firebox's own quantization.
 
 use bytes::Bytes;
-use half::f16;
+use half::{bf16, f16};
 
-use crate::checkpoint::TensorInfo;
-use crate::encoding::{Bits, Encoding, Q4_CHUNK, Quantization};
+use crate::catalog::TensorInfo;
+use crate::encoding::{Bits, Dtype, Encoding, Q4_CHUNK, Quantization, element_count};
 use crate::error::StoreError;
 use crate::excerpt::Shape;
+use crate::mapping::aligned_copy;
 use crate::segment::SegmentId;
 use crate::weight::Weight;
 
@@ -28,8 +29,9 @@ const QUANTIZED: [&str; 8] = [
 const QUANTIZED_ENCODER: [&str; 3] =
     [".attention.self.query.weight", ".attention.self.key.weight", ".attention.self.value.weight"];
 
-/// Whether an import quantizes a tensor when asked to.
-pub(crate) fn is_quantized(info: &TensorInfo) -> bool {
+/// Whether a tensor is worth quantizing: what an import does when asked to, and what a head of a quantized trunk should do
+/// to be like it.
+pub fn is_quantized(info: &TensorInfo) -> bool {
     let matrix = info.shape.len() == 2 && !info.shape.contains(&0);
     let numbers = match info.encoding {
         Encoding::Plain(dtype) => dtype.is_float(),
@@ -66,6 +68,43 @@ pub fn quantize(
         encoding,
         data: Bytes::from(data),
         scales: Some(Bytes::from(scales)),
+        mapped: false,
+    })
+}
+
+/// Writes numbers down in an encoding: floating-point numbers of any width, or Firebox's own quantization.
+pub fn encode(name: &str, values: &[f32], shape: &[usize], encoding: Encoding) -> Result<Weight, StoreError> {
+    let fault = |reason: String| StoreError::Quantize { tensor: name.to_owned(), reason };
+    let dtype = match encoding {
+        Encoding::Plain(dtype) if dtype.is_float() => dtype,
+        Encoding::Grouped(quantization) => {
+            let &[rows, inputs] = shape else {
+                return Err(fault(format!("shape {:?} is not [out, in]", Shape(shape))));
+            };
+            return quantize(name, values, [rows, inputs], quantization);
+        }
+        other => return Err(fault(format!("numbers are not written as {other}; use floats, q8 or q4"))),
+    };
+    if element_count(shape) != Some(values.len()) {
+        return Err(fault(format!("{} values for shape {:?}", values.len(), Shape(shape))));
+    }
+    let data: Vec<u8> = match dtype {
+        Dtype::F64 => values.iter().flat_map(|x| f64::from(*x).to_le_bytes()).collect(),
+        Dtype::F16 => {
+            if let Some(x) = values.iter().find(|x| x.is_finite() && f16::from_f32(**x).is_infinite()) {
+                return Err(fault(format!("holds {x}, which is beyond f16; use bf16 or f32")));
+            }
+            values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect()
+        }
+        Dtype::BF16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    };
+    Ok(Weight {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        encoding,
+        data: aligned_copy(&data),
+        scales: None,
         mapped: false,
     })
 }

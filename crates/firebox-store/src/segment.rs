@@ -13,7 +13,7 @@ pub enum SegmentId {
     Embed,
     /// One transformer block.
     Layer(usize),
-    /// The final norm and the unembedding; for an encoder, the pooler.
+    /// The final norm and the unembedding; for an encoder, the pooler; for a head without layers, what it has instead.
     Final,
     /// What no text model asks for: vision towers, draft layers.
     Other,
@@ -45,7 +45,9 @@ impl SegmentId {
                     }
                 }
                 "embed_tokens" | "embeddings" => seen_embedding = true,
-                "lm_head" | "norm" | "pooler" | "cls" | "classifier" | "score" => seen_final = true,
+                "lm_head" | "norm" | "pooler" | "cls" | "classifier" | "score" | "bridge" => {
+                    seen_final = true
+                }
                 _ => {}
             }
         }

@@ -6,10 +6,14 @@ use crate::bundle;
 use crate::checkpoint::{Checkpoint, SourceKind};
 use crate::error::{Fault, StoreError};
 use crate::folder::Folder;
+use crate::heads::{HeadInfo, Heads};
 use crate::import::Progress;
 use crate::manifest::MANIFEST;
 use crate::mapping::Mapping;
 use crate::segment::SegmentId;
+
+/// What mends a bundle.
+const IMPORT_AGAIN: &str = "import the model again";
 
 /// What a verification has found to be sound.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,11 +26,16 @@ pub struct VerifyReport {
     pub tensors: usize,
     /// Segments whose content was hashed and found equal; empty for formats that carry no hashes.
     pub segments: Vec<(SegmentId, String)>,
+    /// Installed heads whose content was hashed and found equal, that of the generation before as well.
+    pub heads: Vec<HeadInfo>,
     /// Bytes hashed.
     pub bytes: u64,
 }
 
 /// Checks the structure of any model, and for a bundle that every segment's bytes are those it was written with.
+///
+/// Heads are checked whatever the model's format: that their bytes are those they were written with and that they
+/// belong to this trunk.
 pub fn verify(
     path: impl AsRef<Path>,
     progress: &mut dyn FnMut(Progress),
@@ -37,11 +46,23 @@ pub fn verify(
         source: checkpoint.source(),
         tensors: checkpoint.tensors().count(),
         segments: Vec::new(),
+        heads: Vec::new(),
         bytes: 0,
     };
-    if checkpoint.source() != SourceKind::Bundle {
-        return Ok(report);
+    if checkpoint.source() == SourceKind::Bundle {
+        verify_segments(&checkpoint, &mut report, progress)?;
     }
+    if checkpoint.source() != SourceKind::Gguf {
+        verify_heads(checkpoint, &mut report, progress)?;
+    }
+    Ok(report)
+}
+
+fn verify_segments(
+    checkpoint: &Checkpoint,
+    report: &mut VerifyReport,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), StoreError> {
     let folder = Folder::open(checkpoint.path())?;
     let manifest = bundle::manifest(&folder)?;
     let manifest_path = checkpoint.path().join(MANIFEST);
@@ -54,13 +75,14 @@ pub fn verify(
             report.bytes += bytes;
             progress(Progress { item: id.to_string(), done: report.bytes, total });
         };
-        let found = hash_file(&file, &mut on_bytes)?;
+        let found = Mapping::open(&file)?.hash(&mut on_bytes)?;
         if found != segment.hash {
             return Err(StoreError::HashMismatch {
                 file,
                 segment: id.to_string(),
                 expected: segment.hash.clone(),
                 found,
+                remedy: IMPORT_AGAIN,
             });
         }
         report.segments.push((id, found));
@@ -71,23 +93,23 @@ pub fn verify(
             segment: "configuration".into(),
             expected: manifest.hash,
             found,
+            remedy: IMPORT_AGAIN,
         }),
-        _ => Ok(report),
+        _ => Ok(()),
     }
 }
 
-fn hash_file(path: &Path, on_bytes: &mut dyn FnMut(u64)) -> Result<String, StoreError> {
-    let mapping = Mapping::open(path)?;
-    let length = mapping.bytes().len();
-    let mut buffer = vec![0; length.min(4 << 20)];
-    let mut hasher = blake3::Hasher::new();
-    let mut at = 0;
-    while at < length {
-        let len = buffer.len().min(length - at);
-        mapping.read_at(&mut buffer[..len], at)?;
-        hasher.update(&buffer[..len]);
-        on_bytes(len as u64);
-        at += len;
-    }
-    Ok(hasher.finalize().to_hex().to_string())
+fn verify_heads(
+    checkpoint: Checkpoint,
+    report: &mut VerifyReport,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), StoreError> {
+    let heads = Heads::of(checkpoint)?;
+    let (before, mut done) = (report.bytes, 0);
+    report.heads = heads.verify(&mut |name, bytes, total| {
+        done += bytes;
+        progress(Progress { item: format!("head {name}"), done: before + done, total: before + total });
+    })?;
+    report.bytes += done;
+    Ok(())
 }

@@ -31,6 +31,16 @@ impl Weight {
     /// Block formats come out bit for bit as from the `gguf` Python package. This is what faster kernels are tested
     /// against; it takes four bytes per element.
     pub fn to_f32(&self) -> Result<Vec<f32>, StoreError> {
+        self.check_lengths()?;
+        let scales = self.scales.as_deref().unwrap_or(&[]);
+        let count = element_count(&self.shape).unwrap_or(0);
+        let mut out = Vec::with_capacity(count);
+        decode(self.encoding, self.shape.last().copied().unwrap_or(1), &self.data, scales, &mut out);
+        Ok(out)
+    }
+
+    /// Sees to it that there are as many bytes as shape and encoding ask for.
+    pub(crate) fn check_lengths(&self) -> Result<(), StoreError> {
         let fault = |reason: String| StoreError::Decode { tensor: self.name.clone(), reason };
         let expected = self.encoding.data_bytes(&self.shape).map_err(fault)?;
         if self.data.len() != expected {
@@ -41,15 +51,12 @@ impl Weight {
                 Shape(&self.shape)
             )));
         }
-        let scales = self.scales.as_deref().unwrap_or(&[]);
+        let scales = self.scales.as_ref().map_or(0, |scales| scales.len());
         let expected = self.encoding.scale_bytes(&self.shape).map_err(fault)?;
-        if scales.len() != expected {
-            return Err(fault(format!("{} bytes of scales, expected {expected}", scales.len())));
+        if scales != expected {
+            return Err(fault(format!("{scales} bytes of scales, expected {expected}")));
         }
-        let count = element_count(&self.shape).unwrap_or(0);
-        let mut out = Vec::with_capacity(count);
-        decode(self.encoding, self.shape.last().copied().unwrap_or(1), &self.data, scales, &mut out);
-        Ok(out)
+        Ok(())
     }
 }
 

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::encoding::{Dtype, Encoding};
+use crate::encoding::{Dtype, Encoding, element_count};
 use crate::error::StoreError;
-use crate::manifest::PADDING;
+use crate::excerpt::Shape;
+use crate::manifest::{PADDING, SCALES};
 use crate::safetensors::{LENGTH_BYTES, METADATA};
 
 /// Where tensors start: a cache line, which is also the widest vector register.
@@ -53,6 +54,24 @@ impl Plan {
         self.slot(name, dtype, shape, bytes, false)
     }
 
+    /// Adds a tensor in the encoding it is stored in, and its scales where it has some.
+    pub(crate) fn push_encoded(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        encoding: Encoding,
+    ) -> Result<(), String> {
+        if element_count(shape).is_none() {
+            return Err(format!("shape {:?} overflows", Shape(shape)));
+        }
+        let (dtype, stored) = encoding.storage(shape)?;
+        self.push(name, dtype, &stored)?;
+        if let Some(shape) = encoding.scales_storage(shape)? {
+            self.push(&format!("{name}{SCALES}"), Dtype::F16, &shape)?;
+        }
+        Ok(())
+    }
+
     fn slot(
         &mut self,
         name: &str,
@@ -87,7 +106,8 @@ impl Plan {
 /// Writes the tensors of a plan one after another.
 pub(crate) struct TensorWriter {
     path: PathBuf,
-    file: File,
+    /// Absent where only the hash of such a file is asked for.
+    file: Option<File>,
     hasher: blake3::Hasher,
     slots: std::vec::IntoIter<(usize, bool)>,
     /// Bytes that the tensor being written still lacks.
@@ -98,6 +118,15 @@ pub(crate) struct TensorWriter {
 impl TensorWriter {
     pub(crate) fn create(path: &Path, plan: Plan) -> Result<Self, StoreError> {
         let file = File::create_new(path).map_err(|error| StoreError::io(path, "create", error))?;
+        Self::begin(path, Some(file), plan)
+    }
+
+    /// Writes nothing, and so finds out the hash that the file would have.
+    pub(crate) fn hashing(path: &Path, plan: Plan) -> Result<Self, StoreError> {
+        Self::begin(path, None, plan)
+    }
+
+    fn begin(path: &Path, file: Option<File>, plan: Plan) -> Result<Self, StoreError> {
         let head = plan.head();
         let mut writer = Self {
             path: path.to_owned(),
@@ -123,11 +152,9 @@ impl TensorWriter {
             }
             let zeros = [0; ALIGNMENT];
             // Padding is shorter than the alignment it brings about.
-            self.hasher.update(&zeros[..bytes]);
-            self.written += bytes as u64;
-            self.file
-                .write_all(&zeros[..bytes])
+            put(&mut self.hasher, &mut self.file, &zeros[..bytes])
                 .map_err(|error| StoreError::io(&self.path, "write", error))?;
+            self.written += bytes as u64;
         }
         Ok(())
     }
@@ -149,17 +176,25 @@ impl TensorWriter {
         if self.lacking != 0 || self.slots.len() != 0 {
             return Err(self.misfit("fewer bytes than planned"));
         }
-        self.file.sync_all().map_err(|error| StoreError::io(&self.path, "make durable", error))?;
+        if let Some(file) = self.file {
+            file.sync_all().map_err(|error| StoreError::io(&self.path, "make durable", error))?;
+        }
         Ok((self.written, self.hasher.finalize().to_hex().to_string()))
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        self.hasher.update(bytes);
+        put(&mut self.hasher, &mut self.file, bytes)
+            .map_err(|error| StoreError::io(&self.path, "write", error))?;
         self.written += bytes.len() as u64;
-        self.file.write_all(bytes).map_err(|error| StoreError::io(&self.path, "write", error))
+        Ok(())
     }
 
     fn misfit(&self, reason: &str) -> StoreError {
         StoreError::Malformed { file: self.path.clone(), field: "data".into(), reason: reason.into() }
     }
+}
+
+fn put(hasher: &mut blake3::Hasher, file: &mut Option<File>, bytes: &[u8]) -> std::io::Result<()> {
+    hasher.update(bytes);
+    file.as_mut().map_or(Ok(()), |file| file.write_all(bytes))
 }

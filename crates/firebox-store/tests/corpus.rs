@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::Path;
 
-use firebox_store::Manifest;
 use firebox_store::gguf::Model;
 use firebox_store::safetensors::Header;
+use firebox_store::{HeadManifest, HeadTable, Manifest};
 
 fn replay(target: &str, parse: impl Fn(&[u8]) -> bool) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
@@ -28,4 +28,10 @@ fn safetensors_header() {
 #[test]
 fn manifest() {
     replay("manifest", |json| Manifest::parse(json).is_ok());
+}
+
+#[test]
+fn head() {
+    replay("head", |json| HeadManifest::parse(json).is_ok());
+    replay("head", |json| HeadTable::parse(json).is_ok());
 }

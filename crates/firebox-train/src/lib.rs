@@ -1,1 +1,55 @@
 //! Trains models, heads and low-rank adapters.
+//!
+//! - [`Examples`]: conversations and prompts from JSONL, as [`Sample`]s whose prompts are no targets;
+//! - [`pack`]: samples in batches of so many tokens, shuffled anew in every epoch;
+//! - [`Network`] and [`Source`]: what is trained, and what it is trained on;
+//! - [`train`]: the loop, into a [`Run`] folder that it can go on from, to the same bits, whenever it ended;
+//! - [`Progress`]: who is told how it goes: nobody, lines of text, or Burn's dashboard;
+//! - [`BoundaryCache`]: the hidden states that a frozen trunk hands to a head, computed once;
+//! - [`Adapter`]: adapters in the directories of the `peft` package.
+
+mod boundary;
+mod checkpoint;
+mod corpus;
+mod dashboard;
+mod error;
+mod examples;
+mod files;
+mod format;
+mod lesson;
+mod metrics;
+mod network;
+mod optimizer;
+mod packed;
+mod packing;
+mod parameters;
+mod peft;
+mod plot;
+pub mod pocket;
+mod precision;
+mod progress;
+mod run;
+mod schedule;
+mod settings;
+mod trainer;
+
+pub use boundary::{BoundaryCache, BoundaryKey, NewBoundaryCache, Stored};
+pub use checkpoint::{Best, Position};
+pub use corpus::{Aim, Corpus, Lessons, Subject};
+pub use dashboard::Dashboard;
+pub use error::TrainError;
+pub use examples::{Examples, ExamplesConfig, Skipped, Summary};
+pub use format::{Format, Sample};
+pub use lesson::{Goal, Lesson};
+pub use metrics::Record;
+pub use network::{Network, Source};
+pub use optimizer::Optimizer;
+pub use packed::Packed;
+pub use packing::{pack, shuffled};
+pub use peft::{Adapter, AdapterPair, is_adapter};
+pub use precision::Precision;
+pub use progress::{Evaluation, Lines, Progress, Silent, Start, StepReport};
+pub use run::{Run, Which};
+pub use schedule::Schedule;
+pub use settings::{AdamSettings, Settings};
+pub use trainer::{Ending, Trained, train};

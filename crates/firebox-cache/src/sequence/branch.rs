@@ -51,19 +51,22 @@ mod tests {
     use super::*;
     use crate::layout::{KvType, LayerLayout, Layout};
     use crate::pool::Pool;
+    use crate::remembered::Remembered;
     use crate::sequence::LayerCache;
 
     fn fill(sequence: &mut SequenceCache, count: usize, number: f32) {
         let numbers = || Tensor::full([1, count, 2], number, &Device::flex());
-        if let LayerCache::Attention(cache) = sequence.layer(0) {
+        if let LayerCache::Attention(mut cache) = sequence.layer(0) {
             cache.append(numbers(), numbers());
         }
         sequence.advance();
     }
 
     fn numbers(sequence: &SequenceCache) -> Vec<f32> {
-        let keys =
-            sequence.stored(0).unwrap().into_iter().map(|(keys, _)| keys.dequantize(2).narrow(2, 0, 1));
+        let keys = sequence.stored(0).unwrap().into_iter().map(|run| match run {
+            Remembered::Attention { keys, .. } => keys.dequantize(2).narrow(2, 0, 1),
+            Remembered::States(_) => unreachable!("an attention layer"),
+        });
         keys.flat_map(|keys| keys.try_into_vec_as::<f32>().unwrap()).collect()
     }
 

@@ -10,6 +10,7 @@ use crate::layout::{KvType, LayerLayout, Layout};
 use crate::page::PAGE;
 use crate::pool::Pool;
 use crate::recurrent::RecurrentState;
+use crate::remembered::Remembered;
 use crate::run::{Mapped, Run, Source};
 use crate::turn::Turn;
 
@@ -93,8 +94,12 @@ impl Mapped {
         for (index, (sides, layer)) in self.layers.iter().zip(&layout.layers).enumerate() {
             let fits = match (sides, *layer) {
                 (None, LayerLayout::Recurrent) => true,
-                (Some((keys, values)), LayerLayout::Attention { kv_heads, head_dim }) => {
-                    [keys, values].iter().all(|side| fits(side, layout.kept, [kv_heads, slots, head_dim]))
+                (
+                    Some(Remembered::Attention { keys, values }),
+                    LayerLayout::Attention { kv_heads, head_dim },
+                ) => [keys, values].iter().all(|side| fits(side, layout.kept, [kv_heads, slots, head_dim])),
+                (Some(Remembered::States(states)), LayerLayout::States { width }) => {
+                    fits(states, KvType::F32, [1, slots, width])
                 }
                 _ => false,
             };

@@ -7,6 +7,8 @@
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod flex;
+#[cfg(feature = "autodiff")]
+mod gradient;
 mod kernel;
 mod merge;
 mod products;
@@ -120,7 +122,17 @@ impl Attended {
 pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attending: Attending) -> Tensor<2> {
     let [rows, heads, head_dim] = query.dims();
     let nothing = || Attended::nothing([rows, heads, head_dim], &query.device());
-    let parts = if is_flex(&query.device()) {
+    let recorded = recorded(&query, spans);
+    #[cfg(feature = "autodiff")]
+    if recorded {
+        for span in spans {
+            span.check(heads, head_dim);
+        }
+        if let Some(output) = gradient::attend(&query, spans, sinks.is_some(), attending) {
+            return output.reshape([rows, heads * head_dim]);
+        }
+    }
+    let parts = if is_flex(&query.device()) && !recorded {
         for span in spans {
             span.check(heads, head_dim);
         }
@@ -132,6 +144,62 @@ pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attend
         spans.iter().map(|span| attend_span(query.clone(), span, attending)).collect()
     };
     merge_with(parts, sinks).output.reshape([rows, heads * head_dim])
+}
+
+/// What the rows of several sequences gather, each from its own sequence, `[rows, heads * head_dim]`: as [`attend`]
+/// has it for every one of them alone.
+///
+/// `query` is `[rows, heads, head_dim]`, `keys` and `values` are `[rows, kv_heads, head_dim]`, all of f32. The
+/// sequences lie one after the other, and `lengths` says how many rows each has. `attending` is that of each of them.
+///
+/// # Panics
+/// If the lengths do not add up to the rows.
+pub fn attend_sequences(
+    query: Tensor<3>,
+    keys: Tensor<3>,
+    values: Tensor<3>,
+    lengths: &[usize],
+    attending: Attending,
+) -> Tensor<2> {
+    let [rows, heads, head_dim] = query.dims();
+    let [_, kv_heads, _] = keys.dims();
+    assert_eq!(lengths.iter().sum::<usize>(), rows, "lengths of other rows");
+    assert_eq!(keys.dims(), [rows, kv_heads, head_dim], "keys of other rows");
+    assert_eq!(values.dims(), keys.dims(), "keys and values differ in shape");
+    assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} query heads over {kv_heads}");
+    #[cfg(feature = "autodiff")]
+    if rows * heads * head_dim > 0
+        && [query.device(), keys.device(), values.device()].iter().any(crate::graph::records)
+    {
+        return gradient::attend_sequences(query, keys, values, lengths, attending)
+            .reshape([rows, heads * head_dim]);
+    }
+    let mut first = 0;
+    let mut parts = Vec::with_capacity(lengths.len());
+    for &length in lengths.iter().filter(|length| **length > 0) {
+        let part = |all: &Tensor<3>| all.clone().narrow(0, first, length);
+        let stored = |all| Stored::Float(part(all).swap_dims(0, 1));
+        let span = Span {
+            keys: stored(&keys),
+            values: stored(&values),
+            position: attending.position,
+            visible: None,
+        };
+        parts.push(attend(part(&query), &[span], None, attending));
+        first += length;
+    }
+    if parts.is_empty() {
+        return query.reshape([rows, heads * head_dim]);
+    }
+    Tensor::cat(parts, 0)
+}
+
+/// Whether gradients on the CPU may be wanted of what is attended with or to.
+fn recorded(_query: &Tensor<3>, _spans: &[Span]) -> bool {
+    #[cfg(feature = "autodiff")]
+    return gradient::recorded(_query, _spans);
+    #[cfg(not(feature = "autodiff"))]
+    false
 }
 
 /// What the rows gather from one span; see [`attend`].
@@ -146,7 +214,8 @@ pub fn attend_span(query: Tensor<3>, span: &Span, attending: Attending) -> Atten
         return Attended::nothing([rows, heads, head_dim], &query.device());
     }
     let device = query.device();
-    if !has_own(&device) || !(is_flex(&device) || head_dim <= WIDEST_HEAD) {
+    let own = has_own(&device) && (is_flex(&device) || head_dim <= WIDEST_HEAD);
+    if !own || recorded(&query, std::slice::from_ref(span)) {
         return reference::attend_span(query, span, attending);
     }
     let (output, log_sum_exp) = <Dispatched as AttendOps>::attend_span(

@@ -65,7 +65,9 @@ pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>
     products.into_iter().map(Tensor::from_primitive::<Flex>).collect()
 }
 
-enum FlexWeight {
+/// A weight as Flex has it.
+#[derive(Clone)]
+pub(super) enum FlexWeight {
     Dense(FlexTensor),
     Grouped { words: FlexTensor, scales: FlexTensor, grouping: Grouping },
     Blocks { bytes: FlexTensor, format: BlockFormat },
@@ -73,7 +75,7 @@ enum FlexWeight {
 
 impl FlexWeight {
     /// As the products read it.
-    fn prepared(self) -> Self {
+    pub fn prepared(self) -> Self {
         match self {
             Self::Dense(weight) => Self::Dense(whole_panels(weight)),
             Self::Grouped { words, scales, grouping } => {
@@ -84,7 +86,7 @@ impl FlexWeight {
     }
 
     /// `[outputs, inputs]`
-    fn shape(&self) -> (usize, usize) {
+    pub fn shape(&self) -> (usize, usize) {
         match self {
             Self::Dense(weight) => {
                 let [outputs, inputs] = dims(weight);
@@ -97,7 +99,7 @@ impl FlexWeight {
 
     /// # Panics
     /// If a dense weight is neither f32, f16 nor bf16.
-    fn multiplicand(&self) -> Box<dyn Multiplicand + '_> {
+    pub fn multiplicand(&self) -> Box<dyn Multiplicand + '_> {
         match self {
             Self::Dense(weight) => {
                 let [_, inputs] = dims(weight);
@@ -141,7 +143,7 @@ fn whole_panels(matrix: FlexTensor) -> FlexTensor {
     FlexTensor::from_data(TensorData::from_bytes_vec(padded, [OUTPUTS, width], matrix.dtype()))
 }
 
-fn one(x: FlexTensor, weight: FlexWeight) -> FlexTensor {
+pub(super) fn one(x: FlexTensor, weight: FlexWeight) -> FlexTensor {
     let mut products = each(x, vec![weight]);
     // One weight has one product.
     products.swap_remove(0)
@@ -149,7 +151,7 @@ fn one(x: FlexTensor, weight: FlexWeight) -> FlexTensor {
 
 /// # Panics
 /// If x is not f32, the rows of x and of a weight differ in length, or a weight's tensors contradict each other.
-fn each(x: FlexTensor, weights: Vec<FlexWeight>) -> Vec<FlexTensor> {
+pub(super) fn each(x: FlexTensor, weights: Vec<FlexWeight>) -> Vec<FlexTensor> {
     assert_eq!(x.dtype(), DType::F32, "activations are f32");
     let x = x.to_contiguous();
     let [rows, inputs] = dims(&x);

@@ -5,6 +5,8 @@ mod blocks;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod flex;
+#[cfg(feature = "autodiff")]
+mod gradient;
 mod grouped;
 mod line;
 mod panel;
@@ -12,6 +14,8 @@ mod plain;
 mod product;
 pub mod reference;
 mod single;
+#[cfg(feature = "autodiff")]
+mod unpacked;
 
 pub use blocks::BlockFormat;
 
@@ -20,6 +24,8 @@ use burn::backend::{Backend, backend_extension};
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::flex::{Dispatched, has_own, is_flex};
+#[cfg(feature = "autodiff")]
+use crate::graph;
 
 /// Inputs whose nibbles are stored together: byte `i` of 16 holds input `i` low and input `i + 16` high.
 pub const NIBBLE_CHUNK: usize = 32;
@@ -68,12 +74,22 @@ impl Weight {
             Self::Blocks { bytes, format } => multiply_blocks(x, bytes, format),
         }
     }
+
+    /// Whether gradients of the weight itself may be wanted.
+    #[cfg(feature = "autodiff")]
+    fn is_recorded(&self) -> bool {
+        matches!(self, Self::Dense(weight) if graph::records(&weight.device()))
+    }
 }
 
 /// The products of the same activations with several weights, each as [`multiply`] has it.
 ///
 /// On the CPU the weights are worked on together: threads meet once, and activations are made ready once.
 pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
+    #[cfg(feature = "autodiff")]
+    if graph::records(&x.device()) || weights.iter().any(Weight::is_recorded) {
+        return gradient::multiply_each(x, weights);
+    }
     if is_flex(&x.device()) {
         return flex::multiply_each(x, weights);
     }
@@ -88,6 +104,10 @@ pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
 /// # Panics
 /// On the CPU, if the weight is of another dtype.
 pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    #[cfg(feature = "autodiff")]
+    if graph::records(&x.device()) || graph::records(&weight.device()) {
+        return gradient::multiply(x, Weight::Dense(weight));
+    }
     if !has_own(&x.device()) {
         return reference::multiply(x, weight);
     }
@@ -102,6 +122,10 @@ pub fn multiply_grouped(
     grouping: Grouping,
 ) -> Tensor<2> {
     let device = x.device();
+    #[cfg(feature = "autodiff")]
+    if graph::records(&device) {
+        return gradient::multiply(x, Weight::Grouped { words, scales, grouping });
+    }
     // Accelerators unpack whole chunks with one scale.
     if !has_own(&device) || !(is_flex(&device) || grouping.group.is_multiple_of(NIBBLE_CHUNK)) {
         return reference::multiply_grouped(x, words, scales, grouping);
@@ -121,6 +145,10 @@ pub fn multiply_grouped(
 /// # Panics
 /// On devices other than the CPU, which have no version of it; see [`multiplies_blocks`].
 pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
+    #[cfg(feature = "autodiff")]
+    if graph::records(&x.device()) {
+        return gradient::multiply(x, Weight::Blocks { bytes, format });
+    }
     Tensor::from_dispatch(<Dispatched as BlockOps>::multiply_blocks(
         x.into_dispatch(),
         bytes.into_dispatch(),
@@ -130,11 +158,19 @@ pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat)
 
 /// The numbers that rows of GGUF blocks stand for: `[rows, inputs]` in f32. For the same devices.
 pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
+    #[cfg(feature = "autodiff")]
+    if graph::records(&bytes.device()) {
+        return gradient::dequantize_blocks(bytes, format);
+    }
     Tensor::from_dispatch(<Dispatched as BlockOps>::dequantize_blocks(bytes.into_dispatch(), format))
 }
 
 /// Whether a device computes with GGUF blocks as they are.
 pub fn multiplies_blocks(device: &Device) -> bool {
+    #[cfg(feature = "autodiff")]
+    if graph::records(device) {
+        return true;
+    }
     is_flex(device)
 }
 

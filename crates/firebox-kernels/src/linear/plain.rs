@@ -115,6 +115,33 @@ impl<F: Format> FloatRows for PlainRows<'_, F> {
     }
 }
 
+/// The same rows, as what is multiplied from the right.
+#[cfg(feature = "autodiff")]
+pub(super) struct Columns<'a, F>(PlainRows<'a, F>);
+
+#[cfg(feature = "autodiff")]
+impl<'a, F: Format> Columns<'a, F> {
+    pub fn new(bytes: &'a [u8], inputs: usize) -> Self {
+        Self(PlainRows::new(bytes, inputs))
+    }
+}
+
+#[cfg(feature = "autodiff")]
+impl<F: Format> crate::matrix::Right for Columns<'_, F> {
+    #[inline(always)]
+    fn sixteen<L: Lanes>(&self, row: usize, column: usize) -> L {
+        let PlainRows { bytes, inputs, .. } = self.0;
+        let (size, width) = (PlainRows::<F>::SIZE, LANES * PlainRows::<F>::SIZE);
+        let bytes = &bytes[(row * inputs + column) * size..][..width.min((inputs - column) * size)];
+        if bytes.len() == width {
+            return F::sixteen(bytes);
+        }
+        let mut padded = [0; LANES * size_of::<u32>()];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        F::sixteen(&padded[..width])
+    }
+}
+
 /// The first `count` inputs of a block.
 #[inline(always)]
 pub(super) fn unpack_strip<L: Lanes, F: Format>(strip: &Strip<'_>, count: usize, panel: &mut FloatPanel) {

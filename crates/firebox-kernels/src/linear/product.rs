@@ -14,6 +14,8 @@ use super::panel::{
     QUADS, TILE_OUTPUTS,
 };
 use super::single;
+#[cfg(feature = "autodiff")]
+use super::unpacked::{Unpack, UnpackIntegers};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Multiplications below which a second thread costs more than it gains.
@@ -29,6 +31,10 @@ pub(super) trait Multiplicand: Sync {
 
     /// Multiplies all rows with consecutive outputs.
     fn multiply(&self, x: &Input<'_>, part: Part<'_>);
+
+    /// The numbers of up to sixteen whole rows of so many inputs.
+    #[cfg(feature = "autodiff")]
+    fn unpack(&self, place: Place, inputs: usize, values: &mut [f32]);
 }
 
 /// The activations in every form that a weight asks for.
@@ -61,6 +67,11 @@ impl<W: FloatRows> Multiplicand for FloatWeight<W> {
     fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
         dispatch(FloatProduct { x: x.numbers, weight: &self.0, part });
     }
+
+    #[cfg(feature = "autodiff")]
+    fn unpack(&self, place: Place, inputs: usize, values: &mut [f32]) {
+        dispatch(Unpack { weight: &self.0, place, inputs, values });
+    }
 }
 
 impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
@@ -72,6 +83,11 @@ impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
         if let Some(integers) = &x.integers {
             dispatch(IntegerProduct { x: integers, weight: &self.0, part });
         }
+    }
+
+    #[cfg(feature = "autodiff")]
+    fn unpack(&self, place: Place, inputs: usize, values: &mut [f32]) {
+        dispatch(UnpackIntegers(Unpack { weight: &self.0, place, inputs, values }));
     }
 }
 
@@ -129,7 +145,7 @@ pub(super) struct Place {
     /// The first row of the weight in the panel.
     pub row: usize,
     /// Lanes before the first that is wanted: the last panel of a weight reaches back over the one before.
-    skipped: usize,
+    pub skipped: usize,
     /// The first wanted output, within the part.
     at: usize,
 }

@@ -8,7 +8,7 @@ use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Elements that one thread normalises before another takes part: some ten microseconds, more than waking a thread
 /// costs.
-const PIECE: usize = 1 << 16;
+pub(super) const PIECE: usize = 1 << 16;
 
 impl NormOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64, offset: f32) -> FlexTensor {
@@ -103,7 +103,7 @@ impl Kernel for AddNorm<'_> {
 
 /// In four vectors of sums, so that an addition need not wait for the one before it.
 #[inline(always)]
-fn sum_of_squares<L: Lanes>(row: &[f32]) -> f32 {
+pub(super) fn sum_of_squares<L: Lanes>(row: &[f32]) -> f32 {
     let (vectors, rest) = row.as_chunks::<LANES>();
     let (fours, vectors) = vectors.as_chunks::<4>();
     let (mut a, mut b, mut c, mut d) = (L::zero(), L::zero(), L::zero(), L::zero());

@@ -3,6 +3,8 @@
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod flex;
+#[cfg(feature = "autodiff")]
+mod gradient;
 pub mod reference;
 
 use burn::backend::tensor::FloatTensor;
@@ -10,11 +12,17 @@ use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
 use crate::flex::{Dispatched, has_own};
+#[cfg(feature = "autodiff")]
+use crate::graph;
 
 /// `x / sqrt(mean(x²) + epsilon) * (weight + offset)` over the last dimension of `[rows, width]`.
 ///
 /// On the CPU and on accelerators a row's bits do not depend on the rows beside it.
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<2> {
+    #[cfg(feature = "autodiff")]
+    if graph::records(&x.device()) || graph::records(&weight.device()) {
+        return gradient::rms_norm(x, weight, epsilon, offset);
+    }
     if !has_own(&x.device()) {
         return reference::rms_norm(x, weight, epsilon, offset);
     }
@@ -34,6 +42,11 @@ pub fn add_rms_norm(
     epsilon: f64,
     offset: f32,
 ) -> (Tensor<2>, Tensor<2>) {
+    #[cfg(feature = "autodiff")]
+    if [x.device(), residual.device(), weight.device()].iter().any(graph::records) {
+        let sum = x.add(residual);
+        return (sum.clone(), gradient::rms_norm(sum, weight, epsilon, offset));
+    }
     if !has_own(&x.device()) {
         let sum = x.add(residual);
         return (sum.clone(), reference::rms_norm(sum, weight, epsilon, offset));

@@ -3,6 +3,8 @@
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod flex;
+#[cfg(feature = "autodiff")]
+mod gradient;
 pub mod reference;
 
 use burn::backend::tensor::FloatTensor;
@@ -10,11 +12,17 @@ use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
 use crate::flex::{Dispatched, has_own};
+#[cfg(feature = "autodiff")]
+use crate::graph;
 
 /// Rotates the first elements of every head of `[rows, heads, head_dim]`, as many as twice the `pairs` of
 /// `cos` and `sin`, which are `[rows, 1, pairs]`. A pair is element `i` with element `i + pairs`, or, if
 /// `interleaved`, element `2i` with element `2i + 1`.
 pub fn rotate(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleaved: bool) -> Tensor<3> {
+    #[cfg(feature = "autodiff")]
+    if graph::records(&heads.device()) {
+        return gradient::rotate(heads, cos, sin, interleaved);
+    }
     if !has_own(&heads.device()) {
         return reference::rotate(heads, cos, sin, interleaved);
     }

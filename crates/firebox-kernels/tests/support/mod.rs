@@ -4,7 +4,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::NIBBLE_CHUNK;
+use firebox_kernels::linear::{BlockFormat, NIBBLE_CHUNK};
 
 /// The devices of this build on which operations are not those of Burn alone, which promise less.
 pub fn devices_with_own() -> Vec<Device> {
@@ -75,4 +75,28 @@ pub fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>, toler
     for (index, (found, expected)) in values(found).into_iter().zip(values(expected)).enumerate() {
         assert!((found - expected).abs() <= tolerance, "element {index}: {found} instead of {expected}");
     }
+}
+
+/// Random blocks, their half-precision scales (at these offsets) replaced by small numbers.
+pub fn random_blocks(format: BlockFormat, count: usize) -> Vec<u8> {
+    let scales_at: &[usize] = match format {
+        BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 => &[0],
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
+        BlockFormat::Q6K => &[208],
+    };
+    let mut state = 0x1234_5678_9ABC_DEFFu64;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut bytes: Vec<u8> = (0..count * format.bytes()).map(|_| (next() >> 32) as u8).collect();
+    for block in bytes.chunks_exact_mut(format.bytes()) {
+        for &at in scales_at {
+            let scale = half::f16::from_f32((next() % 2000) as f32 / 1000.0 - 1.0);
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
 }

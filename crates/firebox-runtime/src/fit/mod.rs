@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use firebox_cache::{KvType, PAGE, Pool};
-use firebox_model::{Decoder, Network, StreamedConfig};
+use firebox_model::{Decoder, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
 use crate::budget::{Account, Budget, Charge};
@@ -127,9 +127,8 @@ impl Model {
         config: &FitConfig,
     ) -> Result<Self, RuntimeError> {
         let checkpoint = Checkpoint::open(path)?;
-        let decoder =
-            Arc::new(Decoder::stream(&checkpoint, device, &streaming(config.method, config.memory))?);
-        let mut model = Self::over(checkpoint, Network::Decoder(decoder.clone()))?;
+        let mut model = Self::streamed(checkpoint, device, &streaming(config.method, config.memory))?;
+        let decoder = model.decoder()?;
         model.fit = Some(Arc::new(fit(&model, &decoder, config)?));
         Ok(model)
     }

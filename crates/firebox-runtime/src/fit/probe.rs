@@ -87,7 +87,7 @@ impl Probe<'_> {
     }
 
     fn begin(&self) -> Result<Pass, RuntimeError> {
-        Ok(Pass::begin(self.decoder, &[Input { tokens: &[0], position: 0, length: 1 }])?)
+        Ok(Pass::begin(self.decoder, &[Input::new(&[0], 0, 1)])?)
     }
 
     /// Seconds that each of the first layers computes.

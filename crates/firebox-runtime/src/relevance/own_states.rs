@@ -90,7 +90,7 @@ mod tests {
 
     /// The mean, by plain loops, of what a whole pass holds after some layers.
     fn by_hand(decoder: &Decoder, tokens: &[u32], layers: usize) -> Vec<f32> {
-        let input = firebox_model::Input { tokens, position: 0, length: tokens.len() };
+        let input = firebox_model::Input::new(tokens, 0, tokens.len());
         let mut pass = firebox_model::Pass::begin(decoder, &[input]).unwrap();
         let mut cache = decoder.cache();
         while pass.next_layer() < layers {

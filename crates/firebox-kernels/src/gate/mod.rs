@@ -1,5 +1,8 @@
 //! One half of a network's inner width opens and closes the other.
 
+#[cfg(feature = "autodiff")]
+mod gradient;
+
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Flex, backend_extension};
@@ -8,6 +11,8 @@ use rayon::prelude::*;
 
 use crate::activation::{Activation, Curve, Gelu, GeluQuick, GeluTanh, Relu, ReluSquared, Silu, Tanh};
 use crate::flex::{Dispatched, dims, elements, is_flex, tensor, whole};
+#[cfg(feature = "autodiff")]
+use crate::graph;
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Elements that one thread computes before another takes part: some tens of microseconds, several times what
@@ -19,6 +24,10 @@ const PIECE: usize = 1 << 16;
 /// On the CPU the activation's factor is within 3e-7 of the exact one, and an element's bits depend on nothing but
 /// its own gate and up.
 pub fn gated(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2> {
+    #[cfg(feature = "autodiff")]
+    if graph::records(&gate.device()) || graph::records(&up.device()) {
+        return gradient::gated(gate, up, activation);
+    }
     if !is_flex(&gate.device()) {
         return reference(gate, up, activation);
     }
@@ -31,6 +40,10 @@ pub fn gated(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2
 
 /// The same of one tensor `[rows, 2 * width]`, whose rows are a gate and then an up.
 pub fn gated_halves(both: Tensor<2>, activation: Activation) -> Tensor<2> {
+    #[cfg(feature = "autodiff")]
+    if graph::records(&both.device()) {
+        return gradient::gated_halves(both, activation);
+    }
     if !is_flex(&both.device()) {
         let width = both.dims()[1] / 2;
         return reference(both.clone().narrow(1, 0, width), both.narrow(1, width, width), activation);

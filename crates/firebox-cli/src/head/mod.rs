@@ -1,0 +1,38 @@
+//! `firebox head`
+
+mod installed;
+mod swap;
+
+use clap::Subcommand;
+
+use crate::console::Console;
+use crate::outcome::Outcome;
+
+/// What can be done with heads.
+#[derive(Debug, Subcommand)]
+pub enum HeadCommand {
+    /// Install a head under a name, or a newer one in its place
+    Add(installed::AddArgs),
+    /// List the installed heads
+    List(installed::ListArgs),
+    /// Remove a head
+    Remove(installed::NamedArgs),
+    /// Go back to the head that was in use before the last update; a second time undoes the first
+    Rollback(installed::NamedArgs),
+    /// Write a model's own last layers as a head
+    Cut(installed::CutArgs),
+    /// Measure how long a change of heads takes: in memory, from disk, and against opening the model
+    Swap(swap::SwapArgs),
+}
+
+/// Does one of them.
+pub fn head(command: &HeadCommand, console: &Console) -> anyhow::Result<Outcome> {
+    match command {
+        HeadCommand::Add(args) => installed::add(args, console),
+        HeadCommand::List(args) => installed::list(args, console),
+        HeadCommand::Remove(args) => installed::remove(args, console),
+        HeadCommand::Rollback(args) => installed::rollback(args, console),
+        HeadCommand::Cut(args) => installed::cut(args, console),
+        HeadCommand::Swap(args) => swap::swap(args, console),
+    }
+}

@@ -1,0 +1,426 @@
+//! Attention that gradients flow back through.
+//!
+//! Weights are not kept. The way back computes them again, block by block, from the logarithm of their sum.
+
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Tensor};
+use rayon::prelude::*;
+
+use super::stored::Held;
+use super::{AttendOps, Attending, Span, Stored, Visibility};
+use crate::flex::{dims, elements, tensor};
+use crate::graph::{Wanted, operand, record, records};
+use crate::matrix::{Left, Plain, Size, add};
+use crate::simd::{Kernel, LANES, Lanes, dispatch, exp, tanh};
+
+/// Rows whose weights are computed together.
+const ROWS: usize = 64;
+
+/// Positions whose weights are computed together: with those of [`ROWS`] they stay in the second-level cache.
+const POSITIONS: usize = 256;
+
+/// Whether gradients may be wanted of what is attended with or to.
+pub(super) fn recorded(query: &Tensor<3>, spans: &[Span]) -> bool {
+    let of = |stored: &Stored| matches!(stored, Stored::Float(values) if records(&values.device()));
+    records(&query.device()) || spans.iter().any(|span| of(&span.keys) || of(&span.values))
+}
+
+/// What rows gather from the one span of an attention as training has it, `[rows, heads, head_dim]`; nothing if this
+/// is another one.
+pub(super) fn attend(
+    query: &Tensor<3>,
+    spans: &[Span],
+    sinks: bool,
+    attending: Attending,
+) -> Option<Tensor<3>> {
+    let [Span { keys: Stored::Float(keys), values: Stored::Float(values), position, visible }] = spans else {
+        return None;
+    };
+    let single = [query.dtype(), keys.dtype(), values.dtype()] == [DType::F32; 3];
+    if sinks || !single || query.shape().num_elements() * keys.shape().num_elements() == 0 {
+        return None;
+    }
+    let operands = [query, keys, values].map(|tensor| operand(tensor.clone()));
+    let [query, keys, values] = operands.each_ref().map(|operand| operand.numbers().to_contiguous());
+    let held = [&keys, &values].map(|stored| Held::Float(stored.clone()));
+    let [held_keys, held_values] = held;
+    let (output, log_sum_exp) =
+        Flex::attend_span(query.clone(), held_keys, held_values, *position, visible.clone(), attending);
+    let past = Past {
+        query,
+        keys,
+        values,
+        output: output.clone(),
+        log_sum_exp,
+        position: *position,
+        visible: visible.clone(),
+        attending,
+    };
+    Some(record(operands, output, move |gradient, wanted| {
+        only(past.backward(&gradient.to_contiguous()), wanted)
+    }))
+}
+
+/// An attention that has been computed.
+struct Past {
+    /// `[rows, heads, head_dim]`
+    query: FlexTensor,
+    /// `[kv_heads, positions, head_dim]`
+    keys: FlexTensor,
+    values: FlexTensor,
+    /// `[rows, heads, head_dim]`
+    output: FlexTensor,
+    /// `[rows, heads]`
+    log_sum_exp: FlexTensor,
+    position: usize,
+    visible: Option<Visibility>,
+    attending: Attending,
+}
+
+impl Past {
+    /// The gradients of queries, keys and values.
+    fn backward(&self, gradient: &FlexTensor) -> [FlexTensor; 3] {
+        let [rows, heads, head_dim] = dims(&self.query);
+        let [kv_heads, positions, _] = dims(&self.keys);
+        let (mut of_query, [mut of_keys, mut of_values]) = (
+            vec![0.0; rows * heads * head_dim],
+            [(); 2].map(|()| vec![0.0; kv_heads * positions * head_dim]),
+        );
+        let sequence = Sequence {
+            query: elements(&self.query),
+            keys: elements(&self.keys),
+            values: elements(&self.values),
+            output: elements(&self.output),
+            gradient: elements(gradient),
+            log_sum_exp: elements(&self.log_sum_exp),
+            rows,
+            positions,
+            heads: [heads, kv_heads],
+            head_dim,
+            steps: [positions * head_dim, head_dim],
+            position: self.position,
+            visible: self.visible.as_ref(),
+            attending: self.attending,
+        };
+        sequence.backward(&mut of_query, &mut of_keys, &mut of_values);
+        let stored = [kv_heads, positions, head_dim];
+        [tensor(of_query, [rows, heads, head_dim]), tensor(of_keys, stored), tensor(of_values, stored)]
+    }
+}
+
+/// See [`attend_sequences`](super::attend_sequences).
+pub(super) fn attend_sequences(
+    query: Tensor<3>,
+    keys: Tensor<3>,
+    values: Tensor<3>,
+    lengths: &[usize],
+    attending: Attending,
+) -> Tensor<3> {
+    let operands = [query, keys, values].map(operand);
+    let [query, keys, values] = operands.each_ref().map(|operand| operand.numbers().to_contiguous());
+    let [rows, heads, head_dim] = dims(&query);
+    let [_, kv_heads, _] = dims(&keys);
+    let lengths: Vec<usize> = lengths.iter().copied().filter(|length| *length > 0).collect();
+    let mut starts = Vec::with_capacity(lengths.len());
+    let mut next = 0;
+    for length in &lengths {
+        starts.push(next);
+        next += length;
+    }
+    let parts: Vec<(FlexTensor, FlexTensor)> = starts
+        .par_iter()
+        .zip(&lengths)
+        .map(|(start, length)| {
+            let part = |all: &FlexTensor| all.narrow(0, *start, *length);
+            let held = |all: &FlexTensor| Held::Float(part(all).transpose(0, 1));
+            Flex::attend_span(part(&query), held(&keys), held(&values), attending.position, None, attending)
+        })
+        .collect();
+    let (mut output, mut sums) =
+        (Vec::with_capacity(rows * heads * head_dim), Vec::with_capacity(rows * heads));
+    for (part, part_sums) in &parts {
+        output.extend_from_slice(elements::<f32>(part));
+        sums.extend_from_slice(elements::<f32>(part_sums));
+    }
+    let output = tensor(output, [rows, heads, head_dim]);
+    let result = output.clone();
+    record(operands, result, move |gradient, wanted| {
+        let gradient = gradient.to_contiguous();
+        let mut of_query = vec![0.0; rows * heads * head_dim];
+        let [mut of_keys, mut of_values] = [(); 2].map(|()| vec![0.0; rows * kv_heads * head_dim]);
+        let mut sequences = Vec::with_capacity(lengths.len());
+        let (mut rest_query, mut rest_keys, mut rest_values) =
+            (&mut of_query[..], &mut of_keys[..], &mut of_values[..]);
+        for (start, length) in starts.iter().zip(&lengths) {
+            let (of_rows, of_positions) = (heads * head_dim, kv_heads * head_dim);
+            let part = |all, width: usize| &elements::<f32>(all)[start * width..][..length * width];
+            let sequence = Sequence {
+                query: part(&query, of_rows),
+                keys: part(&keys, of_positions),
+                values: part(&values, of_positions),
+                output: part(&output, of_rows),
+                gradient: part(&gradient, of_rows),
+                log_sum_exp: &sums[start * heads..],
+                rows: *length,
+                positions: *length,
+                heads: [heads, kv_heads],
+                head_dim,
+                steps: [head_dim, of_positions],
+                position: attending.position,
+                visible: None,
+                attending,
+            };
+            let (query, keys, values);
+            (query, rest_query) = rest_query.split_at_mut(length * of_rows);
+            (keys, rest_keys) = rest_keys.split_at_mut(length * of_positions);
+            (values, rest_values) = rest_values.split_at_mut(length * of_positions);
+            sequences.push((sequence, query, keys, values));
+        }
+        sequences
+            .into_par_iter()
+            .for_each(|(sequence, query, keys, values)| sequence.backward(query, keys, values));
+        let stored = [rows, kv_heads, head_dim];
+        let gradients =
+            [tensor(of_query, [rows, heads, head_dim]), tensor(of_keys, stored), tensor(of_values, stored)];
+        only(gradients, wanted)
+    })
+}
+
+/// Those that are wanted.
+fn only<const N: usize>(gradients: [FlexTensor; N], wanted: Wanted<N>) -> [Option<FlexTensor>; N] {
+    let mut wanted = wanted.into_iter();
+    gradients.map(|gradient| wanted.next().is_some_and(|wanted| wanted).then_some(gradient))
+}
+
+/// Some rows, what they attended to, and what they gathered.
+struct Sequence<'a> {
+    /// `[rows, heads, head_dim]`
+    query: &'a [f32],
+    keys: &'a [f32],
+    values: &'a [f32],
+    /// `[rows, heads, head_dim]`
+    output: &'a [f32],
+    /// Of the output.
+    gradient: &'a [f32],
+    /// `[rows, heads]`
+    log_sum_exp: &'a [f32],
+    rows: usize,
+    positions: usize,
+    /// Of queries and of keys.
+    heads: [usize; 2],
+    head_dim: usize,
+    /// From one head of keys or values to the next, and from one position to the next.
+    steps: [usize; 2],
+    /// The position of the first key.
+    position: usize,
+    visible: Option<&'a Visibility>,
+    attending: Attending,
+}
+
+/// What one head of queries adds to gradients: `[rows, head_dim]`, and twice `[positions, head_dim]`.
+struct Parts {
+    of_query: Vec<f32>,
+    of_keys: Vec<f32>,
+    of_values: Vec<f32>,
+}
+
+impl Sequence<'_> {
+    /// Adds the gradients of queries, keys and values, which lie as those do.
+    fn backward(&self, of_query: &mut [f32], of_keys: &mut [f32], of_values: &mut [f32]) {
+        let Self { heads: [heads, kv_heads], head_dim, steps: [head_step, position_step], .. } = *self;
+        let sharing = heads / kv_heads;
+        let parts: Vec<Parts> = (0..heads)
+            .into_par_iter()
+            .map(|head| {
+                let of = |count: usize| vec![0.0; count * head_dim];
+                let mut parts = Parts {
+                    of_query: of(self.rows),
+                    of_keys: of(self.positions),
+                    of_values: of(self.positions),
+                };
+                dispatch(Head { sequence: self, head, parts: &mut parts });
+                parts
+            })
+            .collect();
+        for (head, parts) in parts.iter().enumerate() {
+            add_rows(&mut of_query[head * head_dim..], heads * head_dim, &parts.of_query, head_dim);
+            let from = head / sharing * head_step;
+            add_rows(&mut of_keys[from..], position_step, &parts.of_keys, head_dim);
+            add_rows(&mut of_values[from..], position_step, &parts.of_values, head_dim);
+        }
+    }
+
+    /// The keys or values of a head, with zeros where they are hidden: what is stored there may be no number.
+    fn head(&self, stored: &[f32], kv_head: usize) -> Vec<f32> {
+        let Self { head_dim, steps: [head_step, position_step], .. } = *self;
+        let mut rows = vec![0.0; self.positions * head_dim];
+        for (index, row) in rows.chunks_exact_mut(head_dim).enumerate() {
+            if self.visible.is_none_or(|visible| visible.contains(index)) {
+                row.copy_from_slice(&stored[kv_head * head_step + index * position_step..][..head_dim]);
+            }
+        }
+        rows
+    }
+}
+
+/// Adds rows to others that begin `step` apart.
+fn add_rows(to: &mut [f32], step: usize, rows: &[f32], width: usize) {
+    for (to, row) in to.chunks_mut(step).zip(rows.chunks_exact(width)) {
+        for (to, number) in to.iter_mut().zip(row) {
+            *to += number;
+        }
+    }
+}
+
+/// One head of queries.
+struct Head<'a> {
+    sequence: &'a Sequence<'a>,
+    head: usize,
+    parts: &'a mut Parts,
+}
+
+impl Kernel for Head<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { sequence, head, parts: Parts { of_query, of_keys, of_values } } = self;
+        let Sequence { rows, positions, heads: [heads, kv_heads], head_dim, position, attending, .. } =
+            *sequence;
+        let stride = heads * head_dim;
+        let query = &sequence.query[head * head_dim..];
+        let output = &sequence.output[head * head_dim..];
+        let gradient = &sequence.gradient[head * head_dim..];
+        let kv_head = head / (heads / kv_heads);
+        let (keys, values) = (sequence.head(sequence.keys, kv_head), sequence.head(sequence.values, kv_head));
+        let (turned_keys, turned_values) = (turned(&keys, head_dim), turned(&values, head_dim));
+        let mut weights = Weights {
+            attending,
+            hidden: hidden(positions, sequence.visible),
+            weights: vec![0.0; ROWS * POSITIONS],
+            gradients: vec![0.0; ROWS * POSITIONS],
+        };
+        for first in (0..rows).step_by(ROWS) {
+            let count = ROWS.min(rows - first);
+            let (query, gradient) = (&query[first * stride..], &gradient[first * stride..]);
+            let output = &output[first * stride..];
+            let queries = Plain { values: query, stride, columns: head_dim };
+            let gradients = Plain { values: gradient, stride, columns: head_dim };
+            let end = attending.visible(first + count - 1, position, positions).end;
+            let mut from = attending.visible(first, position, positions).start / LANES * LANES;
+            while from < end {
+                let width = POSITIONS.min(end - from);
+                let scored = Size { rows: count, terms: head_dim, columns: width };
+                weights.weights.fill(0.0);
+                weights.gradients.fill(0.0);
+                let right = Plain { values: &turned_keys[from..], stride: positions, columns: width };
+                add::<L, _>(Left::new(query, stride), &right, scored, &mut weights.weights, POSITIONS);
+                let right = Plain { values: &turned_values[from..], stride: positions, columns: width };
+                add::<L, _>(Left::new(gradient, stride), &right, scored, &mut weights.gradients, POSITIONS);
+                for row in 0..count {
+                    let mut along = 0.0;
+                    let at = row * stride;
+                    for (output, gradient) in output[at..][..head_dim].iter().zip(&gradient[at..]) {
+                        along += output * gradient;
+                    }
+                    let seen = attending.visible(first + row, position, positions);
+                    let seen = seen.start.clamp(from, from + width) - from
+                        ..seen.end.clamp(from, from + width) - from;
+                    let sum = sequence.log_sum_exp[(first + row) * heads + head];
+                    weights.weigh::<L>(row, from, width, seen, sum, along);
+                }
+                let gathered = Size { rows: width, terms: count, columns: head_dim };
+                let at = from * head_dim;
+                let left = Left::turned(&weights.weights, POSITIONS);
+                add::<L, _>(left, &gradients, gathered, &mut of_values[at..], head_dim);
+                let left = Left::turned(&weights.gradients, POSITIONS);
+                add::<L, _>(left, &queries, gathered, &mut of_keys[at..], head_dim);
+                let left = Left::new(&weights.gradients, POSITIONS);
+                let right = Plain { values: &keys[at..], stride: head_dim, columns: head_dim };
+                let returned = Size { rows: count, terms: width, columns: head_dim };
+                add::<L, _>(left, &right, returned, &mut of_query[first * head_dim..], head_dim);
+                from += POSITIONS;
+            }
+        }
+    }
+}
+
+/// The weights of a block and their gradients, `[ROWS, POSITIONS]`; before, products of queries and keys, and of
+/// gradients and values.
+struct Weights {
+    attending: Attending,
+    /// What is added to the score of every position: -inf where it is hidden.
+    hidden: Vec<f32>,
+    weights: Vec<f32>,
+    gradients: Vec<f32>,
+}
+
+impl Weights {
+    /// Turns products into weights and into the gradients of products. `along` is the gradient of the row's output
+    /// times the output, `seen` what the row sees of the block's positions.
+    #[inline(always)]
+    fn weigh<L: Lanes>(
+        &mut self,
+        row: usize,
+        from: usize,
+        width: usize,
+        seen: std::ops::Range<usize>,
+        log_sum_exp: f32,
+        along: f32,
+    ) {
+        let Attending { scale, softcap, .. } = self.attending;
+        let padded = width.next_multiple_of(LANES);
+        let weights = &mut self.weights[row * POSITIONS..][..padded];
+        let gradients = &mut self.gradients[row * POSITIONS..][..padded];
+        let hidden = &self.hidden[from..][..padded];
+        if seen.is_empty() || log_sum_exp == f32::NEG_INFINITY {
+            weights.fill(0.0);
+            gradients.fill(0.0);
+            return;
+        }
+        let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
+        let of = |numbers| &mut <[f32]>::as_chunks_mut::<LANES>(numbers).0[vectors.clone()];
+        let both = of(&mut *weights).iter_mut().zip(of(&mut *gradients));
+        for ((weight, gradient), hidden) in both.zip(&hidden.as_chunks::<LANES>().0[vectors.clone()]) {
+            let mut score = L::load(weight).mul(L::splat(scale));
+            let mut slope = L::splat(scale);
+            if let Some(cap) = softcap {
+                let tangent = tanh(L::load(weight).mul(L::splat(scale / cap)));
+                score = tangent.mul(L::splat(cap));
+                slope = slope.mul(L::splat(1.0).sub(tangent.mul(tangent)));
+            }
+            let share = exp(score.add(L::load(hidden)).sub(L::splat(log_sum_exp)));
+            let of_score = share.mul(L::load(gradient).sub(L::splat(along)));
+            *weight = share.store();
+            *gradient = of_score.mul(slope).store();
+        }
+        for numbers in [weights, gradients] {
+            numbers[..seen.start].fill(0.0);
+            numbers[seen.end..].fill(0.0);
+        }
+    }
+}
+
+/// For every position, and for a vector beyond the last.
+fn hidden(positions: usize, visible: Option<&Visibility>) -> Vec<f32> {
+    let mut hidden = vec![0.0; positions + LANES];
+    if let Some(visible) = visible {
+        for (index, hidden) in hidden.iter_mut().enumerate() {
+            if !visible.contains(index) {
+                *hidden = f32::NEG_INFINITY;
+            }
+        }
+    }
+    hidden
+}
+
+/// The transpose of rows of such a width.
+fn turned(rows: &[f32], width: usize) -> Vec<f32> {
+    let count = rows.len() / width;
+    let mut turned = vec![0.0; rows.len()];
+    for (column, turned) in turned.chunks_exact_mut(count).enumerate() {
+        for (number, row) in turned.iter_mut().zip(rows.chunks_exact(width)) {
+            *number = row[column];
+        }
+    }
+    turned
+}

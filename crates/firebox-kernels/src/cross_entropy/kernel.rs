@@ -1,0 +1,187 @@
+//! The losses and their gradients, row by row.
+
+use rayon::prelude::*;
+
+use crate::simd::{Kernel, LANES, Lanes, dispatch, exp};
+
+/// Elements that one thread computes before another takes part.
+const PIECE: usize = 1 << 15;
+
+/// What rows of logits are compared with.
+#[derive(Clone, Copy)]
+pub(super) enum Goal<'a> {
+    /// One index of each row.
+    Targets(&'a [usize]),
+    /// As many logits.
+    Teacher(&'a [f32]),
+}
+
+/// Rows of logits and what they should be.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub logits: &'a [f32],
+    pub vocabulary: usize,
+    pub goal: Goal<'a>,
+    /// What logits are multiplied with before anything else.
+    pub sharpness: f32,
+}
+
+impl<'a> Rows<'a> {
+    /// The loss of every row whose weight is not zero.
+    pub fn losses(self, weights: &[f32]) -> Vec<f32> {
+        let mut losses = vec![0.0; weights.len()];
+        let together = PIECE.div_ceil(self.vocabulary.max(1));
+        losses.par_chunks_mut(together).zip(weights.par_chunks(together)).enumerate().for_each(
+            |(piece, (losses, weights))| {
+                dispatch(Losses { rows: self.after(piece * together), weights, losses });
+            },
+        );
+        losses
+    }
+
+    /// The gradient of the logits, from that of every row's loss.
+    pub fn gradient(self, of_losses: &[f32]) -> Vec<f32> {
+        let mut gradient = vec![0.0; self.logits.len()];
+        let together = PIECE.div_ceil(self.vocabulary.max(1));
+        let pieces = gradient.par_chunks_mut((together * self.vocabulary).max(1));
+        pieces.zip(of_losses.par_chunks(together)).enumerate().for_each(|(piece, (gradient, of_losses))| {
+            dispatch(Gradient { rows: self.after(piece * together), of_losses, gradient });
+        });
+        gradient
+    }
+
+    /// Without the first rows.
+    fn after(self, rows: usize) -> Self {
+        let goal = match self.goal {
+            Goal::Targets(targets) => Goal::Targets(&targets[rows..]),
+            Goal::Teacher(logits) => Goal::Teacher(&logits[rows * self.vocabulary..]),
+        };
+        Self { logits: &self.logits[rows * self.vocabulary..], goal, ..self }
+    }
+
+    #[inline(always)]
+    fn row(&self, row: usize) -> &'a [f32] {
+        &self.logits[row * self.vocabulary..][..self.vocabulary]
+    }
+}
+
+struct Losses<'a> {
+    rows: Rows<'a>,
+    weights: &'a [f32],
+    losses: &'a mut [f32],
+}
+
+impl Kernel for Losses<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { rows, weights, losses } = self;
+        for (row, (loss, weight)) in losses.iter_mut().zip(weights).enumerate() {
+            if *weight == 0.0 {
+                continue;
+            }
+            let logits = rows.row(row);
+            let sum = log_sum_exp::<L>(logits, rows.sharpness);
+            *loss = match rows.goal {
+                Goal::Targets(targets) => sum - logits[targets[row]] * rows.sharpness,
+                Goal::Teacher(teacher) => {
+                    let teacher = &teacher[row * rows.vocabulary..][..rows.vocabulary];
+                    let teacher_sum = log_sum_exp::<L>(teacher, rows.sharpness);
+                    divergence::<L>(logits, teacher, rows.sharpness, teacher_sum) + sum - teacher_sum
+                }
+            };
+        }
+    }
+}
+
+struct Gradient<'a> {
+    rows: Rows<'a>,
+    of_losses: &'a [f32],
+    gradient: &'a mut [f32],
+}
+
+impl Kernel for Gradient<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { rows, of_losses, gradient } = self;
+        for (row, gradient) in gradient.chunks_exact_mut(rows.vocabulary).enumerate() {
+            let factor = of_losses[row] * rows.sharpness;
+            if factor == 0.0 {
+                continue;
+            }
+            let logits = rows.row(row);
+            let sum = log_sum_exp::<L>(logits, rows.sharpness);
+            add_shares::<L>(logits, rows.sharpness, sum, factor, gradient);
+            match rows.goal {
+                Goal::Targets(targets) => gradient[targets[row]] -= factor,
+                Goal::Teacher(teacher) => {
+                    let teacher = &teacher[row * rows.vocabulary..][..rows.vocabulary];
+                    let sum = log_sum_exp::<L>(teacher, rows.sharpness);
+                    add_shares::<L>(teacher, rows.sharpness, sum, -factor, gradient);
+                }
+            }
+        }
+    }
+}
+
+/// Up to sixteen numbers, with others behind them that have no share in anything.
+#[inline(always)]
+fn load<L: Lanes>(numbers: &[f32]) -> L {
+    match numbers.first_chunk() {
+        Some(whole) => L::load(whole),
+        None => {
+            let mut padded = [f32::MIN; LANES];
+            padded[..numbers.len()].copy_from_slice(numbers);
+            L::load(&padded)
+        }
+    }
+}
+
+/// The logarithm of the sum of the exponentials of logits times a sharpness.
+#[inline(always)]
+fn log_sum_exp<L: Lanes>(logits: &[f32], sharpness: f32) -> f32 {
+    let mut highest = L::splat(f32::MIN);
+    for logits in logits.chunks(LANES) {
+        highest = highest.max(load::<L>(logits));
+    }
+    let mut base = f32::MIN;
+    for lane in highest.store() {
+        base = base.max(lane);
+    }
+    let mut total = L::zero();
+    for logits in logits.chunks(LANES) {
+        let below = load::<L>(logits).sub(L::splat(base));
+        total = total.add(exp(below.mul(L::splat(sharpness))));
+    }
+    base * sharpness + total.sum().ln()
+}
+
+/// Adds every logit's probability times a factor.
+#[inline(always)]
+fn add_shares<L: Lanes>(logits: &[f32], sharpness: f32, sum: f32, factor: f32, to: &mut [f32]) {
+    for (logits, to) in logits.chunks(LANES).zip(to.chunks_mut(LANES)) {
+        let exponent = L::splat(-sum).mul_add(load::<L>(logits), L::splat(sharpness));
+        let shares = exp(exponent).mul(L::splat(factor));
+        match to.first_chunk_mut() {
+            Some(whole) => *whole = L::load(whole).add(shares).store(),
+            None => {
+                for (to, share) in to.iter_mut().zip(shares.store()) {
+                    *to += share;
+                }
+            }
+        }
+    }
+}
+
+/// How much higher the teacher's logits are than the student's, on the teacher's average.
+#[inline(always)]
+fn divergence<L: Lanes>(student: &[f32], teacher: &[f32], sharpness: f32, teacher_sum: f32) -> f32 {
+    let mut total = L::zero();
+    for (student, teacher) in student.chunks(LANES).zip(teacher.chunks(LANES)) {
+        let (student, teacher): (L, L) = (load(student), load(teacher));
+        let share = exp(L::splat(-teacher_sum).mul_add(teacher, L::splat(sharpness)));
+        let higher = teacher.sub(student).mul(L::splat(sharpness));
+        // A logit of -inf has no share, whatever the other is.
+        total = total.add(L::where_less(L::zero(), share, share.mul(higher), L::zero()));
+    }
+    total.sum()
+}

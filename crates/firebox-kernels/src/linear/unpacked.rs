@@ -1,0 +1,93 @@
+//! Rows of a weight as numbers, in the order of the rows.
+
+use super::panel::{
+    BLOCK, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, HALF_QUADS, IntegerPanel, IntegerRows, OUTPUTS,
+};
+use super::product::Place;
+use crate::simd::{Kernel, LANES, Lanes};
+
+/// Bytes from an input of a panel to the next.
+const STRIDE: usize = BLOCK_STEPS * size_of::<Floats>();
+
+/// Up to sixteen rows of a weight, whole ones, and where their numbers go.
+pub(super) struct Unpack<'a, W> {
+    pub weight: &'a W,
+    pub place: Place,
+    pub inputs: usize,
+    /// `[rows, inputs]`
+    pub values: &'a mut [f32],
+}
+
+/// The same for a weight of integers.
+pub(super) struct UnpackIntegers<'a, W>(pub Unpack<'a, W>);
+
+impl<W: FloatRows> Kernel for Unpack<'_, W> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { weight, place, inputs, values } = self;
+        let mut panel = FloatPanel::default();
+        for block in 0..inputs.div_ceil(BLOCK) {
+            weight.unpack::<L>(place.row, block, &mut panel);
+            store::<L>(&panel, place, block, inputs, values);
+        }
+    }
+}
+
+impl<W: IntegerRows> Kernel for UnpackIntegers<'_, W> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Unpack { weight, place, inputs, values } = self.0;
+        let (mut integers, mut panel) = (IntegerPanel::default(), FloatPanel::default());
+        for block in 0..inputs.div_ceil(BLOCK) {
+            weight.unpack::<L, _>(place.row, block, &mut integers);
+            convert::<L, W>(&integers, &mut panel);
+            store::<L>(&panel, place, block, inputs, values);
+        }
+    }
+}
+
+/// What the integers of a panel stand for.
+#[inline(always)]
+fn convert<L: Lanes, W: IntegerRows>(integers: &IntegerPanel, panel: &mut FloatPanel) {
+    let (zero, byte) = (L::splat(W::ZERO as f32), L::splat_word(0xFF));
+    for (chunk, quads) in integers.quads.iter().enumerate() {
+        for (quad, words) in quads.iter().enumerate() {
+            let half = if W::HALVED { quad / HALF_QUADS } else { 0 };
+            let scale = integers.scales[chunk][half].lanes::<L>();
+            let least = if W::OFFSET { integers.least[chunk].lanes::<L>() } else { L::zero() };
+            let words = words.words::<L>();
+            let bytes = [
+                L::and(words, byte),
+                L::and(L::shr::<8>(words), byte),
+                L::and(L::shr::<16>(words), byte),
+                L::shr::<24>(words),
+            ];
+            for (at, byte) in bytes.into_iter().enumerate() {
+                let number = L::to_floats(byte).sub(zero).mul(scale).add(least);
+                panel.set(chunk * CHUNK + 4 * quad + at, number);
+            }
+        }
+    }
+}
+
+/// Writes a panel into rows, whose inputs are its lanes' and not its vectors'.
+#[inline(always)]
+fn store<L: Lanes>(panel: &FloatPanel, place: Place, block: usize, inputs: usize, values: &mut [f32]) {
+    let bytes: &[u8] = bytemuck::cast_slice(panel.inputs.as_slice());
+    let from = block * BLOCK;
+    for step in 0..BLOCK_STEPS.min((inputs - from).div_ceil(LANES)) {
+        for four in 0..OUTPUTS / 4 {
+            let at = step * size_of::<Floats>() + four * 4 * size_of::<f32>();
+            for (k, inputs_of_output) in L::columns(&bytes[at..], STRIDE).into_iter().enumerate() {
+                let Some(row) = (4 * four + k).checked_sub(place.skipped) else { continue };
+                let Some(values) = values.get_mut(row * inputs + from + step * LANES..(row + 1) * inputs)
+                else {
+                    continue;
+                };
+                let numbers = L::as_floats(inputs_of_output).store();
+                let count = values.len().min(LANES);
+                values[..count].copy_from_slice(&numbers[..count]);
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The norm that gradients flow back through.
+
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use super::NormOps;
+use super::flex::{PIECE, sum_of_squares};
+use crate::flex::{dims, elements, tensor};
+use crate::graph::{operand, record};
+use crate::simd::{Kernel, Lanes, dispatch};
+
+/// See [`rms_norm`](super::rms_norm).
+pub(super) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<2> {
+    let (x, weight) = (operand(x), operand(weight));
+    let (numbers, weights) = (x.numbers(), weight.numbers());
+    let normed = <Flex as NormOps>::rms_norm(numbers.clone(), weights.clone(), epsilon, offset);
+    record([x, weight], normed, move |gradient, [of_x, of_weight]| {
+        let (of_each_x, of_each_weight) = backward(gradient, &numbers, &weights, epsilon, offset);
+        [of_x.then_some(of_each_x), of_weight.then_some(of_each_weight)]
+    })
+}
+
+fn backward(
+    gradient: FlexTensor,
+    x: &FlexTensor,
+    weight: &FlexTensor,
+    epsilon: f64,
+    offset: f32,
+) -> (FlexTensor, FlexTensor) {
+    let (gradient, x, weight) = (gradient.to_contiguous(), x.to_contiguous(), weight.to_contiguous());
+    let [rows, width] = dims(&x);
+    let (gradient, x, weight): (&[f32], &[f32], &[f32]) =
+        (elements(&gradient), elements(&x), elements(&weight));
+    let mut of_x = vec![0.0; rows * width];
+    let mut of_weight = vec![0.0; width];
+    if rows * width > 0 {
+        let piece = PIECE.div_ceil(width) * width;
+        // What every piece adds to the weight's gradient, added in the order of the pieces.
+        let mut parts = vec![0.0; (rows * width).div_ceil(piece) * width];
+        let pieces = gradient.par_chunks(piece).zip(x.par_chunks(piece)).zip(of_x.par_chunks_mut(piece));
+        pieces.zip(parts.par_chunks_mut(width)).for_each(|(((gradient, x), of_x), of_weight)| {
+            dispatch(Rows { gradient, x, of_x, of_weight, weight, epsilon, offset });
+        });
+        for part in parts.chunks_exact(width) {
+            for (sum, part) in of_weight.iter_mut().zip(part) {
+                *sum += part;
+            }
+        }
+    }
+    (tensor(of_x, [rows, width]), tensor(of_weight, [width]))
+}
+
+struct Rows<'a> {
+    gradient: &'a [f32],
+    x: &'a [f32],
+    of_x: &'a mut [f32],
+    of_weight: &'a mut [f32],
+    weight: &'a [f32],
+    epsilon: f64,
+    offset: f32,
+}
+
+impl Kernel for Rows<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { gradient, x, of_x, of_weight, weight, epsilon, offset } = self;
+        let width = weight.len();
+        let rows = gradient.chunks_exact(width).zip(x.chunks_exact(width));
+        for ((gradient, x), of_x) in rows.zip(of_x.chunks_exact_mut(width)) {
+            let mean_square = sum_of_squares::<L>(x) / width as f32;
+            let scale = 1.0 / (mean_square + epsilon as f32).sqrt();
+            // The gradient of the normed row, first without what flows through the scale.
+            let numbers = gradient.iter().zip(x).zip(weight);
+            for ((of_x, of_weight), ((gradient, x), weight)) in
+                of_x.iter_mut().zip(of_weight.iter_mut()).zip(numbers)
+            {
+                *of_weight += gradient * x * scale;
+                *of_x = gradient * (weight + offset);
+            }
+            let along = dot::<L>(of_x, x) * scale * scale / width as f32;
+            for (of_x, x) in of_x.iter_mut().zip(x) {
+                *of_x = (*of_x - x * along) * scale;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks(), b.as_chunks());
+    let (mut even, mut odd) = (L::zero(), L::zero());
+    for (index, (a, b)) in a.iter().zip(b).enumerate() {
+        if index % 2 == 0 {
+            even = even.mul_add(L::load(a), L::load(b));
+        } else {
+            odd = odd.mul_add(L::load(a), L::load(b));
+        }
+    }
+    let mut sum = even.add(odd).sum();
+    for (a, b) in a_rest.iter().zip(b_rest) {
+        sum += a * b;
+    }
+    sum
+}

@@ -1,0 +1,200 @@
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use firebox_store::{Checkpoint, StoreError, TensorInfo, Tensors, Weight};
+use serde::{Deserialize, Serialize};
+
+use crate::block::Block;
+use crate::bridge::Bridge;
+use crate::config::DecoderConfig;
+use crate::matrix::Matrix;
+use crate::norm::RmsNorm;
+use crate::weights::Weights;
+use crate::{Decoder, ModelError};
+
+/// What stands in place of a decoder's layers from its split on, with what comes after them.
+///
+/// Heads of one decoder share all layers before the split, its trunk, and so whatever passes through those.
+#[derive(Debug)]
+pub struct Head {
+    id: Arc<str>,
+    form: HeadForm,
+    blocks: Vec<Arc<Block>>,
+    bridge: Option<Bridge>,
+    final_norm: RmsNorm,
+    /// Absent where the decoder's serves.
+    unembedding: Option<Arc<Matrix>>,
+}
+
+/// What a head is made of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum HeadForm {
+    /// Layers of its own. Tensors that it does not have are the model's.
+    Blocks,
+    /// The model's layers, with changes of low rank.
+    Adapter {
+        /// What the changes count.
+        scale: f32,
+    },
+    /// A small network in place of all layers from the split on.
+    Bridge {
+        /// Its inner width.
+        width: usize,
+    },
+    /// Says what a text is instead of continuing it. It reads what the trunk made of the last token.
+    Classifier {
+        /// What it may be.
+        labels: Vec<String>,
+    },
+}
+
+impl HeadForm {
+    /// Whether there are layers from the split on.
+    pub(crate) fn has_blocks(&self) -> bool {
+        matches!(self, Self::Blocks | Self::Adapter { .. })
+    }
+
+    pub(crate) fn adapter_scale(&self) -> f32 {
+        match self {
+            Self::Adapter { scale } => *scale,
+            _ => 1.0,
+        }
+    }
+}
+
+/// Tensors in place of others.
+#[derive(Debug)]
+pub(crate) struct Overlaid<'a> {
+    pub over: &'a dyn Tensors,
+    pub under: &'a dyn Tensors,
+}
+
+impl Overlaid<'_> {
+    fn holder(&self, name: &str) -> &dyn Tensors {
+        if self.over.info(name).is_some() { self.over } else { self.under }
+    }
+}
+
+impl Tensors for Overlaid<'_> {
+    fn path(&self) -> &Path {
+        self.over.path()
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.over.info(name).or_else(|| self.under.info(name))
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        self.holder(name).weight(name)
+    }
+
+    /// Of what is in the place of others: all of it has to be used.
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        self.over.names()
+    }
+}
+
+/// The matrix that scores labels.
+pub(crate) const CLASSIFIER: &str = "classifier.weight";
+
+impl Head {
+    /// Builds a head of a decoder over `tensors`, which are under the names of the model's own. What it does not have is
+    /// taken from the checkpoint that the decoder was built over. `id` is that of no other head: what a sequence
+    /// remembers is kept under it.
+    pub fn load(
+        id: &str,
+        tensors: &dyn Tensors,
+        form: &HeadForm,
+        split: usize,
+        decoder: &Decoder,
+        checkpoint: &Checkpoint,
+    ) -> Result<Self, ModelError> {
+        let config = decoder.config();
+        if split > config.blocks.len() {
+            let reason = format!("{split}, but the model has {} layers", config.blocks.len());
+            return Err(ModelError::Config { field: "split".into(), reason });
+        }
+        let taken = RefCell::default();
+        let all = Overlaid { over: tensors, under: checkpoint };
+        let root = Weights::new(&all, decoder.device(), &taken).adapted(form.adapter_scale());
+        let head = Self::over(id, form, split, config, &root, |name| tensors.info(name).is_some())?;
+        root.all_taken(|_| false)?;
+        Ok(head)
+    }
+
+    /// `is_own` says whether a tensor is the head's.
+    fn over(
+        id: &str,
+        form: &HeadForm,
+        split: usize,
+        config: &DecoderConfig,
+        root: &Weights<'_>,
+        is_own: impl Fn(&str) -> bool,
+    ) -> Result<Self, ModelError> {
+        let layers = if form.has_blocks() { split..config.blocks.len() } else { 0..0 };
+        let blocks: Result<_, ModelError> =
+            layers.map(|layer| config.load_block(layer, root).map(Arc::new)).collect();
+        let bridge = match form {
+            HeadForm::Bridge { width } => Some(Bridge::load(*width, config, root)?),
+            _ => None,
+        };
+        let hidden = config.hidden_size;
+        let unembedding = match form {
+            HeadForm::Classifier { labels } => Some(root.matrix(CLASSIFIER, labels.len(), hidden)?),
+            _ => {
+                let name = config.own_unembedding_name();
+                is_own(&name).then(|| root.matrix(&name, config.vocab_size, hidden)).transpose()?
+            }
+        };
+        Ok(Self {
+            id: id.into(),
+            form: form.clone(),
+            blocks: blocks?,
+            bridge,
+            final_norm: RmsNorm::load(&config.final_norm, &root.within(&config.names.prefix))?,
+            unembedding: unembedding.map(Arc::new),
+        })
+    }
+
+    /// Which one it is.
+    pub fn id(&self) -> &Arc<str> {
+        &self.id
+    }
+
+    /// What it is made of.
+    pub fn form(&self) -> &HeadForm {
+        &self.form
+    }
+
+    /// Whether it has layers, which remember something of a sequence.
+    pub fn has_blocks(&self) -> bool {
+        self.form.has_blocks()
+    }
+
+    /// The layers in place of those from the split on; none where it goes without.
+    pub(crate) fn blocks(&self) -> &[Arc<Block>] {
+        &self.blocks
+    }
+
+    /// From hidden states after its last layer to what its unembedding reads.
+    pub(crate) fn completed(&self, hidden: Tensor<2>) -> Tensor<2> {
+        self.final_norm.forward(match &self.bridge {
+            Some(bridge) => bridge.forward(hidden),
+            None => hidden,
+        })
+    }
+
+    pub(crate) fn unembedding(&self) -> Option<&Matrix> {
+        self.unembedding.as_deref()
+    }
+}
+
+impl DecoderConfig {
+    /// What a head's own unembedding is called, whether or not the model's is the embedding.
+    pub(crate) fn own_unembedding_name(&self) -> String {
+        format!("{}.weight", self.names.unembedding)
+    }
+}

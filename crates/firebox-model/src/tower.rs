@@ -1,0 +1,300 @@
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Tensor};
+use firebox_cache::{AttentionCache, LayerCache, LayerLayout, RecurrentState};
+use firebox_store::{Checkpoint, Tensors};
+
+use crate::block::Block;
+use crate::bridge::Bridge;
+use crate::config::DecoderConfig;
+use crate::decoder::{decoder_config, indices};
+use crate::head::{CLASSIFIER, HeadForm, Overlaid};
+use crate::initial::Initial;
+use crate::matrix::Matrix;
+use crate::norm::RmsNorm;
+use crate::rows::{Input, Rows};
+use crate::weights::{Learned, Learning, Weights};
+use crate::{Architecture, ModelError};
+
+/// Layers of a decoder and what comes after them, to be trained: from its first layer on a whole model, from its split
+/// on a head. Parameters that are trained are in f32 and have gradients; others are as their file has them.
+///
+/// It runs the blocks that a [`Decoder`](crate::Decoder) runs, on sequences that begin with what it is given.
+#[derive(Module, Debug)]
+pub struct Tower {
+    embedding: Option<Matrix>,
+    blocks: Vec<Block>,
+    bridge: Option<Bridge>,
+    final_norm: RmsNorm,
+    /// Absent where it is the embedding.
+    unembedding: Option<Matrix>,
+    #[module(skip)]
+    frame: Frame,
+}
+
+/// What a tower is, but for numbers.
+#[derive(Debug, Clone)]
+struct Frame {
+    config: DecoderConfig,
+    first: usize,
+    /// Of what is trained, by name.
+    parameters: BTreeMap<String, ParamId>,
+}
+
+/// What a tower begins to learn with where a tensor is nowhere to be found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Seeded {
+    /// Decides all random numbers.
+    pub seed: u64,
+    /// Standard deviation of a matrix.
+    pub deviation: f32,
+}
+
+/// Which products a head's adapters change, and in how many dimensions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterPlan {
+    /// Their rank.
+    pub rank: usize,
+    /// Names of weights within their layer, such as `q_proj`.
+    pub targets: Vec<String>,
+}
+
+/// The hidden states or tokens of some sequences, one after the other.
+#[derive(Debug, Clone)]
+pub enum Fed {
+    /// For a whole model.
+    Tokens(Vec<u32>),
+    /// `[tokens, hidden_size]`, for a head.
+    States(Tensor<2>),
+}
+
+impl Tower {
+    /// A whole model, with new numbers. `config` is a `config.json`.
+    pub fn begin(config: &serde_json::Value, device: &Device, seeded: Seeded) -> Result<Self, ModelError> {
+        let Architecture::Decoder(config) = Architecture::from_json(config)? else {
+            return Err(ModelError::Kind {
+                model_type: "bert".into(),
+                found: "an encoder",
+                wanted: "a decoder",
+                remedy: "only decoders can be trained",
+            });
+        };
+        Self::build(&Nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded)
+    }
+
+    /// A whole model, to go on from what it has learned.
+    pub fn whole(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
+        let config = decoder_config(checkpoint)?;
+        let seeded = Seeded { seed: 0, deviation: 0.0 };
+        Self::build(checkpoint, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded)
+    }
+
+    /// A head of a model from layer `split` on. It begins as what the model does, where its form allows that. `own` are
+    /// tensors to begin with in place of the model's, `adapters` those that there are to be if it is made of adapters.
+    pub fn head(
+        checkpoint: &Checkpoint,
+        own: Option<&dyn Tensors>,
+        form: &HeadForm,
+        adapters: Option<&AdapterPlan>,
+        split: usize,
+        device: &Device,
+        seeded: Seeded,
+    ) -> Result<Self, ModelError> {
+        let config = decoder_config(checkpoint)?;
+        let learned = if matches!(form, HeadForm::Adapter { .. }) { Learned::Adapters } else { Learned::All };
+        let overlaid = Overlaid { over: own.unwrap_or(&Nothing), under: checkpoint };
+        Self::build(&overlaid, form, adapters, split, learned, config, device, seeded)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what a tower is made of, and only here")]
+    fn build(
+        tensors: &dyn Tensors,
+        form: &HeadForm,
+        adapters: Option<&AdapterPlan>,
+        first: usize,
+        learned: Learned,
+        config: DecoderConfig,
+        device: &Device,
+        seeded: Seeded,
+    ) -> Result<Self, ModelError> {
+        let (taken, parameters) = (RefCell::default(), RefCell::default());
+        let offset = config.final_norm.weight_offset;
+        let initial = RefCell::new(Initial::new(seeded.seed, seeded.deviation, config.blocks.len(), offset));
+        let inner = device.clone().without_autodiff();
+        let frozen = Weights::new(tensors, &inner, &taken).adapted(form.adapter_scale());
+        let learning = Learning { what: learned, parameters: &parameters, initial: Some(&initial), adapters };
+        let weights = frozen.clone().learning(learning);
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding =
+            (first == 0).then(|| weights.matrix(&config.embedding_name(), vocab, hidden)).transpose()?;
+        let layers = if form.has_blocks() { first..config.blocks.len() } else { 0..0 };
+        let blocks: Result<_, ModelError> = layers.map(|layer| config.load_block(layer, &weights)).collect();
+        let unembedding = match form {
+            HeadForm::Classifier { labels } => Some(weights.matrix(CLASSIFIER, labels.len(), hidden)?),
+            _ if first == 0 && config.tied_embeddings => None,
+            _ if first == 0 => Some(weights.matrix(&config.unembedding_name(), vocab, hidden)?),
+            // What a head shares with its trunk is not trained with it, unless it begins with one of its own.
+            _ => {
+                let own = config.own_unembedding_name();
+                let of_head = tensors.names().any(|name| name == own) && config.tied_embeddings;
+                let (name, from) =
+                    if of_head { (own, &weights) } else { (config.unembedding_name(), &frozen) };
+                Some(from.matrix(&name, vocab, hidden)?)
+            }
+        };
+        let bridge = match form {
+            HeadForm::Bridge { width } => Some(Bridge::load(*width, &config, &weights)?),
+            _ => None,
+        };
+        let final_norm = RmsNorm::load(&config.final_norm, &weights.within(&config.names.prefix))?;
+        let parameters = parameters.take();
+        let frame = Frame { config, first, parameters };
+        Ok(Self { embedding, blocks: blocks?, bridge, final_norm, unembedding, frame })
+    }
+
+    /// What it is made of.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.frame.config
+    }
+
+    /// Its first layer.
+    pub fn first(&self) -> usize {
+        self.frame.first
+    }
+
+    /// The logits after every token of sequences of the given lengths, `[tokens, vocab_size]`: scores of labels, for a
+    /// classifier.
+    pub fn forward(&self, fed: Fed, lengths: &[usize]) -> Result<Tensor<2>, ModelError> {
+        let hidden = self.hidden(fed, lengths)?;
+        Ok(self.scored(hidden))
+    }
+
+    /// The hidden states behind its last layer, before the final norm.
+    pub fn hidden(&self, fed: Fed, lengths: &[usize]) -> Result<Tensor<2>, ModelError> {
+        let Frame { config, first, .. } = &self.frame;
+        // A network that is only evaluated has left its gradients behind, and its device says so.
+        let device = &self.final_norm.weight.val().device();
+        let mut hidden = match (fed, &self.embedding) {
+            (Fed::States(states), _) if device.is_autodiff() => states.autodiff(),
+            (Fed::States(states), _) => states,
+            (Fed::Tokens(tokens), Some(embedding)) => {
+                let vocab_size = config.vocab_size;
+                if let Some(&token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
+                    return Err(ModelError::Token { token, vocab_size });
+                }
+                let rows = embedding.gather(indices(&tokens, device));
+                match config.embedding_scale {
+                    Some(scale) => rows.mul_scalar(scale),
+                    None => rows,
+                }
+            }
+            (Fed::Tokens(_), None) => {
+                let reason = format!("a tower that begins at layer {first} reads hidden states");
+                return Err(ModelError::Config { field: "split".into(), reason });
+            }
+        };
+        if lengths.iter().sum::<usize>() != hidden.dims()[0] || lengths.contains(&0) {
+            return Err(ModelError::NoTokens);
+        }
+        let placeholders = vec![0; lengths.iter().copied().max().unwrap_or(0)];
+        let inputs: Vec<_> =
+            lengths.iter().map(|&length| Input::new(&placeholders[..length], 0, length)).collect();
+        let rows = Rows::new(config, &inputs, device);
+        for (block, config) in self.blocks.iter().zip(&config.blocks[(*first).min(config.blocks.len())..]) {
+            let mut states = vec![RecurrentState::default(); lengths.len()];
+            let caches = states.iter_mut().map(|state| match config.layout() {
+                LayerLayout::Recurrent => LayerCache::Recurrent(state),
+                _ => LayerCache::Attention(AttentionCache::for_the_pass()),
+            });
+            hidden = block.forward(hidden, &rows, caches)?;
+        }
+        Ok(hidden)
+    }
+
+    /// From hidden states behind the last layer to logits.
+    pub fn scored(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let hidden = match &self.bridge {
+            Some(bridge) => bridge.forward(hidden),
+            None => hidden,
+        };
+        let hidden = self.final_norm.forward(hidden);
+        let logits = match (&self.unembedding, &self.embedding) {
+            (Some(matrix), _) | (None, Some(matrix)) => matrix.multiply(hidden),
+            (None, None) => unreachable!("a tower without an embedding has an unembedding"),
+        };
+        match self.frame.config.logit_softcap {
+            Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+            None => logits,
+        }
+    }
+
+    /// What is trained, under the names of the model's tensors, in f32.
+    pub fn trained(&self) -> Result<Vec<Trained>, ModelError> {
+        let names = self.frame.parameters.iter().map(|(name, id)| (*id, name.as_str()));
+        let mut collecting = Collecting { names: names.collect(), found: Vec::new(), failed: None };
+        self.visit(&mut collecting);
+        match collecting.failed {
+            Some(reason) => Err(ModelError::Device { reason }),
+            None => {
+                collecting.found.sort_by(|one, other| one.name.cmp(&other.name));
+                Ok(collecting.found)
+            }
+        }
+    }
+}
+
+/// A tensor that was trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trained {
+    /// Its name in the model.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its numbers.
+    pub values: Vec<f32>,
+}
+
+struct Collecting<'a> {
+    names: BTreeMap<ParamId, &'a str>,
+    found: Vec<Trained>,
+    failed: Option<String>,
+}
+
+impl ModuleVisitor for Collecting<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(name) = self.names.get(&param.id) else { return };
+        let tensor = param.val();
+        let shape = tensor.dims().to_vec();
+        match tensor.try_into_vec_as::<f32>() {
+            Ok(values) => self.found.push(Trained { name: (*name).to_owned(), shape, values }),
+            Err(error) => self.failed = Some(error.to_string()),
+        }
+    }
+}
+
+/// No tensors at all.
+#[derive(Debug)]
+struct Nothing;
+
+impl Tensors for Nothing {
+    fn path(&self) -> &std::path::Path {
+        std::path::Path::new("")
+    }
+
+    fn info(&self, _: &str) -> Option<&firebox_store::TensorInfo> {
+        None
+    }
+
+    fn weight(&self, name: &str) -> Result<firebox_store::Weight, firebox_store::StoreError> {
+        Err(firebox_store::StoreError::MissingTensor {
+            model: self.path().to_owned(),
+            tensor: name.to_owned(),
+        })
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(std::iter::empty())
+    }
+}

@@ -1,0 +1,426 @@
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::{self, Debug, Display};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firebox_model::Head;
+
+use super::history::HeadHistory;
+use super::retry::Retry;
+use super::source::{HeadSource, ReadyHead, Requantized};
+use crate::{Account, Budget, Charge, RuntimeError};
+
+/// The head that stands in for those that cannot be used: small, made from all of them, in memory from the start.
+pub const FALLBACK: &str = "universal";
+
+/// How many events are kept for whoever asks.
+const EVENTS: usize = 256;
+
+/// How many heads are made ready because they are likely next.
+const LIKELY: usize = 2;
+
+/// How a rack works.
+#[derive(Debug, Clone)]
+pub struct RackConfig {
+    /// How long a sequence waits for a head that is not in memory before it takes another one.
+    pub patience: Duration,
+    /// Bytes of heads that may be in memory, where no budget says.
+    pub room: u64,
+    /// What heads in memory are charged to.
+    pub budget: Option<Budget>,
+    /// What is known of habits.
+    pub history: HeadHistory,
+}
+
+impl Default for RackConfig {
+    fn default() -> Self {
+        Self {
+            patience: Duration::from_millis(500),
+            room: u64::MAX,
+            budget: None,
+            history: HeadHistory::default(),
+        }
+    }
+}
+
+/// What was put on in answer to a wish.
+#[derive(Debug, Clone)]
+pub struct Worn {
+    /// The head; none means the model's own last layers.
+    pub head: Option<Arc<Head>>,
+    /// Why it is not the one that was wished for.
+    pub instead: Option<Arc<RuntimeError>>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Something that happened to a head.
+#[derive(Debug, Clone)]
+pub enum HeadEvent {
+    /// It is in memory.
+    Loaded {
+        /// Its name.
+        name: String,
+        /// How long that took.
+        took: Duration,
+        /// Whether it was not asked for yet.
+        ahead: bool,
+    },
+    /// A newer generation of it is in use from now on.
+    Updated {
+        /// Its name.
+        name: String,
+    },
+    /// Its numbers are not those of the trunk, and what passes is quantized anew.
+    Requantizing {
+        /// Its name.
+        name: String,
+        /// From what to what.
+        schemes: Requantized,
+    },
+    /// It went from memory to make room.
+    Evicted {
+        /// Its name.
+        name: String,
+    },
+    /// It could not be used.
+    Failed {
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: Arc<RuntimeError>,
+        /// When it is tried again.
+        retry_in: Duration,
+    },
+    /// It was not there in time.
+    Late {
+        /// Its name.
+        name: String,
+    },
+}
+
+impl Display for HeadEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loaded { name, took, ahead } => {
+                let why = if *ahead { " ahead of need" } else { "" };
+                write!(f, "head {name} loaded{why} in {:.1} ms", took.as_secs_f64() * 1e3)
+            }
+            Self::Updated { name } => write!(f, "head {name} is used in its newer generation"),
+            Self::Requantizing { name, schemes: Requantized { trunk, head } } => {
+                let named = |scheme: &Option<firebox_store::Quantization>| match scheme {
+                    Some(scheme) => scheme.to_string(),
+                    None => "floats".into(),
+                };
+                write!(f, "head {name} is in {}, its trunk in {}", named(head), named(trunk))
+            }
+            Self::Evicted { name } => write!(f, "head {name} left memory"),
+            Self::Failed { name, reason, retry_in } => {
+                write!(f, "head {name}: {reason}; tried again in {:.0} s", retry_in.as_secs_f64())
+            }
+            Self::Late { name } => write!(f, "head {name} is not there in time"),
+        }
+    }
+}
+
+/// The heads of a model, as many of them in memory as there is room for. Clones are the same rack.
+#[derive(Debug, Clone)]
+pub struct HeadRack(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    source: Arc<dyn HeadSource>,
+    config: RackConfig,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    hanging: BTreeMap<String, Hanging>,
+    retries: BTreeMap<String, Retry>,
+    failures: BTreeMap<String, Arc<RuntimeError>>,
+    /// Names to load, those that somebody waits for in front.
+    wanted: VecDeque<Wanted>,
+    loading: Option<String>,
+    has_loader: bool,
+    history: HeadHistory,
+    events: VecDeque<HeadEvent>,
+    /// Counts uses, to tell which head was used longest ago.
+    time: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Wanted {
+    name: String,
+    ahead: bool,
+}
+
+#[derive(Debug)]
+struct Hanging {
+    ready: ReadyHead,
+    used: u64,
+    _charge: Option<Charge>,
+}
+
+impl HeadRack {
+    /// An empty rack. The [fallback](FALLBACK) is loaded at once, if there is one, and stays.
+    pub fn new(source: Arc<dyn HeadSource>, config: RackConfig) -> Result<Self, RuntimeError> {
+        let state = Mutex::new(State { history: config.history.clone(), ..State::default() });
+        let rack = Self(Arc::new(Shared { source, config, state, changed: Condvar::new() }));
+        if rack.0.source.generation(FALLBACK)?.is_some() {
+            rack.0.load(&Wanted { name: FALLBACK.into(), ahead: true });
+        }
+        Ok(rack)
+    }
+
+    /// A head to go on with. Where the one of that name is not in memory, it is waited for, and where that takes too
+    /// long or fails, the fallback is taken, or the model's own last layers where there is no fallback.
+    pub fn wear(&self, name: &str) -> Worn {
+        let began = Instant::now();
+        let found = self.0.wear(name, began);
+        let (head, instead) = match found {
+            Ok(head) => (Some(head), None),
+            Err(reason) => (self.0.state().worn(FALLBACK), Some(reason)),
+        };
+        Worn { head, instead, took: began.elapsed() }
+    }
+
+    /// Notes that a sequence went from one head to another, and makes ready what is likely to follow.
+    pub fn note(&self, before: &str, after: &str) {
+        let likely: Vec<String> = {
+            let mut state = self.0.state();
+            state.history.note(before, after);
+            state.history.likeliest(after).into_iter().take(LIKELY).map(str::to_owned).collect()
+        };
+        likely.iter().for_each(|name| self.hint(name));
+    }
+
+    /// Makes a head ready in the background, because it may be needed soon.
+    pub fn hint(&self, name: &str) {
+        let mut state = self.0.state();
+        if !state.hanging.contains_key(name) && state.is_due(name) {
+            self.0.want(&mut state, Wanted { name: name.to_owned(), ahead: true });
+        }
+    }
+
+    /// Waits until nothing is being loaded.
+    pub fn settle(&self) {
+        let mut state = self.0.state();
+        while state.loading.is_some() || !state.wanted.is_empty() {
+            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lets a head go, its pages too. Sequences that wear it keep it.
+    pub fn let_go(&self, name: &str) {
+        let hanging = self.0.state().hanging.remove(name);
+        if let Some(files) = hanging.and_then(|hanging| hanging.ready.files) {
+            // A head that stays in memory costs no more than memory.
+            let _ = files.release();
+        }
+    }
+
+    /// Which heads there are.
+    pub fn names(&self) -> Vec<String> {
+        // Who asks can do no more about a table that cannot be read than see that nothing is in it.
+        self.0.source.names().unwrap_or_default()
+    }
+
+    /// Which heads are in memory.
+    pub fn in_memory(&self) -> Vec<String> {
+        self.0.state().hanging.keys().cloned().collect()
+    }
+
+    /// Bytes that they take.
+    pub fn bytes(&self) -> u64 {
+        self.0.state().bytes()
+    }
+
+    /// What happened since it was asked last, the oldest left out where it was much.
+    pub fn events(&self) -> Vec<HeadEvent> {
+        self.0.state().events.drain(..).collect()
+    }
+
+    /// What is known of habits.
+    pub fn history(&self) -> HeadHistory {
+        self.0.state().history.clone()
+    }
+}
+
+impl Shared {
+    fn wear(self: &Arc<Self>, name: &str, began: Instant) -> Result<Arc<Head>, Arc<RuntimeError>> {
+        let generation = self.source.generation(name).map_err(Arc::new)?;
+        let mut state = self.state();
+        if generation.is_none() {
+            return Err(Arc::new(RuntimeError::NoHead { name: name.to_owned() }));
+        }
+        let held = state.hanging.get(name).map(|hanging| hanging.ready.generation);
+        if held.is_some() && held != generation {
+            state.hanging.remove(name);
+            state.retries.remove(name);
+            state.log(HeadEvent::Updated { name: name.to_owned() });
+        }
+        if let Some(head) = state.worn(name) {
+            return Ok(head);
+        }
+        if !state.is_due(name)
+            && let Some(reason) = state.failures.get(name)
+        {
+            return Err(reason.clone());
+        }
+        state.failures.remove(name);
+        self.want(&mut state, Wanted { name: name.to_owned(), ahead: false });
+        loop {
+            let Some(left) = self.config.patience.checked_sub(began.elapsed()) else {
+                state.log(HeadEvent::Late { name: name.to_owned() });
+                let waited = self.config.patience;
+                return Err(Arc::new(RuntimeError::HeadLate { name: name.to_owned(), waited }));
+            };
+            let waited = self.changed.wait_timeout(state, left);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if let Some(head) = state.worn(name) {
+                return Ok(head);
+            }
+            if let Some(reason) = state.failures.get(name) {
+                return Err(reason.clone());
+            }
+        }
+    }
+
+    fn want(self: &Arc<Self>, state: &mut State, wanted: Wanted) {
+        if state.loading.as_ref() == Some(&wanted.name) {
+            return;
+        }
+        state.wanted.retain(|other| other.name != wanted.name);
+        if wanted.ahead {
+            state.wanted.push_back(wanted);
+        } else {
+            state.wanted.push_front(wanted);
+        }
+        if !state.has_loader {
+            let shared = Arc::downgrade(self);
+            let loader = thread::Builder::new().name("heads".into()).spawn(move || load_all(&shared));
+            state.has_loader = loader.is_ok();
+        }
+    }
+
+    /// Loads a head, unless it is there.
+    fn load(&self, wanted: &Wanted) {
+        let began = Instant::now();
+        let loaded = self.room_for(&wanted.name).and_then(|charge| {
+            let ready = self.source.load(&wanted.name)?;
+            Ok((ready, charge))
+        });
+        let mut state = self.state();
+        let name = wanted.name.clone();
+        match loaded {
+            Ok((ready, charge)) => {
+                state.time += 1;
+                let used = state.time;
+                state.retries.remove(&name);
+                state.failures.remove(&name);
+                if let Some(schemes) = ready.requantized {
+                    state.log(HeadEvent::Requantizing { name: name.clone(), schemes });
+                }
+                state.hanging.insert(name.clone(), Hanging { ready, used, _charge: charge });
+                state.log(HeadEvent::Loaded { name, took: began.elapsed(), ahead: wanted.ahead });
+            }
+            Err(error) => {
+                let (now, reason) = (Instant::now(), Arc::new(error));
+                let retry = state.retries.entry(name.clone()).or_default();
+                retry.failed(now);
+                let retry_in = retry.wait(now);
+                state.failures.insert(name.clone(), reason.clone());
+                state.log(HeadEvent::Failed { name, reason, retry_in });
+            }
+        }
+    }
+
+    /// Lets heads go until there is room for one more, those first that were used longest ago and are worn by nobody.
+    fn room_for(&self, name: &str) -> Result<Option<Charge>, RuntimeError> {
+        let bytes = self.source.bytes(name)?;
+        loop {
+            let mut state = self.state();
+            let fits = state.bytes().saturating_add(bytes) <= self.config.room;
+            let charged = match &self.config.budget {
+                _ if !fits => {
+                    let left = self.config.room.saturating_sub(state.bytes());
+                    let total = self.config.room;
+                    Err(RuntimeError::OverBudget { account: Account::Weights, wanted: bytes, left, total })
+                }
+                Some(budget) => budget.charge(Account::Weights, bytes).map(Some),
+                None => Ok(None),
+            };
+            let error = match charged {
+                Ok(charge) => return Ok(charge),
+                Err(error) => error,
+            };
+            let Some(idle) = state.idle() else { return Err(error) };
+            let gone = state.hanging.remove(&idle);
+            state.log(HeadEvent::Evicted { name: idle });
+            drop(state);
+            if let Some(files) = gone.and_then(|gone| gone.ready.files) {
+                files.release()?;
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while the lock was held has left whole values.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn worn(&mut self, name: &str) -> Option<Arc<Head>> {
+        self.time += 1;
+        let hanging = self.hanging.get_mut(name)?;
+        hanging.used = self.time;
+        Some(hanging.ready.head.clone())
+    }
+
+    fn is_due(&self, name: &str) -> bool {
+        self.retries.get(name).is_none_or(|retry| retry.is_due(Instant::now()))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.hanging.values().map(|hanging| hanging.ready.bytes).sum()
+    }
+
+    /// The head that was used longest ago of those that nobody wears.
+    fn idle(&self) -> Option<String> {
+        let idle = self.hanging.iter().filter(|(name, hanging)| {
+            name.as_str() != FALLBACK && Arc::strong_count(&hanging.ready.head) == 1
+        });
+        idle.min_by_key(|(_, hanging)| hanging.used).map(|(name, _)| name.clone())
+    }
+
+    fn log(&mut self, event: HeadEvent) {
+        if self.events.len() == EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+}
+
+/// Loads what is wanted, one after the other, until there is nothing more.
+fn load_all(shared: &Weak<Shared>) {
+    while let Some(shared) = shared.upgrade() {
+        let wanted = {
+            let mut state = shared.state();
+            let Some(wanted) = state.wanted.pop_front() else {
+                state.has_loader = false;
+                return;
+            };
+            state.loading = Some(wanted.name.clone());
+            wanted
+        };
+        if !shared.state().hanging.contains_key(&wanted.name) {
+            shared.load(&wanted);
+        }
+        shared.state().loading = None;
+        shared.changed.notify_all();
+    }
+}

@@ -1,0 +1,103 @@
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use firebox_model::{Decoder, Head, HeadForm};
+use firebox_store::{HeadFiles, Heads, Quantization, StoreError};
+
+use crate::RuntimeError;
+
+/// Where heads come from.
+pub trait HeadSource: Debug + Send + Sync {
+    /// Which heads there are.
+    fn names(&self) -> Result<Vec<String>, RuntimeError>;
+
+    /// Which generation of a head is in use; `None` if there is no such head.
+    fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError>;
+
+    /// How many bytes of memory a head takes.
+    fn bytes(&self, name: &str) -> Result<u64, RuntimeError>;
+
+    /// Reads a head into memory and builds it.
+    fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError>;
+}
+
+/// A head that is in memory.
+#[derive(Debug, Clone)]
+pub struct ReadyHead {
+    /// To be used.
+    pub head: Arc<Head>,
+    /// Tells it from other heads that had its name.
+    pub generation: u64,
+    /// Bytes that it takes.
+    pub bytes: u64,
+    /// How its weights and those of the trunk are quantized, where they differ.
+    pub requantized: Option<Requantized>,
+    /// What it lies over, where that is files.
+    pub files: Option<Arc<HeadFiles>>,
+}
+
+/// A change of quantization between trunk and head: what passes is in f32 and quantized anew for the head's products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Requantized {
+    /// The trunk's scheme.
+    pub trunk: Option<Quantization>,
+    /// The head's.
+    pub head: Option<Quantization>,
+}
+
+/// The heads that are installed beside a model.
+#[derive(Debug)]
+pub struct InstalledHeads {
+    heads: Heads,
+    decoder: Arc<Decoder>,
+}
+
+impl InstalledHeads {
+    /// Those of the model that the decoder is over.
+    pub fn new(heads: Heads, decoder: Arc<Decoder>) -> Self {
+        Self { heads, decoder }
+    }
+
+    /// Them on disk.
+    pub fn on_disk(&self) -> &Heads {
+        &self.heads
+    }
+}
+
+impl HeadSource for InstalledHeads {
+    fn names(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(self.heads.list()?.into_iter().map(|head| head.name).collect())
+    }
+
+    fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError> {
+        Ok(self.heads.list()?.into_iter().find(|head| head.name == name).map(|head| head.generation))
+    }
+
+    fn bytes(&self, name: &str) -> Result<u64, RuntimeError> {
+        Ok(self.heads.head(name)?.bytes())
+    }
+
+    fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
+        let files = self.heads.head(name)?;
+        let form: HeadForm =
+            serde_json::from_value(files.spec().clone()).map_err(|error| StoreError::Malformed {
+                file: files.path().join("head.json"),
+                field: "spec".into(),
+                reason: format!("{error}; this program knows no such head, update it"),
+            })?;
+        files.warm()?;
+        self.decoder.split_at(files.split())?;
+        // What a sequence remembers is kept under it, in files too: the same name is not enough.
+        let id = format!("{name} {}", files.hash());
+        let head = Head::load(&id, &files, &form, files.split(), &self.decoder, self.heads.model())?;
+        let (trunk, own) = (self.heads.model().quantization(), files.quantization());
+        Ok(ReadyHead {
+            head: Arc::new(head),
+            generation: files.generation(),
+            bytes: files.bytes(),
+            requantized: (form == HeadForm::Blocks && trunk != own)
+                .then_some(Requantized { trunk, head: own }),
+            files: Some(Arc::new(files)),
+        })
+    }
+}

@@ -1,0 +1,193 @@
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
+
+use firebox_model::{Head, HeadForm};
+use firebox_store::{Checkpoint, StoreError, TensorInfo, Tensors, Weight};
+
+use super::*;
+use crate::{Budget, Model, RuntimeError, device};
+
+/// Heads that are the model's own layers under other names.
+#[derive(Debug)]
+struct Wardrobe {
+    model: Model,
+    split: usize,
+    heads: Mutex<BTreeMap<String, Made>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Made {
+    generation: u64,
+    bytes: u64,
+    delay: Duration,
+    fails: bool,
+}
+
+#[derive(Debug)]
+struct Nothing;
+
+impl Tensors for Nothing {
+    fn path(&self) -> &Path {
+        Path::new("nothing")
+    }
+
+    fn info(&self, _: &str) -> Option<&TensorInfo> {
+        None
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        Err(StoreError::MissingTensor { model: "nothing".into(), tensor: name.into() })
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(std::iter::empty())
+    }
+}
+
+impl Wardrobe {
+    fn new(heads: &[(&str, u64)]) -> Arc<Self> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let model = Model::from_checkpoint(checkpoint, &device("cpu").unwrap()).unwrap();
+        let split = model.decoder().unwrap().layers() - 1;
+        model.decoder().unwrap().split_at(split).unwrap();
+        let made = |bytes| Made { generation: 1, bytes, delay: Duration::ZERO, fails: false };
+        let heads = heads.iter().map(|(name, bytes)| ((*name).to_owned(), made(*bytes))).collect();
+        Arc::new(Self { model, split, heads: Mutex::new(heads) })
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Made)) {
+        change(self.heads.lock().unwrap().get_mut(name).unwrap());
+    }
+
+    fn rack(self: &Arc<Self>, config: RackConfig) -> HeadRack {
+        HeadRack::new(self.clone(), config).unwrap()
+    }
+
+    fn made(&self, name: &str) -> Made {
+        self.heads.lock().unwrap()[name]
+    }
+}
+
+impl HeadSource for Wardrobe {
+    fn names(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(self.heads.lock().unwrap().keys().cloned().collect())
+    }
+
+    fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError> {
+        Ok(self.heads.lock().unwrap().get(name).map(|made| made.generation))
+    }
+
+    fn bytes(&self, name: &str) -> Result<u64, RuntimeError> {
+        Ok(self.made(name).bytes)
+    }
+
+    fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
+        let Made { generation, bytes, delay, fails } = self.made(name);
+        sleep(delay);
+        if fails {
+            return Err(RuntimeError::NoHead { name: "broken".into() });
+        }
+        let decoder = self.model.decoder()?;
+        let id = format!("{name} {generation}");
+        let head =
+            Head::load(&id, &Nothing, &HeadForm::Blocks, self.split, &decoder, self.model.checkpoint())?;
+        Ok(ReadyHead { head: Arc::new(head), generation, bytes, requantized: None, files: None })
+    }
+}
+
+fn worn(rack: &HeadRack, name: &str) -> String {
+    rack.wear(name).head.map_or("own".into(), |head| head.id().to_string())
+}
+
+#[test]
+fn a_head_is_loaded_once_and_again_when_it_is_replaced() {
+    let wardrobe = Wardrobe::new(&[("code", 10)]);
+    let rack = wardrobe.rack(RackConfig::default());
+    assert_eq!(worn(&rack, "code"), "code 1");
+    assert_eq!(worn(&rack, "code"), "code 1");
+    wardrobe.change("code", |made| made.generation = 2);
+    assert_eq!(worn(&rack, "code"), "code 2");
+    let events: Vec<_> = rack.events().iter().map(HeadEvent::to_string).collect();
+    assert_eq!(events.len(), 3, "{events:?}");
+    assert!(matches!(rack.wear("none").instead.as_deref(), Some(RuntimeError::NoHead { .. })));
+}
+
+#[test]
+fn what_cannot_be_used_is_stood_in_for_and_tried_later() {
+    let wardrobe = Wardrobe::new(&[("code", 10), (FALLBACK, 1)]);
+    let rack = wardrobe.rack(RackConfig::default());
+    wardrobe.change("code", |made| made.fails = true);
+    for _ in 0..3 {
+        let found = rack.wear("code");
+        assert!(found.instead.is_some());
+        assert_eq!(found.head.unwrap().id().as_ref(), "universal 1");
+    }
+    let failures = || {
+        let events = rack.events().into_iter();
+        events.filter(|event| matches!(event, HeadEvent::Failed { .. })).count()
+    };
+    assert_eq!(failures(), 1, "it is not tried again at once");
+    wardrobe.change("code", |made| made.fails = false);
+    assert_eq!(worn(&rack, "code"), "universal 1", "not before its time");
+    wardrobe.change("code", |made| made.generation = 2);
+    rack.let_go("code");
+}
+
+#[test]
+fn who_is_late_is_not_waited_for_and_comes_in_the_end() {
+    let wardrobe = Wardrobe::new(&[("code", 10)]);
+    wardrobe.change("code", |made| made.delay = Duration::from_millis(300));
+    let rack = wardrobe.rack(RackConfig { patience: Duration::from_millis(30), ..RackConfig::default() });
+    let found = rack.wear("code");
+    assert!(found.head.is_none() && found.took < Duration::from_millis(200), "{:?}", found.took);
+    assert!(matches!(found.instead.as_deref(), Some(RuntimeError::HeadLate { .. })));
+    rack.settle();
+    assert_eq!(worn(&rack, "code"), "code 1");
+}
+
+#[test]
+fn heads_that_nobody_wears_make_room() {
+    let wardrobe = Wardrobe::new(&[("a", 4), ("b", 4), ("c", 4), ("large", 20), (FALLBACK, 1)]);
+    let budget = Budget::new(10);
+    for config in [
+        RackConfig { room: 10, ..RackConfig::default() },
+        RackConfig { budget: Some(budget.clone()), ..RackConfig::default() },
+    ] {
+        let rack = wardrobe.rack(config);
+        let a = rack.wear("a").head.unwrap();
+        worn(&rack, "b");
+        assert_eq!(rack.in_memory(), ["a", "b", FALLBACK]);
+        assert_eq!(worn(&rack, "c"), "c 1");
+        assert_eq!(rack.in_memory(), ["a", "c", FALLBACK], "a is worn, the fallback stays");
+        let refused = rack.wear("large");
+        assert!(matches!(refused.instead.as_deref(), Some(RuntimeError::OverBudget { .. })));
+        assert_eq!(rack.bytes(), 5, "what can go went");
+        drop(a);
+    }
+    // The thread that loads may take a moment to notice.
+    let gone = (0..100).any(|_| {
+        sleep(Duration::from_millis(10));
+        budget.left() == 10
+    });
+    assert!(gone, "a rack that is gone gives back what it held");
+}
+
+#[test]
+fn what_usually_follows_is_made_ready() {
+    let wardrobe = Wardrobe::new(&[("chat", 1), ("code", 1), ("summarize", 1), ("rare", 1)]);
+    let mut history = HeadHistory::default();
+    for after in ["code", "code", "code", "summarize", "summarize", "rare"] {
+        history.note("chat", after);
+    }
+    let rack = wardrobe.rack(RackConfig { history, ..RackConfig::default() });
+    let mut session = wardrobe.model.session().unwrap().with_heads(rack.clone());
+    assert!(session.use_head("chat").instead.is_none());
+    rack.settle();
+    assert_eq!(rack.in_memory(), ["chat", "code", "summarize"]);
+    session.use_head("code");
+    assert_eq!(rack.history().likeliest("chat")[0], "code");
+}

@@ -1,0 +1,305 @@
+//! One head on disk: its description, and its tensors once it is open.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bundle::read_segment;
+use crate::catalog::{Catalog, TensorInfo};
+use crate::encoding::{Encoding, Quantization};
+use crate::error::{Fault, StoreError};
+use crate::folder::{Folder, MAX_JSON};
+use crate::manifest::{CREATED_BY, ManifestSegment, check_hash, check_segments, parse_versioned};
+use crate::mapping::Mapping;
+use crate::portion::Tensors;
+use crate::segment::SegmentId;
+use crate::weight::Weight;
+
+/// The file that describes a head, and by which a directory is known as one.
+pub const HEAD: &str = "head.json";
+
+const FORMAT: &str = "firebox-head";
+const VERSION: u32 = 1;
+
+/// What mends a head.
+pub(super) const INSTALL_AGAIN: &str = "install the head again, or roll it back";
+
+/// What a head is, which trunk it belongs to, and what is in its files. It does not say what the head is called: that
+/// is the business of the model that it is installed in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeadManifest {
+    /// Always `firebox-head`.
+    pub format: String,
+    /// The version of the format; readers refuse what they do not know.
+    pub version: u32,
+    /// The program that wrote it.
+    pub created_by: String,
+    /// The hash of the trunk it was made for; see [`trunk_hash`](crate::trunk_hash()).
+    pub trunk: String,
+    /// The first layer that belongs to the head.
+    pub split: usize,
+    /// What kind of head it is and how it is put together, for whoever builds modules of it.
+    pub spec: Value,
+    /// The scheme that all of its quantized tensors have, if it has some.
+    pub quantization: Option<Quantization>,
+    /// Its segments, in the order of a forward pass.
+    pub segments: Vec<ManifestSegment>,
+}
+
+impl HeadManifest {
+    pub(super) fn new(
+        trunk: String,
+        split: usize,
+        spec: Value,
+        quantization: Option<Quantization>,
+        segments: Vec<ManifestSegment>,
+    ) -> Self {
+        Self {
+            format: FORMAT.into(),
+            version: VERSION,
+            created_by: CREATED_BY.into(),
+            trunk,
+            split,
+            spec,
+            quantization,
+            segments,
+        }
+    }
+
+    /// Reads and checks a description.
+    pub fn parse(json: &[u8]) -> Result<Self, Fault> {
+        let head: Self = parse_versioned(json, (FORMAT, VERSION), "train the head again")?;
+        head.check()?;
+        Ok(head)
+    }
+
+    /// Bytes of its segment files.
+    pub fn bytes(&self) -> u64 {
+        // A file can say what it likes; what it says is compared with the files before anybody relies on it.
+        self.segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.bytes))
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        check_hash("trunk", &self.trunk)?;
+        if let Some(quantization) = &self.quantization {
+            quantization.check().map_err(|reason| Fault::new("quantization", reason))?;
+        }
+        check_segments(&self.segments, file_of)?;
+        if self.segments.is_empty() {
+            return Err(Fault::new("segments", "a head without tensors"));
+        }
+        for segment in &self.segments {
+            let id = segment.segment().map_err(|reason| Fault::new("segments", reason))?;
+            for tensor in &segment.tensors {
+                let field = || format!("tensor {:?}", tensor.name);
+                let of_name =
+                    segment_of(&tensor.name, self.split).map_err(|reason| Fault::new(field(), reason))?;
+                if of_name != id {
+                    return Err(Fault::new(field(), format!("listed in {id}, but it belongs to {of_name}")));
+                }
+                if let Encoding::Grouped(found) = tensor.encoding
+                    && self.quantization != Some(found)
+                {
+                    return Err(Fault::new(
+                        "quantization",
+                        format!("tensor {:?} is in {found}; a head has one scheme", tensor.name),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The segment that a tensor of a head belongs to, or why there is none.
+pub(super) fn segment_of(name: &str, split: usize) -> Result<SegmentId, String> {
+    let segment = SegmentId::of(name);
+    if segment.in_trunk(split) {
+        return Err(format!("{segment} belongs to the trunk, which ends before layer {split}"));
+    }
+    Ok(segment)
+}
+
+/// The file of a segment, below the head's directory.
+pub(super) fn file_of(segment: SegmentId) -> String {
+    format!("{segment}.safetensors")
+}
+
+/// Below the folder; `within` is empty or ends in a slash, of which neither belongs into a message.
+fn directory(folder: &Folder, within: &str) -> PathBuf {
+    match within.trim_end_matches('/') {
+        "" => folder.path().to_owned(),
+        within => folder.path().join(within),
+    }
+}
+
+/// The bytes of a description, and what is in it.
+pub(super) fn read_manifest(folder: &Folder, within: &str) -> Result<(Vec<u8>, HeadManifest), StoreError> {
+    let path = directory(folder, within);
+    let bytes = folder.read(&format!("{within}{HEAD}"), MAX_JSON)?.ok_or_else(|| StoreError::NotAModel {
+        reason: format!("no {HEAD} here; give the directory of a head"),
+        path: path.clone(),
+    })?;
+    let manifest = HeadManifest::parse(&bytes).map_err(|fault| fault.in_file(&path.join(HEAD)))?;
+    Ok((bytes, manifest))
+}
+
+/// The tensors of a head, mapped. Clones share the mappings, which outlive the files: a head that is updated or removed
+/// stays what it was for whoever has it open.
+#[derive(Debug, Clone)]
+pub struct HeadFiles {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    catalog: Catalog,
+    manifest: HeadManifest,
+    hash: String,
+    generation: u64,
+}
+
+impl HeadFiles {
+    /// Opens the directory of a head that is not installed, as [`NewHead`](crate::NewHead) writes it.
+    pub fn open(directory: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::open_within(&Folder::open(directory.as_ref())?, "", 0)
+    }
+
+    pub(super) fn open_within(folder: &Folder, within: &str, generation: u64) -> Result<Self, StoreError> {
+        let (bytes, manifest) = read_manifest(folder, within)?;
+        let path = directory(folder, within);
+        let manifest_path = path.join(HEAD);
+        let (mut files, mut tensors) = (Vec::new(), Vec::new());
+        for segment in &manifest.segments {
+            let field = format!("segment {}: file", segment.id);
+            let file = folder.resolve(&manifest_path, &field, &format!("{within}{}", segment.file))?;
+            let mapping = Mapping::open(&file)?;
+            tensors.extend(
+                read_segment(segment, &mapping, files.len(), INSTALL_AGAIN)
+                    .map_err(|fault| fault.in_file(&file))?,
+            );
+            files.push(mapping);
+        }
+        let catalog = Catalog::new(path, files, tensors)?;
+        let hash = blake3::hash(&bytes).to_hex().to_string();
+        Ok(Self { inner: Arc::new(Inner { catalog, manifest, hash, generation }) })
+    }
+
+    /// The head's directory.
+    pub fn path(&self) -> &Path {
+        self.inner.catalog.path()
+    }
+
+    /// All that `head.json` says.
+    pub fn manifest(&self) -> &HeadManifest {
+        &self.inner.manifest
+    }
+
+    /// What kind of head it is and how it is put together, for whoever builds modules of it.
+    pub fn spec(&self) -> &Value {
+        &self.inner.manifest.spec
+    }
+
+    /// The first layer that belongs to the head.
+    pub fn split(&self) -> usize {
+        self.inner.manifest.split
+    }
+
+    /// The hash of the trunk it was made for.
+    pub fn trunk(&self) -> &str {
+        &self.inner.manifest.trunk
+    }
+
+    /// The scheme that all of its quantized tensors have, if it has some.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.inner.manifest.quantization
+    }
+
+    /// What tells this installation from all others in the model, also from those that are long gone; 0 where the head
+    /// is not installed.
+    pub fn generation(&self) -> u64 {
+        self.inner.generation
+    }
+
+    /// The hash of its description, and so of everything in it: the same for every copy of the head.
+    pub fn hash(&self) -> &str {
+        &self.inner.hash
+    }
+
+    /// Bytes of its segment files.
+    pub fn bytes(&self) -> u64 {
+        self.inner.manifest.bytes()
+    }
+
+    /// Every tensor, in the order of a forward pass and by name within a segment.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.inner.catalog.infos()
+    }
+
+    /// Asks the kernel to read the head ahead, without waiting for it.
+    pub fn prefetch(&self) -> Result<(), StoreError> {
+        self.each(|file| file.prefetch(0, file.bytes().len()))
+    }
+
+    /// Reads the head into memory and waits until it is there, where the system can do that: from a thread in the
+    /// background, usually.
+    pub fn warm(&self) -> Result<(), StoreError> {
+        self.each(Mapping::populate)
+    }
+
+    /// Drops the head's pages, from the page cache too where no other process uses them. What is touched later is read
+    /// from the disk again.
+    pub fn release(&self) -> Result<(), StoreError> {
+        self.each(Mapping::evict)
+    }
+
+    /// Bytes of the head that are in memory, whoever brought them there. None where the system does not say.
+    pub fn resident_bytes(&self) -> Option<u64> {
+        self.inner.catalog.files().iter().map(Mapping::resident).sum()
+    }
+
+    /// Reads all of it, to see that its bytes are those it was written with.
+    pub fn verify(&self, on_bytes: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
+        for (segment, file) in self.inner.manifest.segments.iter().zip(self.inner.catalog.files()) {
+            let found = file.hash(on_bytes)?;
+            if found != segment.hash {
+                return Err(damaged(file.path(), segment, found));
+            }
+        }
+        Ok(())
+    }
+
+    fn each(&self, act: impl Fn(&Mapping) -> Result<(), StoreError>) -> Result<(), StoreError> {
+        self.inner.catalog.files().iter().try_for_each(act)
+    }
+}
+
+pub(super) fn damaged(file: &Path, segment: &ManifestSegment, found: String) -> StoreError {
+    StoreError::HashMismatch {
+        file: file.to_owned(),
+        segment: segment.id.clone(),
+        expected: segment.hash.clone(),
+        found,
+        remedy: INSTALL_AGAIN,
+    }
+}
+
+impl Tensors for HeadFiles {
+    fn path(&self) -> &Path {
+        HeadFiles::path(self)
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.inner.catalog.info(name)
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        self.inner.catalog.weight(name)
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.tensors().map(|info| info.name.as_str()))
+    }
+}

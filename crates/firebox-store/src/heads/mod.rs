@@ -1,0 +1,474 @@
+//! The heads that are installed in a model.
+
+mod head;
+mod new_head;
+mod steps;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+pub use head::{HEAD, HeadFiles, HeadManifest};
+pub use new_head::NewHead;
+pub use table::{HeadGeneration, HeadRow, HeadTable};
+
+use crate::checkpoint::{Checkpoint, SourceKind};
+use crate::error::{Fault, StoreError};
+use crate::folder::{Folder, MAX_JSON};
+use crate::manifest::ManifestSegment;
+use crate::mapping::Mapping;
+use crate::trunk::trunk_hash;
+use head::{INSTALL_AGAIN, damaged, read_manifest};
+
+/// The directory of heads, below that of the model.
+const FOLDER: &str = "heads";
+
+/// The table, below the directory of heads.
+const TABLE: &str = "heads.json";
+
+// No head can be called like one of these: names do not begin with a dot.
+
+/// Held by who changes heads.
+const LOCK: &str = ".lock";
+
+/// The table that is going to be the next.
+const NEXT_TABLE: &str = ".heads.json";
+
+/// The head that is being copied.
+const INSTALLING: &str = ".installing";
+
+/// The longest name of a head.
+const LONGEST_NAME: usize = 64;
+
+/// Bytes copied at a time.
+const BUFFER: usize = 4 << 20;
+
+/// Whether a head can be called that: 1 to 64 of `a-z`, `0-9`, dot, dash and underscore, not beginning with dot or dash,
+/// and not `heads.json`, which is the table's name.
+pub fn is_head_name(name: &str) -> bool {
+    is_name(name)
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=LONGEST_NAME).contains(&name.len())
+        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b'_'))
+        && !name.starts_with(['.', '-'])
+        && name != TABLE
+}
+
+/// An installed head, as the table has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeadInfo {
+    /// The name.
+    pub name: String,
+    /// The generation in use.
+    pub generation: u64,
+    /// Its hash; see [`HeadFiles::hash`].
+    pub hash: String,
+    /// The generation that [`Heads::rollback`] goes back to.
+    pub previous: Option<u64>,
+    /// The first layer that belongs to heads.
+    pub split: usize,
+}
+
+/// The heads of a model: what there is, and how that changes.
+///
+/// Every call looks at the disk: other processes may change heads at any time, one after the other. A change is there as
+/// a whole when its call returns, and either as a whole or not at all when the process ends before.
+///
+/// ```no_run
+/// use firebox_store::{Heads, Tensors};
+///
+/// # fn main() -> Result<(), firebox_store::StoreError> {
+/// let heads = Heads::open("models/qwen3-0.6b")?;
+/// heads.install("runs/code/head", "code")?;
+/// let head = heads.head("code")?;
+/// let norm = head.weight("model.norm.weight")?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Heads {
+    model: Checkpoint,
+    folder: Folder,
+}
+
+impl Heads {
+    /// The heads of the model at this path.
+    pub fn open(model: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::of(Checkpoint::open(model)?)
+    }
+
+    /// The heads of an open model.
+    pub fn of(model: Checkpoint) -> Result<Self, StoreError> {
+        if model.source() == SourceKind::Gguf {
+            return Err(StoreError::HeadsNeedImport { model: model.path().to_owned() });
+        }
+        let folder = Folder::open(model.path())?;
+        Ok(Self { model, folder })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Checkpoint {
+        &self.model
+    }
+
+    /// The installed heads, by name.
+    pub fn list(&self) -> Result<Vec<HeadInfo>, StoreError> {
+        let table = self.table()?;
+        Ok(table.heads.iter().map(|row| info(row, &table)).collect())
+    }
+
+    /// Opens a head: maps its files and reads their headers, never the weights.
+    ///
+    /// That it belongs to the trunk is checked again where that takes no reading, which is in a bundle; in a Hugging Face
+    /// directory it was when the head was installed, and [`verify`](crate::verify()) does it again.
+    pub fn head(&self, name: &str) -> Result<HeadFiles, StoreError> {
+        self.looking(|table| {
+            let row = self.row(table, name)?;
+            let head = self.open_generation(table, name, &row.active)?;
+            if self.model.source() == SourceKind::Bundle {
+                self.check_trunk(head.path(), head.manifest(), &trunk_hash(&self.model, head.split())?)?;
+            }
+            Ok(head)
+        })
+    }
+
+    /// Copies a head into the model under a name, in the place of what may have that name. What was in use stays beside
+    /// it for a [rollback](Self::rollback), and what was before that goes. To install once more what is in use renews
+    /// its files and leaves what a rollback goes back to.
+    ///
+    /// Files are hashed on the way, and the trunk is compared; in a Hugging Face directory that reads the trunk.
+    pub fn install(&self, source: impl AsRef<Path>, name: &str) -> Result<HeadInfo, StoreError> {
+        check_name(name)?;
+        let source = Folder::open(source.as_ref())?;
+        let (json, manifest) = read_manifest(&source, "")?;
+        // Before the lock is asked for: in some models this takes long.
+        self.check_trunk(source.path(), &manifest, &trunk_hash(&self.model, manifest.split)?)?;
+        let _lock = self.lock()?;
+        let mut table = self.table()?;
+        self.check_split(&table, manifest.split)?;
+        self.clear(&table)?;
+
+        let generation = table.next_generation;
+        let next =
+            generation.checked_add(1).ok_or_else(|| self.fault("next_generation", "no number is left"))?;
+        let place = self.path(name);
+        if let Err(error) = self.bring(&source, &json, &manifest, &place, generation) {
+            // The failure is what matters; what it left is cleared away by the next change at the latest.
+            let _ = self.clear(&table);
+            return Err(error);
+        }
+        let active = HeadGeneration { generation, hash: blake3::hash(&json).to_hex().to_string() };
+        let previous = table.row(name).and_then(|row| {
+            if row.active.hash == active.hash { row.previous.clone() } else { Some(row.active.clone()) }
+        });
+        let row = HeadRow { name: name.to_owned(), active, previous };
+        table.put(row.clone());
+        table.split = Some(manifest.split);
+        table.next_generation = next;
+        self.commit(&table)?;
+        Ok(info(&row, &table))
+    }
+
+    /// Copies a head beside what is there. Until the table lists it nobody sees it.
+    fn bring(
+        &self,
+        source: &Folder,
+        json: &[u8],
+        manifest: &HeadManifest,
+        place: &Path,
+        generation: u64,
+    ) -> Result<(), StoreError> {
+        let staged = self.path(INSTALLING);
+        steps::create_dir(&staged)?;
+        for segment in &manifest.segments {
+            copy_segment(source, segment, &staged)?;
+        }
+        steps::write_file(&staged.join(HEAD), json)?;
+        steps::sync_folder(&staged)?;
+        // As whoever uses it is going to open it: what cannot be opened does not become a head.
+        HeadFiles::open(&staged)?;
+        steps::create_dir(place)?;
+        steps::rename(&staged, &place.join(generation.to_string()))?;
+        steps::sync_folder(place)
+    }
+
+    /// Puts the generation that was in use before back into use, and keeps the present one in its place: a second
+    /// rollback undoes the first.
+    pub fn rollback(&self, name: &str) -> Result<HeadInfo, StoreError> {
+        check_name(name)?;
+        self.check_there(name)?;
+        let _lock = self.lock()?;
+        let mut table = self.table()?;
+        let mut row = self.row(&table, name)?.clone();
+        let Some(previous) = row.previous.take() else {
+            return Err(StoreError::NoEarlierHead {
+                model: self.model.path().to_owned(),
+                name: name.to_owned(),
+                generation: row.active.generation,
+            });
+        };
+        // What cannot be opened is not gone back to.
+        self.open_generation(&table, name, &previous)?;
+        row.previous = Some(std::mem::replace(&mut row.active, previous));
+        table.put(row.clone());
+        self.commit(&table)?;
+        Ok(info(&row, &table))
+    }
+
+    /// Removes a head, with the generation that a rollback would have gone back to. Who has it open keeps it.
+    pub fn remove(&self, name: &str) -> Result<(), StoreError> {
+        check_name(name)?;
+        self.check_there(name)?;
+        let _lock = self.lock()?;
+        let mut table = self.table()?;
+        self.row(&table, name)?;
+        table.take(name);
+        // What an earlier change left behind goes after the commit, with the head.
+        self.commit(&table)
+    }
+
+    /// Reads all heads, those that a rollback goes back to as well, to see that their bytes are those they were written
+    /// with and that they belong to this trunk. `on_bytes` gets the head's name, how many bytes were read since it was
+    /// called last, and how many there are in all.
+    pub(crate) fn verify(
+        &self,
+        on_bytes: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<Vec<HeadInfo>, StoreError> {
+        let (table, heads) = self.looking(|table| {
+            let mut heads = Vec::new();
+            for row in &table.heads {
+                for generation in row.generations() {
+                    heads.push((row.name.clone(), self.open_generation(table, &row.name, generation)?));
+                }
+            }
+            Ok((table.clone(), heads))
+        })?;
+        let Some(split) = table.split else { return Ok(Vec::new()) };
+        let trunk = trunk_hash(&self.model, split)?;
+        let total = heads.iter().fold(0, |sum: u64, (_, head)| sum.saturating_add(head.bytes()));
+        for (name, head) in &heads {
+            self.check_trunk(head.path(), head.manifest(), &trunk)?;
+            head.verify(&mut |bytes| on_bytes(name, bytes, total))?;
+        }
+        Ok(table.heads.iter().map(|row| info(row, &table)).collect())
+    }
+
+    /// Looks at what the table lists. Where it is replaced meanwhile, files that it listed may be gone, so that a failure
+    /// says nothing: then it is looked at again.
+    fn looking<T>(&self, look: impl Fn(&HeadTable) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let mut table = self.table()?;
+        loop {
+            let result = look(&table);
+            if result.is_ok() {
+                return result;
+            }
+            let now = self.table()?;
+            if now == table {
+                return result;
+            }
+            table = now;
+        }
+    }
+
+    fn table(&self) -> Result<HeadTable, StoreError> {
+        let name = format!("{FOLDER}/{TABLE}");
+        let Some(json) = self.folder.read(&name, MAX_JSON)? else { return Ok(HeadTable::new()) };
+        HeadTable::parse(&json).map_err(|fault| fault.in_file(&self.path(TABLE)))
+    }
+
+    /// Replaces the table, which is what makes a change, and clears away what it no longer lists.
+    fn commit(&self, table: &HeadTable) -> Result<(), StoreError> {
+        let (next, path) = (self.path(NEXT_TABLE), self.path(TABLE));
+        let mut json =
+            serde_json::to_vec_pretty(table).map_err(|error| StoreError::io(&path, "write", error.into()))?;
+        json.push(b'\n');
+        steps::remove(&next)?;
+        steps::write_file(&next, &json)?;
+        steps::rename(&next, &path)?;
+        steps::sync_folder(&self.path(""))?;
+        // The change is made. What cannot be cleared away now is in nobody's way until the next one.
+        let _ = self.clear(table);
+        Ok(())
+    }
+
+    /// Removes what no table lists: what was replaced, and what processes left behind that ended in the middle.
+    /// Whatever else somebody has put here stays.
+    fn clear(&self, table: &HeadTable) -> Result<(), StoreError> {
+        steps::remove(&self.path(NEXT_TABLE))?;
+        steps::remove(&self.path(INSTALLING))?;
+        for name in directories(&self.path(""))? {
+            if !is_name(&name) {
+                continue;
+            }
+            let place = self.path(&name);
+            let row = table.row(&name);
+            for number in directories(&place)? {
+                // A generation has one spelling; anything else is somebody's own.
+                let generation = number.parse().ok().filter(|known: &u64| known.to_string() == number);
+                let Some(generation) = generation else { continue };
+                let listed =
+                    row.is_some_and(|row| row.generations().any(|known| known.generation == generation));
+                if !listed {
+                    steps::remove(&place.join(number))?;
+                }
+            }
+            if row.is_none() {
+                steps::remove_if_empty(&place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until nobody else changes heads. The system gives the lock back when the process ends, however that is.
+    fn lock(&self) -> Result<File, StoreError> {
+        steps::create_dir(&self.path(""))?;
+        let path = self.path(LOCK);
+        if let Some(metadata) = fs::symlink_metadata(&path).ok().filter(|metadata| !metadata.is_file()) {
+            return Err(StoreError::io(
+                &path,
+                format!("lock (it is {:?})", metadata.file_type()),
+                ErrorKind::InvalidInput.into(),
+            ));
+        }
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(|error| StoreError::io(&path, "create", error))?;
+        file.lock().map_err(|error| StoreError::io(&path, "lock", error))?;
+        Ok(file)
+    }
+
+    fn open_generation(
+        &self,
+        table: &HeadTable,
+        name: &str,
+        generation: &HeadGeneration,
+    ) -> Result<HeadFiles, StoreError> {
+        let number = generation.generation;
+        let head = HeadFiles::open_within(&self.folder, &format!("{FOLDER}/{name}/{number}/"), number)?;
+        if head.hash() != generation.hash {
+            return Err(StoreError::HashMismatch {
+                file: head.path().join(HEAD),
+                segment: HEAD.into(),
+                expected: generation.hash.clone(),
+                found: head.hash().to_owned(),
+                remedy: INSTALL_AGAIN,
+            });
+        }
+        if Some(head.split()) != table.split {
+            return Err(self.fault("split", &format!("head {name} begins at layer {}", head.split())));
+        }
+        Ok(head)
+    }
+
+    /// Asked before anything is made: who removes what is not there leaves no directory behind.
+    fn check_there(&self, name: &str) -> Result<(), StoreError> {
+        self.row(&self.table()?, name).map(drop)
+    }
+
+    fn row<'a>(&self, table: &'a HeadTable, name: &str) -> Result<&'a HeadRow, StoreError> {
+        check_name(name)?;
+        table.row(name).ok_or_else(|| StoreError::UnknownHead {
+            model: self.model.path().to_owned(),
+            name: name.to_owned(),
+            installed: table.names(),
+        })
+    }
+
+    fn check_trunk(&self, head: &Path, manifest: &HeadManifest, found: &str) -> Result<(), StoreError> {
+        if manifest.trunk == found {
+            return Ok(());
+        }
+        Err(StoreError::WrongTrunk {
+            head: head.to_owned(),
+            model: self.model.path().to_owned(),
+            split: manifest.split,
+            expected: manifest.trunk.clone(),
+            found: found.to_owned(),
+        })
+    }
+
+    /// Whether a head that begins there can stand beside the others. The one that it would replace is in the way as
+    /// well: a rollback has to find the same trunk.
+    fn check_split(&self, table: &HeadTable, split: usize) -> Result<(), StoreError> {
+        let Some(installed) = table.split.filter(|installed| *installed != split) else { return Ok(()) };
+        let (model, others) = (self.model.path().to_owned(), table.names());
+        Err(StoreError::WrongSplit { model, split, installed, others })
+    }
+
+    fn fault(&self, field: &str, reason: &str) -> StoreError {
+        Fault::new(field, reason).in_file(&self.path(TABLE))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        let folder = self.folder.path().join(FOLDER);
+        if name.is_empty() { folder } else { folder.join(name) }
+    }
+}
+
+/// The names of the heads that a model has, whatever its format.
+pub(crate) fn installed(model: &Checkpoint) -> Result<Vec<String>, StoreError> {
+    if model.source() == SourceKind::Gguf {
+        return Ok(Vec::new());
+    }
+    Ok(Heads::of(model.clone())?.table()?.names())
+}
+
+fn info(row: &HeadRow, table: &HeadTable) -> HeadInfo {
+    HeadInfo {
+        name: row.name.clone(),
+        generation: row.active.generation,
+        hash: row.active.hash.clone(),
+        previous: row.previous.as_ref().map(|previous| previous.generation),
+        // A table that has a row has a split.
+        split: table.split.unwrap_or_default(),
+    }
+}
+
+fn check_name(name: &str) -> Result<(), StoreError> {
+    if is_name(name) { Ok(()) } else { Err(StoreError::HeadName { name: name.to_owned() }) }
+}
+
+/// The names of the directories in a directory; links are none.
+fn directories(path: &Path) -> Result<Vec<String>, StoreError> {
+    let fail = |error| StoreError::io(path, "list", error);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        if entry.file_type().map_err(fail)?.is_dir()
+            && let Ok(name) = entry.file_name().into_string()
+        {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Copies a segment and sees to it that it is the one that the head is described with.
+fn copy_segment(source: &Folder, segment: &ManifestSegment, to: &Path) -> Result<(), StoreError> {
+    let field = format!("segment {}: file", segment.id);
+    let mapping = Mapping::open(&source.resolve(&source.path().join(HEAD), &field, &segment.file)?)?;
+    let path = to.join(&segment.file);
+    let mut file = steps::create(&path)?;
+    let (mut hasher, mut at, length) = (blake3::Hasher::new(), 0, mapping.bytes().len());
+    let mut buffer = vec![0; length.min(BUFFER)];
+    while at < length {
+        let len = buffer.len().min(length - at);
+        mapping.read_at(&mut buffer[..len], at)?;
+        hasher.update(&buffer[..len]);
+        steps::write(&path, &mut file, &buffer[..len])?;
+        at += len;
+    }
+    let found = hasher.finalize().to_hex().to_string();
+    if found != segment.hash {
+        return Err(damaged(mapping.path(), segment, found));
+    }
+    steps::sync(&path, &file)
+}

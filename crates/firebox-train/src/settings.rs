@@ -1,0 +1,177 @@
+//! What a run is: everything that decides which weights come out of it, apart from network and data.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+use crate::precision::Precision;
+use crate::schedule::Schedule;
+
+/// The settings of a run, as its `run.toml` has them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Decides whatever is random.
+    #[serde(default)]
+    pub seed: u64,
+    /// Steps of the optimizer.
+    pub steps: u64,
+    /// Batches whose gradients make one step.
+    #[serde(default = "one")]
+    pub accumulate: u32,
+    /// The norm of all gradients together that larger ones are scaled down to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip: Option<f64>,
+    /// Which numbers the loss is computed with.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Steps between two evaluations.
+    #[serde(default = "hundred")]
+    pub evaluate_every: u64,
+    /// Steps between two checkpoints. There is one more at every new best evaluation, and at the end.
+    #[serde(default = "hundred")]
+    pub checkpoint_every: u64,
+    /// How many checkpoints are kept beside the best one.
+    #[serde(default = "two")]
+    pub keep: usize,
+    /// Evaluations without a new best one after which the run ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u32>,
+    /// The learning rate.
+    pub schedule: Schedule,
+    /// The optimizer.
+    #[serde(default)]
+    pub optimizer: AdamSettings,
+    /// What the caller wants to remember: the model, the data.
+    #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
+    pub about: toml::Table,
+}
+
+/// The settings of AdamW.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamSettings {
+    /// How much of the mean gradient stays from step to step.
+    pub beta_1: f32,
+    /// How much of the mean squared gradient stays.
+    pub beta_2: f32,
+    /// Keeps the division from dividing by zero.
+    pub epsilon: f32,
+    /// How much weights shrink per step and unit of the learning rate. Vectors, which norms and biases are, do not.
+    pub weight_decay: f32,
+}
+
+impl Default for AdamSettings {
+    fn default() -> Self {
+        Self { beta_1: 0.9, beta_2: 0.999, epsilon: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+impl Settings {
+    /// So many steps with this learning rate, and the defaults for the rest.
+    pub fn new(steps: u64, schedule: Schedule) -> Self {
+        Self {
+            seed: 0,
+            steps,
+            accumulate: one(),
+            clip: Some(1.0),
+            precision: Precision::default(),
+            evaluate_every: hundred(),
+            checkpoint_every: hundred(),
+            keep: two(),
+            patience: None,
+            schedule,
+            optimizer: AdamSettings::default(),
+            about: toml::Table::new(),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), TrainError> {
+        let counts = [
+            ("steps", self.steps),
+            ("accumulate", u64::from(self.accumulate)),
+            ("evaluate_every", self.evaluate_every),
+            ("checkpoint_every", self.checkpoint_every),
+            ("keep", self.keep as u64),
+            ("patience", u64::from(self.patience.unwrap_or(1))),
+        ];
+        if let Some((setting, _)) = counts.into_iter().find(|&(_, count)| count == 0) {
+            let reason = "it has to be at least one";
+            return Err(TrainError::Setting { setting, value: "0".into(), reason });
+        }
+        let wrong = |setting, value: f64, reason| {
+            Err(TrainError::Setting { setting, value: value.to_string(), reason })
+        };
+        if let Some(clip) = self.clip.filter(|clip| !(clip.is_finite() && *clip > 0.0)) {
+            return wrong("clip", clip, "it has to be above zero; leave it out not to clip");
+        }
+        let optimizer = self.optimizer;
+        for (setting, beta) in
+            [("optimizer.beta_1", optimizer.beta_1), ("optimizer.beta_2", optimizer.beta_2)]
+        {
+            if !(0.0..1.0).contains(&beta) {
+                return wrong(setting, beta.into(), "it has to be at least zero and below one");
+            }
+        }
+        for (setting, value) in
+            [("optimizer.epsilon", optimizer.epsilon), ("optimizer.weight_decay", optimizer.weight_decay)]
+        {
+            if !(value >= 0.0 && value.is_finite()) {
+                return wrong(setting, value.into(), "it has to be zero or above");
+            }
+        }
+        self.schedule.check()
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn two() -> usize {
+    2
+}
+
+fn hundred() -> u64 {
+    100
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings::new(10, Schedule { peak: 1e-3, warm_up: 1, floor: 0.0 })
+    }
+
+    #[test]
+    fn they_survive_their_file() {
+        let mut settings = settings();
+        settings.patience = Some(3);
+        settings.about.insert("model".into(), "qwen3".into());
+        let text = toml::to_string_pretty(&settings).unwrap();
+        assert_eq!(toml::from_str::<Settings>(&text).unwrap(), settings);
+        let short = "steps = 5\n[schedule]\npeak = 0.1\n";
+        assert_eq!(toml::from_str::<Settings>(short).unwrap().evaluate_every, 100);
+        assert!(toml::from_str::<Settings>(&format!("stepz = 3\n{short}")).is_err());
+    }
+
+    #[test]
+    fn impossible_ones_are_refused_by_name() {
+        type Spoil = fn(&mut Settings);
+        let wrong: [(&str, Spoil); 6] = [
+            ("steps", |settings| settings.steps = 0),
+            ("accumulate", |settings| settings.accumulate = 0),
+            ("patience", |settings| settings.patience = Some(0)),
+            ("clip", |settings| settings.clip = Some(0.0)),
+            ("optimizer.beta_2", |settings| settings.optimizer.beta_2 = 1.0),
+            ("optimizer.weight_decay", |settings| settings.optimizer.weight_decay = f32::NAN),
+        ];
+        assert!(settings().check().is_ok());
+        for (name, spoil) in wrong {
+            let mut settings = settings();
+            spoil(&mut settings);
+            let error = settings.check().unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}

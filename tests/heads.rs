@@ -1,0 +1,272 @@
+//! A trunk with a head computes what one model of the same weights computes, from whichever token on the head is worn,
+//! beside whichever others.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use firebox::cache::{Pool, SequenceCache};
+use firebox::model::{Head, HeadForm, Input, Wanted};
+use firebox::store::Checkpoint;
+use firebox::{KvType, Model, Session, device};
+use proptest::prelude::*;
+use safetensors::{SafeTensors, tensor::TensorView};
+
+const FAMILIES: [&str; 9] =
+    ["gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "smollm3"];
+
+fn fixture(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family)
+}
+
+fn layer_of(name: &str) -> Option<usize> {
+    name.split_once("layers.")?.1.split('.').next()?.parse().ok()
+}
+
+/// A model that differs from the fixture in all that a head may have from layer `split` on.
+fn changed(family: &str, split: usize, seed: u32, folder: &Path) -> PathBuf {
+    let path = folder.join(format!("{family}-{seed}"));
+    std::fs::create_dir(&path).unwrap();
+    std::fs::copy(fixture(family).join("config.json"), path.join("config.json")).unwrap();
+    let bytes = std::fs::read(fixture(family).join("model.safetensors")).unwrap();
+    let model = SafeTensors::deserialize(&bytes).unwrap();
+    let mut state = seed;
+    let mut tensors = BTreeMap::new();
+    for (name, view) in model.tensors() {
+        let mut data = view.data().to_vec();
+        if layer_of(&name).is_some_and(|layer| layer >= split) || name.ends_with("model.norm.weight") {
+            for value in data.as_chunks_mut::<4>().0 {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let noise = (state >> 8) as f32 / (1 << 24) as f32 - 0.5;
+                *value = (f32::from_le_bytes(*value) * (1.0 + noise)).to_le_bytes();
+            }
+        }
+        tensors.insert(name, (view.dtype(), view.shape().to_vec(), data));
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    safetensors::serialize_to_file(views, None, &path.join("model.safetensors")).unwrap();
+    path
+}
+
+/// A trunk, models that differ from it from its split on, and the heads that make it one of them.
+struct Wardrobe {
+    trunk: Model,
+    wholes: Vec<Model>,
+    heads: Vec<Arc<Head>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Wardrobe {
+    fn new(family: &str, heads: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |path: &Path| Model::open(path, &device("cpu").unwrap()).unwrap();
+        let trunk = open(&fixture(family));
+        let decoder = trunk.decoder().unwrap();
+        let split = decoder.layers() / 2;
+        decoder.split_at(split).unwrap();
+        let paths: Vec<_> = (1..=heads).map(|seed| changed(family, split, seed, folder.path())).collect();
+        let head = |path: &PathBuf| {
+            // All of its tensors, those of the trunk too: only a head's own are asked for.
+            let tensors = Checkpoint::open(path).unwrap();
+            let own = Own { tensors, split };
+            let id = path.file_name().unwrap().to_str().unwrap();
+            Arc::new(Head::load(id, &own, &HeadForm::Blocks, split, &decoder, trunk.checkpoint()).unwrap())
+        };
+        let heads = paths.iter().map(head).collect();
+        let wholes = paths.iter().map(|path| open(path)).collect();
+        Self { trunk, wholes, heads, _folder: folder }
+    }
+
+    fn session(&self) -> Session {
+        Session::new(self.trunk.decoder().unwrap())
+    }
+}
+
+/// Tensors of a checkpoint that are a head's.
+#[derive(Debug)]
+struct Own {
+    tensors: Checkpoint,
+    split: usize,
+}
+
+impl firebox::store::Tensors for Own {
+    fn path(&self) -> &Path {
+        self.tensors.path()
+    }
+
+    fn info(&self, name: &str) -> Option<&firebox::store::TensorInfo> {
+        let own =
+            layer_of(name).is_some_and(|layer| layer >= self.split) || name.ends_with("model.norm.weight");
+        if own { self.tensors.info(name) } else { None }
+    }
+
+    fn weight(&self, name: &str) -> Result<firebox::store::Weight, firebox::store::StoreError> {
+        self.tensors.weight(name)
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(firebox::store::Tensors::names(&self.tensors).filter(|name| self.info(name).is_some()))
+    }
+}
+
+fn tokens(start: u32, count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| 3 + (start + i * 31) % 90).collect()
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+#[test]
+fn a_trunk_with_a_head_is_one_model() {
+    for family in FAMILIES {
+        let wardrobe = Wardrobe::new(family, 1);
+        let mut worn = wardrobe.session();
+        worn.set_head(Some(wardrobe.heads[0].clone()));
+        let mut whole = wardrobe.wholes[0].session().unwrap();
+        let mut bare = wardrobe.session();
+        for fed in [tokens(1, 40), tokens(9, 1), tokens(5, 3)] {
+            let (worn, whole) = (worn.feed(&fed).unwrap(), whole.feed(&fed).unwrap());
+            assert_eq!(bits(&worn), bits(&whole), "{family}");
+            assert_ne!(bits(&worn), bits(&bare.feed(&fed).unwrap()), "{family}: the head changes something");
+        }
+    }
+}
+
+#[test]
+fn swapping_there_and_back_leaves_no_trace() {
+    for family in FAMILIES {
+        let wardrobe = Wardrobe::new(family, 2);
+        let mut session = wardrobe.session();
+        // As long as several pages, in pieces that end within one.
+        let mut wholes: Vec<Session> = wardrobe.wholes.iter().map(|model| model.session().unwrap()).collect();
+        let mut bare = wardrobe.session();
+        let order = [None, Some(0), Some(1), Some(0), None, Some(1)];
+        for (step, worn) in order.into_iter().enumerate() {
+            session.set_head(worn.map(|head: usize| wardrobe.heads[head].clone()));
+            for fed in [tokens(step as u32, 70), tokens(step as u32 * 3, 1)] {
+                let found = session.feed(&fed).unwrap();
+                let own = bare.feed(&fed).unwrap();
+                let all: Vec<_> = wholes.iter_mut().map(|whole| whole.feed(&fed).unwrap()).collect();
+                let expected = worn.map_or(&own, |head| &all[head]);
+                assert_eq!(bits(&found), bits(expected), "{family}, step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_of_several_heads_share_a_pass() {
+    for family in FAMILIES {
+        let wardrobe = Wardrobe::new(family, 2);
+        let decoder = wardrobe.trunk.decoder().unwrap();
+        let pool = Pool::new(decoder.layout(KvType::F16));
+        let heads = [Some(1), None, Some(0), Some(1), None];
+        let worn: Vec<_> =
+            heads.iter().map(|head| head.map(|head: usize| wardrobe.heads[head].clone())).collect();
+        let mut caches: Vec<_> = heads.iter().map(|_| SequenceCache::new(&pool)).collect();
+        let mut alone: Vec<_> = heads.iter().map(|_| SequenceCache::new(&pool)).collect();
+        for step in 0..4 {
+            let fed: Vec<_> = (0..heads.len())
+                .map(|at| tokens(at as u32 * 7 + step, if step == 0 { 9 + at } else { 1 }))
+                .collect();
+            let input = |at: usize, caches: &[SequenceCache]| Input {
+                head: worn[at].as_ref(),
+                ..Input::new(&fed[at], caches[at].position(), 0)
+            };
+            let inputs: Vec<_> = (0..heads.len()).map(|at| input(at, &caches)).collect();
+            for wanted in [Wanted::All, Wanted::Last] {
+                let (mut together, mut by_itself) = (caches.clone(), alone.clone());
+                let mut all: Vec<_> = together.iter_mut().collect();
+                let found = decoder.forward_together(&inputs, &mut all, wanted).unwrap();
+                let found = found.try_into_vec_as::<f32>().unwrap();
+                let mut expected = Vec::new();
+                for (at, cache) in by_itself.iter_mut().enumerate() {
+                    let one = decoder.forward_together(&[inputs[at]], &mut [cache], wanted).unwrap();
+                    expected.extend(one.try_into_vec_as::<f32>().unwrap());
+                }
+                assert_eq!(bits(&found), bits(&expected), "{family}, {wanted:?}");
+                if wanted == Wanted::Last {
+                    (caches, alone) = (together, by_itself);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_sequences_share_is_nobodys_to_change() {
+    let wardrobe = Wardrobe::new("qwen3", 2);
+    let mut session = wardrobe.session();
+    session.feed(&tokens(4, 200)).unwrap();
+    let mut branch = session.clone();
+    branch.set_head(Some(wardrobe.heads[0].clone()));
+    branch.feed(&[7]).unwrap();
+    let mut plain = wardrobe.session();
+    plain.feed(&tokens(4, 200)).unwrap();
+    assert_eq!(bits(&session.feed(&[8, 9]).unwrap()), bits(&plain.feed(&[8, 9]).unwrap()));
+    let mut whole = wardrobe.wholes[0].session().unwrap();
+    whole.feed(&[tokens(4, 200), vec![7]].concat()).unwrap();
+    assert_eq!(bits(&branch.feed(&[3]).unwrap()), bits(&whole.feed(&[3]).unwrap()));
+}
+
+#[test]
+fn a_saved_session_goes_on_with_any_head() {
+    for family in ["llama", "qwen3_5_text"] {
+        let wardrobe = Wardrobe::new(family, 2);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("saved");
+        let mut session = wardrobe.session();
+        session.set_head(Some(wardrobe.heads[0].clone()));
+        session.feed(&tokens(4, 150)).unwrap();
+        session.save(&path, &wardrobe.trunk).unwrap();
+        for head in [Some(0), Some(1), None] {
+            let mut restored = Session::restore(&path, &wardrobe.trunk, KvType::F16).unwrap();
+            restored.set_head(head.map(|head: usize| wardrobe.heads[head].clone()));
+            let model = head.map_or(&wardrobe.trunk, |head| &wardrobe.wholes[head]);
+            let mut whole = model.session().unwrap();
+            whole.feed(&tokens(4, 150)).unwrap();
+            assert_eq!(bits(&restored.feed(&[5]).unwrap()), bits(&whole.feed(&[5]).unwrap()), "{family}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Going back, branching off and swapping in any order: what counts is which tokens there are, and the head of the
+    /// moment.
+    #[test]
+    fn history_does_not_show(steps in prop::collection::vec((0u8..5, 0usize..150), 1..12)) {
+        let wardrobe = Wardrobe::new("llama", 2);
+        let mut session = wardrobe.session();
+        let mut head = None;
+        let mut next = 1;
+        let mut others = Vec::new();
+        for (kind, count) in steps {
+            match kind {
+                0 => session.rewind(session.tokens().len().saturating_sub(count)),
+                1 => others.push(session.clone()),
+                2 => {
+                    head = [None, Some(0), Some(1)][count % 3];
+                    session.set_head(head.map(|head: usize| wardrobe.heads[head].clone()));
+                }
+                _ => {
+                    next += 1;
+                    let found = session.feed(&tokens(next, count + 1)).unwrap();
+                    let model = head.map_or(&wardrobe.trunk, |head| &wardrobe.wholes[head]);
+                    let mut fresh = model.session().unwrap();
+                    let fresh = fresh.feed(session.tokens()).unwrap();
+                    let range = fresh.iter().fold(0f32, |range, logit| range.max(logit.abs()));
+                    for (found, fresh) in found.iter().zip(&fresh) {
+                        prop_assert!((found - fresh).abs() < range * 2e-3, "{found} instead of {fresh}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What is trained is what is run.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Tensor, TensorData};
+use firebox::model::{AdapterPlan, Fed, HeadForm, Seeded, Tower, Wanted};
+use firebox::{Model, device};
+
+const FAMILIES: [&str; 9] =
+    ["gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "smollm3"];
+
+const SEEDED: Seeded = Seeded { seed: 7, deviation: 0.02 };
+
+fn fixture(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference").join(family)
+}
+
+fn learning() -> Device {
+    device("cpu").unwrap().autodiff()
+}
+
+fn tokens(start: u32, count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| 3 + (start + i * 31) % 90).collect()
+}
+
+fn values(tensor: Tensor<2>) -> Vec<f32> {
+    tensor.without_autodiff().try_into_vec_as::<f32>().unwrap()
+}
+
+fn assert_close(found: &[f32], expected: &[f32], what: &str) {
+    let range = expected.iter().fold(0f32, |range, value| range.max(value.abs()));
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() < range * 1e-4, "{what}: {found} instead of {expected}");
+    }
+}
+
+/// The logits of all tokens of some sequences, as a decoder computes them.
+fn expected(model: &Model, sequences: &[Vec<u32>]) -> Vec<f32> {
+    let decoder = model.decoder().unwrap();
+    let logits = sequences
+        .iter()
+        .flat_map(|tokens| values(decoder.forward(tokens, 0, &mut decoder.cache(), Wanted::All).unwrap()));
+    logits.collect()
+}
+
+fn sequences() -> Vec<Vec<u32>> {
+    vec![tokens(1, 30), tokens(5, 1), tokens(9, 17)]
+}
+
+fn lengths(sequences: &[Vec<u32>]) -> Vec<usize> {
+    sequences.iter().map(Vec::len).collect()
+}
+
+#[test]
+fn a_tower_computes_what_its_model_does() {
+    for family in FAMILIES {
+        let model = Model::open(fixture(family), &device("cpu").unwrap()).unwrap();
+        let tower = Tower::whole(model.checkpoint(), &learning()).unwrap();
+        let sequences = sequences();
+        let logits = tower.forward(Fed::Tokens(sequences.concat()), &lengths(&sequences)).unwrap();
+        assert_close(&values(logits), &expected(&model, &sequences), family);
+    }
+}
+
+#[test]
+fn a_head_begins_as_what_its_model_does() {
+    for family in FAMILIES {
+        let model = Model::open(fixture(family), &device("cpu").unwrap()).unwrap();
+        let decoder = model.decoder().unwrap();
+        let sequences = sequences();
+        for split in [1, decoder.layers() - 1] {
+            let states: Vec<_> =
+                sequences.iter().map(|tokens| decoder.hidden_after(tokens, split).unwrap()).collect();
+            let states = Tensor::cat(states, 0);
+            let plan = AdapterPlan { rank: 4, targets: vec!["q_proj".into(), "down_proj".into()] };
+            let forms = [(HeadForm::Blocks, None), (HeadForm::Adapter { scale: 2.0 }, Some(&plan))];
+            for (form, plan) in forms {
+                let tower =
+                    Tower::head(model.checkpoint(), None, &form, plan, split, &learning(), SEEDED).unwrap();
+                let logits = tower.forward(Fed::States(states.clone()), &lengths(&sequences)).unwrap();
+                assert_close(&values(logits), &expected(&model, &sequences), family);
+            }
+        }
+    }
+}
+
+/// A small step against the gradient of every parameter at once makes the loss smaller by what the gradient says.
+#[test]
+fn every_family_learns() {
+    for family in FAMILIES {
+        let model = Model::open(fixture(family), &device("cpu").unwrap()).unwrap();
+        let tower = Tower::whole(model.checkpoint(), &learning()).unwrap();
+        let sequences = sequences();
+        let loss = |tower: &Tower| {
+            let logits = tower.forward(Fed::Tokens(sequences.concat()), &lengths(&sequences)).unwrap();
+            let [rows, vocab] = logits.dims();
+            let targets: Vec<i32> = (0..rows as i32).map(|row| (row * 7 + 3) % vocab as i32).collect();
+            let targets: Tensor<2, burn::tensor::Int> =
+                Tensor::from_data(TensorData::new(targets, [rows, 1]), &logits.device());
+            burn::tensor::activation::log_softmax(logits, 1).gather(1, targets).mean().neg()
+        };
+        let first = loss(&tower);
+        let before = first.clone().without_autodiff().try_into_scalar::<f32>().unwrap();
+        let mut gradients = first.backward();
+        let mut stepping = Stepping { gradients: &mut gradients, rate: 0.0, square: 0.0, missing: 0 };
+        let _ = burn::module::Module::map(tower.clone(), &mut stepping);
+        let (square, missing) = (stepping.square, stepping.missing);
+        assert_eq!(missing, 0, "{family}: every parameter has a gradient");
+        let mut gradients = loss(&tower).backward();
+        // What a linear function would lose by this step.
+        let wanted = 1e-3 * f64::from(before);
+        let mut stepping =
+            Stepping { gradients: &mut gradients, rate: wanted / square, square: 0.0, missing: 0 };
+        let stepped = burn::module::Module::map(tower, &mut stepping);
+        let after = loss(&stepped).without_autodiff().try_into_scalar::<f32>().unwrap();
+        let lost = f64::from(before - after);
+        assert!((lost / wanted - 1.0).abs() < 0.2, "{family}: lost {lost} instead of {wanted}");
+    }
+}
+
+struct Stepping<'a> {
+    gradients: &'a mut burn::tensor::Gradients,
+    rate: f64,
+    square: f64,
+    missing: usize,
+}
+
+impl burn::module::ModuleMapper for Stepping<'_> {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: burn::module::Param<Tensor<D>>,
+    ) -> burn::module::Param<Tensor<D>> {
+        param.map(|tensor| {
+            let Some(gradient) = tensor.grad_remove(self.gradients) else {
+                self.missing += 1;
+                return tensor;
+            };
+            let square = gradient.clone().powi_scalar(2).sum().try_into_scalar::<f32>().unwrap();
+            self.square += f64::from(square);
+            let stepped = tensor.clone().without_autodiff().sub(gradient.mul_scalar(self.rate));
+            stepped.autodiff().require_grad()
+        })
+    }
+}
