@@ -12,7 +12,7 @@ use crate::config::{Activation, DeltaNetConfig};
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::rows::Rows;
-use crate::weights::{Weights, param};
+use crate::weights::{Learned, Weights};
 
 /// The gated delta rule: a matrix per head that forgets by a gate and is corrected towards every token.
 ///
@@ -27,8 +27,8 @@ pub struct GatedDeltaNet {
     decay: Linear,
     output: Linear,
     norm: RmsNorm,
-    /// `[channels, kernel]`
-    convolution: Param<Tensor<2>>,
+    /// `[channels, 1, kernel]`
+    convolution: Param<Tensor<3>>,
     /// As the checkpoint has it: a logarithm, or the decay itself.
     decay_rate: Param<Tensor<1>>,
     decay_bias: Param<Tensor<1>>,
@@ -50,11 +50,7 @@ impl GatedDeltaNet {
             decay: inward("in_proj_a", config.value_heads)?,
             output: Linear::load(&weights, "out_proj", values, config.hidden_size, false)?,
             norm: RmsNorm::load(&config.norm, &between)?,
-            convolution: param(
-                between
-                    .plain("conv1d.weight", [channels, 1, config.kernel])?
-                    .reshape([channels, config.kernel]),
-            ),
+            convolution: between.learned("conv1d.weight", [channels, 1, config.kernel], Learned::All)?,
             decay_rate: between.vector("A_log", config.value_heads)?,
             decay_bias: between.vector("dt_bias", config.value_heads)?,
             config: config.clone(),
@@ -95,7 +91,8 @@ impl GatedDeltaNet {
     fn convolve(&self, mixed: Tensor<2>, state: &mut RecurrentState) -> Tensor<2> {
         let silu = self.config.activation == Activation::Silu;
         let convolving = Convolving { exact: true, silu };
-        let (sums, kept) = convolve(mixed, state.convolution.take(), self.convolution.val(), convolving);
+        let (sums, kept) =
+            convolve(mixed, state.convolution.take(), self.convolution.val().squeeze_dim(1), convolving);
         state.convolution = Some(kept);
         if silu { sums } else { self.config.activation.forward(sums) }
     }

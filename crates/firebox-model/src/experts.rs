@@ -61,10 +61,12 @@ impl MixtureOfExperts {
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
         let device = x.device();
         let shares = activation::softmax(self.router.multiply(x.clone()), 1);
+        let recorded = device.is_autodiff().then(|| shares.clone());
         let shares = shares
             .try_into_vec_as::<f32>()
             .map_err(|error| ModelError::Device { reason: error.to_string() })?;
         let assignments = self.assign(&shares);
+        let recorded = recorded.map(|shares| self.recorded_weights(shares, &assignments));
         let chosen: Vec<usize> =
             (0..self.count).filter(|expert| !assignments[*expert].rows.is_empty()).collect();
         // Owned by nobody else while rows are added, so that they are added in place.
@@ -73,11 +75,26 @@ impl MixtureOfExperts {
             let Assignment { rows, weights } = &assignments[expert];
             let count = rows.len();
             let rows = Tensor::<1, Int>::from_data(TensorData::new(rows.clone(), [count]), &device);
-            let weights = Tensor::<2>::from_data(TensorData::new(weights.clone(), [count, 1]), &device);
+            let weights = match &recorded {
+                Some(all) => all.clone().narrow(1, expert, 1).select(0, rows.clone()),
+                None => Tensor::<2>::from_data(TensorData::new(weights.clone(), [count, 1]), &device),
+            };
             let answer = network.forward(x.clone().select(0, rows.clone())).mul(weights);
             sum = sum.take().map(|sum| sum.select_assign(0, rows, answer, IndexingUpdateOp::Add));
         })?;
         Ok(sum.unwrap_or(x))
+    }
+
+    /// What every expert counts for every row, `[rows, experts]`, as the router made it, so that it learns.
+    fn recorded_weights(&self, shares: Tensor<2>, assignments: &[Assignment]) -> Tensor<2> {
+        let [rows, experts] = shares.dims();
+        let mut mask = vec![0f32; rows * experts];
+        for (expert, assignment) in assignments.iter().enumerate() {
+            assignment.rows.iter().for_each(|&row| mask[row as usize * experts + expert] = 1.0);
+        }
+        let mask = Tensor::<2>::from_data(TensorData::new(mask, [rows, experts]), &shares.device());
+        let chosen = shares.mul(mask);
+        if self.normalised { chosen.clone().div(chosen.sum_dim(1)) } else { chosen }
     }
 
     fn each(

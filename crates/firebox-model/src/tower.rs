@@ -138,7 +138,7 @@ impl Tower {
             // What a head shares with its trunk is not trained with it, unless it begins with one of its own.
             _ => {
                 let own = config.own_unembedding_name();
-                let of_head = tensors.names().any(|name| name == own) && config.tied_embeddings;
+                let of_head = tensors.names().any(|name| name == own);
                 let (name, from) =
                     if of_head { (own, &weights) } else { (config.unembedding_name(), &frozen) };
                 Some(from.matrix(&name, vocab, hidden)?)

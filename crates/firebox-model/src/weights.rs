@@ -134,7 +134,7 @@ impl<'a> Weights<'a> {
     }
 
     /// A tensor in f32, to be trained where tensors of that kind are.
-    fn learned<const D: usize>(
+    pub fn learned<const D: usize>(
         &self,
         name: &str,
         shape: [usize; D],

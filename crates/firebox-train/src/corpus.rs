@@ -1,4 +1,4 @@
-//! Samples, with what a frozen trunk made of them.
+//! What there is to learn: samples, with what a frozen trunk made of them.
 
 use std::path::PathBuf;
 
@@ -11,126 +11,8 @@ use crate::examples::Examples;
 use crate::format::Sample;
 use crate::lesson::{Goal, Lesson, integers};
 use crate::network::Source;
-use crate::packing::pack;
-
-/// The samples of a file. For a head, they come as what the trunk made of their tokens, computed once.
-pub struct Corpus {
-    examples: Examples,
-    states: Option<BoundaryCache>,
-}
-
-impl Corpus {
-    /// Samples whose tokens a whole model reads.
-    pub fn of_tokens(examples: Examples) -> Self {
-        Self { examples, states: None }
-    }
-
-    /// Samples for heads of a model from layer `split` on. What the trunk makes of them is computed as far as it is not
-    /// in `folder` already. `trunk` is the trunk's hash.
-    pub fn of_states(
-        mut examples: Examples,
-        folder: impl Into<PathBuf>,
-        decoder: &Decoder,
-        trunk: &str,
-        split: usize,
-        stored: Stored,
-        mut on_sample: impl FnMut(usize, usize),
-    ) -> Result<Self, TrainError> {
-        let key = BoundaryKey {
-            trunk: trunk.to_owned(),
-            samples: examples.fingerprint(),
-            layer: split,
-            width: decoder.config().hidden_size,
-            stored,
-        };
-        let count = examples.len();
-        let mut at = 0;
-        let states = BoundaryCache::fill(
-            folder,
-            key,
-            count,
-            |sample| Ok(examples.sample(sample)?.tokens),
-            |tokens| {
-                on_sample(at, count);
-                at += 1;
-                let states = decoder.hidden_after(tokens, split).map_err(TrainError::network)?;
-                states
-                    .try_into_vec_as::<f32>()
-                    .map_err(|error| TrainError::Readback { reason: error.to_string() })
-            },
-        )?;
-        Ok(Self { examples, states: Some(states) })
-    }
-
-    /// The samples.
-    pub fn examples(&self) -> &Examples {
-        &self.examples
-    }
-
-    /// Some samples, of which the targets are to be learned.
-    fn lesson(&mut self, samples: &[usize], device: &Device) -> Result<Lesson, TrainError> {
-        let (mut tokens, mut lengths) = (Vec::new(), Vec::with_capacity(samples.len()));
-        let (mut rows, mut targets) = (Vec::new(), Vec::new());
-        for &index in samples {
-            let sample = self.examples.sample(index)?;
-            let first = tokens.len();
-            for target in learned(&sample) {
-                rows.push((first + target - 1) as u32);
-                targets.push(sample.tokens[target]);
-            }
-            lengths.push(sample.tokens.len());
-            tokens.extend(sample.tokens);
-        }
-        let fed = match &self.states {
-            Some(cache) => {
-                let states: Vec<f32> = samples.iter().flat_map(|&index| cache.states(index)).collect();
-                Fed::States(rows_of(states, tokens.len(), device))
-            }
-            None => Fed::Tokens(tokens),
-        };
-        Ok(Lesson { fed, lengths, rows, goal: Goal::Tokens(targets) })
-    }
-
-    /// What the trunk made of the token before the last answer of some samples, all of which are `label`.
-    fn questions(&mut self, samples: &[usize], label: u32, device: &Device) -> Result<Lesson, TrainError> {
-        let Some(cache) = &self.states else {
-            let reason = "a classifier reads what a trunk made of the samples".into();
-            return Err(TrainError::NoData { what: "states".into(), reason });
-        };
-        let mut states = Vec::new();
-        for &index in samples {
-            let sample = self.examples.sample(index)?;
-            let all = cache.states(index);
-            let width = all.len() / sample.tokens.len().max(1);
-            let row = last_question(&sample);
-            states.extend_from_slice(&all[row * width..(row + 1) * width]);
-        }
-        let count = samples.len();
-        Ok(Lesson {
-            fed: Fed::States(rows_of(states, count, device)),
-            lengths: vec![1; count],
-            rows: (0..count as u32).collect(),
-            goal: Goal::Tokens(vec![label; count]),
-        })
-    }
-}
-
-/// The targets of a sample that have a token before them.
-fn learned(sample: &Sample) -> impl Iterator<Item = usize> {
-    (1..sample.tokens.len()).filter(|&at| sample.learn[at])
-}
-
-/// The token after which the last answer begins.
-fn last_question(sample: &Sample) -> usize {
-    let end = sample.learn.iter().rposition(|&learn| learn).unwrap_or(0);
-    let start = sample.learn[..end].iter().rposition(|&learn| !learn);
-    start.unwrap_or(0)
-}
-
-fn rows_of(states: Vec<f32>, rows: usize, device: &Device) -> Tensor<2> {
-    let width = states.len() / rows.max(1);
-    Tensor::from_data(TensorData::new(states, [rows, width]), device)
-}
+use crate::packed::Packed;
+use crate::packing::shuffled;
 
 /// What is to be learned of a subject.
 #[derive(Debug)]
@@ -143,27 +25,55 @@ pub enum Aim {
     Label(u32),
 }
 
-/// One of the things to learn.
+/// One of the things to learn: samples, and what for.
+#[derive(Debug)]
 pub struct Subject {
-    /// To learn from.
-    pub corpus: Corpus,
-    /// To see what was learned.
-    pub held_out: Option<Corpus>,
-    /// What.
+    /// In batches.
+    pub samples: Packed,
+    /// What the trunk made of them, where a head learns.
+    pub states: Option<BoundaryCache>,
+    /// What is to be learned.
     pub aim: Aim,
 }
 
+/// What the trunk of a model, its layers before `split`, makes of samples: computed as far as it is not in `folder`
+/// already. `trunk` is the trunk's hash.
+pub fn boundary_states(
+    examples: &mut Examples,
+    folder: impl Into<PathBuf>,
+    decoder: &Decoder,
+    trunk: &str,
+    split: usize,
+    stored: Stored,
+) -> Result<BoundaryCache, TrainError> {
+    let key = BoundaryKey {
+        trunk: trunk.to_owned(),
+        samples: examples.fingerprint(),
+        layer: split,
+        width: decoder.config().hidden_size,
+        stored,
+    };
+    let count = examples.len();
+    BoundaryCache::fill(
+        folder,
+        key,
+        count,
+        |sample| Ok(examples.sample(sample)?.tokens),
+        |tokens| {
+            let states = decoder.hidden_after(tokens, split).map_err(TrainError::network)?;
+            let numbers = states.try_into_vec_as::<f32>();
+            numbers.map_err(|error| TrainError::Readback { reason: error.to_string() })
+        },
+    )
+}
+
 impl Subject {
-    fn lesson(&mut self, samples: &[usize], held_out: bool, device: &Device) -> Result<Lesson, TrainError> {
-        let corpus = match &mut self.held_out {
-            Some(other) if held_out => other,
-            _ => &mut self.corpus,
-        };
+    fn lesson(&self, samples: &[(usize, Sample)], device: &Device) -> Result<Lesson, TrainError> {
         match &self.aim {
-            Aim::Targets => corpus.lesson(samples, device),
-            Aim::Label(label) => corpus.questions(samples, *label, device),
+            Aim::Targets => Ok(self.targets(samples, device)),
+            Aim::Label(label) => self.questions(samples, *label, device),
             Aim::Teacher(teacher) => {
-                let lesson = corpus.lesson(samples, device)?;
+                let lesson = self.targets(samples, device);
                 let hidden =
                     teacher.hidden(lesson.fed.clone(), &lesson.lengths).map_err(TrainError::network)?;
                 let logits = teacher.scored(hidden.select(0, integers(&lesson.rows, device)));
@@ -171,45 +81,94 @@ impl Subject {
             }
         }
     }
+
+    /// The targets, each to come of the token before it.
+    fn targets(&self, samples: &[(usize, Sample)], device: &Device) -> Lesson {
+        let (mut tokens, mut lengths) = (Vec::new(), Vec::with_capacity(samples.len()));
+        let (mut rows, mut targets) = (Vec::new(), Vec::new());
+        for (_, sample) in samples {
+            let first = tokens.len();
+            for target in (1..sample.tokens.len()).filter(|&at| sample.learn[at]) {
+                rows.push((first + target - 1) as u32);
+                targets.push(sample.tokens[target]);
+            }
+            lengths.push(sample.tokens.len());
+            tokens.extend_from_slice(&sample.tokens);
+        }
+        let fed = match &self.states {
+            Some(cache) => {
+                let states: Vec<f32> = samples.iter().flat_map(|(index, _)| cache.states(*index)).collect();
+                Fed::States(rows_of(states, tokens.len(), device))
+            }
+            None => Fed::Tokens(tokens),
+        };
+        Lesson { fed, lengths, rows, goal: Goal::Tokens(targets) }
+    }
+
+    /// What the trunk made of the token before the last answer, all of which are `label`.
+    fn questions(
+        &self,
+        samples: &[(usize, Sample)],
+        label: u32,
+        device: &Device,
+    ) -> Result<Lesson, TrainError> {
+        let Some(cache) = &self.states else {
+            let reason = "a classifier reads what a trunk made of the samples".into();
+            return Err(TrainError::NoData { what: "a subject without states".into(), reason });
+        };
+        let mut states = Vec::new();
+        for (index, sample) in samples {
+            let all = cache.states(*index);
+            let width = all.len() / sample.tokens.len().max(1);
+            let row = last_question(sample);
+            states.extend_from_slice(&all[row * width..(row + 1) * width]);
+        }
+        let count = samples.len();
+        Ok(Lesson {
+            fed: Fed::States(rows_of(states, count, device)),
+            lengths: vec![1; count],
+            rows: (0..count as u32).collect(),
+            goal: Goal::Tokens(vec![label; count]),
+        })
+    }
 }
 
-/// Batches of one subject after the other, in shuffled order.
+/// The token after which the last answer begins.
+fn last_question(sample: &Sample) -> usize {
+    let end = sample.learn.iter().rposition(|&learn| learn).unwrap_or(0);
+    sample.learn[..end].iter().rposition(|&learn| !learn).unwrap_or(0)
+}
+
+fn rows_of(states: Vec<f32>, rows: usize, device: &Device) -> Tensor<2> {
+    let width = states.len() / rows.max(1);
+    Tensor::from_data(TensorData::new(states, [rows, width]), device)
+}
+
+/// Batches of one subject or the other, in shuffled order.
+#[derive(Debug)]
 pub struct Lessons {
     subjects: Vec<Subject>,
-    /// Most tokens of a batch.
-    budget: usize,
     seed: u64,
     device: Device,
-    /// Those of an epoch: a subject and its samples.
-    batches: Vec<(usize, Vec<usize>)>,
-    epoch: Option<u64>,
-    held_out: Vec<(usize, Vec<usize>)>,
+    /// Those of an epoch: a subject and its batch.
+    order: Option<(u64, Vec<(usize, usize)>)>,
 }
 
 impl Lessons {
-    /// Batches of at most `budget` tokens each.
-    pub fn new(subjects: Vec<Subject>, budget: usize, seed: u64, device: &Device) -> Self {
-        let held_out = subjects.iter().enumerate().filter_map(|(at, subject)| {
-            let lengths = subject.held_out.as_ref()?.examples.lengths();
-            Some(pack(&lengths, budget, seed, 0).into_iter().map(move |samples| (at, samples)))
-        });
-        let held_out = held_out.flatten().collect();
-        let device = device.clone().without_autodiff();
-        Self { subjects, budget, seed, device, batches: Vec::new(), epoch: None, held_out }
+    /// Batches of all subjects.
+    pub fn new(subjects: Vec<Subject>, seed: u64, device: &Device) -> Self {
+        Self { subjects, seed, device: device.clone().without_autodiff(), order: None }
     }
 
-    fn arrange(&mut self, epoch: u64) {
-        if self.epoch == Some(epoch) {
-            return;
+    fn order(&mut self, epoch: u64) -> &[(usize, usize)] {
+        if self.order.as_ref().is_none_or(|(there, _)| *there != epoch) {
+            let counts = self.subjects.iter_mut().map(|subject| subject.samples.len(epoch)).enumerate();
+            let all: Vec<_> =
+                counts.flat_map(|(subject, count)| (0..count).map(move |batch| (subject, batch))).collect();
+            let order = shuffled(all.len(), self.seed, epoch).into_iter().map(|at| all[at]).collect();
+            self.order = Some((epoch, order));
         }
-        let each = self.subjects.iter().enumerate().map(|(at, subject)| {
-            let packed = pack(&subject.corpus.examples.lengths(), self.budget, self.seed, epoch);
-            packed.into_iter().map(move |samples| (at, samples)).collect::<Vec<_>>()
-        });
-        let all: Vec<_> = each.flatten().collect();
-        let order = crate::packing::shuffled(all.len(), self.seed, epoch);
-        self.batches = order.into_iter().map(|at| all[at].clone()).collect();
-        self.epoch = Some(epoch);
+        self.order.as_ref().map_or(&[], |(_, order)| order)
     }
 }
 
@@ -217,22 +176,31 @@ impl Source for Lessons {
     type Batch = Lesson;
 
     fn len(&mut self, epoch: u64) -> usize {
-        self.arrange(epoch);
-        self.batches.len()
+        self.order(epoch).len()
     }
 
     fn batch(&mut self, epoch: u64, index: usize) -> Result<Lesson, TrainError> {
-        self.arrange(epoch);
-        let (subject, samples) = &self.batches[index];
-        self.subjects[*subject].lesson(samples, false, &self.device)
+        let (subject, batch) = self.order(epoch)[index];
+        let subject = &mut self.subjects[subject];
+        let samples = subject.samples.batch(epoch, batch)?;
+        subject.lesson(&samples, &self.device)
     }
 
     fn held_out_len(&self) -> usize {
-        self.held_out.len()
+        self.subjects.iter().map(|subject| subject.samples.held_out_len()).sum()
     }
 
     fn held_out(&mut self, index: usize) -> Result<Lesson, TrainError> {
-        let (subject, samples) = &self.held_out[index];
-        self.subjects[*subject].lesson(samples, true, &self.device)
+        let mut at = index;
+        for subject in &mut self.subjects {
+            let count = subject.samples.held_out_len();
+            if at < count {
+                let samples = subject.samples.held_out(at)?;
+                return subject.lesson(&samples, &self.device);
+            }
+            at -= count;
+        }
+        let reason = format!("batch {index} of {}", self.held_out_len());
+        Err(TrainError::NoData { what: "what is held out".into(), reason })
     }
 }

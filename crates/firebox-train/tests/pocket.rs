@@ -131,7 +131,7 @@ fn the_latest_value_counts() {
     assert!(revised > 20, "{revised}");
 }
 
-static LEARNT: LazyLock<PocketTokenizer> = LazyLock::new(|| PocketTokenizer::learn(1, 768, 300).unwrap());
+static LEARNT: LazyLock<PocketTokenizer> = LazyLock::new(|| PocketTokenizer::learn(1, 768, 300).expect("text to learn from"));
 
 fn assets() -> TextAssets {
     TextAssets {
@@ -143,7 +143,7 @@ fn assets() -> TextAssets {
 
 #[test]
 fn the_tokenizer_is_the_same_every_time() {
-    assert_eq!(*LEARNT, PocketTokenizer::learn(1, 768, 300).unwrap());
+    assert_eq!(*LEARNT, PocketTokenizer::learn(1, 768, 300).expect("text to learn from"));
 }
 
 #[test]
