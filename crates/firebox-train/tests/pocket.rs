@@ -1,5 +1,7 @@
 //! What the pocket model learns from: the same for a seed, nothing of it seen before, nothing that cannot be known.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
+
 use firebox_text::{ChatTemplate, Message, TemplateOptions, TextAssets, Tokenizer, TokenizerSource};
 use firebox_train::pocket::{Conversation, Generator, Kind, PocketTokenizer, Role, Shape, Split, Task};
 use std::collections::HashSet;
@@ -131,7 +133,8 @@ fn the_latest_value_counts() {
     assert!(revised > 20, "{revised}");
 }
 
-static LEARNT: LazyLock<PocketTokenizer> = LazyLock::new(|| PocketTokenizer::learn(1, 768, 300).expect("text to learn from"));
+static LEARNT: LazyLock<PocketTokenizer> =
+    LazyLock::new(|| PocketTokenizer::learn(1, 768, 300).expect("text to learn from"));
 
 fn assets() -> TextAssets {
     TextAssets {

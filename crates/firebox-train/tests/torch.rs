@@ -1,6 +1,6 @@
 //! The same training as PyTorch's: see `make_training.py`.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that fails here should say so")]
 
 mod support;
 

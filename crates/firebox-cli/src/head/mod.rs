@@ -2,6 +2,7 @@
 
 mod installed;
 mod swap;
+mod train;
 
 use clap::Subcommand;
 
@@ -21,6 +22,8 @@ pub enum HeadCommand {
     Rollback(installed::NamedArgs),
     /// Write a model's own last layers as a head
     Cut(installed::CutArgs),
+    /// Train a head on a file of examples, with the trunk as it is
+    Train(Box<train::TrainArgs>),
     /// Measure how long a change of heads takes: in memory, from disk, and against opening the model
     Swap(swap::SwapArgs),
 }
@@ -33,6 +36,7 @@ pub fn head(command: &HeadCommand, console: &Console) -> anyhow::Result<Outcome>
         HeadCommand::Remove(args) => installed::remove(args, console),
         HeadCommand::Rollback(args) => installed::rollback(args, console),
         HeadCommand::Cut(args) => installed::cut(args, console),
+        HeadCommand::Train(args) => train::train(args, console),
         HeadCommand::Swap(args) => swap::swap(args, console),
     }
 }

@@ -4,6 +4,7 @@
 
 mod chat;
 mod fitting;
+mod head;
 mod hub;
 mod import;
 mod inspect;

@@ -1,0 +1,91 @@
+use std::path::{Path, PathBuf};
+
+use crate::args;
+use crate::support::*;
+
+/// A bundle with a tokenizer.
+fn bundle(folder: &Path, quantize: &[&str]) -> PathBuf {
+    let path = folder.join("model");
+    let mut all = args!["import", gguf("llama"), path.clone().into_os_string()].to_vec();
+    all.extend(quantize.iter().map(|arg| (*arg).into()));
+    firebox_with(&all).ends_with(0);
+    path
+}
+
+fn answer(model: &Path, head: Option<&str>) -> String {
+    let mut all = args!["run", model.as_os_str(), "Hello", "--raw", "-n", "12", "--temp", "0"].to_vec();
+    if let Some(head) = head {
+        all.extend(["--head".into(), head.into()]);
+    }
+    firebox_with(&all).ends_with(0).stdout
+}
+
+#[test]
+fn a_head_that_is_cut_off_is_the_model_that_it_was_cut_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = bundle(folder.path(), &["--quantize", "q4"]);
+    let cut = folder.path().join("own");
+    firebox_with(args!["head", "cut", model.as_os_str(), cut.as_os_str(), "--layers", "99"])
+        .fails(USAGE, &["--layers"]);
+    firebox_with(args!["head", "cut", model.as_os_str(), cut.as_os_str(), "--layers", "1"]).ends_with(0);
+    firebox_with(args!["head", "add", model.as_os_str(), cut.as_os_str(), "--name", "../x"])
+        .fails(UNUSABLE, &["../x"]);
+    firebox_with(args!["head", "add", model.as_os_str(), cut.as_os_str(), "--name", "code"]).ends_with(0);
+    let listed = firebox_with(args!["head", "list", model.as_os_str(), "--json"]).ends_with(0).json();
+    assert_eq!(listed["heads"][0]["name"], "code");
+    assert_eq!(listed["heads"][0]["spec"]["kind"], "blocks");
+    assert_eq!(answer(&model, Some("code")), answer(&model, None));
+    firebox_with(args!["run", model.as_os_str(), "Hello", "--raw", "--head", "chat"])
+        .fails(UNUSABLE, &["\"chat\"", "firebox head list"]);
+
+    let swap = firebox_with(args!["head", "swap", model.as_os_str(), "code", "--repeat", "2", "--json"]);
+    let swap = swap.ends_with(0).json();
+    let seconds = |what: &str| swap["seconds"][what].as_f64().unwrap();
+    assert!(seconds("warm") < seconds("cold") && seconds("cold") < seconds("reload"), "{swap}");
+
+    let talk = "/head\n/head code\nHello\n/head none\n/head own\n/quit\n";
+    let ran = firebox_fed(args!["chat", model.as_os_str(), "-n", "4", "--temp", "0"], talk).ends_with(0);
+    for said in ["(heads: code)", "(changed in", "no head \"none\" is installed"] {
+        assert!(ran.stderr.contains(said), "no {said:?} in {}", ran.stderr);
+    }
+    firebox_with(args!["head", "rollback", model.as_os_str(), "code"]).fails(UNUSABLE, &["code"]);
+    firebox_with(args!["head", "remove", model.as_os_str(), "code"]).ends_with(0);
+    let listed = firebox_with(args!["head", "list", model.as_os_str(), "--json"]).ends_with(0).json();
+    assert_eq!(listed["heads"], serde_json::json!([]));
+}
+
+/// The losses of a run.
+fn losses(run: &Path) -> Vec<f64> {
+    let metrics = std::fs::read_to_string(run.join("run/metrics.jsonl")).unwrap();
+    let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.map(|line| line["loss"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_head_learns_is_installed_and_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = bundle(folder.path(), &[]);
+    let data = folder.path().join("data.jsonl");
+    let line = "{\"prompt\": \"Hello\", \"completion\": \" world, hello world\"}\n";
+    std::fs::write(&data, format!("{}not json\n", line.repeat(40))).unwrap();
+    let own = answer(&model, None);
+    for (name, lora) in [("blocks", None), ("lora", Some("4"))] {
+        let run = folder.path().join(name);
+        let mut all = args!["head", "train", model.as_os_str(), "--data", data.as_os_str()].to_vec();
+        all.extend(args!["-o", run.as_os_str(), "--steps", "30", "--rate", "0.01", "--batch-tokens", "128"]);
+        all.extend(args!["--layers", "1", "--install", name]);
+        all.extend(lora.into_iter().flat_map(|rank| args!["--lora", rank]));
+        let ran = firebox_with(&all).ends_with(0);
+        assert!(ran.stderr.contains("line 41"), "bad lines are told: {}", ran.stderr);
+        let losses = losses(&run);
+        assert!(losses.len() == 30 && losses[29] < losses[0] * 0.9, "{name}: {losses:?}");
+        assert!(run.join("run/loss.svg").exists());
+        assert_ne!(answer(&model, Some(name)), own, "{name} says something of its own");
+        // What is done is not done again.
+        let again = firebox_with(&all).ends_with(0);
+        assert!(again.stderr.contains("going on after step 30"), "{}", again.stderr);
+    }
+    assert_eq!(answer(&model, None), own);
+    let listed = firebox_with(args!["head", "list", model.as_os_str(), "--json"]).ends_with(0).json();
+    assert_eq!(listed["heads"].as_array().unwrap().len(), 2);
+}
