@@ -10,7 +10,9 @@ use std::sync::Arc;
 use firebox::cache::{Pool, SequenceCache};
 use firebox::model::{Head, HeadForm, Input, Wanted};
 use firebox::store::Checkpoint;
-use firebox::{KvType, Model, Session, device};
+use firebox::{
+    Afterwards, KvType, Model, PersistentPrefix, PrefixOptions, Role, Session, WholeTurns, device,
+};
 use proptest::prelude::*;
 use safetensors::{SafeTensors, tensor::TensorView};
 
@@ -232,6 +234,50 @@ fn a_saved_session_goes_on_with_any_head() {
             whole.feed(&tokens(4, 150)).unwrap();
             assert_eq!(bits(&restored.feed(&[5]).unwrap()), bits(&whole.feed(&[5]).unwrap()), "{family}");
         }
+    }
+}
+
+/// A session that wore a head and was cleared begins with what the prefix has, which is the model's own.
+#[test]
+fn a_prefix_is_that_of_the_model_itself() {
+    let wardrobe = Wardrobe::new("llama", 1);
+    let folder = tempfile::tempdir().unwrap();
+    let options = PrefixOptions::default();
+    let prefix = PersistentPrefix::open_or_build(&folder, &wardrobe.trunk, &tokens(2, 140), options).unwrap();
+    let mut worn = wardrobe.session();
+    worn.set_head(Some(wardrobe.heads[0].clone()));
+    worn.feed(&[5]).unwrap();
+    worn.clear();
+    let mut worn = worn.with_prefix(&prefix).unwrap();
+    let mut whole = wardrobe.wholes[0].session().unwrap();
+    whole.feed(&tokens(2, 140)).unwrap();
+    let (worn, whole) = (worn.feed(&[7]).unwrap(), whole.feed(&[7]).unwrap());
+    let range = whole.iter().fold(0f32, |range, logit| range.max(logit.abs()));
+    for (worn, whole) in worn.iter().zip(&whole) {
+        assert!((worn - whole).abs() < range * 1e-3, "{worn} instead of {whole}");
+    }
+}
+
+/// Positions that are taken up, and turns that are gone or hidden: what a head makes of the rest is what it would make
+/// of it alone, and the trunk's part stays as it was.
+#[test]
+fn a_head_can_be_put_on_after_turns_have_gone() {
+    for (family, afterwards) in [("llama", Afterwards::Stay), ("qwen3", Afterwards::CloseUp)] {
+        let wardrobe = Wardrobe::new(family, 1);
+        let mut session = wardrobe.session().with_turn_capacity(300, WholeTurns { afterwards });
+        for turn in 0..6 {
+            session.begin_turn(&[Role::User]).unwrap();
+            session.feed(&tokens(turn, 90)).unwrap();
+        }
+        assert!(session.tokens().len() < 540, "some turns have gone");
+        let own = session.clone().feed(&[9]).unwrap();
+        let mut other = session.clone();
+        other.set_head(Some(wardrobe.heads[0].clone()));
+        let changed = other.feed(&[9]).unwrap();
+        assert_ne!(bits(&changed), bits(&own));
+        assert!(changed.iter().all(|logit| logit.is_finite()));
+        // What others share was not written over.
+        assert_eq!(bits(&session.feed(&[9]).unwrap()), bits(&own), "{family}");
     }
 }
 

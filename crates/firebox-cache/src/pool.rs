@@ -65,7 +65,11 @@ impl Pool {
 
     /// An empty pool for the same model with keys and values kept in another way, whose pages the same one allows.
     pub fn keeping(&self, kept: KvType) -> Self {
-        let layout = Layout { kept, ..self.layout().clone() };
+        self.with_layout(Layout { kept, ..self.layout().clone() })
+    }
+
+    /// An empty pool of other pages, which the same one allows.
+    pub fn with_layout(&self, layout: Layout) -> Self {
         match &self.0.ledger {
             Some(ledger) => Self::with_ledger(layout, ledger.clone()),
             None => Self::new(layout),

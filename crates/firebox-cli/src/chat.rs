@@ -111,7 +111,7 @@ fn begin(
             let saved = Saved::open(path, &model, kept)?;
             let messages: Vec<Message> = serde_json::from_str(saved.note())
                 .with_context(|| format!("{} holds a session, but no conversation", path.display()))?;
-            let session = saved.session()?.with_cancel(interrupt.flag());
+            let session = args.generating.dressed(saved.session()?, &model, interrupt)?;
             Conversation::resume(prompter, config, session, speculation, messages)
         }
         _ => {

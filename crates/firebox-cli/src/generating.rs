@@ -63,7 +63,15 @@ impl GeneratingArgs {
 
     /// A session of a model, which stops at Ctrl-C.
     pub fn session(&self, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
-        let mut session = self.configured(model.session()?, interrupt);
+        self.dressed(model.session()?, model, interrupt)
+    }
+
+    /// The same, for a session that was begun elsewhere.
+    pub fn dressed(&self, session: Session, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
+        let mut session = self.configured(session, interrupt);
+        if let Some(heads) = model.heads() {
+            session = session.with_heads(heads.clone());
+        }
         if let Some(name) = &self.head
             && let Some(reason) = session.use_head(name).instead
         {

@@ -1,4 +1,5 @@
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -94,11 +95,13 @@ impl Decoder {
 
     /// Lets heads take the place of the layers from `split` on. Once said, it stays.
     pub fn split_at(&self, split: usize) -> Result<(), ModelError> {
-        let there = *self.split.get_or_init(|| split);
-        if there == split && split < self.layers() {
+        if split < self.layers() && *self.split.get_or_init(|| split) == split {
             return Ok(());
         }
-        let reason = format!("{split}, where heads begin at {there} of {} layers", self.layers());
+        let reason = match self.split() {
+            Some(there) => format!("{split}, where heads begin at {there} of {} layers", self.layers()),
+            None => format!("{split}, where there are {} layers", self.layers()),
+        };
         Err(ModelError::Config { field: "split".into(), reason })
     }
 
@@ -186,16 +189,25 @@ impl Decoder {
         })
     }
 
+    /// Makes a sequence's cache ready to be [taken through another head](Self::replay), in pieces of at most `most`
+    /// tokens. An error leaves it as it was; otherwise it is that of no head, until the last piece went through.
+    pub fn begin_replay(
+        &self,
+        cache: &mut SequenceCache,
+        most: usize,
+    ) -> Result<Vec<Range<usize>>, ModelError> {
+        let split = self.split().ok_or(ModelError::NoSplit)?;
+        Ok(cache.begin_replay(split, most)?)
+    }
+
     /// Takes what a sequence keeps of its tokens through another head, which the sequence's cache is then that of. The
-    /// trunk does not run. `tokens` are those of the sequence, and pieces have at most `most` of them.
-    ///
-    /// After an error the cache is that of no head.
+    /// trunk does not run. `tokens` are those of the sequence.
     pub fn replay(
         &self,
         head: Option<&Arc<Head>>,
         tokens: &[u32],
         length: usize,
-        most: usize,
+        pieces: Vec<Range<usize>>,
         cache: &mut SequenceCache,
     ) -> Result<(), ModelError> {
         let layout = cache.pool().layout();
@@ -203,7 +215,7 @@ impl Decoder {
             return Err(ModelError::NoSplit);
         };
         let _turn = self.turn();
-        for piece in cache.begin_replay(split, most)? {
+        for piece in pieces {
             let Some(mut replay) = cache.replay(states, piece.clone()) else {
                 return Err(ModelError::NoSplit);
             };

@@ -57,6 +57,17 @@ impl HeadForm {
         matches!(self, Self::Blocks | Self::Adapter { .. })
     }
 
+    /// Refuses what would have nothing in it.
+    pub(crate) fn check(&self) -> Result<(), ModelError> {
+        let (field, reason) = match self {
+            Self::Bridge { width: 0 } => ("width", "0; a bridge has to be wider"),
+            Self::Classifier { labels } if labels.is_empty() => ("labels", "none; a classifier needs some"),
+            Self::Adapter { scale } if !scale.is_finite() => ("scale", "not a number"),
+            _ => return Ok(()),
+        };
+        Err(ModelError::Config { field: format!("head.{field}"), reason: reason.into() })
+    }
+
     pub(crate) fn adapter_scale(&self) -> f32 {
         match self {
             Self::Adapter { scale } => *scale,
@@ -113,10 +124,8 @@ impl Head {
         checkpoint: &Checkpoint,
     ) -> Result<Self, ModelError> {
         let config = decoder.config();
-        if split > config.blocks.len() {
-            let reason = format!("{split}, but the model has {} layers", config.blocks.len());
-            return Err(ModelError::Config { field: "split".into(), reason });
-        }
+        decoder.split_at(split)?;
+        form.check()?;
         let taken = RefCell::default();
         let all = Overlaid { over: tensors, under: checkpoint };
         let root = Weights::new(&all, decoder.device(), &taken).adapted(form.adapter_scale());
@@ -167,6 +176,11 @@ impl Head {
     /// What it is made of.
     pub fn form(&self) -> &HeadForm {
         &self.form
+    }
+
+    /// Whether it says what a text is instead of continuing it.
+    pub fn is_classifier(&self) -> bool {
+        matches!(self.form, HeadForm::Classifier { .. })
     }
 
     /// Whether it has layers, which remember something of a sequence.

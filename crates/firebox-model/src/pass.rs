@@ -66,6 +66,16 @@ impl Pass {
         if heads.iter().any(Option::is_some) && model.split().is_none() {
             return Err(ModelError::NoSplit);
         }
+        let classifying = heads.iter().filter(|head| head.as_ref().is_some_and(|head| head.is_classifier()));
+        if heads.len() > 1 && classifying.count() > 0 {
+            // What comes of them is as wide as there are labels.
+            return Err(ModelError::Kind {
+                model_type: model.config().family.into(),
+                found: "wearing a classifier",
+                wanted: "one head among several that continue text",
+                remedy: "let a sequence that is classified pass alone",
+            });
+        }
         let rows = Rows::new(model.config(), inputs, model.device());
         let part = Part { members: (0..inputs.len()).collect(), rows, hidden, head: None };
         Ok(Self { parts: vec![part], heads, next_layer })

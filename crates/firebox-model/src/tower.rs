@@ -119,6 +119,7 @@ impl Tower {
         device: &Device,
         seeded: Seeded,
     ) -> Result<Self, ModelError> {
+        form.check()?;
         let (taken, parameters) = (RefCell::default(), RefCell::default());
         let offset = config.final_norm.weight_offset;
         let initial = RefCell::new(Initial::new(seeded.seed, seeded.deviation, config.blocks.len(), offset));

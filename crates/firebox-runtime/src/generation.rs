@@ -104,6 +104,12 @@ impl<'s> Generation<'s> {
         if prompt.is_empty() {
             return Err(ModelError::NoTokens.into());
         }
+        if session.head().is_some_and(|head| head.is_classifier()) {
+            return Err(RuntimeError::Kind {
+                found: "wearing a classifier",
+                remedy: "it says what a text is and cannot continue it; use another head",
+            });
+        }
         let sampler = Sampler::new(config.sampler.clone())?;
         let before = session.tokens().len();
         let tokens = before + prompt.len();

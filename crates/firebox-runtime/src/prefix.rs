@@ -150,6 +150,7 @@ impl Session {
         self.encoded_length = begun.encoded_length;
         self.cache = begun.cache;
         self.tokens = begun.tokens;
+        self.filled_by = begun.filled_by;
         Ok(self)
     }
 }

@@ -41,8 +41,10 @@ impl KvKey {
             KvType::F16 => "f16",
             KvType::Int8 => "int8",
         };
+        let trunk = model.checkpoint().fingerprint(decoder.layers())?;
         Ok(Self([
-            ("trunk", model.checkpoint().fingerprint(decoder.layers())?),
+            // What is kept for heads is kept where they begin.
+            ("trunk", decoder.split().map_or(trunk.clone(), |split| format!("{trunk}, heads from {split}"))),
             (HEAD, head.into()),
             // Adapters are heads.
             ("adapter", "none".into()),
@@ -184,6 +186,9 @@ impl Session {
         let mut file = NewTensorFile::create(path, &metadata, &tensors)?;
         file.write(&words(&self.tokens))?;
         for (index, layer) in layout.layers.iter().enumerate() {
+            // Where no head has filled a layer, its pages may hold what other sequences left in them.
+            let is_trunk = self.decoder.split().is_none_or(|split| index < split);
+            let is_filled = is_trunk || index >= self.decoder.layers() || self.filled_by.is_some();
             let runs = self.cache.stored(index).unwrap_or_default();
             for (at, side) in sides(layer, layout.kept).iter().enumerate() {
                 let stored = runs.iter().map(|run| match run {
@@ -191,7 +196,10 @@ impl Session {
                     Remembered::Attention { values, .. } => values.clone(),
                     Remembered::States(states) => states.clone(),
                 });
-                for bytes in gathered(stored.collect(), &outline, side.heads)? {
+                for mut bytes in gathered(stored.collect(), &outline, side.heads)? {
+                    if !is_filled {
+                        bytes.fill(0);
+                    }
                     file.write(&bytes)?;
                 }
             }

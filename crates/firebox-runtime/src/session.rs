@@ -67,9 +67,14 @@ impl Session {
     /// # Panics
     /// If the pool was made for a model of other layers.
     pub fn in_pool(decoder: Arc<Decoder>, pool: &Pool) -> Self {
-        assert_eq!(pool.layout().layers, decoder.layout(KvType::default()).layers, "a pool of this model");
+        let layout = decoder.layout(pool.layout().kept);
+        let blocks = decoder.layers();
+        assert_eq!(pool.layout().layers.get(..blocks), layout.layers.get(..blocks), "a pool of this model");
+        // The model may have got its first head since the pool was made.
+        let pool =
+            if pool.layout().layers == layout.layers { pool.clone() } else { pool.with_layout(layout) };
         Self {
-            cache: SequenceCache::new(pool),
+            cache: SequenceCache::new(&pool),
             decoder,
             tokens: Vec::new(),
             lost: Vec::new(),
@@ -124,8 +129,11 @@ impl Session {
         let worn = match &self.rack {
             _ if name == OWN_HEAD => Worn { head: None, instead: None, took: Duration::ZERO },
             Some(rack) => {
-                rack.note(&before, name);
-                rack.wear(name)
+                let worn = rack.wear(name);
+                if worn.instead.is_none() {
+                    rack.note(&before, name);
+                }
+                worn
             }
             None => {
                 let instead = Arc::new(RuntimeError::NoHead { name: name.into() });
@@ -388,13 +396,19 @@ impl Session {
         if layers != self.cache.pool().layout().layers {
             // Nothing was kept at the split yet.
             self.lose();
-            let pool = Pool::new(self.decoder.layout(self.cache.pool().layout().kept));
-            self.cache = self.cache.begun_in(&pool);
+            let layout = self.decoder.layout(self.cache.pool().layout().kept);
+            self.cache = self.cache.begun_in(&self.cache.pool().with_layout(layout));
         }
-        if has_blocks && !self.cache.is_empty() {
+        if !has_blocks {
+            // Its tokens leave nothing behind the split.
             self.filled_by = None;
-            let (head, chunk) = (self.head.as_ref(), self.chunk);
-            self.decoder.replay(head, &self.tokens, length, chunk, &mut self.cache)?;
+            return Ok(());
+        }
+        if !self.cache.is_empty() {
+            let pieces = self.decoder.begin_replay(&mut self.cache, self.chunk)?;
+            self.filled_by = None;
+            let head = self.head.as_ref();
+            self.decoder.replay(head, &self.tokens, length, pieces, &mut self.cache)?;
         }
         self.filled_by = Some(id);
         Ok(())

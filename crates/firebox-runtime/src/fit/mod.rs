@@ -174,6 +174,10 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
     let context = config.context.unwrap_or(decoder.config().max_positions);
     let mut shape = Shape::of(model.checkpoint(), decoder.config(), config.kept)?;
+    if decoder.split().is_some() {
+        // What is kept at the split.
+        shape.kv_bytes_per_token += (decoder.config().hidden_size * size_of::<f32>()) as u64;
+    }
     streamed.set_buffers(0);
     shape.fixed_bytes = fixed_bytes(shape.fixed_bytes);
     // Says whether there is enough memory at all before any is taken; how fast it is does not matter for that.

@@ -1,10 +1,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug, Display};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firebox_model::Head;
+use firebox_model::{Head, ModelError};
 
 use super::history::HeadHistory;
 use super::retry::Retry;
@@ -140,7 +141,8 @@ struct Shared {
 struct State {
     hanging: BTreeMap<String, Hanging>,
     retries: BTreeMap<String, Retry>,
-    failures: BTreeMap<String, Arc<RuntimeError>>,
+    /// Why a generation of a head could not be used.
+    failures: BTreeMap<String, (Option<u64>, Arc<RuntimeError>)>,
     /// Names to load, those that somebody waits for in front.
     wanted: VecDeque<Wanted>,
     loading: Option<String>,
@@ -169,7 +171,8 @@ impl HeadRack {
     pub fn new(source: Arc<dyn HeadSource>, config: RackConfig) -> Result<Self, RuntimeError> {
         let state = Mutex::new(State { history: config.history.clone(), ..State::default() });
         let rack = Self(Arc::new(Shared { source, config, state, changed: Condvar::new() }));
-        if rack.0.source.generation(FALLBACK)?.is_some() {
+        // A table that cannot be read is told to whoever asks for a head.
+        if let Ok(Some(_)) = rack.0.source.generation(FALLBACK) {
             rack.0.load(&Wanted { name: FALLBACK.into(), ahead: true });
         }
         Ok(rack)
@@ -182,7 +185,13 @@ impl HeadRack {
         let found = self.0.wear(name, began);
         let (head, instead) = match found {
             Ok(head) => (Some(head), None),
-            Err(reason) => (self.0.state().worn(FALLBACK), Some(reason)),
+            Err(reason) => {
+                let fallback = self.0.state().worn(FALLBACK);
+                if fallback.is_none() && matches!(self.0.source.generation(FALLBACK), Ok(Some(_))) {
+                    self.hint(FALLBACK);
+                }
+                (fallback, Some(reason))
+            }
         };
         Worn { head, instead, took: began.elapsed() }
     }
@@ -259,20 +268,25 @@ impl Shared {
         let held = state.hanging.get(name).map(|hanging| hanging.ready.generation);
         if held.is_some() && held != generation {
             state.hanging.remove(name);
-            state.retries.remove(name);
             state.log(HeadEvent::Updated { name: name.to_owned() });
         }
         if let Some(head) = state.worn(name) {
             return Ok(head);
         }
+        // What is wrong with one generation says nothing about another.
+        if state.failures.get(name).is_some_and(|(failed, _)| *failed != generation) {
+            state.retries.remove(name);
+            state.failures.remove(name);
+        }
         if !state.is_due(name)
-            && let Some(reason) = state.failures.get(name)
+            && let Some((_, reason)) = state.failures.get(name)
         {
             return Err(reason.clone());
         }
         state.failures.remove(name);
-        self.want(&mut state, Wanted { name: name.to_owned(), ahead: false });
         loop {
+            // Again, where it came and had to make room before anybody could take it.
+            self.want(&mut state, Wanted { name: name.to_owned(), ahead: false });
             let Some(left) = self.config.patience.checked_sub(began.elapsed()) else {
                 state.log(HeadEvent::Late { name: name.to_owned() });
                 let waited = self.config.patience;
@@ -280,17 +294,23 @@ impl Shared {
             };
             let waited = self.changed.wait_timeout(state, left);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let loaded = state.hanging.get(name).map(|hanging| hanging.ready.generation);
+            if loaded.is_some() && loaded < generation {
+                // It was under way before the one that is asked for was there.
+                state.hanging.remove(name);
+            }
             if let Some(head) = state.worn(name) {
                 return Ok(head);
             }
-            if let Some(reason) = state.failures.get(name) {
+            if let Some((_, reason)) = state.failures.get(name) {
                 return Err(reason.clone());
             }
         }
     }
 
     fn want(self: &Arc<Self>, state: &mut State, wanted: Wanted) {
-        if state.loading.as_ref() == Some(&wanted.name) {
+        let is_known = |other: &Wanted| other.name == wanted.name && (wanted.ahead || !other.ahead);
+        if state.loading.as_ref() == Some(&wanted.name) || state.wanted.iter().any(is_known) {
             return;
         }
         state.wanted.retain(|other| other.name != wanted.name);
@@ -309,13 +329,21 @@ impl Shared {
     /// Loads a head, unless it is there.
     fn load(&self, wanted: &Wanted) {
         let began = Instant::now();
-        let loaded = self.room_for(&wanted.name).and_then(|charge| {
-            let ready = self.source.load(&wanted.name)?;
-            Ok((ready, charge))
+        let generation = self.source.generation(&wanted.name).unwrap_or_default();
+        let load = || {
+            let charge = self.room_for(&wanted.name)?;
+            Ok((self.source.load(&wanted.name)?, charge))
+        };
+        // A file that makes a kernel panic must not take the loader with it.
+        let loaded = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
+            let reason = format!("head {:?} is of shapes that cannot be computed with", wanted.name);
+            Err(ModelError::Device { reason }.into())
         });
         let mut state = self.state();
         let name = wanted.name.clone();
         match loaded {
+            // There will be room once somebody needs it.
+            Err(RuntimeError::OverBudget { .. }) if wanted.ahead => {}
             Ok((ready, charge)) => {
                 state.time += 1;
                 let used = state.time;
@@ -332,7 +360,7 @@ impl Shared {
                 let retry = state.retries.entry(name.clone()).or_default();
                 retry.failed(now);
                 let retry_in = retry.wait(now);
-                state.failures.insert(name.clone(), reason.clone());
+                state.failures.insert(name.clone(), (generation, reason.clone()));
                 state.log(HeadEvent::Failed { name, reason, retry_in });
             }
         }
@@ -362,7 +390,8 @@ impl Shared {
             state.log(HeadEvent::Evicted { name: idle });
             drop(state);
             if let Some(files) = gone.and_then(|gone| gone.ready.files) {
-                files.release()?;
+                // What stays in the page cache is the system's to drop.
+                let _ = files.release();
             }
         }
     }

@@ -2,7 +2,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use firebox_model::{Decoder, Head, HeadForm};
-use firebox_store::{HeadFiles, Heads, Quantization, StoreError};
+use firebox_store::{HeadFiles, Heads, Quantization, SegmentId, StoreError, Tensors as _};
 
 use crate::RuntimeError;
 
@@ -74,7 +74,18 @@ impl HeadSource for InstalledHeads {
     }
 
     fn bytes(&self, name: &str) -> Result<u64, RuntimeError> {
-        Ok(self.heads.head(name)?.bytes())
+        let head = self.heads.head(name)?;
+        let own = head.bytes();
+        if self.decoder.streamed().is_none() {
+            return Ok(own);
+        }
+        // What it takes from a model that is streamed otherwise it alone keeps in memory.
+        let layers = self.heads.model().segments().into_iter();
+        let taken =
+            layers.filter(|segment| matches!(segment.id, SegmentId::Layer(layer) if layer >= head.split()));
+        let shared = taken.flat_map(|segment| segment.tensors).filter(|name| head.info(name).is_none());
+        let bytes = shared.filter_map(|name| Some(self.heads.model().info(&name)?.bytes));
+        Ok(own + bytes.sum::<u64>())
     }
 
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {

@@ -26,6 +26,8 @@ struct Made {
     fails: bool,
 }
 
+const PANICS: u64 = 99;
+
 #[derive(Debug)]
 struct Nothing;
 
@@ -88,6 +90,7 @@ impl HeadSource for Wardrobe {
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
         let Made { generation, bytes, delay, fails } = self.made(name);
         sleep(delay);
+        assert!(generation != PANICS, "as if a kernel had been given an impossible shape");
         if fails {
             return Err(RuntimeError::NoHead { name: "broken".into() });
         }
@@ -134,7 +137,30 @@ fn what_cannot_be_used_is_stood_in_for_and_tried_later() {
     wardrobe.change("code", |made| made.fails = false);
     assert_eq!(worn(&rack, "code"), "universal 1", "not before its time");
     wardrobe.change("code", |made| made.generation = 2);
-    rack.let_go("code");
+    assert_eq!(worn(&rack, "code"), "code 2", "another generation is another matter");
+}
+
+#[test]
+fn what_panics_takes_nothing_with_it() {
+    let wardrobe = Wardrobe::new(&[("broken", 1), ("code", 1)]);
+    wardrobe.change("broken", |made| made.generation = PANICS);
+    let rack = wardrobe.rack(RackConfig::default());
+    let reason = rack.wear("broken").instead.unwrap().to_string();
+    assert!(reason.contains("broken"), "{reason}");
+    assert_eq!(worn(&rack, "code"), "code 1");
+    rack.settle();
+}
+
+#[test]
+fn a_guess_without_room_is_no_failure() {
+    let wardrobe = Wardrobe::new(&[("a", 4), ("b", 4)]);
+    let rack = wardrobe.rack(RackConfig { room: 5, ..RackConfig::default() });
+    let a = rack.wear("a").head.unwrap();
+    rack.hint("b");
+    rack.settle();
+    assert_eq!(rack.in_memory(), ["a"]);
+    drop(a);
+    assert_eq!(worn(&rack, "b"), "b 1");
 }
 
 #[test]
