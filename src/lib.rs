@@ -23,11 +23,12 @@ pub use firebox_runtime::{
     Account, Afterwards, AttentionSinks, BranchId, BranchInfo, Branches, Budget, CacheError, Charge,
     Condenser, Condensing, DRAFT_BRANCHES, DRAFT_TOKENS, Divergence, Draft, Drafter, EmbeddingVerification,
     EvictionPolicy, Extract, Finish, Forgetting, Generation, GenerationConfig, Hidden, KvType,
-    LogitVerification, LookupDrafter, MajorFaults, Model, ModelDrafter, Origin, Perplexity, PersistentPrefix,
-    Piece, Pool, Prefill, PrefixOptions, Role, RuntimeError, Sampler, SamplerConfig, Saved, Session,
-    SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns,
-    anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest,
-    mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes, verify_against,
+    LogitVerification, LookupDrafter, MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Perplexity,
+    PersistentPrefix, Piece, Pool, Prefill, PrefixOptions, Role, RuntimeError, Sampler, SamplerConfig, Saved,
+    Session, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind, Verification,
+    WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, human_bytes,
+    likeliest, mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes,
+    verify_against,
 };
 
 /// Attention and recurrent state of running sequences.
@@ -38,6 +39,8 @@ pub use firebox_model as model;
 pub use firebox_runtime::fit;
 /// How many layers stay in memory while a model runs.
 pub use firebox_runtime::governor;
+/// Heads that a model's sequences change between.
+pub use firebox_runtime::heads;
 /// How much of a model to keep in memory, and how fast it is then going to run.
 pub use firebox_runtime::planner;
 /// How short memory is, as far as the system says.
@@ -50,3 +53,5 @@ pub use firebox_runtime::thermal;
 pub use firebox_store as store;
 /// Tokenizers, chat templates, detokenizing.
 pub use firebox_text as text;
+/// Training of models, heads and adapters.
+pub use firebox_train as train;
