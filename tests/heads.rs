@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firebox::cache::{Pool, SequenceCache};
+use firebox::heads::{FALLBACK, RackConfig};
 use firebox::model::{Head, HeadForm, Input, Wanted};
-use firebox::store::Checkpoint;
+use firebox::store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
 use firebox::{
-    Afterwards, KvType, Model, PersistentPrefix, PrefixOptions, Role, Session, WholeTurns, device,
+    Afterwards, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session, WholeTurns, device,
 };
 use proptest::prelude::*;
 use safetensors::{SafeTensors, tensor::TensorView};
@@ -234,6 +235,120 @@ fn a_saved_session_goes_on_with_any_head() {
             whole.feed(&tokens(4, 150)).unwrap();
             assert_eq!(bits(&restored.feed(&[5]).unwrap()), bits(&whole.feed(&[5]).unwrap()), "{family}");
         }
+    }
+}
+
+/// A copy of a fixture that heads can be installed beside.
+fn installable(family: &str, folder: &Path) -> PathBuf {
+    let path = folder.join("model");
+    std::fs::create_dir(&path).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture(family).join(file), path.join(file)).unwrap();
+    }
+    path
+}
+
+fn noise(seed: u32, count: usize) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Installed beside a model, an adapter does what a model does that it was multiplied into.
+#[test]
+fn an_adapter_is_the_weights_it_would_make() {
+    const RANK: usize = 3;
+    let folder = tempfile::tempdir().unwrap();
+    let path = installable("qwen3", folder.path());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let layers = Model::open(&path, &device("cpu").unwrap()).unwrap().decoder().unwrap().layers();
+    let (split, scale) = (layers - 2, 0.5);
+    let form = HeadForm::Adapter { scale };
+    let mut head = NewHead::new(&checkpoint, split, serde_json::to_value(&form).unwrap()).unwrap();
+    let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
+    let mut merged = BTreeMap::new();
+    for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        let mut values: Vec<f32> =
+            view.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let adapted = name.ends_with("q_proj.weight") || name.ends_with("down_proj.weight");
+        if adapted && layer_of(&name).is_some_and(|layer| layer >= split) {
+            let [outputs, inputs] = view.shape() else { unreachable!() };
+            let (inward, outward) = (noise(1, RANK * inputs), noise(2, outputs * RANK));
+            for (row, values) in values.chunks_exact_mut(*inputs).enumerate() {
+                for (column, value) in values.iter_mut().enumerate() {
+                    let sum = |rank: usize| outward[row * RANK + rank] * inward[rank * inputs + column];
+                    *value += scale * (0..RANK).map(sum).sum::<f32>();
+                }
+            }
+            let module = name.strip_suffix(".weight").unwrap();
+            let f32s = Encoding::Plain(Dtype::F32);
+            for (end, values, shape) in [("A", inward, [RANK, *inputs]), ("B", outward, [*outputs, RANK])] {
+                let name = format!("{module}.lora_{end}.weight");
+                head.push(encode(&name, &values, &shape, f32s).unwrap()).unwrap();
+            }
+        }
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        merged.insert(name, (view.shape().to_vec(), data));
+    }
+    head.write(folder.path().join("head")).unwrap();
+    Heads::open(&path).unwrap().install(folder.path().join("head"), "adapted").unwrap();
+    let whole = folder.path().join("whole");
+    std::fs::create_dir(&whole).unwrap();
+    std::fs::copy(path.join("config.json"), whole.join("config.json")).unwrap();
+    let views = merged.iter().map(|(name, (shape, data))| {
+        (name, TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &whole.join("model.safetensors")).unwrap();
+
+    let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
+    let model = model.with_heads(RackConfig::default()).unwrap();
+    let mut session = model.session().unwrap();
+    assert!(session.use_head("adapted").instead.is_none());
+    let found = session.feed(&tokens(3, 30)).unwrap();
+    let whole = Model::open(&whole, &device("cpu").unwrap()).unwrap();
+    let expected = whole.session().unwrap().feed(&tokens(3, 30)).unwrap();
+    let own = model.session().unwrap().feed(&tokens(3, 30)).unwrap();
+    let range = expected.iter().fold(0f32, |range, logit| range.max(logit.abs()));
+    let furthest = |one: &[f32], other: &[f32]| {
+        one.iter().zip(other).fold(0f32, |most, (one, other)| most.max((one - other).abs()))
+    };
+    assert!(furthest(&found, &expected) < range * 1e-3, "{}", furthest(&found, &expected));
+    assert!(furthest(&own, &expected) > range * 1e-2, "the adapter changes something");
+}
+
+/// A sequence that wears a bridge goes without the last layers and comes back to them as if it had never left.
+#[test]
+fn a_bridge_leaves_no_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = installable("llama", folder.path());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let decoder = Model::open(&path, &device("cpu").unwrap()).unwrap().decoder().unwrap();
+    let (split, hidden) = (decoder.layers() / 2, decoder.config().hidden_size);
+    let form = HeadForm::Bridge { width: 4 };
+    let mut head = NewHead::new(&checkpoint, split, serde_json::to_value(&form).unwrap()).unwrap();
+    let shapes = [
+        ("bridge.norm.weight", vec![hidden]),
+        ("bridge.inward.weight", vec![4, hidden]),
+        ("bridge.outward.weight", vec![hidden, 4]),
+    ];
+    for (seed, (name, shape)) in shapes.into_iter().enumerate() {
+        let values = noise(seed as u32, shape.iter().product());
+        head.push(encode(name, &values, &shape, Encoding::Plain(Dtype::F32)).unwrap()).unwrap();
+    }
+    head.write(folder.path().join("head")).unwrap();
+    Heads::open(&path).unwrap().install(folder.path().join("head"), FALLBACK).unwrap();
+    let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
+    let model = model.with_heads(RackConfig::default()).unwrap();
+    let (mut session, mut plain) = (model.session().unwrap(), model.session().unwrap());
+    for (step, fed) in [tokens(1, 50), tokens(2, 70), tokens(3, 1), tokens(4, 20)].into_iter().enumerate() {
+        // A head that is not there is stood in for.
+        let worn = session.use_head(if step % 2 == 0 { OWN_HEAD } else { "none" });
+        assert_eq!(worn.instead.is_some(), step % 2 == 1);
+        let (found, expected) = (session.feed(&fed).unwrap(), plain.feed(&fed).unwrap());
+        assert_eq!(bits(&found) == bits(&expected), step % 2 == 0, "step {step}");
     }
 }
 
