@@ -159,3 +159,40 @@ impl burn::module::ModuleMapper for Stepping<'_> {
         })
     }
 }
+
+/// Leaving out a layer is what a model does whose layer adds nothing.
+#[test]
+fn a_profile_says_what_layers_are_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let sample = |seed| {
+        let tokens = tokens(seed, 150);
+        let learn = (0..tokens.len()).map(|at| at % 3 == 2).collect();
+        Ok(firebox::train::Sample { tokens, learn })
+    };
+    let samples = || [sample(1), sample(8)];
+    let model = Model::open(fixture("qwen3"), &device("cpu").unwrap()).unwrap();
+    let profile = firebox::train::profile(&model.decoder().unwrap(), samples()).unwrap();
+    assert_eq!(profile.targets, 100);
+    for layer in 0..profile.without.len() {
+        let path = folder.path().join(layer.to_string());
+        std::fs::create_dir(&path).unwrap();
+        std::fs::copy(fixture("qwen3").join("config.json"), path.join("config.json")).unwrap();
+        let bytes = std::fs::read(fixture("qwen3").join("model.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let adds = ["o_proj", "down_proj"].map(|name| (format!("layers.{layer}."), name));
+        let muted = |name: &str| adds.iter().any(|(layer, end)| name.contains(layer) && name.contains(end));
+        let zeros = vec![0u8; bytes.len()];
+        let views = tensors.tensors().into_iter().map(|(name, view)| {
+            let data = if muted(&name) { &zeros[..view.data().len()] } else { view.data() };
+            let view =
+                safetensors::tensor::TensorView::new(view.dtype(), view.shape().to_vec(), data).unwrap();
+            (name, view)
+        });
+        safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &path.join("model.safetensors"))
+            .unwrap();
+        let muted = Model::open(&path, &device("cpu").unwrap()).unwrap();
+        let muted = firebox::train::profile(&muted.decoder().unwrap(), samples()).unwrap();
+        let difference = profile.loss + profile.without[layer] - muted.loss;
+        assert!(difference.abs() < 1e-5, "layer {layer}: {difference}");
+    }
+}

@@ -144,6 +144,12 @@ impl Pass {
         Ok(())
     }
 
+    /// Leaves the next layer out: what it would have added to the hidden state is missing from there on, and so are its keys
+    /// and values. Says what a layer is for, and nothing else.
+    pub fn skip(&mut self, model: &Decoder) {
+        self.next_layer = (self.next_layer + 1).min(model.layers());
+    }
+
     /// Leaves what heads are run again from, where a cache has room for it.
     fn keep_states(&self, model: &Decoder, caches: &mut [&mut SequenceCache]) {
         for part in &self.parts {

@@ -177,7 +177,7 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
 }
 
 /// How the model writes what it reads.
-fn format(model: &Model) -> anyhow::Result<Format> {
+pub(super) fn format(model: &Model) -> anyhow::Result<Format> {
     let tokenizer = model.tokenizer()?;
     let template = match ChatTemplate::new(model.checkpoint().text(), tokenizer) {
         Ok(template) => Some(Arc::new(template)),

@@ -68,6 +68,22 @@ fn a_head_learns_is_installed_and_answers() {
     let data = folder.path().join("data.jsonl");
     let line = "{\"prompt\": \"Hello\", \"completion\": \" world, hello world\"}\n";
     std::fs::write(&data, format!("{}not json\n", line.repeat(40))).unwrap();
+    let plot = folder.path().join("profile.svg");
+    let profile = firebox_with(args![
+        "head",
+        "profile",
+        model.as_os_str(),
+        "--data",
+        data.as_os_str(),
+        "--plot",
+        plot.as_os_str(),
+        "--json",
+        "--samples",
+        "3",
+    ]);
+    let profile = profile.ends_with(0).json();
+    assert_eq!(profile["without"].as_array().unwrap().len(), 2, "{profile}");
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"));
     let own = answer(&model, None);
     for (name, lora) in [("blocks", None), ("lora", Some("4"))] {
         let run = folder.path().join(name);
