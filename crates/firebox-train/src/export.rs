@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebox_model::{HeadForm, Tower, Trained};
-use firebox_store::{Checkpoint, Dtype, Encoding, HeadFiles, NewHead, TensorInfo, encode, is_quantized};
+use firebox_store::{
+    Checkpoint, Dtype, Encoding, HeadFiles, NewHead, SegmentId, TensorInfo, Tensors as _, encode,
+    is_quantized,
+};
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 
 use crate::error::TrainError;
+use crate::peft::{Adapter, AdapterPair};
 
 /// Writes a whole model to a new directory as Hugging Face has them, in f32. `config` is its `config.json`.
 pub fn export_model(tower: &Tower, config: &Value, folder: impl AsRef<Path>) -> Result<(), TrainError> {
@@ -58,11 +62,63 @@ fn encoding(name: &str, shape: &[usize], trunk: &Checkpoint, dtype: Dtype) -> En
         name: name.to_owned(),
         shape: shape.to_vec(),
         encoding: plain,
-        segment: firebox_store::SegmentId::of(name),
+        segment: SegmentId::of(name),
         bytes: 0,
     };
     match trunk.quantization() {
         Some(quantization) if is_quantized(&info) => Encoding::Grouped(quantization),
         _ => plain,
     }
+}
+
+/// Writes an adapter as a head, over the layers from the first that it changes on, to a new directory.
+pub fn export_adapter(
+    adapter: &Adapter,
+    trunk: &Checkpoint,
+    folder: impl AsRef<Path>,
+) -> Result<HeadFiles, TrainError> {
+    let folder = folder.as_ref();
+    let layer = |pair: &AdapterPair| match SegmentId::of(&pair.module) {
+        SegmentId::Layer(layer) => Some(layer),
+        _ => None,
+    };
+    let mut first = None;
+    for pair in &adapter.pairs {
+        let Some(layer) = layer(pair) else {
+            return Err(TrainError::AdapterUnsupported {
+                file: folder.to_owned(),
+                field: pair.module.clone(),
+                value: "adapted".into(),
+                reason: "heads change layers, and neither embeddings nor the unembedding",
+            });
+        };
+        first = Some(first.map_or(layer, |first: usize| first.min(layer)));
+    }
+    let form = HeadForm::Adapter { scale: adapter.scale };
+    let spec = serde_json::to_value(&form).map_err(|error| TrainError::io(folder, "write", error.into()))?;
+    let mut head = NewHead::new(trunk, first.unwrap_or(0), spec)?;
+    for pair in &adapter.pairs {
+        let shapes = [[adapter.rank, pair.inputs(adapter.rank)], [pair.outputs(adapter.rank), adapter.rank]];
+        for ((end, values), shape) in [("A", &pair.a), ("B", &pair.b)].into_iter().zip(shapes) {
+            let name = format!("{}.lora_{end}.weight", pair.module);
+            head.push(encode(&name, values, &shape, Encoding::Plain(Dtype::F32))?)?;
+        }
+    }
+    Ok(head.write(folder)?)
+}
+
+/// The adapter that a head is; nothing if it is of another form. `base_model` is what it is to say that it is for.
+pub fn adapter_of(head: &HeadFiles, base_model: &str) -> Result<Option<Adapter>, TrainError> {
+    let Ok(HeadForm::Adapter { scale }) = serde_json::from_value(head.spec().clone()) else {
+        return Ok(None);
+    };
+    let mut adapter = Adapter { rank: 0, scale, base_model: base_model.to_owned(), pairs: Vec::new() };
+    for info in head.tensors() {
+        let Some(module) = info.name.strip_suffix(".lora_A.weight") else { continue };
+        adapter.rank = info.shape.first().copied().unwrap_or(0);
+        let b = head.weight(&format!("{module}.lora_B.weight"))?.to_f32()?;
+        let a = head.weight(&info.name)?.to_f32()?;
+        adapter.pairs.push(AdapterPair { module: module.to_owned(), a, b });
+    }
+    Ok(Some(adapter))
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use firebox_model::HeadForm;
 use firebox_store::{Checkpoint, HeadInfo, Heads, NewHead, SegmentId};
+use firebox_train::{Adapter, adapter_of, export_adapter, is_adapter};
 use serde_json::json;
 
 use crate::columns::table;
@@ -18,7 +19,7 @@ pub struct AddArgs {
     /// The model, a bundle or a Hugging Face directory
     #[arg(value_name = "MODEL")]
     model: PathBuf,
-    /// The head, a directory with a head.json
+    /// The head, a directory with a head.json, or an adapter's, with an adapter_config.json
     #[arg(value_name = "HEAD")]
     head: PathBuf,
     /// What it is to be called [default: what its directory is called]
@@ -51,6 +52,20 @@ pub struct NamedArgs {
     name: String,
 }
 
+/// Options of `firebox head export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The model
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// The head's name
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// The directory to write, which does not exist yet
+    #[arg(value_name = "DST")]
+    destination: PathBuf,
+}
+
 /// Options of `firebox head cut`.
 #[derive(Debug, Args)]
 pub struct CutArgs {
@@ -72,7 +87,14 @@ pub fn add(args: &AddArgs, console: &Console) -> anyhow::Result<Outcome> {
     let Some(name) = args.name.as_deref().or(named) else {
         return Err(usage("--name: say what the head is to be called"));
     };
-    let info = heads.install(&args.head, name)?;
+    let info = if is_adapter(&args.head) {
+        let beside = tempfile::tempdir()?;
+        let head = beside.path().join("head");
+        export_adapter(&Adapter::read(&args.head)?, heads.model(), &head)?;
+        heads.install(&head, name)?
+    } else {
+        heads.install(&args.head, name)?
+    };
     if args.json {
         console.json(&described(&heads, &info)?)?;
     } else {
@@ -83,6 +105,22 @@ pub fn add(args: &AddArgs, console: &Console) -> anyhow::Result<Outcome> {
             human_bytes(heads.head(name)?.bytes())
         ))?;
     }
+    Ok(Outcome::Done)
+}
+
+/// Writes an installed adapter as the `peft` package reads it.
+pub fn export(args: &ExportArgs, console: &Console) -> anyhow::Result<Outcome> {
+    let model = hub::resolve(&args.model)?;
+    let head = Heads::open(&model)?.head(&args.name)?;
+    let Some(adapter) = adapter_of(&head, &model.display().to_string())? else {
+        return Err(usage(format!("{} is no adapter, and other heads have no such form", args.name)));
+    };
+    if args.destination.exists() {
+        return Err(usage(format!("{} is there already", args.destination.display())));
+    }
+    adapter.write(&args.destination)?;
+    let modules = adapter.pairs.len();
+    console.line(format!("{}: rank {}, {modules} modules", args.destination.display(), adapter.rank))?;
     Ok(Outcome::Done)
 }
 

@@ -23,6 +23,8 @@ pub enum HeadCommand {
     Rollback(installed::NamedArgs),
     /// Write a model's own last layers as a head
     Cut(installed::CutArgs),
+    /// Write an installed adapter for the peft package
+    Export(installed::ExportArgs),
     /// Say what each layer is for, on a file of examples, and where a head could begin
     Profile(profile::ProfileArgs),
     /// Train a head on a file of examples, with the trunk as it is
@@ -39,6 +41,7 @@ pub fn head(command: &HeadCommand, console: &Console) -> anyhow::Result<Outcome>
         HeadCommand::Remove(args) => installed::remove(args, console),
         HeadCommand::Rollback(args) => installed::rollback(args, console),
         HeadCommand::Cut(args) => installed::cut(args, console),
+        HeadCommand::Export(args) => installed::export(args, console),
         HeadCommand::Profile(args) => profile::profile(args, console),
         HeadCommand::Train(args) => train::train(args, console),
         HeadCommand::Swap(args) => swap::swap(args, console),

@@ -101,7 +101,14 @@ fn a_head_learns_is_installed_and_answers() {
         let again = firebox_with(&all).ends_with(0);
         assert!(again.stderr.contains("going on after step 30"), "{}", again.stderr);
     }
+    // There and back through the form of another package.
+    let (peft, again) = (folder.path().join("peft"), folder.path().join("again"));
+    firebox_with(args!["head", "export", model.as_os_str(), "lora", peft.as_os_str()]).ends_with(0);
+    firebox_with(args!["head", "export", model.as_os_str(), "blocks", again.as_os_str()])
+        .fails(USAGE, &["no adapter"]);
+    firebox_with(args!["head", "add", model.as_os_str(), peft.as_os_str()]).ends_with(0);
+    assert_eq!(answer(&model, Some("peft")), answer(&model, Some("lora")));
     assert_eq!(answer(&model, None), own);
     let listed = firebox_with(args!["head", "list", model.as_os_str(), "--json"]).ends_with(0).json();
-    assert_eq!(listed["heads"].as_array().unwrap().len(), 2);
+    assert_eq!(listed["heads"].as_array().unwrap().len(), 3);
 }
