@@ -11,7 +11,7 @@ use crate::bridge::Bridge;
 use crate::config::DecoderConfig;
 use crate::decoder::{decoder_config, indices};
 use crate::head::{CLASSIFIER, HeadForm, Overlaid};
-use crate::initial::Initial;
+use crate::initial::{Initial, Seeded};
 use crate::matrix::Matrix;
 use crate::norm::RmsNorm;
 use crate::rows::{Input, Rows};
@@ -41,15 +41,6 @@ struct Frame {
     first: usize,
     /// Of what is trained, by name.
     parameters: BTreeMap<String, ParamId>,
-}
-
-/// What a tower begins to learn with where a tensor is nowhere to be found.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Seeded {
-    /// Decides all random numbers.
-    pub seed: u64,
-    /// Standard deviation of a matrix.
-    pub deviation: f32,
 }
 
 /// Which products a head's adapters change, and in how many dimensions.
@@ -87,7 +78,7 @@ impl Tower {
     /// A whole model, to go on from what it has learned.
     pub fn whole(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
         let config = decoder_config(checkpoint)?;
-        let seeded = Seeded { seed: 0, deviation: 0.0 };
+        let seeded = Seeded::new(0);
         Self::build(checkpoint, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded)
     }
 
@@ -122,7 +113,7 @@ impl Tower {
         form.check()?;
         let (taken, parameters) = (RefCell::default(), RefCell::default());
         let offset = config.final_norm.weight_offset;
-        let initial = RefCell::new(Initial::new(seeded.seed, seeded.deviation, config.blocks.len(), offset));
+        let initial = RefCell::new(Initial::new(seeded, config.blocks.len(), offset));
         let inner = device.clone().without_autodiff();
         let frozen = Weights::new(tensors, &inner, &taken).adapted(form.adapter_scale());
         let learning = Learning { what: learned, parameters: &parameters, initial: Some(&initial), adapters };

@@ -102,7 +102,8 @@ impl Subject {
             }
             None => Fed::Tokens(tokens),
         };
-        Lesson { fed, lengths, rows, goal: Goal::Tokens(targets) }
+        let weights = vec![1.0; rows.len()];
+        Lesson { fed, lengths, rows, weights, goal: Goal::Tokens(targets) }
     }
 
     /// What the trunk made of the token before the last answer, all of which are `label`.
@@ -128,6 +129,7 @@ impl Subject {
             fed: Fed::States(rows_of(states, count, device)),
             lengths: vec![1; count],
             rows: (0..count as u32).collect(),
+            weights: vec![1.0; count],
             goal: Goal::Tokens(vec![label; count]),
         })
     }

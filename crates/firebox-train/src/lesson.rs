@@ -16,6 +16,8 @@ pub struct Lesson {
     pub lengths: Vec<usize>,
     /// The rows that something is to come of, counted through all sequences.
     pub rows: Vec<u32>,
+    /// What each of them counts.
+    pub weights: Vec<f32>,
     /// What.
     pub goal: Goal,
 }
@@ -38,7 +40,8 @@ impl Network for Tower {
         let device = hidden.device();
         // Only what is to be learned is worth an unembedding.
         let logits = self.scored(hidden.select(0, integers(&lesson.rows, &device)));
-        let weights = Tensor::ones([count], &device.clone().without_autodiff());
+        let weights = TensorData::new(lesson.weights.clone(), [count]);
+        let weights = Tensor::from_data(weights, &device.clone().without_autodiff());
         let loss = match &lesson.goal {
             Goal::Tokens(tokens) => cross_entropy(logits, integers(tokens, &device), weights),
             Goal::Teacher(teacher) => divergence(logits, teacher.clone(), weights, 1.0),

@@ -75,7 +75,8 @@ fn lesson(batch: &[Sequence], trunk: Option<(&Decoder, usize)>) -> Lesson {
         }
     };
     let lengths = batch.iter().map(|sequence| sequence.tokens.len()).collect();
-    Lesson { fed, lengths, rows, goal: Goal::Tokens(targets) }
+    let count = rows.len();
+    Lesson { fed, lengths, rows, weights: vec![1.0; count], goal: Goal::Tokens(targets) }
 }
 
 /// Trains, and holds every loss, every norm and the weights in the end against PyTorch's.
@@ -122,7 +123,7 @@ fn a_head_learns_what_pytorch_learns() {
     let checkpoint = Checkpoint::open(fixture("llama")).unwrap();
     let decoder = Decoder::load(&checkpoint, &device().without_autodiff()).unwrap();
     let split = decoder.layers() - 1;
-    let seeded = Seeded { seed: 0, deviation: 0.0 };
+    let seeded = Seeded::new(0);
     // Its unembedding is trained as well, so it has one of its own.
     let own = Unembedding(&checkpoint);
     let tower =
@@ -162,7 +163,7 @@ fn what_the_trunk_has_left_saves_the_trunk() {
         "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "tie_word_embeddings": true,
     });
-    let seeded = Seeded { seed: 1, deviation: 0.02 };
+    let seeded = Seeded::new(1);
     let folder = tempfile::tempdir().unwrap();
     let whole = Tower::begin(&config, &device(), seeded).unwrap();
     let path = folder.path().join("model");
@@ -177,7 +178,8 @@ fn what_the_trunk_has_left_saves_the_trunk() {
     let step = |tower: &Tower, fed: Fed| {
         use firebox_train::Network as _;
         let rows = (0..2048).collect();
-        let lesson = Lesson { fed, lengths: lengths.clone(), rows, goal: targets.clone() };
+        let (lengths, goal) = (lengths.clone(), targets.clone());
+        let lesson = Lesson { fed, lengths, rows, weights: vec![1.0; 2048], goal };
         let began = std::time::Instant::now();
         let (loss, _) = tower.loss(&lesson).unwrap();
         let _ = loss.backward();

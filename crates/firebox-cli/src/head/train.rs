@@ -140,7 +140,7 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
     let form = args.form();
     let adapters = args.lora.map(|rank| AdapterPlan { rank, targets: args.targets.clone() });
     let device = decoder.device().clone().autodiff();
-    let seeded = Seeded { seed: args.seed, deviation: 0.02 };
+    let seeded = Seeded::new(args.seed);
     let network = || Tower::head(model.checkpoint(), None, &form, adapters.as_ref(), split, &device, seeded);
     let held_out = args.hold_out.unwrap_or(examples.len() / 20);
     let samples = Packed::new(examples, args.batch_tokens, args.seed).hold_out(held_out);
