@@ -352,6 +352,51 @@ fn a_bridge_leaves_no_trace() {
     }
 }
 
+/// From what the trunk made of the last token, and without moving the sequence.
+#[test]
+fn a_classifier_reads_the_trunk() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = installable("llama", folder.path());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let decoder = Model::open(&path, &device("cpu").unwrap()).unwrap().decoder().unwrap();
+    let (split, hidden) = (decoder.layers() / 2, decoder.config().hidden_size);
+    let labels: Vec<String> = ["chat", "code", "summarize"].map(str::to_owned).into();
+    let form = HeadForm::Classifier { labels };
+    let mut head = NewHead::new(&checkpoint, split, serde_json::to_value(&form).unwrap()).unwrap();
+    let (matrix, norm) = (noise(5, 3 * hidden), noise(6, hidden));
+    let f32s = Encoding::Plain(Dtype::F32);
+    head.push(encode("classifier.weight", &matrix, &[3, hidden], f32s).unwrap()).unwrap();
+    head.push(encode("model.norm.weight", &norm, &[hidden], f32s).unwrap()).unwrap();
+    head.write(folder.path().join("head")).unwrap();
+    Heads::open(&path).unwrap().install(folder.path().join("head"), "router").unwrap();
+    let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
+    let model = model.with_heads(RackConfig::default()).unwrap();
+    let mut session = model.session().unwrap();
+    session.feed(&tokens(1, 40)).unwrap();
+    let router = model.heads().unwrap().wear("router").head.unwrap();
+    let found = session.classify(&router, &tokens(7, 9)).unwrap();
+    assert_eq!(session.tokens().len(), 40);
+
+    let all = [tokens(1, 40), tokens(7, 9)].concat();
+    let states = decoder.hidden_after(&all, split).unwrap().try_into_vec_as::<f32>().unwrap();
+    let last = &states[states.len() - hidden..];
+    let square = last.iter().map(|x| x * x).sum::<f32>() / hidden as f32 + 1e-6;
+    let score = |row: &[f32]| -> f32 {
+        row.iter().zip(last).zip(&norm).map(|((w, x), norm)| w * x * norm / square.sqrt()).sum()
+    };
+    let weights: Vec<f32> = matrix.chunks_exact(hidden).map(|row| score(row).exp()).collect();
+    for (label, weight) in ["chat", "code", "summarize"].iter().zip(&weights) {
+        let found = found.iter().find(|found| found.label == *label).unwrap().probability;
+        let expected = weight / weights.iter().sum::<f32>();
+        assert!((found - expected).abs() < 1e-2, "{label}: {found} instead of {expected}");
+    }
+    assert!(found.is_sorted_by(|one, other| one.probability >= other.probability));
+    // It cannot be asked to continue, nor to share a pass with heads that do.
+    session.use_head("router");
+    let config = firebox::GenerationConfig::default();
+    assert!(firebox::Generation::begin(&mut session, None, &[5], config).is_err());
+}
+
 /// A session that wore a head and was cleared begins with what the prefix has, which is the model's own.
 #[test]
 fn a_prefix_is_that_of_the_model_itself() {
