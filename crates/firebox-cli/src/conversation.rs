@@ -92,6 +92,10 @@ impl Conversation {
         }
         let name = if name == "own" { OWN_HEAD } else { name };
         let worn = self.session.use_head(name);
+        if let Some(heads) = self.session.heads() {
+            // Habits that are forgotten cost a moment, next time.
+            let _ = heads.history().save();
+        }
         match worn.instead {
             Some(reason) => format!("({reason})"),
             None => format!("(changed in {:.2} ms)", worn.took.as_secs_f64() * 1e3),

@@ -1,11 +1,11 @@
 //! What `run` and `chat` have in common: settings, an open model, and an answer that streams.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
 use firebox_runtime::fit::FitConfig;
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::{HeadHistory, RackConfig};
 use firebox_runtime::{Device, Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
 use firebox_text::Tokenizer;
 
@@ -58,7 +58,9 @@ impl GeneratingArgs {
         let fit = self.fitting.config(self.cache_type, Some(self.ctx_size));
         let model = open_fitted(name, &self.device, fit.as_ref(), console)?;
         let budget = model.fit().map(|fit| fit.budget().clone());
-        Ok(model.with_heads(RackConfig { budget, ..RackConfig::default() })?)
+        // Which head usually follows which; a guess that cannot be read is no guess.
+        let history = history_file().and_then(|path| HeadHistory::open(path).ok()).unwrap_or_default();
+        Ok(model.with_heads(RackConfig { budget, history, ..RackConfig::default() })?)
     }
 
     /// A session of a model, which stops at Ctrl-C.
@@ -118,6 +120,11 @@ impl GeneratingArgs {
             sampler: self.sampling.config(recommended, tokenizer)?,
         })
     }
+}
+
+/// Where the user's habits are kept.
+fn history_file() -> Option<PathBuf> {
+    Some(dirs::data_local_dir()?.join("firebox").join("heads.json"))
 }
 
 /// Opens a model that a command line names.

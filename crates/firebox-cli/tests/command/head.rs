@@ -43,8 +43,15 @@ fn a_head_that_is_cut_off_is_the_model_that_it_was_cut_from() {
     let seconds = |what: &str| swap["seconds"][what].as_f64().unwrap();
     assert!(seconds("warm") < seconds("cold") && seconds("cold") < seconds("reload"), "{swap}");
 
+    let habits = tempfile::tempdir().unwrap();
     let talk = "/head\n/head code\nHello\n/head none\n/head own\n/quit\n";
-    let ran = firebox_fed(args!["chat", model.as_os_str(), "-n", "4", "--temp", "0"], talk).ends_with(0);
+    let mut chat = firebox();
+    chat.args(args!["chat", model.as_os_str(), "-n", "4", "--temp", "0"]).env("XDG_DATA_HOME", habits.path());
+    let mut chat = chat.stdin(std::process::Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut chat.stdin.take().unwrap(), talk.as_bytes()).unwrap();
+    let ran = Ran::from(chat.wait_with_output().unwrap()).ends_with(0);
+    let habits = std::fs::read_to_string(habits.path().join("firebox/heads.json")).unwrap();
+    assert!(habits.contains("\"code\":1"), "{habits}");
     for said in ["(heads: code)", "(changed in", "no head \"none\" is installed"] {
         assert!(ran.stderr.contains(said), "no {said:?} in {}", ran.stderr);
     }

@@ -47,6 +47,9 @@ pub fn firebox() -> Command {
     ] {
         command.env_remove(variable);
     }
+    // What the command learns of its user is not the user's whose tests these are.
+    let own = std::env::temp_dir().join(format!("firebox-tests-{}", std::process::id()));
+    command.env("XDG_DATA_HOME", own);
     command.env("NO_PROXY", "127.0.0.1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -52,12 +52,14 @@ impl HeadHistory {
         followers.into_iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Writes it to where it came from, as a whole; nothing where it came from nowhere.
+    /// Writes it to where it came from, as a whole, folder included; nothing where it came from nowhere.
     pub fn save(&self) -> Result<(), RuntimeError> {
         let Some(path) = &self.path else { return Ok(()) };
         let beside = path.with_extension(format!("{}.tmp", std::process::id()));
         let json = serde_json::to_vec(self).map_err(|error| failed(path, "write", error.into()))?;
-        fs::write(&beside, json)
+        path.parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| fs::write(&beside, json))
             .and_then(|()| fs::rename(&beside, path))
             .map_err(|error| failed(path, "write", error))
     }
@@ -74,7 +76,7 @@ mod tests {
     #[test]
     fn what_followed_most_is_likeliest_and_is_remembered() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("history.json");
+        let path = folder.path().join("firebox/history.json");
         let mut history = HeadHistory::open(&path).unwrap();
         assert!(history.likeliest("chat").is_empty());
         for after in ["code", "summarize", "code", "chat"] {
