@@ -59,13 +59,6 @@ struct Read {
 }
 
 impl Portion {
-    /// Reads it into memory of its own, which the system gets back as soon as it is dropped.
-    pub(crate) fn load(self: &Arc<Self>, disk: &dyn ReadAt) -> Result<Loaded, StoreError> {
-        let mut buffer = anonymous(self.buffer_bytes)?;
-        self.read(disk, &mut buffer)?;
-        Ok(Loaded::new(self.clone(), Bytes::from_owner(buffer)))
-    }
-
     /// Bytes of its tensors, scales included.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|placed| placed.info.bytes).sum()
@@ -77,7 +70,7 @@ impl Portion {
     }
 
     /// `tensors` with the spans of their data and scales.
-    pub(crate) fn new(path: &Path, tensors: Vec<(TensorInfo, Span, Option<Span>)>) -> Self {
+    fn new(path: &Path, tensors: Vec<(TensorInfo, Span, Option<Span>)>) -> Self {
         let mut spans: Vec<Span> =
             tensors.iter().flat_map(|(_, data, scales)| [Some(*data), *scales]).flatten().collect();
         spans.sort_by_key(|span| (span.file, span.start));
@@ -300,7 +293,9 @@ impl Checkpoint {
 
     /// Reads a portion into memory of its own, which the system gets back as soon as it is dropped.
     pub fn read(&self, portion: &Arc<Portion>, disk: &dyn ReadAt) -> Result<Loaded, StoreError> {
-        portion.load(disk)
+        let mut buffer = anonymous(portion.buffer_bytes)?;
+        portion.read(disk, &mut buffer)?;
+        Ok(Loaded::new(portion.clone(), Bytes::from_owner(buffer)))
     }
 
     fn rows_of(

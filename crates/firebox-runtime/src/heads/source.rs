@@ -96,10 +96,10 @@ impl HeadSource for InstalledHeads {
                 field: "spec".into(),
                 reason: format!("{error}; this program knows no such head, update it"),
             })?;
-        let loaded = files.read()?;
+        files.warm()?;
         // What a sequence remembers is kept under it, in files too: the same name is not enough.
         let id = format!("{name} {}", files.hash());
-        let head = Head::load(&id, &loaded, &form, files.split(), &self.decoder, self.heads.model())?;
+        let head = Head::load(&id, &files, &form, files.split(), &self.decoder, self.heads.model())?;
         let (trunk, own) = (self.heads.model().quantization(), files.quantization());
         Ok(ReadyHead {
             head: Arc::new(head),

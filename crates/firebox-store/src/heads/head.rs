@@ -8,13 +8,12 @@ use serde_json::Value;
 
 use crate::bundle::read_segment;
 use crate::catalog::{Catalog, TensorInfo};
-use crate::disk::{ReadAt, ReadMethod};
 use crate::encoding::{Encoding, Quantization};
 use crate::error::{Fault, StoreError};
 use crate::folder::{Folder, MAX_JSON};
 use crate::manifest::{CREATED_BY, ManifestSegment, check_hash, check_segments, parse_versioned};
 use crate::mapping::Mapping;
-use crate::portion::{Loaded, Portion, Tensors};
+use crate::portion::Tensors;
 use crate::segment::SegmentId;
 use crate::weight::Weight;
 
@@ -162,16 +161,6 @@ struct Inner {
     generation: u64,
 }
 
-/// The files of a head, past the page cache.
-#[derive(Debug)]
-struct FromDisk<'a>(&'a Catalog);
-
-impl ReadAt for FromDisk<'_> {
-    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
-        self.0.files()[file].read_some(buffer, start, ReadMethod::Direct)
-    }
-}
-
 impl HeadFiles {
     /// Opens the directory of a head that is not installed, as [`NewHead`](crate::NewHead) writes it.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, StoreError> {
@@ -247,15 +236,6 @@ impl HeadFiles {
     /// Every tensor, in the order of a forward pass and by name within a segment.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.inner.catalog.infos()
-    }
-
-    /// Reads the whole head into memory of its own, past the page cache where that is possible: faster than touching
-    /// the mapping page by page, and gone when it is dropped.
-    pub fn read(&self) -> Result<Loaded, StoreError> {
-        let catalog = &self.inner.catalog;
-        let tensors = catalog.tensors().iter();
-        let tensors = tensors.map(|(info, place)| (info.clone(), place.data, place.scales)).collect();
-        Arc::new(Portion::new(catalog.path(), tensors)).load(&FromDisk(catalog))
     }
 
     /// Asks the kernel to read the head ahead, without waiting for it.
