@@ -1,12 +1,12 @@
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use firebox_model::ModelError;
-use firebox_text::{Detokenizer, StopStrings, Tokenizer};
+use firebox_text::Tokenizer;
 use serde::Serialize;
 
+use crate::answer::Answer;
 use crate::lookahead::Lookahead;
-use crate::{RuntimeError, Sampler, SamplerConfig, Session, Speculation};
+use crate::timing::Timing;
+use crate::{RuntimeError, SamplerConfig, Session, Speculation};
 
 /// What a generation is asked to do.
 #[derive(Debug, Clone, Default)]
@@ -77,20 +77,9 @@ pub struct Summary {
 #[derive(Debug)]
 pub struct Generation<'s> {
     ahead: Lookahead<'s>,
-    tokenizer: Option<Arc<Tokenizer>>,
-    detokenizer: Option<Detokenizer>,
-    stops: StopStrings,
-    sampler: Sampler,
-    config: GenerationConfig,
-    /// Tokens decoded after the first, the one that ended the generation included.
-    steps: usize,
-    text: String,
-    tokens: Vec<u32>,
+    answer: Answer,
     prompt_tokens: usize,
-    began: Instant,
-    first: Option<Duration>,
-    last: Duration,
-    finish: Option<Finish>,
+    timing: Timing,
 }
 
 impl<'s> Generation<'s> {
@@ -101,53 +90,20 @@ impl<'s> Generation<'s> {
         prompt: &[u32],
         config: GenerationConfig,
     ) -> Result<Self, RuntimeError> {
-        if prompt.is_empty() {
-            return Err(ModelError::NoTokens.into());
-        }
-        if session.head().is_some_and(|head| head.is_classifier()) {
-            return Err(RuntimeError::Kind {
-                found: "wearing a classifier",
-                remedy: "it says what a text is and cannot continue it; use another head",
-            });
-        }
-        let sampler = Sampler::new(config.sampler.clone())?;
+        session.expect_answer(prompt.len(), config.context)?;
+        let mut answer = Answer::new(config, tokenizer)?;
         let before = session.tokens().len();
-        let tokens = before + prompt.len();
-        if let Some(context) = config.context.filter(|&context| tokens >= context) {
-            return Err(RuntimeError::ContextFull { tokens: tokens + 1, context });
-        }
-        let began = Instant::now();
-        let (logits, finish, prompt_tokens) = match session.feed(prompt) {
-            Ok(logits) => (logits, None, prompt.len()),
+        let timing = Timing::begin();
+        let (logits, prompt_tokens) = match session.feed(prompt) {
+            Ok(logits) => (logits, prompt.len()),
             Err(RuntimeError::Cancelled) => {
+                answer.end(Finish::Cancelled);
                 // Earlier turns may have gone to make room.
-                let fed = session.tokens().len().saturating_sub(before);
-                (Vec::new(), Some(Finish::Cancelled), fed)
+                (Vec::new(), session.tokens().len().saturating_sub(before))
             }
             Err(error) => return Err(error),
         };
-        Ok(Self {
-            prompt_tokens,
-            ahead: Lookahead::new(session, logits),
-            detokenizer: tokenizer.as_ref().map(|tokenizer| {
-                if config.continues {
-                    Detokenizer::continuing(tokenizer, true)
-                } else {
-                    Detokenizer::new(tokenizer, true)
-                }
-            }),
-            tokenizer,
-            stops: StopStrings::new(config.stop.clone()),
-            sampler,
-            config,
-            steps: 0,
-            text: String::new(),
-            tokens: Vec::new(),
-            began,
-            first: None,
-            last: Duration::ZERO,
-            finish,
-        })
+        Ok(Self { ahead: Lookahead::new(session, logits), answer, prompt_tokens, timing })
     }
 
     /// The same, faster where the drafts of `speculation` are good: tokens stay what they are without it.
@@ -158,81 +114,43 @@ impl<'s> Generation<'s> {
 
     /// The next token, or nothing once the generation has ended.
     pub fn next_piece(&mut self) -> Result<Option<Piece>, RuntimeError> {
-        if self.finish.is_some() {
+        if self.answer.finish().is_some() {
             return Ok(None);
         }
-        let room = self.room();
+        let room = self.answer.room(self.ahead.len());
         if room == 0 {
-            return Ok(self.end(Finish::Length));
+            return Ok(self.answer.end(Finish::Length));
         }
-        let token = self.ahead.choose(&mut self.sampler, room)?;
-        self.last = self.began.elapsed();
-        self.steps += usize::from(self.first.is_some());
-        self.first.get_or_insert(self.last);
-        if !self.config.ignore_end && self.is_end(token) {
-            return Ok(self.end(Finish::Stop));
+        let token = self.ahead.choose(self.answer.sampler(), room)?;
+        self.timing.token();
+        if self.answer.ends_at(token) {
+            return Ok(self.answer.end(Finish::Stop));
         }
         self.ahead.add(token);
-        self.tokens.push(token);
-        let text = match &mut self.detokenizer {
-            Some(detokenizer) => self.stops.push(&detokenizer.push(token)),
-            None => String::new(),
-        };
-        self.text.push_str(&text);
-        if self.stops.matched().is_some() {
-            self.finish = Some(Finish::Stop);
-        }
-        Ok(Some(Piece { token: Some(token), text }))
+        Ok(Some(self.answer.add(token)))
     }
 
     /// Ends the generation where it is, and hands out the text that was held back, if any was.
     pub fn cancel(&mut self) -> Option<Piece> {
-        if self.finish.is_some() { None } else { self.end(Finish::Cancelled) }
+        if self.answer.finish().is_some() { None } else { self.answer.end(Finish::Cancelled) }
     }
 
     /// Closes the generation: what it generated becomes part of the session.
     pub fn finish(mut self) -> Result<Summary, RuntimeError> {
-        self.finish.get_or_insert(Finish::Cancelled);
         self.ahead.finish();
         let (drafted_tokens, accepted_tokens) = self.ahead.counts();
-        let seconds = |duration: Duration| duration.as_secs_f64().max(f64::EPSILON);
-        let first = self.first.unwrap_or_else(|| self.began.elapsed());
-        let steps = self.steps;
-        let decoding = self.last.saturating_sub(first);
+        let finish = self.answer.finish().unwrap_or(Finish::Cancelled);
+        let (text, tokens) = self.answer.into_parts();
         Ok(Summary {
-            text: self.text,
-            tokens: self.tokens,
+            text,
+            tokens,
             prompt_tokens: self.prompt_tokens,
-            ttft_ms: first.as_secs_f64() * 1000.0,
-            prefill_tps: self.prompt_tokens as f64 / seconds(first),
-            decode_tps: if steps == 0 { 0.0 } else { steps as f64 / seconds(decoding) },
+            ttft_ms: self.timing.first().as_secs_f64() * 1000.0,
+            prefill_tps: self.prompt_tokens as f64 / self.timing.first().as_secs_f64().max(f64::EPSILON),
+            decode_tps: self.timing.decode_tps(),
             drafted_tokens,
             accepted_tokens,
-            finish: self.finish.unwrap_or(Finish::Cancelled),
+            finish,
         })
-    }
-
-    fn is_end(&self, token: u32) -> bool {
-        self.config.end_tokens.contains(&token)
-            || self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_eos(token))
-    }
-
-    /// How many more tokens it may come to.
-    fn room(&self) -> usize {
-        let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.tokens.len()));
-        let fits = self.config.context.map_or(usize::MAX, |most| most.saturating_sub(self.ahead.len()));
-        asked.min(fits)
-    }
-
-    /// Hands out what was held back, if anything was.
-    fn end(&mut self, finish: Finish) -> Option<Piece> {
-        self.finish = Some(finish);
-        let mut text = match &mut self.detokenizer {
-            Some(detokenizer) => self.stops.push(&detokenizer.finish()),
-            None => String::new(),
-        };
-        text.push_str(&self.stops.finish());
-        self.text.push_str(&text);
-        (!text.is_empty()).then_some(Piece { token: None, text })
     }
 }

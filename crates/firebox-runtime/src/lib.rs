@@ -1,6 +1,7 @@
 //! Runs models: sessions, sampling, generation, and the measures that say whether a model computes what
 //! it should.
 
+mod answer;
 mod benchmark;
 mod branches;
 mod budget;
@@ -26,6 +27,7 @@ mod saved;
 mod session;
 mod speculation;
 pub mod thermal;
+mod timing;
 mod turn_record;
 mod turns;
 mod verification;

@@ -179,6 +179,26 @@ impl Session {
         self.cache.bytes()
     }
 
+    /// Refuses a prompt that no answer can follow.
+    pub(crate) fn expect_answer(&self, prompt: usize, context: Option<usize>) -> Result<(), RuntimeError> {
+        if prompt == 0 {
+            return Err(ModelError::NoTokens.into());
+        }
+        if self.head().is_some_and(|head| head.is_classifier()) {
+            return Err(RuntimeError::Kind {
+                found: "wearing a classifier",
+                remedy: "it says what a text is and cannot continue it; use another head",
+            });
+        }
+        let tokens = self.tokens().len() + prompt;
+        match context {
+            Some(context) if tokens >= context => {
+                Err(RuntimeError::ContextFull { tokens: tokens + 1, context })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Feeds at least one token and returns the logits after the last.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, RuntimeError> {
         let mut last = Vec::new();

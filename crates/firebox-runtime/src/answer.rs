@@ -1,0 +1,102 @@
+use std::sync::Arc;
+
+use firebox_text::{Detokenizer, StopStrings, Tokenizer};
+
+use crate::generation::{Finish, GenerationConfig, Piece};
+use crate::{RuntimeError, Sampler};
+
+/// What becomes of the logits of one request: tokens, their text, and an end. It knows neither a session nor a clock.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    tokenizer: Option<Arc<Tokenizer>>,
+    detokenizer: Option<Detokenizer>,
+    stops: StopStrings,
+    sampler: Sampler,
+    config: GenerationConfig,
+    text: String,
+    tokens: Vec<u32>,
+    finish: Option<Finish>,
+}
+
+impl Answer {
+    /// One that has not begun. Without a tokenizer only tokens come out.
+    pub fn new(config: GenerationConfig, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, RuntimeError> {
+        let detokenizer = tokenizer.as_ref().map(|tokenizer| {
+            if config.continues {
+                Detokenizer::continuing(tokenizer, true)
+            } else {
+                Detokenizer::new(tokenizer, true)
+            }
+        });
+        Ok(Self {
+            detokenizer,
+            tokenizer,
+            stops: StopStrings::new(config.stop.clone()),
+            sampler: Sampler::new(config.sampler.clone())?,
+            config,
+            text: String::new(),
+            tokens: Vec::new(),
+            finish: None,
+        })
+    }
+
+    /// What chooses its tokens.
+    pub fn sampler(&mut self) -> &mut Sampler {
+        &mut self.sampler
+    }
+
+    /// Whether a token is one that ends it, and is no part of it.
+    pub fn ends_at(&self, token: u32) -> bool {
+        !self.config.ignore_end
+            && (self.config.end_tokens.contains(&token)
+                || self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_eos(token)))
+    }
+
+    /// Goes on by a token, and hands out the text that is certain now.
+    pub fn add(&mut self, token: u32) -> Piece {
+        self.tokens.push(token);
+        let text = match &mut self.detokenizer {
+            Some(detokenizer) => self.stops.push(&detokenizer.push(token)),
+            None => String::new(),
+        };
+        self.text.push_str(&text);
+        if self.stops.matched().is_some() {
+            self.finish = Some(Finish::Stop);
+        }
+        Piece { token: Some(token), text }
+    }
+
+    /// Ends it, and hands out what was held back, if anything was.
+    pub fn end(&mut self, finish: Finish) -> Option<Piece> {
+        self.finish = Some(finish);
+        let mut text = match &mut self.detokenizer {
+            Some(detokenizer) => self.stops.push(&detokenizer.finish()),
+            None => String::new(),
+        };
+        text.push_str(&self.stops.finish());
+        self.text.push_str(&text);
+        (!text.is_empty()).then_some(Piece { token: None, text })
+    }
+
+    /// Why it ended, once it has.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// How many more tokens it may come to, in a sequence that has `length`.
+    pub fn room(&self, length: usize) -> usize {
+        let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.tokens.len()));
+        let fits = self.config.context.map_or(usize::MAX, |most| most.saturating_sub(length));
+        asked.min(fits)
+    }
+
+    /// Its tokens, without one that ended it.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Its text and its tokens.
+    pub fn into_parts(self) -> (String, Vec<u32>) {
+        (self.text, self.tokens)
+    }
+}
