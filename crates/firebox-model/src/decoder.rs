@@ -1,7 +1,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_cache::{KvType, LayerLayout, Layout, Pool, SequenceCache};
@@ -177,6 +177,20 @@ impl Decoder {
         })
     }
 
+    /// Begins a pass that somebody else steps through, and says whether logits will be asked of it. Where weights are
+    /// streamed, one is under way at a time.
+    pub fn begin_pass(&self, inputs: &[Input<'_>], logits: bool) -> Result<Pass, ModelError> {
+        self.expect(inputs, logits);
+        Pass::begin(self, inputs)
+    }
+
+    /// Says that such a pass of so many rows is over, and has taken so long.
+    pub fn end_pass(&self, rows: usize, time: Duration) {
+        if let Parts::Streamed(streamed) = &self.parts {
+            streamed.passed(rows, time);
+        }
+    }
+
     /// A whole pass whose logits nobody needs.
     pub fn encode(&self, input: Input<'_>, cache: &mut SequenceCache) -> Result<(), ModelError> {
         let _turn = self.turn();
@@ -278,9 +292,7 @@ impl Decoder {
     }
 
     fn passed(&self, inputs: &[Input<'_>], began: Instant) {
-        if let Parts::Streamed(streamed) = &self.parts {
-            streamed.passed(inputs.iter().map(|input| input.tokens.len()).sum(), began.elapsed());
-        }
+        self.end_pass(inputs.iter().map(|input| input.tokens.len()).sum(), began.elapsed());
     }
 
     pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {

@@ -1,4 +1,5 @@
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use firebox_cache::CacheError;
@@ -21,6 +22,12 @@ pub enum RuntimeError {
     /// The sequence could not remember, or not forget, what it should.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// A pass that several sequences took together failed.
+    #[error("a pass of several sequences failed: {source}")]
+    Together {
+        /// Why.
+        source: Arc<Self>,
+    },
     /// No such branch is in the tree.
     #[error("branch {branch} is not in the tree, or not any more")]
     NoSuchBranch {

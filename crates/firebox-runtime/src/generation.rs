@@ -4,6 +4,7 @@ use firebox_text::Tokenizer;
 use serde::Serialize;
 
 use crate::answer::Answer;
+use crate::engine::{Clock, WallClock};
 use crate::lookahead::Lookahead;
 use crate::timing::Timing;
 use crate::{RuntimeError, SamplerConfig, Session, Speculation};
@@ -80,6 +81,7 @@ pub struct Generation<'s> {
     answer: Answer,
     prompt_tokens: usize,
     timing: Timing,
+    clock: WallClock,
 }
 
 impl<'s> Generation<'s> {
@@ -93,7 +95,8 @@ impl<'s> Generation<'s> {
         session.expect_answer(prompt.len(), config.context)?;
         let mut answer = Answer::new(config, tokenizer)?;
         let before = session.tokens().len();
-        let timing = Timing::begin();
+        let clock = WallClock::default();
+        let timing = Timing::begin(clock.now());
         let (logits, prompt_tokens) = match session.feed(prompt) {
             Ok(logits) => (logits, prompt.len()),
             Err(RuntimeError::Cancelled) => {
@@ -103,7 +106,7 @@ impl<'s> Generation<'s> {
             }
             Err(error) => return Err(error),
         };
-        Ok(Self { ahead: Lookahead::new(session, logits), answer, prompt_tokens, timing })
+        Ok(Self { ahead: Lookahead::new(session, logits), answer, prompt_tokens, timing, clock })
     }
 
     /// The same, faster where the drafts of `speculation` are good: tokens stay what they are without it.
@@ -122,7 +125,7 @@ impl<'s> Generation<'s> {
             return Ok(self.answer.end(Finish::Length));
         }
         let token = self.ahead.choose(self.answer.sampler(), room)?;
-        self.timing.token();
+        self.timing.token(self.clock.now());
         if self.answer.ends_at(token) {
             return Ok(self.answer.end(Finish::Stop));
         }
@@ -140,13 +143,14 @@ impl<'s> Generation<'s> {
         self.ahead.finish();
         let (drafted_tokens, accepted_tokens) = self.ahead.counts();
         let finish = self.answer.finish().unwrap_or(Finish::Cancelled);
+        let first = self.timing.first(self.clock.now()).as_secs_f64();
         let (text, tokens) = self.answer.into_parts();
         Ok(Summary {
             text,
             tokens,
             prompt_tokens: self.prompt_tokens,
-            ttft_ms: self.timing.first().as_secs_f64() * 1000.0,
-            prefill_tps: self.prompt_tokens as f64 / self.timing.first().as_secs_f64().max(f64::EPSILON),
+            ttft_ms: first * 1000.0,
+            prefill_tps: self.prompt_tokens as f64 / first.max(f64::EPSILON),
             decode_tps: self.timing.decode_tps(),
             drafted_tokens,
             accepted_tokens,

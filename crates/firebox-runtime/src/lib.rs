@@ -8,6 +8,7 @@ mod budget;
 mod bytes;
 mod condenser;
 mod device;
+pub mod engine;
 mod error;
 mod faults;
 pub mod fit;

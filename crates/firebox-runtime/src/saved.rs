@@ -135,6 +135,12 @@ impl Session {
             let reason = "the session was begun with another model than the one it is to be saved for".into();
             return Err(CacheError::Mismatch { reason }.into());
         }
+        if self.has_lost() && !self.cache.is_empty() {
+            // A file has turns with their keys or without.
+            let mut lost = self.clone();
+            lost.lose();
+            return lost.save_with_note(path, model, note);
+        }
         let path = path.as_ref();
         let outline = self.cache.outline();
         let layout = self.cache.pool().layout();

@@ -1,9 +1,9 @@
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// When the tokens of one request came.
+/// When the tokens of one request came, by whatever clock says what time it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Timing {
-    began: Instant,
+    began: Duration,
     first: Option<Duration>,
     last: Duration,
     /// Tokens after the first, the one that ended the answer included.
@@ -12,20 +12,20 @@ pub(crate) struct Timing {
 
 impl Timing {
     /// From now on.
-    pub fn begin() -> Self {
-        Self { began: Instant::now(), first: None, last: Duration::ZERO, steps: 0 }
+    pub fn begin(now: Duration) -> Self {
+        Self { began: now, first: None, last: Duration::ZERO, steps: 0 }
     }
 
     /// A token was chosen.
-    pub fn token(&mut self) {
-        self.last = self.began.elapsed();
+    pub fn token(&mut self, now: Duration) {
+        self.last = now.saturating_sub(self.began);
         self.steps += usize::from(self.first.is_some());
         self.first.get_or_insert(self.last);
     }
 
     /// How long the first token took; so far, where there is none.
-    pub fn first(&self) -> Duration {
-        self.first.unwrap_or_else(|| self.began.elapsed())
+    pub fn first(&self, now: Duration) -> Duration {
+        self.first.unwrap_or_else(|| now.saturating_sub(self.began))
     }
 
     /// Tokens a second after the first; 0 when there are fewer than two.

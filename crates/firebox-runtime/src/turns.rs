@@ -182,7 +182,8 @@ impl Session {
         Ok(self.decoder.close_up(&mut self.cache, length)?)
     }
 
-    /// Forgets by policy what `needed` more tokens have no room beside. Returns whether anything was forgotten.
+    /// Forgets by policy what `needed` more tokens have no room beside. Returns whether anything was forgotten; what is
+    /// remembered may have to be [arranged](Self::arrange) then.
     pub(crate) fn make_room(&mut self, needed: usize) -> Result<bool, RuntimeError> {
         let Some((capacity, policy)) = self.memory.turns.clone() else { return Ok(false) };
         let turns: Vec<Turn> = self.cache.turns().cloned().collect();
@@ -194,7 +195,7 @@ impl Session {
         match afterwards {
             Afterwards::Stay => {}
             Afterwards::CloseUp => self.close_up()?,
-            Afterwards::Encode => self.encode_again()?,
+            Afterwards::Encode => self.lose(),
         }
         Ok(true)
     }

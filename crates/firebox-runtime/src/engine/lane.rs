@@ -1,0 +1,329 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use firebox_cache::{CacheError, SequenceCache};
+use firebox_kernels::on_pool;
+use firebox_model::{Decoder, Input, ModelError, Pass, Wanted};
+
+use crate::engine::clock::Clock;
+use crate::engine::event::Event;
+use crate::engine::rhythm::Rhythm;
+use crate::engine::sequence::{Need, RequestId, Sequence};
+use crate::session::{Due, read};
+use crate::{Finish, RuntimeError};
+
+/// Sequences of one model that go through its layers together, layer by layer.
+///
+/// Tokens of answers and tokens of prompts have passes of their own, so that between two steps of an answer prompts
+/// get as long as a step takes and no longer.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    decoder: Arc<Decoder>,
+    sequences: Vec<Sequence>,
+    answering: Option<Running>,
+    feeding: Option<Running>,
+    rhythm: Rhythm,
+}
+
+/// A pass under way.
+#[derive(Debug)]
+struct Running {
+    pass: Pass,
+    members: Vec<Member>,
+    rows: usize,
+    took: Duration,
+}
+
+#[derive(Debug)]
+struct Member {
+    id: RequestId,
+    tokens: usize,
+    /// Tokens that its cache had before.
+    before: usize,
+    /// Whether nothing of it is left to go through the layers after this pass.
+    asks: bool,
+}
+
+/// What came of one layer.
+#[derive(Debug, Default)]
+pub(crate) struct Stepped {
+    /// How long it took.
+    pub took: Duration,
+    /// Whose tokens were chosen.
+    pub tokens: Vec<RequestId>,
+    /// Sequences that have left, and what is left of them to say.
+    pub left: Vec<RequestId>,
+    /// Sequences that found no room for what they remember.
+    pub starved: Vec<RequestId>,
+    /// Whether a pass is whole.
+    pub passed: bool,
+}
+
+/// Where events go.
+pub(crate) type Told<'t> = &'t mut dyn FnMut(RequestId, Event);
+
+impl Lane {
+    pub fn new(decoder: Arc<Decoder>) -> Self {
+        Self { decoder, sequences: Vec::new(), answering: None, feeding: None, rhythm: Rhythm::default() }
+    }
+
+    /// A sequence joins, with the next pass.
+    pub fn join(&mut self, sequence: Sequence) {
+        self.sequences.push(sequence);
+    }
+
+    pub fn sequences(&self) -> impl ExactSizeIterator<Item = &Sequence> {
+        self.sequences.iter()
+    }
+
+    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
+        self.sequences.iter_mut().find(|sequence| sequence.id == id)
+    }
+
+    /// Takes a sequence out, unless it is in a pass.
+    pub fn leave(&mut self, id: RequestId) -> Option<Sequence> {
+        if self.is_passing(id) {
+            return None;
+        }
+        let at = self.sequences.iter().position(|sequence| sequence.id == id)?;
+        Some(self.sequences.remove(at))
+    }
+
+    /// Whether a sequence is in a pass that is not whole.
+    pub fn is_passing(&self, id: RequestId) -> bool {
+        let running = self.answering.iter().chain(&self.feeding);
+        running.flat_map(|running| &running.members).any(|member| member.id == id)
+    }
+
+    /// Whether there is anything to do.
+    pub fn has_work(&self) -> bool {
+        self.answering.is_some() || self.feeding.is_some() || self.sequences.iter().any(|one| !one.held)
+    }
+
+    /// The layer that the pass runs next that has the longest way behind it.
+    pub fn next_layer(&self) -> usize {
+        let running = self.answering.as_ref().or(self.feeding.as_ref());
+        running.map_or(0, |running| running.pass.next_layer())
+    }
+
+    /// Runs one layer of one pass, and after the last one chooses the tokens that follow.
+    pub fn step(&mut self, clock: &dyn Clock, told: Told<'_>) -> Stepped {
+        let mut stepped = Stepped::default();
+        let began = clock.now();
+        self.see_off_cancelled(clock, told, &mut stepped);
+        let Some(need) = self.choose(told, &mut stepped) else { return stepped };
+        let Some(mut running) = self.slot(need).take() else { return stepped };
+        let done = self.run_layer(&mut running);
+        stepped.took = clock.now().saturating_sub(began);
+        running.took += stepped.took;
+        self.rhythm.layer(need, running.rows, stepped.took);
+        match done {
+            Err(error) => self.fail(&running.members, error.into(), told, &mut stepped),
+            Ok(()) if running.pass.next_layer() < self.decoder.layers() => *self.slot(need) = Some(running),
+            Ok(()) => {
+                stepped.passed = true;
+                self.rhythm.pass(need, running.took);
+                self.decoder.end_pass(running.rows, running.took);
+                self.finish(running, clock, told, &mut stepped);
+            }
+        }
+        stepped
+    }
+
+    /// Whether passes of answers and of prompts can be under way at once. Layers that come from disk are read for one
+    /// pass at a time.
+    fn parts(&self) -> bool {
+        self.decoder.streamed().is_none()
+    }
+
+    fn slot(&mut self, need: Need) -> &mut Option<Running> {
+        match need {
+            Need::Step => &mut self.answering,
+            Need::Feed => &mut self.feeding,
+        }
+    }
+
+    /// Which pass gets the next layer; it is under way then.
+    fn choose(&mut self, told: Told<'_>, stepped: &mut Stepped) -> Option<Need> {
+        if self.answering.is_some() {
+            return Some(Need::Step);
+        }
+        if !self.parts() {
+            if self.feeding.is_none() {
+                self.feeding = self.begin(&[Need::Step, Need::Feed], told, stepped);
+            }
+            return self.feeding.is_some().then_some(Need::Feed);
+        }
+        let steps = self.wants(Need::Step);
+        let feeds = self.feeding.is_some() || self.wants(Need::Feed);
+        let rows = self.feeding.as_ref().map(|running| running.rows);
+        let order = match (steps, feeds) {
+            (true, true) if self.rhythm.may_feed(rows) => [Need::Feed, Need::Step],
+            _ => [Need::Step, Need::Feed],
+        };
+        order.into_iter().find(|&need| {
+            if self.slot(need).is_none() {
+                *self.slot(need) = self.begin(&[need], told, stepped);
+            }
+            self.slot(need).is_some()
+        })
+    }
+
+    fn wants(&self, need: Need) -> bool {
+        self.sequences.iter().any(|one| !one.held && one.need() == need && !self.is_passing(one.id))
+    }
+
+    /// Begins a pass of all that need it.
+    fn begin(&mut self, needs: &[Need], told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
+        let beside =
+            needs == [Need::Feed] && self.sequences.iter().any(|one| !one.held && one.need() == Need::Step);
+        let mut left = if beside { self.rhythm.rows() } else { usize::MAX };
+        let mut dues: Vec<(usize, Due)> = Vec::new();
+        let mut failed = Vec::new();
+        for at in 0..self.sequences.len() {
+            let one = &self.sequences[at];
+            let (id, need) = (one.id, one.need());
+            if one.held || !needs.contains(&need) || self.is_passing(id) {
+                continue;
+            }
+            let session = &mut self.sequences[at].session;
+            // Prompts fill a pass one after the other: what came first should be there first.
+            left = left.min(session.chunk);
+            if need == Need::Feed && left == 0 {
+                continue;
+            }
+            let due = session.due(left.max(1)).and_then(|due| {
+                session.cache.reserve(due.tokens.len())?;
+                Ok(due)
+            });
+            match due {
+                Ok(due) => {
+                    if need == Need::Feed {
+                        left -= due.tokens.len();
+                    }
+                    dues.push((at, due));
+                }
+                Err(RuntimeError::Cache(CacheError::PoolExhausted { .. })) => stepped.starved.push(id),
+                Err(error) => failed.push((id, error)),
+            }
+        }
+        // Those that failed leave the others where they are.
+        for (at, _) in &mut dues {
+            *at -=
+                failed.iter().filter(|(id, _)| self.sequences[..*at].iter().any(|one| one.id == *id)).count();
+        }
+        for (id, error) in failed {
+            self.drop_failed(id, error, told, stepped);
+        }
+        self.over(dues, told, stepped)
+    }
+
+    fn over(&mut self, dues: Vec<(usize, Due)>, told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
+        if dues.is_empty() {
+            return None;
+        }
+        let members = dues.iter().map(|(at, due)| {
+            let Sequence { id, session, .. } = &self.sequences[*at];
+            let asks = due.tokens.end == session.tokens().len();
+            Member { id: *id, tokens: due.tokens.len(), before: session.cache.len(), asks }
+        });
+        let members: Vec<Member> = members.collect();
+        let inputs: Vec<Input<'_>> =
+            dues.iter().map(|(at, due)| self.sequences[*at].session.input(due)).collect();
+        let rows = members.iter().map(|member| member.tokens).sum();
+        let asked = members.iter().any(|member| member.asks);
+        let decoder = self.decoder.clone();
+        match on_pool(decoder.device(), || decoder.begin_pass(&inputs, asked)) {
+            Ok(pass) => Some(Running { pass, members, rows, took: Duration::ZERO }),
+            Err(error) => {
+                self.fail(&members, error.into(), told, stepped);
+                None
+            }
+        }
+    }
+
+    fn run_layer(&mut self, running: &mut Running) -> Result<(), ModelError> {
+        let decoder = self.decoder.clone();
+        let mut caches = self.caches(&running.members);
+        on_pool(decoder.device(), || running.pass.step(&decoder, &mut caches))
+    }
+
+    /// Those of some members, which are in the order of the sequences.
+    fn caches(&mut self, members: &[Member]) -> Vec<&mut SequenceCache> {
+        let mut members = members.iter().peekable();
+        let sequences = self.sequences.iter_mut();
+        let mine = sequences.filter(|one| members.next_if(|member| member.id == one.id).is_some());
+        mine.map(|one| &mut one.session.cache).collect()
+    }
+
+    /// After the last layer.
+    fn finish(&mut self, running: Running, clock: &dyn Clock, told: Told<'_>, stepped: &mut Stepped) {
+        let Running { pass, members, .. } = running;
+        for member in &members {
+            if let Some(sequence) = self.get_mut(member.id) {
+                sequence.session.found(member.tokens);
+            }
+        }
+        if !members.iter().any(|member| member.asks) {
+            return;
+        }
+        let decoder = self.decoder.clone();
+        let logits = on_pool(decoder.device(), || {
+            pass.logits(&decoder, Wanted::Last).map_err(Into::into).and_then(read)
+        });
+        let logits = match logits {
+            Ok(logits) => logits,
+            Err(error) => return self.fail(&members, error, told, stepped),
+        };
+        let vocab = logits.len() / members.len();
+        let now = clock.now();
+        for (member, logits) in members.iter().zip(logits.chunks(vocab)).filter(|(member, _)| member.asks) {
+            let Some(sequence) = self.get_mut(member.id) else { continue };
+            let (event, ended) = sequence.go_on(logits, now);
+            stepped.tokens.push(member.id);
+            if let Some(event) = event {
+                told(member.id, event);
+            }
+            if ended {
+                self.see_off(member.id, now, told, stepped);
+            }
+        }
+    }
+
+    fn see_off(&mut self, id: RequestId, now: Duration, told: Told<'_>, stepped: &mut Stepped) {
+        if let Some(sequence) = self.leave(id) {
+            told(id, sequence.finished(now));
+            stepped.left.push(id);
+        }
+    }
+
+    fn see_off_cancelled(&mut self, clock: &dyn Clock, told: Told<'_>, stepped: &mut Stepped) {
+        let cancelled = |one: &&Sequence| one.cancelled && !self.is_passing(one.id);
+        let cancelled: Vec<RequestId> = self.sequences.iter().filter(cancelled).map(|one| one.id).collect();
+        for id in cancelled {
+            if let Some(sequence) = self.get_mut(id)
+                && sequence.answer.finish() != Some(Finish::Cancelled)
+                && let Some(event) = sequence.cancel()
+            {
+                told(id, event);
+            }
+            self.see_off(id, clock.now(), told, stepped);
+        }
+    }
+
+    fn fail(&mut self, members: &[Member], error: RuntimeError, told: Told<'_>, stepped: &mut Stepped) {
+        let source = Arc::new(error);
+        for member in members {
+            if let Some(sequence) = self.get_mut(member.id) {
+                sequence.session.forget_pass(member.before);
+            }
+            self.drop_failed(member.id, RuntimeError::Together { source: source.clone() }, told, stepped);
+        }
+    }
+
+    fn drop_failed(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>, stepped: &mut Stepped) {
+        self.sequences.retain(|sequence| sequence.id != id);
+        told(id, Event::Failed(error));
+        stepped.left.push(id);
+    }
+}

@@ -1,0 +1,111 @@
+use std::time::Duration;
+
+use crate::answer::Answer;
+use crate::engine::event::{Event, Outcome};
+use crate::timing::Timing;
+use crate::{Finish, Piece, Session, Summary};
+
+/// Which request of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(crate) u64);
+
+/// A request on its way: a session that has accepted the prompt, and the answer that comes of it.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub id: RequestId,
+    pub session: Session,
+    pub answer: Answer,
+    pub timing: Timing,
+    pub prompt_tokens: usize,
+    /// Of these, how many need not go through the layers.
+    pub cached_tokens: usize,
+    /// How long it waited until it ran.
+    pub waited: Duration,
+    /// Whether it must not go on for now: nobody takes what it says.
+    pub held: bool,
+    /// Whether it is to end where it is.
+    pub cancelled: bool,
+}
+
+/// What a sequence needs of the layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// One token, the last it has chosen.
+    Step,
+    /// A prompt, or what was forgotten of the sequence to make room.
+    Feed,
+}
+
+impl Sequence {
+    /// Accepts a prompt, of which nothing goes through the layers yet.
+    pub fn begin(id: RequestId, mut session: Session, prompt: &[u32], answer: Answer, now: Duration) -> Self {
+        for &token in prompt {
+            session.append(token);
+        }
+        let (prompt_tokens, timing) = (prompt.len(), Timing::begin(now));
+        Self {
+            id,
+            session,
+            answer,
+            timing,
+            prompt_tokens,
+            cached_tokens: 0,
+            waited: Duration::ZERO,
+            held: false,
+            cancelled: false,
+        }
+    }
+
+    pub fn need(&self) -> Need {
+        if self.session.behind() == 1 && !self.session.has_lost() { Need::Step } else { Need::Feed }
+    }
+
+    /// Goes on by the token that follows the logits, or ends. Returns what is to be told, and whether it has ended.
+    pub fn go_on(&mut self, logits: &[f32], now: Duration) -> (Option<Event>, bool) {
+        let told = |piece: Option<_>| piece.map(Event::Piece);
+        if self.answer.room(self.session.tokens().len()) == 0 {
+            return (told(self.answer.end(Finish::Length)), true);
+        }
+        let token = self.answer.sampler().sample(logits, self.session.tokens());
+        self.timing.token(now);
+        if self.answer.ends_at(token) {
+            return (told(self.answer.end(Finish::Stop)), true);
+        }
+        self.session.append(token);
+        let piece = self.answer.add(token);
+        if self.answer.finish().is_none() && self.answer.room(self.session.tokens().len()) == 0 {
+            // Another pass would find no room for what comes of it.
+            let rest = self.answer.end(Finish::Length).map(|rest| rest.text).unwrap_or_default();
+            let piece = Piece { text: piece.text + &rest, ..piece };
+            return (Some(Event::Piece(piece)), true);
+        }
+        (Some(Event::Piece(piece)), self.answer.finish().is_some())
+    }
+
+    /// Ends where it is.
+    pub fn cancel(&mut self) -> Option<Event> {
+        self.answer.end(Finish::Cancelled).map(Event::Piece)
+    }
+
+    /// What it came to, with the session as it is now.
+    pub fn finished(self, now: Duration) -> Event {
+        let (drafted_tokens, accepted_tokens) = (0, 0);
+        let finish = self.answer.finish().unwrap_or(Finish::Cancelled);
+        let first = self.timing.first(now);
+        let (text, tokens) = self.answer.into_parts();
+        let fed = self.prompt_tokens - self.cached_tokens;
+        let summary = Summary {
+            text,
+            tokens,
+            prompt_tokens: self.prompt_tokens,
+            ttft_ms: first.as_secs_f64() * 1000.0,
+            prefill_tps: fed as f64 / first.saturating_sub(self.waited).as_secs_f64().max(f64::EPSILON),
+            decode_tps: self.timing.decode_tps(),
+            drafted_tokens,
+            accepted_tokens,
+            finish,
+        };
+        let (cached_tokens, waited) = (self.cached_tokens, self.waited);
+        Event::Finished(Box::new(Outcome { summary, cached_tokens, waited, session: self.session }))
+    }
+}

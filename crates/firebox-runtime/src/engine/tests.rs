@@ -1,0 +1,200 @@
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::clock::Clock;
+use super::event::Event;
+use super::lane::Lane;
+use super::sequence::{RequestId, Sequence};
+use crate::answer::Answer;
+use crate::{
+    AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, SamplerConfig, Session, device,
+};
+
+/// Goes on by another while whenever it is asked.
+#[derive(Debug)]
+struct MadeUp(AtomicU64);
+
+impl Clock for MadeUp {
+    fn now(&self) -> Duration {
+        let before = self.0.fetch_add(1, Ordering::Relaxed);
+        // Anything between nothing and ten milliseconds passes each time.
+        Duration::from_micros(before * 5_000 + before.wrapping_mul(0x9E37_79B9) % 5_000)
+    }
+}
+
+const FIXTURES: [&str; 4] = [
+    "reference/llama",
+    "variants/mistral-window7-headdim12",
+    "reference/qwen3_5_text",
+    "reference/qwen3_moe",
+];
+
+fn models() -> Vec<Model> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    FIXTURES.map(|name| Model::open(root.join(name), &device("cpu").unwrap()).unwrap()).into()
+}
+
+#[derive(Debug, Clone)]
+struct Asked {
+    prompt: Vec<u32>,
+    config: GenerationConfig,
+    capacity: Option<usize>,
+}
+
+/// What happens between two layers.
+#[derive(Debug, Clone)]
+enum Happening {
+    Joins(Asked),
+    Layers(usize),
+    Held(usize, bool),
+    /// Everything that a sequence remembers goes.
+    Evicted(usize),
+    /// A sequence goes elsewhere, and comes back last.
+    Moved(usize),
+    Cancelled(usize),
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    let prompt = prop::collection::vec(3u32..160, 1..24);
+    let capacity = prop::option::of(24usize..48);
+    (prompt, 1usize..14, prop::option::of(0u64..9), capacity).prop_map(|(prompt, most, seed, capacity)| {
+        let sampler = match seed {
+            Some(seed) => SamplerConfig { temperature: 1.0, seed, ..SamplerConfig::default() },
+            None => SamplerConfig::greedy(),
+        };
+        let config = GenerationConfig { max_tokens: Some(most), sampler, ..GenerationConfig::default() };
+        Asked { prompt, config, capacity }
+    })
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        3 => asked().prop_map(Happening::Joins),
+        6 => (1usize..12).prop_map(Happening::Layers),
+        1 => (0usize..4, any::<bool>()).prop_map(|(which, held)| Happening::Held(which, held)),
+        1 => (0usize..4).prop_map(Happening::Evicted),
+        1 => (0usize..4).prop_map(Happening::Moved),
+        1 => (0usize..4).prop_map(Happening::Cancelled),
+    ]
+}
+
+fn session(model: &Model, asked: &Asked) -> Session {
+    let session = model.session().unwrap().with_kv_type(KvType::F32).with_chunk(16);
+    match asked.capacity {
+        // Recurrent layers cannot forget single tokens.
+        Some(capacity) if !model.decoder().unwrap().layout(KvType::F32).is_recurrent() => {
+            session.with_turn_capacity(capacity, AttentionSinks { first: 4 })
+        }
+        _ => session,
+    }
+}
+
+fn alone(model: &Model, asked: &Asked) -> (Vec<u32>, Finish) {
+    let mut session = session(model, asked);
+    let mut generation = Generation::begin(&mut session, None, &asked.prompt, asked.config.clone()).unwrap();
+    while generation.next_piece().unwrap().is_some() {}
+    let summary = generation.finish().unwrap();
+    (summary.tokens, summary.finish)
+}
+
+fn together(model: &Model, happenings: &[Happening]) {
+    let clock = MadeUp(AtomicU64::new(0));
+    let mut lane = Lane::new(model.decoder().unwrap());
+    let mut all: Vec<Asked> = Vec::new();
+    let mut cancelled = Vec::new();
+    let mut said: HashMap<RequestId, Vec<u32>> = HashMap::new();
+    let mut ended: HashMap<RequestId, (Vec<u32>, Finish)> = HashMap::new();
+    let mut told = |id: RequestId, event: Event| match event {
+        Event::Piece(piece) => said.entry(id).or_default().extend(piece.token),
+        Event::Finished(outcome) => {
+            let summary = outcome.summary;
+            assert!(ended.insert(id, (summary.tokens, summary.finish)).is_none());
+        }
+        Event::Failed(error) => panic!("{error}"),
+        Event::Waiting { .. } => {}
+    };
+    let which = |lane: &Lane, at: usize| {
+        let count = lane.sequences().len().max(1);
+        lane.sequences().nth(at % count).map(|sequence| sequence.id)
+    };
+    for happening in happenings {
+        match happening {
+            Happening::Joins(asked) => {
+                let id = RequestId(all.len() as u64);
+                let answer = Answer::new(asked.config.clone(), None).unwrap();
+                let session = session(model, asked);
+                lane.join(Sequence::begin(id, session, &asked.prompt, answer, clock.now()));
+                all.push(asked.clone());
+            }
+            Happening::Layers(count) => {
+                for _ in 0..*count {
+                    lane.step(&clock, &mut told);
+                }
+            }
+            Happening::Held(at, held) => {
+                if let Some(id) = which(&lane, *at) {
+                    lane.get_mut(id).unwrap().held = *held;
+                }
+            }
+            Happening::Evicted(at) => {
+                let Some(id) = which(&lane, *at).filter(|id| !lane.is_passing(*id)) else { continue };
+                // Tokens that have seen what was forgotten are not computed again as they were.
+                if all[id.0 as usize].capacity.is_none() {
+                    lane.get_mut(id).unwrap().session.lose();
+                }
+            }
+            Happening::Moved(at) => {
+                if let Some(sequence) = which(&lane, *at).and_then(|id| lane.leave(id)) {
+                    lane.join(sequence);
+                }
+            }
+            Happening::Cancelled(at) => {
+                if let Some(id) = which(&lane, *at) {
+                    lane.get_mut(id).unwrap().cancelled = true;
+                    cancelled.push(id);
+                }
+            }
+        }
+    }
+    let count = lane.sequences().len();
+    for at in 0..count {
+        let id = which(&lane, at).unwrap();
+        lane.get_mut(id).unwrap().held = false;
+    }
+    while lane.has_work() {
+        lane.step(&clock, &mut told);
+    }
+    assert_eq!(ended.len(), all.len(), "every one ends");
+    for (index, asked) in all.iter().enumerate() {
+        let id = RequestId(index as u64);
+        let (found, finish) = &ended[&id];
+        assert_eq!(found, said.get(&id).unwrap_or(&Vec::new()));
+        let (expected, why) = alone(model, asked);
+        if cancelled.contains(&id) && *finish == Finish::Cancelled {
+            assert!(expected.starts_with(found), "{found:?} of {expected:?}");
+        } else {
+            assert_eq!((found, *finish), (&expected, why), "{asked:?}");
+        }
+    }
+}
+
+/// Whatever joins, leaves, waits, is cancelled, or loses what it remembers, between any two layers.
+#[test]
+fn together_each_says_what_it_says_alone() {
+    let cases = std::env::var("FIREBOX_SCHEDULES").map_or(400, |cases| cases.parse().unwrap());
+    let models = models();
+    let config = ProptestConfig { cases, ..ProptestConfig::default() };
+    let strategy = (0..FIXTURES.len(), prop::collection::vec(happening(), 4..24));
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    runner
+        .run(&strategy, |(model, happenings)| {
+            together(&models[model], &happenings);
+            Ok(())
+        })
+        .unwrap();
+}
