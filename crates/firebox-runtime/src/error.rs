@@ -9,6 +9,7 @@ use firebox_text::TextError;
 
 use crate::Account;
 use crate::bytes::human_bytes;
+use crate::schedule::Priority;
 
 /// Why something could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +105,22 @@ pub enum RuntimeError {
         left: u64,
         /// Bytes in all.
         total: u64,
+    },
+    /// As many tasks wait as may.
+    #[error("{limit} {priority} requests wait already; try again when some are done, or raise most_waiting")]
+    QueueFull {
+        /// How urgent the task was that was refused.
+        priority: Priority,
+        /// How many may wait.
+        limit: usize,
+    },
+    /// The profile of a device cannot be simulated.
+    #[error("device profile {name}: {reason}")]
+    SimulatedDevice {
+        /// The file, or the name of one of Firebox's own.
+        name: String,
+        /// What is wrong with it, and what would help.
+        reason: String,
     },
     /// No head of that name is installed.
     #[error("no head {name:?} is installed; `firebox head list` says which there are")]

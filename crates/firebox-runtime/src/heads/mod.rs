@@ -1,13 +1,13 @@
 //! Heads that a model's sequences change between: in memory when they are needed, and replaced where they cannot be.
 
 mod classifying;
-mod history;
 mod rack;
 mod retry;
 mod source;
 
+/// Which head usually follows which.
+pub use crate::succession::Succession as HeadHistory;
 pub use classifying::Likelihood;
-pub use history::HeadHistory;
 pub use rack::{FALLBACK, HeadEvent, HeadRack, RackConfig, Worn};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use firebox_model::{Head, ModelError};
 
-use super::history::HeadHistory;
+use super::HeadHistory;
 use super::retry::Retry;
 use super::source::{HeadSource, ReadyHead, Requantized};
 use crate::{Account, Budget, Charge, RuntimeError};

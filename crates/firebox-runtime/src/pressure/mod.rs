@@ -13,6 +13,7 @@ use std::path::Path;
 
 pub use cgroup::Cgroup;
 pub use machine::Machine;
+pub(crate) use room::Room;
 use serde::Serialize;
 pub use warning::{Warned, Warning};
 

@@ -14,7 +14,7 @@ const GROUP_SHARE: u64 = 2;
 
 /// What can still be taken, out of how much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
+pub(crate) struct Room {
     pub available: u64,
     pub total: u64,
     /// Whether others take from it too.
