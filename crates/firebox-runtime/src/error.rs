@@ -106,6 +106,31 @@ pub enum RuntimeError {
         /// Bytes in all.
         total: u64,
     },
+    /// No such model is there.
+    #[error("no model {name:?} is there; there are: {}", if there.is_empty() { "none".into() } else { there.join(", ") })]
+    NoModel {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        there: Vec<String>,
+    },
+    /// Another model goes by the same name.
+    #[error("a model {name:?} is there already; give this one another name")]
+    ModelNamed {
+        /// The name.
+        name: String,
+    },
+    /// A session was to go on with another model than it was begun with.
+    #[error(
+        "the session was begun with another model than {model:?}; begin a new one, and feed it the same tokens"
+    )]
+    ForeignSession {
+        /// The model that was asked for.
+        model: String,
+    },
+    /// The engine has ended, with all that was asked of it.
+    #[error("the engine has ended")]
+    EngineOver,
     /// As many tasks wait as may.
     #[error("{limit} {priority} requests wait already; try again when some are done, or raise most_waiting")]
     QueueFull {

@@ -2,6 +2,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use firebox_cache::Pool;
 use firebox_model::{Decoder, Encoder, ModelError, Network, StreamedConfig};
 use firebox_store::{Checkpoint, Heads, SourceKind};
 use firebox_text::Tokenizer;
@@ -150,10 +151,24 @@ impl Model {
             Some(fit) => Session::in_pool(decoder, fit.pool()).with_chunk(fit.plan().chunk),
             None => Session::new(decoder),
         };
-        Ok(match &self.heads {
+        Ok(self.with_rack(session))
+    }
+
+    /// The same, with pages from a pool that several sequences share.
+    pub fn session_in(&self, pool: &Pool) -> Result<Session, RuntimeError> {
+        let session = Session::in_pool(self.decoder()?, pool);
+        let session = match &self.fit {
+            Some(fit) => session.with_chunk(fit.plan().chunk),
+            None => session,
+        };
+        Ok(self.with_rack(session))
+    }
+
+    fn with_rack(&self, session: Session) -> Session {
+        match &self.heads {
             Some(heads) => session.with_heads(heads.clone()),
             None => session,
-        })
+        }
     }
 }
 

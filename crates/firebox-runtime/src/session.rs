@@ -210,6 +210,21 @@ impl Session {
         }
     }
 
+    /// Refuses tokens that the model does not have.
+    pub(crate) fn expect_known(&self, tokens: &[u32]) -> Result<(), RuntimeError> {
+        let vocab_size = self.decoder.config().vocab_size;
+        match tokens.iter().find(|token| !self.knows(**token)) {
+            Some(&token) => Err(ModelError::Token { token, vocab_size }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether what it remembers comes out the same when it is computed again: nothing was forgotten or hidden that later
+    /// tokens have seen.
+    pub(crate) fn can_lose(&self) -> bool {
+        self.cache.position() == self.cache.len() && self.cache.turns().all(|turn| turn.hidden.is_none())
+    }
+
     /// Feeds at least one token and returns the logits after the last.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, RuntimeError> {
         let mut last = Vec::new();

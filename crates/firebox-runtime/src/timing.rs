@@ -18,14 +18,19 @@ impl Timing {
 
     /// A token was chosen.
     pub fn token(&mut self, now: Duration) {
-        self.last = now.saturating_sub(self.began);
+        self.last = self.since_begin(now);
         self.steps += usize::from(self.first.is_some());
         self.first.get_or_insert(self.last);
     }
 
     /// How long the first token took; so far, where there is none.
     pub fn first(&self, now: Duration) -> Duration {
-        self.first.unwrap_or_else(|| now.saturating_sub(self.began))
+        self.first.unwrap_or_else(|| self.since_begin(now))
+    }
+
+    /// How long ago it began.
+    pub fn since_begin(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.began)
     }
 
     /// Tokens a second after the first; 0 when there are fewer than two.

@@ -240,6 +240,25 @@ impl Checkpoint {
         self.for_each_span(segment, |file, span| file.prefetch(span.start, span.len))
     }
 
+    /// Reads a segment into memory and waits for it, where the system has a call for that; otherwise
+    /// [asks](Self::prefetch) for it.
+    pub fn populate(&self, segment: SegmentId) -> Result<(), StoreError> {
+        self.for_each_span(segment, |file, span| file.populate_range(span.start, span.len))
+    }
+
+    /// Whether all of a segment is in memory, whoever brought it there. None where the system does not say.
+    pub fn is_resident(&self, segment: SegmentId) -> Option<bool> {
+        let (mut known, mut there) = (true, true);
+        let asked = self.for_each_span(segment, |file, span| {
+            match file.resident_range(span.start, span.len) {
+                Some(resident) => there &= resident == span.len as u64,
+                None => known = false,
+            }
+            Ok(())
+        });
+        (asked.is_ok() && known).then_some(there)
+    }
+
     /// Tells the kernel that a segment's pages may go; they are read again when next touched.
     pub fn release(&self, segment: SegmentId) -> Result<(), StoreError> {
         self.for_each_span(segment, |file, span| file.release(span.start, span.len))
@@ -248,7 +267,7 @@ impl Checkpoint {
     fn for_each_span(
         &self,
         segment: SegmentId,
-        act: impl Fn(&Mapping, Span) -> Result<(), StoreError>,
+        mut act: impl FnMut(&Mapping, Span) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let tensors = self.inner.catalog.tensors().iter();
         for (_, place) in tensors.filter(|(info, _)| info.segment == segment) {

@@ -162,12 +162,17 @@ impl Mapping {
 impl Mapping {
     /// Reads the whole file into memory and waits for it.
     pub(crate) fn populate(&self) -> Result<(), StoreError> {
+        self.populate_range(0, self.bytes.len())
+    }
+
+    /// The same for a range of it.
+    pub(crate) fn populate_range(&self, start: usize, len: usize) -> Result<(), StoreError> {
         // Systems that do not know the first wish are asked to begin at least.
         #[cfg(target_os = "linux")]
-        if self.map.advise(Advice::PopulateRead).is_ok() {
+        if self.map.advise_range(Advice::PopulateRead, start, len).is_ok() {
             return Ok(());
         }
-        self.prefetch(0, self.bytes.len())
+        self.prefetch(start, len)
     }
 
     /// Drops the whole file from memory, from the page cache as well where no other process has it mapped: what is
@@ -181,25 +186,36 @@ impl Mapping {
     }
 
     /// Bytes of the file that are in memory, whoever brought them there. None where the system does not say.
-    #[cfg(target_os = "linux")]
     pub(crate) fn resident(&self) -> Option<u64> {
+        self.resident_range(0, self.map.len())
+    }
+
+    /// The same for a range of it.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn resident_range(&self, start: usize, len: usize) -> Option<u64> {
         // SAFETY: sysconf takes a number and touches no memory.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
-        let len = self.map.len();
-        let mut pages = vec![0u8; len.div_ceil(page)];
-        // SAFETY: the mapping lives as long as `self`, begins on a page and is `len` bytes long; `pages` has a byte for
-        // each of its pages, which is all that is written to.
-        let failed =
-            unsafe { libc::mincore(self.map.as_ptr().cast_mut().cast(), len, pages.as_mut_ptr()) } != 0;
+        let end = start.checked_add(len).filter(|end| *end <= self.map.len())?;
+        let first = start / page * page;
+        let mut pages = vec![0u8; (end - first).div_ceil(page)];
+        // SAFETY: the mapping lives as long as `self` and begins on a page, as does `first`, and the range ends within it;
+        // `pages` has a byte for each of its pages, which is all that is written to.
+        let failed = unsafe {
+            let from = self.map.as_ptr().add(first).cast_mut().cast();
+            libc::mincore(from, end - first, pages.as_mut_ptr())
+        } != 0;
         if failed {
             return None;
         }
-        let resident = |(at, state): (usize, &u8)| (state & 1 == 1).then(|| page.min(len - at * page) as u64);
+        let resident = |(at, state): (usize, &u8)| {
+            let (from, to) = ((first + at * page).max(start), (first + (at + 1) * page).min(end));
+            (state & 1 == 1).then(|| (to - from) as u64)
+        };
         Some(pages.iter().enumerate().filter_map(resident).sum())
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub(crate) fn resident(&self) -> Option<u64> {
+    pub(crate) fn resident_range(&self, _: usize, _: usize) -> Option<u64> {
         None
     }
 

@@ -1,13 +1,24 @@
 //! Many requests at once: on one model together, and on several models in turn.
+//!
+//! A [`Host`] has models and requests and does one layer at a time; an [`Engine`] is a thread around it, from which events
+//! come as a stream.
 
 mod clock;
 mod event;
+mod host;
+mod hosted;
 mod lane;
+mod request;
 mod rhythm;
+mod segments;
 mod sequence;
 #[cfg(test)]
 mod tests;
+mod thread;
 
 pub use clock::{Clock, WallClock};
 pub use event::{Event, Outcome};
+pub use host::{Host, HostConfig, Worked};
+pub use request::Request;
 pub use sequence::RequestId;
+pub use thread::{Answering, Engine};

@@ -56,6 +56,13 @@ impl Sequence {
         }
     }
 
+    /// It runs from now on, for the first time or again.
+    pub fn starts(&mut self, now: Duration) {
+        if self.answer.tokens().is_empty() {
+            self.waited = self.timing.since_begin(now);
+        }
+    }
+
     pub fn need(&self) -> Need {
         if self.session.behind() == 1 && !self.session.has_lost() { Need::Step } else { Need::Feed }
     }

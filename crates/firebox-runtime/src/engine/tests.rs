@@ -5,14 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 use super::clock::Clock;
 use super::event::Event;
+use super::host::{Host, HostConfig, Worked};
 use super::lane::Lane;
+use super::request::Request;
 use super::sequence::{RequestId, Sequence};
 use crate::answer::Answer;
+use crate::schedule::{AdmissionConfig, Priority};
+use crate::thermal::Heat;
 use crate::{
-    AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, SamplerConfig, Session, device,
+    AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, Pool, SamplerConfig, Session, device,
 };
 
 /// Goes on by another while whenever it is asked.
@@ -183,18 +188,130 @@ fn together(model: &Model, happenings: &[Happening]) {
     }
 }
 
+/// What happens to several models at once.
+#[derive(Debug, Clone)]
+enum Turn {
+    Asked(usize, Priority, Asked),
+    Works(usize),
+    Held(usize, bool),
+    Cancelled(usize),
+    Heat(Heat),
+}
+
+fn event() -> impl Strategy<Value = Turn> {
+    let priority = prop::sample::select(Priority::ALL.to_vec());
+    let heat = prop::sample::select(vec![Heat::Nominal, Heat::Serious, Heat::Critical]);
+    prop_oneof![
+        3 => (0usize..3, priority, asked()).prop_map(|(model, priority, asked)| Turn::Asked(model, priority, asked)),
+        6 => (1usize..20).prop_map(Turn::Works),
+        1 => (0usize..6, any::<bool>()).prop_map(|(which, held)| Turn::Held(which, held)),
+        1 => (0usize..6).prop_map(Turn::Cancelled),
+        1 => heat.prop_map(Turn::Heat),
+    ]
+}
+
+fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
+    let clock = MadeUp(AtomicU64::new(0));
+    let admission = AdmissionConfig { most_running: 3, ..AdmissionConfig::default() };
+    let mut host = Host::new(HostConfig { admission, ..HostConfig::default() });
+    for (index, model) in models.iter().enumerate() {
+        let pool = Pool::with_pages(model.decoder().unwrap().layout(KvType::F32), pages);
+        host.add_in_pool(&index.to_string(), model.clone(), pool).unwrap();
+    }
+    let mut all: Vec<(usize, Asked, RequestId)> = Vec::new();
+    let mut cancelled = Vec::new();
+    let mut said: HashMap<RequestId, Vec<u32>> = HashMap::new();
+    let mut ended: HashMap<RequestId, (Vec<u32>, Finish)> = HashMap::new();
+    let mut told = |id: RequestId, event: Event| match event {
+        Event::Piece(piece) => said.entry(id).or_default().extend(piece.token),
+        Event::Finished(outcome) => {
+            let summary = outcome.summary;
+            assert!(ended.insert(id, (summary.tokens, summary.finish)).is_none());
+        }
+        Event::Failed(error) => panic!("{error}"),
+        Event::Waiting { .. } => {}
+    };
+    for event in events {
+        match event {
+            Turn::Asked(model, priority, asked) => {
+                // Exact keys, so that the tokens of a sequence that is computed again are the same.
+                let request = Request::new(model.to_string(), asked.prompt.clone())
+                    .with_config(asked.config.clone())
+                    .with_priority(*priority);
+                let id = host.submit(request, clock.now(), &mut told).unwrap();
+                all.push((*model, Asked { capacity: None, ..asked.clone() }, id));
+            }
+            Turn::Works(count) => {
+                for _ in 0..*count {
+                    host.work(&clock, &mut told);
+                }
+            }
+            Turn::Held(at, held) => {
+                if let Some((.., id)) = all.get(at % all.len().max(1)) {
+                    host.hold(*id, *held);
+                }
+            }
+            Turn::Cancelled(at) => {
+                if let Some((.., id)) = all.get(at % all.len().max(1)) {
+                    host.cancel(*id, clock.now(), &mut told);
+                    cancelled.push(*id);
+                }
+            }
+            Turn::Heat(heat) => host.set_heat(*heat),
+        }
+    }
+    for (.., id) in &all {
+        host.hold(*id, false);
+    }
+    let (mut idle, mut works) = (0, 0);
+    while idle < 3 {
+        works += 1;
+        assert!(works < 20_000, "it goes on and on: {} of {} ended", ended.len(), all.len());
+        match host.work(&clock, &mut told) {
+            Worked::Idle => idle += 1,
+            Worked::Layer { .. } | Worked::Waiting => idle = 0,
+        }
+    }
+    assert_eq!(ended.len(), all.len(), "every one ends: {events:?}");
+    for (model, asked, id) in &all {
+        let (found, finish) = &ended[id];
+        assert_eq!(found, said.get(id).unwrap_or(&Vec::new()));
+        let (expected, why) = alone(&models[*model], asked);
+        if cancelled.contains(id) && *finish == Finish::Cancelled {
+            assert!(expected.starts_with(found), "{found:?} of {expected:?}");
+        } else {
+            assert_eq!((found, *finish), (&expected, why), "{asked:?}");
+        }
+    }
+}
+
+fn run<S: Strategy>(cases: u32, strategy: S, check: impl Fn(S::Value)) {
+    let cases = std::env::var("FIREBOX_SCHEDULES").map_or(cases, |cases| cases.parse().unwrap());
+    let mut runner =
+        TestRunner::new(ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() });
+    let done = runner.run(&strategy, |value| {
+        check(value);
+        Ok(())
+    });
+    if let Err(error) = done {
+        panic!("{error}");
+    }
+}
+
+/// Whatever is asked of whichever model, and however much memory and heat there is.
+#[test]
+fn in_turn_each_says_what_it_says_alone() {
+    let models = models();
+    run(300, (1usize..4, prop::collection::vec(event(), 4..24)), |(pages, events)| {
+        in_turn(&models[..3], pages, &events);
+    });
+}
+
 /// Whatever joins, leaves, waits, is cancelled, or loses what it remembers, between any two layers.
 #[test]
 fn together_each_says_what_it_says_alone() {
-    let cases = std::env::var("FIREBOX_SCHEDULES").map_or(400, |cases| cases.parse().unwrap());
     let models = models();
-    let config = ProptestConfig { cases, ..ProptestConfig::default() };
-    let strategy = (0..FIXTURES.len(), prop::collection::vec(happening(), 4..24));
-    let mut runner = proptest::test_runner::TestRunner::new(config);
-    runner
-        .run(&strategy, |(model, happenings)| {
-            together(&models[model], &happenings);
-            Ok(())
-        })
-        .unwrap();
+    run(400, (0..FIXTURES.len(), prop::collection::vec(happening(), 4..24)), |(model, happenings)| {
+        together(&models[model], &happenings);
+    });
 }

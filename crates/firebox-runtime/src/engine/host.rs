@@ -1,0 +1,232 @@
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::clock::Clock;
+use crate::engine::event::Event;
+use crate::engine::hosted::Hosted;
+use crate::engine::lane::Told;
+use crate::engine::request::Request;
+use crate::engine::segments::Fetcher;
+use crate::engine::sequence::RequestId;
+use crate::schedule::{
+    AdmissionConfig, Choice, LaneId, NextModel, Queue, ScheduleConfig, ScheduleCounters, Scheduler,
+};
+use crate::thermal::Heat;
+use crate::{Model, Pool, RuntimeError};
+
+/// How often a model has to follow another one to be read ahead for it.
+const LIKELY: f64 = 0.5;
+
+/// How requests of several models share a machine.
+#[derive(Debug, Clone, Default)]
+pub struct HostConfig {
+    /// Which model runs when.
+    pub schedule: ScheduleConfig,
+    /// How many requests of a model run at once, and how many may wait.
+    pub admission: AdmissionConfig,
+}
+
+/// Several models on one machine, and all that is asked of them. It does one layer at a time, whenever it is told to, by
+/// whatever clock: an [`Engine`](super::Engine) is a thread around it.
+#[derive(Debug)]
+pub struct Host {
+    config: HostConfig,
+    scheduler: Scheduler,
+    hosted: BTreeMap<LaneId, Hosted>,
+    lanes: HashMap<RequestId, LaneId>,
+    made: u64,
+    fetcher: Arc<Fetcher>,
+    next: NextModel,
+    /// The lane that ran last, and until when.
+    last: Option<(LaneId, Duration)>,
+}
+
+/// What a host has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Worked {
+    /// A layer of a model.
+    Layer {
+        /// How long it took.
+        took: Duration,
+        /// Whether another model had run before.
+        switched: bool,
+    },
+    /// Nothing: the disk has to bring something first.
+    Waiting,
+    /// Nothing: nobody wants anything.
+    Idle,
+}
+
+impl Host {
+    /// Without any model.
+    pub fn new(config: HostConfig) -> Self {
+        Self {
+            scheduler: Scheduler::new(config.schedule.clone()),
+            config,
+            hosted: BTreeMap::new(),
+            lanes: HashMap::new(),
+            made: 0,
+            fetcher: Fetcher::start(),
+            next: NextModel::default(),
+            last: None,
+        }
+    }
+
+    /// Takes a model in.
+    pub fn add(&mut self, name: &str, model: Model) -> Result<(), RuntimeError> {
+        let pool = model.session()?.cache().pool().clone();
+        self.add_in_pool(name, model, pool)
+    }
+
+    /// The same for a model whose sequences take their pages from a pool.
+    pub fn add_in_pool(&mut self, name: &str, model: Model, pool: Pool) -> Result<(), RuntimeError> {
+        if self.lane_of(name).is_ok() {
+            return Err(RuntimeError::ModelNamed { name: name.into() });
+        }
+        let queue = Queue::new(self.config.admission.clone());
+        let hosted = Hosted::new(name, model, pool, queue, &self.fetcher)?;
+        self.hosted.insert(self.scheduler.lane(name), hosted);
+        Ok(())
+    }
+
+    /// Lets go of a model, and of all that is asked of it.
+    pub fn remove(&mut self, name: &str, told: Told<'_>) -> Result<Model, RuntimeError> {
+        let lane = self.lane_of(name)?;
+        let asked: Vec<RequestId> =
+            self.lanes.iter().filter(|(_, of)| **of == lane).map(|(id, _)| *id).collect();
+        for id in asked {
+            self.lanes.remove(&id);
+            told(id, Event::Failed(RuntimeError::NoModel { name: name.into(), there: self.names() }));
+        }
+        self.scheduler.drop_lane(lane);
+        match self.hosted.remove(&lane) {
+            Some(hosted) => Ok(hosted.model),
+            None => Err(RuntimeError::NoModel { name: name.into(), there: self.names() }),
+        }
+    }
+
+    /// Its models, by name.
+    pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
+        self.hosted.values().map(|hosted| (hosted.name.as_str(), &hosted.model))
+    }
+
+    /// Takes a request in. It ends with an event that [is the last](Event::is_last); what is wrong with it from the
+    /// beginning is refused at once.
+    pub fn submit(
+        &mut self,
+        request: Request,
+        now: Duration,
+        told: Told<'_>,
+    ) -> Result<RequestId, RuntimeError> {
+        let lane = self.lane_of(&request.model)?;
+        let id = RequestId(self.made);
+        let Some(hosted) = self.hosted.get_mut(&lane) else { unreachable!("it was just found") };
+        hosted.enter(id, request, now)?;
+        self.made += 1;
+        self.lanes.insert(id, lane);
+        hosted.update(lane, &mut self.scheduler, now, told);
+        self.next.note(&hosted.name);
+        // What usually comes next begins to be read while this one runs.
+        let likely: Vec<String> = self.next.likely(LIKELY).map(str::to_owned).collect();
+        for name in likely {
+            if let Ok(lane) = self.lane_of(&name) {
+                self.hosted[&lane].prefetch();
+            }
+        }
+        Ok(id)
+    }
+
+    /// Ends a request where it is, as soon as it is in no pass.
+    pub fn cancel(&mut self, id: RequestId, now: Duration, told: Told<'_>) {
+        let Some(lane) = self.lanes.get(&id) else { return };
+        if let Some(hosted) = self.hosted.get_mut(lane)
+            && hosted.cancel(id, now, told)
+        {
+            hosted.left(id, now, &mut self.scheduler);
+            self.lanes.remove(&id);
+        }
+    }
+
+    /// Keeps a request from going on, or lets it go on.
+    pub fn hold(&mut self, id: RequestId, held: bool) {
+        if let Some(hosted) = self.lanes.get(&id).and_then(|lane| self.hosted.get_mut(lane)) {
+            hosted.hold(id, held);
+        }
+    }
+
+    /// How hot it is: fewer run together, for shorter.
+    pub fn set_heat(&mut self, heat: Heat) {
+        self.scheduler.set_heat(heat);
+        for hosted in self.hosted.values_mut() {
+            hosted.queue.set_heat(heat);
+            hosted.changed = true;
+        }
+    }
+
+    /// What the schedule has come to.
+    pub fn counters(&self) -> &ScheduleCounters {
+        self.scheduler.counters()
+    }
+
+    /// Runs one layer of whichever model is to run, if any.
+    pub fn work(&mut self, clock: &dyn Clock, told: Told<'_>) -> Worked {
+        let now = clock.now();
+        for (&lane, hosted) in &mut self.hosted {
+            hosted.update(lane, &mut self.scheduler, now, told);
+        }
+        let hosted = &self.hosted;
+        let choice = self.scheduler.choose(now, |lane| hosted[&lane].readiness());
+        let Choice::Run { lane, .. } = choice else {
+            let works = self.hosted.values().any(|hosted| hosted.lane.has_work());
+            return if works { Worked::Waiting } else { Worked::Idle };
+        };
+        let switched = self.last.is_some_and(|(last, _)| last != lane);
+        if switched {
+            // While this one runs, the disk brings what the next one needs.
+            let next = self.scheduler.prefetch(now).find(|next| *next != lane);
+            if let Some(next) = next.and_then(|next| self.hosted.get(&next)) {
+                next.prefetch();
+            }
+        }
+        let Some(hosted) = self.hosted.get_mut(&lane) else { return Worked::Idle };
+        let stepped = hosted.lane.step(clock, told);
+        let now = clock.now();
+        self.last = Some((lane, now));
+        self.scheduler.ran(now, lane, stepped.took, 1);
+        for id in stepped.tokens {
+            if let Some(task) = hosted.task(id) {
+                self.scheduler.token(now, task);
+            }
+        }
+        for id in stepped.left {
+            hosted.left(id, now, &mut self.scheduler);
+            self.lanes.remove(&id);
+        }
+        if !stepped.starved.is_empty() {
+            for id in hosted.starve(stepped.starved, now, told) {
+                hosted.left(id, now, &mut self.scheduler);
+                self.lanes.remove(&id);
+            }
+        }
+        Worked::Layer { took: stepped.took, switched }
+    }
+
+    fn lane_of(&self, name: &str) -> Result<LaneId, RuntimeError> {
+        let mut hosted = self.hosted.iter().filter(|(_, hosted)| hosted.name == name);
+        hosted
+            .next()
+            .map(|(lane, _)| *lane)
+            .ok_or_else(|| RuntimeError::NoModel { name: name.into(), there: self.names() })
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.hosted.values().map(|hosted| hosted.name.clone()).collect()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.fetcher.end();
+    }
+}
