@@ -35,6 +35,8 @@ pub use firebox_runtime::{
 pub use firebox_cache as cache;
 /// Networks and their parts, as Burn modules.
 pub use firebox_model as model;
+/// Many requests at once, of one model or several.
+pub use firebox_runtime::engine;
 /// A model fitted into a number of bytes.
 pub use firebox_runtime::fit;
 /// How many layers stay in memory while a model runs.
@@ -47,6 +49,8 @@ pub use firebox_runtime::planner;
 pub use firebox_runtime::pressure;
 /// How much earlier turns have to do with what was just said.
 pub use firebox_runtime::relevance;
+/// Which model runs when, and who waits.
+pub use firebox_runtime::schedule;
 /// How hot the machine is, and what is done less for it.
 pub use firebox_runtime::thermal;
 /// Checkpoints on disk.

@@ -128,6 +128,12 @@ pub enum RuntimeError {
         /// The model that was asked for.
         model: String,
     },
+    /// The first token was not there when it should have been.
+    #[error("{model} did not answer in time; give it longer, or let another model answer")]
+    Late {
+        /// The model.
+        model: String,
+    },
     /// The engine has ended, with all that was asked of it.
     #[error("the engine has ended")]
     EngineOver,

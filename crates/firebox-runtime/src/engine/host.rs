@@ -137,6 +137,11 @@ impl Host {
         Ok(id)
     }
 
+    /// Requests that run or wait.
+    pub fn under_way(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Ends a request where it is, as soon as it is in no pass.
     pub fn cancel(&mut self, id: RequestId, now: Duration, told: Told<'_>) {
         let Some(lane) = self.lanes.get(&id) else { return };
@@ -173,6 +178,10 @@ impl Host {
     pub fn work(&mut self, clock: &dyn Clock, told: Told<'_>) -> Worked {
         let now = clock.now();
         for (&lane, hosted) in &mut self.hosted {
+            for id in hosted.fail_late(now, told) {
+                hosted.left(id, now, &mut self.scheduler);
+                self.lanes.remove(&id);
+            }
             hosted.update(lane, &mut self.scheduler, now, told);
         }
         let hosted = &self.hosted;

@@ -70,7 +70,7 @@ impl Hosted {
 
     /// Lets a request in, to wait until it is started.
     pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), RuntimeError> {
-        let Request { prompt, config, session, head, task, .. } = request;
+        let Request { prompt, config, session, head, task, or_not_at_all, .. } = request;
         let mut session = match session {
             Some(session) if Arc::ptr_eq(&session.decoder, &self.model.decoder()?) => *session,
             Some(_) => return Err(RuntimeError::ForeignSession { model: self.name.clone() }),
@@ -84,7 +84,8 @@ impl Hosted {
         let tokenizer = self.model.tokenizer().ok().cloned();
         let answer = Answer::new(config, tokenizer)?;
         let ticket = self.queue.enter(now, task.priority)?;
-        let sequence = Sequence::begin(id, session, &prompt, answer, now);
+        let mut sequence = Sequence::begin(id, session, &prompt, answer, now);
+        sequence.late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now + first_by);
         self.waiting.insert(ticket, (sequence, task));
         self.tickets.insert(id, ticket);
         self.changed = true;
@@ -181,6 +182,18 @@ impl Hosted {
         }
         told(id, sequence.finished(now));
         true
+    }
+
+    /// Lets those fail whose first token should be there, and returns them.
+    pub fn fail_late(&mut self, now: Duration, told: Told<'_>) -> Vec<RequestId> {
+        let running = self.lane.sequences().filter(|one| one.is_late(now) && !self.lane.is_passing(one.id));
+        let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
+        let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
+        for &id in &late {
+            self.lane.leave(id);
+            told(id, Event::Failed(RuntimeError::Late { model: self.name.clone() }));
+        }
+        late
     }
 
     /// Keeps a request from going on, or lets it go on.

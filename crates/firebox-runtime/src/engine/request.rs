@@ -22,6 +22,8 @@ pub struct Request {
     pub config: GenerationConfig,
     /// How urgent it is.
     pub task: Task,
+    /// Whether it fails where its first token is not there in time, so that somebody else can answer.
+    pub or_not_at_all: bool,
     /// What the prompt follows; absent where it is the beginning.
     pub session: Option<Box<Session>>,
     /// Which of the model's heads is worn; what the session wears, where none is said.
@@ -38,6 +40,7 @@ impl Request {
             prompt,
             config: GenerationConfig::default(),
             task: Task::default(),
+            or_not_at_all: false,
             session: None,
             head: None,
             scope: String::new(),
@@ -65,6 +68,11 @@ impl Request {
     pub fn with_first_by(mut self, first_by: Duration) -> Self {
         self.task.first_by = Some(first_by);
         self
+    }
+
+    /// The same, failing where its first token is not there [in time](Self::with_first_by).
+    pub fn or_not_at_all(self) -> Self {
+        Self { or_not_at_all: true, ..self }
     }
 
     /// The same, going on in a session, which comes back with the end.

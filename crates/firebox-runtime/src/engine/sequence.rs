@@ -21,6 +21,8 @@ pub(crate) struct Sequence {
     pub cached_tokens: usize,
     /// How long it waited until it ran.
     pub waited: Duration,
+    /// When it fails, unless its first token is there.
+    pub late_at: Option<Duration>,
     /// Whether it must not go on for now: nobody takes what it says.
     pub held: bool,
     /// Whether it is to end where it is.
@@ -51,6 +53,7 @@ impl Sequence {
             prompt_tokens,
             cached_tokens: 0,
             waited: Duration::ZERO,
+            late_at: None,
             held: false,
             cancelled: false,
         }
@@ -61,6 +64,11 @@ impl Sequence {
         if self.answer.tokens().is_empty() {
             self.waited = self.timing.since_begin(now);
         }
+    }
+
+    /// Whether its first token is not there and should be.
+    pub fn is_late(&self, now: Duration) -> bool {
+        self.late_at.is_some_and(|late_at| now >= late_at) && self.answer.tokens().is_empty()
     }
 
     pub fn need(&self) -> Need {

@@ -218,6 +218,8 @@ struct Asking {
     events: async_channel::Sender<Event>,
     /// What was said and not taken.
     backlog: VecDeque<Event>,
+    /// Whether nothing more will be said.
+    ended: bool,
 }
 
 impl Running {
@@ -263,7 +265,8 @@ impl Running {
                 match self.host.submit(*request, now, &mut |id, event| told.push((id, event))) {
                     Ok(id) => {
                         self.tickets.insert(ticket, id);
-                        self.asking.insert(id, Asking { ticket, events, backlog: VecDeque::new() });
+                        self.asking
+                            .insert(id, Asking { ticket, events, backlog: VecDeque::new(), ended: false });
                     }
                     Err(error) => drop(events.try_send(Event::Failed(error))),
                 }
@@ -291,6 +294,7 @@ impl Running {
     fn tell(&mut self, told: Vec<(RequestId, Event)>) {
         for (id, event) in told {
             let Some(asking) = self.asking.get_mut(&id) else { continue };
+            asking.ended = event.is_last();
             asking.backlog.push_back(event);
             if !asking.deliver() {
                 self.host.hold(id, true);
@@ -322,6 +326,11 @@ impl Running {
             && let Some(asking) = self.asking.remove(&id)
         {
             self.tickets.remove(&asking.ticket);
+            if !asking.ended {
+                // Whoever asked is gone, and is noticed before what it says of that is read.
+                self.host.hold(id, false);
+                self.host.cancel(id, self.clock.now(), &mut |_, _| {});
+            }
         }
     }
 }
@@ -336,7 +345,7 @@ impl Asking {
                     self.events.close();
                 }
                 Ok(()) => {}
-                // Whoever asked is gone, and has cancelled it.
+                // Whoever asked is gone.
                 Err(TrySendError::Closed(_)) => self.backlog.clear(),
                 Err(TrySendError::Full(event)) => {
                     self.backlog.push_front(event);

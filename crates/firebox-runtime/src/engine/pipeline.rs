@@ -1,0 +1,301 @@
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_core::Stream;
+
+use crate::engine::{Answering, Engine, Event, Request};
+use crate::schedule::Priority;
+use crate::{GenerationConfig, RuntimeError};
+
+/// Says which stage of a pipeline is to answer.
+pub trait Router: Send {
+    /// The names of stages with how sure it is of each, in any order.
+    fn route(&mut self, text: &str) -> Result<Vec<(String, f32)>, RuntimeError>;
+}
+
+impl<F: FnMut(&str) -> Result<Vec<(String, f32)>, RuntimeError> + Send> Router for F {
+    fn route(&mut self, text: &str) -> Result<Vec<(String, f32)>, RuntimeError> {
+        self(text)
+    }
+}
+
+/// Turns what was asked into tokens of a model.
+pub type Prompting = Arc<dyn Fn(&str) -> Result<Vec<u32>, RuntimeError> + Send + Sync>;
+
+/// A model, or one head of it, that answers in a pipeline.
+#[derive(Clone)]
+pub struct Stage {
+    name: String,
+    model: String,
+    prompting: Prompting,
+    head: Option<String>,
+    config: GenerationConfig,
+    first_by: Option<Duration>,
+    least_confidence: f32,
+}
+
+impl Stage {
+    /// A model of an engine, by its name there. The stage has the same name.
+    pub fn new(
+        model: impl Into<String>,
+        prompting: impl Fn(&str) -> Result<Vec<u32>, RuntimeError> + Send + Sync + 'static,
+    ) -> Self {
+        let model = model.into();
+        Self {
+            name: model.clone(),
+            model,
+            prompting: Arc::new(prompting),
+            head: None,
+            config: GenerationConfig::default(),
+            first_by: None,
+            least_confidence: 0.0,
+        }
+    }
+
+    /// The same with one of the model's heads, after which the stage is named.
+    pub fn wearing(self, head: impl Into<String>) -> Self {
+        let head = head.into();
+        Self { name: head.clone(), head: Some(head), ..self }
+    }
+
+    /// The same by another name.
+    pub fn named(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// The same with limits and a way to choose tokens.
+    pub fn with_config(self, config: GenerationConfig) -> Self {
+        Self { config, ..self }
+    }
+
+    /// The same, replaced by the fallback where its first token is not there in time.
+    pub fn with_first_by(self, first_by: Duration) -> Self {
+        Self { first_by: Some(first_by), ..self }
+    }
+
+    /// The same, asked only where the router is at least so sure.
+    pub fn with_least_confidence(self, least_confidence: f32) -> Self {
+        Self { least_confidence, ..self }
+    }
+
+    fn request(&self, text: &str) -> Result<Request, RuntimeError> {
+        let mut request = Request::new(&self.model, (self.prompting)(text)?)
+            .with_config(self.config.clone())
+            .with_priority(Priority::Interactive);
+        request.head.clone_from(&self.head);
+        Ok(match self.first_by {
+            Some(first_by) => request.with_first_by(first_by).or_not_at_all(),
+            None => request,
+        })
+    }
+}
+
+impl fmt::Debug for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stage").field("name", &self.name).field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+/// A router that says which of several stages answers, and a fallback for when that one does not.
+///
+/// ```no_run
+/// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
+/// use std::time::Duration;
+/// use firebox_runtime::engine::{Engine, HostConfig, Piped, Pipeline, Stage};
+/// use firebox_runtime::{Model, device};
+///
+/// let engine = Engine::start(HostConfig::default());
+/// let cpu = device("cpu")?;
+/// let (code, small) = (Model::open("models/code", &cpu)?, Model::open("models/small", &cpu)?);
+/// let prompting = |model: &Model| {
+///     let tokenizer = model.tokenizer().unwrap().clone();
+///     move |text: &str| Ok(tokenizer.encode(text, true)?)
+/// };
+/// let pipeline = Pipeline::new(&engine, Stage::new("small", prompting(&small)))
+///     .with_stage(Stage::new("code", prompting(&code)).with_first_by(Duration::from_secs(2)))
+///     .with_router(|text: &str| Ok(vec![("code".into(), if text.contains("fn ") { 0.9 } else { 0.1 })]));
+/// engine.add("code", code)?;
+/// engine.add("small", small)?;
+/// for event in pipeline.ask("fn main") {
+///     match event {
+///         Piped::Routed { stage, .. } => println!("[{stage}]"),
+///         Piped::Replaced { by, why, .. } => println!("[{why}; {by} answers]"),
+///         Piped::Said(_) => {}
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Pipeline {
+    engine: Engine,
+    stages: Vec<Stage>,
+    fallback: Stage,
+    router: Option<Shared>,
+}
+
+#[derive(Clone)]
+struct Shared(Arc<Mutex<dyn Router>>);
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Router")
+    }
+}
+
+/// What a pipeline says.
+#[derive(Debug)]
+pub enum Piped {
+    /// Who is going to answer.
+    Routed {
+        /// The stage.
+        stage: String,
+        /// How sure the router was.
+        confidence: f32,
+    },
+    /// Somebody else answers from the beginning: what was said so far, if anything, is void.
+    Replaced {
+        /// The stage that did not.
+        stage: String,
+        /// The one that does.
+        by: String,
+        /// Why.
+        why: RuntimeError,
+    },
+    /// What the stage says that was named last.
+    Said(Event),
+}
+
+impl Pipeline {
+    /// Everything is answered by the fallback, until there are a router and stages.
+    pub fn new(engine: &Engine, fallback: Stage) -> Self {
+        Self { engine: engine.clone(), stages: Vec::new(), fallback, router: None }
+    }
+
+    /// The same with one more stage.
+    pub fn with_stage(mut self, stage: Stage) -> Self {
+        self.stages.push(stage);
+        self
+    }
+
+    /// The same, asking somebody which stage answers.
+    pub fn with_router(self, router: impl Router + 'static) -> Self {
+        Self { router: Some(Shared(Arc::new(Mutex::new(router)))), ..self }
+    }
+
+    /// Asks. The router runs on the calling thread, everything else on the engine's.
+    pub fn ask(&self, text: &str) -> Asked {
+        let (stage, confidence, told) = match self.routed(text) {
+            Ok((stage, confidence)) => (stage, confidence, None),
+            Err(why) => {
+                let by = self.fallback.name.clone();
+                (self.fallback.clone(), 0.0, Some(Piped::Replaced { stage: ROUTER.into(), by, why }))
+            }
+        };
+        let mut asked = Asked {
+            pipeline: self.clone(),
+            text: text.into(),
+            coming: told.into_iter().collect(),
+            answering: None,
+            stage,
+        };
+        asked.coming.push_back(Piped::Routed { stage: asked.stage.name.clone(), confidence });
+        asked.begin();
+        asked
+    }
+
+    /// The stage that the router is surest of, if it is sure enough.
+    fn routed(&self, text: &str) -> Result<(Stage, f32), RuntimeError> {
+        let Some(Shared(router)) = &self.router else { return Ok((self.fallback.clone(), 1.0)) };
+        let routes = router.lock().unwrap_or_else(PoisonError::into_inner).route(text)?;
+        let surest = routes.into_iter().max_by(|one, other| one.1.total_cmp(&other.1));
+        let chosen = surest.and_then(|(name, confidence)| {
+            let stage = self.stages.iter().find(|stage| stage.name == name)?;
+            (confidence >= stage.least_confidence).then(|| (stage.clone(), confidence))
+        });
+        Ok(chosen.unwrap_or_else(|| (self.fallback.clone(), 1.0)))
+    }
+}
+
+/// What the router is called where it fails.
+const ROUTER: &str = "router";
+
+/// What a pipeline says to one question, as a [`Stream`] and as an iterator that waits. Dropping it cancels the question.
+#[derive(Debug)]
+pub struct Asked {
+    pipeline: Pipeline,
+    text: String,
+    coming: VecDeque<Piped>,
+    answering: Option<Answering>,
+    stage: Stage,
+}
+
+impl Asked {
+    /// Who answers.
+    pub fn by(&self) -> &str {
+        &self.stage.name
+    }
+
+    fn begin(&mut self) {
+        match self.stage.request(&self.text) {
+            Ok(request) => self.answering = Some(self.pipeline.engine.generate(request)),
+            Err(why) => self.failed(why),
+        }
+    }
+
+    /// Lets the fallback answer, unless it is the one that failed.
+    fn failed(&mut self, why: RuntimeError) {
+        self.answering = None;
+        let fallback = &self.pipeline.fallback;
+        if self.stage.name == fallback.name {
+            self.coming.push_back(Piped::Said(Event::Failed(why)));
+            return;
+        }
+        let (stage, by) = (self.stage.name.clone(), fallback.name.clone());
+        self.stage = fallback.clone();
+        self.coming.push_back(Piped::Replaced { stage, by, why });
+        self.begin();
+    }
+
+    /// Takes in what the engine says of the stage.
+    fn heard(&mut self, event: Option<Event>) {
+        match event {
+            Some(Event::Failed(why)) => self.failed(why),
+            Some(event) => {
+                if event.is_last() {
+                    self.answering = None;
+                }
+                self.coming.push_back(Piped::Said(event));
+            }
+            None => self.answering = None,
+        }
+    }
+}
+
+impl Iterator for Asked {
+    type Item = Piped;
+
+    fn next(&mut self) -> Option<Piped> {
+        while self.coming.is_empty() {
+            let event = self.answering.as_mut()?.next();
+            self.heard(event);
+        }
+        self.coming.pop_front()
+    }
+}
+
+impl Stream for Asked {
+    type Item = Piped;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Piped>> {
+        while self.coming.is_empty() {
+            let Some(answering) = &mut self.answering else { return Poll::Ready(None) };
+            let event = ready!(Pin::new(answering).poll_next(context));
+            self.heard(event);
+        }
+        Poll::Ready(self.coming.pop_front())
+    }
+}

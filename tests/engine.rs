@@ -1,0 +1,223 @@
+//! An engine as programs use it: many requests, several models, from threads and from executors.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use firebox::engine::{Engine, Event, HostConfig, Piped, Pipeline, Request, Stage};
+use firebox::{Finish, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
+use futures_core::Stream;
+
+fn model(name: &str) -> Model {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference");
+    Model::open(root.join(name), &device("cpu").unwrap()).unwrap()
+}
+
+fn prompt(from: u32, count: u32) -> Vec<u32> {
+    (0..count).map(|index| 3 + (from + index * 31) % 150).collect()
+}
+
+fn tokens(most: usize) -> GenerationConfig {
+    GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
+}
+
+fn alone(model: &Model, prompt: &[u32], config: GenerationConfig) -> Vec<u32> {
+    let mut session = model.session().unwrap();
+    let mut generation = Generation::begin(&mut session, None, prompt, config).unwrap();
+    while generation.next_piece().unwrap().is_some() {}
+    generation.finish().unwrap().tokens
+}
+
+fn engine(models: &[(&str, &Model)]) -> Engine {
+    let engine = Engine::start(HostConfig::default());
+    for (name, model) in models {
+        engine.add(name, (*model).clone()).unwrap();
+    }
+    engine
+}
+
+/// Waits for a condition that another thread brings about.
+fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn requests_of_two_models_at_once() {
+    let models = [("llama", model("llama")), ("qwen", model("qwen3_5_text"))];
+    let engine = engine(&[("llama", &models[0].1), ("qwen", &models[1].1)]);
+    let asked: Vec<_> = (0..8u32)
+        .map(|index| {
+            let (name, model) = &models[index as usize % 2];
+            let prompt = prompt(index, 5 + index * 3);
+            let config = GenerationConfig {
+                sampler: SamplerConfig {
+                    temperature: (index % 3) as f32,
+                    seed: 7,
+                    ..SamplerConfig::default()
+                },
+                ..tokens(12 + index as usize)
+            };
+            let answering = engine.generate(Request::new(*name, prompt.clone()).with_config(config.clone()));
+            (answering, alone(model, &prompt, config))
+        })
+        .collect();
+    for (answering, expected) in asked {
+        let outcome = answering.wait().unwrap();
+        assert_eq!(outcome.summary.tokens, expected);
+        assert_eq!(outcome.summary.finish, Finish::Length);
+        assert!(outcome.session.tokens().ends_with(&expected));
+    }
+}
+
+#[test]
+fn a_session_goes_on() {
+    let model = model("llama");
+    let engine = engine(&[("llama", &model)]);
+    let first = engine.generate(Request::new("llama", prompt(1, 9)).with_config(tokens(5))).wait().unwrap();
+    let before = first.session.tokens().to_vec();
+    let next = Request::new("llama", prompt(2, 4)).with_config(tokens(6)).in_session(first.session);
+    let second = engine.generate(next).wait().unwrap();
+    let whole = [&before[..], &prompt(2, 4)].concat();
+    assert_eq!(second.summary.tokens, alone(&model, &whole, tokens(6)));
+}
+
+#[test]
+fn nobody_listens_any_more() {
+    let model = model("llama");
+    let engine = engine(&[("llama", &model)]);
+    let mut answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(100_000)));
+    assert!(matches!(answering.next(), Some(Event::Waiting { .. } | Event::Piece(_))));
+    drop(answering);
+    soon("a request that nobody listens to ends", || engine.with_host(|host| host.under_way()).unwrap() == 0);
+}
+
+#[test]
+fn a_cancelled_request_says_what_it_came_to() {
+    let model = model("llama");
+    let engine = engine(&[("llama", &model)]);
+    let mut answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(100_000)));
+    answering.next();
+    answering.cancel();
+    let outcome = answering.wait().unwrap();
+    assert_eq!(outcome.summary.finish, Finish::Cancelled);
+    assert!(!outcome.summary.tokens.is_empty());
+}
+
+#[test]
+fn who_listens_slowly_holds_up_nobody_else() {
+    let model = model("llama");
+    let engine = engine(&[("llama", &model)]);
+    let slow = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(300)));
+    let fast = engine.generate(Request::new("llama", prompt(2, 4)).with_config(tokens(200)));
+    assert_eq!(fast.wait().unwrap().summary.tokens.len(), 200);
+    // It has said as much as there is room for, and waits.
+    let layers = || engine.with_host(|host| host.counters().layers).unwrap();
+    let mut before = layers();
+    soon("it waits", || {
+        thread::sleep(Duration::from_millis(20));
+        std::mem::replace(&mut before, layers()) == before
+    });
+    assert_eq!(slow.wait().unwrap().summary.tokens, alone(&model, &prompt(1, 4), tokens(300)));
+}
+
+#[test]
+fn what_is_wrong_is_told_at_once() {
+    let model = model("llama");
+    let engine = engine(&[("llama", &model)]);
+    let failed = |request: Request| engine.generate(request).wait().unwrap_err();
+    assert!(matches!(failed(Request::new("other", vec![3])), RuntimeError::NoModel { .. }));
+    assert!(matches!(failed(Request::new("llama", vec![])), RuntimeError::Model(_)));
+    assert!(matches!(failed(Request::new("llama", vec![1 << 30])), RuntimeError::Model(_)));
+    let foreign = self::model("llama").session().unwrap();
+    let foreign = Request::new("llama", vec![3]).in_session(foreign);
+    assert!(matches!(failed(foreign), RuntimeError::ForeignSession { .. }));
+    assert!(matches!(engine.add("llama", model.clone()), Err(RuntimeError::ModelNamed { .. })));
+    let answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(100_000)));
+    engine.remove("llama").unwrap();
+    assert!(matches!(answering.wait(), Err(RuntimeError::NoModel { .. })));
+}
+
+#[test]
+fn the_engine_ends_with_its_last_owner() {
+    let model = model("llama");
+    let answering = {
+        let engine = engine(&[("llama", &model)]);
+        engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(20)))
+    };
+    // Whoever waits for an answer owns it too.
+    assert_eq!(answering.wait().unwrap().summary.tokens.len(), 20);
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+#[test]
+fn any_executor_will_do() {
+    let model = model("llama");
+    let engine = engine(&[("llama", &model)]);
+    let mut answering = engine.generate(Request::new("llama", prompt(3, 6)).with_config(tokens(30)));
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut said = Vec::new();
+    loop {
+        match Pin::new(&mut answering).poll_next(&mut context) {
+            Poll::Ready(Some(Event::Piece(piece))) => said.extend(piece.token),
+            Poll::Ready(Some(_)) => {}
+            Poll::Ready(None) => break,
+            Poll::Pending => thread::park(),
+        }
+    }
+    assert_eq!(said, alone(&model, &prompt(3, 6), tokens(30)));
+}
+
+#[test]
+fn a_pipeline_has_an_answer_whatever_fails() {
+    let (llama, qwen) = (model("llama"), model("qwen3"));
+    let engine = engine(&[("specialist", &llama), ("fallback", &qwen)]);
+    let stage =
+        |name: &str| Stage::new(name, |text: &str| Ok(prompt(text.len() as u32, 6))).with_config(tokens(8));
+    let pipeline = Pipeline::new(&engine, stage("fallback"))
+        .with_stage(stage("specialist").with_least_confidence(0.5))
+        .with_stage(stage("nowhere"))
+        .with_stage(stage("specialist").named("late").with_first_by(Duration::ZERO))
+        .with_router(|text: &str| match text {
+            "broken" => Err(RuntimeError::EngineOver),
+            "unsure" => Ok(vec![("specialist".into(), 0.4)]),
+            name => Ok(vec![(name.into(), 0.9), ("fallback".into(), 0.1)]),
+        });
+    for (text, by, model, replaced) in [
+        ("specialist", "specialist", &llama, false),
+        ("unsure", "fallback", &qwen, false),
+        ("broken", "fallback", &qwen, true),
+        ("nowhere", "fallback", &qwen, true),
+        ("late", "fallback", &qwen, true),
+    ] {
+        let mut asked = pipeline.ask(text);
+        let (mut was_replaced, mut said) = (false, None);
+        for event in asked.by_ref() {
+            match event {
+                Piped::Routed { .. } => {}
+                Piped::Replaced { .. } => was_replaced = true,
+                Piped::Said(Event::Finished(outcome)) => said = Some(outcome.summary.tokens),
+                Piped::Said(Event::Failed(error)) => panic!("{text}: {error}"),
+                Piped::Said(_) => {}
+            }
+        }
+        assert_eq!((asked.by(), was_replaced), (by, replaced), "{text}");
+        assert_eq!(said.unwrap(), alone(model, &prompt(text.len() as u32, 6), tokens(8)), "{text}");
+    }
+}
