@@ -208,11 +208,13 @@ impl Host {
                 self.scheduler.token(now, task);
             }
         }
+        // Those that have left gave pages back.
+        let starved = stepped.left.is_empty() && !stepped.starved.is_empty();
         for id in stepped.left {
             hosted.left(id, now, &mut self.scheduler);
             self.lanes.remove(&id);
         }
-        if !stepped.starved.is_empty() {
+        if starved {
             for id in hosted.starve(stepped.starved, now, told) {
                 hosted.left(id, now, &mut self.scheduler);
                 self.lanes.remove(&id);
