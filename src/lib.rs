@@ -20,15 +20,15 @@
 //! ```
 
 pub use firebox_runtime::{
-    Account, Afterwards, AttentionSinks, BranchId, BranchInfo, Branches, Budget, CacheError, Charge,
+    Account, Afterwards, AttentionSinks, Begun, BranchId, BranchInfo, Branches, Budget, CacheError, Charge,
     Condenser, Condensing, DRAFT_BRANCHES, DRAFT_TOKENS, Divergence, Draft, Drafter, EmbeddingVerification,
     EvictionPolicy, Extract, Finish, Forgetting, Generation, GenerationConfig, Hidden, KvType,
-    LogitVerification, LookupDrafter, MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Perplexity,
-    PersistentPrefix, Piece, Pool, Prefill, PrefixOptions, Role, RuntimeError, Sampler, SamplerConfig, Saved,
-    Session, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind, Verification,
-    WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, human_bytes,
-    likeliest, mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes,
-    verify_against,
+    LogitVerification, LookupDrafter, MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Paused, Perplexity,
+    PersistentPrefix, Piece, Pool, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Role,
+    RuntimeError, Said, Sampler, SamplerConfig, Saved, Session, SlidingWindow, Speculation, Summary,
+    Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device,
+    expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes, parse_bytes,
+    peak_resident_bytes, perplexity, resident_bytes, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.

@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firebox::cache::{Pool, SequenceCache};
+use firebox::fit::FitConfig;
 use firebox::heads::{FALLBACK, RackConfig};
 use firebox::model::{Head, HeadForm, Input, Wanted};
 use firebox::store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
 use firebox::{
-    Afterwards, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session, WholeTurns, device,
+    Account, Afterwards, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session, WholeTurns,
+    device,
 };
 use proptest::prelude::*;
 use safetensors::{SafeTensors, tensor::TensorView};
@@ -319,11 +321,9 @@ fn an_adapter_is_the_weights_it_would_make() {
     assert!(furthest(&own, &expected) > range * 1e-2, "the adapter changes something");
 }
 
-/// A sequence that wears a bridge goes without the last layers and comes back to them as if it had never left.
-#[test]
-fn a_bridge_leaves_no_trace() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = installable("llama", folder.path());
+/// A model in a folder, with a bridge for a fallback.
+fn bridged(folder: &Path) -> PathBuf {
+    let path = installable("llama", folder);
     let checkpoint = Checkpoint::open(&path).unwrap();
     let decoder = Model::open(&path, &device("cpu").unwrap()).unwrap().decoder().unwrap();
     let (split, hidden) = (decoder.layers() / 2, decoder.config().hidden_size);
@@ -338,8 +338,16 @@ fn a_bridge_leaves_no_trace() {
         let values = noise(seed as u32, shape.iter().product());
         head.push(encode(name, &values, &shape, Encoding::Plain(Dtype::F32)).unwrap()).unwrap();
     }
-    head.write(folder.path().join("head")).unwrap();
-    Heads::open(&path).unwrap().install(folder.path().join("head"), FALLBACK).unwrap();
+    head.write(folder.join("head")).unwrap();
+    Heads::open(&path).unwrap().install(folder.join("head"), FALLBACK).unwrap();
+    path
+}
+
+/// A sequence that wears a bridge goes without the last layers and comes back to them as if it had never left.
+#[test]
+fn a_bridge_leaves_no_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = bridged(folder.path());
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
     let model = model.with_heads(RackConfig::default()).unwrap();
     let (mut session, mut plain) = (model.session().unwrap(), model.session().unwrap());
@@ -350,6 +358,20 @@ fn a_bridge_leaves_no_trace() {
         let (found, expected) = (session.feed(&fed).unwrap(), plain.feed(&fed).unwrap());
         assert_eq!(bits(&found) == bits(&expected), step % 2 == 0, "step {step}");
     }
+}
+
+/// Whoever fits a model into memory need not say what its heads are charged to.
+#[test]
+fn heads_of_a_fitted_model_are_charged_to_its_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = bridged(folder.path());
+    let config = FitConfig { layers: Some(0), ..FitConfig::new(8 << 30) };
+    let model = Model::open_within(&path, &device("cpu").unwrap(), &config).unwrap();
+    let budget = model.fit().unwrap().budget().clone();
+    let before = budget.held(Account::Weights);
+    let model = model.with_heads(RackConfig::default()).unwrap();
+    assert!(model.session().unwrap().use_head(FALLBACK).instead.is_none());
+    assert!(budget.held(Account::Weights) > before);
 }
 
 /// From what the trunk made of the last token, and without moving the sequence.

@@ -85,6 +85,8 @@ struct Scene {
     naive: Naive,
     /// The same model with rounded numbers, for models that make much of rounding: see [`Bound`].
     rounded: Vec<Naive>,
+    /// The same model with keys and values in half precision, where they are.
+    halved: Option<Naive>,
     bound: Bound,
     hybrid: bool,
     branches: Vec<Branch>,
@@ -100,6 +102,7 @@ impl Scene {
         Self {
             naive: replay.naive.fresh(),
             rounded: replay.rounded.iter().map(Naive::fresh).collect(),
+            halved: replay.halved.as_ref().map(Naive::fresh),
             bound: replay.bound,
             hybrid: replay.fixture == HYBRID,
             branches: vec![branch],
@@ -182,9 +185,10 @@ impl Scene {
         let mut found = Vec::new();
         self.branch().session.feed_each_row(&tokens, |logits| found.extend_from_slice(logits)).unwrap();
         let expected = self.replay(&tokens);
-        assert_eq!(found.len(), expected.iter().map(|(logits, _)| logits.len()).sum::<usize>());
-        for (found, (expected, rounding)) in found.chunks(self.naive.vocab_size()).zip(&expected) {
-            let allowed = self.bound.deviation + self.bound.rounding * rounding;
+        assert_eq!(found.len(), expected.iter().map(|(logits, ..)| logits.len()).sum::<usize>());
+        for (found, (expected, rounding, halving)) in found.chunks(self.naive.vocab_size()).zip(&expected) {
+            let allowed =
+                self.bound.deviation + self.bound.rounding * rounding + self.bound.halving * halving;
             self.worst = self.worst.max(deviation(found, expected) / allowed);
         }
     }
@@ -222,9 +226,9 @@ impl Scene {
     }
 
     /// The logits that the replay has after each of some tokens of the last turn, and what rounding does to them.
-    fn replay(&mut self, tokens: &[u32]) -> Vec<(Vec<f64>, f64)> {
+    fn replay(&mut self, tokens: &[u32]) -> Vec<(Vec<f64>, f64, f64)> {
         let mut logits = Vec::new();
-        let Self { naive, rounded, branches, current, .. } = self;
+        let Self { naive, rounded, halved, branches, current, .. } = self;
         let Branch { turns, position, after, .. } = &mut branches[*current];
         for &token in tokens {
             let visible = turns.iter().filter(|turn| !turn.hidden).flat_map(|turn| &turn.tokens);
@@ -232,12 +236,13 @@ impl Scene {
             let step = naive.len();
             let replayed = Step { token, position: *position, sees, after: *after };
             let exact = naive.push(&replayed);
-            let rounding = rounded.iter_mut().map(|rounded| {
-                let logits = rounded.push(&replayed).into_iter().map(|logit| logit as f32);
+            let deviates = |other: &mut Naive| {
+                let logits = other.push(&replayed).into_iter().map(|logit| logit as f32);
                 deviation(&logits.collect::<Vec<_>>(), &exact)
-            });
-            let rounding = rounding.fold(0.0, f64::max);
-            logits.push((exact, rounding));
+            };
+            let rounding = rounded.iter_mut().map(deviates).fold(0.0, f64::max);
+            let halving = halved.iter_mut().map(deviates).fold(0.0, f64::max);
+            logits.push((exact, rounding, halving));
             turns.last_mut().unwrap().tokens.push(Held { step, token, position: *position });
             *position += 1;
             *after = Some(step);
@@ -247,7 +252,7 @@ impl Scene {
             needed.extend(branch.after);
             needed.extend(branch.turns.iter().filter_map(|turn| turn.before));
         }
-        for naive in std::iter::once(naive).chain(rounded) {
+        for naive in std::iter::once(naive).chain(rounded).chain(halved) {
             naive.forget_states(|step| needed.contains(&step));
         }
         logits
@@ -432,12 +437,18 @@ impl Scene {
 /// The gated delta rule of random weights sometimes divides a small difference of large numbers by its own size: a few
 /// tokens in a hundred then magnify rounding ten thousand times, in the library and in a replay with rounded numbers
 /// alike. So what rounding does to the replay counts.
+///
+/// What half precision does to a token is not the same for all either: of some tens of thousands one deviates by 6.4e-3
+/// where most do by less than 1e-3, and so does a replay that rounds its keys and values once and nothing else. Keys that
+/// were moved are rounded again by the library and not by the replay: twice of what it deviates by counts.
 #[derive(Debug, Clone, Copy)]
 struct Bound {
     /// As a fraction of the range of the logits.
     deviation: f64,
     /// How often what replays deviate by at most when their numbers are rounded.
     rounding: f64,
+    /// How often what a replay deviates by when its keys and values are kept in half precision.
+    halving: f64,
 }
 
 /// What sessions are compared with.
@@ -445,15 +456,17 @@ struct Replay {
     fixture: &'static str,
     naive: Naive,
     rounded: Vec<Naive>,
+    halved: Option<Naive>,
     bound: Bound,
 }
 
 impl Replay {
-    fn new(fixture: &'static str, bound: Bound) -> Self {
+    fn new(fixture: &'static str, kept: KvType, bound: Bound) -> Self {
         let naive = Naive::open(&path(fixture));
         let roundings = if fixture == HYBRID { 0..3 } else { 0..0 };
         let rounded = roundings.map(|seed| Naive::rounded(&path(fixture), seed)).collect();
-        Self { fixture, naive, rounded, bound }
+        let halved = (kept == KvType::F16).then(|| Naive::half(&path(fixture)));
+        Self { fixture, naive, rounded, halved, bound }
     }
 }
 
@@ -491,7 +504,7 @@ fn cases(steps: u32) -> ProptestConfig {
 
 fn conversations(fixtures: &[&'static str], kept: KvType, capacity: Option<usize>, count: u32, bound: Bound) {
     for &fixture in fixtures {
-        let replay = Replay::new(fixture, bound);
+        let replay = Replay::new(fixture, kept, bound);
         let largest = std::cell::Cell::new(0f64);
         proptest!(cases(count), |(steps in steps(STEPS))| {
             let worst = play(&replay, session(fixture, kept), &steps, capacity);
@@ -502,9 +515,9 @@ fn conversations(fixtures: &[&'static str], kept: KvType, capacity: Option<usize
     }
 }
 
-const EXACT: Bound = Bound { deviation: 2e-5, rounding: 50.0 };
-const HALF: Bound = Bound { deviation: 6e-3, rounding: 1e3 };
-const BYTES: Bound = Bound { deviation: 0.15, rounding: 1e4 };
+const EXACT: Bound = Bound { deviation: 2e-5, rounding: 50.0, halving: 0.0 };
+const HALF: Bound = Bound { deviation: 3e-3, rounding: 1e3, halving: 2.0 };
+const BYTES: Bound = Bound { deviation: 0.15, rounding: 1e4, halving: 0.0 };
 
 #[test]
 fn dense_models_say_what_the_replay_says() {
@@ -525,7 +538,11 @@ fn turns_are_evicted_as_a_whole() {
 /// more there.
 #[test]
 fn other_devices_say_what_the_replay_says() {
-    on_other_devices(&[DENSE[1], HYBRID], KvType::F32, Bound { deviation: 2e-4, rounding: 500.0 });
+    on_other_devices(
+        &[DENSE[1], HYBRID],
+        KvType::F32,
+        Bound { deviation: 2e-4, rounding: 500.0, halving: 0.0 },
+    );
 }
 
 /// Where a device has no such numbers it keeps exact ones, which are compared above.
@@ -542,7 +559,7 @@ fn other_devices_say_nearly_the_same_in_bytes() {
 fn on_other_devices(fixtures: &[&'static str], kept: KvType, bound: Bound) {
     for name in available_devices().into_iter().filter(|name| *name != "cpu") {
         for &fixture in fixtures {
-            let replay = Replay::new(fixture, bound);
+            let replay = Replay::new(fixture, kept, bound);
             let session = session_on(name, fixture, kept);
             let found = session.cache().pool().layout().kept;
             if (kept, found) == (KvType::F16, KvType::F32) {

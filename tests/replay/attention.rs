@@ -50,6 +50,8 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Whether every head's query comes with a gate for its output.
     pub gated: bool,
+    /// Whether keys, as they are met, and values are rounded to half precision.
+    pub half: bool,
 }
 
 /// Key and value of one step, of all heads; the key before its rotation.
@@ -74,7 +76,11 @@ impl Attention {
             Some(norm) => norm.of_heads(&key),
             None => key,
         };
-        Kept { key, value: self.value.times(x) }
+        Kept { key, value: self.rounded(self.value.times(x)) }
+    }
+
+    fn rounded(&self, numbers: Vec<f64>) -> Vec<f64> {
+        if self.half { numbers.into_iter().map(to_half).collect() } else { numbers }
     }
 
     /// What the query of the last of `seen` gathers from all of them.
@@ -87,8 +93,8 @@ impl Attention {
         let mut gathered = Vec::new();
         for kv_head in 0..self.kv_heads {
             let of_head = kv_head * self.head_dim..(kv_head + 1) * self.head_dim;
-            let keys: Vec<Vec<f64>> =
-                seen.iter().map(|seen| seen.turn.of(&kept[seen.step].key[of_head.clone()])).collect();
+            let key = |seen: &&Seen| self.rounded(seen.turn.of(&kept[seen.step].key[of_head.clone()]));
+            let keys: Vec<Vec<f64>> = seen.iter().map(key).collect();
             let sharing = self.heads / self.kv_heads;
             for query in &queries[kv_head * sharing..(kv_head + 1) * sharing] {
                 let query = own.turn.of(query);
@@ -126,6 +132,13 @@ impl Attention {
         }
         (queries, gates)
     }
+}
+
+/// The nearest number of eleven binary digits, or of as many as are left of the smallest ones.
+fn to_half(number: f64) -> f64 {
+    let last = number.abs().log2().floor().max(-14.0) - 10.0;
+    let step = last.exp2();
+    (number / step).round_ties_even() * step
 }
 
 fn softmax(scores: &[f64]) -> Vec<f64> {

@@ -69,7 +69,14 @@ impl Naive {
     /// The same with numbers that are off as much as rounding to f32 makes them, or what is computed from them: how far
     /// its logits are from the exact ones says what rounding can do to them.
     pub fn rounded(fixture: &Path, seed: u32) -> Self {
-        Self::over(Arc::new(Network::read(fixture, Noise { size: f64::from(f32::EPSILON), seed })))
+        let noise = Noise { size: f64::from(f32::EPSILON), seed, half: false };
+        Self::over(Arc::new(Network::read(fixture, noise)))
+    }
+
+    /// The same with exact numbers, and keys and values kept in half precision: those of a key where it is met, whatever
+    /// they were before it was moved there.
+    pub fn half(fixture: &Path) -> Self {
+        Self::over(Arc::new(Network::read(fixture, Noise { half: true, ..Noise::default() })))
     }
 
     fn over(network: Arc<Network>) -> Self {

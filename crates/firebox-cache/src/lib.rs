@@ -27,9 +27,9 @@ pub use eviction::{
 };
 pub use layout::{KvType, LayerLayout, Layout};
 pub use page::PAGE;
-pub use pool::{Ledger, Pool};
+pub use pool::{Ledger, Pool, Spare};
 pub use recurrent::RecurrentState;
 pub use remembered::Remembered;
 pub use run::Mapped;
-pub use sequence::{AttentionCache, LayerCache, Outline, Replay, SequenceCache, Stretch};
+pub use sequence::{AttentionCache, Block, LayerCache, Outline, Replay, SequenceCache, States, Stretch};
 pub use turn::{Hidden, Role, Turn, TurnId, TurnKind};

@@ -24,6 +24,8 @@ struct Content {
     room: Room,
     /// Slots that have been claimed.
     used: usize,
+    /// Whether it is read by others than the sequences that know of each other.
+    kept: bool,
 }
 
 /// The tensors of a page, layer by layer: nothing for recurrent ones.
@@ -68,7 +70,7 @@ fn empty(kept: KvType, kv_heads: usize, head_dim: usize, device: &Device) -> Sto
 
 impl Page {
     pub fn new(room: Room, pool: Pool) -> Self {
-        Self { content: Mutex::new(Content { room, used: 0 }), pool }
+        Self { content: Mutex::new(Content { room, used: 0, kept: false }), pool }
     }
 
     /// Takes up to `count` slots from `from` on, as far as there are and unless somebody else has gone on from there.
@@ -90,7 +92,18 @@ impl Page {
 
     /// Lets the slots from `from` on be claimed again. The caller is the only one who knows of the page.
     pub fn unclaim(&self, from: usize) {
-        self.content().used = from;
+        let mut content = self.content();
+        (content.used, content.kept) = (from, false);
+    }
+
+    /// Whoever goes on in the middle of it goes on in a copy from now on.
+    pub fn keep(&self) {
+        self.content().kept = true;
+    }
+
+    /// Whether that is so.
+    pub fn is_kept(&self) -> bool {
+        self.content().kept
     }
 
     /// Fills slots from `at` on.

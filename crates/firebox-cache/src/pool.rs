@@ -1,4 +1,4 @@
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::CacheError;
 use crate::layout::{KvType, Layout};
@@ -13,8 +13,18 @@ pub struct Pool(Arc<Shared>);
 pub trait Ledger: std::fmt::Debug + Send + Sync {
     /// Whether a page of so many bytes may be made; if so, it will be.
     fn may_make(&self, bytes: usize) -> bool;
+    /// Whether it may be made without anybody giving up anything for it.
+    fn has_room(&self, bytes: usize) -> bool;
     /// So many bytes of pages are there no longer.
     fn unmade(&self, bytes: usize);
+}
+
+/// Has pages that nobody is using now.
+pub trait Spare: std::fmt::Debug + Send + Sync {
+    /// Lets go of one. Returns whether it has gone back to its pool.
+    fn give_up(&self) -> bool;
+    /// Lets go of all, those included that sequences go on reading.
+    fn give_up_all(&self);
 }
 
 #[derive(Debug)]
@@ -22,6 +32,8 @@ struct Shared {
     layout: Layout,
     ledger: Option<Arc<dyn Ledger>>,
     stock: Mutex<Stock>,
+    /// Who is asked before anybody is refused.
+    spares: Mutex<Vec<Weak<dyn Spare>>>,
 }
 
 impl Drop for Shared {
@@ -60,7 +72,7 @@ impl Pool {
     /// A pool that makes pages as they are needed, if somebody allows that.
     pub fn with_ledger(layout: Layout, ledger: Arc<dyn Ledger>) -> Self {
         let stock = Mutex::new(Stock { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 });
-        Self(Arc::new(Shared { layout, ledger: Some(ledger), stock }))
+        Self(Arc::new(Shared { layout, ledger: Some(ledger), stock, spares: Mutex::default() }))
     }
 
     /// An empty pool for the same model with keys and values kept in another way, whose pages the same one allows.
@@ -77,7 +89,20 @@ impl Pool {
     }
 
     fn with_stock(layout: Layout, stock: Stock) -> Self {
-        Self(Arc::new(Shared { layout, ledger: None, stock: Mutex::new(stock) }))
+        let (stock, spares) = (Mutex::new(stock), Mutex::default());
+        Self(Arc::new(Shared { layout, ledger: None, stock, spares }))
+    }
+
+    /// Whether both are the same pool.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Asks also `spare` for a page before a sequence is refused one, and before anybody gives up anything else for it.
+    pub fn add_spare(&self, spare: Weak<dyn Spare>) {
+        let mut spares = self.spares();
+        spares.retain(|spare| spare.strong_count() > 0);
+        spares.push(spare);
     }
 
     /// What its pages hold.
@@ -132,19 +157,61 @@ impl Pool {
     }
 
     pub(crate) fn take(&self) -> Result<Arc<Page>, CacheError> {
+        loop {
+            if let Some(page) = self.take_idle() {
+                return Ok(page);
+            }
+            if self.give_up_spare() {
+                continue;
+            }
+            let mut stock = self.stock();
+            // Another thread may have given one back meanwhile.
+            let room = match stock.free.pop() {
+                Some(room) => room,
+                None if !self.may_make(&stock) => {
+                    return Err(CacheError::PoolExhausted { pages: stock.made });
+                }
+                None => {
+                    stock.made += 1;
+                    drop(stock);
+                    Room::new(self.layout())
+                }
+            };
+            return Ok(Arc::new(Page::new(room, self.clone())));
+        }
+    }
+
+    /// A page, if there is one for which nobody has to give up anything.
+    pub(crate) fn take_idle(&self) -> Option<Arc<Page>> {
         let mut stock = self.stock();
         let room = match stock.free.pop() {
             Some(room) => room,
-            None if !self.may_make(&stock) => {
-                return Err(CacheError::PoolExhausted { pages: stock.made });
-            }
+            None if !self.has_room(&stock) || !self.may_make(&stock) => return None,
             None => {
                 stock.made += 1;
                 drop(stock);
                 Room::new(self.layout())
             }
         };
-        Ok(Arc::new(Page::new(room, self.clone())))
+        Some(Arc::new(Page::new(room, self.clone())))
+    }
+
+    fn has_room(&self, stock: &Stock) -> bool {
+        let paid = || self.0.ledger.as_ref().is_none_or(|ledger| ledger.has_room(self.page_bytes()));
+        stock.made < stock.most && paid()
+    }
+
+    /// Gets one page back from whoever has it to spare. The stock is not locked meanwhile: the page goes there.
+    fn give_up_spare(&self) -> bool {
+        self.living_spares().iter().any(|spare| spare.give_up())
+    }
+
+    pub(crate) fn give_up_all(&self) {
+        self.living_spares().iter().for_each(|spare| spare.give_up_all());
+    }
+
+    fn living_spares(&self) -> Vec<Arc<dyn Spare>> {
+        self.spares().iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn give(&self, room: Room) {
@@ -157,6 +224,10 @@ impl Pool {
             }
             _ => stock.free.push(room),
         }
+    }
+
+    fn spares(&self) -> MutexGuard<'_, Vec<Weak<dyn Spare>>> {
+        self.0.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stock(&self) -> MutexGuard<'_, Stock> {

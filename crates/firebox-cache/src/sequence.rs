@@ -6,17 +6,20 @@ use firebox_kernels::attend::{Span, Stored};
 
 use crate::error::CacheError;
 use crate::layout::{LayerLayout, Layout};
-use crate::page::PAGE;
+use crate::page::{PAGE, Page};
 use crate::pool::Pool;
 use crate::recurrent::RecurrentState;
 use crate::remembered::Remembered;
 use crate::run::{Run, Source};
 use crate::turn::{Hidden, Role, Turn, TurnId, TurnKind};
 
+mod beginning;
 mod branch;
+mod close_up;
 mod outline;
 mod replay;
 
+pub use beginning::Block;
 pub use outline::{Outline, Stretch};
 pub use replay::Replay;
 
@@ -39,9 +42,14 @@ pub struct SequenceCache {
     /// Tokens of a pass under way.
     pending: usize,
     next_turn: u64,
+    /// How many first tokens went through the layers as if nothing else had ever been there.
+    unaltered: usize,
+    /// Whether recurrent states have taken in what is not remembered any more.
+    mixed: bool,
 }
 
-type States = Vec<Option<RecurrentState>>;
+/// States of recurrent layers, by layer.
+pub type States = Vec<Option<RecurrentState>>;
 
 /// A turn, and where to go back to.
 #[derive(Debug, Clone)]
@@ -81,6 +89,8 @@ impl SequenceCache {
             position: 0,
             pending: 0,
             next_turn: 0,
+            unaltered: 0,
+            mixed: false,
             pool: pool.clone(),
         }
     }
@@ -216,76 +226,9 @@ impl SequenceCache {
             entry.turn.tokens > 0 || held.is_empty()
         });
         self.len -= tokens.len();
+        self.unaltered = self.unaltered.min(tokens.start);
+        self.mixed |= self.pool.layout().is_recurrent();
         self.cover();
-    }
-
-    /// Takes up the positions that what was forgotten has left, so that positions run from 0 without a gap.
-    /// `rotate` takes a layer, keys `[kv_heads, positions, head_dim]`, and how far back they move.
-    ///
-    /// Keys in pages that are shared with other sequences are copied; theirs stay where they are.
-    pub fn close_up(
-        &mut self,
-        rotate: impl Fn(usize, Tensor<3>, usize) -> Tensor<3>,
-    ) -> Result<(), CacheError> {
-        self.give_up_pass();
-        let alone = Arc::get_mut(&mut self.runs).is_some();
-        let changed = |back: usize| {
-            let Layout { layers, kept, .. } = self.pool.layout();
-            let rotate = &rotate;
-            move |layer: usize, keys: Stored| match layers[layer] {
-                LayerLayout::Attention { head_dim, .. } => {
-                    kept.store(rotate(layer, keys.dequantize(head_dim), back))
-                }
-                LayerLayout::Recurrent | LayerLayout::States { .. } => keys,
-            }
-        };
-        let (mut runs, mut next, mut in_place) = (Vec::with_capacity(self.runs.len()), 0, Vec::new());
-        for run in self.runs.iter() {
-            let back = run.position - next;
-            match &run.source {
-                _ if back == 0 => runs.push(run.clone()),
-                // Two runs may lie in one page, with what was between them forgotten.
-                Source::Page(page) if alone && Arc::strong_count(page) == 1 => {
-                    runs.push(Run::new(run.source.clone(), run.slots.clone(), next));
-                    in_place.push((page, &run.slots, back));
-                }
-                _ => self.copy_moved(run, next, changed(back), &mut runs)?,
-            }
-            next += run.len();
-        }
-        // Only now, when nothing can fail any more: an error leaves everything as it was.
-        for (page, slots, back) in in_place {
-            for layer in 0..self.pool.layout().layers.len() {
-                page.change_keys(layer, slots, |keys| changed(back)(layer, keys));
-            }
-        }
-        self.runs = Arc::new(runs);
-        self.position = next;
-        self.cover();
-        Ok(())
-    }
-
-    fn copy_moved(
-        &self,
-        run: &Run,
-        position: usize,
-        changed: impl Fn(usize, Stored) -> Stored + Copy,
-        runs: &mut Vec<Run>,
-    ) -> Result<(), CacheError> {
-        // What is mapped keeps its place in a block, as it would lie in a page.
-        let slots = run.in_block().filter(|_| {
-            matches!(run.source, Source::Mapped(_))
-                && self.runs.iter().filter(|other| other.lies_with(run)).count() == 1
-        });
-        if let Some(slots) = slots {
-            runs.push(self.copied(run, slots.start, position, changed)?);
-            return Ok(());
-        }
-        for start in (0..run.len()).step_by(PAGE) {
-            let part = run.part(start..run.len().min(start + PAGE));
-            runs.push(self.copied(&part, 0, position + start, changed)?);
-        }
-        Ok(())
     }
 
     /// Goes back to the first `len` tokens. Returns whether that was possible: where the model has recurrent layers,
@@ -313,6 +256,7 @@ impl SequenceCache {
                 Some(before) => self.states = before.as_ref().clone(),
                 None => return false,
             }
+            self.mixed = len >= self.unaltered;
         }
         self.shorten(len);
         true
@@ -339,6 +283,7 @@ impl SequenceCache {
             any
         });
         self.len = len;
+        self.unaltered = self.unaltered.min(len);
     }
 
     /// Gives up a pass that has not gone through all layers. Returns whether everything is as it was before it: recurrent
@@ -360,6 +305,7 @@ impl SequenceCache {
         self.turns = Arc::default();
         self.states = fresh_states(self.pool.layout());
         (self.len, self.position, self.pending) = (0, 0, 0);
+        (self.unaltered, self.mixed) = (0, false);
     }
 
     /// Recurrent states, by layer.
@@ -380,8 +326,8 @@ impl SequenceCache {
             return Ok(());
         }
         self.give_up_pass();
-        self.unmap_last()?;
         self.free_slots();
+        self.own_last()?;
         let runs = Arc::make_mut(&mut self.runs);
         let (mut rest, mut position) = (count, self.position);
         self.pending = count;
@@ -408,16 +354,56 @@ impl SequenceCache {
         Ok(())
     }
 
-    /// Where the last tokens are mapped and end within a block, copies that block's to a page, for others to follow.
-    fn unmap_last(&mut self) -> Result<(), CacheError> {
+    /// Where the last tokens are mapped, or in a page that is kept for others, and end within a block, copies that block's
+    /// to a page, for others to follow.
+    fn own_last(&mut self) -> Result<(), CacheError> {
         let Some(last) = self.runs.last().filter(|last| last.end() == self.position) else { return Ok(()) };
-        let Some(slots) = last.in_block().filter(|slots| slots.end < PAGE) else { return Ok(()) };
-        let run = self.copied(last, slots.start, last.position, |_, keys| keys)?;
-        let run = Run { visible: last.visible.clone(), hidden: last.hidden, ..run };
-        if let Some(last) = Arc::make_mut(&mut self.runs).last_mut() {
-            *last = run;
+        match &last.source {
+            Source::Mapped(_) => {
+                let Some(slots) = last.in_block().filter(|slots| slots.end < PAGE) else { return Ok(()) };
+                let run = self.copied(last, slots.start, last.position, |_, keys| keys)?;
+                let run = Run { visible: last.visible.clone(), hidden: last.hidden, ..run };
+                if let Some(last) = Arc::make_mut(&mut self.runs).last_mut() {
+                    *last = run;
+                }
+            }
+            Source::Page(page) if last.slots.end < PAGE && page.is_kept() => {
+                let (page, last) = (page.clone(), last.clone());
+                match self.copied_page(&page, &last.slots) {
+                    Ok(own) => self.go_over(&last, &own),
+                    Err(error) => {
+                        drop((page, last));
+                        // Whoever keeps the page for others lets go of it, if that is all it takes.
+                        self.pool.give_up_all();
+                        self.free_slots();
+                        return if self.is_last_kept() { Err(error) } else { Ok(()) };
+                    }
+                }
+            }
+            Source::Page(_) => {}
         }
         Ok(())
+    }
+
+    fn is_last_kept(&self) -> bool {
+        let page = self.runs.last().map(|last| &last.source);
+        matches!(page, Some(Source::Page(page)) if page.is_kept())
+    }
+
+    /// Reads another page than the one that its last runs lie in together.
+    fn go_over(&mut self, last: &Run, page: &Arc<Page>) {
+        let runs = Arc::make_mut(&mut self.runs).iter_mut().rev();
+        for run in runs.take_while(|run| run.lies_with(last)) {
+            run.source = Source::Page(page.clone());
+        }
+    }
+
+    /// A page of its own that holds what another does, up to the end of some slots.
+    fn copied_page(&self, from: &Page, slots: &Range<usize>) -> Result<Arc<Page>, CacheError> {
+        let page = self.pool.take()?;
+        page.claim(0, slots.end);
+        page.copy(from);
+        Ok(page)
     }
 
     /// The same keys and values in a page of their own, from `slot` on.
@@ -456,9 +442,13 @@ impl SequenceCache {
 
     /// The tokens that room was reserved for have passed through all layers.
     pub fn advance(&mut self) {
+        let goes_on = self.goes_on_unaltered();
         self.position += self.pending;
         let count = std::mem::take(&mut self.pending);
         self.count(count);
+        if goes_on {
+            self.unaltered = self.len;
+        }
     }
 
     fn count(&mut self, tokens: usize) {

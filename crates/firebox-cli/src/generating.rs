@@ -57,10 +57,9 @@ impl GeneratingArgs {
     pub fn open(&self, name: &Path, console: &Console) -> anyhow::Result<Model> {
         let fit = self.fitting.config(self.cache_type, Some(self.ctx_size));
         let model = open_fitted(name, &self.device, fit.as_ref(), console)?;
-        let budget = model.fit().map(|fit| fit.budget().clone());
         // Which head usually follows which; a guess that cannot be read is no guess.
         let history = history_file().and_then(|path| HeadHistory::open(path).ok()).unwrap_or_default();
-        Ok(model.with_heads(RackConfig { budget, history, ..RackConfig::default() })?)
+        Ok(model.with_heads(RackConfig { history, ..RackConfig::default() })?)
     }
 
     /// A session of a model, which stops at Ctrl-C.

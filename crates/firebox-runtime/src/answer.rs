@@ -3,6 +3,7 @@ use std::sync::Arc;
 use firebox_text::{Detokenizer, StopStrings, Tokenizer};
 
 use crate::generation::{Finish, GenerationConfig, Piece};
+use crate::paused::{Paused, Said};
 use crate::{RuntimeError, Sampler};
 
 /// What becomes of the logits of one request: tokens, their text, and an end. It knows neither a session nor a clock.
@@ -15,6 +16,8 @@ pub(crate) struct Answer {
     config: GenerationConfig,
     text: String,
     tokens: Vec<u32>,
+    /// Tokens that it had before it was paused, and that it does not know any more.
+    forgotten: usize,
     finish: Option<Finish>,
 }
 
@@ -36,8 +39,42 @@ impl Answer {
             config,
             text: String::new(),
             tokens: Vec::new(),
+            forgotten: 0,
             finish: None,
         })
+    }
+
+    /// Stops it, in a sequence that has `length` tokens of which it has `prompt_tokens` before its own. `chosen` is its
+    /// next token, if that is known already.
+    pub fn pause(self, length: usize, chosen: Option<u32>, prompt_tokens: usize) -> (Paused, Said) {
+        let paused = Paused::new(&self, length, chosen, prompt_tokens);
+        (paused, Said { text: self.text, tokens: self.tokens })
+    }
+
+    /// Goes on where it was paused, having said what it had said or nothing.
+    pub fn resume(
+        paused: &Paused,
+        said: Said,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Result<Self, RuntimeError> {
+        let config = paused.config();
+        let held = tokenizer.as_ref().zip(paused.held_back());
+        Ok(Self {
+            detokenizer: held.map(|(tokenizer, held)| Detokenizer::resume(tokenizer, true, held.clone())),
+            tokenizer,
+            stops: paused.stops(),
+            sampler: paused.sampler()?,
+            config,
+            text: said.text,
+            forgotten: paused.tokens().saturating_sub(said.tokens.len()),
+            tokens: said.tokens,
+            finish: paused.finish(),
+        })
+    }
+
+    /// Where what chooses its tokens is.
+    pub fn drawn(&self) -> u64 {
+        self.sampler.drawn()
     }
 
     /// What chooses its tokens.
@@ -85,14 +122,31 @@ impl Answer {
 
     /// How many more tokens it may come to, in a sequence that has `length`.
     pub fn room(&self, length: usize) -> usize {
-        let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.tokens.len()));
+        let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.count()));
         let fits = self.config.context.map_or(usize::MAX, |most| most.saturating_sub(length));
         asked.min(fits)
     }
 
-    /// Its tokens, without one that ended it.
+    /// Its tokens, without one that ended it and those of before it was paused that it does not know any more.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// How many tokens it has, without one that ended it.
+    pub fn count(&self) -> usize {
+        self.forgotten + self.tokens.len()
+    }
+
+    pub fn config(&self) -> &GenerationConfig {
+        &self.config
+    }
+
+    pub fn detokenizer(&self) -> Option<&Detokenizer> {
+        self.detokenizer.as_ref()
+    }
+
+    pub fn stops(&self) -> &StopStrings {
+        &self.stops
     }
 
     /// Its text and its tokens.

@@ -1,11 +1,12 @@
 use std::sync::Arc;
 
 use firebox_text::Tokenizer;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::answer::Answer;
 use crate::engine::{Clock, WallClock};
 use crate::lookahead::Lookahead;
+use crate::paused::{Paused, Said};
 use crate::timing::Timing;
 use crate::{RuntimeError, SamplerConfig, Session, Speculation};
 
@@ -30,7 +31,7 @@ pub struct GenerationConfig {
 }
 
 /// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finish {
     /// The model said so, or a stop string did.
@@ -136,6 +137,36 @@ impl<'s> Generation<'s> {
     /// Ends the generation where it is, and hands out the text that was held back, if any was.
     pub fn cancel(&mut self) -> Option<Piece> {
         if self.answer.finish().is_some() { None } else { self.answer.end(Finish::Cancelled) }
+    }
+
+    /// Stops between two tokens. What it has generated becomes part of the session, which may then be saved and restored;
+    /// what is returned says how to [go on](Self::resume) to the same tokens, and what was said so far.
+    pub fn pause(mut self) -> Result<(Paused, Said), RuntimeError> {
+        let length = self.ahead.len();
+        let goes_on = self.answer.finish().is_none() && self.answer.room(length) > 0;
+        let chosen = match self.ahead.has_pending() {
+            // Logits take more room than all else, and what was chosen from them a word.
+            false if goes_on => Some(self.ahead.choose(self.answer.sampler(), 1)?),
+            _ => None,
+        };
+        self.ahead.finish();
+        Ok(self.answer.pause(length, chosen, self.prompt_tokens))
+    }
+
+    /// Goes on where a generation was [paused](Self::pause), with its session as it was then. `said` is what it had said;
+    /// without that, only what comes is part of what it comes to.
+    pub fn resume(
+        session: &'s mut Session,
+        tokenizer: Option<Arc<Tokenizer>>,
+        paused: &Paused,
+        said: Said,
+    ) -> Result<Self, RuntimeError> {
+        let answer = Answer::resume(paused, said, tokenizer)?;
+        paused.check(session)?;
+        let ahead = Lookahead::resume(session, paused.chosen());
+        let clock = WallClock::default();
+        let timing = Timing::begin(clock.now());
+        Ok(Self { ahead, answer, prompt_tokens: paused.prompt_tokens(), timing, clock })
     }
 
     /// Closes the generation: what it generated becomes part of the session.

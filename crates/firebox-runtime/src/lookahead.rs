@@ -13,6 +13,8 @@ use crate::{RuntimeError, Sampler, Session, Speculation};
 pub(crate) struct Lookahead<'s> {
     session: &'s mut Session,
     speculation: Option<&'s mut Speculation>,
+    /// Chosen by somebody else, and not added.
+    chosen: Option<u32>,
     /// Chosen, and fed at the next step only: the last token of an answer need not go through the layers.
     pending: Option<u32>,
     /// The one that the session went in the last pass, before anything was known of it.
@@ -33,6 +35,7 @@ impl<'s> Lookahead<'s> {
         Self {
             session,
             speculation: None,
+            chosen: None,
             pending: None,
             way: Way::straight(logits),
             others: Vec::new(),
@@ -41,6 +44,25 @@ impl<'s> Lookahead<'s> {
             drafted_in_all: 0,
             accepted_in_all: 0,
         }
+    }
+
+    /// A session that was left with all that was chosen, and the token that was chosen next.
+    pub fn resume(session: &'s mut Session, chosen: Option<u32>) -> Self {
+        let pending = match chosen {
+            None if session.behind() > 0 => session.tokens().last().copied(),
+            _ => None,
+        };
+        if pending.is_some() {
+            session.rewind(session.tokens().len() - 1);
+        }
+        let mut ahead = Self::new(session, Vec::new());
+        (ahead.chosen, ahead.pending) = (chosen, pending);
+        ahead
+    }
+
+    /// Whether the last token that was added has not been through the layers.
+    pub fn has_pending(&self) -> bool {
+        self.pending.is_some()
     }
 
     /// Goes ahead by drafts from now on.
@@ -60,6 +82,9 @@ impl<'s> Lookahead<'s> {
 
     /// Chooses the next token, without adding it. At most `room` more tokens are wanted.
     pub fn choose(&mut self, sampler: &mut Sampler, room: usize) -> Result<u32, RuntimeError> {
+        if let Some(token) = self.chosen.take() {
+            return Ok(token);
+        }
         if let Some(token) = self.pending {
             self.pass(token, room, sampler)?;
             self.pending = None;

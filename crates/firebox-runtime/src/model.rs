@@ -73,8 +73,10 @@ impl Model {
     }
 
     /// The same, with its heads in memory as a rack's configuration says. Sessions that begin from now on change
-    /// between them.
-    pub fn with_heads(self, config: RackConfig) -> Result<Self, RuntimeError> {
+    /// between them. Where the configuration names no budget and the model was [fitted](Self::open_within) into one, heads
+    /// are charged to that.
+    pub fn with_heads(self, mut config: RackConfig) -> Result<Self, RuntimeError> {
+        config.budget = config.budget.or_else(|| Some(self.fit.as_ref()?.budget().clone()));
         let heads = match installed(&self.checkpoint)? {
             Some(heads) => {
                 let source = Arc::new(InstalledHeads::new(heads, self.decoder()?));

@@ -120,6 +120,19 @@ impl Sampler {
         Ok(Self { random: ChaCha8Rng::seed_from_u64(config.seed), config })
     }
 
+    /// One that goes on where another of the same settings was.
+    pub(crate) fn resume(config: SamplerConfig, drawn: u64) -> Result<Self, RuntimeError> {
+        let mut sampler = Self::new(config)?;
+        sampler.random.set_word_pos(drawn.into());
+        Ok(sampler)
+    }
+
+    /// How much of its random sequence it has used.
+    pub(crate) fn drawn(&self) -> u64 {
+        // A position counts words, and nobody draws as many as that.
+        self.random.get_word_pos() as u64
+    }
+
     /// The next token, given the logits and the tokens so far.
     ///
     /// Logits that are not numbers are never chosen, unless there is nothing else.

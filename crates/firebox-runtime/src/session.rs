@@ -270,7 +270,7 @@ impl Session {
     }
 
     /// What the positions of the cached tokens mean.
-    fn epoch(&self) -> usize {
+    pub(crate) fn epoch(&self) -> usize {
         self.decoder.config().position_epoch(self.encoded_length)
     }
 
@@ -524,7 +524,7 @@ impl Session {
     }
 
     /// What comes behind a fact is no part of it, and what comes behind a hidden turn is not hidden.
-    fn go_on_with_a_turn(&mut self) {
+    pub(crate) fn go_on_with_a_turn(&mut self) {
         let closed = |turn: &Turn| turn.kind == TurnKind::Fact || turn.hidden.is_some();
         if self.cache.turns().last().is_some_and(closed) {
             self.cache.begin_turn(TurnKind::Turn, Vec::new());

@@ -1,5 +1,7 @@
 //! Text out of a stream of tokens, never half a character.
 
+use serde::{Deserialize, Serialize};
+
 use crate::tokenizer::Tokenizer;
 
 /// Turns token ids into text as they come.
@@ -30,6 +32,13 @@ use crate::tokenizer::Tokenizer;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
+    held: HeldBack,
+}
+
+/// What a [`Detokenizer`] has to remember of the tokens before, for another one to [go on](Detokenizer::resume) with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldBack {
     first: bool,
     /// Leading characters that may still be dropped.
     strip_left: usize,
@@ -41,19 +50,25 @@ impl Detokenizer {
     /// A stream that begins a text. With `skip_special`, control tokens leave no trace.
     pub fn new(tokenizer: &Tokenizer, skip_special: bool) -> Self {
         let strip_left = tokenizer.pieces().decoding().strip_start().map_or(0, |(_, count)| count);
-        Self {
-            tokenizer: tokenizer.clone(),
-            skip_special,
-            first: true,
-            strip_left,
-            held_space: false,
-            pending: Vec::new(),
-        }
+        let held = HeldBack { first: true, strip_left, held_space: false, pending: Vec::new() };
+        Self::resume(tokenizer, skip_special, held)
     }
 
     /// A stream that goes on from text already shown: the space before its first word is kept.
     pub fn continuing(tokenizer: &Tokenizer, skip_special: bool) -> Self {
-        Self { first: false, strip_left: 0, ..Self::new(tokenizer, skip_special) }
+        let mut stream = Self::new(tokenizer, skip_special);
+        (stream.held.first, stream.held.strip_left) = (false, 0);
+        stream
+    }
+
+    /// A stream that goes on where another one of the same tokenizer was.
+    pub fn resume(tokenizer: &Tokenizer, skip_special: bool, held: HeldBack) -> Self {
+        Self { tokenizer: tokenizer.clone(), skip_special, held }
+    }
+
+    /// Where it is.
+    pub fn held_back(&self) -> &HeldBack {
+        &self.held
     }
 
     /// Adds a token and returns the text that is now complete. Ids outside the vocabulary add nothing: models often
@@ -64,11 +79,11 @@ impl Detokenizer {
         if !pieces.contains(id) || (self.skip_special && pieces.is_special(id)) {
             return String::new();
         }
-        if self.first {
-            self.first = false;
-            self.pending.extend(pieces.first_bytes(id).unwrap_or_default());
+        if self.held.first {
+            self.held.first = false;
+            self.held.pending.extend(pieces.first_bytes(id).unwrap_or_default());
         } else {
-            self.pending.extend_from_slice(pieces.bytes(id).unwrap_or_default());
+            self.held.pending.extend_from_slice(pieces.bytes(id).unwrap_or_default());
         }
         let text = self.take_complete();
         self.trim(text)
@@ -76,23 +91,23 @@ impl Detokenizer {
 
     /// Ends the stream: a character that was never completed becomes U+FFFD.
     pub fn finish(&mut self) -> String {
-        let rest = std::mem::take(&mut self.pending);
+        let rest = std::mem::take(&mut self.held.pending);
         let text = self.trim(String::from_utf8_lossy(&rest).into_owned());
-        self.held_space = false;
+        self.held.held_space = false;
         text
     }
 
     fn take_complete(&mut self) -> String {
-        let mut text = String::with_capacity(self.pending.len());
+        let mut text = String::with_capacity(self.held.pending.len());
         let mut done = 0;
-        while done < self.pending.len() {
-            match std::str::from_utf8(&self.pending[done..]) {
+        while done < self.held.pending.len() {
+            match std::str::from_utf8(&self.held.pending[done..]) {
                 Ok(valid) => {
                     text.push_str(valid);
-                    done = self.pending.len();
+                    done = self.held.pending.len();
                 }
                 Err(error) => {
-                    let valid = &self.pending[done..done + error.valid_up_to()];
+                    let valid = &self.held.pending[done..done + error.valid_up_to()];
                     text.push_str(&String::from_utf8_lossy(valid));
                     done += error.valid_up_to();
                     let Some(broken) = error.error_len() else { break };
@@ -101,7 +116,7 @@ impl Detokenizer {
                 }
             }
         }
-        self.pending.drain(..done);
+        self.held.pending.drain(..done);
         text
     }
 
@@ -109,20 +124,20 @@ impl Detokenizer {
     fn trim(&mut self, mut text: String) -> String {
         let decoding = self.tokenizer.pieces().decoding();
         if let Some((unwanted, _)) = decoding.strip_start()
-            && self.strip_left > 0
+            && self.held.strip_left > 0
             && !text.is_empty()
         {
-            let dropped = text.chars().take(self.strip_left).take_while(|c| *c == unwanted).count();
+            let dropped = text.chars().take(self.held.strip_left).take_while(|c| *c == unwanted).count();
             text.drain(..dropped * unwanted.len_utf8());
-            self.strip_left = if text.is_empty() { self.strip_left - dropped } else { 0 };
+            self.held.strip_left = if text.is_empty() { self.held.strip_left - dropped } else { 0 };
         }
         if decoding.hold_trailing_space() && !text.is_empty() {
-            if std::mem::take(&mut self.held_space) {
+            if std::mem::take(&mut self.held.held_space) {
                 text.insert(0, ' ');
             }
             if text.ends_with(' ') {
                 text.pop();
-                self.held_space = true;
+                self.held.held_space = true;
             }
         }
         text

@@ -29,7 +29,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
-pub use detokenizer::Detokenizer;
+pub use detokenizer::{Detokenizer, HeldBack};
 pub use error::TextError;
 pub use firebox_store::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};

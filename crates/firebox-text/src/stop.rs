@@ -49,6 +49,18 @@ impl StopStrings {
         std::mem::replace(&mut self.held, tail)
     }
 
+    /// Goes on where others of the same strings were: with what they [held](Self::held) back and which one was met.
+    pub fn resume(mut self, held: String, matched: Option<&str>) -> Self {
+        self.held = held;
+        self.matched = matched.and_then(|met| self.stops.iter().position(|stop| stop == met));
+        self
+    }
+
+    /// Text that may still be the beginning of one.
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
     /// The stop string that was met, if any.
     pub fn matched(&self) -> Option<&str> {
         self.matched.map(|stop| self.stops[stop].as_str())

@@ -21,12 +21,7 @@ impl SequenceCache {
         if last.slots.end == PAGE || !from.is_free(last.slots.end) {
             return Ok(branch);
         }
-        let page = self.pool.take()?;
-        page.claim(0, last.slots.end);
-        page.copy(from);
-        for run in Arc::make_mut(&mut branch.runs).iter_mut().rev().take_while(|run| run.lies_with(last)) {
-            run.source = Source::Page(page.clone());
-        }
+        branch.go_over(last, &self.copied_page(from, &last.slots)?);
         Ok(branch)
     }
 

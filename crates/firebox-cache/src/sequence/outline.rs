@@ -181,6 +181,9 @@ impl SequenceCache {
             len: outline.tokens(),
             position: outline.position,
             next_turn: outline.next_turn,
+            // No file says what else had been there.
+            unaltered: 0,
+            mixed: true,
             ..Self::new(pool)
         };
         sequence.cover();

@@ -10,7 +10,7 @@ use crate::layout::LayerLayout;
 use crate::page::PAGE;
 use crate::recurrent::RecurrentState;
 use crate::remembered::Remembered;
-use crate::run::Source;
+use crate::run::{Run, Source};
 
 /// Tokens that layers behind the kept [hidden states](LayerLayout::States) see once more.
 #[derive(Debug)]
@@ -41,6 +41,9 @@ impl SequenceCache {
     pub fn begin_replay(&mut self, first: usize, most: usize) -> Result<Vec<Range<usize>>, CacheError> {
         self.give_up_pass();
         self.own_pages()?;
+        // They do not see hidden turns any more.
+        let seen = self.visible().position(|visible| !visible);
+        self.unaltered = self.unaltered.min(seen.unwrap_or(self.len));
         for (state, layer) in self.states[first..].iter_mut().zip(&self.pool.layout().layers[first..]) {
             if *layer == LayerLayout::Recurrent {
                 *state = Some(RecurrentState::default());
@@ -125,25 +128,27 @@ impl SequenceCache {
     /// Copies whatever it shares with other sequences, so that it can be written over.
     fn own_pages(&mut self) -> Result<(), CacheError> {
         let alone = Arc::get_mut(&mut self.runs).is_some();
-        let (mut runs, mut at) = (Vec::with_capacity(self.runs.len()), 0);
-        while at < self.runs.len() {
-            let run = &self.runs[at];
-            let together = self.runs[at..].iter().take_while(|other| other.lies_with(run)).count();
-            let own = match &run.source {
-                Source::Page(page) => alone && Arc::strong_count(page) == together,
-                Source::Mapped(_) => false,
-            };
-            for run in &self.runs[at..at + together] {
-                if own {
-                    runs.push(run.clone());
-                    continue;
+        let mut runs = Vec::with_capacity(self.runs.len());
+        for together in self.runs.chunk_by(Run::lies_with) {
+            match &together[0].source {
+                Source::Page(page) if alone && Arc::strong_count(page) == together.len() => {
+                    runs.extend_from_slice(together);
                 }
-                for start in (0..run.len()).step_by(PAGE) {
-                    let part = run.part(start..run.len().min(start + PAGE));
-                    runs.push(self.copied(&part, 0, part.position, |_, keys| keys)?);
+                // At the same places: spans are the same whoever shares the page.
+                Source::Page(page) => {
+                    let page = self.copied_page(page, &together[together.len() - 1].slots)?;
+                    let own = |run: &Run| Run { source: Source::Page(page.clone()), ..run.clone() };
+                    runs.extend(together.iter().map(own));
+                }
+                Source::Mapped(_) => {
+                    for run in together {
+                        for start in (0..run.len()).step_by(PAGE) {
+                            let part = run.part(start..run.len().min(start + PAGE));
+                            runs.push(self.copied(&part, 0, part.position, |_, keys| keys)?);
+                        }
+                    }
                 }
             }
-            at += together;
         }
         self.runs = Arc::new(runs);
         self.cover();

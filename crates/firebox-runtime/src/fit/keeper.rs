@@ -176,6 +176,10 @@ impl Ledger for Pages {
         }
     }
 
+    fn has_room(&self, bytes: usize) -> bool {
+        self.decoder.streamed().is_none() || self.keeper.budget.left() >= bytes as u64
+    }
+
     fn unmade(&self, bytes: usize) {
         let mut state = self.keeper.state();
         let left = state.pages.bytes().saturating_sub(bytes as u64);

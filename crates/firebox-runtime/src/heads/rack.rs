@@ -28,7 +28,7 @@ pub struct RackConfig {
     pub patience: Duration,
     /// Bytes of heads that may be in memory, where no budget says.
     pub room: u64,
-    /// What heads in memory are charged to.
+    /// What heads in memory are charged to, if not to what their model was [fitted](crate::Model::open_within) into.
     pub budget: Option<Budget>,
     /// What is known of habits.
     pub history: HeadHistory,

@@ -26,7 +26,7 @@ pub(crate) fn kinds() -> impl Iterator<Item = (&'static str, KvType)> {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+pub(crate) enum Step {
     Feed(u32, usize),
     Append(u32),
     Begin,
@@ -39,12 +39,12 @@ enum Step {
     Rewind(usize),
 }
 
-fn some_tokens(seed: u32, count: usize) -> Vec<u32> {
+pub(crate) fn some_tokens(seed: u32, count: usize) -> Vec<u32> {
     (0..count as u32).map(|i| 3 + (seed + i * 31) % 150).collect()
 }
 
 /// What a step comes to: logits where it feeds, errors as they read.
-fn take(session: &mut Session, step: &Step) -> Result<Vec<u32>, String> {
+pub(crate) fn take(session: &mut Session, step: &Step) -> Result<Vec<u32>, String> {
     let nth = |session: &Session, n: usize, fact: bool| {
         let ids: Vec<_> = session
             .turns()
@@ -95,7 +95,7 @@ fn show(error: RuntimeError) -> String {
     error.to_string()
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(crate) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0u32..190, 1usize..70).prop_map(|(seed, count)| Step::Feed(seed, count)),
         1 => (0u32..190).prop_map(Step::Append),
@@ -110,7 +110,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn with_policy(session: Session, policy: u8) -> Session {
+pub(crate) fn with_policy(session: Session, policy: u8) -> Session {
     let session = session.with_chunk(48).with_fact_capacity(60);
     match policy {
         0 => session,
