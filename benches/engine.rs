@@ -129,8 +129,8 @@ fn switching(model: &Model, tokens: usize) -> Result<(), Box<dyn Error>> {
     for (what, times) in
         [("another layer of the same model", &mut same), ("a layer of another model", &mut switched)]
     {
-        let (count, at) = (times.len(), |share| quantile(times, share).as_secs_f64() * 1e6);
-        let (median, most) = (at(0.5), quantile(times, 0.99).as_secs_f64() * 1e6);
+        let median = quantile(times, 0.5).as_secs_f64() * 1e6;
+        let (most, count) = (quantile(times, 0.99).as_secs_f64() * 1e6, times.len());
         say(format!("from a layer to {what}: {median:.1} µs, p99 {most:.1} µs of {count}"));
     }
     Ok(())

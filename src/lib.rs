@@ -21,14 +21,15 @@
 
 pub use firebox_runtime::{
     Account, Afterwards, AttentionSinks, Begun, BranchId, BranchInfo, Branches, Budget, CacheError, Charge,
-    Condenser, Condensing, DRAFT_BRANCHES, DRAFT_TOKENS, Divergence, Draft, Drafter, EmbeddingVerification,
-    EvictionPolicy, Extract, Finish, Forgetting, Generation, GenerationConfig, Hidden, KvType,
-    LogitVerification, LookupDrafter, MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Paused, Perplexity,
-    PersistentPrefix, Piece, Pool, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Role,
-    RuntimeError, Said, Sampler, SamplerConfig, Saved, Session, SlidingWindow, Speculation, Summary,
-    Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device,
-    expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes, parse_bytes,
-    peak_resident_bytes, perplexity, resident_bytes, verify_against,
+    Condenser, Condensing, Constraint, ConstraintError, DRAFT_BRANCHES, DRAFT_TOKENS, Divergence, Draft,
+    Drafter, EmbedOptions, EmbeddingVerification, EvictionPolicy, Extract, Finish, Forgetting, Generation,
+    GenerationConfig, Grammar, Hidden, KvType, LogProbabilities, LogitVerification, LookupDrafter,
+    MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Paused, Perplexity, PersistentPrefix, Piece, Pool,
+    Pooling, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Ranked, Role, RuntimeError, Said,
+    Sampler, SamplerConfig, Saved, Session, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId,
+    TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids,
+    fit_facts, human_bytes, likeliest, mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity,
+    resident_bytes, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.
@@ -49,7 +50,7 @@ pub use firebox_runtime::planner;
 pub use firebox_runtime::pressure;
 /// How much earlier turns have to do with what was just said.
 pub use firebox_runtime::relevance;
-/// Which model runs when, and who waits.
+/// Which model runs next, and who waits where.
 pub use firebox_runtime::schedule;
 /// How hot the machine is, and what is done less for it.
 pub use firebox_runtime::thermal;

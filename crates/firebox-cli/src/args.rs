@@ -7,6 +7,7 @@ use crate::bench::BenchArgs;
 use crate::chat::ChatArgs;
 use crate::console::OutputArgs;
 use crate::devices::DevicesArgs;
+use crate::embed::EmbedArgs;
 use crate::head::HeadCommand;
 use crate::import::ImportArgs;
 use crate::inspect::InspectArgs;
@@ -14,6 +15,7 @@ use crate::perplexity::PerplexityArgs;
 use crate::plan::PlanArgs;
 use crate::pull::PullArgs;
 use crate::run::RunArgs;
+use crate::simulate::SimulateArgs;
 use crate::tokenize::TokenizeArgs;
 use crate::verify::VerifyArgs;
 
@@ -65,6 +67,10 @@ pub enum Command {
         #[command(subcommand)]
         command: HeadCommand,
     },
+    /// Turn texts into vectors, or put them in the order in which they answer a query
+    Embed(EmbedArgs),
+    /// Run the scheduler through a day on a phone, a tablet or another device that is not there
+    Simulate(SimulateArgs),
     /// Turn text into token ids and back
     Tokenize(TokenizeArgs),
     /// Measure how fast a model runs

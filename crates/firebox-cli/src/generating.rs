@@ -116,6 +116,8 @@ impl GeneratingArgs {
             end_tokens: model.end_tokens(),
             ignore_end: self.ignore_eos,
             continues: false,
+            grammar: None,
+            logprobs: None,
             sampler: self.sampling.config(recommended, tokenizer)?,
         })
     }

@@ -19,8 +19,10 @@ mod columns;
 mod console;
 mod conversation;
 mod devices;
+mod embed;
 mod fitting;
 mod generating;
+mod grammar;
 mod head;
 mod hub;
 mod import;
@@ -37,6 +39,7 @@ mod pull;
 mod run;
 mod sampling;
 mod settings;
+mod simulate;
 mod speculating;
 mod tokenize;
 mod tokens;
@@ -67,6 +70,8 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::perplexity(&args, &console),
         Command::Plan(args) => plan::plan(&args, &console),
         Command::Head { command } => head::head(&command, &console),
+        Command::Embed(args) => embed::embed(&args, &console),
+        Command::Simulate(args) => simulate::run(&args, &console),
         Command::Tokenize(args) => tokenize::tokenize(&args, &console),
         Command::Bench(args) => bench::bench(&args, &console),
         Command::Devices(args) => devices::devices(&args, &console),

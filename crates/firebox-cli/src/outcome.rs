@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use firebox_model::ModelError;
-use firebox_runtime::RuntimeError;
+use firebox_runtime::{ConstraintError, RuntimeError};
 use firebox_store::StoreError;
 
 use crate::columns::printable;
@@ -93,7 +93,9 @@ fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref::<RuntimeError>() {
         return match error {
             RuntimeError::ContextFull { .. } => Some(OUT_OF_CONTEXT),
-            RuntimeError::Setting { .. }
+            RuntimeError::Constraint(ConstraintError::Stuck { .. } | ConstraintError::Refused { .. }) => None,
+            RuntimeError::Constraint(_)
+            | RuntimeError::Setting { .. }
             | RuntimeError::Device { .. }
             | RuntimeError::DraftVocabulary { .. } => Some(USAGE),
             RuntimeError::Cancelled => Some(INTERRUPTED),

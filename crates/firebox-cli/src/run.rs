@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::console::Console;
 use crate::fitting::say_events;
 use crate::generating::{GeneratingArgs, answer, speed};
+use crate::grammar::GrammarArgs;
 use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, usage};
 use crate::prompt::Prompter;
@@ -41,6 +42,8 @@ pub struct RunArgs {
     /// Print one JSON object at the end instead of the text
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    grammar: GrammarArgs,
     #[command(flatten)]
     generating: GeneratingArgs,
 }
@@ -82,13 +85,14 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     if ids.as_ref().is_some_and(Vec::is_empty) {
         return Err(usage("--ids: give at least one token"));
     }
+    let grammar = args.grammar.grammar()?;
     let interrupt = Interrupt::install()?;
     let model = args.generating.open(&path, console)?;
     let (prompt, continues) = match ids {
         Some(ids) => (ids, true),
         None => encode(args, &model, &path, text, console)?,
     };
-    let config = GenerationConfig { continues, ..args.generating.config(&model, console)? };
+    let config = GenerationConfig { continues, grammar, ..args.generating.config(&model, console)? };
     if prompt.is_empty() {
         return Err(usage("the prompt is empty; there is nothing to answer or to continue"));
     }

@@ -272,6 +272,25 @@ impl Decoder {
         })
     }
 
+    /// The hidden states of several sequences that are nothing but their tokens, after all layers and the final norm:
+    /// `[tokens, hidden_size]` for each. None sees another.
+    pub fn states(&self, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelError> {
+        let _turn = self.turn();
+        on_pool(&self.device, || {
+            self.read_ahead(self.layers(), false);
+            let inputs: Vec<_> = texts.iter().map(|tokens| Input::new(tokens, 0, tokens.len())).collect();
+            let mut caches: Vec<_> = texts.iter().map(|_| self.cache()).collect();
+            let pass = self.finished(&inputs, &mut caches.iter_mut().collect::<Vec<_>>())?;
+            let states = self.final_norm.forward(pass.hidden());
+            let mut row = 0;
+            let of = |tokens: &&[u32]| {
+                row += tokens.len();
+                states.clone().narrow(0, row - tokens.len(), tokens.len())
+            };
+            Ok(texts.iter().map(of).collect())
+        })
+    }
+
     /// Waits until no other pass streams the weights.
     fn turn(&self) -> Option<MutexGuard<'_, ()>> {
         self.streamed().map(Streamed::turn)

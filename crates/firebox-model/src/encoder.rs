@@ -10,6 +10,7 @@ use crate::config::Activation;
 use crate::families::Architecture;
 use crate::linear::Linear;
 use crate::matrix::Matrix;
+use crate::pooling::{Pooling, of_length_one};
 use crate::weights::Weights;
 
 /// What a sentence encoder is made of.
@@ -27,12 +28,28 @@ pub struct EncoderConfig {
     pub heads: usize,
     /// The longest text, in tokens.
     pub max_positions: usize,
-    /// Kinds of text that are told apart; only the first is used.
+    /// Kinds of text that are told apart: the first and the second of a pair.
     pub token_types: usize,
     /// Added to the variance.
     pub epsilon: f64,
     /// Of the feed-forward networks.
     pub activation: Activation,
+}
+
+/// What goes through an encoder at once: a text, or two of which the second is read with the first in view.
+#[derive(Debug, Clone, Copy)]
+pub struct EncoderInput<'a> {
+    /// All tokens, special ones included.
+    pub tokens: &'a [u32],
+    /// Where the second text begins.
+    pub second: usize,
+}
+
+impl<'a> EncoderInput<'a> {
+    /// One text.
+    pub fn new(tokens: &'a [u32]) -> Self {
+        Self { tokens, second: tokens.len() }
+    }
 }
 
 /// A bidirectional encoder that turns a text into one vector.
@@ -43,10 +60,20 @@ pub struct Encoder {
     token_types: Param<Tensor<2>>,
     norm: LayerNorm,
     layers: Vec<EncoderLayer>,
+    classifier: Option<Classifier>,
     #[module(skip)]
     config: EncoderConfig,
     #[module(skip)]
     device: Device,
+}
+
+/// Says of a text, or of a pair, what it is.
+#[derive(Module, Debug)]
+struct Classifier {
+    pooler: Linear,
+    scores: Linear,
+    #[module(skip)]
+    labels: usize,
 }
 
 #[derive(Module, Debug)]
@@ -94,7 +121,19 @@ impl Encoder {
             .collect::<Result<_, _>>()?;
         let table =
             |name, rows| Ok::<_, ModelError>(crate::weights::param(embeddings.plain(name, [rows, width])?));
+        let classifies = checkpoint.config()["architectures"]
+            .as_array()
+            .is_some_and(|names| names.iter().any(|name| name == "BertForSequenceClassification"));
+        let classifier = match root.rows_of("classifier.weight").filter(|_| classifies) {
+            Some(labels) => Some(Classifier {
+                pooler: Linear::load(&weights, "pooler.dense", width, width, true)?,
+                scores: Linear::load(&root, "classifier", width, labels, true)?,
+                labels,
+            }),
+            None => None,
+        };
         let encoder = Self {
+            classifier,
             words: embeddings.matrix("word_embeddings.weight", config.vocab_size, width)?,
             positions: table("position_embeddings.weight", config.max_positions)?,
             token_types: table("token_type_embeddings.weight", config.token_types)?,
@@ -120,40 +159,72 @@ impl Encoder {
 
     /// The hidden state of every token, `[tokens, hidden_size]`.
     pub fn forward(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
-        let EncoderConfig { vocab_size, max_positions, .. } = self.config;
-        if tokens.is_empty() {
+        self.forward_together(&[EncoderInput::new(tokens)])
+    }
+
+    /// The same for several inputs at once, one behind the other. None sees another.
+    pub fn forward_together(&self, inputs: &[EncoderInput<'_>]) -> Result<Tensor<2>, ModelError> {
+        let EncoderConfig { vocab_size, max_positions, token_types, .. } = self.config;
+        let (mut words, mut positions, mut types) = (Vec::new(), Vec::new(), Vec::new());
+        for EncoderInput { tokens, second } in inputs {
+            if tokens.is_empty() {
+                return Err(ModelError::NoTokens);
+            }
+            if tokens.len() > max_positions {
+                return Err(ModelError::TooLong { tokens: tokens.len(), longest: max_positions });
+            }
+            for (position, &token) in tokens.iter().enumerate() {
+                match i32::try_from(token) {
+                    Ok(index) if (token as usize) < vocab_size => words.push(index),
+                    _ => return Err(ModelError::Token { token, vocab_size }),
+                }
+                positions.push(position as i32);
+                types.push(i32::from(position >= *second && token_types > 1));
+            }
+        }
+        if inputs.is_empty() {
             return Err(ModelError::NoTokens);
         }
-        if tokens.len() > max_positions {
-            return Err(ModelError::TooLong { tokens: tokens.len(), longest: max_positions });
-        }
-        let indices = tokens
-            .iter()
-            .map(|&token| match i32::try_from(token) {
-                Ok(index) if (token as usize) < vocab_size => Ok(index),
-                _ => Err(ModelError::Token { token, vocab_size }),
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let count = tokens.len();
-        let indices = Tensor::<1, Int>::from_data(TensorData::new(indices, [count]), &self.device);
+        let count = words.len();
+        let indices = |of| Tensor::<1, Int>::from_data(TensorData::new(of, [count]), &self.device);
         let embedded = self
             .words
-            .gather(indices)
-            .add(self.positions.val().narrow(0, 0, count))
-            .add(self.token_types.val().narrow(0, 0, 1));
+            .gather(indices(words))
+            .add(self.positions.val().select(0, indices(positions)))
+            .add(self.token_types.val().select(0, indices(types)));
+        let lengths: Vec<usize> = inputs.iter().map(|input| input.tokens.len()).collect();
         let mut hidden = self.norm.forward(embedded);
         for layer in &self.layers {
-            hidden = layer.forward(hidden, &self.config);
+            hidden = layer.forward(hidden, &lengths, &self.config);
         }
         Ok(hidden)
     }
 
     /// The mean of the hidden states, scaled to length one: `[hidden_size]`.
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor<1>, ModelError> {
-        let mean = self.forward(tokens)?.mean_dim(0).reshape([self.config.hidden_size]);
-        // A zero vector stays zero instead of becoming NaN.
-        let length = mean.clone().square().sum().sqrt().clamp_min(1e-12);
-        Ok(mean.div(length))
+        Ok(of_length_one(Pooling::Mean.pool(self.forward(tokens)?)))
+    }
+
+    /// How many labels it was trained to tell apart; none if it has no classifier.
+    pub fn labels(&self) -> Option<usize> {
+        self.classifier.as_ref().map(|classifier| classifier.labels)
+    }
+
+    /// What its classifier says of each input: `[inputs, labels]`. Nothing if it has none.
+    pub fn classify(&self, inputs: &[EncoderInput<'_>]) -> Result<Option<Tensor<2>>, ModelError> {
+        let Some(classifier) = &self.classifier else { return Ok(None) };
+        let hidden = self.forward_together(inputs)?;
+        let mut row = 0;
+        let firsts: Vec<i32> = inputs
+            .iter()
+            .map(|input| {
+                row += input.tokens.len() as i32;
+                row - input.tokens.len() as i32
+            })
+            .collect();
+        let firsts = Tensor::<1, Int>::from_data(TensorData::new(firsts, [inputs.len()]), &self.device);
+        let pooled = classifier.pooler.forward(hidden.select(0, firsts)).tanh();
+        Ok(Some(classifier.scores.forward(pooled)))
     }
 }
 
@@ -173,15 +244,22 @@ impl EncoderLayer {
         })
     }
 
-    fn forward(&self, hidden: Tensor<2>, config: &EncoderConfig) -> Tensor<2> {
+    fn forward(&self, hidden: Tensor<2>, lengths: &[usize], config: &EncoderConfig) -> Tensor<2> {
         let [count, width] = hidden.dims();
         let head_dim = width / config.heads;
         let heads = |linear: &Linear| {
             linear.forward(hidden.clone()).reshape([count, config.heads, head_dim]).swap_dims(0, 1)
         };
         let (query, key, value) = (heads(&self.query), heads(&self.key), heads(&self.value));
-        let scores = query.matmul(key.transpose()).mul_scalar((head_dim as f32).powf(-0.5));
-        let attended = activation::softmax(scores, 2).matmul(value).swap_dims(0, 1).reshape([count, width]);
+        let mut row = 0;
+        let attended = lengths.iter().map(|&length| {
+            let [query, key, value] =
+                [&query, &key, &value].map(|all: &Tensor<3>| all.clone().narrow(1, row, length));
+            row += length;
+            let scores = query.matmul(key.transpose()).mul_scalar((head_dim as f32).powf(-0.5));
+            activation::softmax(scores, 2).matmul(value).swap_dims(0, 1).reshape([length, width])
+        });
+        let attended = Tensor::cat(attended.collect(), 0);
         let hidden = self.attention_norm.forward(self.attention_output.forward(attended).add(hidden));
         let inner = config.activation.forward(self.inner.forward(hidden.clone()));
         self.output_norm.forward(self.outer.forward(inner).add(hidden))

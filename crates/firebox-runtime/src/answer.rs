@@ -4,7 +4,7 @@ use firebox_text::{Detokenizer, StopStrings, Tokenizer};
 
 use crate::generation::{Finish, GenerationConfig, Piece};
 use crate::paused::{Paused, Said};
-use crate::{RuntimeError, Sampler};
+use crate::{Constraint, ConstraintError, LogProbabilities, RuntimeError, Sampler, likeliest};
 
 /// What becomes of the logits of one request: tokens, their text, and an end. It knows neither a session nor a clock.
 #[derive(Debug)]
@@ -13,6 +13,11 @@ pub(crate) struct Answer {
     detokenizer: Option<Detokenizer>,
     stops: StopStrings,
     sampler: Sampler,
+    constraint: Option<Constraint>,
+    /// Logits of which only those are left that the grammar permits; kept for its memory.
+    permitted: Vec<f32>,
+    /// Of the token chosen last, if they are wanted.
+    logprobs: Option<LogProbabilities>,
     config: GenerationConfig,
     text: String,
     tokens: Vec<u32>,
@@ -24,8 +29,10 @@ pub(crate) struct Answer {
 impl Answer {
     /// One that has not begun. Without a tokenizer only tokens come out.
     pub fn new(config: GenerationConfig, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, RuntimeError> {
+        let constraint = constraint(&config, tokenizer.as_ref())?;
         let detokenizer = tokenizer.as_ref().map(|tokenizer| {
-            if config.continues {
+            // A grammar is about all of the text, a space at its beginning included.
+            if config.continues || constraint.is_some() {
                 Detokenizer::continuing(tokenizer, true)
             } else {
                 Detokenizer::new(tokenizer, true)
@@ -36,11 +43,14 @@ impl Answer {
             tokenizer,
             stops: StopStrings::new(config.stop.clone()),
             sampler: Sampler::new(config.sampler.clone())?,
+            finish: constraint.as_ref().is_some_and(Constraint::ended).then_some(Finish::Stop),
+            constraint,
+            permitted: Vec::new(),
+            logprobs: None,
             config,
             text: String::new(),
             tokens: Vec::new(),
             forgotten: 0,
-            finish: None,
         })
     }
 
@@ -58,15 +68,28 @@ impl Answer {
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> Result<Self, RuntimeError> {
         let config = paused.config();
+        let mut constraint = constraint(&config, tokenizer.as_ref())?;
+        let forgotten = paused.tokens().saturating_sub(said.tokens.len());
+        if let Some(constraint) = &mut constraint {
+            if forgotten > 0 {
+                return Err(ConstraintError::Forgotten { tokens: forgotten }.into());
+            }
+            for &token in said.tokens.iter().chain(paused.chosen().as_ref()) {
+                constraint.accept(token)?;
+            }
+        }
         let held = tokenizer.as_ref().zip(paused.held_back());
         Ok(Self {
             detokenizer: held.map(|(tokenizer, held)| Detokenizer::resume(tokenizer, true, held.clone())),
             tokenizer,
             stops: paused.stops(),
             sampler: paused.sampler()?,
+            constraint,
+            permitted: Vec::new(),
+            logprobs: None,
             config,
             text: said.text,
-            forgotten: paused.tokens().saturating_sub(said.tokens.len()),
+            forgotten,
             tokens: said.tokens,
             finish: paused.finish(),
         })
@@ -77,6 +100,37 @@ impl Answer {
         self.sampler.drawn()
     }
 
+    /// The token that follows the logits, in a sequence of these tokens. It is either [added](Self::add) or ends the answer.
+    pub fn choose(&mut self, logits: &[f32], tokens: &[u32]) -> Result<u32, RuntimeError> {
+        let token = match &mut self.constraint {
+            None => self.sampler.sample(logits, tokens),
+            Some(constraint) => {
+                self.permitted.clear();
+                self.permitted.extend_from_slice(logits);
+                constraint.mask(&mut self.permitted)?;
+                let mut token = self.sampler.sample(&self.permitted, tokens);
+                if self.permitted[token as usize] == f32::NEG_INFINITY {
+                    // Penalties and biases can leave the sampler with nothing but what is not permitted.
+                    token = likeliest(&self.permitted);
+                }
+                constraint.accept(token)?;
+                token
+            }
+        };
+        self.logprobs = self.config.logprobs.map(|most| LogProbabilities::of(logits, token, most));
+        Ok(token)
+    }
+
+    /// Tokens that follow whatever the logits are.
+    pub fn forced(&mut self) -> Vec<u32> {
+        self.constraint.as_mut().map(Constraint::forced).unwrap_or_default()
+    }
+
+    /// How many of these tokens may follow, one after the other.
+    pub fn permitted(&mut self, tokens: &[u32]) -> usize {
+        self.constraint.as_mut().map_or(tokens.len(), |constraint| constraint.permitted(tokens))
+    }
+
     /// What chooses its tokens.
     pub fn sampler(&mut self) -> &mut Sampler {
         &mut self.sampler
@@ -84,7 +138,8 @@ impl Answer {
 
     /// Whether a token is one that ends it, and is no part of it.
     pub fn ends_at(&self, token: u32) -> bool {
-        !self.config.ignore_end
+        // Where a grammar permits the end, going on could have no meaning.
+        (!self.config.ignore_end || self.constraint.is_some())
             && (self.config.end_tokens.contains(&token)
                 || self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_eos(token)))
     }
@@ -100,7 +155,11 @@ impl Answer {
         if self.stops.matched().is_some() {
             self.finish = Some(Finish::Stop);
         }
-        Piece { token: Some(token), text }
+        let mut piece = Piece { token: Some(token), text, logprobs: self.logprobs.take() };
+        if self.finish.is_none() && self.constraint.as_ref().is_some_and(Constraint::ended) {
+            piece.text.extend(self.end(Finish::Stop).map(|rest| rest.text));
+        }
+        piece
     }
 
     /// Ends it, and hands out what was held back, if anything was.
@@ -112,7 +171,7 @@ impl Answer {
         };
         text.push_str(&self.stops.finish());
         self.text.push_str(&text);
-        (!text.is_empty()).then_some(Piece { token: None, text })
+        (!text.is_empty()).then_some(Piece { token: None, text, logprobs: None })
     }
 
     /// Why it ended, once it has.
@@ -125,11 +184,6 @@ impl Answer {
         let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.count()));
         let fits = self.config.context.map_or(usize::MAX, |most| most.saturating_sub(length));
         asked.min(fits)
-    }
-
-    /// Its tokens, without one that ended it and those of before it was paused that it does not know any more.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
     }
 
     /// How many tokens it has, without one that ended it.
@@ -152,5 +206,18 @@ impl Answer {
     /// Its text and its tokens.
     pub fn into_parts(self) -> (String, Vec<u32>) {
         (self.text, self.tokens)
+    }
+}
+
+fn constraint(
+    config: &GenerationConfig,
+    tokenizer: Option<&Arc<Tokenizer>>,
+) -> Result<Option<Constraint>, RuntimeError> {
+    match (&config.grammar, tokenizer) {
+        (Some(grammar), Some(tokenizer)) => {
+            Ok(Some(Constraint::new(grammar, tokenizer, &config.end_tokens)?))
+        }
+        (Some(_), None) => Err(ConstraintError::NoTokenizer.into()),
+        (None, _) => Ok(None),
     }
 }

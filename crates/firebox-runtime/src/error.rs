@@ -7,9 +7,9 @@ use firebox_model::ModelError;
 use firebox_store::StoreError;
 use firebox_text::TextError;
 
-use crate::Account;
 use crate::bytes::human_bytes;
 use crate::schedule::Priority;
+use crate::{Account, ConstraintError};
 
 /// Why something could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,9 @@ pub enum RuntimeError {
     /// Tokenizer or chat template failed.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// An answer could not be held to its grammar.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// The model has no tokenizer, and text was to be turned into tokens.
     #[error("{} has no tokenizer; put its tokenizer.json beside config.json", path.display())]
     NoTokenizer {

@@ -8,7 +8,7 @@ use crate::engine::{Clock, WallClock};
 use crate::lookahead::Lookahead;
 use crate::paused::{Paused, Said};
 use crate::timing::Timing;
-use crate::{RuntimeError, SamplerConfig, Session, Speculation};
+use crate::{Grammar, LogProbabilities, RuntimeError, SamplerConfig, Session, Speculation};
 
 /// What a generation is asked to do.
 #[derive(Debug, Clone, Default)]
@@ -22,10 +22,16 @@ pub struct GenerationConfig {
     /// Ends at any of these tokens, beside those the tokenizer knows; [`Model::end_tokens`](crate::Model::end_tokens)
     /// has them for a model without a tokenizer.
     pub end_tokens: Vec<u32>,
-    /// Goes on after a token that would end it.
+    /// Goes on after a token that would end it, unless a grammar has permitted that.
     pub ignore_end: bool,
-    /// The text goes on from the prompt's, so a space before its first word is kept; otherwise it begins anew.
+    /// The text goes on from the prompt's, so a space before its first word is kept, as it is under a grammar; otherwise
+    /// it begins anew.
     pub continues: bool,
+    /// What the answer has to be, token by token. It ends where the grammar does, and where the model ends it and the
+    /// grammar permits that.
+    pub grammar: Option<Grammar>,
+    /// With every token comes its log-probability, and those of this many of the likeliest.
+    pub logprobs: Option<usize>,
     /// How tokens are chosen.
     pub sampler: SamplerConfig,
 }
@@ -43,12 +49,14 @@ pub enum Finish {
 }
 
 /// One generated token and the text that is now certain.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Piece {
     /// The token; absent when the text was held back from earlier ones.
     pub token: Option<u32>,
     /// Empty while a character or a stop string may still be incomplete.
     pub text: String,
+    /// How likely the token was, if that was [asked for](GenerationConfig::logprobs).
+    pub logprobs: Option<LogProbabilities>,
 }
 
 /// What a generation came to.
@@ -125,7 +133,7 @@ impl<'s> Generation<'s> {
         if room == 0 {
             return Ok(self.answer.end(Finish::Length));
         }
-        let token = self.ahead.choose(self.answer.sampler(), room)?;
+        let token = self.ahead.choose(&mut self.answer, room)?;
         self.timing.token(self.clock.now());
         if self.answer.ends_at(token) {
             return Ok(self.answer.end(Finish::Stop));
@@ -146,7 +154,7 @@ impl<'s> Generation<'s> {
         let goes_on = self.answer.finish().is_none() && self.answer.room(length) > 0;
         let chosen = match self.ahead.has_pending() {
             // Logits take more room than all else, and what was chosen from them a word.
-            false if goes_on => Some(self.ahead.choose(self.answer.sampler(), 1)?),
+            false if goes_on => Some(self.ahead.choose(&mut self.answer, 1)?),
             _ => None,
         };
         self.ahead.finish();

@@ -7,7 +7,9 @@ mod branches;
 mod budget;
 mod bytes;
 mod condenser;
+mod constraint;
 mod device;
+mod embedding;
 pub mod engine;
 mod error;
 mod faults;
@@ -15,6 +17,7 @@ pub mod fit;
 mod generation;
 pub mod governor;
 pub mod heads;
+mod logprobs;
 mod lookahead;
 mod memory;
 mod model;
@@ -45,15 +48,19 @@ pub use budget::{Account, Budget, Charge};
 pub use burn::tensor::Device;
 pub use bytes::{human_bytes, parse_bytes};
 pub use condenser::{Condenser, Condensing, Extract, fit_facts};
+pub use constraint::{Constraint, ConstraintError, Grammar};
 pub use device::{available_devices, device};
+pub use embedding::{EmbedOptions, Ranked};
 pub use error::RuntimeError;
 pub use faults::MajorFaults;
 pub use firebox_cache::{
     Afterwards, AttentionSinks, CacheError, EvictionPolicy, Forgetting, Hidden, KvType, Pool, Role,
     SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
 };
+pub use firebox_model::Pooling;
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
 pub use governor::{Governor, Residency};
+pub use logprobs::LogProbabilities;
 pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes, resident_bytes};
 pub use model::Model;
 pub use paused::{Paused, Said};

@@ -1,8 +1,9 @@
 use std::time::Instant;
 
+use crate::answer::Answer;
 use crate::session::Mark;
 use crate::way::Way;
-use crate::{RuntimeError, Sampler, Session, Speculation};
+use crate::{DRAFT_TOKENS, RuntimeError, Session, Speculation};
 
 /// A session that may be some draft tokens ahead of the tokens that were chosen.
 ///
@@ -25,6 +26,8 @@ pub(crate) struct Lookahead<'s> {
     accepted: usize,
     /// Before the last pass.
     mark: Option<Mark>,
+    /// Whether its draft was nobody's guess, but all that the grammar permits.
+    forced: bool,
     drafted_in_all: usize,
     accepted_in_all: usize,
 }
@@ -41,6 +44,7 @@ impl<'s> Lookahead<'s> {
             others: Vec::new(),
             accepted: 0,
             mark: None,
+            forced: false,
             drafted_in_all: 0,
             accepted_in_all: 0,
         }
@@ -81,17 +85,17 @@ impl<'s> Lookahead<'s> {
     }
 
     /// Chooses the next token, without adding it. At most `room` more tokens are wanted.
-    pub fn choose(&mut self, sampler: &mut Sampler, room: usize) -> Result<u32, RuntimeError> {
+    pub fn choose(&mut self, answer: &mut Answer, room: usize) -> Result<u32, RuntimeError> {
         if let Some(token) = self.chosen.take() {
             return Ok(token);
         }
         if let Some(token) = self.pending {
-            self.pass(token, room, sampler)?;
+            self.pass(token, room, answer)?;
             self.pending = None;
         }
         let tokens = self.session.tokens();
         let chosen = &tokens[..tokens.len() - self.unchosen()];
-        Ok(sampler.sample(self.way.logits_after(self.accepted), chosen))
+        answer.choose(self.way.logits_after(self.accepted), chosen)
     }
 
     /// Adds the token that was chosen.
@@ -109,7 +113,7 @@ impl<'s> Lookahead<'s> {
             return;
         }
         // Without a mark nothing was drafted for this pass.
-        if let (Some(speculation), Some(_)) = (&mut self.speculation, &self.mark) {
+        if let (Some(speculation), Some(_), false) = (&mut self.speculation, &self.mark, self.forced) {
             speculation.judged(&[&self.way.draft[..self.accepted], &[token]].concat());
         }
         self.settle();
@@ -125,14 +129,15 @@ impl<'s> Lookahead<'s> {
     }
 
     /// Takes a token through the layers, and drafts of what follows it.
-    fn pass(&mut self, token: u32, room: usize, sampler: &Sampler) -> Result<(), RuntimeError> {
+    fn pass(&mut self, token: u32, room: usize, answer: &mut Answer) -> Result<(), RuntimeError> {
         let before = self.session.tokens().len();
-        let mut drafts = Vec::new();
-        if let Some(speculation) = &mut self.speculation {
-            let most = self.session.draft_room(room.saturating_sub(1));
+        let most = self.session.draft_room(room.saturating_sub(1));
+        let mut drafts = self.forced_draft(answer, most);
+        self.forced = !drafts.is_empty();
+        if let Some(speculation) = self.speculation.as_mut().filter(|_| !self.forced) {
             // A drafter sees the token too, which the session knows only after it was fed.
             self.session.append(token);
-            let drafted = speculation.draft(self.session, most, sampler);
+            let drafted = speculation.draft(self.session, most, answer);
             self.session.rewind(before);
             drafts = drafted?;
         }
@@ -155,6 +160,14 @@ impl<'s> Lookahead<'s> {
             speculation.passed((1 + self.others.len()) * chosen + drafted, began.elapsed());
         }
         Ok(())
+    }
+
+    /// What a grammar makes certain needs nobody to guess it.
+    fn forced_draft(&self, answer: &mut Answer, most: usize) -> Vec<Vec<u32>> {
+        let mut forced = answer.forced();
+        let known = forced.iter().take_while(|token| self.session.knows(**token)).count();
+        forced.truncate(known.min(most).min(DRAFT_TOKENS));
+        if forced.is_empty() { Vec::new() } else { vec![forced] }
     }
 
     /// Draft tokens in the session that were not chosen, or not yet.

@@ -7,11 +7,11 @@ use firebox_text::{HeldBack, StopStrings};
 use serde::{Deserialize, Serialize};
 
 use crate::answer::Answer;
-use crate::{Finish, GenerationConfig, Model, RuntimeError, Sampler, SamplerConfig, Saved, Session};
+use crate::{Finish, GenerationConfig, Grammar, Model, RuntimeError, Sampler, SamplerConfig, Saved, Session};
 
 /// What it takes to go on with an answer to the same tokens, beside its session: where the sampler is in its random
 /// sequence, text that is held back for characters and stop strings that may still be incomplete, what was asked for and
-/// how much of it is there. A few hundred bytes as JSON, whatever was said.
+/// how much of it is there. A few hundred bytes as JSON beside a grammar, if there is one, whatever was said.
 ///
 /// The session stays as it is, with its pages; or it is [written](Self::write) beside this, and its pages go back to the
 /// pool.
@@ -24,6 +24,8 @@ pub struct Paused {
     end_tokens: Vec<u32>,
     ignore_end: bool,
     continues: bool,
+    grammar: Option<Grammar>,
+    logprobs: Option<usize>,
     /// Without biases.
     sampler: SamplerConfig,
     /// Tokens, and biases as bits: numbers of JSON are neither exact nor infinite.
@@ -53,8 +55,17 @@ pub struct Said {
 
 impl Paused {
     pub(crate) fn new(answer: &Answer, length: usize, chosen: Option<u32>, prompt_tokens: usize) -> Self {
-        let GenerationConfig { max_tokens, context, stop, end_tokens, ignore_end, continues, sampler } =
-            answer.config().clone();
+        let GenerationConfig {
+            max_tokens,
+            context,
+            stop,
+            end_tokens,
+            ignore_end,
+            continues,
+            sampler,
+            grammar,
+            logprobs,
+        } = answer.config().clone();
         let mut biases: Vec<_> =
             sampler.logit_bias.iter().map(|(token, bias)| (*token, bias.to_bits())).collect();
         biases.sort_unstable();
@@ -65,6 +76,8 @@ impl Paused {
             end_tokens,
             ignore_end,
             continues,
+            grammar,
+            logprobs,
             sampler: SamplerConfig { logit_bias: Default::default(), ..sampler },
             biases,
             drawn: answer.drawn(),
@@ -136,6 +149,8 @@ impl Paused {
             end_tokens: self.end_tokens.clone(),
             ignore_end: self.ignore_end,
             continues: self.continues,
+            grammar: self.grammar.clone(),
+            logprobs: self.logprobs,
             sampler: self.sampler_config(),
         }
     }

@@ -138,6 +138,12 @@ impl Tokenizer {
         self.inner.pieces.is_special(id)
     }
 
+    /// Whether a token means more than its text: control tokens do, and added tokens that are words of a kind
+    /// (`<tool_call>`) rather than runs of spaces.
+    pub fn is_control(&self, id: u32) -> bool {
+        self.inner.pieces.is_control(id)
+    }
+
     /// Ids at which a generation ends, in ascending order.
     pub fn eos_ids(&self) -> &[u32] {
         &self.inner.eos

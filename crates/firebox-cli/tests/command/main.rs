@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 mod chat;
+mod embed;
 mod fitting;
+mod grammar;
 mod head;
 mod hub;
 mod import;
@@ -12,6 +14,7 @@ mod perplexity;
 mod plan;
 mod pull;
 mod run;
+mod simulate;
 #[cfg(target_os = "linux")]
 mod storm;
 mod support;

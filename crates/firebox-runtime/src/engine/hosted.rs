@@ -11,7 +11,7 @@ use crate::engine::request::Request;
 use crate::engine::segments::{Fetcher, Segments};
 use crate::engine::sequence::{RequestId, Sequence};
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
-use crate::{Model, RuntimeError};
+use crate::{Model, PrefixLimits, PrefixTree, RuntimeError};
 
 /// A model that nobody used for so long may have lost its pages to others.
 const DOUBTFUL: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ impl Hosted {
         let decoder = model.decoder()?;
         Ok(Self {
             name: name.to_owned(),
-            lane: Lane::new(decoder.clone()),
+            lane: Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default())),
             queue,
             waiting: HashMap::new(),
             running: HashMap::new(),
@@ -70,7 +70,7 @@ impl Hosted {
 
     /// Lets a request in, to wait until it is started.
     pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), RuntimeError> {
-        let Request { prompt, config, session, head, task, or_not_at_all, .. } = request;
+        let Request { prompt, config, session, head, task, or_not_at_all, scope, .. } = request;
         let mut session = match session {
             Some(session) if Arc::ptr_eq(&session.decoder, &self.model.decoder()?) => *session,
             Some(_) => return Err(RuntimeError::ForeignSession { model: self.name.clone() }),
@@ -84,7 +84,11 @@ impl Hosted {
         let tokenizer = self.model.tokenizer().ok().cloned();
         let answer = Answer::new(config, tokenizer)?;
         let ticket = self.queue.enter(now, task.priority)?;
-        let mut sequence = Sequence::begin(id, session, &prompt, answer, now);
+        let begun = self.lane.prefixes().begin(&mut session, &scope, &prompt);
+        let mut sequence = Sequence::begin(id, session, &prompt[begun.tokens..], answer, scope, now);
+        sequence.prompt_tokens = prompt.len();
+        sequence.cached_tokens = begun.tokens;
+        sequence.stop = begun.stop.map(|stop| sequence.session.tokens().len() - prompt.len() + stop);
         sequence.late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now + first_by);
         self.waiting.insert(ticket, (sequence, task));
         self.tickets.insert(id, ticket);

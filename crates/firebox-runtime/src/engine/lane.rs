@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firebox_cache::{CacheError, SequenceCache};
+use firebox_cache::{CacheError, PAGE, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_model::{Decoder, Input, ModelError, Pass, Wanted};
 
@@ -10,7 +10,10 @@ use crate::engine::event::Event;
 use crate::engine::rhythm::Rhythm;
 use crate::engine::sequence::{Need, RequestId, Sequence};
 use crate::session::{Due, read};
-use crate::{Finish, RuntimeError};
+use crate::{Finish, PrefixTree, RuntimeError};
+
+/// Prompts that others are worth beginning with before the answer is there.
+const WORTH_KEEPING: usize = PAGE;
 
 /// Sequences of one model that go through its layers together, layer by layer.
 ///
@@ -19,6 +22,7 @@ use crate::{Finish, RuntimeError};
 #[derive(Debug)]
 pub(crate) struct Lane {
     decoder: Arc<Decoder>,
+    prefixes: PrefixTree,
     sequences: Vec<Sequence>,
     answering: Option<Running>,
     feeding: Option<Running>,
@@ -63,8 +67,20 @@ pub(crate) struct Stepped {
 pub(crate) type Told<'t> = &'t mut dyn FnMut(RequestId, Event);
 
 impl Lane {
-    pub fn new(decoder: Arc<Decoder>) -> Self {
-        Self { decoder, sequences: Vec::new(), answering: None, feeding: None, rhythm: Rhythm::default() }
+    pub fn new(decoder: Arc<Decoder>, prefixes: PrefixTree) -> Self {
+        Self {
+            decoder,
+            prefixes,
+            sequences: Vec::new(),
+            answering: None,
+            feeding: None,
+            rhythm: Rhythm::default(),
+        }
+    }
+
+    /// What its sequences begin with.
+    pub fn prefixes(&self) -> &PrefixTree {
+        &self.prefixes
     }
 
     /// A sequence joins, with the next pass.
@@ -182,7 +198,7 @@ impl Lane {
         let mut failed = Vec::new();
         for at in 0..self.sequences.len() {
             let one = &self.sequences[at];
-            let (id, need) = (one.id, one.need());
+            let (id, need, one_stop) = (one.id, one.need(), one.stop);
             if one.held || !needs.contains(&need) || self.is_passing(id) {
                 continue;
             }
@@ -192,7 +208,10 @@ impl Lane {
             if need == Need::Feed && left == 0 {
                 continue;
             }
-            let due = session.due(left.max(1)).and_then(|due| {
+            // Recurrent states that others could go on from are kept on the way.
+            let stop = one_stop.filter(|stop| *stop > session.cache.len());
+            let most = stop.map_or(left, |stop| left.min(stop - session.cache.len()));
+            let due = session.due(most.max(1)).and_then(|due| {
                 session.cache.reserve(due.tokens.len())?;
                 Ok(due)
             });
@@ -259,10 +278,18 @@ impl Lane {
     /// After the last layer.
     fn finish(&mut self, running: Running, clock: &dyn Clock, told: Told<'_>, stepped: &mut Stepped) {
         let Running { pass, members, .. } = running;
+        let mut keep = Vec::new();
         for member in &members {
             if let Some(sequence) = self.get_mut(member.id) {
                 sequence.session.found(member.tokens);
+                let fed = member.asks && member.tokens > 1 && sequence.session.cache.len() >= WORTH_KEEPING;
+                if fed || sequence.stop == Some(sequence.session.cache.len()) {
+                    keep.push(member.id);
+                }
             }
+        }
+        for sequence in self.sequences.iter().filter(|sequence| keep.contains(&sequence.id)) {
+            self.prefixes.keep(&sequence.session, &sequence.scope);
         }
         if !members.iter().any(|member| member.asks) {
             return;
@@ -279,7 +306,13 @@ impl Lane {
         let now = clock.now();
         for (member, logits) in members.iter().zip(logits.chunks(vocab)).filter(|(member, _)| member.asks) {
             let Some(sequence) = self.get_mut(member.id) else { continue };
-            let (event, ended) = sequence.go_on(logits, now);
+            let (event, ended) = match sequence.go_on(logits, now) {
+                Ok(went) => went,
+                Err(error) => {
+                    self.drop_failed(member.id, error, told, stepped);
+                    continue;
+                }
+            };
             stepped.tokens.push(member.id);
             if let Some(event) = event {
                 told(member.id, event);
@@ -292,6 +325,7 @@ impl Lane {
 
     fn see_off(&mut self, id: RequestId, now: Duration, told: Told<'_>, stepped: &mut Stepped) {
         if let Some(sequence) = self.leave(id) {
+            self.prefixes.keep(&sequence.session, &sequence.scope);
             told(id, sequence.finished(now));
             stepped.left.push(id);
         }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use crate::answer::Answer;
 use crate::engine::event::{Event, Outcome};
 use crate::timing::Timing;
-use crate::{Finish, Piece, Session, Summary};
+use crate::{Finish, Piece, RuntimeError, Session, Summary};
 
 /// Which request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,12 +15,16 @@ pub(crate) struct Sequence {
     pub id: RequestId,
     pub session: Session,
     pub answer: Answer,
+    /// Who must not notice others.
+    pub scope: String,
     pub timing: Timing,
     pub prompt_tokens: usize,
     /// Of these, how many need not go through the layers.
     pub cached_tokens: usize,
     /// How long it waited until it ran.
     pub waited: Duration,
+    /// After how many tokens of the sequence it stops on its way, for others to begin there.
+    pub stop: Option<usize>,
     /// When it fails, unless its first token is there.
     pub late_at: Option<Duration>,
     /// Whether it must not go on for now: nobody takes what it says.
@@ -40,7 +44,14 @@ pub(crate) enum Need {
 
 impl Sequence {
     /// Accepts a prompt, of which nothing goes through the layers yet.
-    pub fn begin(id: RequestId, mut session: Session, prompt: &[u32], answer: Answer, now: Duration) -> Self {
+    pub fn begin(
+        id: RequestId,
+        mut session: Session,
+        prompt: &[u32],
+        answer: Answer,
+        scope: String,
+        now: Duration,
+    ) -> Self {
         for &token in prompt {
             session.append(token);
         }
@@ -49,10 +60,12 @@ impl Sequence {
             id,
             session,
             answer,
+            scope,
             timing,
             prompt_tokens,
             cached_tokens: 0,
             waited: Duration::ZERO,
+            stop: None,
             late_at: None,
             held: false,
             cancelled: false,
@@ -61,14 +74,14 @@ impl Sequence {
 
     /// It runs from now on, for the first time or again.
     pub fn starts(&mut self, now: Duration) {
-        if self.answer.tokens().is_empty() {
+        if self.answer.count() == 0 {
             self.waited = self.timing.since_begin(now);
         }
     }
 
     /// Whether its first token is not there and should be.
     pub fn is_late(&self, now: Duration) -> bool {
-        self.late_at.is_some_and(|late_at| now >= late_at) && self.answer.tokens().is_empty()
+        self.late_at.is_some_and(|late_at| now >= late_at) && self.answer.count() == 0
     }
 
     pub fn need(&self) -> Need {
@@ -76,15 +89,18 @@ impl Sequence {
     }
 
     /// Goes on by the token that follows the logits, or ends. Returns what is to be told, and whether it has ended.
-    pub fn go_on(&mut self, logits: &[f32], now: Duration) -> (Option<Event>, bool) {
+    pub fn go_on(&mut self, logits: &[f32], now: Duration) -> Result<(Option<Event>, bool), RuntimeError> {
         let told = |piece: Option<_>| piece.map(Event::Piece);
-        if self.answer.room(self.session.tokens().len()) == 0 {
-            return (told(self.answer.end(Finish::Length)), true);
+        if self.answer.finish().is_some() {
+            return Ok((None, true));
         }
-        let token = self.answer.sampler().sample(logits, self.session.tokens());
+        if self.answer.room(self.session.tokens().len()) == 0 {
+            return Ok((told(self.answer.end(Finish::Length)), true));
+        }
+        let token = self.answer.choose(logits, self.session.tokens())?;
         self.timing.token(now);
         if self.answer.ends_at(token) {
-            return (told(self.answer.end(Finish::Stop)), true);
+            return Ok((told(self.answer.end(Finish::Stop)), true));
         }
         self.session.append(token);
         let piece = self.answer.add(token);
@@ -92,9 +108,9 @@ impl Sequence {
             // Another pass would find no room for what comes of it.
             let rest = self.answer.end(Finish::Length).map(|rest| rest.text).unwrap_or_default();
             let piece = Piece { text: piece.text + &rest, ..piece };
-            return (Some(Event::Piece(piece)), true);
+            return Ok((Some(Event::Piece(piece)), true));
         }
-        (Some(Event::Piece(piece)), self.answer.finish().is_some())
+        Ok((Some(Event::Piece(piece)), self.answer.finish().is_some()))
     }
 
     /// Ends where it is.

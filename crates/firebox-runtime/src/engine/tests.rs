@@ -17,7 +17,8 @@ use crate::answer::Answer;
 use crate::schedule::{AdmissionConfig, Priority};
 use crate::thermal::Heat;
 use crate::{
-    AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, Pool, SamplerConfig, Session, device,
+    AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, Pool, PrefixLimits, PrefixTree,
+    SamplerConfig, Session, device,
 };
 
 /// Goes on by another while whenever it is asked.
@@ -109,7 +110,9 @@ fn alone(model: &Model, asked: &Asked) -> (Vec<u32>, Finish) {
 
 fn together(model: &Model, happenings: &[Happening]) {
     let clock = MadeUp(AtomicU64::new(0));
-    let mut lane = Lane::new(model.decoder().unwrap());
+    let decoder = model.decoder().unwrap();
+    let pool = Pool::new(decoder.layout(KvType::F32));
+    let mut lane = Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
     let mut all: Vec<Asked> = Vec::new();
     let mut cancelled = Vec::new();
     let mut said: HashMap<RequestId, Vec<u32>> = HashMap::new();
@@ -133,7 +136,7 @@ fn together(model: &Model, happenings: &[Happening]) {
                 let id = RequestId(all.len() as u64);
                 let answer = Answer::new(asked.config.clone(), None).unwrap();
                 let session = session(model, asked);
-                lane.join(Sequence::begin(id, session, &asked.prompt, answer, clock.now()));
+                lane.join(Sequence::begin(id, session, &asked.prompt, answer, String::new(), clock.now()));
                 all.push(asked.clone());
             }
             Happening::Layers(count) => {

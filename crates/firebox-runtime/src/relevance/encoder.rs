@@ -2,8 +2,9 @@ use std::path::Path;
 
 use burn::tensor::Device;
 
-use super::{Similarity, TurnContent, TurnEncoder, examples, mean_of_pieces};
-use crate::{Model, RuntimeError};
+use super::{Similarity, TurnContent, TurnEncoder, examples};
+use crate::embedding::Framed;
+use crate::{EmbedOptions, Model, RuntimeError};
 
 /// The longest text, in tokens and with the special ones, that sentence encoders such as all-MiniLM-L6-v2 are made
 /// for, where their positions would allow for more.
@@ -38,18 +39,12 @@ impl SentenceEncoder {
 
 impl TurnEncoder for SentenceEncoder {
     fn encode(&mut self, content: TurnContent<'_>) -> Result<Vec<f32>, RuntimeError> {
-        let (encoder, tokenizer) = (self.model.encoder()?, self.model.tokenizer()?);
-        let words = tokenizer.encode_literal(content.text, false)?;
-        let framed = tokenizer.encode_literal(content.text, true)?;
-        let special = framed.len() - words.len();
-        let before = framed.windows(words.len().max(1)).position(|part| part == words).unwrap_or(0);
-        let (opening, closing) = (&framed[..before], &framed[before + words.len()..]);
-        let room = encoder.config().max_positions.min(PIECE).saturating_sub(special).max(1);
-        let pieces: Vec<&[u32]> = words.chunks(room).collect();
-        mean_of_pieces(&pieces, |piece| {
-            let vector = encoder.embed(&[opening, piece, closing].concat())?.try_into_vec_as::<f32>();
-            vector.map_err(|error| RuntimeError::Readback { reason: error.to_string() })
-        })
+        let framed = Framed::new(self.model.tokenizer()?, content.text)?;
+        if framed.words.is_empty() {
+            return Ok(Vec::new());
+        }
+        let longest = self.model.encoder()?.config().max_positions.min(PIECE);
+        Ok(self.model.embed_framed(&[framed], longest, &EmbedOptions::default())?.remove(0))
     }
 
     fn has_background(&self) -> bool {

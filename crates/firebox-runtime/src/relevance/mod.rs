@@ -74,19 +74,3 @@ pub trait TurnEncoder: Debug + Send {
         true
     }
 }
-
-/// The mean of the vectors of a text's pieces, each counting by its tokens.
-fn mean_of_pieces(
-    pieces: &[&[u32]],
-    mut vector: impl FnMut(&[u32]) -> Result<Vec<f32>, RuntimeError>,
-) -> Result<Vec<f32>, RuntimeError> {
-    let mut mean = Vec::new();
-    let tokens: usize = pieces.iter().map(|piece| piece.len()).sum();
-    for piece in pieces {
-        let vector = vector(piece)?;
-        mean.resize(vector.len(), 0.0);
-        let weight = piece.len() as f32 / tokens as f32;
-        mean.iter_mut().zip(vector).for_each(|(mean, element)| *mean += weight * element);
-    }
-    Ok(mean)
-}

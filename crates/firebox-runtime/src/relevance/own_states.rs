@@ -1,11 +1,12 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use firebox_model::Decoder;
+use firebox_model::{Decoder, Pooling};
 use firebox_text::Tokenizer;
 
-use super::{Similarity, TurnContent, TurnEncoder, examples, mean_of_pieces};
+use super::{Similarity, TurnContent, TurnEncoder, examples};
 use crate::RuntimeError;
+use crate::embedding::{Framed, add_share, read};
 
 /// Tokens of a turn that are encoded together; a longer turn is the mean of its pieces. Attention within a piece then
 /// costs little beside the layers' products, so that the cost grows with a turn's tokens and no faster.
@@ -45,23 +46,23 @@ impl OwnStates {
 
 impl TurnEncoder for OwnStates {
     fn encode(&mut self, content: TurnContent<'_>) -> Result<Vec<f32>, RuntimeError> {
-        let pieces: Vec<&[u32]> = content.tokens.chunks(PIECE).collect();
-        mean_of_pieces(&pieces, |piece| {
-            let pooled = pool(self.decoder.hidden_after(piece, self.layers)?);
-            let pooled = pooled.try_into_vec_as::<f32>();
-            pooled.map_err(|error| RuntimeError::Readback { reason: error.to_string() })
-        })
+        let mut mean = Vec::new();
+        for (piece, share) in Framed::unframed(content.tokens).pieces(PIECE) {
+            let states = directions(self.decoder.hidden_after(&piece, self.layers)?);
+            add_share(&mut mean, &read(Pooling::Mean.pool(states))?, share);
+        }
+        Ok(mean)
     }
 }
 
-/// The mean of rows of equal length. The first row is left out where there are others: models park attention on
+/// Rows of equal length. The first row is left out where there are others: models park attention on
 /// whatever comes first, in a state a thousand times as long as others that says nothing about its token.
-fn pool(hidden: Tensor<2>) -> Tensor<2> {
+fn directions(hidden: Tensor<2>) -> Tensor<2> {
     let [rows, _] = hidden.dims();
     let hidden = if rows > 1 { hidden.narrow(0, 1, rows - 1) } else { hidden };
     // A zero stays zero instead of becoming NaN.
     let length = hidden.clone().square().mean_dim(1).sqrt().clamp_min(1e-12);
-    hidden.div(length).mean_dim(0)
+    hidden.div(length)
 }
 
 #[cfg(test)]

@@ -182,6 +182,12 @@ impl Queue {
                 None => break,
             }
         }
+        // Most of the time all places are taken, and a line need not be sorted for that.
+        let waits_pinned =
+            self.entries.values().any(|entry| entry.is_waiting() && entry.priority == Priority::Pinned);
+        if self.running() >= batch && !waits_pinned {
+            return changes;
+        }
         for ticket in self.order(now) {
             let entry = self.entries[&ticket];
             let is_pinned = entry.priority == Priority::Pinned;

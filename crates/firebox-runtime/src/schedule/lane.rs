@@ -27,6 +27,8 @@ pub(super) struct Claim {
     pub rank: Rank,
     /// A deadline, or since when it has waited.
     pub at: Duration,
+    /// Decides between the same.
+    pub then: Duration,
 }
 
 /// One model, and who waits for it.
@@ -76,21 +78,24 @@ impl Lane {
 
     /// The best claim of its tasks. A task whose deadline is farther away than `lead` is ahead of its pace.
     pub fn claim(&self, now: Duration, lead: Duration) -> Option<Claim> {
-        let near = now.saturating_add(lead).saturating_add(self.step_time());
-        self.tasks.values().map(|track| self.claim_of(track, near)).min()
+        let soon = now.saturating_add(lead);
+        let near = soon.saturating_add(self.step_time());
+        self.tasks.values().map(|track| self.claim_of(track, soon, near)).min()
     }
 
-    fn claim_of(&self, track: &Track, near: Duration) -> Claim {
-        let spare = |priority| Claim { rank: Rank::Spare(Reverse(priority)), at: self.last_ran };
+    fn claim_of(&self, track: &Track, soon: Duration, near: Duration) -> Claim {
+        let claim = |rank, at| Claim { rank, at, then: at };
+        let spare = |priority| claim(Rank::Spare(Reverse(priority)), self.last_ran);
+        let due_rank = Rank::Due(Reverse(track.task.priority));
         if track.is_demoted() {
             return spare(Priority::Background);
         }
         match track.due {
-            // How long a prompt takes is not known, so that for a first token it is never early.
-            Some(due) if due <= near || track.tokens == 0 => {
-                Claim { rank: Rank::Due(Reverse(track.task.priority)), at: due }
-            }
-            Some(due) => Claim { rank: Rank::Ahead, at: due },
+            // How long a prompt takes is not known, so that a first token is never early. A long one is late sooner or
+            // later, and whoever reads along with another answer should not notice.
+            Some(due) if track.tokens == 0 => Claim { rank: due_rank, at: due.max(soon), then: due },
+            Some(due) if due <= near => claim(due_rank, due),
+            Some(due) => claim(Rank::Ahead, due),
             None => spare(track.task.priority),
         }
     }

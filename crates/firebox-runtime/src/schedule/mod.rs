@@ -20,6 +20,7 @@ mod admission;
 mod config;
 mod counters;
 mod lane;
+mod monitor;
 mod next_model;
 mod scheduler;
 pub mod simulation;

@@ -13,6 +13,9 @@ const LEAD_QUANTA: u32 = 2;
 /// Quanta from one demotion to the next, in which it shows what the first was good for.
 const SETTLING_QUANTA: u32 = 8;
 
+/// When somebody is late enough to demote somebody, all count who are late by this part of that.
+const ACCOMPLICE: f64 = 0.5;
+
 /// Says which model runs next. Knows no clock: every call is told the time since the start.
 ///
 /// ```
@@ -150,13 +153,18 @@ impl Scheduler {
     }
 
     /// The lanes in the order in which they are going to want the machine, so that what they need is read meanwhile.
+    ///
+    /// Those that have waited for long come first, as they do for the machine: a disk that only reads for the most urgent
+    /// would let the others starve without their ever being ready.
     pub fn prefetch(&self, now: Duration) -> impl Iterator<Item = LaneId> + use<> {
-        let mut wanted: Vec<(Claim, LaneId)> = self
-            .lanes
-            .iter()
-            .filter(|(_, lane)| lane.waits_since.is_some())
-            .filter_map(|(&id, lane)| Some((lane.claim(now, self.lead())?, id)))
-            .collect();
+        let interval = self.share_interval();
+        let wanted = |(&id, lane): (&LaneId, &Lane)| {
+            let since = lane.waits_since?;
+            let claim = lane.claim(now, self.lead())?;
+            let has_waited = now.saturating_sub(since) >= interval;
+            Some((if has_waited { Claim { rank: Rank::Share, at: since, then: since } } else { claim }, id))
+        };
+        let mut wanted: Vec<(Claim, LaneId)> = self.lanes.iter().filter_map(wanted).collect();
         wanted.sort();
         wanted.into_iter().map(|(_, lane)| lane)
     }
@@ -201,9 +209,10 @@ impl Scheduler {
 
     /// Notes that a task got a token.
     pub fn token(&mut self, now: Duration, task: TaskId) {
+        let lead = self.lead();
         let Some(lane) = self.lane_of.get(&task).and_then(|lane| self.lanes.get_mut(lane)) else { return };
         let Some(track) = lane.tasks.get_mut(&task) else { return };
-        let arrival = track.arrive(now, self.config.slippage);
+        let arrival = track.arrive(now, self.config.slippage, lead);
         let priority = track.task.priority;
         lane.stepped(arrival.is_first);
         let class = &mut self.counters.classes[priority as usize];
@@ -260,7 +269,11 @@ impl Scheduler {
         self.lanes.get(self.lane_of.get(&task)?)?.tasks.get(&task)
     }
 
-    fn quantum(&self) -> Duration {
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (LaneId, &Lane)> {
+        self.lanes.iter().map(|(&id, lane)| (id, lane))
+    }
+
+    pub(super) fn quantum(&self) -> Duration {
         self.config.quantum(self.heat)
     }
 
@@ -285,7 +298,7 @@ impl Scheduler {
         let since = lane.waits_since.unwrap_or(now);
         let interval = self.share_interval();
         let has_waited = now.saturating_sub(since) >= interval && now - self.last_share.min(now) >= interval;
-        Some(if has_waited { Claim { rank: Rank::Share, at: since } } else { claim })
+        Some(if has_waited { Claim { rank: Rank::Share, at: since, then: since } } else { claim })
     }
 
     /// Whether another lane is so urgent that it does not wait for the end of a quantum: it has a better reason, or a
@@ -317,13 +330,25 @@ impl Scheduler {
         if self.last_demotion.is_some_and(|last| now.saturating_sub(last) < settling) {
             return;
         }
-        let most = self.config.slippage;
-        let worst = self
-            .lanes
-            .iter()
-            .flat_map(|(&id, lane)| lane.tasks.values().map(move |track| (id, lane, track)))
+        let all = || {
+            let tracks = |(&id, lane)| {
+                let lane: &Lane = lane;
+                lane.tasks.values().map(move |track| (id, lane, track))
+            };
+            self.lanes.iter().flat_map(tracks)
+        };
+        if !all().any(|(_, lane, track)| is_laggard(lane, track, now, self.config.slippage)) {
+            return;
+        }
+        let busy = self.lanes.values().filter(|lane| !lane.tasks.is_empty()).count();
+        let part = 1.0 / busy.max(1) as f64;
+        // Where one makes all others late, it is chance who is late enough first.
+        let most = self.config.slippage * ACCOMPLICE;
+        let worst = all()
             .filter(|(_, lane, track)| is_laggard(lane, track, now, most))
             .map(|(id, lane, track)| (lane.demand(track.span().unwrap_or_default()), id))
+            // Who would take less than its part is late because of somebody else, or of the disk.
+            .filter(|(demand, _)| *demand >= part)
             .max_by(|one, other| one.0.total_cmp(&other.0));
         let Some((demand, worst)) = worst else { return };
         self.last_demotion = Some(now);

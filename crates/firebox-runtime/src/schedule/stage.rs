@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::monitor::Monitor;
 use super::*;
 use crate::thermal::Heat;
 
@@ -18,7 +19,6 @@ pub struct Request {
     pub prompt: usize,
     pub tokens: usize,
     pub came: Vec<Duration>,
-    blocked: Duration,
 }
 
 /// A model that takes as long as it is told.
@@ -33,7 +33,6 @@ pub struct Model {
     pub requests: Vec<Request>,
     next_layer: usize,
     there_at: Duration,
-    ready_since: Option<Duration>,
 }
 
 impl Model {
@@ -57,8 +56,7 @@ pub struct Stage {
     pub done: Vec<Request>,
     pub idle: Duration,
     running: Option<(usize, Duration)>,
-    longest_layer: Duration,
-    most_models: usize,
+    monitor: Monitor,
 }
 
 impl Stage {
@@ -70,8 +68,7 @@ impl Stage {
             done: Vec::new(),
             idle: Duration::ZERO,
             running: None,
-            longest_layer: Duration::ZERO,
-            most_models: 0,
+            monitor: Monitor::default(),
         }
     }
 
@@ -87,15 +84,13 @@ impl Stage {
             requests: Vec::new(),
             next_layer: 0,
             there_at: Duration::ZERO,
-            ready_since: None,
         });
-        self.most_models = self.most_models.max(self.models.len());
         self.models.len() - 1
     }
 
     pub fn request(&mut self, model: usize, task: Task, prompt: usize, tokens: usize) -> TaskId {
         let id = self.scheduler.add(self.now, self.models[model].id, task);
-        let request = Request { id, task, prompt, tokens, came: Vec::new(), blocked: Duration::ZERO };
+        let request = Request { id, task, prompt, tokens, came: Vec::new() };
         self.models[model].requests.push(request);
         id
     }
@@ -163,9 +158,12 @@ impl Stage {
 
     fn run_layer(&mut self, index: usize) {
         let took = self.models[index].layer;
-        self.longest_layer = self.longest_layer.max(took);
+        let began = self.now;
         self.now += took;
-        self.watch(index, took);
+        let (models, running) = (&self.models, self.models[index].id);
+        let readiness = |lane| models.iter().find(|model| model.id == lane).unwrap().readiness(began);
+        let wrong = self.monitor.look(&self.scheduler, began, took, running, readiness);
+        assert_eq!(wrong, None);
         let (now, scheduler) = (self.now, &mut self.scheduler);
         let model = &mut self.models[index];
         model.next_layer += 1;
@@ -187,42 +185,6 @@ impl Stage {
         for request in model.requests.extract_if(.., is_done) {
             scheduler.remove(request.id);
             self.done.push(request);
-        }
-    }
-
-    /// Looks whether somebody was wronged while a model ran a layer.
-    fn watch(&mut self, running: usize, took: Duration) {
-        let began = self.now - took;
-        let longest = (ms(50).div_f64(self.scheduler.config().share)) * (self.most_models as u32 + 2)
-            + self.longest_layer * (self.most_models as u32 + 2);
-        let best = self.models[running]
-            .requests
-            .iter()
-            .filter(|request| !self.scheduler.is_demoted(request.id))
-            .filter(|request| self.scheduler.due(request.id).is_some())
-            .map(|request| request.task.priority)
-            .max();
-        for (index, model) in self.models.iter_mut().enumerate() {
-            if index == running || model.readiness(began) != Readiness::Ready {
-                model.ready_since = None;
-                model.requests.iter_mut().for_each(|request| request.blocked = Duration::ZERO);
-                continue;
-            }
-            let since = *model.ready_since.get_or_insert(began);
-            assert!(self.now - since <= longest, "starves for {:?}", self.now - since);
-            for request in &mut model.requests {
-                let is_late = self.scheduler.due(request.id).is_some_and(|due| due < began);
-                let is_wronged = is_late
-                    && !self.scheduler.is_demoted(request.id)
-                    && best.is_none_or(|best| best < request.task.priority);
-                request.blocked = if is_wronged { request.blocked + took } else { Duration::ZERO };
-                assert!(
-                    request.blocked <= ms(50) + self.longest_layer * 3,
-                    "{:?} is late and held up by {best:?} for {:?}",
-                    request.task.priority,
-                    request.blocked
-                );
-            }
         }
     }
 

@@ -11,6 +11,9 @@ const LATEST: f64 = 2.0;
 const FEW: u32 = 4;
 /// A token that is missing for longer than this, in periods, counts before it comes.
 const MISSING: f64 = 2.0;
+/// Periods by which a task may be ahead of its pace, beyond what keeps it from being late. Who was fast for a while would
+/// else wait for as long as it was ahead when others come, and somebody who watches sees it stop.
+const AHEAD: u32 = 4;
 /// On-time tokens after which a laggard has its priority again: most of a second at the usual pace.
 const PROBATION: u32 = 16;
 /// Every relapse doubles them, so many times at most.
@@ -24,8 +27,9 @@ pub(super) struct Track {
     pub due: Option<Duration>,
     /// From one token to the next; absent where it takes what is left.
     pub period: Option<Duration>,
-    /// From the beginning to the first token.
-    allowance: Option<Duration>,
+    /// What the lateness of its first token is measured by: the time it was given, and no less than is usual, because who
+    /// has waited in a line for most of it is late by nothing that it can do.
+    first_span: Option<Duration>,
     pub tokens: u64,
     lateness: f64,
     judged: u32,
@@ -51,8 +55,9 @@ impl Track {
         let period = pace.map(|pace| Duration::from_secs_f64(1.0 / pace.min(1e6)));
         let allowance = task.first_by.or(period.map(|period| config.first_token.max(period)));
         let due = allowance.map(|allowance| now.saturating_add(allowance));
+        let first_span = allowance.map(|allowance| allowance.max(config.first_token));
         let (lateness, judged, probation, relapses) = (0.0, 0, None, 0);
-        Self { task, due, period, allowance, tokens: 0, lateness, judged, probation, relapses }
+        Self { task, due, period, first_span, tokens: 0, lateness, judged, probation, relapses }
     }
 
     pub fn is_demoted(&self) -> bool {
@@ -61,21 +66,23 @@ impl Track {
 
     /// What lateness is measured by.
     pub fn span(&self) -> Option<Duration> {
-        if self.tokens == 0 { self.allowance } else { self.period }
+        if self.tokens == 0 { self.first_span } else { self.period }
     }
 
-    pub fn arrive(&mut self, now: Duration, slippage: f64) -> Arrival {
+    /// Takes a token, of a task that is ahead of its pace from `lead` on.
+    pub fn arrive(&mut self, now: Duration, slippage: f64, lead: Duration) -> Arrival {
         let late = self.due.map(|due| now > due);
         let ratio = self.overdue(now).clamp(0.0, LATEST);
         let is_first = self.tokens == 0;
         let restored = self.due.is_some() && self.judge(ratio, slippage);
         self.tokens += 1;
         // Being late does not add up: who was held up goes on at its pace and does not catch up at others' expense.
-        self.due = self.period.map(|period| self.due.unwrap_or(now).max(now).saturating_add(period));
-        // Until the first token there was time to get ahead of nothing.
-        if is_first {
-            self.due = self.period.map(|period| now.saturating_add(period));
-        }
+        // Having been fast with the first token is no lead.
+        let from = if is_first { now } else { self.due.unwrap_or(now).max(now) };
+        self.due = self.period.map(|period| {
+            let farthest = now.saturating_add(lead).saturating_add(period * AHEAD);
+            from.saturating_add(period).min(farthest)
+        });
         Arrival { is_first, late, restored }
     }
 

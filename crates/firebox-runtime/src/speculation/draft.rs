@@ -29,6 +29,15 @@ impl Draft {
         &self.branches
     }
 
+    /// What is left of it with branches as long as they are `permitted`.
+    pub(super) fn permitted(mut self, mut permitted: impl FnMut(&[u32]) -> usize) -> Self {
+        for branch in &mut self.branches {
+            let length = permitted(branch);
+            branch.truncate(length);
+        }
+        self
+    }
+
     /// What is left of it with branches of at most `most` tokens, each only as far as its tokens are `known`, and
     /// none that another begins with.
     pub(super) fn cut(self, most: usize, known: impl Fn(u32) -> bool) -> Self {

@@ -1,6 +1,7 @@
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
+use crate::answer::Answer;
 use crate::{RuntimeError, Sampler, Session};
 
 mod draft;
@@ -96,7 +97,7 @@ impl Speculation {
         &mut self,
         session: &Session,
         most: usize,
-        sampler: &Sampler,
+        answer: &mut Answer,
     ) -> Result<Vec<Vec<u32>>, RuntimeError> {
         let (tokens, most) = (session.tokens(), most.min(self.most));
         self.proposed = Draft::default();
@@ -112,8 +113,9 @@ impl Speculation {
         }
         self.grade = grade;
         let began = Instant::now();
-        let proposed = self.drafter.propose(tokens, wanted, sampler)?;
-        self.proposed = proposed.cut(wanted, |token| session.knows(token));
+        let proposed = self.drafter.propose(tokens, wanted, answer.sampler())?;
+        self.proposed =
+            proposed.permitted(|branch| answer.permitted(branch)).cut(wanted, |token| session.knows(token));
         let lengths: Vec<usize> = self.proposed.branches().iter().map(Vec::len).collect();
         self.pace.drafted(lengths.first().copied().unwrap_or(0), began.elapsed());
         let verified = if self.steady { lengths.len() } else { self.pace.branches(grade, &lengths) };

@@ -1,0 +1,174 @@
+//! Texts as vectors, and documents in the order in which they answer a query.
+
+mod framed;
+mod rerank;
+#[cfg(test)]
+mod tests;
+
+use burn::tensor::Tensor;
+use firebox_model::{Encoder, EncoderInput, ModelError, Network, Pooling, of_length_one};
+use firebox_store::Checkpoint;
+use serde_json::Value;
+
+pub(crate) use framed::Framed;
+pub use rerank::Ranked;
+
+use crate::{Model, RuntimeError};
+
+/// Rows that go through the layers at once. More would only take memory.
+const ROWS: usize = 1024;
+
+/// The longest text, in tokens, that goes through a decoder as a whole. Decoders for longer ones are used with less than
+/// that too, and attention over all of it costs more than it says.
+const LONGEST: usize = 8192;
+
+/// What vectors are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmbedOptions {
+    /// Scales every vector to length one, so that their products are cosines.
+    pub normalize: bool,
+    /// How the states of tokens become one vector. Nothing is what the checkpoint says, or else their mean.
+    pub pooling: Option<Pooling>,
+}
+
+impl Default for EmbedOptions {
+    fn default() -> Self {
+        Self { normalize: true, pooling: None }
+    }
+}
+
+impl Model {
+    /// A vector for each text: of a sentence encoder, or of the states behind a decoder's last layer.
+    ///
+    /// A text that is longer than the model can read is the mean of its pieces, each counting by its tokens.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use firebox_runtime::{EmbedOptions, Model, device};
+    /// let model = Model::open("models/all-MiniLM-L6-v2", &device("cpu")?)?;
+    /// let vectors = model.embed(&["a cat", "a kitten"], &EmbedOptions::default())?;
+    /// let cosine: f32 = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a * b).sum();
+    /// # Ok(()) }
+    /// ```
+    pub fn embed<T: AsRef<str>>(
+        &self,
+        texts: &[T],
+        options: &EmbedOptions,
+    ) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let longest = match self.network() {
+            Network::Encoder(encoder) => encoder.config().max_positions,
+            Network::Decoder(decoder) => decoder.config().max_positions.min(LONGEST),
+        };
+        let tokenizer = self.tokenizer()?;
+        let framed = texts.iter().map(|text| Framed::new(tokenizer, text.as_ref()));
+        let framed = framed.collect::<Result<Vec<_>, _>>()?;
+        let mut vectors = self.embed_framed(&framed, longest, options)?;
+        for (vector, text) in vectors.iter_mut().zip(&framed) {
+            if vector.is_empty() {
+                return Err(ModelError::NoTokens.into());
+            }
+            // The mean of several directions is shorter than they are.
+            if options.normalize && text.words.len() + text.special() > longest {
+                scale_to_one(vector);
+            }
+        }
+        Ok(vectors)
+    }
+
+    /// The same of texts in tokens, in pieces of at most `longest`.
+    pub(crate) fn embed_framed(
+        &self,
+        texts: &[Framed],
+        longest: usize,
+        options: &EmbedOptions,
+    ) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let pooling = options.pooling.or_else(|| recommended(self.checkpoint())).unwrap_or_default();
+        // Which text each piece is of, and what share.
+        let mut owners = Vec::new();
+        let mut pieces = Vec::new();
+        for (at, text) in texts.iter().enumerate() {
+            for (piece, share) in text.pieces(longest) {
+                owners.push((at, share));
+                pieces.push(piece);
+            }
+        }
+        let mut means = vec![Vec::new(); texts.len()];
+        let mut owners = owners.into_iter();
+        for batch in batches(&pieces, |piece| piece.len()) {
+            let batch: Vec<&[u32]> = batch.iter().map(Vec::as_slice).collect();
+            for states in self.states(&batch)? {
+                let vector = pooling.pool(states);
+                let vector = if options.normalize { of_length_one(vector) } else { vector };
+                let vector = read(vector)?;
+                let Some((at, share)) = owners.next() else { break };
+                add_share(&mut means[at], &vector, share);
+            }
+        }
+        Ok(means)
+    }
+
+    fn states(&self, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, RuntimeError> {
+        match self.network() {
+            Network::Decoder(decoder) => Ok(decoder.states(texts)?),
+            Network::Encoder(encoder) => Ok(encoded(encoder, texts)?),
+        }
+    }
+}
+
+fn encoded(encoder: &Encoder, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelError> {
+    let inputs: Vec<_> = texts.iter().map(|tokens| EncoderInput::new(tokens)).collect();
+    let states = encoder.forward_together(&inputs)?;
+    let mut row = 0;
+    let of = |tokens: &&[u32]| {
+        row += tokens.len();
+        states.clone().narrow(0, row - tokens.len(), tokens.len())
+    };
+    Ok(texts.iter().map(of).collect())
+}
+
+/// How its makers pool, where they say so as those of sentence-transformers do.
+fn recommended(checkpoint: &Checkpoint) -> Option<Pooling> {
+    let file = std::fs::read(checkpoint.path().join("1_Pooling").join("config.json")).ok()?;
+    let said: Value = serde_json::from_slice(&file).ok()?;
+    let is = |mode: &str| said[mode].as_bool() == Some(true);
+    if is("pooling_mode_cls_token") {
+        Some(Pooling::First)
+    } else if is("pooling_mode_lasttoken") {
+        Some(Pooling::Last)
+    } else {
+        is("pooling_mode_mean_tokens").then_some(Pooling::Mean)
+    }
+}
+
+/// Neighbours that go through the layers together.
+fn batches<T>(all: &[T], length: impl Fn(&T) -> usize) -> Vec<&[T]> {
+    let mut batches = Vec::new();
+    let (mut begin, mut rows) = (0, 0);
+    for (at, one) in all.iter().enumerate() {
+        if at > begin && rows + length(one) > ROWS {
+            batches.push(&all[begin..at]);
+            (begin, rows) = (at, 0);
+        }
+        rows += length(one);
+    }
+    if begin < all.len() {
+        batches.push(&all[begin..]);
+    }
+    batches
+}
+
+pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, RuntimeError> {
+    tensor.try_into_vec_as::<f32>().map_err(|error| RuntimeError::Readback { reason: error.to_string() })
+}
+
+/// Adds a piece's share of a text's vector to what there is of it.
+pub(crate) fn add_share(mean: &mut Vec<f32>, vector: &[f32], share: f32) {
+    mean.resize(vector.len(), 0.0);
+    mean.iter_mut().zip(vector).for_each(|(mean, element)| *mean += share * element);
+}
+
+/// Scales a vector to length one; a zero vector stays what it is.
+fn scale_to_one(vector: &mut [f32]) {
+    let length = vector.iter().map(|element| element * element).sum::<f32>().sqrt().max(1e-12);
+    vector.iter_mut().for_each(|element| *element /= length);
+}

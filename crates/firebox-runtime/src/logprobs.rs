@@ -1,0 +1,78 @@
+use serde::Serialize;
+
+/// How likely a token was before anything was done to the logits: no temperature, no penalty, no grammar.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LogProbabilities {
+    /// The logarithm of the chosen token's probability.
+    pub token: f32,
+    /// The likeliest tokens with theirs, the likeliest first; of equal ones the lower token.
+    pub likeliest: Vec<(u32, f32)>,
+}
+
+impl LogProbabilities {
+    /// Of a token and of this many of the likeliest. Logits that are no numbers count as impossible.
+    pub(crate) fn of(logits: &[f32], token: u32, most: usize) -> Self {
+        let number = |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit };
+        let highest = logits.iter().copied().map(number).fold(f32::NEG_INFINITY, f32::max);
+        // Infinity minus itself is not a number; two such logits are equally likely.
+        let distance = |logit: f32| if logit == highest { 0.0 } else { f64::from(logit - highest) };
+        let total: f64 = logits.iter().map(|&logit| distance(number(logit)).exp()).sum();
+        let of = |logit: f32| match number(logit) {
+            f32::NEG_INFINITY => f32::NEG_INFINITY,
+            logit => (distance(logit) - total.ln()) as f32,
+        };
+        let likelier = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        let mut likeliest: Vec<(u32, f32)> = Vec::with_capacity(most.min(logits.len()) + 1);
+        for (token, logit) in (0..).zip(logits.iter().copied().map(number)) {
+            // Most tokens are less likely than all that are kept.
+            if likeliest.len() >= most && likeliest.last().is_none_or(|last| logit <= last.1) {
+                continue;
+            }
+            let entry = (token, logit);
+            let at = likeliest.partition_point(|kept| likelier(kept, &entry).is_lt());
+            likeliest.insert(at, entry);
+            likeliest.truncate(most);
+        }
+        Self {
+            token: logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| of(logit)),
+            likeliest: likeliest.into_iter().map(|(token, logit)| (token, of(logit))).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn they_are_those_of_all_tokens_in_order(
+            logits in prop::collection::vec(prop_oneof![9 => -4f32..4.0, 1 => Just(f32::NEG_INFINITY), 1 => Just(f32::NAN)], 1..40),
+            most in 0usize..50, chosen in any::<prop::sample::Index>(),
+        ) {
+            prop_assume!(logits.iter().any(|logit| logit.is_finite()));
+            let total: f64 = logits.iter().filter(|logit| !logit.is_nan()).map(|&logit| f64::from(logit).exp()).sum();
+            let exact = |token: usize| {
+                if logits[token].is_nan() { 0.0 } else { f64::from(logits[token]).exp() / total }
+            };
+            let chosen = chosen.index(logits.len());
+            let found = LogProbabilities::of(&logits, chosen as u32, most);
+            prop_assert!((f64::from(found.token).exp() - exact(chosen)).abs() < 1e-5);
+            prop_assert_eq!(found.likeliest.len(), most.min(logits.len()));
+            let mut tokens: Vec<usize> = (0..logits.len()).collect();
+            tokens.sort_by(|&a, &b| exact(b).total_cmp(&exact(a)).then(a.cmp(&b)));
+            for (at, &(token, logprob)) in found.likeliest.iter().enumerate() {
+                prop_assert_eq!(token as usize, tokens[at]);
+                prop_assert!((f64::from(logprob).exp() - exact(tokens[at])).abs() < 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_number_nothing_is_likely() {
+        let found = LogProbabilities::of(&[f32::NAN, f32::NAN], 7, 1);
+        assert!(found.token == f32::NEG_INFINITY && found.likeliest.len() == 1);
+    }
+}
