@@ -22,14 +22,14 @@
 pub use firebox_runtime::{
     Account, Afterwards, AttentionSinks, Begun, BranchId, BranchInfo, Branches, Budget, CacheError, Charge,
     Condenser, Condensing, Constraint, ConstraintError, DRAFT_BRANCHES, DRAFT_TOKENS, Divergence, Draft,
-    Drafter, EmbedOptions, EmbeddingVerification, EvictionPolicy, Extract, Finish, Forgetting, Generation,
-    GenerationConfig, Grammar, Hidden, KvType, LogProbabilities, LogitVerification, LookupDrafter,
-    MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Paused, Perplexity, PersistentPrefix, Piece, Pool,
-    Pooling, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Ranked, Role, RuntimeError, Said,
-    Sampler, SamplerConfig, Saved, Session, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId,
-    TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids,
-    fit_facts, human_bytes, likeliest, mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity,
-    resident_bytes, verify_against,
+    Drafter, EmbedOptions, EmbeddingVerification, EvictionPolicy, Extract, Faults, Finish, Forgetting,
+    Generation, GenerationConfig, Grammar, Hidden, KvType, LogProbabilities, LogitVerification,
+    LookupDrafter, MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Paused, Perplexity, PersistentPrefix,
+    Piece, Pool, Pooling, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Ranked, Role,
+    RuntimeError, Said, Sampler, SamplerConfig, Saved, Session, SlidingWindow, Speculation, Summary,
+    Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device,
+    expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes, parse_bytes,
+    peak_resident_bytes, perplexity, resident_bytes, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.
@@ -44,6 +44,8 @@ pub use firebox_runtime::fit;
 pub use firebox_runtime::governor;
 /// Heads that a model's sequences change between.
 pub use firebox_runtime::heads;
+/// Which cores compute for which model.
+pub use firebox_runtime::placement;
 /// How much of a model to keep in memory, and how fast it is then going to run.
 pub use firebox_runtime::planner;
 /// How short memory is, as far as the system says.
@@ -52,6 +54,8 @@ pub use firebox_runtime::pressure;
 pub use firebox_runtime::relevance;
 /// Which model runs next, and who waits where.
 pub use firebox_runtime::schedule;
+/// What a program does, in numbers and on a timeline.
+pub use firebox_runtime::telemetry;
 /// How hot the machine is, and what is done less for it.
 pub use firebox_runtime::thermal;
 /// Checkpoints on disk.

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use firebox::cache::{Pool, SequenceCache};
@@ -121,6 +122,32 @@ fn whatever_is_kept_the_numbers_are_the_same() {
         }
         assert!(parts(&decoder).report().bytes > 0);
     }
+}
+
+/// Whoever sees that memory is short does not wait for the end of a pass.
+#[test]
+fn parts_may_go_and_come_in_the_middle_of_a_pass() {
+    let path = fixtures("gguf/llama/hf");
+    let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
+    let expected = run(&plain, 2, |_| ());
+    let decoder = streamed(&path, "cpu", &config(2));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let count = parts(&decoder).parts();
+            for at in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
+                let part = at * 7 % count;
+                match at % 3 {
+                    0 => parts(&decoder).keep(part).unwrap(),
+                    1 => parts(&decoder).let_go(part),
+                    _ => parts(&decoder).set_buffers(at % 4),
+                }
+            }
+        });
+        let same = (0..20).all(|_| run(&decoder, 2, |_| ()) == expected);
+        done.store(true, Ordering::Relaxed);
+        assert!(same);
+    });
 }
 
 #[test]

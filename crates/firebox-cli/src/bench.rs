@@ -12,6 +12,7 @@ use crate::console::Console;
 use crate::fitting::{FittingArgs, say_events};
 use crate::generating::open_fitted;
 use crate::outcome::Outcome;
+use crate::tracing::TraceArgs;
 
 /// Options of `firebox bench`.
 #[derive(Debug, Args)]
@@ -45,6 +46,8 @@ pub struct BenchArgs {
     device: DeviceArgs,
     #[command(flatten)]
     fitting: FittingArgs,
+    #[command(flatten)]
+    tracing: TraceArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -74,7 +77,11 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
         repeat: args.repeat.into(),
         kept: args.cache_type.into(),
     };
+    let trace = args.tracing.begin(&model);
     let measured = firebox_runtime::benchmark(&model, &config)?;
+    if let Some(trace) = trace {
+        trace.save(console)?;
+    }
     say_events(&model, console);
     let report = Report {
         model: args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned(),

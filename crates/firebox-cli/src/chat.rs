@@ -15,6 +15,7 @@ use crate::lines::Lines;
 use crate::outcome::{Outcome, is_closed_pipe, usage};
 use crate::prompt::{Prompter, plain_template};
 use crate::settings;
+use crate::tracing::Trace;
 
 const HELP: &str = "\
 /help              this
@@ -51,7 +52,7 @@ pub fn chat(args: &ChatArgs, console: &Console) -> anyhow::Result<Outcome> {
         return Err(usage("no model; give one as in `firebox chat MODEL`"));
     };
     let interrupt = Interrupt::install()?;
-    let mut conversation = begin(args, path, &interrupt, console)?;
+    let (mut conversation, trace) = begin(args, path, &interrupt, console)?;
     let mut lines = Lines::open()?;
     if matches!(lines, Lines::Editor { .. }) {
         console.note("/help lists the commands; Ctrl-D leaves");
@@ -77,6 +78,9 @@ pub fn chat(args: &ChatArgs, console: &Console) -> anyhow::Result<Outcome> {
             }
         }
     }
+    if let Some(trace) = trace {
+        trace.save(console)?;
+    }
     failure.map_or(Ok(Outcome::Done), Err)
 }
 
@@ -85,8 +89,9 @@ fn begin(
     path: &Path,
     interrupt: &Interrupt,
     console: &Console,
-) -> anyhow::Result<Conversation> {
+) -> anyhow::Result<(Conversation, Option<Trace>)> {
     let model = args.generating.open(path, console)?;
+    let trace = args.generating.tracing.begin(&model);
     let config = args.generating.config(&model, console)?;
     let prompting = &args.generating.prompt;
     let own = prompting.template(&model)?;
@@ -125,7 +130,7 @@ fn begin(
     if let Some(system) = &prompting.system {
         conversation.set_system(system);
     }
-    Ok(conversation)
+    Ok((conversation, trace))
 }
 
 /// Does what a command asks. False if that is to leave.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use firebox_runtime::telemetry::Counter;
 use firebox_runtime::{
     Finish, GenerationConfig, Model, OWN_HEAD, RuntimeError, Session, Speculation, Summary,
 };
@@ -130,6 +131,7 @@ impl Conversation {
         // At least one token has to go through the layers for there to be logits.
         let kept = common.min(ids.len().saturating_sub(1));
         session.rewind(kept);
+        session.meters().add(Counter::CachedTokens, kept as u64);
         let mut config = self.config.clone();
         config.sampler.seed = config.sampler.seed.wrapping_add(self.answers);
         self.answers += 1;

@@ -18,6 +18,7 @@ use crate::outcome::usage;
 use crate::prompt::PromptArgs;
 use crate::sampling::SamplingArgs;
 use crate::speculating::SpeculatingArgs;
+use crate::tracing::TraceArgs;
 
 /// Options of generating.
 #[derive(Debug, Clone, Args)]
@@ -50,6 +51,8 @@ pub struct GeneratingArgs {
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub speculating: SpeculatingArgs,
+    #[command(flatten)]
+    pub tracing: TraceArgs,
 }
 
 impl GeneratingArgs {
@@ -69,6 +72,7 @@ impl GeneratingArgs {
 
     /// The same, for a session that was begun elsewhere.
     pub fn dressed(&self, session: Session, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
+        let session = session.with_meters(model.session_meters());
         let mut session = self.configured(session, interrupt);
         if let Some(heads) = model.heads() {
             session = session.with_heads(heads.clone());

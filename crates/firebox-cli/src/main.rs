@@ -43,6 +43,7 @@ mod simulate;
 mod speculating;
 mod tokenize;
 mod tokens;
+mod tracing;
 mod verify;
 
 use std::process::ExitCode;

@@ -96,6 +96,7 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     if prompt.is_empty() {
         return Err(usage("the prompt is empty; there is nothing to answer or to continue"));
     }
+    let trace = args.generating.tracing.begin(&model);
     let tokenizer = model.tokenizer().ok().cloned();
     let mut session = args.generating.session(&model, &interrupt)?;
     let mut speculation = args.generating.speculation(&model, &interrupt, console)?;
@@ -107,7 +108,11 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
         _ if text.is_empty() => Ok(()),
         _ => console.print(text),
     };
-    let summary = answer(&mut session, tokenizer, &prompt, config, speculation.as_mut(), &interrupt, took)?;
+    let summary = answer(&mut session, tokenizer, &prompt, config, speculation.as_mut(), &interrupt, took);
+    if let Some(trace) = trace {
+        trace.save(console)?;
+    }
+    let summary = summary?;
     if args.json {
         console.json(&Report {
             model: path.display().to_string(),

@@ -38,7 +38,8 @@ impl SpeculatingArgs {
             Some(draft) => {
                 // The threads were set up when the model was opened.
                 let device = DeviceArgs { threads: None, ..device.clone() };
-                let drafter = ModelDrafter::new(&open(draft, &device, console)?, model)?;
+                let draft = open(draft, &device, console)?.with_telemetry(model.telemetry(), "draft");
+                let drafter = ModelDrafter::new(&draft, model)?;
                 Speculation::new(drafter.with_session(configured))
             }
             None if self.lookup => Speculation::new(LookupDrafter::new()),

@@ -1,6 +1,6 @@
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -12,6 +12,7 @@ use crate::block::Block;
 use crate::config::{AttentionConfig, BlockConfig, DecoderConfig, MixerConfig};
 use crate::families::Architecture;
 use crate::norm::RmsNorm;
+use crate::observer::{Observer, Passed};
 use crate::pass::{Pass, Wanted};
 use crate::rows::Input;
 use crate::streamed::{Streamed, StreamedConfig};
@@ -27,6 +28,7 @@ pub struct Decoder {
     config: DecoderConfig,
     device: Device,
     split: OnceLock<usize>,
+    observer: RwLock<Option<Arc<dyn Observer>>>,
 }
 
 /// Where its large weights are.
@@ -67,7 +69,14 @@ impl Decoder {
         let weights = root.within(&config.names.prefix);
         let final_norm = RmsNorm::load(&config.final_norm, &weights)?;
         root.all_taken(|name| config.is_foreign(name))?;
-        Ok(Self { parts, final_norm, config, device: root.device().clone(), split: OnceLock::new() })
+        Ok(Self {
+            parts,
+            final_norm,
+            config,
+            device: root.device().clone(),
+            split: OnceLock::new(),
+            observer: RwLock::new(None),
+        })
     }
 
     /// Its parts that come from disk one by one, where it was [built](Self::stream) so.
@@ -86,6 +95,15 @@ impl Decoder {
     /// Where it computes.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Who looks on from now on.
+    pub fn set_observer(&self, observer: Arc<dyn Observer>) {
+        *self.observer.write().unwrap_or_else(PoisonError::into_inner) = Some(observer);
+    }
+
+    pub(crate) fn observer(&self) -> Option<Arc<dyn Observer>> {
+        self.observer.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many blocks it has.
@@ -172,7 +190,7 @@ impl Decoder {
             let began = Instant::now();
             self.expect(inputs, true);
             let logits = self.finished(inputs, caches)?.logits(self, wanted)?;
-            self.passed(inputs, began);
+            self.passed(inputs, logits.dims()[0], began);
             Ok(logits)
         })
     }
@@ -184,10 +202,13 @@ impl Decoder {
         Pass::begin(self, inputs)
     }
 
-    /// Says that such a pass of so many rows is over, and has taken so long.
-    pub fn end_pass(&self, rows: usize, time: Duration) {
+    /// Says what such a pass was, and how long it took without what came between its layers.
+    pub fn end_pass(&self, passed: Passed, time: Duration) {
+        if let Some(observer) = self.observer() {
+            observer.pass(passed, Instant::now().checked_sub(time).unwrap_or_else(Instant::now));
+        }
         if let Parts::Streamed(streamed) = &self.parts {
-            streamed.passed(rows, time);
+            streamed.passed(passed.rows, time);
         }
     }
 
@@ -198,7 +219,7 @@ impl Decoder {
             let began = Instant::now();
             self.expect(&[input], false);
             self.finished(&[input], &mut [cache])?;
-            self.passed(&[input], began);
+            self.passed(&[input], 0, began);
             Ok(())
         })
     }
@@ -229,6 +250,7 @@ impl Decoder {
             return Err(ModelError::NoSplit);
         };
         let _turn = self.turn();
+        let began = Instant::now();
         for piece in pieces {
             let Some(mut replay) = cache.replay(states, piece.clone()) else {
                 return Err(ModelError::NoSplit);
@@ -244,6 +266,9 @@ impl Decoder {
                 Ok::<_, ModelError>(())
             })?;
             cache.replayed(replay, split);
+        }
+        if let Some(observer) = self.observer() {
+            observer.replay(tokens.len(), began);
         }
         Ok(())
     }
@@ -310,8 +335,9 @@ impl Decoder {
         }
     }
 
-    fn passed(&self, inputs: &[Input<'_>], began: Instant) {
-        self.end_pass(inputs.iter().map(|input| input.tokens.len()).sum(), began.elapsed());
+    fn passed(&self, inputs: &[Input<'_>], logits: usize, began: Instant) {
+        let rows = inputs.iter().map(|input| input.tokens.len()).sum();
+        self.end_pass(Passed { sequences: inputs.len(), rows, logits }, began.elapsed());
     }
 
     pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {

@@ -1,9 +1,11 @@
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
 
 use crate::decoder::indices;
+use crate::observer::Observer;
 use crate::rows::{Input, Rows};
 use crate::{Decoder, Head, ModelError};
 
@@ -17,6 +19,8 @@ pub struct Pass {
     /// What the last layers of each input are.
     heads: Vec<Option<Arc<Head>>>,
     next_layer: usize,
+    /// Who wants to know of every layer.
+    observer: Option<Arc<dyn Observer>>,
 }
 
 /// Sequences that go through the same layers.
@@ -78,7 +82,8 @@ impl Pass {
         }
         let rows = Rows::new(model.config(), inputs, model.device());
         let part = Part { members: (0..inputs.len()).collect(), rows, hidden, head: None };
-        Ok(Self { parts: vec![part], heads, next_layer })
+        let observer = model.observer().filter(|observer| observer.follows());
+        Ok(Self { parts: vec![part], heads, next_layer, observer })
     }
 
     /// The layer that [`step`](Self::step) runs next; the number of layers once all have run.
@@ -99,6 +104,18 @@ impl Pass {
     ///
     /// After an error a cache may hold what only some layers have seen: clear it, or rewind it.
     pub fn step(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
+        let Some(observer) = self.observer.clone() else { return self.run_layer(model, caches) };
+        let (layer, began) = (self.next_layer, Instant::now());
+        self.run_layer(model, caches)?;
+        observer.layer(layer, self.rows(), began);
+        Ok(())
+    }
+
+    fn rows(&self) -> usize {
+        self.parts.iter().flat_map(|part| &part.rows.groups).map(|group| group.rows.len()).sum()
+    }
+
+    fn run_layer(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
         let layer = self.next_layer;
         let positions_fit = self.parts.iter().all(|part| {
             let mut groups = part.rows.groups.iter().zip(&part.members);
@@ -196,7 +213,15 @@ impl Pass {
     }
 
     /// Final norm and unembedding: `[wanted rows, vocab_size]`.
-    pub fn logits(self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
+    pub fn logits(mut self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
+        let Some(observer) = self.observer.take() else { return self.unembedded(model, wanted) };
+        let began = Instant::now();
+        let logits = self.unembedded(model, wanted)?;
+        observer.logits(logits.dims()[0], began);
+        Ok(logits)
+    }
+
+    fn unembedded(self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
         let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
         let alone = self.parts.len() == 1;
         for Part { members, rows, hidden, head } in self.parts {

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Device;
-use firebox_store::{Checkpoint, Loaded, ReadAt, Stream, StreamConfig, StreamReport};
+use firebox_store::{Checkpoint, Loaded, ReadAt, ReadObserver, Stream, StreamConfig, StreamReport};
 
 use crate::ModelError;
 use crate::config::{DecoderConfig, FeedForwardConfig};
@@ -100,6 +100,11 @@ impl Shelf {
     /// Bytes of one buffer, of the largest expert that is.
     pub fn buffer_bytes(&self) -> usize {
         self.stream.buffer_bytes()
+    }
+
+    /// Who looks on while experts are read.
+    pub fn set_observer(&self, observer: Arc<dyn ReadObserver>) {
+        self.stream.set_observer(observer);
     }
 
     /// What has been read.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
 use firebox_store::{
-    Checkpoint, Loaded, Portion, ReadAt, ReadMethod, Stream, StreamConfig, StreamReport, Tensors, probes,
-    reading_rate,
+    Checkpoint, Loaded, Portion, ReadAt, ReadMethod, ReadObserver, Stream, StreamConfig, StreamReport,
+    Tensors, probes, reading_rate,
 };
 
 use crate::ModelError;
@@ -234,6 +234,14 @@ impl Streamed {
     /// Who looks on from now on.
     pub fn set_watcher(&self, watcher: Box<dyn Watcher>) {
         self.watcher.set(Some(Arc::new(watcher)));
+    }
+
+    /// Who looks on from now on while parts are read, and while experts are.
+    pub fn set_observers(&self, parts: Arc<dyn ReadObserver>, experts: Arc<dyn ReadObserver>) {
+        self.stream.set_observer(parts);
+        if let Some(shelf) = &self.shelf {
+            shelf.set_observer(experts);
+        }
     }
 
     pub(crate) fn passed(&self, rows: usize, time: Duration) {

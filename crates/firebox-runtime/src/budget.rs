@@ -1,12 +1,12 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::RuntimeError;
 
 /// What memory is held for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Account {
     /// The program itself: what the process had before any model.
@@ -25,6 +25,17 @@ impl Account {
     /// All of them.
     pub const ALL: [Self; 5] =
         [Self::Program, Self::Weights, Self::Streams, Self::Activations, Self::Scratch];
+
+    /// What it is called where numbers are shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Program => "program",
+            Self::Weights => "weights",
+            Self::Streams => "streams",
+            Self::Activations => "activations",
+            Self::Scratch => "scratch",
+        }
+    }
 
     /// What helps when there is no more for it.
     pub(crate) fn remedy(self) -> &'static str {

@@ -156,6 +156,22 @@ pub enum RuntimeError {
         /// What is wrong with it, and what would help.
         reason: String,
     },
+    /// The cores cannot be shared like that.
+    #[error(
+        "{wanted} of {cores} cores for small models; give them at least one, and leave one for large models"
+    )]
+    Cores {
+        /// How many small models were to have.
+        wanted: usize,
+        /// How many there are.
+        cores: usize,
+    },
+    /// Threads to compute on could not be made.
+    #[error("no threads to compute on: {reason}")]
+    Threads {
+        /// Why.
+        reason: String,
+    },
     /// No head of that name is installed.
     #[error("no head {name:?} is installed; `firebox head list` says which there are")]
     NoHead {

@@ -105,7 +105,8 @@ impl<'s> Generation<'s> {
         let mut answer = Answer::new(config, tokenizer)?;
         let before = session.tokens().len();
         let clock = WallClock::default();
-        let timing = Timing::begin(clock.now());
+        let mut timing = Timing::begin(clock.now(), session.meters());
+        timing.set_running(true);
         let (logits, prompt_tokens) = match session.feed(prompt) {
             Ok(logits) => (logits, prompt.len()),
             Err(RuntimeError::Cancelled) => {
@@ -113,9 +114,14 @@ impl<'s> Generation<'s> {
                 // Earlier turns may have gone to make room.
                 (Vec::new(), session.tokens().len().saturating_sub(before))
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                timing.ended(None);
+                return Err(error);
+            }
         };
-        Ok(Self { ahead: Lookahead::new(session, logits), answer, prompt_tokens, timing, clock })
+        timing.prompt(prompt_tokens, 0);
+        let ahead = Lookahead::new(session, logits);
+        Ok(Self { ahead, answer, prompt_tokens, timing, clock })
     }
 
     /// The same, faster where the drafts of `speculation` are good: tokens stay what they are without it.
@@ -138,6 +144,7 @@ impl<'s> Generation<'s> {
         if self.answer.ends_at(token) {
             return Ok(self.answer.end(Finish::Stop));
         }
+        self.timing.generated();
         self.ahead.add(token);
         Ok(Some(self.answer.add(token)))
     }
@@ -171,9 +178,10 @@ impl<'s> Generation<'s> {
     ) -> Result<Self, RuntimeError> {
         let answer = Answer::resume(paused, said, tokenizer)?;
         paused.check(session)?;
-        let ahead = Lookahead::resume(session, paused.chosen());
         let clock = WallClock::default();
-        let timing = Timing::begin(clock.now());
+        let mut timing = Timing::begin(clock.now(), session.meters());
+        timing.set_running(true);
+        let ahead = Lookahead::resume(session, paused.chosen());
         Ok(Self { ahead, answer, prompt_tokens: paused.prompt_tokens(), timing, clock })
     }
 
@@ -182,6 +190,7 @@ impl<'s> Generation<'s> {
         self.ahead.finish();
         let (drafted_tokens, accepted_tokens) = self.ahead.counts();
         let finish = self.answer.finish().unwrap_or(Finish::Cancelled);
+        self.timing.ended(Some(finish));
         let first = self.timing.first(self.clock.now()).as_secs_f64();
         let (text, tokens) = self.answer.into_parts();
         Ok(Summary {

@@ -23,6 +23,7 @@ mod memory;
 mod model;
 mod paused;
 mod perplexity;
+pub mod placement;
 pub mod planner;
 mod prefix;
 pub mod pressure;
@@ -34,6 +35,7 @@ mod session;
 mod shared;
 mod speculation;
 mod succession;
+pub mod telemetry;
 pub mod thermal;
 mod timing;
 mod turn_record;
@@ -52,7 +54,7 @@ pub use constraint::{Constraint, ConstraintError, Grammar};
 pub use device::{available_devices, device};
 pub use embedding::{EmbedOptions, Ranked};
 pub use error::RuntimeError;
-pub use faults::MajorFaults;
+pub use faults::{Faults, MajorFaults};
 pub use firebox_cache::{
     Afterwards, AttentionSinks, CacheError, EvictionPolicy, Forgetting, Hidden, KvType, Pool, Role,
     SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,

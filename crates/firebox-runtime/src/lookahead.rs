@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use crate::answer::Answer;
 use crate::session::Mark;
+use crate::telemetry::Counter;
 use crate::way::Way;
 use crate::{DRAFT_TOKENS, RuntimeError, Session, Speculation};
 
@@ -110,6 +111,7 @@ impl<'s> Lookahead<'s> {
         if self.way.draft.get(self.accepted) == Some(&token) {
             self.accepted += 1;
             self.accepted_in_all += 1;
+            self.session.meters().add(Counter::AcceptedTokens, 1);
             return;
         }
         // Without a mark nothing was drafted for this pass.
@@ -156,6 +158,7 @@ impl<'s> Lookahead<'s> {
         let ways = std::iter::once(&self.way).chain(&self.others);
         let drafted: usize = ways.map(|way| way.draft.len()).sum();
         self.drafted_in_all += drafted;
+        self.session.meters().add(Counter::DraftedTokens, drafted as u64);
         if let Some(speculation) = &mut self.speculation {
             speculation.passed((1 + self.others.len()) * chosen + drafted, began.elapsed());
         }

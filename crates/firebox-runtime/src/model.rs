@@ -9,6 +9,7 @@ use firebox_text::Tokenizer;
 
 use crate::fit::Fit;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
+use crate::telemetry::{Meters, Reporter, Telemetry};
 use crate::{RuntimeError, Session};
 
 /// An opened model: its network on a device, and what turns text into tokens and back.
@@ -19,6 +20,8 @@ pub struct Model {
     tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) fit: Option<Arc<Fit>>,
     heads: Option<HeadRack>,
+    telemetry: Telemetry,
+    meters: Arc<Meters>,
 }
 
 impl Model {
@@ -69,7 +72,49 @@ impl Model {
         {
             let _ = decoder.split_at(head.split);
         }
-        Ok(Self { network: Arc::new(network), tokenizer, checkpoint, fit: None, heads: None })
+        let telemetry = Telemetry::default();
+        let name = checkpoint.path().file_stem().unwrap_or_default().to_string_lossy();
+        let meters = telemetry.model(&name);
+        let network = Arc::new(network);
+        let model = Self { network, tokenizer, checkpoint, fit: None, heads: None, telemetry, meters };
+        model.report();
+        Ok(model)
+    }
+
+    /// The same, reporting to this from now on under a name; sessions that begin later, that is. At first a model reports
+    /// to a telemetry of its own, by the name of its directory or file.
+    pub fn with_telemetry(self, telemetry: &Telemetry, name: &str) -> Self {
+        let model = Self { telemetry: telemetry.clone(), meters: telemetry.model(name), ..self };
+        model.report();
+        model
+    }
+
+    /// What it reports to.
+    pub fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
+    }
+
+    /// Its numbers.
+    pub fn meters(&self) -> &Arc<Meters> {
+        &self.meters
+    }
+
+    /// Numbers for a session that was begun elsewhere, from a file for example; [its own](Self::session) have some.
+    pub fn session_meters(&self) -> Arc<Meters> {
+        self.telemetry.next_session(&self.meters)
+    }
+
+    /// Lets everything that belongs to it say what it does.
+    pub(crate) fn report(&self) {
+        if let Network::Decoder(decoder) = &*self.network {
+            Reporter::attach(decoder, &self.meters, &self.telemetry);
+        }
+        if let Some(fit) = &self.fit {
+            fit.report(&self.meters, &self.telemetry);
+        }
+        if let Some(heads) = &self.heads {
+            heads.report(&self.meters, &self.telemetry);
+        }
     }
 
     /// The same, with its heads in memory as a rack's configuration says. Sessions that begin from now on change
@@ -84,7 +129,9 @@ impl Model {
             }
             None => None,
         };
-        Ok(Self { heads, ..self })
+        let model = Self { heads, ..self };
+        model.report();
+        Ok(model)
     }
 
     /// Its heads, if they are [in use](Self::with_heads).
@@ -167,6 +214,7 @@ impl Model {
     }
 
     fn with_rack(&self, session: Session) -> Session {
+        let session = session.with_meters(self.session_meters());
         match &self.heads {
             Some(heads) => session.with_heads(heads.clone()),
             None => session,

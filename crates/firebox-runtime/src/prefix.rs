@@ -8,6 +8,7 @@ use firebox_store::StoreError;
 
 use crate::saved::KvKey;
 use crate::session::OWN_HEAD;
+use crate::telemetry::{Counter, Kind};
 use crate::turns::FACTS;
 use crate::{Model, RuntimeError, Saved, Session};
 
@@ -91,6 +92,7 @@ impl PersistentPrefix {
             }
             Err(reason) => Origin::Rebuilt { reason },
         };
+        model.meters().add(Counter::PrefixMisses, 1);
         let mut session = Session::new(decoder).with_kv_type(kept).with_fact_capacity(capacity);
         let fact = session.add_fact(tokens)?;
         session.pin(fact, true)?;
@@ -151,6 +153,9 @@ impl Session {
         self.cache = begun.cache;
         self.tokens = begun.tokens;
         self.filled_by = begun.filled_by;
+        self.meters().add(Counter::PrefixHits, 1);
+        self.meters().add(Counter::CachedTokens, tokens as u64);
+        self.meters().mark(Kind::PrefixHit, [tokens as u64, 0]);
         Ok(self)
     }
 }

@@ -1,7 +1,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use burn::tensor::Tensor;
 use firebox_cache::{KvType, Pool, RecurrentState, SequenceCache, Turn, TurnKind};
@@ -9,6 +8,7 @@ use firebox_model::{Decoder, Head, Input, ModelError, Wanted};
 
 use crate::RuntimeError;
 use crate::heads::{HeadRack, Worn};
+use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::turns::Memory;
 
 /// Prompts go through the layers in pieces of this many tokens: large enough that the weights are read
@@ -41,6 +41,7 @@ pub struct Session {
     worn: Option<Arc<str>>,
     /// The head that the cached layers behind the split are of; none where they are of several or unfinished.
     pub(crate) filled_by: Option<Arc<str>>,
+    meters: Arc<Meters>,
 }
 
 /// What the model's own last layers are called, where heads have names.
@@ -98,7 +99,18 @@ impl Session {
             rack: None,
             worn: None,
             filled_by: Some(OWN_HEAD.into()),
+            meters: Arc::default(),
         }
+    }
+
+    /// The same, counting in these numbers from now on.
+    pub fn with_meters(self, meters: Arc<Meters>) -> Self {
+        Self { meters, ..self }
+    }
+
+    /// What it has counted.
+    pub fn meters(&self) -> &Arc<Meters> {
+        &self.meters
     }
 
     /// The same, keeping keys and values as `kept`. What has been fed is fed again with the next tokens.
@@ -136,9 +148,10 @@ impl Session {
     /// The same with the head of that name among those of its model, or with what stands in for it: from the next token
     /// on, and without waiting long. [`OWN_HEAD`] is the model's own.
     pub fn use_head(&mut self, name: &str) -> Worn {
+        let began = self.meters.began();
         let before = self.worn.take().unwrap_or_else(|| OWN_HEAD.into());
         let worn = match &self.rack {
-            _ if name == OWN_HEAD => Worn { head: None, instead: None, took: Duration::ZERO },
+            _ if name == OWN_HEAD => Worn::at_once(None, None),
             Some(rack) => {
                 let worn = rack.wear(name);
                 if worn.instead.is_none() {
@@ -148,11 +161,21 @@ impl Session {
             }
             None => {
                 let instead = Arc::new(RuntimeError::NoHead { name: name.into() });
-                Worn { head: None, instead: Some(instead), took: Duration::ZERO }
+                Worn::at_once(None, Some(instead))
             }
         };
         self.worn = Some(name.into());
         self.set_head(worn.head.clone());
+        self.meters.add(
+            match (&worn.instead, worn.waited) {
+                (Some(_), _) => Counter::HeadFallbacks,
+                (None, true) => Counter::ColdHeadSwaps,
+                (None, false) => Counter::WarmHeadSwaps,
+            },
+            1,
+        );
+        self.meters.took(Histogram::HeadSwap, worn.took);
+        self.meters.drawn(Kind::HeadSwap, [worn.instead.is_some().into(), 0], began);
         worn
     }
 

@@ -1,26 +1,78 @@
+use std::sync::Arc;
 use std::time::Duration;
 
-/// When the tokens of one request came, by whatever clock says what time it is.
-#[derive(Debug, Clone)]
+use crate::Finish;
+use crate::telemetry::{Counter, Gauge, Held, Histogram, Meters};
+
+/// When the tokens of one request came, by whatever clock says what time it is, and what is told of it.
+#[derive(Debug)]
 pub(crate) struct Timing {
     began: Duration,
     first: Option<Duration>,
     last: Duration,
     /// Tokens after the first, the one that ended the answer included.
     steps: usize,
+    meters: Arc<Meters>,
+    running: Option<Held>,
 }
 
 impl Timing {
-    /// From now on.
-    pub fn begin(now: Duration) -> Self {
-        Self { began: now, first: None, last: Duration::ZERO, steps: 0 }
+    /// From now on, not running yet.
+    pub fn begin(now: Duration, meters: &Arc<Meters>) -> Self {
+        Self {
+            began: now,
+            first: None,
+            last: Duration::ZERO,
+            steps: 0,
+            meters: meters.clone(),
+            running: None,
+        }
+    }
+
+    /// It runs, or it waits.
+    pub fn set_running(&mut self, runs: bool) {
+        self.running = runs.then(|| self.meters.hold(Gauge::RunningRequests));
+    }
+
+    /// So many tokens come before the answer, of which so many were known already.
+    pub fn prompt(&self, tokens: usize, cached: usize) {
+        self.meters.add(Counter::PromptTokens, tokens as u64);
+        if cached > 0 {
+            self.meters.add(Counter::CachedTokens, cached as u64);
+        }
+    }
+
+    /// It came to run after so long.
+    pub fn waited(&self, time: Duration) {
+        self.meters.took(Histogram::QueueWait, time);
     }
 
     /// A token was chosen.
     pub fn token(&mut self, now: Duration) {
-        self.last = self.since_begin(now);
-        self.steps += usize::from(self.first.is_some());
-        self.first.get_or_insert(self.last);
+        let since = self.since_begin(now);
+        let before = std::mem::replace(&mut self.last, since);
+        if self.first.is_some() {
+            self.steps += 1;
+            self.meters.took(Histogram::InterToken, since.saturating_sub(before));
+        } else {
+            self.first = Some(since);
+            self.meters.took(Histogram::TimeToFirstToken, since);
+        }
+    }
+
+    /// The token became part of the answer.
+    pub fn generated(&self) {
+        self.meters.add(Counter::GeneratedTokens, 1);
+    }
+
+    /// It is over.
+    pub fn ended(&self, finish: Option<Finish>) {
+        let counter = match finish {
+            None => Counter::FailedRequests,
+            Some(Finish::Cancelled) => Counter::CancelledRequests,
+            Some(Finish::Stop | Finish::Length) => Counter::FinishedRequests,
+        };
+        self.meters.add(counter, 1);
     }
 
     /// How long the first token took; so far, where there is none.

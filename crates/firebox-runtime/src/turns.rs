@@ -191,7 +191,9 @@ impl Session {
         if tokens.is_empty() {
             return Ok(false);
         }
+        let forgotten: usize = tokens.iter().map(|range| range.len()).sum();
         self.forget_tokens(tokens);
+        self.meters().evicted(turns.len() - self.cache.turns().len(), forgotten);
         match afterwards {
             Afterwards::Stay => {}
             Afterwards::CloseUp => self.close_up()?,

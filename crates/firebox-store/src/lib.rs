@@ -109,7 +109,7 @@ pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
 pub use portion::{Loaded, Portion, Tensors, Unmapped};
 pub use quantize::{encode, is_quantized, quantize};
 pub use segment::{Segment, SegmentId};
-pub use stream::{Order, Stream, StreamConfig, StreamReport};
+pub use stream::{Order, ReadObserver, Stream, StreamConfig, StreamReport};
 pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
 pub use text::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use trunk::trunk_hash;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,10 @@ pub struct StreamReport {
     pub portions: u64,
     /// Bytes of their tensors.
     pub bytes: u64,
+    /// Portions that were there when they were asked for, and were not waited for.
+    pub found: u64,
+    /// Portions that had to be waited for.
+    pub missed: u64,
     /// Time that readers spent reading.
     pub reading: Duration,
     /// Time that users spent waiting for what they had asked for.
@@ -51,10 +55,24 @@ impl std::ops::Add for StreamReport {
         Self {
             portions: self.portions + other.portions,
             bytes: self.bytes + other.bytes,
+            found: self.found + other.found,
+            missed: self.missed + other.missed,
             reading: self.reading + other.reading,
             waiting: self.waiting + other.waiting,
         }
     }
+}
+
+/// Looks on while portions are read and waited for.
+pub trait ReadObserver: fmt::Debug + Send + Sync {
+    /// Whether it wants to be told, now. Asked all the time, so that it must cost nothing.
+    fn follows(&self) -> bool;
+
+    /// A portion was read, of so many bytes, by the thread that tells so.
+    fn read(&self, portion: usize, bytes: u64, began: Instant);
+
+    /// A portion that was not there was waited for.
+    fn waited(&self, portion: usize, began: Instant);
 }
 
 /// Hands out portions in turn, round and round, and reads the next ones meanwhile.
@@ -75,12 +93,15 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     counts: Counts,
+    observer: RwLock<Option<Arc<dyn ReadObserver>>>,
 }
 
 #[derive(Default)]
 struct Counts {
     portions: AtomicU64,
     bytes: AtomicU64,
+    found: AtomicU64,
+    missed: AtomicU64,
     reading: AtomicU64,
     waiting: AtomicU64,
 }
@@ -131,19 +152,26 @@ impl Iterator for Order<'_> {
         let mut state = self.shared.state();
         state.wait_for(id);
         self.shared.changed.notify_all();
+        let mut waited = false;
         let read = loop {
             if let Some(at) = state.ready.iter().position(|(ready, _)| *ready == portion)
                 && let Some((_, read)) = state.ready.remove(at)
             {
                 break read;
             }
+            waited = true;
             state = self.shared.wait(state);
         };
         state.forget(id);
         state.next = portion + 1;
         drop(state);
         self.shared.changed.notify_all();
-        add(&self.shared.counts.waiting, began.elapsed());
+        let counts = &self.shared.counts;
+        add(&counts.waiting, began.elapsed());
+        if waited { &counts.missed } else { &counts.found }.fetch_add(1, Ordering::Relaxed);
+        if waited && let Some(observer) = self.shared.observer() {
+            observer.waited(portion, began);
+        }
         let loaded = |buffer| {
             let lease = Lease { buffer: Some(buffer), shared: self.shared.clone() };
             Loaded::new(self.shared.portions[portion].clone(), Bytes::from_owner(lease))
@@ -352,7 +380,16 @@ impl Shared {
         add(&self.counts.reading, began.elapsed());
         self.counts.portions.fetch_add(1, Ordering::Relaxed);
         self.counts.bytes.fetch_add(self.portions[portion].bytes(), Ordering::Relaxed);
+        if let Some(observer) = self.observer() {
+            observer.read(portion, self.portions[portion].bytes(), began);
+        }
         Ok(buffer)
+    }
+
+    /// Who wants to be told, if anybody does.
+    fn observer(&self) -> Option<Arc<dyn ReadObserver>> {
+        let observer = self.observer.read().unwrap_or_else(PoisonError::into_inner);
+        observer.as_ref().filter(|observer| observer.follows()).cloned()
     }
 }
 
@@ -385,6 +422,7 @@ impl Stream {
             state: Mutex::new(state),
             changed: Condvar::new(),
             counts: Counts::default(),
+            observer: RwLock::new(None),
         });
         let mut stream = Self { shared, threads: Vec::new() };
         for _ in 0..config.readers.max(1) {
@@ -483,6 +521,11 @@ impl Stream {
         self.shared.buffer_bytes
     }
 
+    /// Who looks on from now on.
+    pub fn set_observer(&self, observer: Arc<dyn ReadObserver>) {
+        *self.shared.observer.write().unwrap_or_else(PoisonError::into_inner) = Some(observer);
+    }
+
     /// What it has done so far.
     pub fn report(&self) -> StreamReport {
         let counts = &self.shared.counts;
@@ -490,6 +533,8 @@ impl Stream {
         StreamReport {
             portions: counts.portions.load(Ordering::Relaxed),
             bytes: counts.bytes.load(Ordering::Relaxed),
+            found: counts.found.load(Ordering::Relaxed),
+            missed: counts.missed.load(Ordering::Relaxed),
             reading: time(&counts.reading),
             waiting: time(&counts.waiting),
         }

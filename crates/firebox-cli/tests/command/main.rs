@@ -19,4 +19,5 @@ mod simulate;
 mod storm;
 mod support;
 mod tokenize;
+mod trace;
 mod verify;

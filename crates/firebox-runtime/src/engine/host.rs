@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::engine::clock::Clock;
 use crate::engine::event::Event;
@@ -12,6 +12,7 @@ use crate::engine::sequence::RequestId;
 use crate::schedule::{
     AdmissionConfig, Choice, LaneId, NextModel, Queue, ScheduleConfig, ScheduleCounters, Scheduler,
 };
+use crate::telemetry::{Counter, Kind, Meters};
 use crate::thermal::Heat;
 use crate::{Model, Pool, RuntimeError};
 
@@ -38,8 +39,10 @@ pub struct Host {
     made: u64,
     fetcher: Arc<Fetcher>,
     next: NextModel,
-    /// The lane that ran last, and until when.
-    last: Option<(LaneId, Duration)>,
+    /// The lane that ran last.
+    ran: Option<LaneId>,
+    /// The lane that has the machine, since when it has, and how many layers.
+    last: Option<(LaneId, Option<Instant>, u64)>,
 }
 
 /// What a host has done.
@@ -69,6 +72,7 @@ impl Host {
             made: 0,
             fetcher: Fetcher::start(),
             next: NextModel::default(),
+            ran: None,
             last: None,
         }
     }
@@ -187,11 +191,13 @@ impl Host {
         let hosted = &self.hosted;
         let choice = self.scheduler.choose(now, |lane| hosted[&lane].readiness());
         let Choice::Run { lane, .. } = choice else {
+            self.quantum_ends();
             let works = self.hosted.values().any(|hosted| hosted.lane.has_work());
             return if works { Worked::Waiting } else { Worked::Idle };
         };
-        let switched = self.last.is_some_and(|(last, _)| last != lane);
+        let switched = self.ran != Some(lane) && self.ran.replace(lane).is_some();
         if switched {
+            self.quantum_ends();
             // While this one runs, the disk brings what the next one needs.
             let next = self.scheduler.prefetch(now).find(|next| *next != lane);
             if let Some(next) = next.and_then(|next| self.hosted.get(&next)) {
@@ -201,13 +207,22 @@ impl Host {
         let Some(hosted) = self.hosted.get_mut(&lane) else { return Worked::Idle };
         let stepped = hosted.lane.step(clock, told);
         let now = clock.now();
-        self.last = Some((lane, now));
+        let meters = hosted.model.meters();
+        match &mut self.last {
+            Some((.., layers)) => *layers += 1,
+            None => {
+                meters.add(Counter::Quanta, 1);
+                self.last = Some((lane, meters.began(), 1));
+            }
+        }
+        let before = Noted::of(self.scheduler.counters());
         self.scheduler.ran(now, lane, stepped.took, 1);
         for id in stepped.tokens {
             if let Some(task) = hosted.task(id) {
                 self.scheduler.token(now, task);
             }
         }
+        before.tell(self.scheduler.counters(), meters);
         // Those that have left gave pages back.
         let starved = stepped.left.is_empty() && !stepped.starved.is_empty();
         for id in stepped.left {
@@ -223,6 +238,13 @@ impl Host {
         Worked::Layer { took: stepped.took, switched }
     }
 
+    fn quantum_ends(&mut self) {
+        let Some((lane, began, layers)) = self.last.take() else { return };
+        if let Some(hosted) = self.hosted.get(&lane) {
+            hosted.model.meters().drawn(Kind::Quantum, [hosted.lane.sequences().len() as u64, layers], began);
+        }
+    }
+
     fn lane_of(&self, name: &str) -> Result<LaneId, RuntimeError> {
         let mut hosted = self.hosted.iter().filter(|(_, hosted)| hosted.name == name);
         hosted
@@ -233,6 +255,34 @@ impl Host {
 
     fn names(&self) -> Vec<String> {
         self.hosted.values().map(|hosted| hosted.name.clone()).collect()
+    }
+}
+
+/// What the schedule had come to before a layer.
+struct Noted {
+    overruns: u64,
+    preemptions: u64,
+    slips: u64,
+}
+
+impl Noted {
+    fn of(counters: &ScheduleCounters) -> Self {
+        let slips = counters.classes.iter().map(|class| class.slips).sum();
+        Self { overruns: counters.overruns, preemptions: counters.preemptions, slips }
+    }
+
+    /// Tells what has been added since.
+    fn tell(&self, counters: &ScheduleCounters, meters: &Meters) {
+        let now = Self::of(counters);
+        for (counter, added) in [
+            (Counter::QuantumOverruns, now.overruns - self.overruns),
+            (Counter::Preemptions, now.preemptions - self.preemptions),
+            (Counter::DeadlineSlips, now.slips - self.slips),
+        ] {
+            if added > 0 {
+                meters.add(counter, added);
+            }
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::engine::request::Request;
 use crate::engine::segments::{Fetcher, Segments};
 use crate::engine::sequence::{RequestId, Sequence};
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
+use crate::telemetry::Gauge;
 use crate::{Model, PrefixLimits, PrefixTree, RuntimeError};
 
 /// A model that nobody used for so long may have lost its pages to others.
@@ -129,6 +130,9 @@ impl Hosted {
             }
         }
         self.pause(scheduler);
+        let meters = self.model.meters();
+        meters.set(Gauge::WaitingRequests, self.queue.waiting() as u64);
+        meters.set(Gauge::BatchLimit, self.queue.batch() as u64);
         for (ahead, ticket) in self.queue.order(now).into_iter().enumerate() {
             let Some((sequence, _)) = self.waiting.get(&ticket) else { continue };
             if self.places.insert(sequence.id, ahead) != Some(ahead) {
@@ -146,6 +150,7 @@ impl Hosted {
                 && let Some((ticket, task, wish)) = self.running.remove(&id)
             {
                 scheduler.remove(task);
+                sequence.pauses();
                 if self.short && sequence.session.can_lose() {
                     sequence.session.lose();
                     self.pool.shrink();

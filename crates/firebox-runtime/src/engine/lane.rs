@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use firebox_cache::{CacheError, PAGE, SequenceCache};
 use firebox_kernels::on_pool;
-use firebox_model::{Decoder, Input, ModelError, Pass, Wanted};
+use firebox_model::{Decoder, Input, ModelError, Pass, Passed, Wanted};
 
 use crate::engine::clock::Clock;
 use crate::engine::event::Event;
@@ -139,7 +139,9 @@ impl Lane {
             Ok(()) => {
                 stepped.passed = true;
                 self.rhythm.pass(need, running.took);
-                self.decoder.end_pass(running.rows, running.took);
+                let asked = running.members.iter().filter(|member| member.asks).count();
+                let passed = Passed { sequences: running.members.len(), rows: running.rows, logits: asked };
+                self.decoder.end_pass(passed, running.took);
                 self.finish(running, clock, told, &mut stepped);
             }
         }
@@ -356,7 +358,9 @@ impl Lane {
     }
 
     fn drop_failed(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>, stepped: &mut Stepped) {
-        self.sequences.retain(|sequence| sequence.id != id);
+        if let Some(at) = self.sequences.iter().position(|sequence| sequence.id == id) {
+            self.sequences.remove(at).timing.ended(None);
+        }
         told(id, Event::Failed(error));
         stepped.left.push(id);
     }

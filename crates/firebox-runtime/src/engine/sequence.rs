@@ -55,7 +55,7 @@ impl Sequence {
         for &token in prompt {
             session.append(token);
         }
-        let (prompt_tokens, timing) = (prompt.len(), Timing::begin(now));
+        let (prompt_tokens, timing) = (prompt.len(), Timing::begin(now, session.meters()));
         Self {
             id,
             session,
@@ -74,9 +74,17 @@ impl Sequence {
 
     /// It runs from now on, for the first time or again.
     pub fn starts(&mut self, now: Duration) {
-        if self.answer.count() == 0 {
+        if self.answer.count() == 0 && self.waited == Duration::ZERO {
             self.waited = self.timing.since_begin(now);
+            self.timing.waited(self.waited);
+            self.timing.prompt(self.prompt_tokens, self.cached_tokens);
         }
+        self.timing.set_running(true);
+    }
+
+    /// It waits from now on.
+    pub fn pauses(&mut self) {
+        self.timing.set_running(false);
     }
 
     /// Whether its first token is not there and should be.
@@ -102,6 +110,7 @@ impl Sequence {
         if self.answer.ends_at(token) {
             return Ok((told(self.answer.end(Finish::Stop)), true));
         }
+        self.timing.generated();
         self.session.append(token);
         let piece = self.answer.add(token);
         if self.answer.finish().is_none() && self.answer.room(self.session.tokens().len()) == 0 {
@@ -122,6 +131,7 @@ impl Sequence {
     pub fn finished(self, now: Duration) -> Event {
         let (drafted_tokens, accepted_tokens) = (0, 0);
         let finish = self.answer.finish().unwrap_or(Finish::Cancelled);
+        self.timing.ended(Some(finish));
         let first = self.timing.first(now);
         let (text, tokens) = self.answer.into_parts();
         let fed = self.prompt_tokens - self.cached_tokens;

@@ -10,6 +10,8 @@ use crate::RuntimeError;
 use crate::budget::{Account, Budget, Charge};
 use crate::faults::MajorFaults;
 use crate::governor::{Event, Governor, Residency};
+use crate::pressure::Pressure;
+use crate::telemetry::{Kind, Meters};
 use crate::thermal::{self, Heat, Thermometer};
 
 use super::FEWEST_BUFFERS;
@@ -38,6 +40,7 @@ struct State {
     /// Steps since it was looked at.
     steps: usize,
     events: VecDeque<Event>,
+    meters: Arc<Meters>,
 }
 
 impl Keeper {
@@ -51,33 +54,33 @@ impl Keeper {
             thermometer: thermal::system().map(Thermometer::new),
             steps: 0,
             events: VecDeque::new(),
+            meters: Arc::default(),
         };
         let buffers = buffers.max(FEWEST_BUFFERS);
         Ok(Arc::new(Self { budget: budget.clone(), buffers, state: Mutex::new(state) }))
     }
 
-    /// Keeps parts, the first ones first, all of them or as many as fit: into the budget, and into what is `available` at
-    /// the moment, since a governor keeps the others as soon as there is room. What others are read into is paid for
-    /// before that.
+    /// Keeps parts, the first ones first, all of them or as many as fit: into the budget, and into what is `available`
+    /// when it is their turn, since a governor keeps the others as soon as there is room. What others are read into is
+    /// paid for before that.
     pub fn keep_all(
         &self,
         streamed: &Streamed,
         parts: &[usize],
         all: bool,
-        available: Option<u64>,
+        available: impl Fn() -> Option<u64>,
     ) -> Result<(), RuntimeError> {
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
         if parts.len() < streamed.parts() {
             kept.fit_ring();
         }
-        let mut left = available.map(|bytes| bytes.saturating_sub(kept.state.ring.bytes()));
+        let ring = kept.state.ring.bytes();
         for &layer in parts {
-            let bytes = kept.bytes(layer);
-            if !all && left.is_some_and(|left| left < bytes) {
+            // Others may take memory meanwhile.
+            if !all && available().is_some_and(|left| left < ring + kept.bytes(layer)) {
                 break;
             }
-            left = left.map(|left| left.saturating_sub(bytes));
             match kept.keep(layer) {
                 Err(RuntimeError::OverBudget { .. }) if !all => break,
                 kept => kept?,
@@ -98,6 +101,26 @@ impl Keeper {
     /// What has happened since this was last asked.
     pub fn events(&self) -> Vec<Event> {
         self.state().events.drain(..).collect()
+    }
+
+    /// Lets parts go at once, whatever is being computed: memory is short.
+    pub fn alarmed(&self, streamed: &Streamed, pressure: Pressure) {
+        let mut state = self.state();
+        let Some(mut governor) = state.governor.take() else { return };
+        let mut kept = Kept { keeper: self, streamed, state: &mut state };
+        let events = governor.alarmed(pressure, &mut kept);
+        if !events.is_empty() {
+            kept.fit_ring();
+        }
+        state.governor = Some(governor);
+        for event in events {
+            state.log(event, streamed);
+        }
+    }
+
+    /// Where events are counted from now on.
+    pub fn report(&self, meters: Arc<Meters>) {
+        self.state().meters = meters;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -121,6 +144,18 @@ impl State {
         }
         thermometer.heat() != thermometer.read()
     }
+
+    fn log(&mut self, event: Event, streamed: &Streamed) {
+        self.meters.governed(&event);
+        if matches!(event, Event::Shed { .. } | Event::Grew { .. }) {
+            let kept = (0..streamed.parts()).filter(|&part| streamed.is_kept(part)).count();
+            self.meters.mark(Kind::KeptParts, [kept as u64, 0]);
+        }
+        self.events.push_back(event);
+        if self.events.len() > MOST_EVENTS {
+            self.events.pop_front();
+        }
+    }
 }
 
 /// Looks after a model for as long as it lives.
@@ -143,9 +178,8 @@ impl Watcher for Looker {
             kept.fit_ring();
         }
         state.governor = Some(governor);
-        state.events.extend(events);
-        while state.events.len() > MOST_EVENTS {
-            state.events.pop_front();
+        for event in events {
+            state.log(event, streamed);
         }
     }
 }
@@ -172,7 +206,7 @@ impl Ledger for Pages {
             let mut kept = Kept { keeper: &self.keeper, streamed, state: &mut state };
             kept.let_go(part);
             kept.fit_ring();
-            state.events.push_back(Event::Shed { layers: vec![part] });
+            state.log(Event::Shed { layers: vec![part] }, streamed);
         }
     }
 

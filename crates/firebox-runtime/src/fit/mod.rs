@@ -2,6 +2,7 @@
 
 mod keeper;
 mod probe;
+mod sentry;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::budget::{Account, Budget, Charge};
 use crate::governor::{Event, Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::resident_bytes;
 use crate::planner::{DeviceProfile, Mode, Placement, Plan, Rates, Shape, place, plan, predict};
+use crate::telemetry::{Meters, Telemetry};
 use crate::{Model, RuntimeError, pressure};
 use keeper::{Keeper, Looker, Pages};
 use probe::Probe;
@@ -105,6 +107,11 @@ impl Fit {
         self.keeper.events()
     }
 
+    pub(crate) fn report(&self, meters: &Arc<Meters>, telemetry: &Telemetry) {
+        telemetry.watch_budget(meters.name(), &self.budget);
+        self.keeper.report(meters.clone());
+    }
+
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -130,6 +137,7 @@ impl Model {
         let mut model = Self::streamed(checkpoint, device, &streaming(config.method, config.memory))?;
         let decoder = model.decoder()?;
         model.fit = Some(Arc::new(fit(&model, &decoder, config)?));
+        model.report();
         Ok(model)
     }
 
@@ -202,7 +210,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     let pool = Pool::with_ledger(decoder.layout(config.kept), ledger);
     pool.reserve(plan.kv_tokens.div_ceil(PAGE));
     let parts = kept_parts(&plan, streamed.layers(), streamed.parts());
-    keeper.keep_all(streamed, &parts, config.layers.is_some(), available())?;
+    keeper.keep_all(streamed, &parts, config.layers.is_some(), available)?;
     if streamed.has_experts() {
         // The rest is for sequences that become longer than was planned.
         let room = budget.left() / 2;
@@ -211,6 +219,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     }
     keeper.set_governor(governor(&plan, &shape, &rates, parts)?);
     streamed.set_watcher(Box::new(Looker(keeper.clone())));
+    sentry::keep_watch(&keeper, decoder, pressure::system())?;
     Ok(Fit { plan, rates, budget, pool, keeper, _standing: standing })
 }
 

@@ -114,6 +114,13 @@ impl Governor {
         if due { self.regular_check(&kept, residency) } else { Vec::new() }
     }
 
+    /// Lets layers go at once, in the middle of a step too, because somebody has seen that memory is short.
+    pub fn alarmed(&mut self, pressure: Pressure, residency: &mut dyn Residency) -> Vec<Event> {
+        self.watch.see(pressure);
+        let kept: Vec<usize> = (0..residency.layers()).filter(|&layer| residency.is_kept(layer)).collect();
+        if pressure.level == Level::None { Vec::new() } else { self.relieve(&kept, residency) }
+    }
+
     /// How short memory was when it was last looked at.
     pub fn pressure(&self) -> Pressure {
         self.watch.pressure()

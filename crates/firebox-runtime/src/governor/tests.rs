@@ -70,6 +70,22 @@ fn a_warning_is_heard_after_the_very_next_step() {
 }
 
 #[test]
+fn an_alarm_does_not_wait_for_the_end_of_a_step() {
+    let mut run = Run::new(24, 20, 200);
+    run.steps(100, Says::Truth);
+    let short = |level| Pressure { level, available: Some(0) };
+    assert_eq!(run.governor.alarmed(short(Level::None), &mut run.machine), []);
+    let events = run.governor.alarmed(short(Level::Some), &mut run.machine);
+    assert_eq!(events[1], Event::Shed { layers: vec![19, 18, 17, 16, 15] });
+    let events = run.governor.alarmed(short(Level::Critical), &mut run.machine);
+    assert_eq!(events[0], Event::Emergency { available: Some(0) });
+    assert_eq!(run.kept(), 0);
+    assert_eq!(run.governor.alarmed(short(Level::Critical), &mut run.machine), []);
+    run.steps(64 * 100, Says::Truth);
+    assert!(run.kept() > 0, "it is kept again when that is over");
+}
+
+#[test]
 fn the_plan_is_kept_again_when_it_is_over() {
     for (level, says) in [
         (Level::Some, Says::Truth),

@@ -30,6 +30,12 @@ impl Watch {
         rose
     }
 
+    /// Takes in what somebody else has seen.
+    pub fn see(&mut self, pressure: Pressure) {
+        self.pressure = pressure;
+        self.worst = self.worst.max(pressure.level);
+    }
+
     pub fn pressure(&self) -> Pressure {
         self.pressure
     }

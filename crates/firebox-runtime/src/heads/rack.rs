@@ -10,6 +10,7 @@ use firebox_model::{Head, ModelError};
 use super::HeadHistory;
 use super::retry::Retry;
 use super::source::{HeadSource, ReadyHead, Requantized};
+use crate::telemetry::{Counter, Gauge, Kind, Meters, Telemetry};
 use crate::{Account, Budget, Charge, RuntimeError};
 
 /// The head that stands in for those that cannot be used: small, made from all of them, in memory from the start.
@@ -52,8 +53,17 @@ pub struct Worn {
     pub head: Option<Arc<Head>>,
     /// Why it is not the one that was wished for.
     pub instead: Option<Arc<RuntimeError>>,
+    /// Whether it was not in memory and had to be waited for.
+    pub waited: bool,
     /// How long it took.
     pub took: Duration,
+}
+
+impl Worn {
+    /// What took no time.
+    pub(crate) fn at_once(head: Option<Arc<Head>>, instead: Option<Arc<RuntimeError>>) -> Self {
+        Self { head, instead, waited: false, took: Duration::ZERO }
+    }
 }
 
 /// Something that happened to a head.
@@ -151,6 +161,7 @@ struct State {
     events: VecDeque<HeadEvent>,
     /// Counts uses, to tell which head was used longest ago.
     time: u64,
+    meters: Arc<Meters>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,17 +194,17 @@ impl HeadRack {
     pub fn wear(&self, name: &str) -> Worn {
         let began = Instant::now();
         let found = self.0.wear(name, began);
-        let (head, instead) = match found {
-            Ok(head) => (Some(head), None),
+        let (head, instead, waited) = match found {
+            Ok((head, waited)) => (Some(head), None, waited),
             Err(reason) => {
                 let fallback = self.0.state().worn(FALLBACK);
                 if fallback.is_none() && matches!(self.0.source.generation(FALLBACK), Ok(Some(_))) {
                     self.hint(FALLBACK);
                 }
-                (fallback, Some(reason))
+                (fallback, Some(reason), false)
             }
         };
-        Worn { head, instead, took: began.elapsed() }
+        Worn { head, instead, waited, took: began.elapsed() }
     }
 
     /// Notes that a sequence went from one head to another, and makes ready what is likely to follow.
@@ -247,6 +258,19 @@ impl HeadRack {
         self.0.state().bytes()
     }
 
+    /// Lets it say what it does in these numbers from now on.
+    pub(crate) fn report(&self, meters: &Arc<Meters>, telemetry: &Telemetry) {
+        self.0.state().meters = meters.clone();
+        let shared = Arc::downgrade(&self.0);
+        telemetry.ask(meters, "heads", move |snapshot| {
+            let Some(shared) = shared.upgrade() else { return false };
+            let state = shared.state();
+            snapshot.gauges.insert(Gauge::HeadsInMemory, state.hanging.len() as u64);
+            snapshot.gauges.insert(Gauge::Heads, state.bytes());
+            true
+        });
+    }
+
     /// What happened since it was asked last, the oldest left out where it was much.
     pub fn events(&self) -> Vec<HeadEvent> {
         self.0.state().events.drain(..).collect()
@@ -259,7 +283,7 @@ impl HeadRack {
 }
 
 impl Shared {
-    fn wear(self: &Arc<Self>, name: &str, began: Instant) -> Result<Arc<Head>, Arc<RuntimeError>> {
+    fn wear(self: &Arc<Self>, name: &str, began: Instant) -> Result<(Arc<Head>, bool), Arc<RuntimeError>> {
         let generation = self.source.generation(name).map_err(Arc::new)?;
         let mut state = self.state();
         if generation.is_none() {
@@ -271,7 +295,7 @@ impl Shared {
             state.log(HeadEvent::Updated { name: name.to_owned() });
         }
         if let Some(head) = state.worn(name) {
-            return Ok(head);
+            return Ok((head, false));
         }
         // What is wrong with one generation says nothing about another.
         if state.failures.get(name).is_some_and(|(failed, _)| *failed != generation) {
@@ -300,7 +324,7 @@ impl Shared {
                 state.hanging.remove(name);
             }
             if let Some(head) = state.worn(name) {
-                return Ok(head);
+                return Ok((head, true));
             }
             if let Some((_, reason)) = state.failures.get(name) {
                 return Err(reason.clone());
@@ -353,7 +377,9 @@ impl Shared {
                     state.log(HeadEvent::Requantizing { name: name.clone(), schemes });
                 }
                 state.hanging.insert(name.clone(), Hanging { ready, used, _charge: charge });
-                state.log(HeadEvent::Loaded { name, took: began.elapsed(), ahead: wanted.ahead });
+                let (took, ahead) = (began.elapsed(), wanted.ahead);
+                state.meters.drawn(Kind::HeadLoad, [ahead.into(), 0], state.meters.began().and(Some(began)));
+                state.log(HeadEvent::Loaded { name, took, ahead });
             }
             Err(error) => {
                 let (now, reason) = (Instant::now(), Arc::new(error));
@@ -427,6 +453,19 @@ impl State {
     }
 
     fn log(&mut self, event: HeadEvent) {
+        match event {
+            HeadEvent::Loaded { .. } => self.meters.add(Counter::HeadLoads, 1),
+            HeadEvent::Evicted { .. } => {
+                self.meters.add(Counter::HeadEvictions, 1);
+                self.meters.mark(Kind::HeadEviction, [0, 0]);
+            }
+            HeadEvent::Failed { .. } => {
+                self.meters.add(Counter::HeadFailures, 1);
+                self.meters.mark(Kind::HeadFailure, [0, 0]);
+            }
+            HeadEvent::Late { .. } => self.meters.mark(Kind::HeadFailure, [0, 0]),
+            HeadEvent::Updated { .. } | HeadEvent::Requantizing { .. } => {}
+        }
         if self.events.len() == EVENTS {
             self.events.pop_front();
         }

@@ -1,0 +1,145 @@
+//! Snapshots in the text format that Prometheus reads.
+
+use std::fmt::{self, Display, Write};
+
+use super::{Counter, Distribution, Gauge, Histogram, ProcessSnapshot, Snapshot, Unit};
+
+/// What a server says the text is.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A snapshot as Prometheus reads it. Sessions are left out: each would be a series of its own that is never heard of
+/// again.
+pub fn render(snapshot: &Snapshot) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_all(snapshot, &mut text);
+    text
+}
+
+fn write_all(snapshot: &Snapshot, to: &mut String) -> fmt::Result {
+    write_process(&snapshot.process, to)?;
+    write_budgets(snapshot, to)?;
+    for &counter in Counter::ALL {
+        let unit = counter.unit();
+        let name = format!("firebox_{}{}_total", counter.name(), unit.suffix());
+        let values = snapshot.models.iter().map(|model| (model.name.as_str(), model.count(counter)));
+        family(to, &name, "counter", counter.help())?;
+        for (model, value) in values {
+            writeln!(to, "{name}{{model=\"{}\"}} {}", Escaped(model), shown(unit, value, 1e9))?;
+        }
+    }
+    for &gauge in Gauge::ALL {
+        let name = format!("firebox_{}{}", gauge.name(), gauge.unit().suffix());
+        family(to, &name, "gauge", gauge.help())?;
+        for model in &snapshot.models {
+            let value = model.gauges.get(&gauge).copied().unwrap_or(0);
+            writeln!(to, "{name}{{model=\"{}\"}} {value}", Escaped(&model.name))?;
+        }
+    }
+    for &histogram in Histogram::ALL {
+        let name = format!("firebox_{}{}", histogram.name(), histogram.unit().suffix());
+        family(to, &name, "histogram", histogram.help())?;
+        for model in &snapshot.models {
+            if let Some(distribution) = model.meters.histograms.get(&histogram) {
+                write_distribution(to, &name, &model.name, histogram.unit(), distribution)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write_distribution(
+    to: &mut String,
+    name: &str,
+    model: &str,
+    unit: Unit,
+    distribution: &Distribution,
+) -> fmt::Result {
+    let model = Escaped(model);
+    for (bound, below) in distribution.below_powers() {
+        // Whole numbers below a bound are at most one less.
+        let bound = if unit == Unit::Seconds { bound } else { bound - 1 };
+        let bound = shown(unit, bound, 1e6);
+        writeln!(to, "{name}_bucket{{model=\"{model}\",le=\"{bound}\"}} {below}")?;
+    }
+    let count = distribution.count();
+    writeln!(to, "{name}_bucket{{model=\"{model}\",le=\"+Inf\"}} {count}")?;
+    writeln!(to, "{name}_sum{{model=\"{model}\"}} {}", shown(unit, distribution.sum(), 1e6))?;
+    writeln!(to, "{name}_count{{model=\"{model}\"}} {count}")
+}
+
+fn write_process(process: &ProcessSnapshot, to: &mut String) -> fmt::Result {
+    let gauges = [
+        ("process_resident_memory_bytes", "Bytes that are resident.", process.resident_bytes),
+        (
+            "firebox_peak_resident_memory_bytes",
+            "The most bytes that were resident.",
+            process.peak_resident_bytes,
+        ),
+        ("firebox_anonymous_memory_bytes", "Bytes that no file backs.", process.anonymous_bytes),
+        ("firebox_mapped_file_bytes", "Resident bytes of mapped files.", process.mapped_file_bytes),
+    ];
+    for (name, help, value) in gauges {
+        let Some(value) = value else { continue };
+        family(to, name, "gauge", help)?;
+        writeln!(to, "{name} {value}")?;
+    }
+    let faults = [("minor", process.minor_faults), ("major", process.major_faults)];
+    let name = "firebox_process_faults_total";
+    family(to, name, "counter", "Pages that were missing: minor ones were in memory, major ones on disk.")?;
+    for (kind, value) in faults {
+        let Some(value) = value else { continue };
+        writeln!(to, "{name}{{kind=\"{kind}\"}} {value}")?;
+    }
+    Ok(())
+}
+
+fn write_budgets(snapshot: &Snapshot, to: &mut String) -> fmt::Result {
+    family(to, "firebox_budget_bytes", "gauge", "Memory that a budget has in all.")?;
+    for budget in &snapshot.budgets {
+        let Some(total) = budget.total else { continue };
+        writeln!(to, "firebox_budget_bytes{{budget=\"{}\"}} {total}", Escaped(&budget.name))?;
+    }
+    family(to, "firebox_budget_most_held_bytes", "gauge", "The most that was held of a budget at once.")?;
+    for budget in &snapshot.budgets {
+        let name = Escaped(&budget.name);
+        writeln!(to, "firebox_budget_most_held_bytes{{budget=\"{name}\"}} {}", budget.most_held)?;
+    }
+    family(to, "firebox_budget_held_bytes", "gauge", "Memory that is held of a budget, by what it is for.")?;
+    for budget in &snapshot.budgets {
+        for (account, bytes) in &budget.held {
+            let (name, account) = (Escaped(&budget.name), account.name());
+            writeln!(to, "firebox_budget_held_bytes{{budget=\"{name}\",account=\"{account}\"}} {bytes}")?;
+        }
+    }
+    Ok(())
+}
+
+fn family(to: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
+    writeln!(to, "# HELP {name} {help}\n# TYPE {name} {kind}")
+}
+
+/// A number in the unit in which it is shown. `each` is how many of what is kept make a second.
+fn shown(unit: Unit, value: u64, each: f64) -> String {
+    match unit {
+        Unit::Seconds => (value as f64 / each).to_string(),
+        Unit::Count | Unit::Bytes => value.to_string(),
+    }
+}
+
+/// The value of a label.
+struct Escaped<'a>(&'a str);
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for letter in self.0.chars() {
+            match letter {
+                '\\' => f.write_str("\\\\")?,
+                '"' => f.write_str("\\\"")?,
+                '\n' => f.write_str("\\n")?,
+                letter => f.write_char(letter)?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,371 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firebox_model::StreamedConfig;
+use firebox_store::{Checkpoint, ReadAt, ReadMethod, StoreError};
+use serde_json::Value;
+
+use super::*;
+use crate::{Account, Afterwards, Generation, GenerationConfig, Model, Role, Session, WholeTurns, device};
+
+fn fixture(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference").join(name)
+}
+
+fn model(name: &str) -> Model {
+    Model::open(fixture(name), &device("cpu").unwrap()).unwrap()
+}
+
+fn generate(session: &mut Session, prompt: &[u32], tokens: usize) {
+    let config = GenerationConfig { max_tokens: Some(tokens), ignore_end: true, ..Default::default() };
+    let mut generation = Generation::begin(session, None, prompt, config).unwrap();
+    while generation.next_piece().unwrap().is_some() {}
+    generation.finish().unwrap();
+}
+
+#[test]
+fn what_sessions_count_is_the_model_s() {
+    let telemetry = Telemetry::default();
+    let model = model("llama").with_telemetry(&telemetry, "small");
+    let mut one = model.session().unwrap();
+    generate(&mut one, &[5, 6, 7], 4);
+    {
+        let mut other = model.session().unwrap();
+        generate(&mut other, &[5, 6, 7, 8, 9], 3);
+        assert_eq!(telemetry.snapshot().models[0].sessions.len(), 2);
+    }
+    let snapshot = telemetry.snapshot();
+    let counted = snapshot.model("small").unwrap();
+    let of = |counter| (one.meters().count(counter), counted.count(counter));
+    assert_eq!(of(Counter::PromptTokens), (3, 8));
+    assert_eq!(of(Counter::GeneratedTokens), (4, 7));
+    assert_eq!(of(Counter::FinishedRequests), (1, 2));
+    // The last token of an answer does not go through the layers.
+    assert_eq!(of(Counter::Passes), (0, 4 + 3));
+    assert_eq!(counted.count(Counter::Rows), 8 + 3 + 2);
+    let distribution = |histogram: Histogram| counted.meters.histograms[&histogram].count();
+    assert_eq!(distribution(Histogram::TimeToFirstToken), 2);
+    assert_eq!(distribution(Histogram::InterToken), 3 + 2);
+    assert_eq!(distribution(Histogram::BatchOccupancy), 3 + 2);
+    assert_eq!(counted.gauges[&Gauge::Sessions], 1, "one is gone");
+    assert_eq!(counted.gauges[&Gauge::RunningRequests], 0);
+    assert!(counted.count(Counter::PassTime) > 0);
+}
+
+#[test]
+fn two_telemetries_do_not_meet() {
+    let (one, other) = (Telemetry::default(), Telemetry::default());
+    one.model("same").add(Counter::Passes, 3);
+    other.model("same").add(Counter::Passes, 4);
+    assert_eq!(one.model("same").count(Counter::Passes), 3);
+    assert_eq!(one.snapshot().models.len(), 1);
+}
+
+#[test]
+fn evictions_and_fallbacks_are_counted() {
+    let model = model("llama");
+    let mut session =
+        model.session().unwrap().with_turn_capacity(30, WholeTurns { afterwards: Afterwards::Stay });
+    for _ in 0..4 {
+        session.begin_turn(&[Role::User]).unwrap();
+        session.feed(&[7; 12]).unwrap();
+    }
+    let meters = model.meters();
+    assert_eq!((meters.count(Counter::EvictedTurns), meters.count(Counter::EvictedTokens)), (2, 24));
+    session.use_head("nobody's");
+    session.use_head(crate::OWN_HEAD);
+    assert_eq!(meters.count(Counter::HeadFallbacks), 1);
+    assert_eq!(meters.count(Counter::WarmHeadSwaps), 1);
+}
+
+#[test]
+fn a_gauge_is_held() {
+    let telemetry = Telemetry::default();
+    let model = telemetry.model("a");
+    let session = telemetry.session(&model, "1");
+    let held = session.hold(Gauge::WaitingRequests);
+    assert_eq!((model.level(Gauge::WaitingRequests), session.level(Gauge::WaitingRequests)), (1, 1));
+    drop(held);
+    assert_eq!((model.level(Gauge::WaitingRequests), session.level(Gauge::WaitingRequests)), (0, 0));
+}
+
+#[test]
+fn what_somebody_knows_is_asked_for() {
+    let telemetry = Telemetry::default();
+    let meters = telemetry.model("a");
+    let known = Arc::new(5);
+    let weak = Arc::downgrade(&known);
+    for _ in 0..2 {
+        let weak = weak.clone();
+        telemetry.ask(&meters, "something", move |snapshot| match weak.upgrade() {
+            Some(known) => {
+                snapshot.add(Counter::StreamedParts, *known);
+                true
+            }
+            None => false,
+        });
+    }
+    let parts = || telemetry.snapshot().models[0].count(Counter::StreamedParts);
+    assert_eq!(parts(), 5, "who asks twice is told once");
+    drop(known);
+    assert_eq!(parts(), 0);
+}
+
+/// A snapshot in which every kind of value occurs.
+fn full() -> Snapshot {
+    let telemetry = Telemetry::default();
+    let budget = Budget::new(1 << 20);
+    let _held = budget.charge(Account::Streams, 4096).unwrap();
+    telemetry.watch_budget("host", &budget);
+    telemetry.watch_budget("unlimited", &Budget::unlimited());
+    for name in ["a", "b \"quoted\" \\ and\nbroken"] {
+        let meters = telemetry.model(name);
+        meters.add(Counter::GeneratedTokens, 12);
+        meters.add_time(Counter::PassTime, Duration::from_millis(1500));
+        meters.set(Gauge::BatchLimit, 8);
+        for micros in [3, 900, 80_000, 80_000, 2_000_000] {
+            meters.took(Histogram::InterToken, Duration::from_micros(micros));
+        }
+        for sequences in [1, 1, 4, 8] {
+            meters.record(Histogram::BatchOccupancy, sequences);
+        }
+        let session = telemetry.session(&meters, "first");
+        session.add(Counter::PromptTokens, 4);
+    }
+    telemetry.snapshot()
+}
+
+#[test]
+fn a_snapshot_goes_through_json() {
+    let snapshot = full();
+    let text = serde_json::to_string(&snapshot).unwrap();
+    assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);
+    assert!(text.contains("\"generated_tokens\":12"), "{text}");
+}
+
+type Labels = BTreeMap<String, String>;
+
+/// The samples of an exposition, by name and labels, and the types of families. Panics where the text is not as the
+/// format says: <https://prometheus.io/docs/instrumenting/exposition_formats/>.
+fn parse(text: &str) -> (BTreeMap<(String, Labels), f64>, BTreeMap<String, String>) {
+    let is_name = |name: &str| {
+        let mut letters = name.chars();
+        letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_' || first == ':')
+            && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':')
+    };
+    assert!(text.ends_with('\n'));
+    let (mut samples, mut types, mut helped) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+    let mut family = String::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').unwrap();
+            assert!(is_name(name) && !help.contains('\\') && helped.insert(name), "{line}");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+            assert!(helped.contains(name) && types.insert(name.to_owned(), kind.to_owned()).is_none());
+            family = name.to_owned();
+        } else {
+            let (name, labels, value) = sample(line);
+            assert!(is_name(&name) && name.starts_with(&family), "{line} in {family}");
+            let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}"));
+            assert!(samples.insert((name, labels), value).is_none(), "{line} twice");
+        }
+    }
+    (samples, types)
+}
+
+fn sample(line: &str) -> (String, Labels, String) {
+    let Some((name, rest)) = line.split_once('{') else {
+        let (name, value) = line.split_once(' ').unwrap();
+        return (name.into(), Labels::new(), value.into());
+    };
+    let mut labels = Labels::new();
+    let mut letters = rest.chars();
+    loop {
+        let label: String = letters.by_ref().take_while(|letter| *letter != '=').collect();
+        assert!(label.chars().all(|letter| letter.is_ascii_lowercase()), "{line}");
+        assert_eq!(letters.next(), Some('"'), "{line}");
+        let mut value = String::new();
+        loop {
+            match letters.next().unwrap_or_else(|| panic!("{line}")) {
+                '"' => break,
+                '\\' => value.push(match letters.next() {
+                    Some('n') => '\n',
+                    Some(escaped @ ('\\' | '"')) => escaped,
+                    other => panic!("{other:?} in {line}"),
+                }),
+                letter => value.push(letter),
+            }
+        }
+        assert!(labels.insert(label, value).is_none(), "{line}");
+        match letters.next() {
+            Some(',') => {}
+            Some('}') => break,
+            other => panic!("{other:?} in {line}"),
+        }
+    }
+    let value = letters.as_str().strip_prefix(' ').unwrap();
+    (name.into(), labels, value.into())
+}
+
+#[test]
+fn prometheus_reads_it() {
+    let snapshot = full();
+    let text = render(&snapshot);
+    let (samples, types) = parse(&text);
+    for model in &snapshot.models {
+        let labels = Labels::from([("model".to_owned(), model.name.clone())]);
+        let value = |name: &str| samples[&(name.to_owned(), labels.clone())];
+        assert_eq!(value("firebox_generated_tokens_total"), 12.0);
+        assert_eq!(value("firebox_prompt_tokens_total"), 4.0);
+        assert_eq!(value("firebox_pass_seconds_total"), 1.5);
+        assert_eq!(value("firebox_batch_limit"), 8.0);
+        assert_eq!(value("firebox_sessions"), 0.0, "the session is gone");
+        assert_eq!(value("firebox_inter_token_seconds_count"), 5.0);
+        assert!((value("firebox_inter_token_seconds_sum") - 2.160903).abs() < 1e-9);
+    }
+    let account = |name: &str| {
+        let labels = [("budget", "host"), ("account", name)];
+        let labels = labels.into_iter().map(|(label, value)| (label.to_owned(), value.to_owned()));
+        samples[&("firebox_budget_held_bytes".to_owned(), labels.collect())]
+    };
+    assert_eq!((account("streams"), account("weights")), (4096.0, 0.0));
+    for (name, _) in types.iter().filter(|(_, kind)| *kind == "histogram") {
+        let mut series: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+        for ((_, labels), count) in
+            samples.iter().filter(|((found, _), _)| *found == format!("{name}_bucket"))
+        {
+            series.entry(&labels["model"]).or_default().push((labels["le"].parse().unwrap(), *count));
+        }
+        assert_eq!(series.len(), 2, "{name}");
+        for buckets in series.values_mut() {
+            buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
+            assert!(buckets.is_sorted_by(|one, other| one.1 <= other.1), "{name}: {buckets:?}");
+            assert_eq!(buckets.last().unwrap().0, f64::INFINITY);
+        }
+    }
+    // A time lies below the bound that is beyond it, and so does a number of sequences.
+    let below = |name: &str, bound: &str| {
+        let labels =
+            [("model", "a"), ("le", bound)].map(|(label, value)| (label.to_owned(), value.to_owned()));
+        samples[&(format!("firebox_{name}_bucket"), Labels::from(labels))]
+    };
+    assert_eq!(below("inter_token_seconds", "0.001024"), 2.0);
+    assert_eq!(below("batch_occupancy", "1"), 2.0);
+    assert_eq!(below("batch_occupancy", "7"), 3.0);
+}
+
+/// A disk on which everything takes its time.
+#[derive(Debug)]
+struct Slow(Arc<dyn ReadAt>);
+
+impl ReadAt for Slow {
+    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
+        std::thread::sleep(Duration::from_millis(2));
+        self.0.read_at(file, buffer, start)
+    }
+}
+
+fn spans(trace: &Value, name: &str) -> Vec<(f64, f64, u64)> {
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    let named = events.filter(|event| event["name"] == name && event["ph"] == "X");
+    let span = |event: &Value| {
+        let (at, took) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+        (at, at + took, event["tid"].as_u64().unwrap())
+    };
+    named.map(span).collect()
+}
+
+#[test]
+fn a_trace_shows_layers_in_passes_and_reading_beside_them() {
+    let checkpoint = Checkpoint::open(fixture("llama")).unwrap();
+    let source: Arc<dyn ReadAt> = Arc::new(Slow(checkpoint.disk(ReadMethod::Buffered)));
+    let config = StreamedConfig { source: Some(source), ..StreamedConfig::default() };
+    let model = Model::streamed(checkpoint, &device("cpu").unwrap(), &config).unwrap();
+    let telemetry = Telemetry::default();
+    let model = model.with_telemetry(&telemetry, "streamed");
+    let layers = model.decoder().unwrap().layers();
+    let mut session = model.session().unwrap();
+    generate(&mut session, &[5, 6], 2);
+    let mut nothing = Vec::new();
+    telemetry.timeline().write(&mut nothing).unwrap();
+    let nothing: Value = serde_json::from_slice(&nothing).unwrap();
+    assert_eq!(nothing["traceEvents"].as_array().unwrap().len(), 0, "it is off");
+
+    telemetry.timeline().start(TIMELINE_EVENTS);
+    generate(&mut session, &[5, 6, 7], 8);
+    telemetry.timeline().stop();
+    generate(&mut session, &[5, 6, 7], 2);
+    let mut file = Vec::new();
+    telemetry.timeline().write(&mut file).unwrap();
+    let trace: Value = serde_json::from_slice(&file).unwrap();
+
+    // The first feed has one token more, which the answer before it ended with.
+    let passes = [spans(&trace, "prefill"), spans(&trace, "decode")];
+    assert_eq!(passes.each_ref().map(Vec::len), [1, 7]);
+    let passes = passes.concat();
+    let inside = |one: &(f64, f64, u64), other: &(f64, f64, u64)| {
+        other.0 <= one.0 && one.1 <= other.1 && one.2 == other.2
+    };
+    let in_layers = spans(&trace, "layer");
+    assert_eq!(in_layers.len(), passes.len() * layers);
+    for layer in in_layers.iter().chain(&spans(&trace, "logits")) {
+        assert!(passes.iter().any(|pass| inside(layer, pass)), "{layer:?} of {passes:?}");
+    }
+    // What one thread does is nested.
+    let all: Vec<_> = ["prefill", "decode", "layer", "logits", "wait"]
+        .iter()
+        .flat_map(|name| spans(&trace, name))
+        .collect();
+    for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {
+        let apart = one.2 != other.2 || one.1 <= other.0 || other.1 <= one.0;
+        assert!(apart || inside(one, other) || inside(other, one), "{one:?} {other:?}");
+    }
+    let reads = spans(&trace, "read");
+    let meet = |one: &(f64, f64, u64), other: &(f64, f64, u64)| {
+        one.0 < other.1 && other.0 < one.1 && one.2 != other.2
+    };
+    // What is read while nobody waits for it is read beside the work.
+    assert!(reads.iter().any(|read| in_layers.iter().any(|layer| meet(read, layer))), "{reads:?}");
+    let bytes = |event: &&Value| event["name"] == "read" && event["args"]["bytes"].as_u64() > Some(0);
+    assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| bytes(&event)));
+
+    let snapshot = telemetry.snapshot();
+    let counted = snapshot.model("streamed").unwrap();
+    let asked = counted.count(Counter::PrefetchHits) + counted.count(Counter::PrefetchMisses);
+    assert_eq!(
+        asked,
+        counted.count(Counter::Passes) * model.decoder().unwrap().streamed().unwrap().parts() as u64
+    );
+    assert!(counted.count(Counter::PrefetchMisses) > 0 && counted.count(Counter::StreamedBytes) > 0);
+    assert!(counted.count(Counter::ReadTime) > 0);
+    assert_eq!(counted.kept.len() as u64, counted.gauges[&Gauge::Parts]);
+}
+
+#[test]
+fn the_oldest_events_are_forgotten() {
+    let timeline = Timeline::default();
+    let track = timeline.track("a");
+    let now = Instant::now();
+    timeline.span(Kind::Layer, track, [0, 0], now, now);
+    assert_eq!(timeline.counts(), (0, 0));
+    timeline.start(3);
+    for layer in 0..5 {
+        timeline.span(Kind::Layer, track, [layer, 0], Instant::now(), Instant::now());
+    }
+    assert_eq!(timeline.counts(), (3, 2));
+    let lane = timeline.lane("lane 0");
+    timeline.span_on(lane, Kind::KeptParts, track, [9, 0], Instant::now(), Instant::now());
+    let mut file = Vec::new();
+    timeline.write(&mut file).unwrap();
+    let trace: Value = serde_json::from_slice(&file).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let layers: Vec<_> = events.iter().filter_map(|event| event["args"]["layer"].as_u64()).collect();
+    assert_eq!(layers, [3, 4]);
+    let level = events.iter().find(|event| event["ph"] == "C").unwrap();
+    assert_eq!((&level["args"], &level["name"]), (&serde_json::json!({ "a": 9 }), &"kept parts".into()));
+    assert!(events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == "lane 0"));
+}
