@@ -10,6 +10,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use firebox::engine::{Engine, Event, HostConfig, Piped, Pipeline, Request, Stage};
+use firebox::schedule::{AdmissionConfig, Priority, ScheduleCounters};
 use firebox::{Finish, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
 use futures_core::Stream;
 
@@ -220,4 +221,83 @@ fn a_pipeline_has_an_answer_whatever_fails() {
         assert_eq!((asked.by(), was_replaced), (by, replaced), "{text}");
         assert_eq!(said.unwrap(), alone(model, &prompt(text.len() as u32, 6), tokens(8)), "{text}");
     }
+}
+
+/// Asks four times as much as two models can answer, for so long. Returns what the schedule came to, and how many requests were
+/// refused.
+fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
+    let (llama, qwen) = (model("llama"), model("qwen3"));
+    let admission = AdmissionConfig { most_waiting: 32, ..AdmissionConfig::default() };
+    let engine = Engine::start(HostConfig { admission, ..HostConfig::default() });
+    engine.add("llama", llama).unwrap();
+    engine.add("qwen", qwen).unwrap();
+    let request = |index: u32, priority: Priority| {
+        let name = if index.is_multiple_of(2) { "llama" } else { "qwen" };
+        Request::new(name, prompt(index * 97, 8)).with_config(tokens(40)).with_priority(priority)
+    };
+    // How many a second it can answer.
+    let began = Instant::now();
+    let asked: Vec<_> = (0..32).map(|index| engine.generate(request(index, Priority::Normal))).collect();
+    for answering in asked {
+        answering.wait().unwrap();
+    }
+    let each = began.elapsed() / 32;
+    let (began, mut refused, mut listening) = (Instant::now(), 0, Vec::new());
+    for index in 0u32.. {
+        let due = began + each * index / 4;
+        if due - began > time {
+            break;
+        }
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        // Few are pinned: what must always be answered has to fit.
+        let priority = match index % 16 {
+            0 => Priority::Pinned,
+            1..=4 => Priority::Interactive,
+            5..=10 => Priority::Normal,
+            _ => Priority::Background,
+        };
+        let answering = engine.generate(request(index, priority));
+        listening.push(thread::spawn(move || answering.wait().map(|outcome| outcome.summary.tokens.len())));
+        // Finished ones are looked at meanwhile, so that there are not thousands of threads.
+        let (done, going): (Vec<_>, Vec<_>) =
+            listening.into_iter().partition(thread::JoinHandle::is_finished);
+        listening = going;
+        refused += done.into_iter().map(judged).sum::<usize>();
+    }
+    let counters = engine.with_host(|host| host.counters().clone()).unwrap();
+    refused += listening.into_iter().map(judged).sum::<usize>();
+    (counters, refused)
+}
+
+fn judged(answered: thread::JoinHandle<Result<usize, RuntimeError>>) -> usize {
+    match answered.join().unwrap() {
+        Ok(tokens) => {
+            assert_eq!(tokens, 40);
+            0
+        }
+        Err(RuntimeError::QueueFull { .. }) => 1,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn too_much_is_refused_and_everybody_gets_on() {
+    let (counters, refused) = overloaded(Duration::from_secs(4));
+    assert!(refused > 0, "four times as much as it can do");
+    for (class, priority) in counters.classes.iter().zip(Priority::ALL) {
+        assert!(class.tokens > 0, "{priority} starves");
+    }
+}
+
+#[test]
+#[ignore = "two minutes, on a machine that does nothing else: cargo test --release --test engine -- --ignored"]
+fn the_top_class_keeps_its_deadlines() {
+    let (counters, refused) = overloaded(Duration::from_secs(120));
+    let top = &counters.classes[Priority::Pinned as usize];
+    let met = top.met_share();
+    assert!(met >= 0.99, "{met} of {} deadlines, {refused} refused", top.met + top.slips);
+    for (class, priority) in counters.classes.iter().zip(Priority::ALL) {
+        assert!(class.tokens > 0, "{priority} starves");
+    }
+    eprintln!("{met} of {} deadlines met, {refused} refused, {counters:?}", top.met + top.slips);
 }

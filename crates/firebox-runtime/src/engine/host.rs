@@ -14,18 +14,33 @@ use crate::schedule::{
 };
 use crate::telemetry::{Counter, Kind, Meters};
 use crate::thermal::Heat;
-use crate::{Model, Pool, RuntimeError};
+use crate::{Model, Pool, PrefixLimits, PrefixTree, RuntimeError};
 
 /// How often a model has to follow another one to be read ahead for it.
 const LIKELY: f64 = 0.5;
 
 /// How requests of several models share a machine.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct HostConfig {
     /// Which model runs when.
     pub schedule: ScheduleConfig,
     /// How many requests of a model run at once, and how many may wait.
     pub admission: AdmissionConfig,
+    /// How much of what requests begin with is kept for others.
+    pub prefixes: PrefixLimits,
+}
+
+/// Pages that a model keeps for beginnings: 64 prompts of a page each, or fewer longer ones.
+const PREFIX_PAGES: usize = 64;
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self {
+            schedule: ScheduleConfig::default(),
+            admission: AdmissionConfig::default(),
+            prefixes: PrefixLimits { pages: PREFIX_PAGES, ..PrefixLimits::default() },
+        }
+    }
 }
 
 /// Several models on one machine, and all that is asked of them. It does one layer at a time, whenever it is told to, by
@@ -89,7 +104,8 @@ impl Host {
             return Err(RuntimeError::ModelNamed { name: name.into() });
         }
         let queue = Queue::new(self.config.admission.clone());
-        let hosted = Hosted::new(name, model, pool, queue, &self.fetcher)?;
+        let prefixes = PrefixTree::new(&model.decoder()?, &pool, self.config.prefixes.clone());
+        let hosted = Hosted::new(name, model, pool, queue, prefixes, &self.fetcher)?;
         self.hosted.insert(self.scheduler.lane(name), hosted);
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::engine::segments::{Fetcher, Segments};
 use crate::engine::sequence::{RequestId, Sequence};
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
 use crate::telemetry::Gauge;
-use crate::{Model, PrefixLimits, PrefixTree, RuntimeError};
+use crate::{Model, PrefixTree, RuntimeError};
 
 /// A model that nobody used for so long may have lost its pages to others.
 const DOUBTFUL: Duration = Duration::from_secs(1);
@@ -48,12 +48,13 @@ impl Hosted {
         model: Model,
         pool: Pool,
         queue: Queue,
+        prefixes: PrefixTree,
         fetcher: &Arc<Fetcher>,
     ) -> Result<Self, RuntimeError> {
         let decoder = model.decoder()?;
         Ok(Self {
             name: name.to_owned(),
-            lane: Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default())),
+            lane: Lane::new(decoder.clone(), prefixes),
             queue,
             waiting: HashMap::new(),
             running: HashMap::new(),

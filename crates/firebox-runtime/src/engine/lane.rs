@@ -59,8 +59,6 @@ pub(crate) struct Stepped {
     pub left: Vec<RequestId>,
     /// Sequences that found no room for what they remember.
     pub starved: Vec<RequestId>,
-    /// Whether a pass is whole.
-    pub passed: bool,
 }
 
 /// Where events go.
@@ -130,21 +128,15 @@ impl Lane {
         let Some(need) = self.choose(told, &mut stepped) else { return stepped };
         let Some(mut running) = self.slot(need).take() else { return stepped };
         let done = self.run_layer(&mut running);
-        stepped.took = clock.now().saturating_sub(began);
-        running.took += stepped.took;
-        self.rhythm.layer(need, running.rows, stepped.took);
+        let layer = clock.now().saturating_sub(began);
+        running.took += layer;
+        self.rhythm.layer(need, running.rows, layer);
         match done {
             Err(error) => self.fail(&running.members, error.into(), told, &mut stepped),
             Ok(()) if running.pass.next_layer() < self.decoder.layers() => *self.slot(need) = Some(running),
-            Ok(()) => {
-                stepped.passed = true;
-                self.rhythm.pass(need, running.took);
-                let asked = running.members.iter().filter(|member| member.asks).count();
-                let passed = Passed { sequences: running.members.len(), rows: running.rows, logits: asked };
-                self.decoder.end_pass(passed, running.took);
-                self.finish(running, clock, told, &mut stepped);
-            }
+            Ok(()) => self.finish(need, running, clock, told, &mut stepped),
         }
+        stepped.took = clock.now().saturating_sub(began);
         stepped
     }
 
@@ -278,8 +270,16 @@ impl Lane {
     }
 
     /// After the last layer.
-    fn finish(&mut self, running: Running, clock: &dyn Clock, told: Told<'_>, stepped: &mut Stepped) {
-        let Running { pass, members, .. } = running;
+    fn finish(
+        &mut self,
+        need: Need,
+        running: Running,
+        clock: &dyn Clock,
+        told: Told<'_>,
+        stepped: &mut Stepped,
+    ) {
+        let Running { pass, members, rows, took } = running;
+        let began = clock.now();
         let mut keep = Vec::new();
         for member in &members {
             if let Some(sequence) = self.get_mut(member.id) {
@@ -293,8 +293,10 @@ impl Lane {
         for sequence in self.sequences.iter().filter(|sequence| keep.contains(&sequence.id)) {
             self.prefixes.keep(&sequence.session, &sequence.scope);
         }
-        if !members.iter().any(|member| member.asks) {
-            return;
+        let asked = members.iter().filter(|member| member.asks).count();
+        let passed = Passed { sequences: members.len(), rows, logits: asked };
+        if asked == 0 {
+            return self.pass_ends(need, passed, took);
         }
         let decoder = self.decoder.clone();
         let logits = on_pool(decoder.device(), || {
@@ -304,8 +306,9 @@ impl Lane {
             Ok(logits) => logits,
             Err(error) => return self.fail(&members, error, told, stepped),
         };
-        let vocab = logits.len() / members.len();
         let now = clock.now();
+        self.pass_ends(need, passed, took + now.saturating_sub(began));
+        let vocab = logits.len() / members.len();
         for (member, logits) in members.iter().zip(logits.chunks(vocab)).filter(|(member, _)| member.asks) {
             let Some(sequence) = self.get_mut(member.id) else { continue };
             let (event, ended) = match sequence.go_on(logits, now) {
@@ -323,6 +326,11 @@ impl Lane {
                 self.see_off(member.id, now, told, stepped);
             }
         }
+    }
+
+    fn pass_ends(&mut self, need: Need, passed: Passed, took: Duration) {
+        self.rhythm.pass(need, took);
+        self.decoder.end_pass(passed, took);
     }
 
     fn see_off(&mut self, id: RequestId, now: Duration, told: Told<'_>, stepped: &mut Stepped) {
