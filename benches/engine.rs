@@ -33,16 +33,20 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn host(model: &Model) -> Result<Host, Box<dyn Error>> {
-    let mut host = Host::new(HostConfig::default());
+    let mut host = Host::new(HostConfig::default())?;
     host.add("model", model.clone())?;
     Ok(host)
 }
 
 fn request(model: &str, vocab: usize, from: usize, prompt: usize, tokens: usize) -> Request {
-    let prompt = (0..prompt).map(|at| ((100 + (from + at) * 7919 % 7000) % vocab) as u32).collect();
+    let prompt = (0..prompt).map(|at| ((100 + (from + at) * 7919 % 6991) % vocab) as u32).collect();
     let config =
         GenerationConfig { max_tokens: Some(tokens), ignore_end: true, ..GenerationConfig::default() };
     Request::new(model, prompt).with_config(config).with_priority(Priority::Interactive)
+}
+
+fn submit(host: &mut Host, request: Request, clock: &WallClock) -> Result<RequestId, Box<dyn Error>> {
+    Ok(host.submit(request, clock.now()).map_err(|failure| failure.error)?)
 }
 
 /// When the tokens of each request came.
@@ -58,7 +62,8 @@ impl Heard {
             Event::Piece(piece) if piece.token.is_some() => {
                 self.tokens.entry(id).or_default().push(clock.now());
             }
-            Event::Failed(error) => say(format!("failed: {error}")),
+            // A figure without it would be about something else.
+            Event::Failed(failure) => panic!("{}", failure.error),
             event if event.is_last() => self.last = Some(clock.now()),
             _ => {}
         }
@@ -92,7 +97,7 @@ fn answered(
     let began = clock.now();
     for _ in 0..count {
         *asked += 1;
-        host.submit(request("model", vocab, *asked * 1000, PROMPT, tokens), clock.now(), &mut |_, _| {})?;
+        submit(host, request("model", vocab, *asked * 37, PROMPT, tokens), &clock)?;
     }
     run(host, &clock, &mut heard);
     Ok((heard.last.ok_or("nothing was answered")? - began).as_secs_f64())
@@ -121,7 +126,7 @@ fn together(model: &Model, rounds: usize, tokens: usize) -> Result<(), Box<dyn E
         let (faster, slower) = (spread(&mut faster), spread(&mut slower));
         let speed = spread(&mut speed);
         say(format!(
-            "{count} requests of {tokens} tokens: at once / in turn {faster}, each / alone {slower}, tok/s {speed}"
+            "{count} requests of {tokens} tokens: in turn / at once {faster}, each / alone {slower}, tok/s {speed}"
         ));
     }
     Ok(())
@@ -130,13 +135,13 @@ fn together(model: &Model, rounds: usize, tokens: usize) -> Result<(), Box<dyn E
 fn switching(model: &Model, tokens: usize) -> Result<(), Box<dyn Error>> {
     let vocab = model.decoder()?.config().vocab_size;
     let schedule = ScheduleConfig { quantum: Duration::from_millis(1), ..ScheduleConfig::default() };
-    let mut host = Host::new(HostConfig { schedule, ..HostConfig::default() });
+    let mut host = Host::new(HostConfig { schedule, ..HostConfig::default() })?;
     for name in ["one", "other"] {
         host.add(name, model.clone())?;
     }
     let (clock, mut heard) = (WallClock::default(), Heard::default());
     for name in ["one", "other"] {
-        host.submit(request(name, vocab, 7, PROMPT, tokens), clock.now(), &mut |_, _| {})?;
+        submit(&mut host, request(name, vocab, 7, PROMPT, tokens), &clock)?;
     }
     let [mut same, mut switched] = run(&mut host, &clock, &mut heard);
     for (what, times) in
@@ -157,19 +162,18 @@ fn beside_a_long_prompt(model: &Model, tokens: usize, long: usize) -> Result<(),
         times.windows(2).map(|pair| pair[1] - pair[0]).collect()
     };
     let (mut host, clock, mut alone) = (host(model)?, WallClock::default(), Heard::default());
-    let id = host.submit(request("model", vocab, 1, PROMPT, tokens), clock.now(), &mut |_, _| {})?;
+    let id = submit(&mut host, request("model", vocab, 1, PROMPT, tokens), &clock)?;
     run(&mut host, &clock, &mut alone);
     let mut undisturbed = gaps(&alone, id, Duration::MAX);
 
     let mut heard = Heard::default();
     // So many tokens that it lasts longer than the prompt.
-    let id =
-        host.submit(request("model", vocab, 1, PROMPT, tokens + 2 * long), clock.now(), &mut |_, _| {})?;
+    let id = submit(&mut host, request("model", vocab, 1, PROMPT, tokens + 2 * long), &clock)?;
     while heard.tokens.get(&id).is_none_or(|tokens| tokens.len() < 8) {
         host.work(&clock, &mut |id, event| heard.hear(&clock, id, &event));
     }
     let began = clock.now();
-    let other = host.submit(request("model", vocab, 5, long, 1), clock.now(), &mut |_, _| {})?;
+    let other = submit(&mut host, request("model", vocab, 5, long, 1), &clock)?;
     while !heard.tokens.contains_key(&other) {
         host.work(&clock, &mut |id, event| heard.hear(&clock, id, &event));
     }

@@ -35,7 +35,7 @@ fn alone(model: &Model, prompt: &[u32], config: GenerationConfig) -> Vec<u32> {
 }
 
 fn engine(models: &[(&str, &Model)]) -> Engine {
-    let engine = Engine::start(HostConfig::default());
+    let engine = Engine::start(HostConfig::default()).unwrap();
     for (name, model) in models {
         engine.add(name, (*model).clone()).unwrap();
     }
@@ -120,6 +120,7 @@ fn who_listens_slowly_holds_up_nobody_else() {
     let slow = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(300)));
     let fast = engine.generate(Request::new("llama", prompt(2, 4)).with_config(tokens(200)));
     assert_eq!(fast.wait().unwrap().summary.tokens.len(), 200);
+    assert_eq!(engine.with_host(|host| host.under_way()).unwrap(), 1, "it has not ended");
     // It has said as much as there is room for, and waits.
     let layers = || engine.with_host(|host| host.counters().layers).unwrap();
     let mut before = layers();
@@ -214,7 +215,7 @@ fn a_pipeline_has_an_answer_whatever_fails() {
                 Piped::Routed { .. } => {}
                 Piped::Replaced { .. } => was_replaced = true,
                 Piped::Said(Event::Finished(outcome)) => said = Some(outcome.summary.tokens),
-                Piped::Said(Event::Failed(error)) => panic!("{text}: {error}"),
+                Piped::Said(Event::Failed(failure)) => panic!("{text}: {}", failure.error),
                 Piped::Said(_) => {}
             }
         }
@@ -228,7 +229,7 @@ fn a_pipeline_has_an_answer_whatever_fails() {
 fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
     let (llama, qwen) = (model("llama"), model("qwen3"));
     let admission = AdmissionConfig { most_waiting: 32, ..AdmissionConfig::default() };
-    let engine = Engine::start(HostConfig { admission, ..HostConfig::default() });
+    let engine = Engine::start(HostConfig { admission, ..HostConfig::default() }).unwrap();
     engine.add("llama", llama).unwrap();
     engine.add("qwen", qwen).unwrap();
     let request = |index: u32, priority: Priority| {

@@ -29,6 +29,14 @@ pub enum RuntimeError {
         /// Why.
         source: Arc<Self>,
     },
+    /// A head was asked for by name and cannot be worn.
+    #[error("head {name:?} cannot be worn: {source}")]
+    HeadNotWorn {
+        /// The head.
+        name: String,
+        /// Why.
+        source: Arc<Self>,
+    },
     /// No such branch is in the tree.
     #[error("branch {branch} is not in the tree, or not any more")]
     NoSuchBranch {

@@ -20,13 +20,15 @@ pub(crate) struct Memory {
     turns: Option<(usize, Arc<dyn EvictionPolicy>)>,
     /// Tokens that facts have at most.
     pub(crate) facts: usize,
+    /// Whether positions are still to be closed up behind what was forgotten.
+    open: bool,
     /// Turns that a scorer has read.
     judged: Vec<TurnId>,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { turns: None, facts: FACTS, judged: Vec::new() }
+        Self { turns: None, facts: FACTS, open: false, judged: Vec::new() }
     }
 }
 
@@ -186,6 +188,11 @@ impl Session {
     /// remembered may have to be [arranged](Self::arrange) then.
     pub(crate) fn make_room(&mut self, needed: usize) -> Result<bool, RuntimeError> {
         let Some((capacity, policy)) = self.memory.turns.clone() else { return Ok(false) };
+        if self.memory.open {
+            // There was no page for it when the tokens went.
+            self.close_up()?;
+            self.memory.open = false;
+        }
         let turns: Vec<Turn> = self.cache.turns().cloned().collect();
         let Forgetting { tokens, afterwards } = policy.make_room(&turns, capacity, needed)?;
         if tokens.is_empty() {
@@ -196,7 +203,11 @@ impl Session {
         self.meters().evicted(turns.len() - self.cache.turns().len(), forgotten);
         match afterwards {
             Afterwards::Stay => {}
-            Afterwards::CloseUp => self.close_up()?,
+            Afterwards::CloseUp => {
+                self.memory.open = true;
+                self.close_up()?;
+                self.memory.open = false;
+            }
             Afterwards::Encode => self.lose(),
         }
         Ok(true)

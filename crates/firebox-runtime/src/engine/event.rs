@@ -15,7 +15,7 @@ pub enum Event {
     /// The end.
     Finished(Box<Outcome>),
     /// The end of a request that could not go on.
-    Failed(RuntimeError),
+    Failed(Box<Failure>),
 }
 
 impl Event {
@@ -36,4 +36,19 @@ pub struct Outcome {
     pub waited: Duration,
     /// The session, answer included, for what comes next.
     pub session: Session,
+}
+
+/// Why a request could not go on, and what is left of it.
+#[derive(Debug)]
+pub struct Failure {
+    /// Why.
+    pub error: RuntimeError,
+    /// The session as far as it came, if it is there still.
+    pub session: Option<Box<Session>>,
+}
+
+impl From<RuntimeError> for Failure {
+    fn from(error: RuntimeError) -> Self {
+        Self { error, session: None }
+    }
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::clock::Clock;
-use crate::engine::event::Event;
+use crate::engine::event::Failure;
 use crate::engine::hosted::Hosted;
 use crate::engine::lane::Told;
 use crate::engine::request::Request;
@@ -12,7 +12,7 @@ use crate::engine::sequence::RequestId;
 use crate::schedule::{
     AdmissionConfig, Choice, LaneId, NextModel, Queue, ScheduleConfig, ScheduleCounters, Scheduler,
 };
-use crate::telemetry::{Counter, Kind, Meters};
+use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::thermal::Heat;
 use crate::{Model, Pool, PrefixLimits, PrefixTree, RuntimeError};
 
@@ -78,8 +78,11 @@ pub enum Worked {
 
 impl Host {
     /// Without any model.
-    pub fn new(config: HostConfig) -> Self {
-        Self {
+    pub fn new(config: HostConfig) -> Result<Self, RuntimeError> {
+        config.schedule.check()?;
+        let mut config = config;
+        config.admission.most_running = config.admission.most_running.max(1);
+        Ok(Self {
             scheduler: Scheduler::new(config.schedule.clone()),
             config,
             hosted: BTreeMap::new(),
@@ -89,7 +92,7 @@ impl Host {
             next: NextModel::default(),
             ran: None,
             last: None,
-        }
+        })
     }
 
     /// Takes a model in.
@@ -104,7 +107,9 @@ impl Host {
             return Err(RuntimeError::ModelNamed { name: name.into() });
         }
         let queue = Queue::new(self.config.admission.clone());
-        let prefixes = PrefixTree::new(&model.decoder()?, &pool, self.config.prefixes.clone());
+        let mut limits = self.config.prefixes.clone();
+        limits.budget = limits.budget.or_else(|| model.fit().map(|fit| fit.budget().clone()));
+        let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
         let hosted = Hosted::new(name, model, pool, queue, prefixes, &self.fetcher)?;
         self.hosted.insert(self.scheduler.lane(name), hosted);
         Ok(())
@@ -115,15 +120,14 @@ impl Host {
         let lane = self.lane_of(name)?;
         let asked: Vec<RequestId> =
             self.lanes.iter().filter(|(_, of)| **of == lane).map(|(id, _)| *id).collect();
+        self.scheduler.drop_lane(lane);
+        self.last.take_if(|(last, ..)| *last == lane);
+        let Some(mut hosted) = self.hosted.remove(&lane) else { unreachable!("it was just found") };
         for id in asked {
             self.lanes.remove(&id);
-            told(id, Event::Failed(RuntimeError::NoModel { name: name.into(), there: self.names() }));
+            hosted.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, told);
         }
-        self.scheduler.drop_lane(lane);
-        match self.hosted.remove(&lane) {
-            Some(hosted) => Ok(hosted.model),
-            None => Err(RuntimeError::NoModel { name: name.into(), there: self.names() }),
-        }
+        Ok(hosted.model)
     }
 
     /// Its models, by name.
@@ -133,25 +137,23 @@ impl Host {
 
     /// Takes a request in. It ends with an event that [is the last](Event::is_last); what is wrong with it from the
     /// beginning is refused at once.
-    pub fn submit(
-        &mut self,
-        request: Request,
-        now: Duration,
-        told: Told<'_>,
-    ) -> Result<RequestId, RuntimeError> {
-        let lane = self.lane_of(&request.model)?;
+    pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Failure> {
+        let lane = match self.lane_of(&request.model) {
+            Ok(lane) => lane,
+            Err(error) => return Err(Failure { error, session: request.session }),
+        };
         let id = RequestId(self.made);
         let Some(hosted) = self.hosted.get_mut(&lane) else { unreachable!("it was just found") };
         hosted.enter(id, request, now)?;
         self.made += 1;
         self.lanes.insert(id, lane);
-        hosted.update(lane, &mut self.scheduler, now, told);
+        hosted.changed = true;
         self.next.note(&hosted.name);
         // What usually comes next begins to be read while this one runs.
         let likely: Vec<String> = self.next.likely(LIKELY).map(str::to_owned).collect();
         for name in likely {
             if let Ok(lane) = self.lane_of(&name) {
-                self.hosted[&lane].prefetch();
+                self.hosted[&lane].prefetch(now);
             }
         }
         Ok(id)
@@ -160,6 +162,11 @@ impl Host {
     /// Requests that run or wait.
     pub fn under_way(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// Whether a request runs or waits.
+    pub fn knows(&self, id: RequestId) -> bool {
+        self.lanes.contains_key(&id)
     }
 
     /// Ends a request where it is, as soon as it is in no pass.
@@ -174,9 +181,9 @@ impl Host {
     }
 
     /// Keeps a request from going on, or lets it go on.
-    pub fn hold(&mut self, id: RequestId, held: bool) {
+    pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
         if let Some(hosted) = self.lanes.get(&id).and_then(|lane| self.hosted.get_mut(lane)) {
-            hosted.hold(id, held);
+            hosted.hold(id, held, now);
         }
     }
 
@@ -202,8 +209,12 @@ impl Host {
                 hosted.left(id, now, &mut self.scheduler);
                 self.lanes.remove(&id);
             }
-            hosted.update(lane, &mut self.scheduler, now, told);
+            for id in hosted.update(lane, &mut self.scheduler, now, told) {
+                hosted.left(id, now, &mut self.scheduler);
+                self.lanes.remove(&id);
+            }
         }
+        let before = Noted::of(self.scheduler.counters());
         let hosted = &self.hosted;
         let choice = self.scheduler.choose(now, |lane| hosted[&lane].readiness());
         let Choice::Run { lane, .. } = choice else {
@@ -217,10 +228,13 @@ impl Host {
             // While this one runs, the disk brings what the next one needs.
             let next = self.scheduler.prefetch(now).find(|next| *next != lane);
             if let Some(next) = next.and_then(|next| self.hosted.get(&next)) {
-                next.prefetch();
+                next.prefetch(now);
             }
         }
         let Some(hosted) = self.hosted.get_mut(&lane) else { return Worked::Idle };
+        if switched {
+            hosted.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
+        }
         let stepped = hosted.lane.step(clock, told);
         let now = clock.now();
         let meters = hosted.model.meters();
@@ -231,8 +245,9 @@ impl Host {
                 self.last = Some((lane, meters.began(), 1));
             }
         }
-        let before = Noted::of(self.scheduler.counters());
-        self.scheduler.ran(now, lane, stepped.took, 1);
+        if let Some(took) = stepped.took {
+            self.scheduler.ran(now, lane, took, 1);
+        }
         for id in stepped.tokens {
             if let Some(task) = hosted.task(id) {
                 self.scheduler.token(now, task);
@@ -251,7 +266,7 @@ impl Host {
                 self.lanes.remove(&id);
             }
         }
-        Worked::Layer { took: stepped.took, switched }
+        Worked::Layer { took: stepped.took.unwrap_or_default(), switched }
     }
 
     fn quantum_ends(&mut self) {
@@ -279,12 +294,18 @@ struct Noted {
     overruns: u64,
     preemptions: u64,
     slips: u64,
+    demotions: u64,
 }
 
 impl Noted {
     fn of(counters: &ScheduleCounters) -> Self {
         let slips = counters.classes.iter().map(|class| class.slips).sum();
-        Self { overruns: counters.overruns, preemptions: counters.preemptions, slips }
+        Self {
+            overruns: counters.overruns,
+            preemptions: counters.preemptions,
+            slips,
+            demotions: counters.demotions,
+        }
     }
 
     /// Tells what has been added since.
@@ -294,6 +315,7 @@ impl Noted {
             (Counter::QuantumOverruns, now.overruns - self.overruns),
             (Counter::Preemptions, now.preemptions - self.preemptions),
             (Counter::DeadlineSlips, now.slips - self.slips),
+            (Counter::Demotions, now.demotions - self.demotions),
         ] {
             if added > 0 {
                 meters.add(counter, added);

@@ -5,14 +5,14 @@ use std::time::Duration;
 use firebox_cache::{CacheError, Pool};
 
 use crate::answer::Answer;
-use crate::engine::event::Event;
+use crate::engine::event::{Event, Failure};
 use crate::engine::lane::{Lane, Told};
 use crate::engine::request::Request;
 use crate::engine::segments::{Fetcher, Segments};
 use crate::engine::sequence::{RequestId, Sequence};
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
-use crate::telemetry::Gauge;
-use crate::{Model, PrefixTree, RuntimeError};
+use crate::telemetry::{Counter, Gauge};
+use crate::{GenerationConfig, Model, PrefixTree, RuntimeError, Session};
 
 /// A model that nobody used for so long may have lost its pages to others.
 const DOUBTFUL: Duration = Duration::from_secs(1);
@@ -70,42 +70,78 @@ impl Hosted {
         })
     }
 
-    /// Lets a request in, to wait until it is started.
-    pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), RuntimeError> {
+    /// Lets a request in, to wait until it is started. A session that is refused comes back.
+    pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Failure> {
         let Request { prompt, config, session, head, task, or_not_at_all, scope, .. } = request;
         let mut session = match session {
-            Some(session) if Arc::ptr_eq(&session.decoder, &self.model.decoder()?) => *session,
-            Some(_) => return Err(RuntimeError::ForeignSession { model: self.name.clone() }),
-            None => self.model.session_in(&self.pool)?,
+            Some(session) => session,
+            None => Box::new(self.model.session_in(&self.pool)?),
         };
-        if let Some(head) = &head {
-            session.use_head(head);
-        }
-        session.expect_answer(prompt.len(), config.context)?;
-        session.expect_known(&prompt)?;
-        let tokenizer = self.model.tokenizer().ok().cloned();
-        let answer = Answer::new(config, tokenizer)?;
-        let ticket = self.queue.enter(now, task.priority)?;
-        let begun = self.lane.prefixes().begin(&mut session, &scope, &prompt);
-        let mut sequence = Sequence::begin(id, session, &prompt[begun.tokens..], answer, scope, now);
-        sequence.prompt_tokens = prompt.len();
-        sequence.cached_tokens = begun.tokens;
-        sequence.stop = begun.stop.map(|stop| sequence.session.tokens().len() - prompt.len() + stop);
-        sequence.late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now + first_by);
+        // Those for whom there is no room anyway cost nothing.
+        let ticket = match self.queue.enter(now, task.priority) {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                self.model.meters().add(Counter::RefusedRequests, 1);
+                return Err(Failure { error, session: Some(session) });
+            }
+        };
+        let answer = match self.answer(&mut session, &prompt, head.as_deref(), config) {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.queue.leave(ticket);
+                return Err(Failure { error, session: Some(session) });
+            }
+        };
+        let mut sequence = Sequence::new(id, *session, prompt, answer, scope, task.priority, now);
+        sequence.late_at =
+            task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
         self.waiting.insert(ticket, (sequence, task));
         self.tickets.insert(id, ticket);
         self.changed = true;
-        if !self.lane.has_work() && now.saturating_sub(self.busy) > DOUBTFUL {
-            self.segments.doubt();
-        }
+        self.doubt(now);
         self.busy = now;
         Ok(())
     }
 
+    fn answer(
+        &self,
+        session: &mut Session,
+        prompt: &[u32],
+        head: Option<&str>,
+        config: GenerationConfig,
+    ) -> Result<Answer, RuntimeError> {
+        if !Arc::ptr_eq(&session.decoder, &self.model.decoder()?) {
+            return Err(RuntimeError::ForeignSession { model: self.name.clone() });
+        }
+        // Whoever names a head wants no other.
+        if let Some(name) = head
+            && let Some(source) = session.use_head(name).instead
+        {
+            return Err(RuntimeError::HeadNotWorn { name: name.into(), source });
+        }
+        session.expect_answer(prompt.len(), config.context)?;
+        session.expect_known(prompt)?;
+        Answer::new(config, self.model.tokenizer().ok().cloned())
+    }
+
+    /// Asks again what is in memory, after nobody has used the model for a while.
+    fn doubt(&self, now: Duration) {
+        if !self.lane.has_work() && now.saturating_sub(self.busy) > DOUBTFUL {
+            self.segments.doubt();
+        }
+    }
+
     /// Lets those run that may, and tells those that wait how many come before them.
-    pub fn update(&mut self, id: LaneId, scheduler: &mut Scheduler, now: Duration, told: Told<'_>) {
+    /// Returns those that were to end, and could not before.
+    pub fn update(
+        &mut self,
+        id: LaneId,
+        scheduler: &mut Scheduler,
+        now: Duration,
+        told: Told<'_>,
+    ) -> Vec<RequestId> {
         if !std::mem::take(&mut self.changed) {
-            return;
+            return Vec::new();
         }
         for change in self.queue.update(now) {
             match change {
@@ -115,8 +151,12 @@ impl Hosted {
                         self.pausing.retain(|id| self.tickets.get(id) != Some(&ticket));
                         continue;
                     };
-                    sequence.starts(now);
-                    let scheduled = scheduler.add(now, id, task);
+                    sequence.starts(self.lane.prefixes(), now);
+                    // What it waited is part of the time that its first token may take.
+                    let waited = sequence.timing.since_begin(now);
+                    let first_by = task.first_by.filter(|_| sequence.answer.count() == 0);
+                    let first_by = first_by.map(|first_by| first_by.saturating_sub(waited));
+                    let scheduled = scheduler.add(now, id, Task { first_by, ..task });
                     self.places.remove(&sequence.id);
                     self.running.insert(sequence.id, (ticket, scheduled, task));
                     self.lane.join(sequence);
@@ -130,8 +170,9 @@ impl Hosted {
                 }
             }
         }
-        self.pause(scheduler);
+        let ended = self.pause(scheduler, now, told);
         let meters = self.model.meters();
+        meters.set(Gauge::KeysAndValues, self.pool.bytes() as u64);
         meters.set(Gauge::WaitingRequests, self.queue.waiting() as u64);
         meters.set(Gauge::BatchLimit, self.queue.batch() as u64);
         for (ahead, ticket) in self.queue.order(now).into_iter().enumerate() {
@@ -140,9 +181,11 @@ impl Hosted {
                 told(sequence.id, Event::Waiting { place: ahead });
             }
         }
+        ended
     }
 
-    fn pause(&mut self, scheduler: &mut Scheduler) {
+    fn pause(&mut self, scheduler: &mut Scheduler, now: Duration, told: Told<'_>) -> Vec<RequestId> {
+        let mut ended = Vec::new();
         for id in std::mem::take(&mut self.pausing) {
             if self.lane.is_passing(id) {
                 self.pausing.push(id);
@@ -151,6 +194,11 @@ impl Hosted {
                 && let Some((ticket, task, wish)) = self.running.remove(&id)
             {
                 scheduler.remove(task);
+                if sequence.cancelled {
+                    told(id, sequence.finished(now));
+                    ended.push(id);
+                    continue;
+                }
                 sequence.pauses();
                 if self.short && sequence.session.can_lose() {
                     sequence.session.lose();
@@ -159,6 +207,7 @@ impl Hosted {
                 self.waiting.insert(ticket, (sequence, wish));
             }
         }
+        ended
     }
 
     /// A request has ended, and its place is free.
@@ -200,18 +249,34 @@ impl Hosted {
         let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
         let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
         for &id in &late {
-            self.lane.leave(id);
-            told(id, Event::Failed(RuntimeError::Late { model: self.name.clone() }));
+            self.fail(id, RuntimeError::Late { model: self.name.clone() }, told);
         }
         late
     }
 
-    /// Keeps a request from going on, or lets it go on.
-    pub fn hold(&mut self, id: RequestId, held: bool) {
-        let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.get_mut(ticket));
-        let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.lane.get_mut(id));
-        if let Some(sequence) = sequence {
-            sequence.held = held;
+    /// Ends a request that is in no pass for an error.
+    pub fn fail(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>) {
+        let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket));
+        let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.lane.leave(id));
+        let event = match sequence {
+            Some(sequence) => sequence.failed(error),
+            None => Event::Failed(Box::new(error.into())),
+        };
+        told(id, event);
+    }
+
+    /// Keeps a request from going on, or lets it go on. Others run in its place meanwhile.
+    pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
+        let Some(&ticket) = self.tickets.get(&id) else { return };
+        let waiting = self.waiting.get_mut(&ticket).map(|(sequence, _)| sequence);
+        let Some(sequence) = waiting.or_else(|| self.lane.get_mut(id)) else { return };
+        if sequence.held == held {
+            return;
+        }
+        sequence.held = held;
+        self.changed = true;
+        if let Some(Change::Pause(_)) = self.queue.hold(now, ticket, held) {
+            self.pausing.push(id);
         }
     }
 
@@ -224,12 +289,17 @@ impl Hosted {
         if !self.lane.has_work() {
             return Readiness::Idle;
         }
-        if self.segments.are_there(self.lane.next_layer()) { Readiness::Ready } else { Readiness::Waiting }
+        if self.segments.are_there(self.lane.upcoming_layer()) {
+            Readiness::Ready
+        } else {
+            Readiness::Waiting
+        }
     }
 
     /// Has it read ahead what it is going to need.
-    pub fn prefetch(&self) {
-        self.segments.fetch_from(self.lane.next_layer());
+    pub fn prefetch(&self, now: Duration) {
+        self.doubt(now);
+        self.segments.fetch_from(self.lane.upcoming_layer());
     }
 
     /// Sequences found no room for what they remember. What others remember that wait goes first, the last one's before that of
@@ -238,11 +308,13 @@ impl Hosted {
     pub fn starve(&mut self, starved: Vec<RequestId>, now: Duration, told: Told<'_>) -> Vec<RequestId> {
         self.changed = true;
         let order = self.queue.order(now);
-        let waiting = order.iter().rev().find_map(|ticket| {
-            let (sequence, _) = self.waiting.get(ticket)?;
-            (sequence.session.can_lose() && !sequence.session.cache().is_empty()).then_some(*ticket)
-        });
-        if let Some((sequence, _)) = waiting.and_then(|ticket| self.waiting.get_mut(&ticket)) {
+        let turn = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap_or(usize::MAX);
+        let with_pages = self
+            .waiting
+            .iter()
+            .filter(|(_, (sequence, _))| sequence.session.can_lose() && !sequence.session.cache().is_empty());
+        let last = with_pages.map(|(ticket, _)| *ticket).max_by_key(|ticket| (turn(ticket), *ticket));
+        if let Some((sequence, _)) = last.and_then(|ticket| self.waiting.get_mut(&ticket)) {
             sequence.session.lose();
             self.pool.shrink();
             return Vec::new();
@@ -254,11 +326,9 @@ impl Hosted {
             self.short = true;
             return Vec::new();
         }
+        let pages = self.pool.pages();
         for &id in &starved {
-            if let Some(sequence) = self.lane.leave(id) {
-                let pages = sequence.session.cache().pool().pages();
-                told(id, Event::Failed(CacheError::PoolExhausted { pages }.into()));
-            }
+            self.fail(id, CacheError::PoolExhausted { pages }.into(), told);
         }
         starved
     }

@@ -51,8 +51,8 @@ struct Member {
 /// What came of one layer.
 #[derive(Debug, Default)]
 pub(crate) struct Stepped {
-    /// How long it took.
-    pub took: Duration,
+    /// How long it took; nothing where none ran.
+    pub took: Option<Duration>,
     /// Whose tokens were chosen.
     pub tokens: Vec<RequestId>,
     /// Sequences that have left, and what is left of them to say.
@@ -111,13 +111,21 @@ impl Lane {
 
     /// Whether there is anything to do.
     pub fn has_work(&self) -> bool {
-        self.answering.is_some() || self.feeding.is_some() || self.sequences.iter().any(|one| !one.held)
+        self.answering.is_some()
+            || self.feeding.is_some()
+            || self.sequences.iter().any(|one| !one.held || one.cancelled)
     }
 
-    /// The layer that the pass runs next that has the longest way behind it.
-    pub fn next_layer(&self) -> usize {
-        let running = self.answering.as_ref().or(self.feeding.as_ref());
-        running.map_or(0, |running| running.pass.next_layer())
+    /// The layer that comes next.
+    pub fn upcoming_layer(&self) -> usize {
+        let next = |running: &Running| running.pass.next_layer();
+        match (&self.answering, &self.feeding) {
+            (Some(answering), _) => next(answering),
+            (None, Some(feeding)) if self.parts() && self.wants(Need::Step) => {
+                if self.rhythm.may_feed(Some(feeding.rows)) { next(feeding) } else { 0 }
+            }
+            (None, feeding) => feeding.as_ref().map_or(0, next),
+        }
     }
 
     /// Runs one layer of one pass, and after the last one chooses the tokens that follow.
@@ -136,7 +144,7 @@ impl Lane {
             Ok(()) if running.pass.next_layer() < self.decoder.layers() => *self.slot(need) = Some(running),
             Ok(()) => self.finish(need, running, clock, told, &mut stepped),
         }
-        stepped.took = clock.now().saturating_sub(began);
+        stepped.took = Some(clock.now().saturating_sub(began));
         stepped
     }
 
@@ -190,14 +198,16 @@ impl Lane {
         let mut left = if beside { self.rhythm.rows() } else { usize::MAX };
         let mut dues: Vec<(usize, Due)> = Vec::new();
         let mut failed = Vec::new();
-        for at in 0..self.sequences.len() {
+        let mut order: Vec<usize> = (0..self.sequences.len()).collect();
+        order.sort_by_key(|&at| std::cmp::Reverse(self.sequences[at].priority));
+        for at in order {
             let one = &self.sequences[at];
             let (id, need, one_stop) = (one.id, one.need(), one.stop);
             if one.held || !needs.contains(&need) || self.is_passing(id) {
                 continue;
             }
             let session = &mut self.sequences[at].session;
-            // Prompts fill a pass one after the other: what came first should be there first.
+            // Prompts fill a pass one after the other: what is urgent or came first should be there first.
             left = left.min(session.chunk);
             if need == Need::Feed && left == 0 {
                 continue;
@@ -205,7 +215,7 @@ impl Lane {
             // Recurrent states that others could go on from are kept on the way.
             let stop = one_stop.filter(|stop| *stop > session.cache.len());
             let most = stop.map_or(left, |stop| left.min(stop - session.cache.len()));
-            let due = session.due(most.max(1)).and_then(|due| {
+            let due = session.due(if need == Need::Step { 1 } else { most.max(1) }).and_then(|due| {
                 session.cache.reserve(due.tokens.len())?;
                 Ok(due)
             });
@@ -216,10 +226,14 @@ impl Lane {
                     }
                     dues.push((at, due));
                 }
-                Err(RuntimeError::Cache(CacheError::PoolExhausted { .. })) => stepped.starved.push(id),
+                Err(
+                    RuntimeError::Cache(CacheError::PoolExhausted { .. })
+                    | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })),
+                ) => stepped.starved.push(id),
                 Err(error) => failed.push((id, error)),
             }
         }
+        dues.sort_by_key(|(at, _)| *at);
         // Those that failed leave the others where they are.
         for (at, _) in &mut dues {
             *at -=
@@ -311,6 +325,9 @@ impl Lane {
         let vocab = logits.len() / members.len();
         for (member, logits) in members.iter().zip(logits.chunks(vocab)).filter(|(member, _)| member.asks) {
             let Some(sequence) = self.get_mut(member.id) else { continue };
+            if sequence.is_late(now) {
+                continue;
+            }
             let (event, ended) = match sequence.go_on(logits, now) {
                 Ok(went) => went,
                 Err(error) => {
@@ -367,9 +384,8 @@ impl Lane {
 
     fn drop_failed(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>, stepped: &mut Stepped) {
         if let Some(at) = self.sequences.iter().position(|sequence| sequence.id == id) {
-            self.sequences.remove(at).timing.ended(None);
+            told(id, self.sequences.remove(at).failed(error));
         }
-        told(id, Event::Failed(error));
         stepped.left.push(id);
     }
 }

@@ -18,7 +18,7 @@ mod tests;
 mod thread;
 
 pub use clock::{Clock, WallClock};
-pub use event::{Event, Outcome};
+pub use event::{Event, Failure, Outcome};
 pub use host::{Host, HostConfig, Worked};
 pub use pipeline::{Asked, Piped, Pipeline, Prompting, Router, Stage};
 pub use request::Request;

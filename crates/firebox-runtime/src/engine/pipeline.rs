@@ -108,7 +108,7 @@ impl fmt::Debug for Stage {
 /// use firebox_runtime::engine::{Engine, HostConfig, Piped, Pipeline, Stage};
 /// use firebox_runtime::{Model, device};
 ///
-/// let engine = Engine::start(HostConfig::default());
+/// let engine = Engine::start(HostConfig::default())?;
 /// let cpu = device("cpu")?;
 /// let (code, small) = (Model::open("models/code", &cpu)?, Model::open("models/small", &cpu)?);
 /// let prompting = |model: &Model| {
@@ -192,15 +192,17 @@ impl Pipeline {
             Ok((stage, confidence)) => (stage, confidence, None),
             Err(why) => {
                 let by = self.fallback.name.clone();
-                (self.fallback.clone(), 0.0, Some(Piped::Replaced { stage: ROUTER.into(), by, why }))
+                (None, 0.0, Some(Piped::Replaced { stage: ROUTER.into(), by, why }))
             }
         };
+        let is_fallback = stage.is_none();
         let mut asked = Asked {
             pipeline: self.clone(),
             text: text.into(),
             coming: told.into_iter().collect(),
             answering: None,
-            stage,
+            stage: stage.unwrap_or_else(|| self.fallback.clone()),
+            is_fallback,
         };
         asked.coming.push_back(Piped::Routed { stage: asked.stage.name.clone(), confidence });
         asked.begin();
@@ -208,15 +210,15 @@ impl Pipeline {
     }
 
     /// The stage that the router is surest of, if it is sure enough.
-    fn routed(&self, text: &str) -> Result<(Stage, f32), RuntimeError> {
-        let Some(Shared(router)) = &self.router else { return Ok((self.fallback.clone(), 1.0)) };
+    fn routed(&self, text: &str) -> Result<(Option<Stage>, f32), RuntimeError> {
+        let Some(Shared(router)) = &self.router else { return Ok((None, 1.0)) };
         let routes = router.lock().unwrap_or_else(PoisonError::into_inner).route(text)?;
         let surest = routes.into_iter().max_by(|one, other| one.1.total_cmp(&other.1));
         let chosen = surest.and_then(|(name, confidence)| {
             let stage = self.stages.iter().find(|stage| stage.name == name)?;
-            (confidence >= stage.least_confidence).then(|| (stage.clone(), confidence))
+            (confidence >= stage.least_confidence).then(|| (Some(stage.clone()), confidence))
         });
-        Ok(chosen.unwrap_or_else(|| (self.fallback.clone(), 1.0)))
+        Ok(chosen.unwrap_or((None, 1.0)))
     }
 }
 
@@ -231,6 +233,7 @@ pub struct Asked {
     coming: VecDeque<Piped>,
     answering: Option<Answering>,
     stage: Stage,
+    is_fallback: bool,
 }
 
 impl Asked {
@@ -250,10 +253,11 @@ impl Asked {
     fn failed(&mut self, why: RuntimeError) {
         self.answering = None;
         let fallback = &self.pipeline.fallback;
-        if self.stage.name == fallback.name {
-            self.coming.push_back(Piped::Said(Event::Failed(why)));
+        if self.is_fallback {
+            self.coming.push_back(Piped::Said(Event::Failed(Box::new(why.into()))));
             return;
         }
+        self.is_fallback = true;
         let (stage, by) = (self.stage.name.clone(), fallback.name.clone());
         self.stage = fallback.clone();
         self.coming.push_back(Piped::Replaced { stage, by, why });
@@ -263,7 +267,7 @@ impl Asked {
     /// Takes in what the engine says of the stage.
     fn heard(&mut self, event: Option<Event>) {
         match event {
-            Some(Event::Failed(why)) => self.failed(why),
+            Some(Event::Failed(failure)) => self.failed(failure.error),
             Some(event) => {
                 if event.is_last() {
                     self.answering = None;

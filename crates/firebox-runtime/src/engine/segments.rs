@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use burn::tensor::Device;
 use firebox_model::Decoder;
 use firebox_store::{Checkpoint, SegmentId};
 
@@ -31,8 +32,10 @@ struct Part {
 impl Segments {
     /// Those of a model. One that streams its weights reads ahead by itself.
     pub fn of(checkpoint: &Checkpoint, decoder: &Decoder, fetcher: &Arc<Fetcher>) -> Self {
-        let last = decoder.layers() - 1;
-        let segments = if decoder.streamed().is_none() { checkpoint.segments() } else { Vec::new() };
+        let last = decoder.layers().saturating_sub(1);
+        // Elsewhere weights are copies, and nobody touches the files again.
+        let mapped = decoder.streamed().is_none() && *decoder.device() == Device::flex();
+        let segments = if mapped { checkpoint.segments() } else { Vec::new() };
         let unembedding = if decoder.config().tied_embeddings { SegmentId::Embed } else { SegmentId::Final };
         let parts = segments.into_iter().filter_map(|segment| {
             let layer = match segment.id {
@@ -113,14 +116,19 @@ impl Fetcher {
     pub fn start() -> Arc<Self> {
         let fetcher = Arc::new(Self::default());
         let reading = fetcher.clone();
-        // Without a thread layers wait for their pages by themselves.
-        let _ = thread::Builder::new().name("firebox-fetch".into()).spawn(move || reading.read());
+        let thread = thread::Builder::new().name("firebox-fetch".into()).spawn(move || reading.read());
+        if thread.is_err() {
+            fetcher.end();
+        }
         fetcher
     }
 
     fn ask(&self, fetch: Fetch) {
         let mut wanted = self.wanted();
-        if !wanted.queue.iter().any(|asked| Arc::ptr_eq(&asked.there, &fetch.there)) {
+        if wanted.over {
+            // Without a thread layers wait for their pages by themselves.
+            fetch.there.store(true, Ordering::Relaxed);
+        } else if !wanted.queue.iter().any(|asked| Arc::ptr_eq(&asked.there, &fetch.there)) {
             wanted.queue.push_back(fetch);
             self.changed.notify_one();
         }

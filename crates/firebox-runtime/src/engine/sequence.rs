@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use crate::answer::Answer;
-use crate::engine::event::{Event, Outcome};
+use crate::engine::event::{Event, Failure, Outcome};
+use crate::schedule::Priority;
 use crate::timing::Timing;
-use crate::{Finish, Piece, RuntimeError, Session, Summary};
+use crate::{Finish, Piece, PrefixTree, RuntimeError, Session, Summary};
 
 /// Which request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,7 +18,10 @@ pub(crate) struct Sequence {
     pub answer: Answer,
     /// Who must not notice others.
     pub scope: String,
+    pub priority: Priority,
     pub timing: Timing,
+    /// Until it has run.
+    prompt: Option<Vec<u32>>,
     pub prompt_tokens: usize,
     /// Of these, how many need not go through the layers.
     pub cached_tokens: usize,
@@ -43,26 +47,26 @@ pub(crate) enum Need {
 }
 
 impl Sequence {
-    /// Accepts a prompt, of which nothing goes through the layers yet.
-    pub fn begin(
+    /// Waits to accept a prompt.
+    pub fn new(
         id: RequestId,
-        mut session: Session,
-        prompt: &[u32],
+        session: Session,
+        prompt: Vec<u32>,
         answer: Answer,
         scope: String,
+        priority: Priority,
         now: Duration,
     ) -> Self {
-        for &token in prompt {
-            session.append(token);
-        }
-        let (prompt_tokens, timing) = (prompt.len(), Timing::begin(now, session.meters()));
+        let timing = Timing::begin(now, session.meters());
         Self {
             id,
             session,
+            prompt_tokens: prompt.len(),
+            prompt: Some(prompt),
             answer,
             scope,
+            priority,
             timing,
-            prompt_tokens,
             cached_tokens: 0,
             waited: Duration::ZERO,
             stop: None,
@@ -72,12 +76,19 @@ impl Sequence {
         }
     }
 
-    /// It runs from now on, for the first time or again.
-    pub fn starts(&mut self, now: Duration) {
-        if self.answer.count() == 0 && self.waited == Duration::ZERO {
+    /// It runs from now on, for the first time or again. What its prompt begins with may be known from others.
+    pub fn starts(&mut self, prefixes: &PrefixTree, now: Duration) {
+        if let Some(prompt) = self.prompt.take() {
+            let before = self.session.tokens().len();
+            let begun = prefixes.begin(&mut self.session, &self.scope, &prompt);
+            for &token in &prompt[begun.tokens..] {
+                self.session.append(token);
+            }
+            self.cached_tokens = begun.tokens;
+            self.stop = begun.stop.map(|stop| before + stop);
             self.waited = self.timing.since_begin(now);
             self.timing.waited(self.waited);
-            self.timing.prompt(self.prompt_tokens, self.cached_tokens);
+            self.timing.prompt(self.prompt_tokens - self.cached_tokens, self.cached_tokens);
         }
         self.timing.set_running(true);
     }
@@ -127,6 +138,12 @@ impl Sequence {
         self.answer.end(Finish::Cancelled).map(Event::Piece)
     }
 
+    /// What is left of it where it cannot go on.
+    pub fn failed(self, error: RuntimeError) -> Event {
+        self.timing.ended(None);
+        Event::Failed(Box::new(Failure { error, session: Some(Box::new(self.session)) }))
+    }
+
     /// What it came to, with the session as it is now.
     pub fn finished(self, now: Duration) -> Event {
         let (drafted_tokens, accepted_tokens) = (0, 0);
@@ -134,7 +151,7 @@ impl Sequence {
         self.timing.ended(Some(finish));
         let first = self.timing.first(now);
         let (text, tokens) = self.answer.into_parts();
-        let fed = self.prompt_tokens - self.cached_tokens;
+        let fed = if self.prompt.is_some() { 0 } else { self.prompt_tokens - self.cached_tokens };
         let summary = Summary {
             text,
             tokens,

@@ -123,7 +123,7 @@ fn together(model: &Model, happenings: &[Happening]) {
             let summary = outcome.summary;
             assert!(ended.insert(id, (summary.tokens, summary.finish)).is_none());
         }
-        Event::Failed(error) => panic!("{error}"),
+        Event::Failed(failure) => panic!("{}", failure.error),
         Event::Waiting { .. } => {}
     };
     let which = |lane: &Lane, at: usize| {
@@ -136,7 +136,11 @@ fn together(model: &Model, happenings: &[Happening]) {
                 let id = RequestId(all.len() as u64);
                 let answer = Answer::new(asked.config.clone(), None).unwrap();
                 let session = session(model, asked);
-                lane.join(Sequence::begin(id, session, &asked.prompt, answer, String::new(), clock.now()));
+                let (scope, priority) = (String::new(), Priority::Normal);
+                let mut sequence =
+                    Sequence::new(id, session, asked.prompt.clone(), answer, scope, priority, clock.now());
+                sequence.starts(lane.prefixes(), clock.now());
+                lane.join(sequence);
                 all.push(asked.clone());
             }
             Happening::Layers(count) => {
@@ -216,7 +220,7 @@ fn event() -> impl Strategy<Value = Turn> {
 fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     let clock = MadeUp(AtomicU64::new(0));
     let admission = AdmissionConfig { most_running: 3, ..AdmissionConfig::default() };
-    let mut host = Host::new(HostConfig { admission, ..HostConfig::default() });
+    let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
     for (index, model) in models.iter().enumerate() {
         let pool = Pool::with_pages(model.decoder().unwrap().layout(KvType::F32), pages);
         host.add_in_pool(&index.to_string(), model.clone(), pool).unwrap();
@@ -231,7 +235,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
             let summary = outcome.summary;
             assert!(ended.insert(id, (summary.tokens, summary.finish)).is_none());
         }
-        Event::Failed(error) => panic!("{error}"),
+        Event::Failed(failure) => panic!("{}", failure.error),
         Event::Waiting { .. } => {}
     };
     for event in events {
@@ -241,7 +245,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
                 let request = Request::new(model.to_string(), asked.prompt.clone())
                     .with_config(asked.config.clone())
                     .with_priority(*priority);
-                let id = host.submit(request, clock.now(), &mut told).unwrap();
+                let id = host.submit(request, clock.now()).map_err(|failure| failure.error).unwrap();
                 all.push((*model, Asked { capacity: None, ..asked.clone() }, id));
             }
             Turn::Works(count) => {
@@ -251,7 +255,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
             }
             Turn::Held(at, held) => {
                 if let Some((.., id)) = all.get(at % all.len().max(1)) {
-                    host.hold(*id, *held);
+                    host.hold(*id, *held, clock.now());
                 }
             }
             Turn::Cancelled(at) => {
@@ -264,7 +268,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
         }
     }
     for (.., id) in &all {
-        host.hold(*id, false);
+        host.hold(*id, false, clock.now());
     }
     let (mut idle, mut works) = (0, 0);
     while idle < 3 {

@@ -24,15 +24,18 @@ const BACKLOG_CHECK: Duration = Duration::from_millis(2);
 /// From one look to the next whether the disk has brought what was waited for.
 const DISK_CHECK: Duration = Duration::from_micros(200);
 
+/// Commands that are obeyed between two layers.
+const COMMANDS: usize = 16;
+
 /// Answers requests of several models at once, on a thread of its own. Clones are the same engine; it ends with the last of
-/// them, and requests that are under way then end as well.
+/// them; whoever waits for an answer has one.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
 /// use firebox_runtime::engine::{Engine, Event, HostConfig, Request};
 /// use firebox_runtime::{Model, device};
 ///
-/// let engine = Engine::start(HostConfig::default());
+/// let engine = Engine::start(HostConfig::default())?;
 /// let model = Model::open("models/chat", &device("cpu")?)?;
 /// let prompt = model.tokenizer()?.encode("Once upon", true)?;
 /// engine.add("chat", model)?;
@@ -67,12 +70,13 @@ enum Command {
 
 impl Engine {
     /// Begins, without any model.
-    pub fn start(config: HostConfig) -> Self {
+    pub fn start(config: HostConfig) -> Result<Self, RuntimeError> {
         let (commands, received) = channel();
-        let running = move || Running::new(Host::new(config), received).run();
+        let host = Host::new(config)?;
+        let running = move || Running::new(host, received).run();
         // A machine that has no thread left refuses every request instead.
         let thread = thread::Builder::new().name("firebox-engine".into()).spawn(running).ok();
-        Self(Arc::new(Handle { commands, thread }))
+        Ok(Self(Arc::new(Handle { commands, thread })))
     }
 
     /// Takes a model in.
@@ -148,7 +152,7 @@ impl Answering {
         for event in self {
             match event {
                 Event::Finished(outcome) => return Ok(*outcome),
-                Event::Failed(error) => return Err(error),
+                Event::Failed(failure) => return Err(failure.error),
                 Event::Waiting { .. } | Event::Piece(_) => {}
             }
         }
@@ -170,7 +174,8 @@ impl Answering {
             None => {
                 // An engine that ended says nothing more, and its requests have ended with it.
                 self.over = true;
-                (!std::mem::replace(&mut self.told, true)).then_some(Event::Failed(RuntimeError::EngineOver))
+                let over = || Event::Failed(Box::new(RuntimeError::EngineOver.into()));
+                (!std::mem::replace(&mut self.told, true)).then(over)
             }
         }
     }
@@ -229,21 +234,23 @@ impl Running {
 
     fn run(mut self) {
         loop {
-            loop {
+            for _ in 0..COMMANDS {
                 match self.commands.try_recv() {
                     Ok(Command::End) | Err(TryRecvError::Disconnected) => return,
                     Ok(command) => self.obey(command),
                     Err(TryRecvError::Empty) => break,
                 }
             }
-            let waits = self.deliver();
+            self.deliver();
             let mut told = Vec::new();
             let worked = self.host.work(&self.clock, &mut |id, event| told.push((id, event)));
             self.tell(told);
             let pause = match worked {
                 Worked::Layer { .. } => continue,
                 Worked::Waiting => Some(DISK_CHECK),
-                Worked::Idle => waits.then_some(BACKLOG_CHECK),
+                Worked::Idle => {
+                    self.asking.values().any(|asking| !asking.backlog.is_empty()).then_some(BACKLOG_CHECK)
+                }
             };
             let command = match pause {
                 Some(pause) => self.commands.recv_timeout(pause),
@@ -261,21 +268,19 @@ impl Running {
         match command {
             Command::Submit { request, ticket, events } => {
                 let now = self.clock.now();
-                let mut told = Vec::new();
-                match self.host.submit(*request, now, &mut |id, event| told.push((id, event))) {
+                match self.host.submit(*request, now) {
                     Ok(id) => {
                         self.tickets.insert(ticket, id);
                         self.asking
                             .insert(id, Asking { ticket, events, backlog: VecDeque::new(), ended: false });
                     }
-                    Err(error) => drop(events.try_send(Event::Failed(error))),
+                    Err(failure) => drop(events.try_send(Event::Failed(Box::new(failure)))),
                 }
-                self.tell(told);
             }
             Command::Cancel { ticket } => {
                 if let Some(&id) = self.tickets.get(&ticket) {
                     let (now, mut told) = (self.clock.now(), Vec::new());
-                    self.host.hold(id, false);
+                    self.host.hold(id, false, self.clock.now());
                     self.host.cancel(id, now, &mut |id, event| told.push((id, event)));
                     self.tell(told);
                 }
@@ -286,7 +291,14 @@ impl Running {
                 self.tell(told);
                 drop(done.send(removed.map(drop)));
             }
-            Command::Host(act) => act(&mut self.host),
+            Command::Host(act) => {
+                act(&mut self.host);
+                // What it ended was told to it and not to those who asked.
+                let gone = self.asking.iter().filter(|(id, asking)| !asking.ended && !self.host.knows(**id));
+                let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
+                let over = |id| (id, Event::Failed(Box::new(RuntimeError::EngineOver.into())));
+                self.tell(gone.into_iter().map(over).collect());
+            }
             Command::End => {}
         }
     }
@@ -295,29 +307,29 @@ impl Running {
         for (id, event) in told {
             let Some(asking) = self.asking.get_mut(&id) else { continue };
             asking.ended = event.is_last();
+            if let (Event::Waiting { .. }, Some(Event::Waiting { .. })) = (&event, asking.backlog.back()) {
+                // Only the newest place is of any use.
+                asking.backlog.pop_back();
+            }
             asking.backlog.push_back(event);
             if !asking.deliver() {
-                self.host.hold(id, true);
+                self.host.hold(id, true, self.clock.now());
             }
             self.forget_if_over(id);
         }
     }
 
-    /// Hands out what has not been taken. Whether any of it is left.
-    fn deliver(&mut self) -> bool {
+    /// Hands out what has not been taken.
+    fn deliver(&mut self) {
         let behind: Vec<RequestId> =
             self.asking.iter().filter(|(_, asking)| !asking.backlog.is_empty()).map(|(id, _)| *id).collect();
-        let mut waits = false;
         for id in behind {
             let Some(asking) = self.asking.get_mut(&id) else { continue };
             if asking.deliver() {
-                self.host.hold(id, false);
-            } else {
-                waits = true;
+                self.host.hold(id, false, self.clock.now());
             }
             self.forget_if_over(id);
         }
-        waits
     }
 
     fn forget_if_over(&mut self, id: RequestId) {
@@ -328,7 +340,7 @@ impl Running {
             self.tickets.remove(&asking.ticket);
             if !asking.ended {
                 // Whoever asked is gone, and is noticed before what it says of that is read.
-                self.host.hold(id, false);
+                self.host.hold(id, false, self.clock.now());
                 self.host.cancel(id, self.clock.now(), &mut |_, _| {});
             }
         }

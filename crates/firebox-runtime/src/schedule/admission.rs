@@ -84,6 +84,8 @@ struct Entry {
     priority: Priority,
     /// Absent while it runs.
     waits_since: Option<Duration>,
+    /// Whether it is not to run, whatever the room.
+    held: bool,
 }
 
 impl Entry {
@@ -116,13 +118,20 @@ impl Queue {
         }
         let ticket = Ticket(self.made);
         self.made += 1;
-        self.entries.insert(ticket, Entry { priority, waits_since: Some(now) });
+        self.entries.insert(ticket, Entry { priority, waits_since: Some(now), held: false });
         Ok(ticket)
     }
 
     /// Goes, because it is done or not wanted any more. Whether it was there.
     pub fn leave(&mut self, ticket: Ticket) -> bool {
         self.entries.remove(&ticket).is_some()
+    }
+
+    /// Keeps a task from running, or lets it come among those that wait. One that runs has to pause.
+    pub fn hold(&mut self, now: Duration, ticket: Ticket, held: bool) -> Option<Change> {
+        let entry = self.entries.get_mut(&ticket)?;
+        entry.held = held;
+        (held && !entry.is_waiting()).then(|| self.pause(now, ticket))
     }
 
     /// For how many memory has room. Takes effect with the next [`update`](Self::update).
@@ -164,7 +173,7 @@ impl Queue {
         let mut waiting: Vec<(Reverse<Priority>, Ticket)> = self
             .entries
             .iter()
-            .filter(|(_, entry)| entry.is_waiting())
+            .filter(|(_, entry)| entry.is_waiting() && !entry.held)
             .map(|(&ticket, entry)| (Reverse(entry.standing(now, self.config.ageing)), ticket))
             .collect();
         waiting.sort();
