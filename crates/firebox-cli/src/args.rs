@@ -17,6 +17,7 @@ use crate::pull::PullArgs;
 use crate::run::RunArgs;
 use crate::simulate::SimulateArgs;
 use crate::tokenize::TokenizeArgs;
+use crate::train::TrainArgs;
 use crate::verify::VerifyArgs;
 
 const AFTER_HELP: &str = "\
@@ -71,6 +72,8 @@ pub enum Command {
     Embed(EmbedArgs),
     /// Run the scheduler through a day on a phone, a tablet or another device that is not there
     Simulate(SimulateArgs),
+    /// Make a model with its heads by a recipe, on text that is generated on the way
+    Train(TrainArgs),
     /// Turn text into token ids and back
     Tokenize(TokenizeArgs),
     /// Measure how fast a model runs

@@ -12,7 +12,8 @@ use crate::conversation::Conversation;
 use crate::generating::{GeneratingArgs, speed};
 use crate::interrupt::Interrupt;
 use crate::lines::Lines;
-use crate::outcome::{Outcome, is_closed_pipe, usage};
+use crate::outcome::{Outcome, is_closed_pipe};
+use crate::pocket::pocket_model;
 use crate::prompt::{Prompter, plain_template};
 use crate::settings;
 use crate::tracing::Trace;
@@ -22,7 +23,7 @@ const HELP: &str = "\
 /reset             forget the conversation
 /system [TEXT]     tell the model what to be, or nothing
 /regen             answer again
-/head [NAME]       answer with another head from now on, or list them
+/head [NAME]       answer with another head from now on, or list them; auto lets the router choose
 /set [NAME VALUE]  change a setting, or list them
 /save FILE         write the conversation as JSON
 /stats             how long and how fast it has been
@@ -33,8 +34,8 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next; \"\"\" begin
 /// Options of `firebox chat`.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
-    /// The model
-    #[arg(value_name = "MODEL", required_unless_present = "model")]
+    /// The model [default: the pocket model]
+    #[arg(value_name = "MODEL")]
     place: Option<PathBuf>,
     /// The model, by its flag
     #[arg(short, long, value_name = "MODEL", conflicts_with = "place")]
@@ -48,11 +49,12 @@ pub struct ChatArgs {
 
 /// Talks until the user has had enough.
 pub fn chat(args: &ChatArgs, console: &Console) -> anyhow::Result<Outcome> {
-    let Some(path) = args.place.as_ref().or(args.model.as_ref()) else {
-        return Err(usage("no model; give one as in `firebox chat MODEL`"));
+    let path = match args.place.as_ref().or(args.model.as_ref()) {
+        Some(path) => path.clone(),
+        None => pocket_model()?,
     };
     let interrupt = Interrupt::install()?;
-    let (mut conversation, trace) = begin(args, path, &interrupt, console)?;
+    let (mut conversation, trace) = begin(args, &path, &interrupt, console)?;
     let mut lines = Lines::open()?;
     if matches!(lines, Lines::Editor { .. }) {
         console.note("/help lists the commands; Ctrl-D leaves");
@@ -124,6 +126,7 @@ fn begin(
             Conversation::resume(prompter, config, session, speculation, Vec::new())
         }
     };
+    conversation.let_choose(args.generating.router(conversation.session())?);
     if let Some(path) = &args.session {
         conversation.keep_in(path.clone(), model);
     }

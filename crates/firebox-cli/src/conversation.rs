@@ -12,6 +12,7 @@ use crate::console::Console;
 use crate::generating::answer;
 use crate::interrupt::Interrupt;
 use crate::prompt::Prompter;
+use crate::router::{AUTO, Router};
 
 /// A conversation with a model.
 pub struct Conversation {
@@ -19,6 +20,8 @@ pub struct Conversation {
     pub config: GenerationConfig,
     session: Session,
     speculation: Option<Speculation>,
+    /// Chooses the head for every message, unless it was named.
+    router: Option<Router>,
     messages: Vec<Message>,
     /// Answers so far: each has its own seed, so that asking again gives another answer.
     answers: u64,
@@ -38,12 +41,32 @@ impl Conversation {
         messages: Vec<Message>,
     ) -> Self {
         let answers = messages.iter().filter(|message| message.role == "assistant").count() as u64;
-        Self { prompter, config, session, speculation, messages, answers, last: None, file: None }
+        Self {
+            prompter,
+            config,
+            session,
+            speculation,
+            router: None,
+            messages,
+            answers,
+            last: None,
+            file: None,
+        }
     }
 
     /// Writes it to a file after every answer, for another process to go on from.
     pub fn keep_in(&mut self, path: PathBuf, model: Model) {
         self.file = Some((path, model));
+    }
+
+    /// The session that has read it.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Has a router choose the head for every message from now on; with none, the head stays.
+    pub fn let_choose(&mut self, router: Option<Router>) {
+        self.router = router;
     }
 
     /// What was said.
@@ -91,6 +114,12 @@ impl Conversation {
             let known = self.session.heads().map(|rack| rack.names()).unwrap_or_default();
             return format!("(heads: {})", if known.is_empty() { "none".into() } else { known.join(", ") });
         }
+        self.router = None;
+        if name == AUTO {
+            self.router = Router::of(&self.session);
+            let chooses = if self.router.is_some() { "the router chooses" } else { "there is no router" };
+            return format!("({chooses})");
+        }
         let name = if name == "own" { OWN_HEAD } else { name };
         let worn = self.session.use_head(name);
         if let Some(heads) = self.session.heads() {
@@ -132,6 +161,9 @@ impl Conversation {
         let kept = common.min(ids.len().saturating_sub(1));
         session.rewind(kept);
         session.meters().add(Counter::CachedTokens, kept as u64);
+        if let Some(router) = &self.router {
+            router.choose(session, &ids[kept..], console)?;
+        }
         let mut config = self.config.clone();
         config.sampler.seed = config.sampler.seed.wrapping_add(self.answers);
         self.answers += 1;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use firebox_runtime::fit::FitConfig;
@@ -16,6 +17,7 @@ use crate::hub;
 use crate::interrupt::Interrupt;
 use crate::outcome::usage;
 use crate::prompt::PromptArgs;
+use crate::router::{AUTO, Router};
 use crate::sampling::SamplingArgs;
 use crate::speculating::SpeculatingArgs;
 use crate::tracing::TraceArgs;
@@ -38,7 +40,8 @@ pub struct GeneratingArgs {
     /// Go on after the model has ended its answer
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Answer with this head; `firebox head list` says which there are
+    /// Answer with this head; `firebox head list` says which there are, and auto lets the router choose [default: auto if
+    /// there is a head called router]
     #[arg(long, value_name = "NAME")]
     pub head: Option<String>,
     #[command(flatten)]
@@ -77,12 +80,24 @@ impl GeneratingArgs {
         if let Some(heads) = model.heads() {
             session = session.with_heads(heads.clone());
         }
-        if let Some(name) = &self.head
+        if let Some(name) = self.head.as_deref().filter(|name| *name != AUTO)
             && let Some(reason) = session.use_head(name).instead
         {
             return Err(anyhow::anyhow!("{reason}"));
         }
         Ok(session)
+    }
+
+    /// What says which head a message is for; nothing if the command line does.
+    pub fn router(&self, session: &Session) -> anyhow::Result<Option<Router>> {
+        let router = match self.head.as_deref() {
+            None | Some(AUTO) => Router::of(session),
+            Some(_) => return Ok(None),
+        };
+        if router.is_none() && self.head.is_some() {
+            return Err(usage("--head auto: the model has no head called router that could choose"));
+        }
+        Ok(router)
     }
 
     /// What drafts, if anything is to.
@@ -125,6 +140,11 @@ impl GeneratingArgs {
             sampler: self.sampling.config(recommended, tokenizer)?,
         })
     }
+}
+
+/// The same rack, which rather waits for a head than lets another stand in for it.
+pub fn patient(config: RackConfig) -> RackConfig {
+    RackConfig { patience: Duration::from_secs(60), ..config }
 }
 
 /// Where the user's habits are kept.

@@ -34,8 +34,10 @@ mod outcome;
 mod perplexity;
 mod plan;
 mod plot;
+mod pocket;
 mod prompt;
 mod pull;
+mod router;
 mod run;
 mod sampling;
 mod settings;
@@ -44,6 +46,7 @@ mod speculating;
 mod tokenize;
 mod tokens;
 mod tracing;
+mod train;
 mod verify;
 
 use std::process::ExitCode;
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Head { command } => head::head(&command, &console),
         Command::Embed(args) => embed::embed(&args, &console),
         Command::Simulate(args) => simulate::run(&args, &console),
+        Command::Train(args) => train::train(&args, &console),
         Command::Tokenize(args) => tokenize::tokenize(&args, &console),
         Command::Bench(args) => bench::bench(&args, &console),
         Command::Devices(args) => devices::devices(&args, &console),

@@ -15,13 +15,14 @@ use crate::generating::{GeneratingArgs, answer, speed};
 use crate::grammar::GrammarArgs;
 use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, usage};
+use crate::pocket::pocket_model;
 use crate::prompt::Prompter;
 use crate::tokens::parse_ids;
 
 /// Options of `firebox run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The model
+    /// The model [default: the pocket model]
     #[arg(value_name = "MODEL")]
     first: Option<String>,
     /// What to answer; read from stdin where it is left out
@@ -64,11 +65,13 @@ impl RunArgs {
     fn operands(&self) -> anyhow::Result<(PathBuf, Option<String>)> {
         let (model, rest) = match (&self.model, &self.first, &self.second) {
             (Some(model), first, None) => (model.clone(), first.clone()),
+            // A name of a model has no spaces, and what is to be said usually has.
+            (None, Some(prompt), None) if prompt.contains(' ') && !Path::new(prompt).exists() => {
+                (pocket_model()?, Some(prompt.clone()))
+            }
             (None, Some(model), prompt) => (PathBuf::from(model), prompt.clone()),
             (Some(_), _, Some(_)) => return Err(usage("the model is given twice, by -m and by its place")),
-            (None, None, _) => {
-                return Err(usage("no model; give one as in `firebox run MODEL \"a prompt\"`"));
-            }
+            (None, None, _) => (pocket_model()?, None),
         };
         match (rest, &self.prompt) {
             (Some(_), Some(_)) => Err(usage("the prompt is given twice, by -p and by its place")),
@@ -99,6 +102,10 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     let trace = args.generating.tracing.begin(&model);
     let tokenizer = model.tokenizer().ok().cloned();
     let mut session = args.generating.session(&model, &interrupt)?;
+    // A router knows messages, and no texts that are to go on.
+    if !continues && let Some(router) = args.generating.router(&session)? {
+        router.choose(&mut session, &prompt, console)?;
+    }
     let mut speculation = args.generating.speculation(&model, &interrupt, console)?;
     let seed = config.sampler.seed;
     let spells = tokenizer.is_some();

@@ -56,4 +56,4 @@ pub use pass::{Pass, Wanted};
 pub use pooling::{Pooling, of_length_one};
 pub use rows::Input;
 pub use streamed::{Streamed, StreamedConfig, Watcher};
-pub use tower::{AdapterPlan, Fed, Tower, Trained};
+pub use tower::{AdapterPlan, ExitPlan, Fed, Reached, Tower, Trained};

@@ -30,6 +30,7 @@ pub struct Tower {
     final_norm: RmsNorm,
     /// Absent where it is the embedding.
     unembedding: Option<Matrix>,
+    exit: Option<Exit>,
     #[module(skip)]
     frame: Frame,
 }
@@ -41,6 +42,39 @@ struct Frame {
     first: usize,
     /// Of what is trained, by name.
     parameters: BTreeMap<String, ParamId>,
+}
+
+/// A bridge that learns beside a whole model, from what the layers before a split make. It shapes them too: what a bridge
+/// that is trained later is to say has to be there when they are done.
+#[derive(Module, Debug)]
+struct Exit {
+    bridge: Bridge,
+    final_norm: RmsNorm,
+    #[module(skip)]
+    plan: ExitPlan,
+}
+
+/// Where a bridge learns beside a whole model, and how.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExitPlan {
+    /// The layers before it.
+    pub split: usize,
+    /// Its inner width.
+    pub width: usize,
+    /// What its loss counts beside the model's own.
+    pub weight: f32,
+}
+
+/// Names of an exit's tensors begin with this, and then are those of a head.
+const EXIT: &str = "exit.";
+
+/// What layers make of tokens.
+#[derive(Debug, Clone)]
+pub struct Reached {
+    /// Behind the last layer, before the final norm.
+    pub last: Tensor<2>,
+    /// Where the exit is, if there is one.
+    pub exit: Option<Tensor<2>>,
 }
 
 /// Which products a head's adapters change, and in how many dimensions.
@@ -64,22 +98,34 @@ pub enum Fed {
 impl Tower {
     /// A whole model, with new numbers. `config` is a `config.json`.
     pub fn begin(config: &serde_json::Value, device: &Device, seeded: Seeded) -> Result<Self, ModelError> {
-        let Architecture::Decoder(config) = Architecture::from_json(config)? else {
-            return Err(ModelError::Kind {
-                model_type: "bert".into(),
-                found: "an encoder",
-                wanted: "a decoder",
-                remedy: "only decoders can be trained",
-            });
-        };
-        Self::build(&Nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded)
+        let config = decoder_of(config)?;
+        Self::build(&Nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, None)
+    }
+
+    /// The same, with a bridge that learns beside it.
+    pub fn begin_with_exit(
+        config: &serde_json::Value,
+        device: &Device,
+        seeded: Seeded,
+        exit: ExitPlan,
+    ) -> Result<Self, ModelError> {
+        let config = decoder_of(config)?;
+        let layers = config.blocks.len();
+        let wrong = |field: &str, reason: String| Err(ModelError::Config { field: field.into(), reason });
+        if exit.split == 0 || exit.split >= layers {
+            return wrong("exit.split", format!("{}; should be from 1 to {}", exit.split, layers - 1));
+        }
+        if exit.width == 0 {
+            return wrong("exit.width", "0; a bridge has to be wider".into());
+        }
+        Self::build(&Nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, Some(exit))
     }
 
     /// A whole model, to go on from what it has learned.
     pub fn whole(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
         let config = decoder_config(checkpoint)?;
         let seeded = Seeded::new(0);
-        Self::build(checkpoint, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded)
+        Self::build(checkpoint, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, None)
     }
 
     /// A head of a model from layer `split` on. It begins as what the model does, where its form allows that. `own` are
@@ -96,7 +142,7 @@ impl Tower {
         let config = decoder_config(checkpoint)?;
         let learned = if matches!(form, HeadForm::Adapter { .. }) { Learned::Adapters } else { Learned::All };
         let overlaid = Overlaid { over: own.unwrap_or(&Nothing), under: checkpoint };
-        Self::build(&overlaid, form, adapters, split, learned, config, device, seeded)
+        Self::build(&overlaid, form, adapters, split, learned, config, device, seeded, None)
     }
 
     #[expect(clippy::too_many_arguments, reason = "what a tower is made of, and only here")]
@@ -109,6 +155,7 @@ impl Tower {
         config: DecoderConfig,
         device: &Device,
         seeded: Seeded,
+        exit: Option<ExitPlan>,
     ) -> Result<Self, ModelError> {
         form.check()?;
         let (taken, parameters) = (RefCell::default(), RefCell::default());
@@ -141,9 +188,11 @@ impl Tower {
             _ => None,
         };
         let final_norm = RmsNorm::load(&config.final_norm, &weights.within(&config.names.prefix))?;
+        let blocks = blocks?;
+        let exit = exit.map(|plan| Exit::load(plan, &config, &weights.within(EXIT))).transpose()?;
         let parameters = parameters.take();
         let frame = Frame { config, first, parameters };
-        Ok(Self { embedding, blocks: blocks?, bridge, final_norm, unembedding, frame })
+        Ok(Self { embedding, blocks, bridge, final_norm, unembedding, exit, frame })
     }
 
     /// What it is made of.
@@ -165,6 +214,21 @@ impl Tower {
 
     /// The hidden states behind its last layer, before the final norm.
     pub fn hidden(&self, fed: Fed, lengths: &[usize]) -> Result<Tensor<2>, ModelError> {
+        Ok(self.reached(fed, lengths)?.last)
+    }
+
+    /// The same, and those at the exit.
+    pub fn reached(&self, fed: Fed, lengths: &[usize]) -> Result<Reached, ModelError> {
+        self.run(fed, lengths, self.frame.config.blocks.len())
+    }
+
+    /// The hidden states that a layer is given.
+    pub fn hidden_before(&self, layer: usize, fed: Fed, lengths: &[usize]) -> Result<Tensor<2>, ModelError> {
+        Ok(self.run(fed, lengths, layer)?.last)
+    }
+
+    /// What the layers before `end` make.
+    fn run(&self, fed: Fed, lengths: &[usize], end: usize) -> Result<Reached, ModelError> {
         let Frame { config, first, .. } = &self.frame;
         // A network that is only evaluated has left its gradients behind, and its device says so.
         let device = &self.final_norm.weight.val().device();
@@ -194,7 +258,12 @@ impl Tower {
         let inputs: Vec<_> =
             lengths.iter().map(|&length| Input::new(&placeholders[..length], 0, length)).collect();
         let rows = Rows::new(config, &inputs, device);
-        for (block, config) in self.blocks.iter().zip(&config.blocks[(*first).min(config.blocks.len())..]) {
+        let mut at_exit = None;
+        let layers = (*first..end).zip(&self.blocks);
+        for ((layer, block), config) in layers.zip(&config.blocks[(*first).min(config.blocks.len())..]) {
+            if self.exit.as_ref().is_some_and(|exit| exit.plan.split == layer) {
+                at_exit = Some(hidden.clone());
+            }
             let mut states = vec![RecurrentState::default(); lengths.len()];
             let caches = states.iter_mut().map(|state| match config.layout() {
                 LayerLayout::Recurrent => LayerCache::Recurrent(state),
@@ -202,7 +271,14 @@ impl Tower {
             });
             hidden = block.forward(hidden, &rows, caches)?;
         }
-        Ok(hidden)
+        Ok(Reached { last: hidden, exit: at_exit })
+    }
+
+    /// From hidden states at the exit to its logits and what they count.
+    pub fn scored_at_exit(&self, hidden: Tensor<2>) -> Option<(Tensor<2>, f32)> {
+        let exit = self.exit.as_ref()?;
+        let hidden = exit.final_norm.forward(exit.bridge.forward(hidden));
+        Some((self.unembedded(hidden), exit.plan.weight))
     }
 
     /// From hidden states behind the last layer to logits.
@@ -211,7 +287,10 @@ impl Tower {
             Some(bridge) => bridge.forward(hidden),
             None => hidden,
         };
-        let hidden = self.final_norm.forward(hidden);
+        self.unembedded(self.final_norm.forward(hidden))
+    }
+
+    fn unembedded(&self, hidden: Tensor<2>) -> Tensor<2> {
         let logits = match (&self.unembedding, &self.embedding) {
             (Some(matrix), _) | (None, Some(matrix)) => matrix.multiply(hidden),
             (None, None) => unreachable!("a tower without an embedding has an unembedding"),
@@ -222,8 +301,23 @@ impl Tower {
         }
     }
 
-    /// What is trained, under the names of the model's tensors, in f32.
+    /// What is trained, under the names of the model's tensors, in f32. What an exit has is left out.
     pub fn trained(&self) -> Result<Vec<Trained>, ModelError> {
+        let mut all = self.all_trained()?;
+        all.retain(|tensor| !tensor.name.starts_with(EXIT));
+        Ok(all)
+    }
+
+    /// What the exit has, under the names that a head's tensors have.
+    pub fn trained_exit(&self) -> Result<Vec<Trained>, ModelError> {
+        let of_exit = |tensor: Trained| {
+            let name = tensor.name.strip_prefix(EXIT)?.to_owned();
+            Some(Trained { name, ..tensor })
+        };
+        Ok(self.all_trained()?.into_iter().filter_map(of_exit).collect())
+    }
+
+    fn all_trained(&self) -> Result<Vec<Trained>, ModelError> {
         let names = self.frame.parameters.iter().map(|(name, id)| (*id, name.as_str()));
         let mut collecting = Collecting { names: names.collect(), found: Vec::new(), failed: None };
         self.visit(&mut collecting);
@@ -234,6 +328,29 @@ impl Tower {
                 Ok(collecting.found)
             }
         }
+    }
+}
+
+impl Exit {
+    fn load(plan: ExitPlan, config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        Ok(Self {
+            bridge: Bridge::load(plan.width, config, weights)?,
+            final_norm: RmsNorm::load(&config.final_norm, &weights.within(&config.names.prefix))?,
+            plan,
+        })
+    }
+}
+
+/// The configuration of a decoder.
+fn decoder_of(config: &serde_json::Value) -> Result<DecoderConfig, ModelError> {
+    match Architecture::from_json(config)? {
+        Architecture::Decoder(config) => Ok(config),
+        Architecture::Encoder(_) => Err(ModelError::Kind {
+            model_type: "bert".into(),
+            found: "an encoder",
+            wanted: "a decoder",
+            remedy: "only decoders can be trained",
+        }),
     }
 }
 

@@ -1,6 +1,5 @@
 //! What was trained, as models and heads that run.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebox_model::{HeadForm, Tower, Trained};
@@ -14,27 +13,43 @@ use serde_json::Value;
 use crate::error::TrainError;
 use crate::peft::{Adapter, AdapterPair};
 
-/// Writes a whole model to a new directory as Hugging Face has them, in f32. `config` is its `config.json`.
-pub fn export_model(tower: &Tower, config: &Value, folder: impl AsRef<Path>) -> Result<(), TrainError> {
+/// Writes a whole model to a new directory as Hugging Face has them, its matrices in `dtype`. `config` is its `config.json`.
+pub fn export_model(
+    tower: &Tower,
+    config: &Value,
+    dtype: Dtype,
+    folder: impl AsRef<Path>,
+) -> Result<(), TrainError> {
     let folder = folder.as_ref();
     std::fs::create_dir_all(folder).map_err(|error| TrainError::io(folder, "create", error))?;
-    let trained = tower.trained().map_err(TrainError::network)?;
-    let bytes: BTreeMap<&str, Vec<u8>> = trained
-        .iter()
-        .map(|tensor| (tensor.name.as_str(), bytemuck::cast_slice(&tensor.values).to_vec()))
-        .collect();
     let path = folder.join("model.safetensors");
-    let views = trained.iter().map(|Trained { name, shape, .. }| {
-        let view = TensorView::new(safetensors::Dtype::F32, shape.clone(), &bytes[name.as_str()]);
-        view.map(|view| (name, view))
-    });
     let malformed = |error: safetensors::SafeTensorError| TrainError::malformed(&path, error.to_string());
+    let mut weights = Vec::new();
+    for Trained { name, shape, values } in tower.trained().map_err(TrainError::network)? {
+        weights.push(encode(&name, &values, &shape, plain(&shape, dtype))?);
+    }
+    let views = weights.iter().map(|weight| {
+        let dtype = match weight.encoding {
+            Encoding::Plain(Dtype::F16) => safetensors::Dtype::F16,
+            Encoding::Plain(Dtype::BF16) => safetensors::Dtype::BF16,
+            Encoding::Plain(Dtype::F64) => safetensors::Dtype::F64,
+            _ => safetensors::Dtype::F32,
+        };
+        Ok((&weight.name, TensorView::new(dtype, weight.shape.clone(), &weight.data)?))
+    });
     let views = views.collect::<Result<Vec<_>, _>>().map_err(malformed)?;
-    safetensors::serialize_to_file(views, None, &path).map_err(malformed)?;
+    // As PyTorch's own programs mark their files, without which some refuse them.
+    let about = [("format".to_owned(), "pt".to_owned())].into();
+    safetensors::serialize_to_file(views, Some(about), &path).map_err(malformed)?;
     let path = folder.join("config.json");
     let text =
         serde_json::to_string_pretty(config).map_err(|error| TrainError::io(&path, "write", error.into()))?;
     std::fs::write(&path, text + "\n").map_err(|error| TrainError::io(&path, "write", error))
+}
+
+/// Vectors are few, and what they scale is much.
+fn plain(shape: &[usize], dtype: Dtype) -> Encoding {
+    Encoding::Plain(if shape.len() < 2 { Dtype::F32 } else { dtype })
 }
 
 /// Writes a head to a new directory. Its matrices are quantized as the trunk's are, so that nothing is quantized twice
@@ -56,8 +71,7 @@ pub fn export_head(
 }
 
 fn encoding(name: &str, shape: &[usize], trunk: &Checkpoint, dtype: Dtype) -> Encoding {
-    // Vectors are few, and what they scale is much.
-    let plain = Encoding::Plain(if shape.len() < 2 { Dtype::F32 } else { dtype });
+    let plain = plain(shape, dtype);
     let info = TensorInfo {
         name: name.to_owned(),
         shape: shape.to_vec(),
@@ -69,6 +83,26 @@ fn encoding(name: &str, shape: &[usize], trunk: &Checkpoint, dtype: Dtype) -> En
         Some(quantization) if is_quantized(&info) => Encoding::Grouped(quantization),
         _ => plain,
     }
+}
+
+/// Writes a head anew for the same model in other numbers, which is another trunk: its matrices are quantized as those of
+/// `model` are. It has not learnt what that does to the hidden states which it reads, so it is worth a measurement.
+pub fn rebind_head(
+    head: &HeadFiles,
+    model: &Checkpoint,
+    folder: impl AsRef<Path>,
+) -> Result<HeadFiles, TrainError> {
+    let mut bound = NewHead::new(model, head.split(), head.spec().clone())?;
+    for info in head.tensors() {
+        let values = head.weight(&info.name)?.to_f32()?;
+        let dtype = match info.encoding {
+            Encoding::Plain(dtype) => dtype,
+            _ => Dtype::F16,
+        };
+        let encoding = encoding(&info.name, &info.shape, model, dtype);
+        bound.push(encode(&info.name, &values, &info.shape, encoding)?)?;
+    }
+    Ok(bound.write(folder)?)
 }
 
 /// Writes an adapter as a head, over the layers from the first that it changes on, to a new directory.

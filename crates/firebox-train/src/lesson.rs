@@ -36,16 +36,21 @@ impl Network for Tower {
 
     fn loss(&self, lesson: &Lesson) -> Result<(Tensor<1>, usize), TrainError> {
         let count = lesson.rows.len();
-        let hidden = self.hidden(lesson.fed.clone(), &lesson.lengths).map_err(TrainError::network)?;
-        let device = hidden.device();
-        // Only what is to be learned is worth an unembedding.
-        let logits = self.scored(hidden.select(0, integers(&lesson.rows, &device)));
+        let reached = self.reached(lesson.fed.clone(), &lesson.lengths).map_err(TrainError::network)?;
+        let device = reached.last.device();
         let weights = TensorData::new(lesson.weights.clone(), [count]);
         let weights = Tensor::from_data(weights, &device.clone().without_autodiff());
-        let loss = match &lesson.goal {
-            Goal::Tokens(tokens) => cross_entropy(logits, integers(tokens, &device), weights),
-            Goal::Teacher(teacher) => divergence(logits, teacher.clone(), weights, 1.0),
+        let rows = integers(&lesson.rows, &device);
+        let loss_of = |logits| match &lesson.goal {
+            Goal::Tokens(tokens) => cross_entropy(logits, integers(tokens, &device), weights.clone()),
+            Goal::Teacher(teacher) => divergence(logits, teacher.clone(), weights.clone(), 1.0),
         };
+        // Only what is to be learned is worth an unembedding.
+        let mut loss = loss_of(self.scored(reached.last.select(0, rows.clone())));
+        let at_exit = reached.exit.and_then(|hidden| self.scored_at_exit(hidden.select(0, rows)));
+        if let Some((logits, weight)) = at_exit {
+            loss = loss.add(loss_of(logits).mul_scalar(weight));
+        }
         Ok((loss, count))
     }
 }

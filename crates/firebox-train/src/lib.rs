@@ -41,7 +41,7 @@ pub use corpus::{Aim, Lessons, Subject, boundary_states};
 pub use dashboard::Dashboard;
 pub use error::TrainError;
 pub use examples::{Examples, ExamplesConfig, Skipped, Summary};
-pub use export::{adapter_of, export_adapter, export_head, export_model};
+pub use export::{adapter_of, export_adapter, export_head, export_model, rebind_head};
 pub use format::{Format, Sample};
 pub use lesson::{Goal, Lesson};
 pub use metrics::Record;

@@ -8,19 +8,31 @@
 //! belongs. Names are made up from syllables and letters, so a model cannot learn them by heart and has to copy.
 
 mod conversation;
+mod course;
 mod draw;
+mod examination;
 mod fact;
+mod passage;
 mod program;
+mod recipe;
 mod talk;
 mod tokenizer;
 mod words;
+mod workshop;
 
 use serde::{Deserialize, Serialize};
 
+pub use examination::{Cell, Examination, Report, Score};
+pub use passage::{Answer, Passage, Scribe};
+pub use recipe::{
+    ArchitecturePlan, BasePlan, EvaluationPlan, FallbackPlan, HeadsPlan, InitializationPlan, OptimizerPlan,
+    Recipe, RouterPlan, ShapeName, Stage, TokenizerPlan,
+};
 pub use tokenizer::{PocketTokenizer, TokenizerError};
+pub use workshop::{FALLBACK, ROUTER, Watch, Workshop};
 
 /// What a head is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
     /// Answers in sentences.
@@ -91,7 +103,7 @@ pub struct Line {
 }
 
 /// What an answer of a conversation is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// The user told something.
@@ -130,6 +142,17 @@ pub struct Conversation {
     pub kinds: Vec<Kind>,
     /// What is said.
     pub messages: Vec<Line>,
+}
+
+/// Facts that are to be remembered for long, and what is said meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Persistent {
+    /// Tells the facts.
+    pub system: Line,
+    /// What the user says and is answered, none of it about the facts.
+    pub exchanges: Vec<[Line; 2]>,
+    /// Questions for the facts, and the answers.
+    pub questions: Vec<[Line; 2]>,
 }
 
 /// How long and how hard conversations are. Ranges include both ends.
@@ -184,6 +207,13 @@ impl Generator {
     /// A generator of conversations of one shape.
     pub fn new(seed: u64, split: Split, shape: Shape) -> Self {
         Self { draw: draw::Draw::new(seed), split, shape }
+    }
+
+    /// A system text with facts, so many exchanges that have nothing to do with them, and questions for the facts.
+    pub fn persistent(&mut self, exchanges: usize) -> Persistent {
+        let mut shape = Shape { percent_revised: 0, ..self.shape.clone() };
+        shape.system_facts.0 = shape.system_facts.0.max(1);
+        conversation::Writer::new(Task::Chat, self.split, &shape, &mut self.draw).write_persistent(exchanges)
     }
 
     /// The next conversation for `task`.

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use burn::tensor::{Tensor, TensorData};
 use firebox_model::{Decoder, Fed, HeadForm, Seeded, Tower};
-use firebox_store::Checkpoint;
+use firebox_store::{Checkpoint, Dtype};
 use firebox_train::{Goal, Lesson, Record, Run, Settings, Silent, Source, TrainError, train};
 use serde::Deserialize;
 
@@ -167,7 +167,7 @@ fn what_the_trunk_has_left_saves_the_trunk() {
     let folder = tempfile::tempdir().unwrap();
     let whole = Tower::begin(&config, &device(), seeded).unwrap();
     let path = folder.path().join("model");
-    firebox_train::export_model(&whole, &config, &path).unwrap();
+    firebox_train::export_model(&whole, &config, Dtype::F32, &path).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let decoder = Decoder::load(&checkpoint, &device().without_autodiff()).unwrap();
     let split = 6;

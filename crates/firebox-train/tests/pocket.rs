@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 use firebox_text::{ChatTemplate, Message, TemplateOptions, TextAssets, Tokenizer, TokenizerSource};
-use firebox_train::pocket::{Conversation, Generator, Kind, PocketTokenizer, Role, Shape, Split, Task};
+use firebox_train::pocket::{
+    Conversation, Generator, Kind, PocketTokenizer, Role, Scribe, Shape, Split, Task,
+};
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
@@ -190,4 +192,54 @@ fn the_template_spends_two_pieces_on_a_message() {
         + tokenizer.encode("Hello", false).unwrap().len();
     assert_eq!(pieces.len(), words + 5);
     assert_eq!(tokenizer.eos_ids(), [tokenizer.token_to_id("<|end|>").unwrap()]);
+}
+
+#[test]
+fn passages_are_what_the_template_writes() {
+    let assets = assets();
+    let tokenizer = Tokenizer::new(&assets, &serde_json::Value::Null).unwrap();
+    let template = ChatTemplate::new(&assets, &tokenizer).unwrap();
+    let scribe = Scribe::new(&tokenizer).unwrap();
+    for conversation in conversations(11, Split::Train, Shape::full(), 60) {
+        let messages: Vec<_> = conversation
+            .messages
+            .iter()
+            .map(|line| match line.role {
+                Role::System => Message::system(line.content.as_str()),
+                Role::User => Message::user(line.content.as_str()),
+                Role::Assistant => Message::assistant(line.content.as_str()),
+            })
+            .collect();
+        let options = TemplateOptions { add_generation_prompt: false, ..TemplateOptions::default() };
+        let passage = scribe.write(&conversation).unwrap();
+        assert_eq!(passage.tokens, template.encode(&tokenizer, &messages, &options).unwrap());
+        let answers = lessons(&conversation);
+        assert_eq!(passage.answers.len(), answers.len());
+        for (answer, (kind, _, text)) in passage.answers.iter().zip(answers) {
+            assert_eq!(
+                (answer.kind, tokenizer.decode(&passage.tokens[answer.tokens.clone()], true)),
+                (kind, text.to_owned())
+            );
+        }
+        let weights = passage.weights(0.25);
+        let lessons: usize = passage.answers.iter().map(|answer| answer.tokens.len()).sum();
+        assert_eq!(weights.iter().filter(|weight| **weight == 1.0).count(), lessons);
+        assert!(weights[0] == 0.0 && weights[1..].iter().all(|weight| [0.25, 1.0].contains(weight)));
+    }
+}
+
+#[test]
+fn what_is_said_meanwhile_has_nothing_to_do_with_persistent_facts() {
+    let mut generator = Generator::new(3, Split::HeldOut, Shape::full());
+    for _ in 0..20 {
+        let persistent = generator.persistent(230);
+        assert_eq!(persistent.system.role, Role::System);
+        assert_eq!(persistent.exchanges.len(), 230);
+        assert!(!persistent.questions.is_empty());
+        for [_, answer] in &persistent.questions {
+            let told =
+                persistent.exchanges.iter().flatten().any(|line| line.content.contains(&answer.content));
+            assert!(!told, "{answer:?}");
+        }
+    }
 }

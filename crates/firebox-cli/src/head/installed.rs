@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use firebox_model::HeadForm;
-use firebox_store::{Checkpoint, HeadInfo, Heads, NewHead, SegmentId};
-use firebox_train::{Adapter, adapter_of, export_adapter, is_adapter};
+use firebox_store::{Checkpoint, HeadFiles, HeadInfo, Heads, NewHead, SegmentId};
+use firebox_train::{Adapter, adapter_of, export_adapter, is_adapter, rebind_head};
 use serde_json::json;
 
 use crate::columns::table;
@@ -25,6 +25,9 @@ pub struct AddArgs {
     /// What it is to be called [default: what its directory is called]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Take a head that was made for the same model in other numbers, and quantize it as the model is
+    #[arg(long)]
+    rebind: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -91,6 +94,11 @@ pub fn add(args: &AddArgs, console: &Console) -> anyhow::Result<Outcome> {
         let beside = tempfile::tempdir()?;
         let head = beside.path().join("head");
         export_adapter(&Adapter::read(&args.head)?, heads.model(), &head)?;
+        heads.install(&head, name)?
+    } else if args.rebind {
+        let beside = tempfile::tempdir()?;
+        let head = beside.path().join("head");
+        rebind_head(&HeadFiles::open(&args.head)?, heads.model(), &head)?;
         heads.install(&head, name)?
     } else {
         heads.install(&args.head, name)?

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Args;
 use firebox_runtime::heads::RackConfig;
@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::args::DeviceArgs;
 use crate::columns::table;
 use crate::console::Console;
-use crate::generating::opened_device;
+use crate::generating::{opened_device, patient};
 use crate::hub;
 use crate::outcome::Outcome;
 
@@ -55,7 +55,7 @@ struct Measured {
 pub fn swap(args: &SwapArgs, console: &Console) -> anyhow::Result<Outcome> {
     let path = hub::resolve(&args.model)?;
     let device = opened_device(&args.device)?;
-    let config = RackConfig { patience: Duration::from_secs(60), ..RackConfig::default() };
+    let config = patient(RackConfig::default());
     let heads = Heads::open(&path)?;
     let mut measured = Measured { head_bytes: heads.head(&args.name)?.bytes(), ..Measured::default() };
     let prompt: Vec<u32> = (0..args.depth.max(1) as u32).map(|token| 1 + token % 64).collect();

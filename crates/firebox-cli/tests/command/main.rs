@@ -12,6 +12,7 @@ mod import;
 mod inspect;
 mod perplexity;
 mod plan;
+mod pocket;
 mod pull;
 mod run;
 mod simulate;

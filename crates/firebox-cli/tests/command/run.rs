@@ -183,7 +183,6 @@ fn a_chat_template_is_used_unless_raw() {
 #[test]
 fn what_makes_no_sense_is_a_usage_error() {
     let model = fixture("gguf/llama/hf");
-    firebox_with(args!["run"]).fails(USAGE, &["no model"]);
     firebox_with(args!["run", model, "--ids", "1,x"]).fails(USAGE, &["\"x\""]);
     firebox_with(args!["run", model, "--ids", ""]).fails(USAGE, &["--ids"]);
     firebox_with(args!["run", model, "Hi", "--ids", "1"]).fails(USAGE, &["not both"]);

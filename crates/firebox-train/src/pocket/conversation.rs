@@ -5,7 +5,7 @@ use super::fact::{Fact, Owner, Property, Voice};
 use super::program::Program;
 use super::talk;
 use super::words;
-use super::{Conversation, Kind, Line, Role, Shape, Split, Task};
+use super::{Conversation, Kind, Line, Persistent, Role, Shape, Split, Task};
 
 /// Writes one conversation and keeps account of what has been told in it.
 pub(super) struct Writer<'a> {
@@ -16,10 +16,18 @@ pub(super) struct Writer<'a> {
     cast: Vec<Owner>,
     /// What counts, in the order in which it was told.
     known: Vec<Fact>,
+    /// What counts and is not spoken of.
+    kept: Vec<Fact>,
     revised: bool,
     lines: Vec<Line>,
     kinds: Vec<Kind>,
 }
+
+/// Facts of a long talk that may still be asked for.
+const RECENT: usize = 3;
+
+/// Facts of a long talk that none that is new is about. There are only so many things to talk of.
+const MANY: usize = 40;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
@@ -70,6 +78,7 @@ impl<'a> Writer<'a> {
             draw,
             cast,
             known: Vec::new(),
+            kept: Vec::new(),
             revised: false,
             lines: Vec::new(),
             kinds: Vec::new(),
@@ -90,6 +99,38 @@ impl<'a> Writer<'a> {
             }
         }
         Conversation { task: self.task, kinds: self.kinds, messages: self.lines }
+    }
+
+    /// A system text full of facts, small talk that has nothing to do with them, and questions for them.
+    pub(super) fn write_persistent(mut self, exchanges: usize) -> Persistent {
+        while self.known.is_empty() {
+            self.lines.clear();
+            self.system();
+        }
+        let system = self.lines.remove(0);
+        let facts = std::mem::take(&mut self.known);
+        self.kept = facts.clone();
+        while self.lines.len() < 2 * exchanges {
+            // What was told long ago is not asked for: it would have to be remembered as well.
+            let old = self.known.len().saturating_sub(RECENT);
+            let old: Vec<_> = self.known.drain(..old).collect();
+            self.kept.extend(old);
+            if self.kept.len() > facts.len() + MANY {
+                self.kept.drain(facts.len()..facts.len() + MANY / 2);
+            }
+            match self.draw.below(2) {
+                0 => self.tell(Task::Chat, true),
+                _ => self.ask(Task::Chat, true),
+            }
+        }
+        let exchanges = self.lines.as_chunks::<2>().0.to_vec();
+        let questions = facts.iter().map(|fact| {
+            let said = fact.asked(self.draw);
+            let answer = answered(fact, Some(&fact.value), Task::Chat);
+            let line = |role, content| Line { role, content, weight: None };
+            [line(Role::User, said), line(Role::Assistant, answer)]
+        });
+        Persistent { system, questions: questions.collect(), exchanges }
     }
 
     fn system(&mut self) {
@@ -147,7 +188,7 @@ impl<'a> Writer<'a> {
             let owner = self.draw.one(&self.cast).clone();
             let property = Property::draw(&owner, self.draw);
             if let Some(fact) = Fact::draw(&owner, property, self.split, self.draw)
-                && !self.known.iter().any(|known| known.same_subject(&fact))
+                && !self.known.iter().chain(&self.kept).any(|known| known.same_subject(&fact))
             {
                 return fact;
             }
