@@ -103,7 +103,7 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     let tokenizer = model.tokenizer().ok().cloned();
     let mut session = args.generating.session(&model, &interrupt)?;
     // A router knows messages, and no texts that are to go on.
-    if !continues && let Some(router) = args.generating.router(&session)? {
+    if let Some(router) = args.generating.router(&session)?.filter(|_| !continues) {
         router.choose(&mut session, &prompt, console)?;
     }
     let mut speculation = args.generating.speculation(&model, &interrupt, console)?;

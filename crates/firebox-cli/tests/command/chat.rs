@@ -101,7 +101,6 @@ fn old_turns_make_room_for_new() {
 fn a_model_that_cannot_talk_says_why() {
     firebox_fed(args!["chat", fixture("reference/llama")], "Hello\n").fails(UNUSABLE, &["tokenizer.json"]);
     firebox_fed(args!["chat", fixture("reference/bert")], "Hello\n").fails(UNUSABLE, &["encoder"]);
-    firebox_with(args!["chat"]).ends_with(USAGE);
 }
 
 #[test]
