@@ -15,6 +15,7 @@ use crate::perplexity::PerplexityArgs;
 use crate::plan::PlanArgs;
 use crate::pull::PullArgs;
 use crate::run::RunArgs;
+use crate::serve::ServeArgs;
 use crate::simulate::SimulateArgs;
 use crate::tokenize::TokenizeArgs;
 use crate::train::TrainArgs;
@@ -51,6 +52,8 @@ pub enum Command {
     Run(RunArgs),
     /// Talk with a model
     Chat(ChatArgs),
+    /// Answer over HTTP, as OpenAI's API does
+    Serve(ServeArgs),
     /// Fetch a model from the Hugging Face hub
     Pull(PullArgs),
     /// Write a model as a bundle, quantizing it if asked to

@@ -40,6 +40,7 @@ mod pull;
 mod router;
 mod run;
 mod sampling;
+mod serve;
 mod settings;
 mod simulate;
 mod speculating;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(&args, &console),
         Command::Chat(args) => chat::chat(&args, &console),
+        Command::Serve(args) => serve::serve(&args, &console),
         Command::Pull(args) => pull::pull(&args, &console),
         Command::Import(args) => import::import(&args, &console),
         Command::Inspect(args) => inspect::inspect(&args, &console),

@@ -47,8 +47,8 @@ pub struct Failure {
     pub session: Option<Box<Session>>,
 }
 
-impl From<RuntimeError> for Failure {
+impl From<RuntimeError> for Box<Failure> {
     fn from(error: RuntimeError) -> Self {
-        Self { error, session: None }
+        Self::new(Failure { error, session: None })
     }
 }

@@ -137,10 +137,10 @@ impl Host {
 
     /// Takes a request in. It ends with an event that [is the last](Event::is_last); what is wrong with it from the
     /// beginning is refused at once.
-    pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Failure> {
+    pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
         let lane = match self.lane_of(&request.model) {
             Ok(lane) => lane,
-            Err(error) => return Err(Failure { error, session: request.session }),
+            Err(error) => return Err(Box::new(Failure { error, session: request.session })),
         };
         let id = RequestId(self.made);
         let Some(hosted) = self.hosted.get_mut(&lane) else { unreachable!("it was just found") };

@@ -71,7 +71,7 @@ impl Hosted {
     }
 
     /// Lets a request in, to wait until it is started. A session that is refused comes back.
-    pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Failure> {
+    pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
         let Request { prompt, config, session, head, task, or_not_at_all, scope, .. } = request;
         let mut session = match session {
             Some(session) => session,
@@ -82,14 +82,14 @@ impl Hosted {
             Ok(ticket) => ticket,
             Err(error) => {
                 self.model.meters().add(Counter::RefusedRequests, 1);
-                return Err(Failure { error, session: Some(session) });
+                return Err(Box::new(Failure { error, session: Some(session) }));
             }
         };
         let answer = match self.answer(&mut session, &prompt, head.as_deref(), config) {
             Ok(answer) => answer,
             Err(error) => {
                 self.queue.leave(ticket);
-                return Err(Failure { error, session: Some(session) });
+                return Err(Box::new(Failure { error, session: Some(session) }));
             }
         };
         let mut sequence = Sequence::new(id, *session, prompt, answer, scope, task.priority, now);
@@ -260,7 +260,7 @@ impl Hosted {
         let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.lane.leave(id));
         let event = match sequence {
             Some(sequence) => sequence.failed(error),
-            None => Event::Failed(Box::new(error.into())),
+            None => Event::Failed(error.into()),
         };
         told(id, event);
     }

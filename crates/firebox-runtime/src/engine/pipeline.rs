@@ -254,7 +254,7 @@ impl Asked {
         self.answering = None;
         let fallback = &self.pipeline.fallback;
         if self.is_fallback {
-            self.coming.push_back(Piped::Said(Event::Failed(Box::new(why.into()))));
+            self.coming.push_back(Piped::Said(Event::Failed(why.into())));
             return;
         }
         self.is_fallback = true;

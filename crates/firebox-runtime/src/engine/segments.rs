@@ -54,7 +54,9 @@ impl Segments {
     /// Whether a layer can run without waiting for the disk. If not, it is being read from then on, and those behind it.
     pub fn are_there(&self, layer: usize) -> bool {
         let needed = self.parts.iter().filter(|part| part.layer == layer);
-        let there = needed.fold(true, |all, part| self.look(part) && all);
+        // All of them are looked at, so that all of them are fetched.
+        let missing = needed.filter(|part| !self.look(part)).count();
+        let there = missing == 0;
         if !there {
             self.fetch_from(layer);
         }

@@ -174,7 +174,7 @@ impl Answering {
             None => {
                 // An engine that ended says nothing more, and its requests have ended with it.
                 self.over = true;
-                let over = || Event::Failed(Box::new(RuntimeError::EngineOver.into()));
+                let over = || Event::Failed(RuntimeError::EngineOver.into());
                 (!std::mem::replace(&mut self.told, true)).then(over)
             }
         }
@@ -274,7 +274,7 @@ impl Running {
                         self.asking
                             .insert(id, Asking { ticket, events, backlog: VecDeque::new(), ended: false });
                     }
-                    Err(failure) => drop(events.try_send(Event::Failed(Box::new(failure)))),
+                    Err(failure) => drop(events.try_send(Event::Failed(failure))),
                 }
             }
             Command::Cancel { ticket } => {
@@ -296,7 +296,7 @@ impl Running {
                 // What it ended was told to it and not to those who asked.
                 let gone = self.asking.iter().filter(|(id, asking)| !asking.ended && !self.host.knows(**id));
                 let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
-                let over = |id| (id, Event::Failed(Box::new(RuntimeError::EngineOver.into())));
+                let over = |id| (id, Event::Failed(RuntimeError::EngineOver.into()));
                 self.tell(gone.into_iter().map(over).collect());
             }
             Command::End => {}

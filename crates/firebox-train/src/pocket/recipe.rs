@@ -286,7 +286,8 @@ impl Recipe {
             ("router.learning_rate", router.learning_rate),
             ("optimizer.clip_norm", self.optimizer.clip_norm),
         ];
-        if let Some((field, value)) = positive.into_iter().find(|(_, value)| !(*value > 0.0)) {
+        if let Some((field, value)) = positive.into_iter().find(|(_, value)| value.is_nan() || *value <= 0.0)
+        {
             return Err(format!("{field} is {value}; it has to be above zero"));
         }
         let shares = [

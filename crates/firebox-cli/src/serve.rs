@@ -1,0 +1,141 @@
+//! `firebox serve`
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use firebox_runtime::Model;
+use firebox_runtime::engine::HostConfig;
+use firebox_runtime::heads::RackConfig;
+use firebox_runtime::schedule::AdmissionConfig;
+use firebox_server::{Keys, Server, ServerConfig};
+
+use crate::args::{CacheType, DeviceArgs};
+use crate::console::Console;
+use crate::fitting::FittingArgs;
+use crate::generating::open_fitted;
+use crate::outcome::{Outcome, usage};
+
+/// Options of `firebox serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The models
+    #[arg(value_name = "MODEL", required = true)]
+    models: Vec<PathBuf>,
+    /// What a model is called; once for every model, in their order [default: the name of its folder or file]
+    #[arg(long, value_name = "NAME")]
+    name: Vec<String>,
+    /// Where to listen; 0.0.0.0 lets other machines in
+    #[arg(long, value_name = "HOST", env = "FIREBOX_HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// The port; 0 is any that is free
+    #[arg(long, value_name = "PORT", env = "FIREBOX_PORT", default_value_t = 8080)]
+    port: u16,
+    /// Let only those in who send this key; may be given several times
+    #[arg(long, value_name = "KEY", env = "FIREBOX_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// The same for the keys in a file, one a line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Requests of a model that are answered together
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    parallel: Option<u16>,
+    /// Requests of a model that may wait before one more is refused
+    #[arg(long, value_name = "N")]
+    queue: Option<usize>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    fitting: FittingArgs,
+}
+
+/// Serves until Ctrl-C.
+pub fn serve(args: &ServeArgs, console: &Console) -> anyhow::Result<Outcome> {
+    if !args.name.is_empty() && args.name.len() != args.models.len() {
+        return Err(usage(format!(
+            "--name: {} names for {} models; give one for each, or none",
+            args.name.len(),
+            args.models.len()
+        )));
+    }
+    if args.fitting.memory.is_some() && args.models.len() > 1 {
+        return Err(usage("--memory: several models have no common budget so far; serve one of them alone"));
+    }
+    let config = config(args)?;
+    if config.keys.is_open() && !config.address.ip().is_loopback() {
+        console
+            .note("note: everybody who reaches this machine may use the server; --api-key lets only some in");
+    }
+    let mut models = Vec::new();
+    for (index, path) in args.models.iter().enumerate() {
+        let name = args.name.get(index).cloned().unwrap_or_else(|| name_of(path));
+        models.push((name, open(args, path, console)?));
+    }
+    let server = Server::bind(config, models)?;
+    console.note(format!("serves {} at http://{}/v1", server.names().join(", "), server.address()));
+    server.run_until_signal()?;
+    Ok(Outcome::Done)
+}
+
+fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
+    let mut keys = Keys::new(args.api_key.iter().cloned())?;
+    if let Some(path) = &args.api_key_file {
+        keys = keys.and(Keys::read(path)?)?;
+    }
+    let mut admission = AdmissionConfig::default();
+    if let Some(parallel) = args.parallel {
+        admission.most_running = parallel.into();
+    }
+    if let Some(queue) = args.queue {
+        admission.most_waiting = queue;
+    }
+    Ok(ServerConfig {
+        address: address(&args.host, args.port)?,
+        keys,
+        host: HostConfig { admission, ..HostConfig::default() },
+        ..ServerConfig::default()
+    })
+}
+
+fn address(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, port));
+    }
+    let mut found = (host, port).to_socket_addrs().with_context(|| format!("--host {host}"))?;
+    found.next().ok_or_else(|| usage(format!("--host {host}: there is no such address")))
+}
+
+fn open(args: &ServeArgs, path: &Path, console: &Console) -> anyhow::Result<Model> {
+    let fit = args.fitting.config(CacheType::default(), None);
+    let model = open_fitted(path, &args.device, fit.as_ref(), console)?;
+    // Encoders have no heads.
+    if model.decoder().is_err() { Ok(model) } else { Ok(model.with_heads(RackConfig::default())?) }
+}
+
+/// A model by the last part of where it is; of a file without its ending.
+fn name_of(path: &Path) -> String {
+    let found = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let name = if found.is_file() { found.file_stem() } else { found.file_name() };
+    name.unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_called_by_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("small.Q4.gguf");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(name_of(&file), "small.Q4");
+        assert_eq!(name_of(Path::new("/nowhere/org/model-1.5b")), "model-1.5b");
+    }
+
+    #[test]
+    fn addresses_are_numbers_or_names() {
+        assert_eq!(address("::1", 80).unwrap(), "[::1]:80".parse().unwrap());
+        assert!(address("localhost", 80).unwrap().ip().is_loopback());
+    }
+}

@@ -1,0 +1,85 @@
+//! `/v1/completions`
+
+use serde_json::Value;
+
+use crate::answers::{Answers, Heading};
+use crate::app::{App, blocking};
+use crate::catalog::Served;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::form::{Form, Streaming};
+use crate::http::{Response, Status};
+use crate::wishes::{self, Delivery};
+
+/// What OpenAI's API has where a request says nothing.
+const MOST_TOKENS: usize = 16;
+const MOST_LOGPROBS: u64 = 20;
+
+/// What is to be continued.
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl Prompt {
+    pub fn encode(self, served: &Served) -> Result<Vec<u32>, ApiError> {
+        match self {
+            Self::Text(text) => Ok(served.tokenizer()?.encode(&text, true)?),
+            Self::Tokens(tokens) => Ok(tokens),
+        }
+    }
+}
+
+pub(crate) async fn complete(app: &App, body: &Value, scope: &str) -> Result<Response, ApiError> {
+    let fields = Fields::of(body)?;
+    let chosen = app.catalog.find(fields.text("model")?)?;
+    let prompts = prompts(&fields, "prompt")?;
+    let delivery = Delivery::of(&fields)?;
+    delivery.expect_few(prompts.len())?;
+    for (field, unless) in [("echo", Value::Bool(false)), ("suffix", "".into()), ("best_of", 1.into())] {
+        if fields.get(field).is_some_and(|value| *value != unless) {
+            return Err(fields.wrong(field, "is not there so far; leave it out"));
+        }
+    }
+    let mut config = wishes::config(&fields, &chosen.served)?;
+    config.continues = true;
+    config.max_tokens = config.max_tokens.or(Some(MOST_TOKENS));
+    config.logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)?.map(|most| most as usize);
+    let served = chosen.served.clone();
+    let prompts = blocking(move || prompts.into_iter().map(|prompt| prompt.encode(&served)).collect());
+    let prompts: Vec<Vec<u32>> = prompts.await?;
+    if prompts.iter().any(Vec::is_empty) {
+        return Err(fields.wrong("prompt", "is empty; there is nothing to continue"));
+    }
+    let tokenizer = chosen.served.tokenizer().ok().cloned();
+    let answers = Answers::begin(&app.engine, &chosen, scope, prompts, &config, delivery).await?;
+    let form = Form { heading: Heading::new("cmpl", &chosen.name), is_chat: false, tokenizer };
+    if delivery.stream {
+        return Ok(Response::events(Box::new(Streaming::new(form, answers, delivery.usage))));
+    }
+    Ok(Response::json(Status::OK, &form.whole(answers).await?))
+}
+
+/// One text or several, or their tokens.
+pub(crate) fn prompts(fields: &Fields<'_>, field: &str) -> Result<Vec<Prompt>, ApiError> {
+    let prompts: Vec<Prompt> = match fields.get(field) {
+        Some(Value::Array(values)) if matches!(values.first(), Some(Value::Number(_))) => {
+            vec![Prompt::Tokens(fields.tokens(field, values)?)]
+        }
+        Some(Value::Array(values)) if matches!(values.first(), Some(Value::Array(_))) => {
+            let of = |(index, value): (usize, &Value)| {
+                let field = format!("{field}[{index}]");
+                let Value::Array(values) = value else {
+                    return Err(fields.wrong(&field, "expected a list of token ids"));
+                };
+                Ok(Prompt::Tokens(fields.tokens(&field, values)?))
+            };
+            values.iter().enumerate().map(of).collect::<Result<_, _>>()?
+        }
+        _ => fields.texts(field)?.into_iter().map(|text| Prompt::Text(text.to_owned())).collect(),
+    };
+    if prompts.is_empty() {
+        return Err(fields.wrong(field, "is missing"));
+    }
+    Ok(prompts)
+}

@@ -1,0 +1,189 @@
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use firebox_model::ModelError;
+use firebox_runtime::{CacheError, ConstraintError, RuntimeError};
+use firebox_text::TextError;
+use serde_json::{Value, json};
+
+use crate::http::{Response, Status};
+
+/// Why a server could not begin, or had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// Nobody can be heard at the address.
+    #[error(
+        "cannot listen at {address}: {source}; is another server running there? --port 0 takes any free port"
+    )]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The system gave no threads, or no signals.
+    #[error("the server cannot run: {source}")]
+    System {
+        /// What the system says.
+        #[from]
+        source: io::Error,
+    },
+    /// There is nothing to serve.
+    #[error("no model to serve; name one or more")]
+    NoModels,
+    /// A key is no key.
+    #[error(
+        "an API key is empty or has characters that no header carries; use letters, digits and punctuation"
+    )]
+    Key,
+    /// A file of keys cannot be used.
+    #[error("{}: {reason}; write one key a line", path.display())]
+    KeyFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A model could not be taken in.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+/// An error as OpenAI's API tells it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ApiError {
+    pub status: Status,
+    kind: &'static str,
+    code: Option<&'static str>,
+    /// The field at fault.
+    param: Option<String>,
+    message: String,
+}
+
+impl ApiError {
+    fn new(status: Status, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, code: None, param: None, message: message.into() }
+    }
+
+    /// A request that makes no sense.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Status::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// The same, because of a field.
+    pub fn field(param: impl Into<String>, message: impl AsRef<str>) -> Self {
+        let param = param.into();
+        let message = format!("{param}: {}", message.as_ref());
+        Self { param: Some(param), ..Self::invalid(message) }
+    }
+
+    pub fn key() -> Self {
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        let status = Status::UNAUTHORIZED;
+        Self { code: Some("invalid_api_key"), ..Self::new(status, "authentication_error", message) }
+    }
+
+    pub fn stranger(message: &str) -> Self {
+        Self::new(Status::FORBIDDEN, "permission_error", message)
+    }
+
+    pub fn no_model(name: &str, there: &[String]) -> Self {
+        let message = format!("there is no model {name:?}; there are: {}", there.join(", "));
+        let error = Self::new(Status::NOT_FOUND, "invalid_request_error", message);
+        Self { code: Some("model_not_found"), param: Some("model".into()), ..error }
+    }
+
+    pub fn no_page(path: &str) -> Self {
+        Self::new(Status::NOT_FOUND, "invalid_request_error", format!("there is nothing at {path}"))
+    }
+
+    pub fn not_allowed(message: &str) -> Self {
+        Self::new(Status::NOT_ALLOWED, "invalid_request_error", message)
+    }
+
+    pub fn over() -> Self {
+        Self::new(Status::UNAVAILABLE, "server_error", "the server is stopping; try again soon")
+    }
+
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(Status::INTERNAL, "server_error", message)
+    }
+
+    /// As it is sent.
+    pub fn value(&self) -> Value {
+        let Self { kind, code, param, message, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+
+    pub fn response(&self) -> Response {
+        let response = Response::json(self.status, &self.value());
+        match self.status {
+            Status::UNAUTHORIZED => response.with_header("www-authenticate", "Bearer"),
+            Status::TOO_MANY => response.with_header("retry-after", "1"),
+            _ => response,
+        }
+    }
+}
+
+impl From<&RuntimeError> for ApiError {
+    fn from(error: &RuntimeError) -> Self {
+        let message = error.to_string();
+        match error {
+            RuntimeError::Together { source } => Self::from(&**source),
+            RuntimeError::QueueFull { .. } => {
+                let full = Self::new(Status::TOO_MANY, "rate_limit_error", message);
+                Self { code: Some("queue_full"), ..full }
+            }
+            RuntimeError::ContextFull { .. } | RuntimeError::Model(ModelError::TooLong { .. }) => {
+                Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
+            }
+            RuntimeError::Setting { setting, value, reason } => {
+                Self::field(*setting, format!("{value}: {reason}"))
+            }
+            RuntimeError::Constraint(ConstraintError::Grammar { .. }) => {
+                Self { param: Some("response_format".into()), ..Self::invalid(message) }
+            }
+            RuntimeError::Text(error) => Self::from(error),
+            RuntimeError::Model(ModelError::Token { .. } | ModelError::NoTokens)
+            | RuntimeError::NoTokenizer { .. }
+            | RuntimeError::NoHead { .. }
+            | RuntimeError::Kind { .. } => Self::invalid(message),
+            RuntimeError::EngineOver => Self::over(),
+            RuntimeError::Late { .. }
+            | RuntimeError::OverBudget { .. }
+            | RuntimeError::Cache(CacheError::PoolExhausted { .. }) => {
+                Self::new(Status::UNAVAILABLE, "server_error", message)
+            }
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl From<RuntimeError> for ApiError {
+    fn from(error: RuntimeError) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl From<&TextError> for ApiError {
+    fn from(error: &TextError) -> Self {
+        let message = error.to_string();
+        match error {
+            TextError::RefusedByTemplate { .. }
+            | TextError::RenderChatTemplate { .. }
+            | TextError::TemplateLimit { .. }
+            | TextError::UnsupportedContent { .. } => {
+                Self { param: Some("messages".into()), ..Self::invalid(message) }
+            }
+            TextError::Encode { .. } => Self::invalid(message),
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        Self::from(&error)
+    }
+}

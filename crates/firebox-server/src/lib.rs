@@ -1,0 +1,50 @@
+//! Serves models over HTTP, in the shape of OpenAI's API.
+//!
+//! | path | what |
+//! |---|---|
+//! | `POST /v1/chat/completions` | answers in a conversation, whole or as they come |
+//! | `POST /v1/completions` | texts that are continued |
+//! | `POST /v1/embeddings` | texts as vectors |
+//! | `POST /v1/rerank` | documents by how well they answer a query |
+//! | `GET /v1/models` | models, and their heads as `model:head` |
+//! | `POST /tokenize`, `POST /detokenize` | text to tokens and back |
+//! | `GET /metrics` | numbers for Prometheus |
+//! | `GET /health`, `GET /ready` | whether it runs, and whether it lets requests in; without a key |
+//!
+//! A [`Server`] has an engine that answers all requests together. A client that leaves ends its requests, and one that
+//! does not take what it is sent is left. What requests of different keys remember is never shared.
+
+mod answers;
+mod app;
+mod catalog;
+mod chat;
+mod completions;
+mod error;
+mod fields;
+mod form;
+mod http;
+mod keys;
+mod likelihood;
+mod server;
+mod tokens;
+mod vectors;
+mod wishes;
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use error::ServerError;
+pub use keys::Keys;
+pub use server::{Server, ServerConfig, Stop};
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// What no other request is called.
+fn unique() -> String {
+    // The keys of the standard library's hashes are the random numbers that need no dependency.
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", random(), random())
+}

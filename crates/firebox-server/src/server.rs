@@ -1,0 +1,241 @@
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use firebox_runtime::Model;
+use firebox_runtime::engine::{Engine, HostConfig};
+use firebox_runtime::telemetry::Telemetry;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::app::App;
+use crate::catalog::Catalog;
+use crate::http::{Limits, serve};
+use crate::{Keys, ServerError};
+
+/// How a server is to run.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Where it listens. Port 0 is any that is free.
+    pub address: SocketAddr,
+    /// Who may use it.
+    pub keys: Keys,
+    /// How many requests of a model run and wait.
+    pub host: HostConfig,
+    /// Bytes that a request may send.
+    pub largest_body: usize,
+    /// Clients at once; more wait until one leaves.
+    pub most_clients: usize,
+    /// How long a client may take to send its headers, and to take what it is sent next.
+    pub patience: Duration,
+    /// How long requests that are under way may go on after the server was stopped.
+    pub grace: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            keys: Keys::default(),
+            host: HostConfig::default(),
+            largest_body: 8 << 20,
+            most_clients: 1024,
+            patience: Duration::from_secs(30),
+            grace: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A server that listens, and answers once it [runs](Self::run).
+///
+/// ```no_run
+/// use firebox_runtime::{Model, device};
+/// use firebox_server::{Server, ServerConfig};
+///
+/// let model = Model::open("models/pocket", &device("cpu")?)?;
+/// let server = Server::bind(ServerConfig::default(), vec![("pocket".into(), model)])?;
+/// println!("http://{}/v1", server.address());
+/// server.run()?;
+/// # Ok::<(), firebox_server::ServerError>(())
+/// ```
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    app: Arc<App>,
+    limits: Limits,
+    most_clients: usize,
+    grace: Duration,
+    stop: Stop,
+}
+
+/// Stops a server, from any thread.
+#[derive(Debug, Clone)]
+pub struct Stop(Arc<watch::Sender<bool>>);
+
+impl Stop {
+    /// No client is let in any more; requests that are under way have the server's grace to come to an end.
+    pub fn stop(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+impl Server {
+    /// Listens, and takes models in by the names they are asked for.
+    pub fn bind(config: ServerConfig, models: Vec<(String, Model)>) -> Result<Self, ServerError> {
+        let address = config.address;
+        let listen = || {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            Ok((listener.local_addr()?, listener))
+        };
+        let (address, listener) = listen().map_err(|source| ServerError::Listen { address, source })?;
+        let (stop, stopping) = watch::channel(false);
+        let (engine, telemetry) = (Engine::start(config.host)?, Telemetry::default());
+        let app = App {
+            catalog: Catalog::new(models, &engine, &telemetry)?,
+            engine,
+            telemetry,
+            keys: config.keys,
+            embedding: Semaphore::new(1),
+            stopping,
+            began: crate::now(),
+            is_local: address.ip().is_loopback(),
+        };
+        let limits = Limits {
+            body: config.largest_body,
+            head_time: config.patience,
+            write_time: config.patience,
+            ..Limits::default()
+        };
+        Ok(Self {
+            listener,
+            address,
+            app: Arc::new(app),
+            limits,
+            most_clients: config.most_clients,
+            grace: config.grace,
+            stop: Stop(Arc::new(stop)),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What can be asked for: models, and their heads as `model:head`.
+    pub fn names(&self) -> Vec<String> {
+        self.app.catalog.names()
+    }
+
+    /// What stops it.
+    pub fn stop(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Answers requests until it is stopped.
+    pub fn run(self) -> Result<(), ServerError> {
+        self.run_with(false)
+    }
+
+    /// The same, and stops at SIGINT and SIGTERM. At the second one it does not wait for requests that are under way.
+    pub fn run_until_signal(self) -> Result<(), ServerError> {
+        self.run_with(true)
+    }
+
+    fn run_with(self, signals: bool) -> Result<(), ServerError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            // Computing is the engine's; these only wait.
+            .worker_threads(2)
+            .thread_name("firebox-server")
+            .enable_all()
+            .build()?;
+        let done = runtime.block_on(self.accept(signals));
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        done
+    }
+
+    async fn accept(self, signals: bool) -> Result<(), ServerError> {
+        let listener = tokio::net::TcpListener::from_std(self.listener)?;
+        let mut stopping = self.app.stopping.clone();
+        let mut signals = if signals { Some(Signals::new()?) } else { None };
+        let room = Arc::new(Semaphore::new(self.most_clients));
+        let limits = Arc::new(self.limits);
+        let mut clients = JoinSet::new();
+        loop {
+            let next = async {
+                let place = room.clone().acquire_owned().await;
+                (listener.accept().await, place)
+            };
+            tokio::select! {
+                (accepted, place) = next => {
+                    let Ok((stream, _)) = accepted else {
+                        // Out of file descriptors, most likely: others have to leave first.
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                        continue;
+                    };
+                    let _ = stream.set_nodelay(true);
+                    let (app, limits) = (self.app.clone(), limits.clone());
+                    clients.spawn(async move {
+                        let _place = place;
+                        serve(stream, &limits, app.stopping.clone(), |request| app.answer(request)).await;
+                    });
+                }
+                _ = stopping.wait_for(|stop| *stop) => break,
+                () = Signals::next(&mut signals) => break,
+                Some(_) = clients.join_next() => {}
+            }
+        }
+        drop(listener);
+        self.stop.stop();
+        let leave = async { while clients.join_next().await.is_some() {} };
+        tokio::select! {
+            _ = timeout(self.grace, leave) => {}
+            () = Signals::next(&mut signals) => {}
+        }
+        clients.shutdown().await;
+        Ok(())
+    }
+}
+
+/// What asks a process to end.
+#[cfg(unix)]
+struct Signals([tokio::signal::unix::Signal; 2]);
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> Result<Self, ServerError> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?]))
+    }
+
+    async fn next(signals: &mut Option<Self>) {
+        match signals {
+            Some(Self([interrupt, terminate])) => tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            },
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// What asks a process to end.
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> Result<Self, ServerError> {
+        Ok(Self)
+    }
+
+    async fn next(signals: &mut Option<Self>) {
+        match signals {
+            Some(Self) if tokio::signal::ctrl_c().await.is_ok() => {}
+            _ => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Clients that make mistakes, and clients that mean harm.
+
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use firebox_server::Keys;
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Running, chat, request};
+
+/// A request that goes on for many seconds if nobody ends it.
+fn endless() -> Value {
+    json!({
+        "prompt": "Hello", "max_tokens": 250, "temperature": 1, "ignore_eos": true, "stream": true, "n": 64,
+        "logprobs": 20,
+    })
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_name() {
+    let server = Running::start(|_| {});
+    let ask = |change: Value| {
+        let mut body = chat("Hello", 4);
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        server.post("/v1/chat/completions", &body)
+    };
+    ask(json!({"temperature": "hot"})).fails(400, "temperature");
+    ask(json!({"messages": "Hello"})).fails(400, "messages");
+    ask(json!({"messages": []})).fails(400, "messages");
+    ask(json!({"messages": [1]})).fails(400, "messages[0]");
+    ask(json!({"messages": [{"content": "a"}]})).fails(400, "messages[0].role");
+    ask(json!({"messages": [{"role": "user", "content": 1}]})).fails(400, "messages[0].content");
+    ask(json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}))
+        .fails(400, "messages");
+    ask(json!({"model": "none"})).fails(404, "model");
+    ask(json!({"model": "llama:none"})).fails(404, "model");
+    ask(json!({"model": "../../etc/passwd"})).fails(404, "model");
+    ask(json!({"model": 1})).fails(400, "model");
+    ask(json!({"max_tokens": -1})).fails(400, "max_tokens");
+    ask(json!({"n": 1000})).fails(400, "n");
+    ask(json!({"stop": [""]})).fails(400, "stop");
+    ask(json!({"top_logprobs": 3})).fails(400, "top_logprobs");
+    ask(json!({"messages": [{"role": "user", "content": "long ".repeat(400)}]}))
+        .fails_saying(400, "do not fit into a context of 256");
+    ask(json!({"a_field_of_tomorrow": {"deep": [1]}, "user": "me"})).ok();
+    server.post("/v1/completions", &json!({"prompt": [1, 2, 99999]})).fails_saying(400, "99999");
+    server.post("/v1/completions", &json!({"prompt": [1, -2]})).fails(400, "prompt[1]");
+    server.post("/v1/completions", &json!({"prompt": [[1], "a"]})).fails(400, "prompt[1]");
+    server.post("/v1/completions", &json!({})).fails(400, "prompt");
+    server.post("/detokenize", &json!({"tokens": ["a"]})).fails(400, "tokens[0]");
+    server.post("/nowhere", &json!({})).fails_saying(404, "/nowhere");
+    server.get("/v1/chat/completions").fails_saying(405, "POST");
+    server.post("/v1/models", &json!({})).fails_saying(405, "GET");
+}
+
+#[test]
+fn what_is_no_json_is_refused() {
+    let server = Running::start(|_| {});
+    let deep = "[".repeat(100_000);
+    for body in
+        ["", "{", "nonsense", "[1, 2]", "\"text\"", "{\"messages\": [}", &deep, "{\"model\": \"\\ud800\"}"]
+    {
+        let answer = server.raw(&request("/v1/chat/completions", "", body));
+        answer.fails_saying(400, "the body is");
+    }
+    let mut client = server.connect();
+    client.stream.write_all(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n").unwrap();
+    assert_eq!(Answer::parse(&client.rest()).status, 400);
+    server.get("/health").ok();
+}
+
+#[test]
+fn twenty_megabytes_are_refused_before_they_are_read() {
+    let server = Running::start(|_| {});
+    let body = " ".repeat(20 << 20);
+    server.raw(&request("/v1/chat/completions", "", &body)).fails_saying(413, "too large");
+    let chunk = format!("{:x}\r\n{}\r\n", 1 << 20, " ".repeat(1 << 20));
+    let mut client = server.connect();
+    client.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for _ in 0..20 {
+        // The server may have closed its ear already.
+        if client.stream.write_all(chunk.as_bytes()).is_err() {
+            break;
+        }
+    }
+    Answer::parse(&client.rest()).fails_saying(413, "too large");
+}
+
+#[test]
+fn without_the_key_there_is_only_health() {
+    let server = Running::start(|config| config.keys = Keys::new(["secret".into()]).unwrap());
+    server.get("/health").ok();
+    server.get("/ready").ok();
+    for path in ["/v1/models", "/metrics", "/v1/models/llama"] {
+        server.get(path).fails_saying(401, "Bearer");
+    }
+    let body = chat("Hello", 4);
+    server.post("/v1/chat/completions", &body).fails_saying(401, "Bearer");
+    for wrong in ["", "secre", "secrets", "SECRET"] {
+        server.post_as(wrong, "/v1/chat/completions", &body).fails_saying(401, "Bearer");
+    }
+    // Who has no key does not learn what a body was taken for.
+    server.raw(&request("/v1/chat/completions", "", "nonsense")).fails_saying(401, "Bearer");
+    server.post_as("secret", "/v1/chat/completions", &body).ok();
+}
+
+#[test]
+fn pages_of_other_sites_are_refused() {
+    let server = Running::start(|_| {});
+    let body = chat("Hello", 4).to_string();
+    let path = "/v1/chat/completions";
+    server.raw(&request(path, "Origin: https://evil.example\r\n", &body)).fails_saying(403, "other sites");
+    server.raw(&request(path, "Origin: null\r\n", &body)).fails_saying(403, "other sites");
+    server.raw(&request(path, "Origin: http://localhost\r\n", &body)).ok();
+    let rebound = "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
+    server.raw(rebound).fails_saying(403, "localhost");
+}
+
+#[test]
+fn a_queue_that_is_full_says_so() {
+    let server = Running::start(|config| {
+        config.host.admission.most_running = 1;
+        config.host.admission.most_waiting = 4;
+    });
+    let answer = server.post("/v1/completions", &endless());
+    assert!(answer.head.contains("retry-after"), "{}", answer.head);
+    answer.fails_saying(429, "wait already");
+    // Those that were let in have left with those that were not.
+    server.comes_to("firebox_waiting_requests", 0);
+    server.comes_to("firebox_running_requests", 0);
+    server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
+}
+
+#[test]
+fn who_leaves_in_the_middle_frees_the_place() {
+    let server = Running::start(|config| config.host.admission.most_running = 1);
+    for stream in [true, false] {
+        let mut body = endless();
+        body["stream"] = stream.into();
+        let mut client = server.open("/v1/completions", &body);
+        if stream {
+            client.read_some();
+        }
+        server.comes_to("firebox_running_requests", 1);
+        let before = server.metric("firebox_generated_tokens_total");
+        drop(client);
+        let began = Instant::now();
+        server.comes_to("firebox_running_requests", 0);
+        server.comes_to("firebox_waiting_requests", 0);
+        server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
+        let took = began.elapsed();
+        let after = server.metric("firebox_generated_tokens_total");
+        println!("stream {stream}: free after {took:?}, {} tokens later", after - before);
+        // All of it would have been 16,000.
+        assert!(after - before < 8000, "{}", after - before);
+    }
+}
+
+#[test]
+fn who_does_not_read_is_left() {
+    let server = Running::start(|config| {
+        config.host.admission.most_running = 1;
+        config.patience = Duration::from_millis(300);
+    });
+    let mut client = server.open("/v1/completions", &endless());
+    client.read_some();
+    // Nobody reads: what is sent fills up, and then it is over.
+    server.comes_to("firebox_running_requests", 0);
+    server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
+    assert!(!client.rest().contains("[DONE]"));
+}
+
+#[test]
+fn who_dribbles_is_told_and_left() {
+    let server = Running::start(|config| config.patience = Duration::from_millis(300));
+    let began = Instant::now();
+    let mut client = server.connect();
+    for byte in "POST /v1/completions HTTP/1.1\r\nX-Slow: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa".as_bytes() {
+        if client.stream.write_all(&[*byte]).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(Answer::parse(&client.rest()).status, 408);
+    assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn a_connection_serves_one_request_after_the_other() {
+    let server = Running::start(|_| {});
+    let mut client = server.connect();
+    // All at once, as some clients do.
+    let one = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    client.send(&format!("{one}{one}{}", one.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n")));
+    assert_eq!(client.rest().matches("HTTP/1.1 200 OK").count(), 3);
+}
