@@ -149,13 +149,12 @@ fn what_is_wrong_is_told_at_once() {
 }
 
 #[test]
-fn the_engine_ends_with_its_last_owner() {
+fn whoever_waits_for_an_answer_owns_the_engine() {
     let model = model("llama");
     let answering = {
         let engine = engine(&[("llama", &model)]);
         engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(20)))
     };
-    // Whoever waits for an answer owns it too.
     assert_eq!(answering.wait().unwrap().summary.tokens.len(), 20);
 }
 

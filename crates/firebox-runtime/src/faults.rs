@@ -73,11 +73,13 @@ impl MajorFaults {
 mod tests {
     use super::*;
 
+    /// More than an allocator keeps of what was used before.
+    const FRESH: usize = 64 << 20;
+
     #[test]
     fn pages_that_are_touched_first_are_faults() {
         let before = (Faults::of_thread().unwrap(), Faults::of_process().unwrap());
-        const PAGES: usize = 1000;
-        let mut fresh = vec![0u8; PAGES * 4096];
+        let mut fresh = vec![0u8; FRESH];
         // Where pages are large there are fewer of them, but some.
         fresh.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
         std::hint::black_box(&fresh);
@@ -90,7 +92,7 @@ mod tests {
     fn faults_of_another_thread_are_the_process_s_only() {
         let before = Faults::of_thread().unwrap();
         let other = std::thread::spawn(|| {
-            let fresh = std::hint::black_box(vec![1u8; 8 << 20]);
+            let fresh = std::hint::black_box(vec![1u8; FRESH]);
             drop(fresh);
             Faults::of_thread().unwrap()
         });

@@ -18,7 +18,7 @@ use crate::schedule::{AdmissionConfig, Priority};
 use crate::thermal::Heat;
 use crate::{
     AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, Pool, PrefixLimits, PrefixTree,
-    SamplerConfig, Session, device,
+    RuntimeError, SamplerConfig, Session, device,
 };
 
 /// Goes on by another while whenever it is asked.
@@ -321,4 +321,84 @@ fn together_each_says_what_it_says_alone() {
     run(400, (0..FIXTURES.len(), prop::collection::vec(happening(), 4..24)), |(model, happenings)| {
         together(&models[model], &happenings);
     });
+}
+
+/// A host of one model in which so many requests run at once, and what it has told.
+fn small(most_running: usize) -> (Host, MadeUp) {
+    let admission = AdmissionConfig { most_running, ..AdmissionConfig::default() };
+    let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
+    host.add("model", models().remove(0)).unwrap();
+    (host, MadeUp(AtomicU64::new(0)))
+}
+
+fn answer_of(tokens: usize) -> Request {
+    let config =
+        GenerationConfig { max_tokens: Some(tokens), ignore_end: true, ..GenerationConfig::default() };
+    Request::new("model", vec![3, 5, 8]).with_config(config)
+}
+
+#[test]
+fn who_is_held_and_cancelled_ends() {
+    let (mut host, clock) = small(2);
+    let mut ended = Vec::new();
+    let mut told = |id: RequestId, event: Event| match event {
+        Event::Finished(outcome) => ended.push((id, outcome.summary.finish)),
+        Event::Failed(failure) => panic!("{}", failure.error),
+        Event::Piece(_) | Event::Waiting { .. } => {}
+    };
+    let id = host.submit(answer_of(1000), clock.now()).unwrap();
+    // In the middle of a pass, and then between two.
+    for _ in 0..7 {
+        host.work(&clock, &mut told);
+    }
+    host.hold(id, true, clock.now());
+    host.cancel(id, clock.now(), &mut told);
+    for _ in 0..20 {
+        host.work(&clock, &mut told);
+    }
+    assert_eq!(ended, [(id, Finish::Cancelled)]);
+    assert_eq!(host.under_way(), 0);
+}
+
+#[test]
+fn others_run_in_the_place_of_who_is_held() {
+    let (mut host, clock) = small(1);
+    let mut ended = Vec::new();
+    let mut told = |id: RequestId, event: Event| {
+        if event.is_last() {
+            ended.push(id);
+        }
+    };
+    let slow = host.submit(answer_of(1000), clock.now()).unwrap();
+    let other = host.submit(answer_of(4), clock.now()).unwrap();
+    for _ in 0..5 {
+        host.work(&clock, &mut told);
+    }
+    host.hold(slow, true, clock.now());
+    while host.work(&clock, &mut told) != Worked::Idle {}
+    host.hold(slow, false, clock.now());
+    host.cancel(slow, clock.now(), &mut told);
+    while host.work(&clock, &mut told) != Worked::Idle {}
+    assert_eq!(ended, [other, slow]);
+}
+
+#[test]
+fn who_must_not_be_late_fails_with_its_session() {
+    let (mut host, clock) = small(1);
+    let (mut late, mut finished) = (Vec::new(), Vec::new());
+    let mut told = |id: RequestId, event: Event| match event {
+        Event::Failed(failure) => {
+            assert!(matches!(failure.error, RuntimeError::Late { .. }), "{}", failure.error);
+            assert!(failure.session.is_some());
+            late.push(id);
+        }
+        Event::Finished(_) => finished.push(id),
+        Event::Piece(_) | Event::Waiting { .. } => {}
+    };
+    let first = host.submit(answer_of(60), clock.now()).unwrap();
+    let soon = Duration::from_millis(50);
+    let second = host.submit(answer_of(4).with_first_by(soon).or_not_at_all(), clock.now()).unwrap();
+    let third = host.submit(answer_of(4).with_first_by(soon), clock.now()).unwrap();
+    while host.work(&clock, &mut told) != Worked::Idle {}
+    assert_eq!((late, finished), (vec![second], vec![first, third]));
 }
