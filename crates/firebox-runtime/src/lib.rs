@@ -19,6 +19,7 @@ pub mod governor;
 pub mod heads;
 mod logprobs;
 mod lookahead;
+mod lost;
 mod memory;
 mod model;
 mod paused;

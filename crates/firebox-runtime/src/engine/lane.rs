@@ -9,7 +9,8 @@ use crate::engine::clock::Clock;
 use crate::engine::event::Event;
 use crate::engine::rhythm::Rhythm;
 use crate::engine::sequence::{Need, RequestId, Sequence};
-use crate::session::{Due, read};
+use crate::lost::Due;
+use crate::session::read;
 use crate::{Finish, PrefixTree, RuntimeError};
 
 /// Prompts that others are worth beginning with before the answer is there.
