@@ -135,7 +135,7 @@ impl Host {
         self.hosted.values().map(|hosted| (hosted.name.as_str(), &hosted.model))
     }
 
-    /// Takes a request in. It ends with an event that [is the last](Event::is_last); what is wrong with it from the
+    /// Takes a request in. It ends with an event that [is the last](super::Event::is_last); what is wrong with it from the
     /// beginning is refused at once.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
         let lane = match self.lane_of(&request.model) {
