@@ -1,0 +1,1 @@
+//! Firebox from other languages.
