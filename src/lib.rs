@@ -26,10 +26,10 @@ pub use firebox_runtime::{
     Generation, GenerationConfig, Grammar, Hidden, KvType, LogProbabilities, LogitVerification,
     LookupDrafter, MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Paused, Perplexity, PersistentPrefix,
     Piece, Pool, Pooling, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Ranked, Role,
-    RuntimeError, Said, Sampler, SamplerConfig, Saved, Session, SlidingWindow, Speculation, Summary,
-    Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device,
-    expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes, parse_bytes,
-    peak_resident_bytes, perplexity, resident_bytes, verify_against,
+    RuntimeError, Said, Sampler, SamplerConfig, Saved, SavedSummary, Session, SlidingWindow, Speculation,
+    Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes,
+    available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes,
+    parse_bytes, peak_resident_bytes, perplexity, resident_bytes, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.

@@ -1,31 +1,41 @@
 //! The command line.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand, ValueEnum};
 use firebox_runtime::KvType;
 
 use crate::bench::BenchArgs;
 use crate::chat::ChatArgs;
+use crate::completions::CompletionsArgs;
 use crate::console::OutputArgs;
 use crate::devices::DevicesArgs;
+use crate::doctor::DoctorArgs;
 use crate::embed::EmbedArgs;
 use crate::head::HeadCommand;
 use crate::import::ImportArgs;
 use crate::inspect::InspectArgs;
+use crate::man::ManArgs;
 use crate::perplexity::PerplexityArgs;
 use crate::plan::PlanArgs;
 use crate::pull::PullArgs;
 use crate::run::RunArgs;
 use crate::serve::ServeArgs;
+use crate::sessions::SessionCommand;
 use crate::simulate::SimulateArgs;
 use crate::tokenize::TokenizeArgs;
+use crate::top::TopArgs;
 use crate::train::TrainArgs;
 use crate::verify::VerifyArgs;
 
 const AFTER_HELP: &str = "\
 MODEL is a Hugging Face directory, a GGUF file, a bundle that `firebox import` wrote,
-or ORG/NAME for what `firebox pull` has fetched.
+ORG/NAME for what `firebox pull` has fetched, or the name of a model in firebox.toml.
 
 Results go to stdout, remarks and errors to stderr.
+
+What the help shows with an environment variable may stand in firebox.toml as well: a flag
+outranks the variable, and that outranks the file.
 
 Exit codes:
   0    done
@@ -41,6 +51,9 @@ Exit codes:
 pub struct Cli {
     #[command(flatten)]
     pub output: OutputArgs,
+    /// What options are where nobody says [default: ./firebox.toml, else firebox/firebox.toml among the user's settings]
+    #[arg(long, global = true, value_name = "FILE", env = "FIREBOX_CONFIG")]
+    pub config: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -83,6 +96,19 @@ pub enum Command {
     Bench(BenchArgs),
     /// List the devices of this build
     Devices(DevicesArgs),
+    /// Say what this machine can run, and what stands in its way
+    Doctor(DoctorArgs),
+    /// Watch a server at work
+    Top(TopArgs),
+    /// List, show, copy and shorten the conversations that `chat --session` keeps
+    Session {
+        #[command(subcommand)]
+        command: SessionCommand,
+    },
+    /// Write what a shell needs to complete commands and options
+    Completions(CompletionsArgs),
+    /// Write the manual pages
+    Man(ManArgs),
 }
 
 /// Where to compute.
@@ -92,7 +118,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "DEVICE", env = "FIREBOX_DEVICE", default_value = "cpu")]
     pub device: String,
     /// CPU threads to use [default: all]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    #[arg(short, long, value_name = "N", env = "FIREBOX_THREADS", value_parser = clap::value_parser!(u16).range(1..=512))]
     pub threads: Option<u16>,
 }
 

@@ -37,7 +37,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     repeat: u16,
     /// What keys and values are kept in
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    #[arg(long, value_name = "TYPE", env = "FIREBOX_CACHE_TYPE", value_enum, default_value_t)]
     cache_type: CacheType,
     /// Print one JSON object
     #[arg(long)]
@@ -66,7 +66,7 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
     let began = Instant::now();
     let widest = args.batch.iter().copied().max().map_or(1, usize::from);
     let context = (args.prompt as usize).max(widest * (args.depth + args.tokens) as usize);
-    let fit = args.fitting.config(args.cache_type, Some(context));
+    let fit = args.fitting.of(&args.model).config(args.cache_type, Some(context));
     let model = open_fitted(&args.model, &args.device, fit.as_ref(), console)?;
     let load_s = began.elapsed().as_secs_f64();
     let config = BenchmarkConfig {
@@ -78,7 +78,10 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
         kept: args.cache_type.into(),
     };
     let trace = args.tracing.begin(&model);
-    let measured = firebox_runtime::benchmark(&model, &config)?;
+    let waiting = console.waiting("measuring");
+    let measured = firebox_runtime::benchmark(&model, &config);
+    waiting.finish_and_clear();
+    let measured = measured?;
     if let Some(trace) = trace {
         trace.save(console)?;
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::Saved;
+use firebox_runtime::{Saved, SavedSummary};
 use firebox_text::Message;
 
 use crate::console::{Console, human_bytes};
@@ -115,9 +115,17 @@ fn begin(
     let kept = args.generating.cache_type.into();
     let mut conversation = match &args.session {
         Some(path) if path.exists() => {
+            if !SavedSummary::is_one(path) {
+                let reason = "is no saved conversation and stays as it is; name another file";
+                return Err(anyhow::anyhow!("{} {reason}", path.display()));
+            }
             let saved = Saved::open(path, &model, kept)?;
-            let messages: Vec<Message> = serde_json::from_str(saved.note())
-                .with_context(|| format!("{} holds a session, but no conversation", path.display()))?;
+            let messages: Vec<Message> = serde_json::from_str(saved.note()).with_context(|| {
+                format!(
+                    "{} holds a session, but no conversation of `firebox chat`; name another file",
+                    path.display()
+                )
+            })?;
             let session = args.generating.dressed(saved.session()?, &model, interrupt)?;
             Conversation::resume(prompter, config, session, speculation, messages)
         }

@@ -1,6 +1,7 @@
 //! Where results and remarks go.
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::time::Duration;
 
 use clap::ValueEnum;
 pub use firebox_runtime::human_bytes;
@@ -8,6 +9,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::outcome::ClosedPipe;
+
+/// From one picture of a spinner to the next.
+const TICK: Duration = Duration::from_millis(100);
 
 /// When to use colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -30,7 +34,7 @@ pub struct OutputArgs {
     #[arg(short, long, global = true)]
     pub quiet: bool,
     /// When to use colours
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    #[arg(long, global = true, value_name = "WHEN", env = "FIREBOX_COLOR", default_value = "auto")]
     pub color: Color,
 }
 
@@ -56,7 +60,7 @@ impl Style {
 }
 
 /// Results go to stdout, remarks to stderr.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Console {
     quiet: bool,
     verbose: bool,
@@ -140,6 +144,19 @@ impl Console {
         if let Ok(style) = style {
             bar.set_style(style);
         }
+        bar
+    }
+
+    /// Says on a terminal that work goes on of which nobody knows how much there is, until it is cleared.
+    pub fn waiting(&self, text: impl Into<String>) -> ProgressBar {
+        let target = if self.quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(None, target);
+        // As with bars.
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed:.dim}") {
+            bar.set_style(style);
+        }
+        bar.set_message(text.into());
+        bar.enable_steady_tick(TICK);
         bar
     }
 

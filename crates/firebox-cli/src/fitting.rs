@@ -1,5 +1,7 @@
 //! How much memory a model may take, on the command line.
 
+use std::path::Path;
+
 use clap::{Args, ValueEnum};
 use firebox_runtime::fit::FitConfig;
 use firebox_runtime::planner::{Mode, Placement};
@@ -8,6 +10,7 @@ use firebox_store::ReadMethod;
 
 use crate::args::CacheType;
 use crate::console::Console;
+use crate::hub;
 
 /// Options of fitting a model into memory.
 #[derive(Debug, Clone, Args)]
@@ -16,19 +19,19 @@ pub struct FittingArgs {
     #[arg(long, value_name = "SIZE", env = "FIREBOX_MEMORY", value_parser = parse_bytes)]
     pub memory: Option<u64>,
     /// What memory is for
-    #[arg(long, value_name = "MODE", value_enum, default_value_t, requires = "memory")]
+    #[arg(long, value_name = "MODE", env = "FIREBOX_MODE", value_enum, default_value_t)]
     pub mode: PlanMode,
     /// Keep so many layers instead of as many as fit
-    #[arg(long, value_name = "N", requires = "memory")]
+    #[arg(long, value_name = "N", env = "FIREBOX_KEEP_LAYERS")]
     pub keep_layers: Option<usize>,
     /// Which layers to keep
-    #[arg(long, value_name = "WHICH", value_enum, default_value_t, requires = "memory")]
+    #[arg(long, value_name = "WHICH", env = "FIREBOX_PLACEMENT", value_enum, default_value_t)]
     pub placement: PlacementArg,
     /// Buffers that layers are read into; one reads nothing ahead [default: as many as help]
-    #[arg(long, value_name = "N", requires = "memory", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", env = "FIREBOX_BUFFERS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub buffers: Option<u16>,
     /// How files are read: direct or buffered [default: the faster one]
-    #[arg(long, value_name = "HOW", requires = "memory")]
+    #[arg(long, value_name = "HOW", env = "FIREBOX_READ")]
     pub read: Option<ReadMethod>,
 }
 
@@ -80,6 +83,12 @@ impl From<PlacementArg> for Placement {
 }
 
 impl FittingArgs {
+    /// The same for a model that firebox.toml may say something of.
+    pub fn of(&self, name: &Path) -> Self {
+        let own = hub::known(name).and_then(|model| model.memory);
+        Self { memory: own.or(self.memory), ..self.clone() }
+    }
+
     /// How to fit a model, if it is to be fitted at all.
     pub fn config(&self, cache: CacheType, context: Option<usize>) -> Option<FitConfig> {
         let mut config = FitConfig::new(self.memory?);

@@ -26,13 +26,20 @@ use crate::tracing::TraceArgs;
 #[derive(Debug, Clone, Args)]
 pub struct GeneratingArgs {
     /// Stop after this many tokens; -1 is no limit [default: -1]
-    #[arg(short = 'n', long, value_name = "N", visible_alias = "n-predict", allow_negative_numbers = true)]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        env = "FIREBOX_PREDICT",
+        visible_alias = "n-predict",
+        allow_negative_numbers = true
+    )]
     pub predict: Option<i64>,
     /// Longest sequence, prompt included, in tokens; 0 is what the model was trained for
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    #[arg(short, long, value_name = "N", env = "FIREBOX_CTX_SIZE", default_value_t = 0)]
     pub ctx_size: usize,
     /// What keys and values are kept in
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    #[arg(long, value_name = "TYPE", env = "FIREBOX_CACHE_TYPE", value_enum, default_value_t)]
     pub cache_type: CacheType,
     /// Stop before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -42,7 +49,7 @@ pub struct GeneratingArgs {
     pub ignore_eos: bool,
     /// Answer with this head; `firebox head list` says which there are, and auto lets the router choose [default: auto if
     /// there is a head called router]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", env = "FIREBOX_HEAD")]
     pub head: Option<String>,
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -61,7 +68,13 @@ pub struct GeneratingArgs {
 impl GeneratingArgs {
     /// The model that is to generate.
     pub fn open(&self, name: &Path, console: &Console) -> anyhow::Result<Model> {
-        let fit = self.fitting.config(self.cache_type, Some(self.ctx_size));
+        let fitting = self.fitting.of(name);
+        if self.speculating.draft.is_some() && fitting.memory.is_some() {
+            let reason =
+                "the memory that firebox.toml gives says nothing of a draft's; run one without the other";
+            return Err(usage(format!("--draft: {reason}")));
+        }
+        let fit = fitting.config(self.cache_type, Some(self.ctx_size));
         let model = open_fitted(name, &self.device, fit.as_ref(), console)?;
         // Which head usually follows which; a guess that cannot be read is no guess.
         let history = history_file().and_then(|path| HeadHistory::open(path).ok()).unwrap_or_default();
@@ -95,7 +108,10 @@ impl GeneratingArgs {
             Some(_) => return Ok(None),
         };
         if router.is_none() && self.head.is_some() {
-            return Err(usage("--head auto: the model has no head called router that could choose"));
+            return Err(usage(
+                "--head auto: the model has no head called router that could choose; `firebox head list` shows what \
+                 it has",
+            ));
         }
         Ok(router)
     }

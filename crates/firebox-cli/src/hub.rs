@@ -3,13 +3,30 @@
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::{Context as _, anyhow, bail};
 
+use crate::configuration::ModelEntry;
 use crate::outcome::usage;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const DEFAULT_REVISION: &str = "main";
+
+/// The models of firebox.toml, by their names. Every command resolves names, and none knows another.
+static KNOWN: OnceLock<Vec<ModelEntry>> = OnceLock::new();
+
+/// Has names of models mean those of firebox.toml.
+pub fn know(models: Vec<ModelEntry>) {
+    // Only the command line's own file is ever known.
+    let _ = KNOWN.set(models);
+}
+
+/// A model of firebox.toml, if that is what a name means.
+pub fn known(name: &Path) -> Option<&'static ModelEntry> {
+    let is_path = name.symlink_metadata().is_ok();
+    KNOWN.get().into_iter().flatten().find(|model| model.is_called(name) && !is_path)
+}
 
 /// A model on the hub: `ORG/NAME`, and which version of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +77,11 @@ impl HubModel {
             Err(_) => self.revision.clone(),
         };
         if !is_plain_path(&commit) {
-            bail!("{}: refs/{} names no commit: {commit:?}", folder.display(), self.revision);
+            bail!(
+                "{}: refs/{} names no commit: {commit:?}; fetch the model again",
+                folder.display(),
+                self.revision
+            );
         }
         let snapshot = folder.join("snapshots").join(commit);
         Ok(snapshot.is_dir().then_some(snapshot))
@@ -95,7 +116,7 @@ pub fn token() -> anyhow::Result<Option<String>> {
     let token = given.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
     match token {
         Some(token) if !token.chars().all(|letter| letter.is_ascii_graphic()) => {
-            Err(usage("HF_TOKEN holds characters that no token has"))
+            Err(usage("HF_TOKEN holds characters that no token has; copy it anew, or unset it"))
         }
         token => Ok(token),
     }
@@ -130,13 +151,30 @@ fn set(variable: &str) -> Option<String> {
     env::var(variable).ok().filter(|value| !value.is_empty())
 }
 
-/// The path of a model that a command line names: a path, or else `ORG/NAME` of what has been pulled.
+/// The path of a model that a command line names: a path, or else a name in firebox.toml, or else `ORG/NAME` of what has
+/// been pulled.
 pub fn resolve(name: &Path) -> anyhow::Result<PathBuf> {
     if name.symlink_metadata().is_ok() {
         return Ok(name.to_owned());
     }
-    // Anything else that is no path is for the store to complain about.
-    let Some(model) = name.to_str().and_then(HubModel::parse) else { return Ok(name.to_owned()) };
+    let known = known(name);
+    let name = known.map_or(name, |model| &model.path);
+    if known.is_some() && name.symlink_metadata().is_ok() {
+        return Ok(name.to_owned());
+    }
+    let Some(model) = name.to_str().and_then(HubModel::parse) else {
+        let known = KNOWN.get().into_iter().flatten().filter_map(|model| model.name.as_deref());
+        let known: Vec<&str> = known.collect();
+        let known = match known.is_empty() {
+            true => String::new(),
+            false => format!(", or a name in firebox.toml ({})", known.join(", ")),
+        };
+        return Err(anyhow!(
+            "{}: no such file or directory; a model is a Hugging Face directory, a GGUF file, a bundle, ORG/NAME of the \
+             hub{known}",
+            name.display()
+        ));
+    };
     match model.snapshot()? {
         Some(snapshot) => Ok(runnable(snapshot)),
         None => Err(anyhow!(

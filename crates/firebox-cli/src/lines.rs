@@ -40,7 +40,10 @@ impl Lines {
         if !io::stdin().is_terminal() {
             return Ok(Self::Pipe);
         }
-        let mut editor = Box::new(DefaultEditor::new().context("cannot edit lines on this terminal")?);
+        let mut editor = Box::new(
+            DefaultEditor::new()
+                .context("cannot edit lines on this terminal; messages can be piped in instead")?,
+        );
         let history = history_file();
         if let Some(history) = &history {
             // Missing at the first time, and no reason not to talk at any other.

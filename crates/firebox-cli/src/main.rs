@@ -14,11 +14,16 @@
 
 mod args;
 mod bench;
+#[cfg(test)]
+mod book;
 mod chat;
 mod columns;
+mod completions;
+mod configuration;
 mod console;
 mod conversation;
 mod devices;
+mod doctor;
 mod embed;
 mod fitting;
 mod generating;
@@ -30,6 +35,7 @@ mod inspect;
 mod interrupt;
 mod layers;
 mod lines;
+mod man;
 mod outcome;
 mod perplexity;
 mod plan;
@@ -41,21 +47,26 @@ mod router;
 mod run;
 mod sampling;
 mod serve;
+mod sessions;
 mod settings;
 mod simulate;
 mod speculating;
 mod tokenize;
 mod tokens;
+mod top;
 mod tracing;
 mod train;
 mod verify;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 use args::{Cli, Command};
+use configuration::Configuration;
 use console::Console;
+use outcome::Outcome;
 
 /// Keeps the memory of one operation for the next. The system's allocator gives large pieces back at once, and every
 /// page of a prompt's intermediate results would be cleared by the kernel again and again.
@@ -63,32 +74,57 @@ use console::Console;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let console = Console::new(&cli.output);
-    let result = match cli.command {
-        Command::Run(args) => run::run(&args, &console),
-        Command::Chat(args) => chat::chat(&args, &console),
-        Command::Serve(args) => serve::serve(&args, &console),
-        Command::Pull(args) => pull::pull(&args, &console),
-        Command::Import(args) => import::import(&args, &console),
-        Command::Inspect(args) => inspect::inspect(&args, &console),
-        Command::Verify(args) => verify::verify(&args, &console),
-        Command::Perplexity(args) => perplexity::perplexity(&args, &console),
-        Command::Plan(args) => plan::plan(&args, &console),
-        Command::Head { command } => head::head(&command, &console),
-        Command::Embed(args) => embed::embed(&args, &console),
-        Command::Simulate(args) => simulate::run(&args, &console),
-        Command::Train(args) => train::train(&args, &console),
-        Command::Tokenize(args) => tokenize::tokenize(&args, &console),
-        Command::Bench(args) => bench::bench(&args, &console),
-        Command::Devices(args) => devices::devices(&args, &console),
+    let (cli, configuration) = match parsed() {
+        Ok(parsed) => parsed,
+        Err(error) => return failed(&Console::default(), &error),
     };
-    match result {
+    let console = Console::new(&cli.output);
+    match act(cli.command, &configuration, &console) {
         Ok(outcome) => outcome.code(),
         Err(error) if outcome::is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            console.error(&outcome::in_one_line(&error));
-            ExitCode::from(outcome::code_of(&error))
-        }
+        Err(error) => failed(&console, &error),
     }
+}
+
+/// The command line, with what firebox.toml says where it says nothing.
+fn parsed() -> anyhow::Result<(Cli, Configuration)> {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let mut configuration = Configuration::of(&Cli::command(), &args)?;
+    let matches = configuration.over(Cli::command()).get_matches_from(args);
+    configuration.note(&matches);
+    configuration::expect_memory(&matches)?;
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    hub::know(configuration.models());
+    Ok((cli, configuration))
+}
+
+fn act(command: Command, configuration: &Configuration, console: &Console) -> anyhow::Result<Outcome> {
+    match command {
+        Command::Run(args) => run::run(&args, console),
+        Command::Chat(args) => chat::chat(&args, console),
+        Command::Serve(args) => serve::serve(&args, configuration, console),
+        Command::Pull(args) => pull::pull(&args, console),
+        Command::Import(args) => import::import(&args, console),
+        Command::Inspect(args) => inspect::inspect(&args, console),
+        Command::Verify(args) => verify::verify(&args, console),
+        Command::Perplexity(args) => perplexity::perplexity(&args, console),
+        Command::Plan(args) => plan::plan(&args, console),
+        Command::Head { command } => head::head(&command, console),
+        Command::Embed(args) => embed::embed(&args, console),
+        Command::Simulate(args) => simulate::run(&args, console),
+        Command::Train(args) => train::train(&args, console),
+        Command::Tokenize(args) => tokenize::tokenize(&args, console),
+        Command::Bench(args) => bench::bench(&args, console),
+        Command::Devices(args) => devices::devices(&args, console),
+        Command::Doctor(args) => doctor::doctor(&args, console),
+        Command::Top(args) => top::top(&args, console),
+        Command::Session { command } => sessions::session(&command, console),
+        Command::Completions(args) => completions::completions(&args, console),
+        Command::Man(args) => man::man(&args, console),
+    }
+}
+
+fn failed(console: &Console, error: &anyhow::Error) -> ExitCode {
+    console.error(&outcome::in_one_line(error));
+    ExitCode::from(outcome::code_of(error))
 }

@@ -66,7 +66,10 @@ pub fn perplexity(args: &PerplexityArgs, console: &Console) -> anyhow::Result<Ou
     let trained = model.decoder()?.config().max_positions;
     let context = args.ctx_size.map_or(CONTEXT.min(trained), |tokens| tokens as usize);
     console.detail(format!("{} tokens in windows of {context}", tokens.len()));
-    let found = firebox_runtime::perplexity(&model, &tokens, context, other.as_ref())?;
+    let waiting = console.waiting(format!("reading {} tokens", tokens.len()));
+    let found = firebox_runtime::perplexity(&model, &tokens, context, other.as_ref());
+    waiting.finish_and_clear();
+    let found = found?;
     if args.json {
         console.json(&Report {
             model: &args.model,

@@ -35,13 +35,13 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FILE")]
     device_profile: Option<PathBuf>,
     /// What memory is for
-    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+    #[arg(long, value_name = "MODE", env = "FIREBOX_MODE", value_enum, default_value_t)]
     mode: PlanMode,
     /// Longest sequence that is expected, in tokens; 0 is what the model was trained for
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    #[arg(short, long, value_name = "N", env = "FIREBOX_CTX_SIZE", default_value_t = 0)]
     ctx_size: usize,
     /// What keys and values are kept in
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    #[arg(long, value_name = "TYPE", env = "FIREBOX_CACHE_TYPE", value_enum, default_value_t)]
     cache_type: CacheType,
     /// Write memory and speed over the number of kept layers, as an SVG image
     #[arg(long, value_name = "FILE")]

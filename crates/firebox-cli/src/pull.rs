@@ -342,7 +342,7 @@ fn explained(error: ApiError, model: &HubModel, endpoint: &str, file: Option<&st
             model.revision
         ),
         ureq::Error::StatusCode(code) => anyhow!("{what}: {endpoint} says {code}; try again later"),
-        _ => anyhow!("{what}: cannot reach {endpoint}: {request}"),
+        _ => anyhow!("{what}: cannot reach {endpoint}: {request}; HF_ENDPOINT names another server"),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::console::Console;
 use crate::fitting::say_events;
 use crate::generating::{GeneratingArgs, answer, speed};
 use crate::grammar::GrammarArgs;
+use crate::hub;
 use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, usage};
 use crate::pocket::pocket_model;
@@ -68,6 +69,10 @@ impl RunArgs {
             // A name of a model has no spaces, and what is to be said usually has.
             (None, Some(prompt), None) if prompt.contains(' ') && !Path::new(prompt).exists() => {
                 (pocket_model()?, Some(prompt.clone()))
+            }
+            (None, Some(word), None) if !word.contains('/') && hub::resolve(Path::new(word)).is_err() => {
+                let said = format!("to say it to the pocket model, write `firebox run -p {word}`");
+                return Err(anyhow::anyhow!("{word}: there is no such model; {said}"));
             }
             (None, Some(model), prompt) => (PathBuf::from(model), prompt.clone()),
             (Some(_), _, Some(_)) => return Err(usage("the model is given twice, by -m and by its place")),

@@ -21,37 +21,37 @@ const MIN_P: f32 = 0.05;
 #[command(next_help_heading = "Sampling (defaults: generation_config.json, else those of llama.cpp)")]
 pub struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token [default: 0.8]
-    #[arg(long, value_name = "T", visible_alias = "temperature")]
+    #[arg(long, value_name = "T", visible_alias = "temperature", env = "FIREBOX_TEMP")]
     pub temp: Option<f32>,
     /// Keep this many of the likeliest tokens; 0 is off [default: 40]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", env = "FIREBOX_TOP_K")]
     pub top_k: Option<usize>,
     /// Keep the likeliest tokens up to this much probability; 1 is off [default: 0.95]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", env = "FIREBOX_TOP_P")]
     pub top_p: Option<f32>,
     /// Keep tokens at least this many times as likely as the likeliest; 0 is off [default: 0.05]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", env = "FIREBOX_MIN_P")]
     pub min_p: Option<f32>,
     /// Keep tokens of typical surprise up to this much probability; 1 is off [default: 1]
-    #[arg(long, value_name = "P", visible_alias = "typical-p")]
+    #[arg(long, value_name = "P", visible_alias = "typical-p", env = "FIREBOX_TYPICAL")]
     pub typical: Option<f32>,
     /// Divide the logits of recent tokens; 1 is off [default: 1]
-    #[arg(long, value_name = "X", visible_alias = "repetition-penalty")]
+    #[arg(long, value_name = "X", visible_alias = "repetition-penalty", env = "FIREBOX_REPEAT_PENALTY")]
     pub repeat_penalty: Option<f32>,
     /// How many tokens count as recent [default: 64]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", env = "FIREBOX_REPEAT_LAST_N")]
     pub repeat_last_n: Option<usize>,
     /// Subtract from the logits of recent tokens; 0 is off [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", env = "FIREBOX_PRESENCE_PENALTY", allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
     /// Subtract from the logits of recent tokens, for each time they occur; 0 is off [default: 0]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", env = "FIREBOX_FREQUENCY_PENALTY", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
     /// Add to the logit of a token, given by id or as the vocabulary spells it; -inf bans it
     #[arg(long, value_name = "TOKEN=BIAS")]
     pub logit_bias: Vec<String>,
     /// The same seed gives the same text [default: random]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", env = "FIREBOX_SEED")]
     pub seed: Option<u64>,
 }
 
@@ -99,13 +99,15 @@ impl SamplingArgs {
                     Ok(id) => Some(id),
                     Err(_) => tokenizer.and_then(|tokenizer| tokenizer.token_to_id(token)),
                 };
-                let id =
-                    id.ok_or_else(|| usage(format!("--logit-bias {given}: {token:?} is not a token")))?;
+                let id = id.ok_or_else(|| {
+                    let reason = "is not a token; `firebox tokenize` shows those of a text";
+                    usage(format!("--logit-bias {given}: {token:?} {reason}"))
+                })?;
                 let bias: f32 = bias
                     .parse()
                     .map_err(|_| usage(format!("--logit-bias {given}: {bias:?} is no number")))?;
                 if bias.is_nan() {
-                    return Err(usage(format!("--logit-bias {given}: the bias should be a number")));
+                    return Err(usage(format!("--logit-bias {given}: the bias should be a number, or -inf")));
                 }
                 Ok((id, bias))
             })

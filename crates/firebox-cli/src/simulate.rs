@@ -1,7 +1,9 @@
 //! `firebox simulate`
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use clap::Args;
 use firebox_runtime::RuntimeError;
 use firebox_runtime::schedule::simulation::{ClassReport, Mix, ModelReport, Profile, Report, simulate};
@@ -48,7 +50,14 @@ pub fn run(args: &SimulateArgs, console: &Console) -> anyhow::Result<Outcome> {
     }
     let profile = match DEVICES.iter().find(|(name, _)| *name == args.profile) {
         Some((name, text)) => Profile::parse(name, text)?,
-        None => Profile::open(&args.profile)?,
+        None if Path::new(&args.profile).exists() => Profile::open(&args.profile)?,
+        None => {
+            let known = DEVICES.map(|(name, _)| name).join(", ");
+            let profile = &args.profile;
+            return Err(anyhow!(
+                "{profile}: there is no such device; there are {known}, or give a TOML file"
+            ));
+        }
     };
     let began = Instant::now();
     let report = simulate(&profile, &Mix::everyday().times(args.load), args.hours, args.seed)?;

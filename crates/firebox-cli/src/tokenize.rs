@@ -57,9 +57,13 @@ pub fn tokenize(args: &TokenizeArgs, console: &Console) -> anyhow::Result<Outcom
             if args.ids { console.json(&ids)? } else { console.line(pieces(&tokenizer, &ids))? }
         }
         None if args.decode => {
-            each_line("list of ids", |ids: Vec<u32>| console.json(&tokenizer.decode(&ids, args.no_special)))?;
+            each_line("list of ids", "[1, 2, 3]", |ids: Vec<u32>| {
+                console.json(&tokenizer.decode(&ids, args.no_special))
+            })?;
         }
-        None => each_line("string", |text: String| console.json(&args.encode(&tokenizer, &text)?))?,
+        None => each_line("string", "\"some text\"", |text: String| {
+            console.json(&args.encode(&tokenizer, &text)?)
+        })?,
     }
     Ok(Outcome::Done)
 }
@@ -67,6 +71,7 @@ pub fn tokenize(args: &TokenizeArgs, console: &Console) -> anyhow::Result<Outcom
 /// Hands the JSON value of every line of stdin on, as soon as it is there.
 fn each_line<T: DeserializeOwned>(
     wanted: &str,
+    like: &str,
     mut take: impl FnMut(T) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     for (index, line) in io::stdin().lock().lines().enumerate() {
@@ -74,7 +79,7 @@ fn each_line<T: DeserializeOwned>(
         let line = line.with_context(|| format!("stdin, line {number}"))?;
         match serde_json::from_str(&line) {
             Ok(value) => take(value)?,
-            Err(error) => bail!("stdin, line {number}: expected a JSON {wanted}: {error}"),
+            Err(error) => bail!("stdin, line {number}: expected a JSON {wanted}, such as {like}: {error}"),
         }
     }
     Ok(())

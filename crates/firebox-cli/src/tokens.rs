@@ -8,7 +8,7 @@ pub fn parse_ids(text: &str) -> anyhow::Result<Vec<u32>> {
     let inner = match (text.strip_prefix('['), text.ends_with(']')) {
         (Some(rest), true) => &rest[..rest.len() - 1],
         (None, false) => text,
-        _ => return Err(usage("token ids: one bracket is missing")),
+        _ => return Err(usage("token ids: one bracket is missing; write [1, 2, 3] or 1,2,3")),
     };
     let words = inner.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
     words

@@ -40,7 +40,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "MODEL", conflicts_with = "out")]
     evaluate: Option<PathBuf>,
     /// What keys and values are kept in while it is measured
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
+    #[arg(long, value_name = "TYPE", env = "FIREBOX_CACHE_TYPE", value_enum, default_value_t)]
     cache_type: CacheType,
     /// Ask for facts after so many turns were forgotten; 0 leaves that out
     #[arg(long, value_name = "N", default_value_t = 200)]

@@ -31,6 +31,7 @@ use burn::tensor::Device;
 pub use attend::Attending;
 pub use flex::host;
 pub use linear::Grouping;
+pub use simd::instructions;
 pub use warm_up::{Formats, warm_up};
 
 /// Runs a computation of many operations on a device where it runs best.

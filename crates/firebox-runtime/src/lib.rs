@@ -60,17 +60,18 @@ pub use firebox_cache::{
     Afterwards, AttentionSinks, CacheError, EvictionPolicy, Forgetting, Hidden, KvType, Pool, Role,
     SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
 };
+pub use firebox_kernels::instructions;
 pub use firebox_model::Pooling;
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
 pub use governor::{Governor, Residency};
 pub use logprobs::LogProbabilities;
-pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes, resident_bytes};
+pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes};
 pub use model::Model;
 pub use paused::{Paused, Said};
 pub use perplexity::{Divergence, Perplexity, perplexity};
 pub use prefix::{Origin, PersistentPrefix, PrefixOptions};
 pub use sampler::{Sampler, SamplerConfig, likeliest};
-pub use saved::Saved;
+pub use saved::{Saved, SavedSummary};
 pub use session::{OWN_HEAD, Session};
 pub use shared::{Begun, PrefixLimits, PrefixStats, PrefixTree};
 pub use speculation::{

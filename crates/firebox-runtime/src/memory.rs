@@ -18,6 +18,11 @@ pub fn mapped_file_bytes() -> Option<u64> {
     status_field("RssFile:")
 }
 
+/// The memory of the whole machine, in bytes; absent where the system does not say.
+pub fn physical_bytes() -> Option<u64> {
+    kib_field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
 fn status_field(name: &str) -> Option<u64> {
     kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
 }

@@ -228,25 +228,10 @@ impl Saved {
     pub fn open(path: impl AsRef<Path>, model: &Model, kept: KvType) -> Result<Self, RuntimeError> {
         let decoder = model.decoder()?;
         let layout = decoder.layout(kept);
-        let file = TensorFile::open(path)?;
-        let format = file.text("format")?;
-        if format != FORMAT {
-            return Err(file.fault("format", format!("{format:?} is not {FORMAT:?}")).into());
-        }
-        let version = file.text("version")?;
-        if version != VERSION {
-            let reason = format!("{version:?}; this Firebox knows {VERSION:?}");
-            return Err(StoreError::Unsupported {
-                file: file.path().to_owned(),
-                field: "version".into(),
-                reason,
-            }
-            .into());
-        }
+        let file = opened(path.as_ref())?;
         // What was kept at the split is what any head begins with.
         KvKey::new(model, &decoder, layout.kept, OWN_HEAD)?.check(&file, decoder.split().is_some())?;
-        let record: Record = serde_json::from_str(file.text(SEQUENCE)?)
-            .map_err(|error| file.fault(SEQUENCE, error.to_string()))?;
+        let record = record(&file)?;
         let turns = |records: Vec<TurnRecord>| records.into_iter().map(Turn::from).collect();
         let stretches = record.stretches.into_iter();
         let outline = Outline {
@@ -334,6 +319,30 @@ impl Saved {
         }
         Ok(())
     }
+}
+
+/// A file of a session, mapped and found to be one.
+fn opened(path: &Path) -> Result<TensorFile, RuntimeError> {
+    let file = TensorFile::open(path)?;
+    let format = file.text("format")?;
+    if format != FORMAT {
+        return Err(file.fault("format", format!("{format:?} is not {FORMAT:?}")).into());
+    }
+    let version = file.text("version")?;
+    if version != VERSION {
+        let reason = format!("{version:?}; this Firebox knows {VERSION:?}");
+        return Err(StoreError::Unsupported {
+            file: file.path().to_owned(),
+            field: "version".into(),
+            reason,
+        }
+        .into());
+    }
+    Ok(file)
+}
+
+fn record(file: &TensorFile) -> Result<Record, RuntimeError> {
+    Ok(serde_json::from_str(file.text(SEQUENCE)?).map_err(|error| file.fault(SEQUENCE, error.to_string()))?)
 }
 
 /// What a layer remembers of positions, one of several.
@@ -521,6 +530,10 @@ fn state_tensor<const D: usize>(
 fn data<const D: usize>(bytes: bytes::Bytes, shape: [usize; D], dtype: DType) -> TensorData {
     TensorData::from_bytes(Bytes::from_shared(bytes, AllocationProperty::File), shape, dtype)
 }
+
+mod summary;
+
+pub use summary::SavedSummary;
 
 #[cfg(test)]
 pub(crate) mod tests;

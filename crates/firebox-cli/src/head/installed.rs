@@ -88,7 +88,9 @@ pub fn add(args: &AddArgs, console: &Console) -> anyhow::Result<Outcome> {
     let heads = Heads::open(hub::resolve(&args.model)?)?;
     let named = args.head.file_name().and_then(|name| name.to_str());
     let Some(name) = args.name.as_deref().or(named) else {
-        return Err(usage("--name: say what the head is to be called"));
+        return Err(usage(
+            "--name: say what the head is to be called; its folder has no name that a head can have",
+        ));
     };
     let info = if is_adapter(&args.head) {
         let beside = tempfile::tempdir()?;
@@ -121,10 +123,16 @@ pub fn export(args: &ExportArgs, console: &Console) -> anyhow::Result<Outcome> {
     let model = hub::resolve(&args.model)?;
     let head = Heads::open(&model)?.head(&args.name)?;
     let Some(adapter) = adapter_of(&head, &model.display().to_string())? else {
-        return Err(usage(format!("{} is no adapter, and other heads have no such form", args.name)));
+        return Err(usage(format!(
+            "{} is no adapter, and the peft package knows no other heads; train one by `firebox head train --lora RANK`",
+            args.name
+        )));
     };
     if args.destination.exists() {
-        return Err(usage(format!("{} is there already", args.destination.display())));
+        return Err(usage(format!(
+            "{} is there already; name a folder that is not, or remove it",
+            args.destination.display()
+        )));
     }
     adapter.write(&args.destination)?;
     let modules = adapter.pairs.len();

@@ -55,8 +55,12 @@ pub fn profile(args: &ProfileArgs, console: &Console) -> anyhow::Result<Outcome>
         bar.set_position(sample as u64);
         examples.sample(sample)
     });
-    let profile = measure(&decoder, samples.collect::<Vec<Result<_, TrainError>>>())?;
+    let samples = samples.collect::<Vec<Result<_, TrainError>>>();
     bar.finish_and_clear();
+    let waiting = console.waiting("leaving out one layer after the other");
+    let profile = measure(&decoder, samples);
+    waiting.finish_and_clear();
+    let profile = profile?;
     let split = profile.split(args.share);
     if let Some(path) = &args.plot {
         let image = plot::profile(&profile.without, split)?;

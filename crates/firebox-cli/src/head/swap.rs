@@ -1,18 +1,18 @@
 //! `firebox head swap`
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{Model, OWN_HEAD, Session};
-use firebox_store::{Checkpoint, Heads, ReadMethod, SegmentId, probes, reading_rate};
+use firebox_store::{Checkpoint, Heads};
 use serde_json::json;
 
 use crate::args::DeviceArgs;
 use crate::columns::table;
 use crate::console::Console;
+use crate::doctor::disk;
 use crate::generating::{opened_device, patient};
 use crate::hub;
 use crate::outcome::Outcome;
@@ -70,7 +70,9 @@ pub fn swap(args: &SwapArgs, console: &Console) -> anyhow::Result<Outcome> {
         session.feed(&prompt)?;
         measured.reload.push(began.elapsed().as_secs_f64());
 
-        let Some(rack) = model.heads() else { anyhow::bail!("the model has no heads") };
+        let Some(rack) = model.heads() else {
+            anyhow::bail!("the model has no heads; install one by `firebox head add`")
+        };
         // In memory already, and the trunk as well.
         session.use_head(OWN_HEAD);
         session.feed(&[1])?;
@@ -91,7 +93,7 @@ pub fn swap(args: &SwapArgs, console: &Console) -> anyhow::Result<Outcome> {
         session.feed(&[1])?;
         measured.cold_first_token.push(began.elapsed().as_secs_f64());
 
-        measured.reading.push(measured.head_bytes as f64 / disk_rate(model.checkpoint())?);
+        measured.reading.push(measured.head_bytes as f64 / disk::rate(model.checkpoint())?);
     }
     report(args, measured, console)?;
     Ok(Outcome::Done)
@@ -141,15 +143,4 @@ fn report(args: &SwapArgs, measured: Measured, console: &Console) -> anyhow::Res
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
-}
-
-/// Bytes a second that the disk gives of the model.
-fn disk_rate(checkpoint: &Checkpoint) -> anyhow::Result<f64> {
-    let layers = checkpoint.segments().into_iter().filter(|segment| segment.id != SegmentId::Embed);
-    let portions = layers.map(|segment| {
-        let names = segment.tensors.iter().map(String::as_str);
-        checkpoint.portion(names).map(Arc::new)
-    });
-    let portions = portions.collect::<Result<Vec<_>, _>>()?;
-    Ok(reading_rate(&*checkpoint.disk(ReadMethod::Direct), probes(&portions))?)
 }

@@ -135,7 +135,10 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
     let trunk = trunk_hash(model.checkpoint(), split)?;
     console.note(format!("what the trunk makes of {} samples is computed once", examples.len()));
     let folder = args.output.join("states");
-    let states = boundary_states(&mut examples, folder, &decoder, &trunk, split, stored)?;
+    let waiting = console.waiting("taking the samples through the trunk");
+    let states = boundary_states(&mut examples, folder, &decoder, &trunk, split, stored);
+    waiting.finish_and_clear();
+    let states = states?;
 
     let form = args.form();
     let adapters = args.lora.map(|rank| AdapterPlan { rank, targets: args.targets.clone() });

@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 mod chat;
+mod completions;
+mod configuration;
+mod doctor;
 mod embed;
 mod fitting;
 mod grammar;
@@ -15,10 +18,12 @@ mod plan;
 mod pocket;
 mod pull;
 mod run;
+mod session;
 mod simulate;
 #[cfg(target_os = "linux")]
 mod storm;
 mod support;
 mod tokenize;
+mod top;
 mod trace;
 mod verify;

@@ -30,8 +30,6 @@ pub fn gguf(family: &str) -> PathBuf {
 pub fn firebox() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_firebox"));
     for variable in [
-        "FIREBOX_DEVICE",
-        "FIREBOX_MEMORY",
         "HF_HOME",
         "HF_HUB_CACHE",
         "HF_ENDPOINT",
@@ -47,9 +45,14 @@ pub fn firebox() -> Command {
     ] {
         command.env_remove(variable);
     }
+    for (variable, _) in
+        std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"FIREBOX_"))
+    {
+        command.env_remove(variable);
+    }
     // What the command learns of its user is not the user's whose tests these are.
     let own = std::env::temp_dir().join(format!("firebox-tests-{}", std::process::id()));
-    command.env("XDG_DATA_HOME", own);
+    command.env("XDG_DATA_HOME", &own).env("XDG_CONFIG_HOME", own.join("config"));
     command.env("NO_PROXY", "127.0.0.1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -103,6 +103,21 @@ pub(crate) fn dispatch(kernel: impl Kernel) {
     kernel.run::<Portable>();
 }
 
+/// What the CPU's versions of operations are compiled for, of what this processor has: `avx512`, `avx2`, or `portable`
+/// where it has neither.
+pub fn instructions() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if avx512::available() {
+            return "avx512";
+        }
+        if avx2::available() {
+            return "avx2";
+        }
+    }
+    "portable"
+}
+
 /// Runs a computation on every kind of lanes that this processor has, handing each its name.
 #[cfg(test)]
 pub(crate) fn on_each_kind<K: Kernel>(mut kernel: impl FnMut(&'static str) -> K) {

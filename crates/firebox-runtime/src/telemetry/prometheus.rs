@@ -16,12 +16,33 @@ pub fn render(snapshot: &Snapshot) -> String {
     text
 }
 
+impl Counter {
+    /// What it is called for Prometheus.
+    pub fn metric(self) -> String {
+        format!("firebox_{}{}_total", self.name(), self.unit().suffix())
+    }
+}
+
+impl Gauge {
+    /// What it is called for Prometheus.
+    pub fn metric(self) -> String {
+        format!("firebox_{}{}", self.name(), self.unit().suffix())
+    }
+}
+
+impl Histogram {
+    /// What it is called for Prometheus, without what the names of its parts end with.
+    pub fn metric(self) -> String {
+        format!("firebox_{}{}", self.name(), self.unit().suffix())
+    }
+}
+
 fn write_all(snapshot: &Snapshot, to: &mut String) -> fmt::Result {
     write_process(&snapshot.process, to)?;
     write_budgets(snapshot, to)?;
     for &counter in Counter::ALL {
         let unit = counter.unit();
-        let name = format!("firebox_{}{}_total", counter.name(), unit.suffix());
+        let name = counter.metric();
         let values = snapshot.models.iter().map(|model| (model.name.as_str(), model.count(counter)));
         family(to, &name, "counter", counter.help())?;
         for (model, value) in values {
@@ -29,7 +50,7 @@ fn write_all(snapshot: &Snapshot, to: &mut String) -> fmt::Result {
         }
     }
     for &gauge in Gauge::ALL {
-        let name = format!("firebox_{}{}", gauge.name(), gauge.unit().suffix());
+        let name = gauge.metric();
         family(to, &name, "gauge", gauge.help())?;
         for model in &snapshot.models {
             let value = model.gauges.get(&gauge).copied().unwrap_or(0);
@@ -37,7 +58,7 @@ fn write_all(snapshot: &Snapshot, to: &mut String) -> fmt::Result {
         }
     }
     for &histogram in Histogram::ALL {
-        let name = format!("firebox_{}{}", histogram.name(), histogram.unit().suffix());
+        let name = histogram.metric();
         family(to, &name, "histogram", histogram.help())?;
         for model in &snapshot.models {
             if let Some(distribution) = model.meters.histograms.get(&histogram) {

@@ -1,0 +1,251 @@
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, Command};
+use firebox_runtime::parse_bytes;
+use firebox_runtime::schedule::Priority;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::model::ModelEntry;
+use super::{Configuration, SERVE, key_of};
+use crate::outcome::usage;
+
+const TABLES: [&str; 3] = ["serve", "defaults", "model"];
+const MODEL_KEYS: [&str; 6] = ["name", "path", "memory", "heads", "priority", "pinned"];
+
+/// A name is as near as this to what was probably meant.
+const NEAR: f64 = 0.6;
+
+/// Settings by the names of their flags.
+pub(super) type Values = BTreeMap<String, Value>;
+
+/// What a file says about a setting.
+#[derive(Debug)]
+pub(super) struct Value {
+    /// As they would stand on a command line, one behind the other.
+    pub texts: Vec<String>,
+}
+
+/// A file, for errors that say where in it something is.
+struct File<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+type Item<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
+
+/// Reads a file, and checks it against what the command knows.
+pub fn read(command: &Command, path: &Path, text: &str) -> anyhow::Result<Configuration> {
+    let file = File { path, text };
+    let parsed = DeTable::parse(text)
+        .map_err(|error| file.wrong(error.span().unwrap_or_default(), error.message().to_owned()))?;
+    let mut found = Configuration::default();
+    for (key, value) in parsed.get_ref() {
+        match (&**key.get_ref(), value.get_ref()) {
+            ("defaults", DeValue::Table(table)) => found.defaults = file.values(command, None, table)?,
+            ("serve", DeValue::Table(table)) => found.serve = file.values(command, Some(SERVE), table)?,
+            ("model", DeValue::Array(models)) => {
+                for model in models.iter() {
+                    let model = file.model(model)?;
+                    if model.0.name.is_some() && found.models.iter().any(|other| other.name == model.0.name) {
+                        let name = model.0.name.unwrap_or_default();
+                        return Err(
+                            file.wrong(model.1, format!("two models are called {name:?}; give each a name"))
+                        );
+                    }
+                    found.models.push(model.0);
+                }
+            }
+            ("model", _) => {
+                return Err(file.wrong(key.span(), "write [[model]], once for every model".into()));
+            }
+            (name @ ("defaults" | "serve"), _) => {
+                return Err(file.wrong(key.span(), format!("write [{name}], and settings below it")));
+            }
+            (name, _) => {
+                let reason = format!("there is no [{name}]; there are [serve], [defaults] and [[model]]");
+                let belongs = key_in(command, None, name).or_else(|| key_in(command, Some(SERVE), name));
+                let reason = match belongs {
+                    Some(_) => format!("{name} belongs below [defaults] or [serve]"),
+                    None => meant(reason, name, TABLES.into_iter()),
+                };
+                return Err(file.wrong(key.span(), reason));
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl File<'_> {
+    fn wrong(&self, at: Range<usize>, reason: String) -> anyhow::Error {
+        let before = self.text.get(..at.start).unwrap_or(self.text);
+        let line = 1 + before.bytes().filter(|byte| *byte == b'\n').count();
+        usage(format!("{}, line {line}: {reason}", self.path.display()))
+    }
+
+    /// The settings below `[defaults]`, or below the table of one command.
+    fn values(&self, command: &Command, of: Option<&str>, table: &DeTable<'_>) -> anyhow::Result<Values> {
+        let mut values = Values::new();
+        for (name, value) in table {
+            let key = name.get_ref().replace('_', "-");
+            let Some((command, arg)) = key_in(command, of, &key) else {
+                return Err(self.wrong(name.span(), unknown(command, of, name.get_ref(), &key)));
+            };
+            let texts = self.texts(value, matches!(arg.get_action(), ArgAction::Append))?;
+            for text in &texts {
+                check(command, &key, text).map_err(|reason| self.wrong(value.span(), reason))?;
+            }
+            if values.insert(key, Value { texts }).is_some() {
+                return Err(self.wrong(name.span(), format!("{} is there twice", name.get_ref())));
+            }
+        }
+        Ok(values)
+    }
+
+    /// What a command line would have in place of a value.
+    fn texts(&self, value: &Spanned<DeValue<'_>>, several: bool) -> anyhow::Result<Vec<String>> {
+        let text = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
+            DeValue::String(text) => Ok(text.to_string()),
+            DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
+            DeValue::Float(number) => Ok(number.as_str().to_owned()),
+            DeValue::Boolean(is) => Ok(is.to_string()),
+            DeValue::Integer(_) => Err(self.wrong(value.span(), "write the number in decimal digits".into())),
+            _ if several => {
+                Err(self.wrong(value.span(), "should be a text or a number, or a list of them".into()))
+            }
+            _ => Err(self.wrong(value.span(), "should be a text or a number".into())),
+        };
+        match value.get_ref() {
+            DeValue::Array(items) if several => items.iter().map(text).collect(),
+            _ => Ok(vec![text(value)?]),
+        }
+    }
+
+    fn model(&self, model: &Spanned<DeValue<'_>>) -> anyhow::Result<(ModelEntry, Range<usize>)> {
+        let DeValue::Table(table) = model.get_ref() else {
+            return Err(self.wrong(model.span(), "write [[model]], and its name and path below".into()));
+        };
+        let mut entry = ModelEntry::default();
+        let mut named = None;
+        for item @ (key, value) in table {
+            match &**key.get_ref() {
+                "name" => {
+                    let name = self.text(item)?;
+                    if name.is_empty() || name.contains(['/', ':']) || name.contains(char::is_whitespace) {
+                        let reason = "a name has no spaces, no slashes and no colons, and is not empty";
+                        return Err(self.wrong(value.span(), reason.into()));
+                    }
+                    entry.name = Some(name);
+                }
+                "path" => {
+                    named = Some(());
+                    entry.path = self.beside(&self.text(item)?);
+                }
+                "memory" => {
+                    let size = parse_bytes(&self.texts(value, false)?.concat());
+                    entry.memory = Some(size.map_err(|error| self.wrong(value.span(), error.to_string()))?);
+                }
+                "heads" => entry.heads = self.texts(value, true)?,
+                "priority" => entry.priority = Some(self.priority(item)?),
+                "pinned" => match value.get_ref() {
+                    DeValue::Boolean(pinned) => entry.pinned = *pinned,
+                    _ => return Err(self.wrong(value.span(), "pinned is true or false".into())),
+                },
+                name => {
+                    let reason = format!("a model has no {name:?}; it has {}", MODEL_KEYS.join(", "));
+                    return Err(self.wrong(key.span(), meant(reason, name, MODEL_KEYS.into_iter())));
+                }
+            }
+        }
+        if named.is_none() {
+            return Err(
+                self.wrong(model.span(), "a model needs a path, such as path = \"models/small\"".into())
+            );
+        }
+        Ok((entry, model.span()))
+    }
+
+    fn text(&self, (key, value): Item<'_, '_>) -> anyhow::Result<String> {
+        match value.get_ref() {
+            DeValue::String(text) => Ok(text.to_string()),
+            _ => Err(self.wrong(value.span(), format!("{} should be a text in quotes", key.get_ref()))),
+        }
+    }
+
+    fn priority(&self, item: Item<'_, '_>) -> anyhow::Result<Priority> {
+        let text = self.text(item)?;
+        let found = Priority::ALL.into_iter().find(|priority| priority.to_string() == text);
+        found.ok_or_else(|| {
+            let known = Priority::ALL.map(|priority| priority.to_string());
+            let reason = format!("{text:?} is no priority; there are {}", known.join(", "));
+            self.wrong(item.1.span(), meant(reason, &text, known.iter().map(String::as_str)))
+        })
+    }
+
+    /// A path as the file means it: from where the file is. What is not there may be a name of the hub.
+    fn beside(&self, path: &str) -> PathBuf {
+        let beside = self.path.parent().unwrap_or(Path::new("")).join(path);
+        if beside.exists() { beside } else { PathBuf::from(path) }
+    }
+}
+
+/// The option behind a key: one of a command, or else one of any command but those with tables of their own.
+fn key_in<'a>(command: &'a Command, of: Option<&str>, key: &str) -> Option<(&'a Command, &'a Arg)> {
+    let own = command.get_arguments().find(|arg| key_of(arg).as_deref() == Some(key));
+    let is_meant =
+        of.is_none_or(|of| of == command.get_name()) && (of.is_some() || command.get_name() != SERVE);
+    match own.filter(|_| is_meant) {
+        Some(arg) => Some((command, arg)),
+        None => command.get_subcommands().find_map(|command| key_in(command, of, key)),
+    }
+}
+
+/// All keys that there could have been.
+fn keys(command: &Command, of: Option<&str>) -> Vec<String> {
+    let all = command.get_arguments().filter_map(key_of);
+    let mut all: Vec<String> = all.filter(|key| key_in(command, of, key).is_some()).collect();
+    all.extend(command.get_subcommands().flat_map(|command| keys(command, of)));
+    all.sort();
+    all.dedup();
+    all
+}
+
+fn unknown(command: &Command, of: Option<&str>, name: &str, key: &str) -> String {
+    let table = of.unwrap_or("defaults");
+    if of.is_none() && key_in(command, Some(SERVE), key).is_some() {
+        return format!("{name} is a setting of the server and belongs below [serve]");
+    }
+    if of.is_some() && key_in(command, None, key).is_some() {
+        return format!("{name} is no setting of the server; it belongs below [defaults]");
+    }
+    let known = keys(command, of);
+    meant(format!("there is no {name:?} in [{table}]"), key, known.iter().map(String::as_str))
+}
+
+/// A complaint about a name, with the one that was probably meant.
+fn meant<'a>(reason: String, name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let likeness = |known: &&str| strsim::jaro_winkler(name, known);
+    let nearest = known.max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    match nearest.filter(|nearest| likeness(nearest) >= NEAR) {
+        Some(nearest) => format!("{reason}; did you mean {nearest}?"),
+        None => reason,
+    }
+}
+
+/// What the parser of the command line has against a value.
+fn check(command: &Command, key: &str, text: &str) -> Result<(), String> {
+    // What else the command needs is not the file's business.
+    let alone = command.clone().mut_args(|arg| arg.required(false)).no_binary_name(true);
+    let Err(error) = alone.try_get_matches_from([format!("--{key}={text}")]) else { return Ok(()) };
+    match error.kind() {
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            let text = error.to_string();
+            let text = text.split("For more information").next().unwrap_or(&text);
+            Err(text.trim().trim_start_matches("error: ").to_owned())
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,155 @@
+//! `firebox.toml`: what options are where neither the command line nor the environment says.
+//!
+//! An option that has an environment variable is a setting, and the file may have it too, under the name of its flag:
+//! in `[serve]` for the server alone, else in `[defaults]`. What the file says becomes the default of the option, so
+//! that it is the parser of the command line that has flags outrank the environment, and both outrank the file.
+
+mod file;
+mod model;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command};
+
+use file::Values;
+pub use file::read;
+pub use model::ModelEntry;
+
+use crate::outcome::usage;
+
+/// The flag that names the file.
+const FLAG: &str = "config";
+
+/// What the file is called where nobody names it.
+const NAME: &str = "firebox.toml";
+
+/// The command whose settings have a table of their own.
+const SERVE: &str = "serve";
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub struct Configuration {
+    defaults: Values,
+    serve: Values,
+    models: Vec<ModelEntry>,
+    /// Options that the command line or the environment has.
+    given: BTreeSet<String>,
+}
+
+impl Configuration {
+    /// The file that a command line names, or else the one in this folder, or else the user's own; an empty one where
+    /// there is none.
+    pub fn of(command: &Command, args: &[OsString]) -> anyhow::Result<Self> {
+        // Whoever asks for help gets it, however broken the file is.
+        let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(args) else {
+            return Ok(Self::default());
+        };
+        let named = matches.get_one::<PathBuf>(FLAG).cloned();
+        match named.or_else(|| usual_places().into_iter().find(|place| place.is_file())) {
+            Some(path) => Self::open(command, &path),
+            None => Ok(Self::default()),
+        }
+    }
+
+    fn open(command: &Command, path: &Path) -> anyhow::Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        read(command, path, &text)
+    }
+
+    /// The command with what the file says as the defaults of its options.
+    pub fn over(&self, command: Command) -> Command {
+        let is_serve = command.get_name() == SERVE;
+        let command = command.mut_args(|arg| {
+            let value = key_of(&arg).and_then(|key| {
+                let own = is_serve.then(|| self.serve.get(&key)).flatten();
+                own.or_else(|| self.defaults.get(&key))
+            });
+            match value {
+                Some(value) => with_default(arg, &value.texts),
+                None => arg,
+            }
+        });
+        command.mut_subcommands(|command| self.over(command))
+    }
+
+    /// Takes note of what the command line and the environment have.
+    pub fn note(&mut self, matches: &ArgMatches) {
+        let given = matches.ids().map(|id| id.as_str()).filter(|id| {
+            let source = matches.value_source(id);
+            matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+        });
+        self.given.extend(given.map(str::to_owned));
+        if let Some((_, matches)) = matches.subcommand() {
+            self.note(matches);
+        }
+    }
+
+    /// Whether the command line or the environment has an option, by its name in the code.
+    fn is_given(&self, id: &str) -> bool {
+        self.given.contains(id)
+    }
+
+    /// The models of the file, for those who name one. What is said of one outranks what the file says of all, and
+    /// nothing outranks the command line and the environment.
+    pub fn models(&self) -> Vec<ModelEntry> {
+        let memory = |model: &ModelEntry| model.memory.filter(|_| !self.is_given("memory"));
+        self.models.iter().map(|model| ModelEntry { memory: memory(model), ..model.clone() }).collect()
+    }
+}
+
+/// Refuses options about the use of memory where no memory is given, whoever could have given it.
+pub fn expect_memory(matches: &ArgMatches) -> anyhow::Result<()> {
+    if let Some((_, matches)) = matches.subcommand() {
+        return expect_memory(matches);
+    }
+    let knows_memory = matches.try_get_raw("memory").is_ok();
+    if !knows_memory || matches.contains_id("memory") {
+        return Ok(());
+    }
+    for id in ["mode", "keep_layers", "placement", "buffers", "read"] {
+        let is_known = matches.try_get_raw(id).is_ok();
+        if is_known && matches.value_source(id) == Some(ValueSource::CommandLine) {
+            let flag = id.replace('_', "-");
+            return Err(usage(format!(
+                "--{flag} says what --memory is used for; give that as well, as in --memory 1.5G"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn usual_places() -> Vec<PathBuf> {
+    let own = dirs::config_dir().map(|folder| folder.join("firebox").join(NAME));
+    [Some(PathBuf::from(NAME)), own].into_iter().flatten().collect()
+}
+
+/// What an option is called in a file, if it may be there.
+fn key_of(arg: &Arg) -> Option<String> {
+    (arg.get_env().is_some() && arg.get_id() != FLAG).then(|| arg.get_long().map(str::to_owned)).flatten()
+}
+
+fn with_default(arg: Arg, texts: &[String]) -> Arg {
+    // Help says what the usual default is, where there is one that the parser does not know, and tells no secrets.
+    let hidden = arg.get_default_values().is_empty() || arg.is_hide_env_values_set();
+    // The parser wants its texts to live as long as the program, and they do.
+    let texts = texts.iter().map(|text| &*Box::leak(text.clone().into_boxed_str()));
+    arg.default_values(texts).hide_default_value(hidden)
+}
+
+/// Every setting of a command and of those below it, with its variable.
+#[cfg(test)]
+pub fn settings(command: &Command) -> BTreeSet<[String; 2]> {
+    let own = command.get_arguments().filter_map(|arg| {
+        let variable = arg.get_env()?.to_string_lossy().into_owned();
+        Some([key_of(arg)?, variable])
+    });
+    own.chain(command.get_subcommands().flat_map(settings)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+use std::path::PathBuf;
+
+use clap::Args;
+use firebox_runtime::heads::RackConfig;
+use firebox_runtime::{Model, Saved, Session, TurnKind};
+use firebox_text::{ChatTemplate, Message, TextError};
+
+use super::kept::Kept;
+use crate::args::DeviceArgs;
+use crate::console::Console;
+use crate::generating::open;
+use crate::outcome::usage;
+use crate::pocket::pocket_model;
+use crate::prompt::{Prompter, plain_template};
+
+/// Options of `firebox session rewind`.
+#[derive(Debug, Args)]
+pub struct RewindArgs {
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// How many questions to take back, with their answers
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    turns: u16,
+    /// The model that it is a conversation with [default: the pocket model]
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Takes back the last turns of a conversation, in its file.
+pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
+    let kept = Kept::open(&args.file)?;
+    let path = match &args.model {
+        Some(path) => path.clone(),
+        None => pocket_model()?,
+    };
+    let model = open(&path, &args.device, console)?.with_heads(RackConfig::default())?;
+    let mut session = Saved::open(&args.file, &model, kept.summary.kept)?.session()?;
+    let turns = usize::from(args.turns);
+    let note = match kept.messages {
+        Some(mut messages) => {
+            shorten(&mut messages, turns)?;
+            let ids = prompter(&model)?.encode(&messages)?;
+            // The template says as well that an answer comes next; as far as that is so, it need not be taken back.
+            let common =
+                session.tokens().iter().zip(&ids).take_while(|(known, wanted)| known == wanted).count();
+            session.rewind(common);
+            serde_json::to_string(&messages)?
+        }
+        None => {
+            let length = before_turns(&session, turns)?;
+            session.rewind(length);
+            kept.summary.note
+        }
+    };
+    session.save_with_note(&args.file, &model, &note)?;
+    console.line(format!("{} of {} tokens left", session.tokens().len(), kept.summary.tokens.len()))
+}
+
+/// Drops the last questions, and all that followed.
+fn shorten(messages: &mut Vec<Message>, turns: usize) -> anyhow::Result<()> {
+    let questions: Vec<usize> =
+        messages.iter().enumerate().filter(|(_, message)| message.role == "user").map(|(at, _)| at).collect();
+    let Some(first) = questions.len().checked_sub(turns) else {
+        return Err(usage(format!("--turns {turns}: there are only {}", questions.len())));
+    };
+    messages.truncate(questions[first]);
+    Ok(())
+}
+
+/// How many tokens come before the last turns.
+fn before_turns(session: &Session, turns: usize) -> anyhow::Result<usize> {
+    let mut starts = Vec::new();
+    let mut before = 0;
+    for turn in session.turns() {
+        starts.extend((turn.kind == TurnKind::Turn).then_some(before));
+        before += turn.tokens;
+    }
+    let first = starts.len().checked_sub(turns);
+    let first = first.ok_or_else(|| usage(format!("--turns {turns}: there are only {}", starts.len())))?;
+    Ok(starts[first])
+}
+
+fn prompter(model: &Model) -> anyhow::Result<Prompter> {
+    let tokenizer = model.tokenizer()?.clone();
+    let (template, add_special) = match ChatTemplate::new(model.checkpoint().text(), &tokenizer) {
+        Ok(template) => (template, false),
+        Err(TextError::MissingChatTemplate) => (plain_template()?, true),
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Prompter { tokenizer, template, thinking: None, add_special })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_go_with_all_that_followed() {
+        let said = || {
+            vec![
+                Message::system("be"),
+                Message::user("a"),
+                Message::assistant("b"),
+                Message::user("c"),
+                Message::assistant("d"),
+            ]
+        };
+        for (turns, left) in [(1, 3), (2, 1)] {
+            let mut messages = said();
+            shorten(&mut messages, turns).unwrap();
+            assert_eq!(messages.len(), left);
+        }
+        assert!(shorten(&mut said(), 3).is_err());
+    }
+}

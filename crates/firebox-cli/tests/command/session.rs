@@ -1,0 +1,76 @@
+use std::path::Path;
+
+use crate::args;
+use crate::support::*;
+
+/// Keeps a conversation of two questions.
+fn talked(session: &Path) {
+    let script = "My dog is called Biscuit.\nMy house is red.\n";
+    firebox_fed(args!["chat", "--temp", "0", "--session", session], script).ends_with(0);
+}
+
+#[test]
+fn conversations_are_listed_shown_and_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("talk");
+    talked(&session);
+    std::fs::write(folder.path().join("other.txt"), "no session").unwrap();
+    let list = firebox_with(args!["session", "list", folder.path(), "--json"]).ends_with(0).json();
+    assert_eq!(list.as_array().unwrap().len(), 1);
+    assert_eq!((&list[0]["questions"], &list[0]["messages"][0]["role"]), (&2.into(), &"user".into()));
+    let text = firebox_with(args!["session", "list", folder.path()]).ends_with(0).stdout;
+    assert!(text.contains("talk") && text.contains("iB"), "{text}");
+    let shown = firebox_with(args!["session", "show", session]).ends_with(0).stdout;
+    for word in ["user: My dog is called Biscuit.", "assistant: Noted", "f16", "tokens"] {
+        assert!(shown.contains(word), "no {word:?} in {shown}");
+    }
+    let exported = firebox_with(args!["session", "export", session]).ends_with(0).json();
+    assert_eq!(exported.as_array().unwrap().len(), 4);
+    let file = folder.path().join("talk.md");
+    firebox_with(args!["session", "export", session, "--format", "markdown", "-o", file]).ends_with(0);
+    assert!(
+        std::fs::read_to_string(file)
+            .unwrap()
+            .starts_with("**user:** My dog is called Biscuit.\n\n**assistant:**")
+    );
+}
+
+/// What is taken back was never said: the conversation goes on as one that never went there.
+#[test]
+fn what_is_taken_back_was_never_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let [long, short] = ["long", "short"].map(|name| folder.path().join(name));
+    talked(&long);
+    firebox_fed(args!["chat", "--temp", "0", "--session", short], "My dog is called Biscuit.\n").ends_with(0);
+    let fork = folder.path().join("fork");
+    firebox_with(args!["session", "fork", long, fork]).ends_with(0);
+    firebox_with(args!["session", "fork", long, fork]).fails(USAGE, &["there already"]);
+    firebox_with(args!["session", "rewind", fork]).ends_with(0);
+    let messages = |path: &Path| firebox_with(args!["session", "export", path]).ends_with(0).stdout;
+    assert_eq!(messages(&fork), messages(&short));
+    assert_ne!(messages(&fork), messages(&long));
+    let ask = |path: &Path| {
+        firebox_fed(args!["chat", "--temp", "0", "--session", path], "What is my dog called?\n")
+            .ends_with(0)
+            .stdout
+    };
+    assert_eq!(ask(&fork), ask(&short));
+    firebox_with(args!["session", "rewind", fork, "--turns", "9"]).fails(USAGE, &["only 2"]);
+}
+
+#[test]
+fn only_conversations_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("talk");
+    talked(&session);
+    let other = folder.path().join("other.txt");
+    std::fs::write(&other, "mine").unwrap();
+    firebox_with(args!["session", "remove", other]).fails(USAGE, &["no saved conversation"]);
+    assert!(other.exists());
+    firebox_with(args!["session", "remove", session]).ends_with(0);
+    assert!(!session.exists());
+    firebox_with(args!["session", "remove", session]).fails(USAGE, &["is not there"]);
+    firebox_with(args!["session", "show", other]).fails(UNUSABLE, &["other.txt"]);
+    let none = firebox_with(args!["session", "list", folder.path()]).ends_with(0);
+    assert!(none.stderr.contains("--session"), "{}", none.stderr);
+}

@@ -1,0 +1,54 @@
+//! A fact stays when all turns around it are forgotten, and a newer one takes its place.
+//!
+//! `cargo run --release --example facts`
+
+#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+
+use firebox::heads::RackConfig;
+use firebox::{
+    Afterwards, Generation, GenerationConfig, Model, Role, RuntimeError, Session, TurnKind, WholeTurns,
+    device,
+};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::default())?;
+    let tokens = |text: &str| model.tokenizer()?.encode(text, false).map_err(RuntimeError::from);
+    // Turns have 128 tokens; who needs more forgets the oldest as a whole, and the rest closes up.
+    let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+    let mut session = model.session()?.with_turn_capacity(128, policy);
+    session.use_head("chat");
+
+    let dog = session.add_fact(&tokens("<|system|>The user's dog is called Biscuit.<|end|>")?)?;
+    session.add_fact(&tokens("<|system|>The user lives in Oslo.<|end|>")?)?;
+    let mut said = 0;
+    for turn in 0..40 {
+        session.begin_turn(&[Role::User, Role::Assistant])?;
+        session
+            .feed(&tokens(&format!("<|user|>I am {turn} years old.<|end|><|assistant|>Noted.<|end|>"))?)?;
+        said += 1;
+    }
+    let held = session.turns().filter(|turn| turn.kind == TurnKind::Turn).count();
+    println!("{} of {said} turns are forgotten", said - held);
+    println!("where the user lives: {}", asked(&model, &session, "Where do I live?")?);
+    println!("the dog: {}", asked(&model, &session, "What is my dog called?")?);
+
+    session.supersede(dog, &tokens("<|system|>The user's dog is called Pepper.<|end|>")?)?;
+    println!("and now: {}", asked(&model, &session, "What is my dog called?")?);
+    Ok(())
+}
+
+/// Asks on a branch, so that the session is as if nobody had asked.
+fn asked(model: &Model, session: &Session, question: &str) -> Result<String, Box<dyn std::error::Error>> {
+    let tokenizer = model.tokenizer()?.clone();
+    let mut branch = session.clone();
+    branch.begin_turn(&[Role::User, Role::Assistant])?;
+    let prompt = tokenizer.encode(&format!("<|user|>{question}<|end|><|assistant|>"), false)?;
+    let config = GenerationConfig {
+        max_tokens: Some(24),
+        end_tokens: model.end_tokens(),
+        ..GenerationConfig::default()
+    };
+    let mut generation = Generation::begin(&mut branch, Some(tokenizer), &prompt, config)?;
+    while generation.next_piece()?.is_some() {}
+    Ok(generation.finish()?.text)
+}

@@ -1,0 +1,40 @@
+//! One trunk and several heads: the same conversation, answered by each from one token to the next.
+//!
+//! `cargo run --release --example heads`
+
+#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+
+use firebox::heads::RackConfig;
+use firebox::{Generation, GenerationConfig, Model, OWN_HEAD, device};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::default())?;
+    let tokenizer = model.tokenizer()?.clone();
+    let rack = model.heads().ok_or("the pocket model has heads")?;
+    println!("heads: {}", rack.names().join(", "));
+
+    let mut session = model.session()?;
+    session.feed(
+        &tokenizer.encode("<|user|>My dog is called Biscuit.<|end|><|assistant|>Noted.<|end|>", false)?,
+    )?;
+    let said = session.tokens().len();
+    for head in ["chat", "code", "summarize", OWN_HEAD, "chat"] {
+        // What the trunk remembers stays; the head reads it again, when it is next fed.
+        let worn = session.use_head(head);
+        if let Some(reason) = worn.instead {
+            println!("{head}: {reason}");
+        }
+        let question = tokenizer.encode("<|user|>What is my dog called?<|end|><|assistant|>", false)?;
+        let config = GenerationConfig {
+            max_tokens: Some(24),
+            end_tokens: model.end_tokens(),
+            ..GenerationConfig::default()
+        };
+        let mut generation = Generation::begin(&mut session, Some(tokenizer.clone()), &question, config)?;
+        while generation.next_piece()?.is_some() {}
+        let answer = generation.finish()?;
+        println!("{head:>10}, changed in {:.2} ms: {}", worn.took.as_secs_f64() * 1e3, answer.text);
+        session.rewind(said);
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! Many requests at once, each a stream of events; together they go through the layers faster than one by one.
+//!
+//! `cargo run --release --example several_requests`
+
+#![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
+
+use firebox::engine::{Engine, HostConfig, Request};
+use firebox::schedule::Priority;
+use firebox::{GenerationConfig, Model, device};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Model::open("assets/pocket", &device("cpu")?)?;
+    let (tokenizer, end_tokens) = (model.tokenizer()?.clone(), model.end_tokens());
+    let engine = Engine::start(HostConfig::default())?;
+    engine.add("pocket", model)?;
+
+    let mut answers = Vec::new();
+    for (said, priority) in [
+        ("My dog is called Biscuit.", Priority::Interactive),
+        ("Write a loop from 3 to 12.", Priority::Normal),
+        ("Summarize: Anna lives in Oslo. It rained all night.", Priority::Background),
+    ] {
+        let prompt = tokenizer.encode(&format!("<|user|>{said}<|end|><|assistant|>"), false)?;
+        let config = GenerationConfig {
+            max_tokens: Some(32),
+            end_tokens: end_tokens.clone(),
+            ..GenerationConfig::default()
+        };
+        let request = Request::new("pocket", prompt).with_config(config).with_priority(priority);
+        // Who drops an answer cancels it.
+        answers.push((said, engine.generate(request)));
+    }
+    for (said, answer) in answers {
+        println!("{said}\n  {}", answer.wait()?.summary.text);
+    }
+    Ok(())
+}
