@@ -7,7 +7,7 @@ mod support;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::linear::{BlockFormat, dequantize_blocks, multiply_blocks};
 use firebox_store::{BlockType, Encoding, Weight};
-use support::{bits, random, random_blocks, values};
+use support::{bits, in_eight_bits, random, random_blocks, values};
 
 const FORMATS: [(BlockFormat, BlockType); 8] = [
     (BlockFormat::Q8_0, BlockType::Q8_0),
@@ -46,12 +46,13 @@ fn blocks_stand_for_the_numbers_the_store_decodes() {
         }
         for rows in [1, 3, 20] {
             let x: Vec<f32> = (0..rows * inputs).map(|i| ((i * 37 % 19) as f32 - 9.0) / 9.0).collect();
+            let x = in_eight_bits(x, inputs);
             let x = Tensor::<2>::from_data(TensorData::new(x, [rows, inputs]), &device);
             let plain = Tensor::<2>::from_data(TensorData::new(expected.clone(), [outputs, inputs]), &device);
             let found = multiply_blocks(x.clone(), tensor.clone(), format).into_data();
             let expected = x.matmul(plain.transpose()).into_data();
             let found = found.try_to_vec::<f32>().unwrap();
-            // Activations are rounded to 16 bits; see the products of grouped weights.
+            // Activations are rounded; see the products of grouped weights.
             let tolerance = largest * (1e-6 * inputs as f32 + 4e-5 * (inputs as f32).sqrt());
             for (found, expected) in found.iter().zip(expected.try_to_vec::<f32>().unwrap()) {
                 assert!((found - expected).abs() <= tolerance, "{format:?}, {rows} rows");

@@ -13,7 +13,7 @@ use firebox_kernels::delta::{self, Forgetting, Heads, Tokens, delta_rule};
 use firebox_kernels::linear::{self, multiply, multiply_grouped};
 use firebox_kernels::{Formats, Grouping, norm, rope, warm_up};
 use proptest::prelude::*;
-use support::{assert_close, bits, devices, devices_with_own, grouped, random, values};
+use support::{activations, assert_close, bits, devices, devices_with_own, grouped, random, values};
 
 fn products(inputs: usize, magnitude: f32) -> f32 {
     magnitude * 1e-6 * (inputs as f32).max(8.0)
@@ -50,13 +50,13 @@ fn on_device(
 }
 
 fn check_grouped(rows: usize, outputs: usize, grouping: Grouping, seed: u64) {
-    let x = random([rows, grouping.inputs], seed);
+    let x = activations(rows, grouping.inputs, grouping.four_bits, seed);
     let (words, scales) = grouped(outputs, grouping, seed + 7);
     let expected = linear::reference::multiply_grouped(x.clone(), words.clone(), scales.clone(), grouping);
     let magnitude = if grouping.four_bits { 8.0 } else { 128.0 };
     for device in devices() {
         let found = on_device(&x, &words, &scales, grouping, &device);
-        // The CPU rounds activations to 16 bits before it multiplies them with integers.
+        // The CPU rounds activations before it multiplies them with integers, to eight bits where weights have four.
         let rounded =
             if device == Device::flex() { magnitude * 4e-5 * (grouping.inputs as f32).sqrt() } else { 0.0 };
         assert_close(found, expected.clone(), products(grouping.inputs, magnitude) + rounded);

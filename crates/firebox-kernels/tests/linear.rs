@@ -20,8 +20,9 @@ fn tolerance(inputs: usize, magnitude: f32) -> f32 {
     magnitude * 1e-6 * (inputs as f32).max(8.0)
 }
 
-/// Integers meet activations rounded to 16 bits: half a step is a 65,534th of the largest, and errors of `inputs`
-/// products add up like a random walk, here taken to six deviations.
+/// Integers of eight bits meet activations rounded to 16: half a step is a 65,534th of the largest, and errors of
+/// `inputs` products add up like a random walk, here taken to six deviations. Those of four bits meet activations of
+/// eight.
 fn integer_tolerance(inputs: usize, magnitude: f32) -> f32 {
     magnitude * 4e-5 * (inputs as f32).sqrt() + tolerance(inputs, magnitude)
 }
@@ -69,13 +70,16 @@ proptest! {
 
     #[test]
     fn grouped_weights(rows in 1usize..80, outputs in 1usize..40, grouping in grouping(), seed in 0u64..1000) {
-        let x = matrix(rows, grouping.inputs, seed);
         let (words, scales) = grouped(outputs, grouping, seed + 7);
-        let expected = reference::multiply_grouped(x.clone(), words.clone(), scales.clone(), grouping);
         let magnitude = if grouping.four_bits { 8.0 } else { 128.0 };
-        assert_close(
-            multiply_grouped(x, words, scales, grouping), expected, integer_tolerance(grouping.inputs, magnitude),
-        );
+        let within = |x: Tensor<2>, tolerance| {
+            let expected = reference::multiply_grouped(x.clone(), words.clone(), scales.clone(), grouping);
+            assert_close(multiply_grouped(x, words.clone(), scales.clone(), grouping), expected, tolerance);
+        };
+        let tolerance = integer_tolerance(grouping.inputs, magnitude);
+        within(support::activations(rows, grouping.inputs, grouping.four_bits, seed), tolerance);
+        // What eight bits are off by is 257 times as much.
+        within(matrix(rows, grouping.inputs, seed), if grouping.four_bits { 257.0 * tolerance } else { tolerance });
     }
 
     /// Weights lie in a mapped file wherever an element may.

@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 use firebox_cache::{AttentionCache, LayerLayout};
-use firebox_kernels::attend::{Attending, attend};
+use firebox_kernels::attend::{Attending, Part, attend_each};
 
 use crate::ModelError;
 use crate::config::{AttentionConfig, AttentionProjections};
@@ -83,18 +83,26 @@ impl Attention {
         caches: impl Iterator<Item = AttentionCache<'c>>,
     ) -> Tensor<2> {
         let Projected { query, key, value, gate } = self.project(x, rows);
-        let parts = rows
+        let AttentionConfig { scale, softcap, window, .. } = self.config;
+        let mut caches: Vec<_> = caches.collect();
+        for (group, cache) in rows.groups.iter().zip(&mut caches) {
+            let of_group = |tensor: &Tensor<3>| {
+                tensor.clone().narrow(0, group.rows.start, group.rows.len()).swap_dims(0, 1)
+            };
+            cache.append(of_group(&key), of_group(&value));
+        }
+        // Only now: where sequences share a page, what one reads of it would make the next write a copy.
+        let parts: Vec<Part> = rows
             .groups
             .iter()
-            .zip(caches)
-            .map(|(group, mut cache)| {
-                let of_group =
-                    |tensor: &Tensor<3>| tensor.clone().narrow(0, group.rows.start, group.rows.len());
-                cache.append(of_group(&key).swap_dims(0, 1), of_group(&value).swap_dims(0, 1));
-                self.attend(of_group(&query), &cache, group.position)
+            .zip(&caches)
+            .map(|(group, cache)| Part {
+                rows: group.rows.len(),
+                spans: cache.spans(group.position, window),
+                attending: Attending { position: group.position, window, scale, softcap },
             })
             .collect();
-        let attended = joined(parts);
+        let attended = attend_each(query, &parts);
         let attended = match gate {
             Some(gate) => attended.mul(activation::sigmoid(gate)),
             None => attended,
@@ -136,13 +144,6 @@ impl Attention {
             None => (query, key),
         };
         Projected { query, key, value, gate }
-    }
-
-    /// What the queries `[rows, heads, head_dim]` of one sequence gather from its cache.
-    fn attend(&self, query: Tensor<3>, cache: &AttentionCache<'_>, position: usize) -> Tensor<2> {
-        let AttentionConfig { scale, softcap, window, .. } = self.config;
-        let spans = cache.spans(position, window);
-        attend(query, &spans, None, Attending { position, window, scale, softcap })
     }
 }
 

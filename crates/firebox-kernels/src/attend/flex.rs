@@ -9,9 +9,11 @@ use super::kernel::{Block, Gathered, Place, Scene, Tile};
 use super::merge::Parts;
 use super::rows::StoredRows;
 use super::stored::Held;
-use super::{AttendOps, Attended, Attending, Span, Stored, Visibility};
+use super::{AttendOps, Attended, Attending, Part, Span, Stored, Visibility};
 use crate::flex::{dims, elements, tensor};
 use crate::simd::{Kernel, Lanes, dispatch};
+
+const ON_FLEX: &str = "all tensors of an attention are on one device";
 
 /// Multiplications below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 17;
@@ -33,7 +35,11 @@ impl AttendOps for Flex {
         attending: Attending,
     ) -> (FlexTensor, FlexTensor) {
         let place = Place::new(keys, values, position, visible.as_ref());
-        attend(query, vec![place], attending)
+        let query = query.to_contiguous();
+        let [rows, heads, head_dim] = dims(&query);
+        let scene = Scene::of(elements(&query), [heads, head_dim], vec![place], attending);
+        let (output, log_sum_exp) = gather(&[(scene, rows)]);
+        (tensor(output, [rows, heads, head_dim]), tensor(log_sum_exp, [rows, heads]))
     }
 
     fn merge(outputs: FlexTensor, log_sum_exps: FlexTensor, rows: usize) -> (FlexTensor, FlexTensor) {
@@ -69,29 +75,40 @@ impl AttendOps for Flex {
     }
 }
 
-/// See [`attend`](super::attend): all spans as one.
+/// See [`attend_each`](super::attend_each): all spans of a sequence as one, and all sequences at once.
 ///
 /// # Panics
 /// If the tensors are not all on Flex, as operations of Burn do for tensors of different devices.
-pub(super) fn attend_spans(query: Tensor<3>, spans: &[Span], attending: Attending) -> Attended {
-    let on_flex = "all tensors of an attention are on one device";
-    let float = |tensor: &Tensor<3>| tensor.clone().try_into_primitive::<Flex>().expect(on_flex);
+pub(super) fn attend_each(query: Tensor<3>, parts: &[Part]) -> Attended {
+    let query = query.try_into_primitive::<Flex>().expect(ON_FLEX).to_contiguous();
+    assert_eq!(query.dtype(), DType::F32, "queries are f32");
+    let [rows, heads, head_dim] = dims(&query);
+    let mut queries = elements(&query);
+    let mut scenes = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (of_part, rest) = queries.split_at(part.rows * heads * head_dim);
+        queries = rest;
+        scenes.push((Scene::of(of_part, [heads, head_dim], places(&part.spans), part.attending), part.rows));
+    }
+    let (output, log_sum_exp) = gather(&scenes);
+    Attended {
+        output: Tensor::from_primitive::<Flex>(tensor(output, [rows, heads, head_dim])),
+        log_sum_exp: Tensor::from_primitive::<Flex>(tensor(log_sum_exp, [rows, heads])),
+    }
+}
+
+fn places(spans: &[Span]) -> Vec<Place<'_>> {
     let held = |stored: &Stored| match stored {
-        Stored::Float(values) => Held::Float(float(values)),
+        Stored::Float(values) => Held::Float(values.clone().try_into_primitive::<Flex>().expect(ON_FLEX)),
         Stored::Bytes { words, scales } => Held::Bytes {
-            words: words.clone().try_into_primitive::<Flex>().expect(on_flex),
-            scales: scales.clone().try_into_primitive::<Flex>().expect(on_flex),
+            words: words.clone().try_into_primitive::<Flex>().expect(ON_FLEX),
+            scales: scales.clone().try_into_primitive::<Flex>().expect(ON_FLEX),
         },
     };
-    let places = spans
+    spans
         .iter()
         .map(|span| Place::new(held(&span.keys), held(&span.values), span.position, span.visible.as_ref()))
-        .collect();
-    let (output, log_sum_exp) = attend(float(&query), places, attending);
-    Attended {
-        output: Tensor::from_primitive::<Flex>(output),
-        log_sum_exp: Tensor::from_primitive::<Flex>(log_sum_exp),
-    }
+        .collect()
 }
 
 impl<'a> Place<'a> {
@@ -104,14 +121,16 @@ impl<'a> Place<'a> {
     }
 }
 
-fn attend(query: FlexTensor, spans: Vec<Place<'_>>, attending: Attending) -> (FlexTensor, FlexTensor) {
-    let query = query.to_contiguous();
-    assert_eq!(query.dtype(), DType::F32, "queries are f32");
-    let [rows, heads, head_dim] = dims(&query);
-    let kv_heads = spans.first().map_or(heads, |span| span.keys.heads());
-    let scene = Scene { queries: elements(&query), heads, kv_heads, head_dim, spans, attending };
-    let (output, log_sum_exp) = gather(&scene, rows);
-    (tensor(output, [rows, heads, head_dim]), tensor(log_sum_exp, [rows, heads]))
+impl<'a> Scene<'a> {
+    fn of(
+        queries: &'a [f32],
+        [heads, head_dim]: [usize; 2],
+        spans: Vec<Place<'a>>,
+        attending: Attending,
+    ) -> Self {
+        let kv_heads = spans.first().map_or(heads, |span| span.keys.heads());
+        Self { queries, heads, kv_heads, head_dim, spans, attending }
+    }
 }
 
 /// Some rows and one head of keys, and where their results go: a slice for every row.
@@ -135,27 +154,36 @@ impl Task<'_> {
     }
 }
 
-fn gather(scene: &Scene<'_>, rows: usize) -> (Vec<f32>, Vec<f32>) {
-    let Scene { heads, head_dim, .. } = *scene;
-    let positions: usize = scene.spans.iter().map(|span| span.positions).sum();
-    let mut output = vec![0.0; rows * heads * head_dim];
-    let mut log_sum_exp = vec![0.0; rows * heads];
-    let mut tasks = tasks(scene, rows, &mut output, &mut log_sum_exp);
-    let alone = rows * heads * head_dim * positions < SINGLE_THREAD_WORK;
-    let threads = if alone { 1 } else { rayon::current_num_threads() };
+/// What so many rows of each scene gather, one scene after the other. All have the same heads.
+fn gather(scenes: &[(Scene<'_>, usize)]) -> (Vec<f32>, Vec<f32>) {
+    let elements = |(scene, rows): &(Scene<'_>, usize)| rows * scene.heads * scene.head_dim;
+    let positions = |scene: &Scene<'_>| scene.spans.iter().map(|span| span.positions).sum::<usize>();
+    let mut output = vec![0.0; scenes.iter().map(elements).sum()];
+    let mut log_sum_exp = vec![0.0; scenes.iter().map(|(scene, rows)| rows * scene.heads).sum()];
+    let (mut outputs, mut sums) = (&mut output[..], &mut log_sum_exp[..]);
+    let mut all = Vec::new();
+    for part in scenes {
+        let (scene, rows) = part;
+        let (of_scene, others) = outputs.split_at_mut(elements(part));
+        let (sums_of_scene, other_sums) = sums.split_at_mut(rows * scene.heads);
+        all.extend(tasks(scene, *rows, of_scene, sums_of_scene).into_iter().map(|task| (scene, task)));
+        (outputs, sums) = (others, other_sums);
+    }
+    let work: usize = scenes.iter().map(|part| elements(part) * positions(&part.0)).sum();
+    let threads = if work < SINGLE_THREAD_WORK { 1 } else { rayon::current_num_threads() };
     if threads == 1 {
-        for task in &mut tasks {
+        for (scene, task) in &mut all {
             dispatch(AllBlocks { scene, task });
         }
-    } else if tasks.len() >= 2 * threads {
-        tasks.par_iter_mut().for_each(|task| dispatch(AllBlocks { scene, task }));
+    } else if all.len() >= 2 * threads {
+        all.par_iter_mut().for_each(|(scene, task)| dispatch(AllBlocks { scene, task }));
     } else {
         // Too few for all threads: the blocks apart, and put together in their order.
-        for task in &mut tasks {
+        for (scene, task) in &mut all {
             gather_in_waves(scene, task, threads);
         }
     }
-    drop(tasks);
+    drop(all);
     (output, log_sum_exp)
 }
 

@@ -148,7 +148,7 @@ pub(super) struct Tile<'a> {
     scores: Vec<f32>,
     /// What each query sees of the visible positions of a block.
     seen: Vec<Range<usize>>,
-    /// `[PANEL, width]`: keys or values that are not stored as they are computed with.
+    /// `[PANEL, width]`: keys or values that are not stored as they are computed with. Empty until there are some.
     panel: Vec<f32>,
     /// The visible positions of a block, as indices from the start of its span.
     slots: Vec<usize>,
@@ -172,7 +172,7 @@ impl<'a> Tile<'a> {
             queries,
             scores: vec![0.0; count * BLOCK],
             seen: vec![0..0; count],
-            panel: vec![0.0; PANEL * width],
+            panel: Vec::new(),
             slots: Vec::with_capacity(BLOCK),
         }
     }
@@ -331,9 +331,10 @@ fn convert<'a, L: Lanes>(
     head: usize,
     slots: &[usize],
     head_dim: usize,
-    panel: &'a mut [f32],
+    panel: &'a mut Vec<f32>,
     width: usize,
 ) -> ConvertedRows<'a> {
+    panel.resize(PANEL * width, 0.0);
     for (row, slot) in panel.chunks_exact_mut(width).zip(slots) {
         stored.convert::<L>(head, *slot, &mut row[..head_dim]);
     }

@@ -137,13 +137,57 @@ pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attend
             span.check(heads, head_dim);
         }
         let empty = rows * heads * head_dim == 0 || spans.iter().all(Span::is_empty);
-        vec![if empty { nothing() } else { flex::attend_spans(query.clone(), spans, attending) }]
+        let part = || Part { rows, spans: spans.to_vec(), attending };
+        vec![if empty { nothing() } else { flex::attend_each(query.clone(), &[part()]) }]
     } else if spans.is_empty() {
         vec![nothing()]
     } else {
         spans.iter().map(|span| attend_span(query.clone(), span, attending)).collect()
     };
     merge_with(parts, sinks).output.reshape([rows, heads * head_dim])
+}
+
+/// Consecutive rows of one sequence, and what they gather from.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// How many rows.
+    pub rows: usize,
+    /// What the sequence remembers.
+    pub spans: Vec<Span>,
+    /// What the rows see of it.
+    pub attending: Attending,
+}
+
+/// What the rows of several sequences gather, each from its own spans, `[rows, heads * head_dim]`: as [`attend`] has it
+/// for every part alone. `query` is `[rows, heads, head_dim]`, the rows of one part after those of another.
+///
+/// On the CPU threads meet once for all parts.
+///
+/// # Panics
+/// If the parts have other rows than the queries.
+pub fn attend_each(query: Tensor<3>, parts: &[Part]) -> Tensor<2> {
+    let [rows, heads, head_dim] = query.dims();
+    assert_eq!(parts.iter().map(|part| part.rows).sum::<usize>(), rows, "parts of other rows");
+    let width = heads * head_dim;
+    let recorded = || parts.iter().any(|part| recorded(&query, &part.spans));
+    if parts.len() > 1 && rows * width > 0 && is_flex(&query.device()) && !recorded() {
+        for span in parts.iter().flat_map(|part| &part.spans) {
+            span.check(heads, head_dim);
+        }
+        return flex::attend_each(query, parts).output.reshape([rows, width]);
+    }
+    let mut first = 0;
+    let mut attended = Vec::with_capacity(parts.len());
+    for part in parts {
+        let of_part = query.clone().narrow(0, first, part.rows);
+        attended.push(attend(of_part, &part.spans, None, part.attending));
+        first += part.rows;
+    }
+    match attended.len() {
+        0 => query.reshape([rows, width]),
+        1 => attended.remove(0),
+        _ => Tensor::cat(attended, 0),
+    }
 }
 
 /// What the rows of several sequences gather, each from its own sequence, `[rows, heads * head_dim]`: as [`attend`]

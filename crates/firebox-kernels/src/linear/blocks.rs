@@ -48,6 +48,7 @@ pub(super) trait Block: Sync {
     const BYTES: usize;
     const CHUNKS: usize;
     const HALVED: bool = false;
+    const COARSE: bool = false;
     const ZERO: i32 = 0;
     const OFFSET: bool = false;
 
@@ -76,6 +77,7 @@ impl<'a, B: Block> BlockRows<'a, B> {
 
 impl<B: Block> IntegerRows for BlockRows<'_, B> {
     const HALVED: bool = B::HALVED;
+    const COARSE: bool = B::COARSE;
     const ZERO: i32 = B::ZERO;
     const OFFSET: bool = B::OFFSET;
 
@@ -126,6 +128,7 @@ impl Block for Q8_0 {
 impl Block for Q4_0 {
     const BYTES: usize = 18;
     const CHUNKS: usize = 1;
+    const COARSE: bool = true;
     const ZERO: i32 = 8;
 
     #[inline(always)]
@@ -141,6 +144,7 @@ impl Block for Q4_0 {
 impl Block for Q4_1 {
     const BYTES: usize = 20;
     const CHUNKS: usize = 1;
+    const COARSE: bool = true;
     const OFFSET: bool = true;
 
     #[inline(always)]
@@ -189,6 +193,7 @@ impl Block for Q5_1 {
 
 impl Block for Q4K {
     const BYTES: usize = 144;
+    const COARSE: bool = true;
     const CHUNKS: usize = 8;
     const OFFSET: bool = true;
 

@@ -78,8 +78,13 @@ impl IntegerRows for ByteRows<'_> {
     }
 
     #[inline(always)]
-    fn line_dots<L: Lanes>(&self, row: usize, line: usize, x: &LineInput) -> L::Words {
-        line::byte_dots::<L>(self.0.row(row), line, x)
+    fn line_dots<L: Lanes, const ROWS: usize>(
+        &self,
+        row: usize,
+        line: usize,
+        x: [&LineInput; ROWS],
+    ) -> [L::Words; ROWS] {
+        line::byte_dots::<L, ROWS>(self.0.row(row), line, x)
     }
 
     #[inline(always)]
@@ -93,6 +98,7 @@ pub(super) struct NibbleRows<'a>(pub GroupedRows<'a>);
 
 impl IntegerRows for NibbleRows<'_> {
     const ZERO: i32 = 8;
+    const COARSE: bool = true;
     const LINE: Option<Line> = Some(Line::Nibbles);
 
     fn inputs(&self) -> usize {
@@ -120,8 +126,13 @@ impl IntegerRows for NibbleRows<'_> {
     }
 
     #[inline(always)]
-    fn line_dots<L: Lanes>(&self, row: usize, line: usize, x: &LineInput) -> L::Words {
-        line::nibble_dots::<L>(self.0.row(row), line, x)
+    fn line_dots<L: Lanes, const ROWS: usize>(
+        &self,
+        row: usize,
+        line: usize,
+        x: [&LineInput; ROWS],
+    ) -> [L::Words; ROWS] {
+        line::nibble_dots::<L, ROWS>(self.0.row(row), line, x)
     }
 
     #[inline(always)]

@@ -4,6 +4,7 @@ mod activations;
 mod blocks;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
+mod few;
 mod flex;
 #[cfg(feature = "autodiff")]
 mod gradient;

@@ -217,6 +217,8 @@ pub(super) trait IntegerRows: Sync {
     const ZERO: i32;
     /// Whether something is added to every number.
     const OFFSET: bool = false;
+    /// Whether it meets small integers, see [`Rounding`](super::activations::Rounding).
+    const COARSE: bool = false;
     /// How rows are packed whose integers follow each other in the memory. Such a format has one scale for a chunk, and
     /// adds nothing to its numbers.
     const LINE: Option<Line> = None;
@@ -227,8 +229,13 @@ pub(super) trait IntegerRows: Sync {
     /// activations are zero there.
     fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U);
 
-    /// The products of a line of a row, in the order of [`Line::lane`].
-    fn line_dots<L: Lanes>(&self, _row: usize, _line: usize, _x: &LineInput) -> L::Words {
+    /// The products of a line of a row with some rows of activations, each in the order of [`Line::lane`].
+    fn line_dots<L: Lanes, const ROWS: usize>(
+        &self,
+        _row: usize,
+        _line: usize,
+        _x: [&LineInput; ROWS],
+    ) -> [L::Words; ROWS] {
         unreachable!("only formats with lines have products of lines")
     }
 

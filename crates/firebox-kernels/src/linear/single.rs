@@ -2,9 +2,8 @@
 //! bit, and nothing between the memory and the multiplication.
 
 use super::activations::{Integers, Quantized};
-use super::line::{LINE_CHUNKS, Line};
 use super::panel::{
-    BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, Unpacked, Words,
+    BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, Unpacked,
 };
 use super::product::Place;
 use crate::simd::{COLUMN_BYTES, LANES, Lanes};
@@ -50,38 +49,44 @@ fn across<L: Lanes>(vectors: &[Floats; OUTPUTS]) -> L {
     total
 }
 
-/// What a single row takes from a block while it is unpacked, in place of a panel.
-struct RowBlock<'a, L: Lanes> {
-    x: &'a [Integers],
-    dots: [[L::Words; 2]; BLOCK_CHUNKS],
+/// What a few rows take from a block while it is unpacked, in place of a panel.
+struct RowsBlock<'a, L: Lanes, const ROWS: usize> {
+    x: [&'a [Integers]; ROWS],
+    small: bool,
+    dots: [[[L::Words; ROWS]; 2]; BLOCK_CHUNKS],
     scales: [[L; 2]; BLOCK_CHUNKS],
     least: [L; BLOCK_CHUNKS],
 }
 
-impl<L: Lanes> RowBlock<'_, L> {
+impl<L: Lanes, const ROWS: usize> RowsBlock<'_, L, ROWS> {
     /// Every chunk of a block overwrites what the one before has left.
     #[inline(always)]
-    fn nothing() -> Self {
+    fn nothing(small: bool) -> Self {
         Self {
-            x: &[],
-            dots: [[L::splat_word(0); 2]; BLOCK_CHUNKS],
+            x: [&[]; ROWS],
+            small,
+            dots: [[[L::splat_word(0); ROWS]; 2]; BLOCK_CHUNKS],
             scales: [[L::zero(); 2]; BLOCK_CHUNKS],
             least: [L::zero(); BLOCK_CHUNKS],
         }
     }
 }
 
-impl<L: Lanes> Unpacked<L> for RowBlock<'_, L> {
+impl<L: Lanes, const ROWS: usize> Unpacked<L> for RowsBlock<'_, L, ROWS> {
     const ROWS: usize = OUTPUTS;
 
     #[inline(always)]
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
-        let mut sums = [L::splat_word(0); 2];
-        let x = &self.x[chunk].quads[half * HALF_QUADS..][..HALF_QUADS];
-        for (bytes, x) in quads.into_iter().zip(x) {
-            sums = L::dot_quads(sums, bytes, x);
+        let mut sums = [[L::splat_word(0); 2]; ROWS];
+        for (at, bytes) in quads.into_iter().enumerate() {
+            for i in 0..ROWS {
+                let x = &self.x[i][chunk].quads[half * HALF_QUADS + at];
+                sums[i] = L::dot_quads(sums[i], bytes, x, self.small);
+            }
         }
-        self.dots[chunk][half] = L::dot(sums);
+        for i in 0..ROWS {
+            self.dots[chunk][half][i] = L::dot(sums[i]);
+        }
     }
 
     #[inline(always)]
@@ -95,88 +100,47 @@ impl<L: Lanes> Unpacked<L> for RowBlock<'_, L> {
     }
 }
 
-/// The products of a single row, whose weights are multiplied while they are unpacked.
+/// The products of a few rows, whose weights are multiplied while they are unpacked.
 #[inline(always)]
-pub(super) fn integer_row<L: Lanes, W: IntegerRows>(
+pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     x: &Quantized,
     weight: &W,
     first: usize,
     weight_rows: usize,
-    result: &mut [f32],
+    results: &mut [&mut [f32]],
 ) {
-    if let Some(line) = W::LINE
-        && L::READS_ROWS
-    {
-        return line_row::<L, W>(x, weight, line, first, weight_rows, result);
-    }
-    let mut unpacked = RowBlock::nothing();
-    for at in (0..result.len()).step_by(OUTPUTS) {
+    let mut unpacked = RowsBlock::<L, ROWS>::nothing(W::COARSE);
+    for at in (0..results[0].len()).step_by(OUTPUTS) {
         let place = Place::new(first, at, weight_rows);
-        for (block, integers) in x.integers.chunks(BLOCK_CHUNKS).enumerate() {
-            unpacked.x = integers;
+        for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
+            let from = block * BLOCK_CHUNKS;
+            let count = BLOCK_CHUNKS.min(x.chunks - from);
+            for i in 0..ROWS {
+                unpacked.x[i] = &x.integers[i * x.chunks + from..][..count];
+            }
             weight.unpack::<L, _>(place.row, block, &mut unpacked);
-            let RowBlock { dots, scales, least, .. } = &unpacked;
-            let mut sum = L::zero();
-            for (chunk, integers) in integers.iter().enumerate() {
-                let x_scale = L::splat(x.scales[block * BLOCK_CHUNKS + chunk]);
-                let [low, high] = dots[chunk];
-                if W::HALVED {
-                    for (half, dot) in [low, high].into_iter().enumerate() {
-                        let offset = L::splat_word(integers.offset::<W>(half));
-                        let dot = L::to_floats(L::add_words(offset, dot)).mul(x_scale);
-                        sum = sum.mul_add(dot, scales[chunk][half]);
-                    }
-                } else {
-                    let offset = L::splat_word(integers.offset::<W>(0));
-                    let dot = L::add_words(offset, L::add_words(low, high));
-                    sum = sum.mul_add(L::to_floats(dot).mul(x_scale), scales[chunk][0]);
-                }
-                if W::OFFSET {
-                    sum = sum.mul_add(x_scale.mul(L::splat(integers.sum() as f32)), least[chunk]);
-                }
-            }
-            place.add(result, sum);
-        }
-    }
-}
-
-/// The products of a single row whose weights are read row by row, in the order of the memory.
-#[inline(always)]
-fn line_row<L: Lanes, W: IntegerRows>(
-    x: &Quantized,
-    weight: &W,
-    line: Line,
-    first: usize,
-    weight_rows: usize,
-    result: &mut [f32],
-) {
-    let inputs = x.lines(line);
-    // For every line the products of sixteen outputs, a vector of chunks each.
-    let mut dots = vec![[Words::default(); OUTPUTS]; inputs.len()];
-    let mut unpacked = RowBlock::nothing();
-    for at in (0..result.len()).step_by(OUTPUTS) {
-        let place = Place::new(first, at, weight_rows);
-        for output in 0..OUTPUTS {
-            for (index, (input, dots)) in inputs.iter().zip(&mut dots).enumerate() {
-                dots[output] =
-                    Words::from_words::<L>(weight.line_dots::<L>(place.row + output, index, input));
-            }
-        }
-        let lines = x.integers.chunks(LINE_CHUNKS).zip(&dots);
-        for (index, (integers, dots)) in lines.enumerate() {
-            let columns = L::wide_columns(bytemuck::cast_slice(dots), size_of::<Words>());
-            for (half, integers) in integers.chunks(BLOCK_CHUNKS).enumerate() {
-                let block = index * (LINE_CHUNKS / BLOCK_CHUNKS) + half;
-                weight.line_scales::<L, _>(place.row, block, &mut unpacked);
+            let RowsBlock { x: rows, dots, scales, least, .. } = &unpacked;
+            for i in 0..ROWS {
                 let mut sum = L::zero();
-                for (chunk, integers) in integers.iter().enumerate() {
-                    let lane = line.lane(half * BLOCK_CHUNKS + chunk);
-                    let x_scale = L::splat(x.scales[block * BLOCK_CHUNKS + chunk]);
-                    let offset = L::splat_word(integers.offset::<W>(0));
-                    let dot = L::add_words(offset, columns[lane / 4][lane % 4]);
-                    sum = sum.mul_add(L::to_floats(dot).mul(x_scale), unpacked.scales[chunk][0]);
+                for (chunk, integers) in rows[i].iter().enumerate() {
+                    let x_scale = L::splat(x.scales[i * x.chunks + from + chunk]);
+                    let [low, high] = [dots[chunk][0][i], dots[chunk][1][i]];
+                    if W::HALVED {
+                        for (half, dot) in [low, high].into_iter().enumerate() {
+                            let offset = L::splat_word(integers.offset::<W>(half));
+                            let dot = L::to_floats(L::add_words(offset, dot)).mul(x_scale);
+                            sum = sum.mul_add(dot, scales[chunk][half]);
+                        }
+                    } else {
+                        let offset = L::splat_word(integers.offset::<W>(0));
+                        let dot = L::add_words(offset, L::add_words(low, high));
+                        sum = sum.mul_add(L::to_floats(dot).mul(x_scale), scales[chunk][0]);
+                    }
+                    if W::OFFSET {
+                        sum = sum.mul_add(x_scale.mul(L::splat(integers.sum() as f32)), least[chunk]);
+                    }
                 }
-                place.add(result, sum);
+                place.add(results[i], sum);
             }
         }
     }

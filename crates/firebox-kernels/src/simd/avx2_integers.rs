@@ -145,7 +145,7 @@ impl Integers for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_quads([even, odd]: [Pair; 2], bytes: Pair, quad: &[u32; 2]) -> [Pair; 2] {
+    fn dot_quads([even, odd]: [Pair; 2], bytes: Pair, quad: &[u32; 2], _small: bool) -> [Pair; 2] {
         let mask = Self::splat_word(0x00FF_00FF);
         let (evens, odds) = (Self::and(bytes, mask), Self::and(Self::shr::<8>(bytes), mask));
         [add_pairs(even, evens, Self::splat_word(quad[0])), add_pairs(odd, odds, Self::splat_word(quad[1]))]

@@ -183,11 +183,12 @@ impl Integers for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_quads([upper, lower]: [__m512i; 2], bytes: __m512i, quad: &[u32; 2]) -> [__m512i; 2] {
+    fn dot_quads([upper, lower]: [__m512i; 2], bytes: __m512i, quad: &[u32; 2], small: bool) -> [__m512i; 2] {
         // SAFETY: see above.
         unsafe {
             [
-                _mm512_dpbusd_epi32(upper, bytes, Self::splat_word(quad[0])),
+                // The upper bytes of small integers are zero.
+                if small { upper } else { _mm512_dpbusd_epi32(upper, bytes, Self::splat_word(quad[0])) },
                 _mm512_dpbusd_epi32(lower, bytes, Self::splat_word(quad[1])),
             ]
         }
@@ -202,14 +203,9 @@ impl Integers for Avx512 {
     }
 
     #[inline(always)]
-    fn dot_words([upper, lower]: [__m512i; 2], bytes: __m512i, quads: [&[u32; LANES]; 2]) -> [__m512i; 2] {
+    fn dot_words(sums: __m512i, bytes: __m512i, quads: &[u32; LANES]) -> __m512i {
         // SAFETY: see above.
-        unsafe {
-            [
-                _mm512_dpbusd_epi32(upper, bytes, Self::load_words(quads[0])),
-                _mm512_dpbusd_epi32(lower, bytes, Self::load_words(quads[1])),
-            ]
-        }
+        unsafe { _mm512_dpbusd_epi32(sums, bytes, Self::load_words(quads)) }
     }
 
     #[inline(always)]

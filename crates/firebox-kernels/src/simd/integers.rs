@@ -56,8 +56,13 @@ pub(crate) trait Integers: Copy {
     fn quads(integers: Self::Words) -> [[u32; 2]; 4];
 
     /// Adds the products of the four unsigned bytes of every word with the same four integers, in two sums that
-    /// [`dot`](Self::dot) makes one.
-    fn dot_quads(sums: [Self::Words; 2], bytes: Self::Words, quad: &[u32; 2]) -> [Self::Words; 2];
+    /// [`dot`](Self::dot) makes one. Where integers are `small`, none is below -127 or above 127.
+    fn dot_quads(
+        sums: [Self::Words; 2],
+        bytes: Self::Words,
+        quad: &[u32; 2],
+        small: bool,
+    ) -> [Self::Words; 2];
 
     /// Whether reading a row from end to end and adding up its lanes is faster than turning sixteen rows. The
     /// operations that this takes are there only where it is.
@@ -68,12 +73,8 @@ pub(crate) trait Integers: Copy {
         unreachable!("rows are turned instead")
     }
 
-    /// As [`dot_quads`](Self::dot_quads), but with four integers for every word.
-    fn dot_words(
-        _sums: [Self::Words; 2],
-        _bytes: Self::Words,
-        _quads: [&[u32; LANES]; 2],
-    ) -> [Self::Words; 2] {
+    /// Adds the products of the four unsigned bytes of every word with four signed ones.
+    fn dot_words(_sums: Self::Words, _bytes: Self::Words, _quads: &[u32; LANES]) -> Self::Words {
         unreachable!("rows are turned instead")
     }
 
@@ -180,7 +181,12 @@ impl Integers for Portable {
     }
 
     #[inline(always)]
-    fn dot_quads(sums: [[u32; LANES]; 2], bytes: [u32; LANES], quad: &[u32; 2]) -> [[u32; LANES]; 2] {
+    fn dot_quads(
+        sums: [[u32; LANES]; 2],
+        bytes: [u32; LANES],
+        quad: &[u32; 2],
+        _small: bool,
+    ) -> [[u32; LANES]; 2] {
         let [mut even, mut odd] = sums;
         for lane in 0..LANES {
             even[lane] = even[lane].wrapping_add(dot_pair(bytes[lane], quad[0]));
@@ -265,16 +271,18 @@ mod tests {
                 let halves = a.map(|a| a as u16);
                 assert_eq!(L::store_words(L::widen(&halves)), halves.map(u32::from), "{name}");
                 assert_eq!(L::store_words(L::splat_word(a[3])), [a[3]; LANES], "{name}");
-                let integers = b.map(|b| b as i32 % 32_640);
-                let quads = L::quads(L::load_words(&integers.map(|integer| integer as u32)));
-                // Not too large to be multiplied as the upper part of a sum.
-                let sums = [L::splat_word(0), L::sar::<8>(z)];
-                for (quad, integers) in quads.iter().zip(integers.as_chunks::<4>().0) {
-                    let dots = L::store_words(L::dot(L::dot_quads(sums, x, quad)));
-                    for lane in 0..LANES {
-                        let products = a[lane].to_le_bytes().into_iter().zip(integers);
-                        let sum: i32 = products.map(|(byte, integer)| i32::from(byte) * integer).sum();
-                        assert_eq!(dots[lane] as i32, sum + (c[lane] as i32 >> 8), "{name}");
+                for (small, limit) in [(false, 32_640), (true, 128)] {
+                    let integers = b.map(|b| b as i32 % limit);
+                    let quads = L::quads(L::load_words(&integers.map(|integer| integer as u32)));
+                    // Not too large to be multiplied as the upper part of a sum.
+                    let sums = [L::splat_word(0), L::sar::<8>(z)];
+                    for (quad, integers) in quads.iter().zip(integers.as_chunks::<4>().0) {
+                        let dots = L::store_words(L::dot(L::dot_quads(sums, x, quad, small)));
+                        for lane in 0..LANES {
+                            let products = a[lane].to_le_bytes().into_iter().zip(integers);
+                            let sum: i32 = products.map(|(byte, integer)| i32::from(byte) * integer).sum();
+                            assert_eq!(dots[lane] as i32, sum + (c[lane] as i32 >> 8), "{name}");
+                        }
                     }
                 }
                 let numbers = a.map(|a| a as i32 as f32 / 1024.0 + 0.5);

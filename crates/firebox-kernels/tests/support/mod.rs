@@ -58,6 +58,28 @@ pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
+/// Activations that the integers which weights of four bits meet stand for exactly, and that are rounded to themselves:
+/// products with them may differ by no more than with finer integers.
+pub fn in_eight_bits(mut numbers: Vec<f32>, inputs: usize) -> Vec<f32> {
+    for chunk in numbers.chunks_mut(inputs).flat_map(|row| row.chunks_mut(32)) {
+        let peak = chunk.iter().fold(0f32, |peak, number| peak.max(number.abs()));
+        // A power of two, and a largest number of 127 of it: no division is off.
+        let step = (peak / 127.0).log2().floor().exp2();
+        for number in chunk.iter_mut() {
+            *number = (*number / step).round_ties_even().clamp(-127.0, 127.0) * step;
+        }
+        chunk[0] = 127.0 * step;
+    }
+    numbers
+}
+
+/// Random activations that stand for themselves where they meet weights of so many bits.
+pub fn activations(rows: usize, inputs: usize, four_bits: bool, seed: u64) -> Tensor<2> {
+    let exact = if four_bits { in_eight_bits } else { |numbers, _| numbers };
+    let numbers = exact(numbers(rows * inputs, seed), inputs);
+    Tensor::from_data(TensorData::new(numbers, [rows, inputs]), &Device::flex())
+}
+
 pub fn random<const D: usize>(shape: [usize; D], seed: u64) -> Tensor<D> {
     Tensor::from_data(TensorData::new(numbers(shape.iter().product(), seed), shape), &Device::flex())
 }
