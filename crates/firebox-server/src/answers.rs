@@ -133,10 +133,11 @@ impl Answers {
     }
 }
 
-/// Why an answer ended, in OpenAI's words.
-pub(crate) fn reason(finish: Finish) -> &'static str {
+/// Why an answer ended that called so many tools, in OpenAI's words.
+pub(crate) fn reason(finish: Finish, calls: usize) -> &'static str {
     match finish {
         Finish::Length => "length",
+        Finish::Stop if calls > 0 => "tool_calls",
         Finish::Stop | Finish::Cancelled => "stop",
     }
 }

@@ -1,12 +1,22 @@
-use firebox_runtime::engine::Engine;
-use firebox_runtime::telemetry::{self, Telemetry};
-use serde_json::{Value, json};
-use tokio::sync::{Semaphore, watch};
+use std::sync::Arc;
 
-use crate::catalog::Catalog;
+use axum::http::Uri;
+use axum::middleware::from_fn_with_state;
+use axum::{Extension, Router};
+use firebox_runtime::engine::Engine;
+use firebox_runtime::telemetry::Telemetry;
+use firebox_runtime::{Constraint, Grammar, RuntimeError};
+use tokio::sync::{Semaphore, watch};
+use utoipa::OpenApi as _;
+use utoipa_axum::router::OpenApiRouter;
+
+use crate::catalog::{Catalog, Served};
+use crate::connection::Limits;
+use crate::description::{Common, Description};
 use crate::error::ApiError;
-use crate::http::{Method, Request, Response, Status};
-use crate::{Keys, chat, completions, tokens, vectors};
+use crate::{
+    Keys, chat, completions, description, gate, health, metrics, models, responses, tokens, vectors,
+};
 
 /// All that requests need.
 #[derive(Debug)]
@@ -15,6 +25,9 @@ pub(crate) struct App {
     pub engine: Engine,
     pub telemetry: Telemetry,
     pub keys: Keys,
+    pub limits: Limits,
+    /// Grammars are looked at beside the engine, one at a time: what is to do harm there keeps none but its like waiting.
+    pub grammars: Semaphore,
     /// Vectors are computed beside the engine, for one request at a time.
     pub embedding: Semaphore,
     pub stopping: watch::Receiver<bool>,
@@ -25,115 +38,49 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// What is answered to a request, whatever it is.
-    pub async fn answer(&self, request: Request) -> Response {
-        match self.route(&request).await {
-            Ok(response) => response,
-            Err(error) => {
-                let response = error.response();
-                match (error.status, allowed(&request.path)) {
-                    (Status::NOT_ALLOWED, Some(allowed)) => response.with_header("allow", allowed),
-                    _ => response,
-                }
-            }
-        }
-    }
-
-    async fn route(&self, request: &Request) -> Result<Response, ApiError> {
-        self.expect_neighbour(request)?;
-        let path = request.path.trim_end_matches('/');
-        match allowed(path) {
-            None => return Err(ApiError::no_page(path)),
-            Some("POST") if request.method != Method::Post => {
-                return Err(ApiError::not_allowed("send this as POST"));
-            }
-            Some("GET, HEAD") if !matches!(request.method, Method::Get | Method::Head) => {
-                return Err(ApiError::not_allowed("ask for this by GET"));
-            }
-            Some(_) => {}
-        }
-        match path {
-            "/health" => return Ok(Response::json(Status::OK, &json!({ "status": "ok" }))),
-            "/ready" if *self.stopping.borrow() => return Err(ApiError::over()),
-            "/ready" => return Ok(Response::json(Status::OK, &json!({ "status": "ready" }))),
-            _ => {}
-        }
-        let scope = self.keys.scope(request.header("authorization")).ok_or_else(ApiError::key)?;
-        if request.method != Method::Post {
-            return self.look(path).await;
-        }
-        let body: Value = serde_json::from_slice(&request.body)
-            .map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))?;
-        match path {
-            "/v1/chat/completions" => chat::complete(self, &body, &scope).await,
-            "/v1/completions" => completions::complete(self, &body, &scope).await,
-            "/v1/embeddings" => vectors::embed(self, &body).await,
-            "/v1/rerank" | "/rerank" => vectors::rerank(self, &body).await,
-            "/tokenize" => tokens::tokenize(self, &body).await,
-            _ => tokens::detokenize(self, &body).await,
-        }
-    }
-
-    async fn look(&self, path: &str) -> Result<Response, ApiError> {
-        if path == "/metrics" {
-            return Ok(Response::text(
-                telemetry::CONTENT_TYPE,
-                telemetry::render(&self.telemetry.snapshot()),
-            ));
-        }
-        if let Some(name) = path.strip_prefix("/v1/models/") {
-            return Ok(Response::json(Status::OK, &self.catalog.find(Some(name))?.value(self.began)));
-        }
-        let mut models = Vec::new();
-        for name in self.catalog.names() {
-            // A head may have gone since it was listed.
-            if let Ok(chosen) = self.catalog.find(Some(&name)) {
-                models.push(chosen.value(self.began));
-            }
-        }
-        Ok(Response::json(Status::OK, &json!({ "object": "list", "data": models })))
-    }
-
-    /// Refuses pages of other sites, which a browser lets talk to this machine. A page has no business here whose origin
-    /// is not the server itself, nor one that had its own name changed into this machine's address.
-    fn expect_neighbour(&self, request: &Request) -> Result<(), ApiError> {
-        let host = request.header("host").unwrap_or_default();
-        if let Some(origin) = request.header("origin") {
-            let of = origin.split_once("://").map(|(_, of)| of);
-            if !of.is_some_and(|of| of.eq_ignore_ascii_case(host)) {
-                return Err(ApiError::stranger("pages of other sites may not use this server"));
-            }
-        }
-        if self.is_local && !host.is_empty() && !names_this_machine(host) {
-            return Err(ApiError::stranger("this server is only for the machine it runs on; use localhost"));
-        }
-        Ok(())
+    /// Refuses a grammar that cannot be used, before the engine sees it, whose thread answers everybody.
+    pub async fn check(&self, grammar: Option<&Grammar>, served: &Served) -> Result<(), ApiError> {
+        let Some(grammar) = grammar.cloned() else { return Ok(()) };
+        let (tokenizer, ends) = (served.tokenizer()?.clone(), served.model.end_tokens());
+        let _one_at_a_time = self.grammars.acquire().await.map_err(|_| ApiError::over())?;
+        let check = move || {
+            Constraint::new(&grammar, &tokenizer, &ends).map_err(RuntimeError::from)?;
+            Ok(())
+        };
+        blocking(check).await
     }
 }
 
-/// How a path may be asked for, if it is one.
-fn allowed(path: &str) -> Option<&'static str> {
-    match path.trim_end_matches('/') {
-        "/health" | "/ready" | "/metrics" | "/v1/models" => Some("GET, HEAD"),
-        "/v1/chat/completions"
-        | "/v1/completions"
-        | "/v1/embeddings"
-        | "/v1/rerank"
-        | "/rerank"
-        | "/tokenize"
-        | "/detokenize" => Some("POST"),
-        path if path.starts_with("/v1/models/") => Some("GET, HEAD"),
-        _ => None,
-    }
+/// The routes of one group, and what is told of them.
+pub(crate) type Routes = OpenApiRouter<Arc<App>>;
+
+/// For everybody.
+fn open() -> Routes {
+    Routes::with_openapi(Common::openapi()).merge(health::routes()).merge(description::routes())
 }
 
-/// Whether a host, with a port or without, is this machine by a name that nobody else can have.
-fn names_this_machine(host: &str) -> bool {
-    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((inner, _)) => inner,
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok()
+/// For those who have a key.
+fn keyed() -> Routes {
+    Routes::new()
+        .merge(chat::routes())
+        .merge(responses::routes())
+        .merge(completions::routes())
+        .merge(vectors::routes())
+        .merge(tokens::routes())
+        .merge(models::routes())
+        .merge(metrics::routes())
+}
+
+/// All there is.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let keyed = keyed().route_layer(from_fn_with_state(app.clone(), gate::admit));
+    let (router, document) = open().merge(keyed).split_for_parts();
+    let router = router
+        .fallback(|uri: Uri| async move { ApiError::no_page(uri.path()) })
+        .layer(Extension(Description::of(&document)))
+        .with_state(app.clone());
+    // Around it all, where even those answers pass that no route gives.
+    Router::new().fallback_service(router).layer(from_fn_with_state(app, gate::neighbours))
 }
 
 /// Does what takes long on a thread of its own.
@@ -143,20 +90,5 @@ pub(crate) async fn blocking<R: Send + 'static>(
     match tokio::task::spawn_blocking(act).await {
         Ok(done) => done,
         Err(_) => Err(ApiError::internal("the request could not be worked on; the server's log says more")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_names_that_nobody_can_take_are_this_machine() {
-        for host in ["localhost", "LOCALHOST:80", "127.0.0.1:8080", "[::1]:80", "192.168.0.1", "[::1]"] {
-            assert!(names_this_machine(host), "{host}");
-        }
-        for host in ["evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", ":80"] {
-            assert!(!names_this_machine(host), "{host}");
-        }
     }
 }

@@ -3,7 +3,9 @@ use std::sync::Arc;
 use firebox_runtime::engine::Engine;
 use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Model, RuntimeError};
-use firebox_text::{ChatTemplate, Message, TemplateOptions, TextError, Tokenizer};
+use firebox_text::{
+    CallSyntax, ChatTemplate, Message, TemplateOptions, TextError, Tokenizer, tools_in_words,
+};
 use serde_json::{Map, Value, json};
 
 use crate::ServerError;
@@ -142,10 +144,20 @@ impl Served {
         })
     }
 
+    /// How it writes calls of tools.
+    pub fn call_syntax(&self) -> CallSyntax {
+        self.template.call_syntax()
+    }
+
     /// The tokens of a conversation, up to where the answer begins.
     pub fn prompt(&self, messages: &[Message], options: &TemplateOptions) -> Result<Vec<u32>, ApiError> {
         let tokenizer = self.tokenizer()?;
-        let mut tokens = self.template.encode(tokenizer, messages, options)?;
+        let mut tokens = if self.template.knows_tools() {
+            self.template.encode(tokenizer, messages, options)?
+        } else {
+            let told = tools_in_words(messages, options.tools.as_deref().unwrap_or_default());
+            self.template.encode(tokenizer, &told, options)?
+        };
         if !self.own_template && tokenizer.adds_bos() {
             tokens.splice(0..0, tokenizer.bos_id());
         }

@@ -1,23 +1,50 @@
 //! `/v1/chat/completions`
 
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
 use firebox_text::{Message, TemplateOptions};
 use serde_json::Value;
+use utoipa_axum::routes;
 
-use crate::answers::{Answers, Heading};
-use crate::app::{App, blocking};
+use crate::answers::Heading;
+use crate::app::{App, Routes};
+use crate::asked::{Asked, Caller};
 use crate::error::ApiError;
+use crate::events;
 use crate::fields::{Fields, kind};
 use crate::form::{Form, Streaming};
-use crate::http::{Response, Status};
+use crate::schema::{ChatCompletion, ChatRequest, StreamEvent};
+use crate::tools::Tools;
+use crate::turn::{Answered, Turn};
 use crate::wishes::{self, Delivery};
 
 const MOST_LOGPROBS: u64 = 20;
 
-pub(crate) async fn complete(app: &App, body: &Value, scope: &str) -> Result<Response, ApiError> {
-    let fields = Fields::of(body)?;
+pub(crate) fn routes() -> Routes {
+    Routes::new().routes(routes!(complete))
+}
+
+/// Answers in a conversation, whole or as they come.
+#[utoipa::path(
+    post,
+    path = "/v1/chat/completions",
+    tag = "text",
+    request_body = ChatRequest,
+    responses((status = 200, description = "The answers, or events with their parts", content((ChatCompletion = "application/json"), (StreamEvent = "text/event-stream"))), ApiError)
+)]
+async fn complete(
+    State(app): State<Arc<App>>,
+    Caller(scope): Caller,
+    Asked(body): Asked,
+) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
     let chosen = app.catalog.find(fields.text("model")?)?;
     let messages = messages(&fields)?;
-    let options = options(&fields)?;
+    let tools = Tools::of(&fields)?;
+    let options = options(&fields, &tools)?;
     let delivery = Delivery::of(&fields)?;
     delivery.expect_few(1)?;
     let mut config = wishes::config(&fields, &chosen.served)?;
@@ -27,18 +54,14 @@ pub(crate) async fn complete(app: &App, body: &Value, scope: &str) -> Result<Res
         return Err(fields.wrong("top_logprobs", "is only for `logprobs: true`"));
     }
     config.logprobs = likely.then_some(most.unwrap_or(0) as usize);
-    let served = chosen.served.clone();
-    let prompt = blocking(move || served.prompt(&messages, &options)).await?;
-    if prompt.is_empty() {
-        return Err(ApiError::field("messages", "there is nothing in them to answer"));
-    }
-    let tokenizer = Some(chosen.served.tokenizer()?.clone());
-    let answers = Answers::begin(&app.engine, &chosen, scope, vec![prompt], &config, delivery).await?;
-    let form = Form { heading: Heading::new("chatcmpl", &chosen.name), is_chat: true, tokenizer };
+    let heading = Heading::new("chatcmpl", &chosen.name);
+    let turn = Turn { chosen, messages, options, tools, config };
+    let Answered { answers, listening, tokenizer } = turn.begin(&app, &scope, delivery).await?;
+    let form = Form { heading, is_chat: true, tokenizer: Some(tokenizer), listening };
     if delivery.stream {
-        return Ok(Response::events(Box::new(Streaming::new(form, answers, delivery.usage))));
+        return Ok(events::response(Streaming::new(form, answers, delivery.usage)));
     }
-    Ok(Response::json(Status::OK, &form.whole(answers).await?))
+    Ok(Json(form.whole(answers).await?).into_response())
 }
 
 /// What was said before, as far as it is something that was said.
@@ -78,20 +101,8 @@ pub(crate) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
 }
 
 /// What the template is told beside them.
-pub(crate) fn options(fields: &Fields<'_>) -> Result<TemplateOptions, ApiError> {
-    let mut options = TemplateOptions::default();
-    if let Some(tools) = fields.list("tools")?.filter(|tools| !tools.is_empty()) {
-        if let Some(at) = tools.iter().position(|tool| !tool.is_object()) {
-            return Err(fields.wrong(&format!("tools[{at}]"), "expected an object"));
-        }
-        options.tools = Some(tools.to_vec());
-    }
-    match fields.get("tool_choice") {
-        None => {}
-        Some(Value::String(choice)) if choice == "auto" => {}
-        Some(Value::String(choice)) if choice == "none" => options.tools = None,
-        Some(_) => return Err(fields.wrong("tool_choice", "only `auto` and `none` are there so far")),
-    }
+pub(crate) fn options(fields: &Fields<'_>, tools: &Tools) -> Result<TemplateOptions, ApiError> {
+    let mut options = TemplateOptions { tools: tools.told(), ..TemplateOptions::default() };
     if let Some(variables) = fields.object("chat_template_kwargs")? {
         options.enable_thinking = variables.truth("enable_thinking")?;
         options.variables = variables.map().clone();

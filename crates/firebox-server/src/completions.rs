@@ -1,19 +1,31 @@
 //! `/v1/completions`
 
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
+use utoipa_axum::routes;
 
 use crate::answers::{Answers, Heading};
-use crate::app::{App, blocking};
+use crate::app::{App, Routes, blocking};
+use crate::asked::{Asked, Caller};
 use crate::catalog::Served;
 use crate::error::ApiError;
+use crate::events;
 use crate::fields::Fields;
 use crate::form::{Form, Streaming};
-use crate::http::{Response, Status};
+use crate::schema::{Completion, CompletionRequest, StreamEvent};
 use crate::wishes::{self, Delivery};
 
 /// What OpenAI's API has where a request says nothing.
 const MOST_TOKENS: usize = 16;
 const MOST_LOGPROBS: u64 = 20;
+
+pub(crate) fn routes() -> Routes {
+    Routes::new().routes(routes!(complete))
+}
 
 /// What is to be continued.
 pub(crate) enum Prompt {
@@ -30,8 +42,20 @@ impl Prompt {
     }
 }
 
-pub(crate) async fn complete(app: &App, body: &Value, scope: &str) -> Result<Response, ApiError> {
-    let fields = Fields::of(body)?;
+/// Texts that are continued.
+#[utoipa::path(
+    post,
+    path = "/v1/completions",
+    tag = "text",
+    request_body = CompletionRequest,
+    responses((status = 200, description = "How the texts go on, or events with its parts", content((Completion = "application/json"), (StreamEvent = "text/event-stream"))), ApiError)
+)]
+async fn complete(
+    State(app): State<Arc<App>>,
+    Caller(scope): Caller,
+    Asked(body): Asked,
+) -> Result<Response, ApiError> {
+    let fields = Fields::of(&body)?;
     let chosen = app.catalog.find(fields.text("model")?)?;
     let prompts = prompts(&fields, "prompt")?;
     let delivery = Delivery::of(&fields)?;
@@ -45,6 +69,7 @@ pub(crate) async fn complete(app: &App, body: &Value, scope: &str) -> Result<Res
     config.continues = true;
     config.max_tokens = config.max_tokens.or(Some(MOST_TOKENS));
     config.logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)?.map(|most| most as usize);
+    app.check(config.grammar.as_ref(), &chosen.served).await?;
     let served = chosen.served.clone();
     let prompts = blocking(move || prompts.into_iter().map(|prompt| prompt.encode(&served)).collect());
     let prompts: Vec<Vec<u32>> = prompts.await?;
@@ -52,12 +77,13 @@ pub(crate) async fn complete(app: &App, body: &Value, scope: &str) -> Result<Res
         return Err(fields.wrong("prompt", "is empty; there is nothing to continue"));
     }
     let tokenizer = chosen.served.tokenizer().ok().cloned();
-    let answers = Answers::begin(&app.engine, &chosen, scope, prompts, &config, delivery).await?;
-    let form = Form { heading: Heading::new("cmpl", &chosen.name), is_chat: false, tokenizer };
+    let answers = Answers::begin(&app.engine, &chosen, &scope, prompts, &config, delivery).await?;
+    let form =
+        Form { heading: Heading::new("cmpl", &chosen.name), is_chat: false, tokenizer, listening: None };
     if delivery.stream {
-        return Ok(Response::events(Box::new(Streaming::new(form, answers, delivery.usage))));
+        return Ok(events::response(Streaming::new(form, answers, delivery.usage)));
     }
-    Ok(Response::json(Status::OK, &form.whole(answers).await?))
+    Ok(Json(form.whole(answers).await?).into_response())
 }
 
 /// One text or several, or their tokens.

@@ -2,12 +2,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use firebox_model::ModelError;
 use firebox_runtime::{CacheError, ConstraintError, RuntimeError};
 use firebox_text::TextError;
 use serde_json::{Value, json};
-
-use crate::http::{Response, Status};
 
 /// Why a server could not begin, or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +54,7 @@ pub enum ServerError {
 /// An error as OpenAI's API tells it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
-    pub status: Status,
+    pub status: StatusCode,
     kind: &'static str,
     code: Option<&'static str>,
     /// The field at fault.
@@ -62,13 +63,13 @@ pub(crate) struct ApiError {
 }
 
 impl ApiError {
-    fn new(status: Status, kind: &'static str, message: impl Into<String>) -> Self {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         Self { status, kind, code: None, param: None, message: message.into() }
     }
 
     /// A request that makes no sense.
     pub fn invalid(message: impl Into<String>) -> Self {
-        Self::new(Status::BAD_REQUEST, "invalid_request_error", message)
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
     /// The same, because of a field.
@@ -80,34 +81,51 @@ impl ApiError {
 
     pub fn key() -> Self {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
-        let status = Status::UNAUTHORIZED;
+        let status = StatusCode::UNAUTHORIZED;
         Self { code: Some("invalid_api_key"), ..Self::new(status, "authentication_error", message) }
     }
 
     pub fn stranger(message: &str) -> Self {
-        Self::new(Status::FORBIDDEN, "permission_error", message)
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
     pub fn no_model(name: &str, there: &[String]) -> Self {
         let message = format!("there is no model {name:?}; there are: {}", there.join(", "));
-        let error = Self::new(Status::NOT_FOUND, "invalid_request_error", message);
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
         Self { code: Some("model_not_found"), param: Some("model".into()), ..error }
     }
 
     pub fn no_page(path: &str) -> Self {
-        Self::new(Status::NOT_FOUND, "invalid_request_error", format!("there is nothing at {path}"))
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("there is nothing at {path}"))
     }
 
     pub fn not_allowed(message: &str) -> Self {
-        Self::new(Status::NOT_ALLOWED, "invalid_request_error", message)
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+    }
+
+    pub fn slow(message: &str) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    }
+
+    pub fn too_large(most: usize) -> Self {
+        let message = format!("the body is too large; at most {most} bytes are taken");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
     pub fn over() -> Self {
-        Self::new(Status::UNAVAILABLE, "server_error", "the server is stopping; try again soon")
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "the server is stopping; try again soon")
     }
 
     pub fn internal(message: impl Into<String>) -> Self {
-        Self::new(Status::INTERNAL, "server_error", message)
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// The same where what is wrong with a grammar is wrong with the tools it was made of.
+    pub fn of_tools(mut self) -> Self {
+        if self.param.as_deref() == Some("response_format") {
+            self.param = Some("tools".into());
+        }
+        self
     }
 
     /// As it is sent.
@@ -115,14 +133,20 @@ impl ApiError {
         let Self { kind, code, param, message, .. } = self;
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
     }
+}
 
-    pub fn response(&self) -> Response {
-        let response = Response::json(self.status, &self.value());
-        match self.status {
-            Status::UNAUTHORIZED => response.with_header("www-authenticate", "Bearer"),
-            Status::TOO_MANY => response.with_header("retry-after", "1"),
-            _ => response,
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.value())).into_response();
+        let more = match self.status {
+            StatusCode::UNAUTHORIZED => Some((header::WWW_AUTHENTICATE, "Bearer")),
+            StatusCode::TOO_MANY_REQUESTS => Some((header::RETRY_AFTER, "1")),
+            _ => None,
+        };
+        if let Some((name, value)) = more {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
+        response
     }
 }
 
@@ -132,7 +156,7 @@ impl From<&RuntimeError> for ApiError {
         match error {
             RuntimeError::Together { source } => Self::from(&**source),
             RuntimeError::QueueFull { .. } => {
-                let full = Self::new(Status::TOO_MANY, "rate_limit_error", message);
+                let full = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
                 Self { code: Some("queue_full"), ..full }
             }
             RuntimeError::ContextFull { .. } | RuntimeError::Model(ModelError::TooLong { .. }) => {
@@ -141,9 +165,13 @@ impl From<&RuntimeError> for ApiError {
             RuntimeError::Setting { setting, value, reason } => {
                 Self::field(*setting, format!("{value}: {reason}"))
             }
-            RuntimeError::Constraint(ConstraintError::Grammar { .. }) => {
-                Self { param: Some("response_format".into()), ..Self::invalid(message) }
-            }
+            // A text that cannot go on was asked for in a form that nothing has.
+            RuntimeError::Constraint(
+                ConstraintError::Grammar { .. }
+                | ConstraintError::Vocabulary { .. }
+                | ConstraintError::NoTokenizer
+                | ConstraintError::Stuck { .. },
+            ) => Self { param: Some("response_format".into()), ..Self::invalid(message) },
             RuntimeError::Text(error) => Self::from(error),
             RuntimeError::Model(ModelError::Token { .. } | ModelError::NoTokens)
             | RuntimeError::NoTokenizer { .. }
@@ -153,7 +181,7 @@ impl From<&RuntimeError> for ApiError {
             RuntimeError::Late { .. }
             | RuntimeError::OverBudget { .. }
             | RuntimeError::Cache(CacheError::PoolExhausted { .. }) => {
-                Self::new(Status::UNAVAILABLE, "server_error", message)
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
             }
             _ => Self::internal(message),
         }

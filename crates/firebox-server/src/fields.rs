@@ -19,6 +19,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Those of an object in a list, which is at this place.
+    pub fn within(map: &'a Map<String, Value>, at: String) -> Self {
+        Self { map, path: at + "." }
+    }
+
     /// What a field is called from outside.
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.path)

@@ -1,16 +1,19 @@
 use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use firebox_runtime::Piece;
 use firebox_runtime::engine::Event;
 use firebox_text::Tokenizer;
+use futures_core::Stream;
 use serde_json::{Value, json};
 
 use crate::answers::{Answers, Heading, reason};
 use crate::error::ApiError;
-use crate::http::Chunks;
 use crate::likelihood::{self, OfCompletion};
+use crate::listener::{Heard, Listener, Listening};
 
 /// What answers look like: those of a chat, or of a completion.
 #[derive(Debug, Clone)]
@@ -19,11 +22,16 @@ pub(crate) struct Form {
     pub is_chat: bool,
     /// Absent where only token ids are known.
     pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Absent where no tools can be called.
+    pub listening: Option<Listening>,
 }
 
 /// What has been said of one answer.
 #[derive(Debug, Default)]
 struct Said {
+    listener: Listener,
+    text: String,
+    calls: Vec<Value>,
     characters: usize,
     of_chat: Vec<Value>,
     of_completion: OfCompletion,
@@ -32,6 +40,20 @@ struct Said {
 }
 
 impl Said {
+    fn new(form: &Form) -> Self {
+        Self { listener: Listener::new(form.listening.as_ref()), ..Self::default() }
+    }
+
+    /// Keeps what was heard.
+    fn keep(&mut self, heard: Vec<Heard>) {
+        for heard in heard {
+            match heard {
+                Heard::Text(text) => self.text.push_str(&text),
+                Heard::Call(call) => self.calls.push(call.value()),
+            }
+        }
+    }
+
     /// Takes a token's log-probabilities in. Whether there were any.
     fn note(&mut self, form: &Form, piece: &Piece) -> bool {
         let mut any = false;
@@ -60,19 +82,26 @@ impl Said {
 impl Form {
     /// Everything at once, when it is there.
     pub async fn whole(self, mut answers: Answers) -> Result<Value, ApiError> {
-        let mut said: Vec<Said> = (0..answers.len()).map(|_| Said::default()).collect();
+        let mut said: Vec<Said> = (0..answers.len()).map(|_| Said::new(&self)).collect();
         let mut likely = false;
         let mut choices = vec![Value::Null; answers.len()];
         while let Some((index, event)) = answers.next().await {
             match event {
                 Event::Waiting { .. } => {}
-                Event::Piece(piece) => likely |= said[index].note(&self, &piece),
+                Event::Piece(piece) => {
+                    let said = &mut said[index];
+                    likely |= said.note(&self, &piece);
+                    let heard = said.listener.hear(&piece, self.tokenizer.as_deref());
+                    said.keep(heard);
+                }
                 Event::Failed(failure) => return Err(failure.error.into()),
                 Event::Finished(outcome) => {
-                    let summary = &outcome.summary;
-                    let logprobs = said[index].logprobs(&self, likely);
-                    let finish = reason(summary.finish);
-                    choices[index] = self.choice(index, &summary.text, logprobs, finish);
+                    let said = &mut said[index];
+                    let heard = said.listener.end();
+                    said.keep(heard);
+                    let logprobs = said.logprobs(&self, likely);
+                    let finish = reason(outcome.summary.finish, said.listener.calls());
+                    choices[index] = self.choice(index, said, logprobs, finish);
                 }
             }
         }
@@ -82,21 +111,31 @@ impl Form {
         Ok(value)
     }
 
-    fn choice(&self, index: usize, text: &str, logprobs: Value, finish: &str) -> Value {
+    fn choice(&self, index: usize, said: &mut Said, logprobs: Value, finish: &str) -> Value {
+        let (text, calls) = (std::mem::take(&mut said.text), std::mem::take(&mut said.calls));
         if !self.is_chat {
             return json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish });
         }
-        let message = json!({ "role": "assistant", "content": text, "refusal": null });
+        let silent = text.is_empty() && !calls.is_empty();
+        let content = if silent { Value::Null } else { text.into() };
+        let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+        }
         json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": finish })
     }
 
-    /// A part of an answer.
-    fn part(&self, index: usize, text: Option<&str>, logprobs: Value, finish: Option<&str>) -> Value {
+    /// A part of an answer; its end says nothing any more.
+    fn part(&self, index: usize, heard: Option<&Heard>, logprobs: Value, finish: Option<&str>) -> Value {
         if !self.is_chat {
-            let text = text.unwrap_or_default();
+            let text = if let Some(Heard::Text(text)) = heard { text } else { "" };
             return json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish });
         }
-        let delta = text.map_or_else(|| json!({}), |text| json!({ "content": text }));
+        let delta = match heard {
+            None => json!({}),
+            Some(Heard::Text(text)) => json!({ "content": text }),
+            Some(Heard::Call(call)) => json!({ "tool_calls": [call.part()] }),
+        };
         json!({ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish })
     }
 }
@@ -114,7 +153,7 @@ pub(crate) struct Streaming {
 
 impl Streaming {
     pub fn new(form: Form, answers: Answers, usage: bool) -> Self {
-        let said = (0..answers.len()).map(|_| Said::default()).collect();
+        let said = (0..answers.len()).map(|_| Said::new(&form)).collect();
         Self { form, answers, said, usage, ready: VecDeque::new(), over: false }
     }
 
@@ -136,15 +175,26 @@ impl Streaming {
         match event {
             Event::Waiting { .. } => {}
             Event::Piece(piece) => {
-                let any = self.said[index].note(&self.form, &piece);
-                if any || !piece.text.is_empty() {
-                    let logprobs = self.said[index].logprobs(&self.form, any);
-                    let part = self.form.part(index, Some(&piece.text), logprobs, None);
+                let said = &mut self.said[index];
+                let any = said.note(&self.form, &piece);
+                let mut heard = said.listener.hear(&piece, self.form.tokenizer.as_deref());
+                let mut logprobs = said.logprobs(&self.form, any);
+                if any && heard.is_empty() {
+                    heard.push(Heard::Text(String::new()));
+                }
+                for heard in heard {
+                    let part = self.form.part(index, Some(&heard), logprobs.take(), None);
                     self.say(json!([part]), Value::Null);
                 }
             }
             Event::Finished(outcome) => {
-                let finish = reason(outcome.summary.finish);
+                let listener = &mut self.said[index].listener;
+                let heard = listener.end();
+                let finish = reason(outcome.summary.finish, listener.calls());
+                for heard in heard {
+                    let part = self.form.part(index, Some(&heard), Value::Null, None);
+                    self.say(json!([part]), Value::Null);
+                }
                 let part = self.form.part(index, None, Value::Null, Some(finish));
                 self.say(json!([part]), Value::Null);
             }
@@ -156,11 +206,13 @@ impl Streaming {
     }
 }
 
-impl Chunks for Streaming {
-    fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Vec<u8>>> {
+impl Stream for Streaming {
+    type Item = Result<Vec<u8>, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             if let Some(ready) = self.ready.pop_front() {
-                return Poll::Ready(Some(ready));
+                return Poll::Ready(Some(Ok(ready)));
             }
             if self.over {
                 return Poll::Ready(None);
@@ -171,7 +223,8 @@ impl Chunks for Streaming {
                 Poll::Ready(None) => {
                     self.over = true;
                     if self.usage {
-                        self.say(json!([]), self.answers.usage.value());
+                        let usage = self.answers.usage.value();
+                        self.say(json!([]), usage);
                     }
                     self.ready.push_back(b"data: [DONE]\n\n".to_vec());
                 }

@@ -3,6 +3,7 @@
 //! | path | what |
 //! |---|---|
 //! | `POST /v1/chat/completions` | answers in a conversation, whole or as they come |
+//! | `POST /v1/responses` | the same in the newer form of OpenAI's API |
 //! | `POST /v1/completions` | texts that are continued |
 //! | `POST /v1/embeddings` | texts as vectors |
 //! | `POST /v1/rerank` | documents by how well they answer a query |
@@ -10,23 +11,36 @@
 //! | `POST /tokenize`, `POST /detokenize` | text to tokens and back |
 //! | `GET /metrics` | numbers for Prometheus |
 //! | `GET /health`, `GET /ready` | whether it runs, and whether it lets requests in; without a key |
+//! | `GET /openapi.json` | all of this as an OpenAPI document; without a key |
 //!
 //! A [`Server`] has an engine that answers all requests together. A client that leaves ends its requests, and one that
 //! does not take what it is sent is left. What requests of different keys remember is never shared.
 
 mod answers;
 mod app;
+mod asked;
 mod catalog;
 mod chat;
 mod completions;
+mod connection;
+mod description;
 mod error;
+mod events;
 mod fields;
 mod form;
-mod http;
+mod gate;
+mod health;
 mod keys;
 mod likelihood;
+mod listener;
+mod metrics;
+mod models;
+mod responses;
+mod schema;
 mod server;
 mod tokens;
+mod tools;
+mod turn;
 mod vectors;
 mod wishes;
 

@@ -9,9 +9,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::app::App;
+use crate::app::{App, router};
 use crate::catalog::Catalog;
-use crate::http::{Limits, serve};
+use crate::connection::{Limits, serve};
 use crate::{Keys, ServerError};
 
 /// How a server is to run.
@@ -27,7 +27,7 @@ pub struct ServerConfig {
     pub largest_body: usize,
     /// Clients at once; more wait until one leaves.
     pub most_clients: usize,
-    /// How long a client may take to send its headers, and to take what it is sent next.
+    /// How long a client may take from one request to the headers of the next, and to take anything of what it is sent.
     pub patience: Duration,
     /// How long requests that are under way may go on after the server was stopped.
     pub grace: Duration,
@@ -64,7 +64,6 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     app: Arc<App>,
-    limits: Limits,
     most_clients: usize,
     grace: Duration,
     stop: Stop,
@@ -93,27 +92,28 @@ impl Server {
         let (address, listener) = listen().map_err(|source| ServerError::Listen { address, source })?;
         let (stop, stopping) = watch::channel(false);
         let (engine, telemetry) = (Engine::start(config.host)?, Telemetry::default());
-        let app = App {
-            catalog: Catalog::new(models, &engine, &telemetry)?,
-            engine,
-            telemetry,
-            keys: config.keys,
-            embedding: Semaphore::new(1),
-            stopping,
-            began: crate::now(),
-            is_local: address.ip().is_loopback(),
-        };
         let limits = Limits {
             body: config.largest_body,
             head_time: config.patience,
             write_time: config.patience,
             ..Limits::default()
         };
+        let app = App {
+            catalog: Catalog::new(models, &engine, &telemetry)?,
+            engine,
+            telemetry,
+            keys: config.keys,
+            limits,
+            grammars: Semaphore::new(1),
+            embedding: Semaphore::new(1),
+            stopping,
+            began: crate::now(),
+            is_local: address.ip().is_loopback(),
+        };
         Ok(Self {
             listener,
             address,
             app: Arc::new(app),
-            limits,
             most_clients: config.most_clients,
             grace: config.grace,
             stop: Stop(Arc::new(stop)),
@@ -162,7 +162,7 @@ impl Server {
         let mut stopping = self.app.stopping.clone();
         let mut signals = if signals { Some(Signals::new()?) } else { None };
         let room = Arc::new(Semaphore::new(self.most_clients));
-        let limits = Arc::new(self.limits);
+        let router = router(self.app.clone());
         let mut clients = JoinSet::new();
         loop {
             let next = async {
@@ -177,10 +177,10 @@ impl Server {
                         continue;
                     };
                     let _ = stream.set_nodelay(true);
-                    let (app, limits) = (self.app.clone(), limits.clone());
+                    let (app, router) = (self.app.clone(), router.clone());
                     clients.spawn(async move {
                         let _place = place;
-                        serve(stream, &limits, app.stopping.clone(), |request| app.answer(request)).await;
+                        serve(stream, router, &app.limits, app.stopping.clone()).await;
                     });
                 }
                 _ = stopping.wait_for(|stop| *stop) => break,

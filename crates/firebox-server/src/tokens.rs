@@ -1,19 +1,38 @@
 //! `/tokenize` and `/detokenize`
 
-use serde_json::{Value, json};
+use std::sync::Arc;
 
-use crate::app::{App, blocking};
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Value, json};
+use utoipa_axum::routes;
+
+use crate::app::{App, Routes, blocking};
+use crate::asked::Asked;
 use crate::chat;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::http::{Response, Status};
+use crate::schema::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokens};
+use crate::tools::Tools;
 
-pub(crate) async fn tokenize(app: &App, body: &Value) -> Result<Response, ApiError> {
-    let fields = Fields::of(body)?;
+pub(crate) fn routes() -> Routes {
+    Routes::new().routes(routes!(tokenize)).routes(routes!(detokenize))
+}
+
+/// A text, or the prompt of a conversation, as tokens.
+#[utoipa::path(
+    post,
+    path = "/tokenize",
+    tag = "tokens",
+    request_body = TokenizeRequest,
+    responses((status = 200, description = "The tokens", body = Tokens), ApiError)
+)]
+async fn tokenize(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
     let served = app.catalog.find(fields.text("model")?)?.served;
     let context = served.context;
     let tokens = if fields.get("messages").is_some() {
-        let (messages, options) = (chat::messages(&fields)?, chat::options(&fields)?);
+        let (messages, options) = (chat::messages(&fields)?, chat::options(&fields, &Tools::of(&fields)?)?);
         blocking(move || served.prompt(&messages, &options)).await?
     } else {
         // Two names for it are in use.
@@ -22,15 +41,27 @@ pub(crate) async fn tokenize(app: &App, body: &Value) -> Result<Response, ApiErr
         let special = fields.truth("add_special_tokens")?.unwrap_or(true);
         blocking(move || Ok(served.tokenizer()?.encode(&text, special)?)).await?
     };
-    let value = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens });
-    Ok(Response::json(Status::OK, &value))
+    Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens })))
 }
 
-pub(crate) async fn detokenize(app: &App, body: &Value) -> Result<Response, ApiError> {
-    let fields = Fields::of(body)?;
+/// Tokens as text.
+#[utoipa::path(
+    post,
+    path = "/detokenize",
+    tag = "tokens",
+    request_body = DetokenizeRequest,
+    responses((status = 200, description = "The text", body = Detokenized), ApiError)
+)]
+async fn detokenize(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
     let served = app.catalog.find(fields.text("model")?)?.served;
     let tokens = fields.tokens("tokens", fields.needed_list("tokens")?)?;
     let tokenizer = served.tokenizer()?.clone();
+    let known = tokenizer.vocab_size();
+    if let Some(at) = tokens.iter().position(|&token| token as usize >= known) {
+        let unknown = format!("{} is no token; the vocabulary has {known}", tokens[at]);
+        return Err(fields.wrong(&format!("tokens[{at}]"), unknown));
+    }
     let text = blocking(move || Ok(tokenizer.decode(&tokens, false))).await?;
-    Ok(Response::json(Status::OK, &json!({ "prompt": text, "content": text })))
+    Ok(Json(json!({ "prompt": text, "content": text })))
 }

@@ -1,21 +1,39 @@
 //! `/v1/embeddings` and `/v1/rerank`
 
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use firebox_runtime::EmbedOptions;
 use serde_json::{Value, json};
+use utoipa_axum::routes;
 
-use crate::app::{App, blocking};
+use crate::app::{App, Routes, blocking};
+use crate::asked::Asked;
 use crate::completions::{Prompt, prompts};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::http::{Response, Status};
+use crate::schema::{EmbeddingList, EmbeddingRequest, Ranking, RerankRequest};
 
 /// Texts of one request.
 const MOST_TEXTS: usize = 2048;
 
-pub(crate) async fn embed(app: &App, body: &Value) -> Result<Response, ApiError> {
-    let fields = Fields::of(body)?;
+pub(crate) fn routes() -> Routes {
+    Routes::new().routes(routes!(embed)).routes(routes!(rerank)).routes(routes!(rerank_short))
+}
+
+/// Texts as vectors.
+#[utoipa::path(
+    post,
+    path = "/v1/embeddings",
+    tag = "vectors",
+    request_body = EmbeddingRequest,
+    responses((status = 200, description = "A vector for every text", body = EmbeddingList), ApiError)
+)]
+async fn embed(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
     let chosen = app.catalog.find(fields.text("model")?)?;
     let mut texts = Vec::new();
     for prompt in prompts(&fields, "input")? {
@@ -61,20 +79,45 @@ pub(crate) async fn embed(app: &App, body: &Value) -> Result<Response, ApiError>
         };
         json!({ "object": "embedding", "index": index, "embedding": embedding })
     });
-    let value = json!({
+    Ok(Json(json!({
         "object": "list",
         "data": data.collect::<Vec<_>>(),
         "model": chosen.name,
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
-    });
-    Ok(Response::json(Status::OK, &value))
+    })))
 }
 
-pub(crate) async fn rerank(app: &App, body: &Value) -> Result<Response, ApiError> {
-    let fields = Fields::of(body)?;
+/// The same as `/v1/rerank`, where some clients look for it.
+#[utoipa::path(
+    post,
+    path = "/rerank",
+    tag = "vectors",
+    request_body = RerankRequest,
+    responses((status = 200, description = "The documents, best first", body = Ranking), ApiError)
+)]
+async fn rerank_short(app: State<Arc<App>>, asked: Asked) -> Result<Json<Value>, ApiError> {
+    rerank(app, asked).await
+}
+
+/// Documents by how well they answer a query.
+#[utoipa::path(
+    post,
+    path = "/v1/rerank",
+    tag = "vectors",
+    request_body = RerankRequest,
+    responses((status = 200, description = "The documents, best first", body = Ranking), ApiError)
+)]
+async fn rerank(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::of(&body)?;
     let chosen = app.catalog.find(fields.text("model")?)?;
     let query = fields.needed_text("query")?.to_owned();
     let documents = documents(&fields)?;
+    if query.is_empty() {
+        return Err(fields.wrong("query", "is empty"));
+    }
+    if let Some(at) = documents.iter().position(String::is_empty) {
+        return Err(fields.wrong(&format!("documents[{at}]"), "is empty"));
+    }
     expect_few(&fields, "documents", documents.len())?;
     let most = fields.whole("top_n", 1, u64::from(u32::MAX))?.map_or(usize::MAX, |most| most as usize);
     let shows = fields.truth("return_documents")?.unwrap_or(false);
@@ -96,13 +139,12 @@ pub(crate) async fn rerank(app: &App, body: &Value) -> Result<Response, ApiError
         }
         result
     });
-    let value = json!({
+    Ok(Json(json!({
         "id": format!("rerank-{}", crate::unique()),
         "model": chosen.name,
         "results": results.collect::<Vec<_>>(),
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
-    });
-    Ok(Response::json(Status::OK, &value))
+    })))
 }
 
 /// Texts, or objects that have one.

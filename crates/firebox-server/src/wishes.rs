@@ -137,12 +137,21 @@ fn biases(fields: &Fields<'_>) -> Result<HashMap<u32, f32>, ApiError> {
 
 fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     let Some(format) = fields.object("response_format")? else { return Ok(None) };
+    if format.text("type")? != Some("json_schema") {
+        return form(&format, &format);
+    }
+    let about = format.object("json_schema")?;
+    form(&format, &about.ok_or_else(|| format.wrong("json_schema", "is missing"))?)
+}
+
+/// The form that an answer is to have; `about` is where its schema is.
+pub(crate) fn form(format: &Fields<'_>, about: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     match format.needed_text("type")? {
         "text" => Ok(None),
         "json_object" => Ok(Some(Grammar::JsonObject)),
         "json_schema" => {
-            let about = format.object("json_schema")?;
-            let about = about.ok_or_else(|| format.wrong("json_schema", "is missing"))?;
+            about.text("name")?;
+            about.truth("strict")?;
             match about.get("schema") {
                 Some(schema @ (Value::Object(_) | Value::Bool(true))) => {
                     Ok(Some(Grammar::JsonSchema(schema.clone())))

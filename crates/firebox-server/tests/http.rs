@@ -1,11 +1,23 @@
 //! A server in this process, and clients of all kinds over real connections.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+#[path = "http/bombs.rs"]
+mod bombs;
 #[path = "http/client.rs"]
 mod client;
+#[path = "http/clients.rs"]
+mod clients;
+#[path = "http/document.rs"]
+mod document;
 #[path = "http/hostile.rs"]
 mod hostile;
+#[path = "http/responses.rs"]
+mod responses;
+#[path = "http/schemathesis.rs"]
+mod schemathesis;
+#[path = "http/tools.rs"]
+mod tools;
 
 use firebox_runtime::{Generation, GenerationConfig, SamplerConfig};
 use serde_json::{Value, json};
@@ -268,15 +280,17 @@ fn a_server_that_stops_finishes_what_it_began() {
     server.ends();
 }
 
-/// With `FIREBOX_OPENAI_PYTHON` a Python that has the package `openai`; without, nothing is checked.
 #[test]
-fn the_official_package_drives_it() {
-    let Some(python) = std::env::var_os("FIREBOX_OPENAI_PYTHON") else { return };
-    let server = Running::start(|_| {});
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/official_client.py");
-    let url = format!("http://{}/v1", server.address);
-    let done = std::process::Command::new(python).args([script, &url]).env("NO_PROXY", "127.0.0.1").output();
-    let done = done.unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    server.comes_to("firebox_running_requests", 0);
+fn who_only_waits_holds_up_no_end() {
+    let mut server = Running::start(|_| {});
+    let mut waiting = server.connect();
+    waiting.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    waiting.read_some();
+    let silent = server.connect();
+    let began = std::time::Instant::now();
+    server.stop();
+    server.ends();
+    assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(waiting.read_some(), 0);
+    drop(silent);
 }

@@ -3,11 +3,13 @@
 //! - [`Tokenizer`]: a vocabulary, from `tokenizer.json` or from the metadata of a GGUF file;
 //! - [`Detokenizer`]: text from tokens that come one by one;
 //! - [`StopStrings`]: ends a generation at strings the caller named;
-//! - [`ChatTemplate`]: the prompt for a conversation of [`Message`]s.
+//! - [`ChatTemplate`]: the prompt for a conversation of [`Message`]s;
+//! - [`CallReader`]: calls of tools in what a model says.
 //!
 //! Nothing here computes with tensors, and nothing trusts the files: malformed metadata is a [`TextError`].
 
 mod budget;
+mod calls;
 mod charsmap;
 mod control;
 mod decoding;
@@ -29,6 +31,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
+pub use calls::{AnswerPart, CallReader, CallSyntax, tools_in_words};
 pub use detokenizer::{Detokenizer, HeldBack};
 pub use error::TextError;
 pub use firebox_store::{GgufVocabulary, TextAssets, TokenizerSource};

@@ -1,6 +1,7 @@
 //! From a conversation to the prompt a model was trained on.
 
 use crate::budget::{self, LARGEST, TooLarge};
+use crate::calls::CallSyntax;
 use crate::error::TextError;
 use crate::generation_tag::without_generation_tags;
 use crate::message::{Content, Message};
@@ -55,6 +56,8 @@ const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.r
 pub struct ChatTemplate {
     environment: Environment<'static>,
     has_tools_template: bool,
+    calls: CallSyntax,
+    knows_tools: bool,
     source: String,
     /// `bos_token` and the like.
     tokens: Map<String, Value>,
@@ -142,17 +145,31 @@ impl ChatTemplate {
         let mut template = Self {
             environment,
             has_tools_template: with_tools.is_some(),
+            calls: CallSyntax::of(with_tools.unwrap_or(source)),
+            knows_tools: true,
             source: source.to_owned(),
             tokens,
             content: ContentStyle::AsGiven,
         };
         template.content = template.probe();
+        template.knows_tools = template.shows_tools();
         Ok(template)
     }
 
     /// The source of the template.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// How a model of this template writes calls of tools.
+    pub fn call_syntax(&self) -> CallSyntax {
+        if self.knows_tools { self.calls } else { CallSyntax::Fenced }
+    }
+
+    /// Whether tools it is given are in the prompt. For one that passes them over there are
+    /// [words](crate::tools_in_words).
+    pub fn knows_tools(&self) -> bool {
+        self.knows_tools
     }
 
     /// The prompt for a conversation.
@@ -255,6 +272,18 @@ impl ChatTemplate {
             }
         }
         Ok(value)
+    }
+
+    /// Finds out whether the template tells of tools by giving it one.
+    fn shows_tools(&self) -> bool {
+        const MARK: &str = "firebox_probe";
+        let parameters = json!({"type": "object", "properties": {}, "required": []});
+        let function = json!({"name": MARK, "description": MARK, "parameters": parameters});
+        let options = TemplateOptions {
+            tools: Some(vec![json!({"type": "function", "function": function})]),
+            ..TemplateOptions::default()
+        };
+        self.render(&[Message::user("a")], &options).is_ok_and(|prompt| prompt.contains(MARK))
     }
 
     /// Finds out what the template takes for content by giving it one message each way.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn root(path: &str) -> PathBuf {
+pub fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
@@ -106,17 +106,28 @@ impl Running {
 
     /// A number of the server's.
     pub fn metric(&self, name: &str) -> u64 {
+        self.metric_of(name, "llama")
+    }
+
+    fn metric_of(&self, name: &str, model: &str) -> u64 {
         let text = self.get("/metrics").text(200);
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}{{model=\"llama\"}} ")));
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}{{model=\"{model}\"}} ")));
         line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
     }
 
     /// Waits until a number is what it should become.
     #[track_caller]
     pub fn comes_to(&self, name: &str, expected: u64) {
+        self.comes_to_of(name, "llama", expected);
+    }
+
+    /// The same for one of several models.
+    #[track_caller]
+    pub fn comes_to_of(&self, name: &str, model: &str, expected: u64) {
         let began = Instant::now();
-        while self.metric(name) != expected {
-            assert!(began.elapsed() < Duration::from_secs(20), "{name} is {}", self.metric(name));
+        while self.metric_of(name, model) != expected {
+            let found = self.metric_of(name, model);
+            assert!(began.elapsed() < Duration::from_secs(20), "{name} is {found}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -179,6 +190,10 @@ impl Answer {
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         let body = if head.contains("transfer-encoding: chunked") { joined(body) } else { body.to_owned() };
         Self { status, head: head.to_owned(), body }
+    }
+
+    pub fn body(self) -> String {
+        self.body
     }
 
     #[track_caller]

@@ -1,0 +1,71 @@
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::body::{Body, HttpBody as _};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+/// The JSON of a request's body.
+#[derive(Debug)]
+pub(crate) struct Asked(pub Value);
+
+/// Whose request it is: the scope of its key. What is remembered for one is never used for another.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller(pub String);
+
+/// The names in a request's path.
+#[derive(Debug)]
+pub(crate) struct Named<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<App>> for Named<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let path = Path::from_request_parts(parts, app).await;
+        path.map(|Path(names)| Self(names))
+            .map_err(|error| ApiError::invalid(format!("the path cannot be read: {}", error.body_text())))
+    }
+}
+
+impl FromRequest<Arc<App>> for Asked {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let bytes = timeout(app.limits.body_time, read(request.into_body(), app.limits.body)).await;
+        let bytes = bytes.unwrap_or_else(|_| Err(ApiError::slow("the body did not come in time")))?;
+        let value = serde_json::from_slice(&bytes);
+        value.map(Self).map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))
+    }
+}
+
+async fn read(mut body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
+    if body.size_hint().lower() > most as u64 {
+        return Err(ApiError::too_large(most));
+    }
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame.map_err(|error| ApiError::invalid(format!("the body broke off: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if data.len() > most - bytes.len() {
+            return Err(ApiError::too_large(most));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
+}
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, ApiError> {
+        // Routes that take a caller are behind the gate that finds out who it is.
+        parts.extensions.get().cloned().ok_or_else(ApiError::key)
+    }
+}

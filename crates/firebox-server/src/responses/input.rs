@@ -1,0 +1,159 @@
+//! From the items of a request to the messages of a conversation.
+
+use firebox_text::{Content, ContentPart, FunctionCall, Message, ToolCall};
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+use crate::fields::{Fields, kind};
+
+/// What was said before.
+pub(super) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(instructions) = fields.text("instructions")? {
+        messages.push(Message::system(instructions));
+    }
+    match fields.get("input") {
+        None => return Err(fields.wrong("input", "is missing")),
+        Some(Value::String(text)) => messages.push(Message::user(text.as_str())),
+        Some(Value::Array(items)) if items.is_empty() => {
+            return Err(fields.wrong("input", "there is nothing in it"));
+        }
+        Some(Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                let at = format!("input[{index}]");
+                let Value::Object(map) = item else {
+                    return Err(fields.wrong(&at, format!("expected an object, found {}", kind(item))));
+                };
+                add(&mut messages, &Fields::within(map, at))?;
+            }
+        }
+        Some(other) => {
+            let expected = format!("expected a string or a list of items, found {}", kind(other));
+            return Err(fields.wrong("input", expected));
+        }
+    }
+    Ok(messages)
+}
+
+fn add(messages: &mut Vec<Message>, item: &Fields<'_>) -> Result<(), ApiError> {
+    match item.text("type")? {
+        None | Some("message") => {
+            let role = match item.needed_text("role")? {
+                "developer" => "system",
+                role => role,
+            };
+            let content = content(item, "content")?;
+            messages.push(Message::new(role, content));
+        }
+        Some("function_call") => {
+            let call = ToolCall {
+                id: Some(item.needed_text("call_id")?.to_owned()),
+                kind: "function".into(),
+                function: FunctionCall {
+                    name: item.needed_text("name")?.to_owned(),
+                    arguments: item.needed_text("arguments")?.into(),
+                },
+            };
+            // What was said with a call, and calls that were made together, are one message.
+            match messages.last_mut() {
+                Some(message) if message.role == "assistant" => message.tool_calls.push(call),
+                _ => {
+                    let mut message = Message::assistant("");
+                    message.content = None;
+                    message.tool_calls.push(call);
+                    messages.push(message);
+                }
+            }
+        }
+        Some("function_call_output") => {
+            let mut message = Message::new("tool", content(item, "output")?);
+            message.tool_call_id = Some(item.needed_text("call_id")?.to_owned());
+            messages.push(message);
+        }
+        // What a model thought is not for it to read again.
+        Some("reasoning") => {}
+        Some(other) => return Err(item.wrong("type", format!("{other:?} is nothing that can be taken in"))),
+    }
+    Ok(())
+}
+
+fn content(item: &Fields<'_>, field: &str) -> Result<Content, ApiError> {
+    let parts = match item.get(field) {
+        None => return Err(item.wrong(field, "is missing")),
+        Some(Value::String(text)) => return Ok(Content::Text(text.clone())),
+        Some(Value::Array(parts)) => parts,
+        Some(other) => {
+            let expected = format!("expected a string or a list of parts, found {}", kind(other));
+            return Err(item.wrong(field, expected));
+        }
+    };
+    let read = parts.iter().enumerate().map(|(index, part)| {
+        let at = format!("{field}[{index}]");
+        let Value::Object(map) = part else {
+            return Err(item.wrong(&at, format!("expected an object, found {}", kind(part))));
+        };
+        let part = Fields::within(map, item.name(&at));
+        match part.needed_text("type")? {
+            "input_text" | "output_text" | "text" => Ok(ContentPart::text(part.needed_text("text")?)),
+            // Whether it can be read is the template's to say.
+            other => {
+                let mut extra: Map<String, Value> = map.clone();
+                extra.shift_remove("type");
+                Ok(ContentPart { kind: other.to_owned(), text: None, extra })
+            }
+        }
+    });
+    Ok(Content::Parts(read.collect::<Result<_, _>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn items_become_messages() {
+        let body = json!({"instructions": "Be brief.", "input": [
+            {"role": "developer", "content": "a"},
+            {"role": "user", "content": [{"type": "input_text", "text": "b"}]},
+            {"type": "reasoning", "summary": []},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "d"},
+        ]});
+        let messages = messages(&Fields::of(&body).unwrap()).unwrap();
+        let told: Vec<_> = messages
+            .iter()
+            .map(|message| (message.role.as_str(), message.text(), message.tool_calls.len()))
+            .collect();
+        let expected = [
+            ("system", "Be brief.", 0),
+            ("system", "a", 0),
+            ("user", "b", 0),
+            ("assistant", "c", 2),
+            ("tool", "d", 0),
+        ];
+        assert_eq!(told, expected.map(|(role, text, calls)| (role, text.to_owned(), calls)));
+        assert_eq!(messages[4].tool_call_id.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_its_name() {
+        let named = |input: Value, name: &str| {
+            let body = json!({ "input": input });
+            let error = messages(&Fields::of(&body).unwrap()).unwrap_err().value();
+            assert_eq!(error["error"]["param"], name, "{body}");
+        };
+        named(Value::Null, "input");
+        named(json!([]), "input");
+        named(json!(1), "input");
+        named(json!([1]), "input[0]");
+        named(json!([{"content": "a"}]), "input[0].role");
+        named(json!([{"role": "user"}]), "input[0].content");
+        named(json!([{"role": "user", "content": [1]}]), "input[0].content[0]");
+        named(json!([{"role": "user", "content": [{"type": "input_text"}]}]), "input[0].content[0].text");
+        named(json!([{"type": "computer_call"}]), "input[0].type");
+        named(json!([{"type": "function_call", "call_id": "a"}]), "input[0].name");
+    }
+}

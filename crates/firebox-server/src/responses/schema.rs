@@ -1,0 +1,163 @@
+//! The shapes of requests and answers, for the OpenAPI document.
+
+#![expect(dead_code, reason = "nothing but descriptions is made of these")]
+
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// A conversation to go on with.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponseRequest {
+    /// A model, or `model:head`; may be left out where there is one model.
+    model: Option<String>,
+    input: ResponseInput,
+    /// What the model is told to be.
+    instructions: Option<String>,
+    #[schema(minimum = 1, maximum = 4294967295i64)]
+    max_output_tokens: Option<u64>,
+    #[schema(minimum = 0, maximum = 100)]
+    temperature: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    top_p: Option<f32>,
+    tools: Option<Vec<ResponseTool>>,
+    /// `auto`, `none`, `required`, or an object with the `name` of a function.
+    #[schema(value_type = Option<Object>)]
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    text: Option<ResponseText>,
+    /// Told back as it is.
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Value>,
+    /// Sends the answer in events, as it comes.
+    stream: Option<bool>,
+}
+
+/// What the user says, or all that was said before.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ResponseInput {
+    Text(String),
+    Items(Vec<ResponseItem>),
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ResponseItem {
+    Message(ResponseMessage),
+    Call(FunctionCallItem),
+    Output(FunctionCallOutput),
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponseMessage {
+    role: String,
+    content: ResponseContent,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ResponseContent {
+    Text(String),
+    Parts(Vec<ResponsePart>),
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponsePart {
+    /// `input_text` or `output_text`
+    r#type: String,
+    text: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct FunctionCallItem {
+    /// `function_call`
+    r#type: String,
+    call_id: String,
+    name: String,
+    /// A JSON text.
+    arguments: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct FunctionCallOutput {
+    /// `function_call_output`
+    r#type: String,
+    call_id: String,
+    output: String,
+}
+
+/// A function the model may call.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponseTool {
+    /// `function`
+    r#type: String,
+    #[schema(min_length = 1)]
+    name: String,
+    description: Option<String>,
+    /// A JSON schema.
+    #[schema(value_type = Option<Object>)]
+    parameters: Option<Value>,
+    strict: Option<bool>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponseText {
+    format: Option<ResponseTextFormat>,
+}
+
+/// The form of an answer.
+#[derive(Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum ResponseTextFormat {
+    Text,
+    JsonObject,
+    JsonSchema {
+        name: Option<String>,
+        strict: Option<bool>,
+        /// A JSON schema.
+        #[schema(value_type = Object)]
+        schema: Value,
+    },
+}
+
+/// An answer.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponseBody {
+    id: String,
+    object: String,
+    created_at: u64,
+    /// `completed`, or `incomplete` where it was cut off.
+    status: String,
+    #[schema(value_type = Option<Object>, required)]
+    error: Option<Value>,
+    #[schema(value_type = Option<Object>, required)]
+    incomplete_details: Option<Value>,
+    model: String,
+    /// Messages, and calls of tools.
+    #[schema(value_type = Vec<Object>)]
+    output: Vec<Value>,
+    parallel_tool_calls: bool,
+    temperature: f32,
+    top_p: f32,
+    usage: ResponseUsage,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponseUsage {
+    input_tokens: u64,
+    input_tokens_details: CachedInput,
+    output_tokens: u64,
+    output_tokens_details: ReasoningTokens,
+    total_tokens: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct CachedInput {
+    cached_tokens: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct ReasoningTokens {
+    reasoning_tokens: u64,
+}

@@ -1,0 +1,508 @@
+//! The shapes of requests and answers, for the OpenAPI document alone: requests are read field by field, so that what is
+//! wrong is told by its name.
+
+#![expect(dead_code, reason = "nothing but descriptions is made of these")]
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// An error.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ErrorBody {
+    error: ErrorInside,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ErrorInside {
+    /// What is wrong, and what to do.
+    message: String,
+    /// Its kind, as in `invalid_request_error`.
+    r#type: String,
+    /// The field at fault.
+    #[schema(required)]
+    param: Option<String>,
+    #[schema(required)]
+    code: Option<String>,
+}
+
+/// An event of a stream.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StreamEvent {
+    /// A JSON text, or `[DONE]` at the end.
+    data: String,
+    /// Its kind, where there are several.
+    event: Option<String>,
+}
+
+/// Whether it runs, or lets requests in.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Health {
+    status: String,
+}
+
+/// Models.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ModelList {
+    object: String,
+    data: Vec<ModelEntry>,
+}
+
+/// A model, or one of its heads.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ModelEntry {
+    /// What it is asked for by.
+    id: String,
+    object: String,
+    created: u64,
+    owned_by: String,
+    /// The model itself.
+    root: String,
+    /// The model that a head belongs to.
+    #[schema(required)]
+    parent: Option<String>,
+    /// Its longest sequence; null for what only embeds.
+    #[schema(required)]
+    max_model_len: Option<u64>,
+}
+
+/// A text, or several.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Texts {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// Texts or their tokens, one or several.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u64>),
+    TokenLists(Vec<Vec<u64>>),
+}
+
+/// How tokens are chosen, and where an answer ends.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Sampling {
+    #[schema(minimum = 0, maximum = 100)]
+    temperature: Option<f32>,
+    /// Only so many of the likeliest tokens; 0 for all.
+    #[schema(minimum = 0, maximum = 4294967295i64)]
+    top_k: Option<u64>,
+    #[schema(minimum = 0, maximum = 1)]
+    top_p: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    min_p: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    typical_p: Option<f32>,
+    #[schema(minimum = 0.01, maximum = 100)]
+    repetition_penalty: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
+    presence_penalty: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
+    frequency_penalty: Option<f32>,
+    /// By token id.
+    logit_bias: Option<BTreeMap<String, f32>>,
+    seed: Option<i64>,
+    /// Texts that end an answer.
+    stop: Option<Texts>,
+    /// Goes on where the model would end.
+    ignore_eos: Option<bool>,
+    response_format: Option<ResponseFormat>,
+    /// Answers to every prompt.
+    #[schema(minimum = 1, maximum = 64)]
+    n: Option<u64>,
+    /// Sends the answer in events, as it comes.
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StreamOptions {
+    /// Ends the stream with how many tokens it took.
+    include_usage: Option<bool>,
+}
+
+/// The form of an answer.
+#[derive(Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ResponseFormat {
+    Text,
+    JsonObject,
+    JsonSchema { json_schema: NamedSchema },
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct NamedSchema {
+    name: Option<String>,
+    strict: Option<bool>,
+    /// A JSON schema.
+    #[schema(value_type = Object)]
+    schema: Value,
+}
+
+/// A conversation to go on with.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ChatRequest {
+    /// A model, or `model:head`; may be left out where there is one model.
+    model: Option<String>,
+    #[schema(min_items = 1)]
+    messages: Vec<ChatMessage>,
+    #[schema(minimum = 1, maximum = 4294967295i64)]
+    max_completion_tokens: Option<u64>,
+    #[schema(minimum = 1, maximum = 4294967295i64)]
+    max_tokens: Option<u64>,
+    logprobs: Option<bool>,
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<u64>,
+    tools: Option<Vec<Tool>>,
+    tool_choice: Option<ToolChoice>,
+    /// Whether one answer may call several tools.
+    parallel_tool_calls: Option<bool>,
+    /// Further variables for the model's chat template.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Value>,
+    add_generation_prompt: Option<bool>,
+    #[serde(flatten)]
+    sampling: Sampling,
+}
+
+/// Something that was said.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ChatMessage {
+    /// `system`, `developer`, `user`, `assistant`, `tool`, or what else the model's template knows.
+    role: String,
+    content: Option<MessageContent>,
+    name: Option<String>,
+    reasoning_content: Option<String>,
+    tool_calls: Option<Vec<CalledTool>>,
+    /// The call that a `tool` message answers.
+    tool_call_id: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum MessageContent {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TextPart {
+    /// `text`; templates may know more.
+    r#type: String,
+    text: Option<String>,
+}
+
+/// A function the model may call.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Tool {
+    /// `function`
+    r#type: String,
+    function: ToolFunction,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ToolFunction {
+    #[schema(min_length = 1)]
+    name: String,
+    description: Option<String>,
+    /// A JSON schema.
+    #[schema(value_type = Option<Object>)]
+    parameters: Option<Value>,
+    strict: Option<bool>,
+}
+
+/// `auto`, `none`, `required`, or the function to be called.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum ToolChoice {
+    Mode(ToolMode),
+    Function(NamedTool),
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ToolMode {
+    Auto,
+    None,
+    Required,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct NamedTool {
+    r#type: String,
+    function: NamedFunction,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct NamedFunction {
+    name: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct CalledTool {
+    id: Option<String>,
+    #[schema(nullable = false)]
+    r#type: Option<String>,
+    function: CalledFunction,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct CalledFunction {
+    name: String,
+    /// A JSON text.
+    arguments: String,
+}
+
+/// An answer, or several.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ChatCompletion {
+    id: String,
+    object: String,
+    created: u64,
+    model: String,
+    choices: Vec<ChatChoice>,
+    usage: UsageBody,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ChatChoice {
+    index: u64,
+    message: AssistantMessage,
+    #[schema(required)]
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: FinishReason,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct AssistantMessage {
+    role: String,
+    #[schema(required)]
+    content: Option<String>,
+    #[schema(required)]
+    refusal: Option<String>,
+    tool_calls: Option<Vec<CalledTool>>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FinishReason {
+    Stop,
+    Length,
+    ToolCalls,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ChatLogprobs {
+    content: Vec<TokenLogprob>,
+    #[schema(required)]
+    refusal: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TokenLogprob {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+    top_logprobs: Vec<LikelyToken>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct LikelyToken {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+/// Tokens that a request took.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct UsageBody {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: u64,
+    prompt_tokens_details: CachedTokens,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct CachedTokens {
+    /// Those that did not have to go through the layers.
+    cached_tokens: u64,
+}
+
+/// Texts to be continued.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct CompletionRequest {
+    model: Option<String>,
+    prompt: Prompts,
+    #[schema(minimum = 1, maximum = 4294967295i64)]
+    max_tokens: Option<u64>,
+    #[schema(minimum = 0, maximum = 20)]
+    logprobs: Option<u64>,
+    #[serde(flatten)]
+    sampling: Sampling,
+}
+
+/// How texts go on.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Completion {
+    id: String,
+    object: String,
+    created: u64,
+    model: String,
+    choices: Vec<CompletionChoice>,
+    usage: UsageBody,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct CompletionChoice {
+    index: u64,
+    text: String,
+    #[schema(required)]
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: FinishReason,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct CompletionLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f32>,
+    top_logprobs: Vec<BTreeMap<String, f32>>,
+    text_offset: Vec<u64>,
+}
+
+/// Texts to be embedded.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct EmbeddingRequest {
+    model: Option<String>,
+    input: Prompts,
+    encoding_format: Option<EncodingFormat>,
+    /// The width of the model's vectors; no other is there.
+    #[schema(minimum = 1, maximum = 4294967295i64)]
+    dimensions: Option<u64>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum EncodingFormat {
+    Float,
+    Base64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct EmbeddingList {
+    object: String,
+    data: Vec<Embedding>,
+    model: String,
+    usage: ReadTokens,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Embedding {
+    object: String,
+    index: u64,
+    embedding: Vector,
+}
+
+/// Numbers, or their bytes in base64.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Vector {
+    Float(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ReadTokens {
+    prompt_tokens: u64,
+    total_tokens: u64,
+}
+
+/// Documents to be ranked.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RerankRequest {
+    model: Option<String>,
+    #[schema(min_length = 1)]
+    query: String,
+    #[schema(min_items = 1, max_items = 2048)]
+    documents: Vec<Document>,
+    #[schema(minimum = 1, maximum = 4294967295i64)]
+    top_n: Option<u64>,
+    return_documents: Option<bool>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Document {
+    Text(String),
+    Object(DocumentText),
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct DocumentText {
+    text: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Ranking {
+    id: String,
+    model: String,
+    results: Vec<Ranked>,
+    usage: ReadTokens,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Ranked {
+    index: u64,
+    relevance_score: f32,
+    document: Option<DocumentText>,
+}
+
+/// A text, or a conversation.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum TokenizeRequest {
+    Text(TokenizeText),
+    Chat(TokenizeChat),
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TokenizeText {
+    model: Option<String>,
+    prompt: String,
+    add_special_tokens: Option<bool>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TokenizeChat {
+    model: Option<String>,
+    #[schema(min_items = 1)]
+    messages: Vec<ChatMessage>,
+    tools: Option<Vec<Tool>>,
+    add_generation_prompt: Option<bool>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Tokens {
+    count: u64,
+    #[schema(required)]
+    max_model_len: Option<u64>,
+    tokens: Vec<u64>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct DetokenizeRequest {
+    model: Option<String>,
+    tokens: Vec<u64>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Detokenized {
+    prompt: String,
+    content: String,
+}

@@ -1,0 +1,67 @@
+use std::sync::Arc;
+
+use firebox_runtime::GenerationConfig;
+use firebox_text::{Message, TemplateOptions, Tokenizer};
+
+use crate::answers::Answers;
+use crate::app::{App, blocking};
+use crate::catalog::Chosen;
+use crate::error::ApiError;
+use crate::listener::Listening;
+use crate::tools::Tools;
+use crate::wishes::Delivery;
+
+/// A conversation that waits for the model's next turn.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub chosen: Chosen,
+    pub messages: Vec<Message>,
+    pub options: TemplateOptions,
+    pub tools: Tools,
+    pub config: GenerationConfig,
+}
+
+/// Answers to it, and what it takes to understand them.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub answers: Answers,
+    pub listening: Option<Listening>,
+    pub tokenizer: Arc<Tokenizer>,
+}
+
+impl Turn {
+    /// Asks for answers, and waits until it is known that they come.
+    pub async fn begin(mut self, app: &App, scope: &str, delivery: Delivery) -> Result<Answered, ApiError> {
+        let served = self.chosen.served.clone();
+        let syntax = served.call_syntax();
+        let needed = self.tools.grammar(syntax);
+        let opened = needed.is_some();
+        if opened {
+            self.config.grammar = needed;
+        }
+        let of_tools = |error: ApiError| if opened { error.of_tools() } else { error };
+        app.check(self.config.grammar.as_ref(), &served).await.map_err(of_tools)?;
+        let listening = self.options.tools.clone().map(|tools| Listening {
+            syntax,
+            tools,
+            opened,
+            parallel: self.tools.parallel,
+        });
+        let tokenizer = served.tokenizer()?.clone();
+        let (messages, options) = (self.messages, self.options);
+        let prompt = blocking(move || {
+            let mut prompt = served.prompt(&messages, &options)?;
+            if opened && !prompt.is_empty() {
+                prompt.extend(served.tokenizer()?.encode(syntax.opening(), false)?);
+            }
+            Ok(prompt)
+        })
+        .await?;
+        if prompt.is_empty() {
+            return Err(ApiError::field("messages", "there is nothing in them to answer"));
+        }
+        let answers =
+            Answers::begin(&app.engine, &self.chosen, scope, vec![prompt], &self.config, delivery).await?;
+        Ok(Answered { answers, listening, tokenizer })
+    }
+}

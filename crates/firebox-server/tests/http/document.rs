@@ -1,0 +1,97 @@
+//! The OpenAPI document says what is there, and nothing else.
+
+use firebox_server::Keys;
+use serde_json::Value;
+
+use crate::client::{Running, request};
+
+const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
+
+/// The operations of a document: path, method, and what is told of it.
+fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
+    let paths = document["paths"].as_object().unwrap();
+    let mut all = Vec::new();
+    for (path, item) in paths {
+        for (method, operation) in item.as_object().unwrap() {
+            if METHODS.contains(&method.as_str()) {
+                all.push((path.as_str(), method.as_str(), operation));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn everything_that_is_described_is_there() {
+    let server = Running::start(|_| {});
+    let document = server.get("/openapi.json").ok();
+    for (path, method, _) in operations(&document) {
+        let path = path.replace("{model}", "llama").replace(['{', '}'], "");
+        let asked = request(&path, "", "{}").replacen("POST", &method.to_uppercase(), 1);
+        let answer = server.raw(&asked);
+        assert_ne!(answer.status, 405, "{method} {path}");
+        let head = answer.head.clone();
+        assert!(!answer.body().contains("there is nothing at"), "{method} {path}: {head}");
+    }
+}
+
+#[test]
+fn everything_that_is_there_is_described() {
+    let server = Running::start(|_| {});
+    let document = server.get("/openapi.json").ok();
+    let operations = operations(&document);
+    for (method, path) in [
+        ("get", "/health"),
+        ("get", "/ready"),
+        ("get", "/metrics"),
+        ("get", "/openapi.json"),
+        ("get", "/v1/models"),
+        ("get", "/v1/models/{model}"),
+        ("post", "/v1/chat/completions"),
+        ("post", "/v1/responses"),
+        ("post", "/v1/completions"),
+        ("post", "/v1/embeddings"),
+        ("post", "/v1/rerank"),
+        ("post", "/rerank"),
+        ("post", "/tokenize"),
+        ("post", "/detokenize"),
+    ] {
+        let found = operations.iter().filter(|(found, of, _)| (*of, *found) == (method, path)).count();
+        assert_eq!(found, 1, "{method} {path}");
+    }
+    for (path, method, operation) in operations {
+        let name = format!("{method} {path}");
+        let responses = operation["responses"].as_object().unwrap();
+        let well = responses.iter().find(|(status, _)| status.starts_with('2')).unwrap().1;
+        assert!(well.get("content").is_some() || responses.contains_key("204"), "{name}");
+        let wrong = &responses["4XX"]["content"]["application/json"]["schema"]["$ref"];
+        assert_eq!(wrong, "#/components/schemas/ErrorBody", "{name}");
+        assert!(operation["description"].is_string() || operation["summary"].is_string(), "{name}");
+        for name in path.split('{').skip(1).map(|rest| rest.split('}').next().unwrap()) {
+            let parameters = operation["parameters"].as_array().unwrap();
+            assert!(parameters.iter().any(|parameter| parameter["name"] == name), "{path}: {name}");
+        }
+    }
+    refer(&document, &document);
+}
+
+/// Every reference leads somewhere.
+fn refer(document: &Value, at: &Value) {
+    match at {
+        Value::Object(fields) => {
+            if let Some(Value::String(to)) = fields.get("$ref") {
+                assert!(document.pointer(&to[1..]).is_some(), "{to}");
+            }
+            fields.values().for_each(|value| refer(document, value));
+        }
+        Value::Array(values) => values.iter().for_each(|value| refer(document, value)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_document_is_for_everybody() {
+    let server = Running::start(|config| config.keys = Keys::new(["secret".into()]).unwrap());
+    let document = server.get("/openapi.json").ok();
+    assert_eq!(document["components"]["securitySchemes"]["key"]["scheme"], "bearer");
+}

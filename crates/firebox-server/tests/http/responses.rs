@@ -1,0 +1,120 @@
+//! The newer form of OpenAI's API.
+
+use serde_json::{Value, json};
+
+use crate::client::Running;
+use crate::tools::{TAGGED, serving};
+
+/// The events of a stream, each with the name that stands above it.
+fn events(text: &str) -> Vec<Value> {
+    let of = |event: &str| {
+        let (name, data) = event.split_once("\ndata: ").unwrap();
+        let value: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(name.strip_prefix("event: ").unwrap(), value["type"]);
+        value
+    };
+    let events: Vec<Value> = text.split("\n\n").filter(|event| !event.is_empty()).map(of).collect();
+    for (at, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], at);
+    }
+    events
+}
+
+fn said(response: &Value) -> &str {
+    response["output"][0]["content"][0]["text"].as_str().unwrap()
+}
+
+#[test]
+fn it_says_what_a_chat_says() {
+    let server = Running::start(|_| {});
+    let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]);
+    let chat = json!({"messages": messages, "max_tokens": 12, "temperature": 0});
+    let chat = server.post("/v1/chat/completions", &chat).ok();
+    let mut body = json!({
+        "model": "llama", "instructions": "Be brief.", "input": "Hello", "max_output_tokens": 12,
+        "temperature": 0, "metadata": {"a": "b"},
+    });
+    let found = server.post("/v1/responses", &body).ok();
+    assert_eq!(said(&found), chat["choices"][0]["message"]["content"]);
+    assert_eq!(found["usage"]["input_tokens"], chat["usage"]["prompt_tokens"]);
+    assert_eq!(found["usage"]["output_tokens"], chat["usage"]["completion_tokens"]);
+    assert_eq!((&found["object"], &found["metadata"]["a"]), (&json!("response"), &json!("b")));
+    let cut = chat["choices"][0]["finish_reason"] == "length";
+    assert_eq!(found["status"], if cut { "incomplete" } else { "completed" });
+
+    body["stream"] = true.into();
+    let events = events(&server.post("/v1/responses", &body).text(200));
+    let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(
+        kinds[..4],
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+        ]
+    );
+    let last = if cut { "response.incomplete" } else { "response.completed" };
+    assert_eq!(
+        kinds[kinds.len() - 4..],
+        ["response.output_text.done", "response.content_part.done", "response.output_item.done", last,]
+    );
+    let deltas: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(deltas, said(&found));
+    let response = &events.last().unwrap()["response"];
+    assert_eq!((said(response), &response["usage"]), (said(&found), &found["usage"]));
+    assert_eq!(response["output"][0]["id"], events[2]["item"]["id"]);
+}
+
+#[test]
+fn functions_are_called_and_answered() {
+    let (_folder, server) = serving(TAGGED);
+    let parameters = json!({"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": false});
+    let tool = json!({"type": "function", "name": "lamp", "parameters": parameters, "strict": true});
+    let mut body = json!({
+        "input": [{"role": "user", "content": "Light!"}], "tools": [tool], "temperature": 0,
+        "tool_choice": {"type": "function", "name": "lamp"},
+    });
+    let found = server.post("/v1/responses", &body).ok();
+    let call = &found["output"][0];
+    assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("lamp")), "{found}");
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    assert!(arguments["on"].is_boolean());
+    assert_eq!(found["tools"][0]["name"], "lamp");
+
+    body["stream"] = true.into();
+    let events = events(&server.post("/v1/responses", &body).text(200));
+    let of = |kind: &str| events.iter().find(|event| event["type"] == kind).unwrap();
+    assert_eq!(of("response.output_item.added")["item"]["arguments"], "");
+    assert_eq!(of("response.function_call_arguments.delta")["delta"], call["arguments"]);
+    assert_eq!(of("response.completed")["response"]["output"][0]["arguments"], call["arguments"]);
+
+    let input = json!([
+        {"role": "user", "content": "Light!"},
+        call,
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "it is on"},
+    ]);
+    let next = json!({"input": input, "tools": [tool], "temperature": 0, "max_output_tokens": 8});
+    let longer = server.post("/v1/responses", &next).ok();
+    assert_eq!(longer["output"][0]["type"], "message");
+    assert!(longer["usage"]["input_tokens"].as_u64() > found["usage"]["input_tokens"].as_u64());
+}
+
+#[test]
+fn a_response_fits_its_schema_and_what_is_not_there_is_said() {
+    let server = Running::start(|_| {});
+    let schema = json!({"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "name": "a", "schema": schema});
+    let body = json!({"input": "Sure?", "text": {"format": format}, "temperature": 0});
+    let found = server.post("/v1/responses", &body).ok();
+    let text: Value = serde_json::from_str(said(&found)).unwrap();
+    assert!(text["sure"].is_boolean());
+    let ask = |body: Value| server.post("/v1/responses", &body);
+    ask(json!({})).fails(400, "input");
+    ask(json!({"input": "a", "previous_response_id": "resp_1"})).fails(400, "previous_response_id");
+    ask(json!({"input": "a", "background": true})).fails(400, "background");
+    ask(json!({"input": "a", "text": {"format": {"type": "xml"}}})).fails(400, "text.format.type");
+    ask(json!({"input": "a", "text": {"format": {"type": "json_schema"}}})).fails(400, "text.format.schema");
+    ask(json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}))
+        .fails(400, "messages");
+}

@@ -1,0 +1,35 @@
+//! Whatever fits the OpenAPI document, or does not, as a program makes it up.
+
+use std::process::Command;
+
+use crate::client::Running;
+use crate::tools::{TAGGED, pocket};
+
+/// Not checked is that what fits the document is never refused: no schema says which tokens a model has, or what fits into
+/// its context.
+const LEFT_OUT: &str = "positive_data_acceptance";
+
+/// `FIREBOX_SCHEMATHESIS` is the program.
+#[test]
+fn no_request_is_answered_by_an_error_of_the_server() {
+    let Some(program) = std::env::var_os("FIREBOX_SCHEMATHESIS") else {
+        println!("passed over: FIREBOX_SCHEMATHESIS does not say where the program is");
+        return;
+    };
+    let (_folder, pocket) = pocket(TAGGED);
+    let server = Running::serve(vec![("pocket".into(), pocket)], |_| {});
+    let folder = tempfile::tempdir().unwrap();
+    let done = Command::new(program)
+        .arg("run")
+        .arg(format!("http://{}/openapi.json", server.address))
+        .args(["--checks", "all", "--exclude-checks", LEFT_OUT, "--max-examples", "40"])
+        .args(["--request-timeout", "60"])
+        .args(["--phases", "examples,coverage,fuzzing", "--seed", "1", "--generation-deterministic"])
+        .args(["--suppress-health-check", "all"])
+        .env("NO_PROXY", "127.0.0.1")
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+    server.comes_to_of("firebox_running_requests", "pocket", 0);
+}

@@ -1,0 +1,194 @@
+//! Tools that are called, with the pocket model under templates of several families.
+
+use firebox_runtime::{Model, device};
+use serde_json::{Value, json};
+
+use crate::client::{Running, root};
+
+/// As Qwen and Hermes have it.
+pub const TAGGED: &str = "{% if tools %}Call in <tool_call></tool_call>: {{ tools | tojson }}\n{% endif %}\
+    {% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content or '' }}\
+    {% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
+    {% if m.tool_call_id %} answers {{ m.tool_call_id }}{% endif %}{{ '<|end|>' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
+/// As Mistral has it.
+const LISTED: &str =
+    "[AVAILABLE_TOOLS]{{ tools }}{% for m in messages %}{{ m.content }}[TOOL_CALLS]{% endfor %}";
+/// As Llama 3 has it.
+const BARE: &str = "{{ tools }}{% for m in messages %}{{ m.content }}<|python_tag|>{% endfor %}";
+
+/// The pocket model with another template.
+pub fn pocket(template: &str) -> (tempfile::TempDir, Model) {
+    let folder = tempfile::tempdir().unwrap();
+    let from = root("assets/pocket");
+    for name in ["config.json", "model.safetensors", "generation_config.json", "tokenizer.json"] {
+        std::fs::copy(from.join(name), folder.path().join(name)).unwrap();
+    }
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(from.join("tokenizer_config.json")).unwrap()).unwrap();
+    config["chat_template"] = template.into();
+    std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let model = Model::open(folder.path(), &device("cpu").unwrap()).unwrap();
+    (folder, model)
+}
+
+pub fn serving(template: &str) -> (tempfile::TempDir, Running) {
+    let (folder, model) = pocket(template);
+    (folder, Running::serve(vec![("pocket".into(), model)], |_| {}))
+}
+
+fn asked(more: Value) -> Value {
+    let place = json!({"$ref": "#/$defs/place"});
+    let parameters = json!({
+        "type": "object",
+        "$defs": {"place": {"enum": ["Bern", "Ulm"]}},
+        "properties": {"place": place, "warm": {"type": "boolean"}},
+        "required": ["place", "warm"],
+        "additionalProperties": false,
+    });
+    let weather = json!({"type": "function", "function": {"name": "weather", "parameters": parameters}});
+    let noop = json!({"type": "function", "function": {"name": "noop", "parameters": {"type": "object", "additionalProperties": false}}});
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Is it warm in Bern?"}],
+        "tools": [weather, noop], "temperature": 0, "max_tokens": 100,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// The calls of a stream, put together as clients do.
+fn joined(events: &[Value]) -> (Vec<Value>, Value) {
+    let mut calls: Vec<Value> = Vec::new();
+    let mut finish = Value::Null;
+    for event in events {
+        let choice = &event["choices"][0];
+        for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            assert_eq!(call["index"], calls.len());
+            let mut call = call.clone();
+            call.as_object_mut().unwrap().remove("index");
+            calls.push(call);
+        }
+        if !choice["finish_reason"].is_null() {
+            finish = choice["finish_reason"].clone();
+        }
+    }
+    (calls, finish)
+}
+
+#[test]
+fn a_tool_that_has_to_be_called_is_called() {
+    let named = json!({"type": "function", "function": {"name": "weather"}});
+    for template in [TAGGED, LISTED, BARE, "{% for m in messages %}{{ m.content }}{% endfor %}"] {
+        let (_folder, server) = serving(template);
+        let found = server.post("/v1/chat/completions", &asked(json!({"tool_choice": named}))).ok();
+        let choice = &found["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{found}");
+        assert_eq!(choice["message"]["content"], Value::Null);
+        let call = &choice["message"]["tool_calls"][0];
+        assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("weather")));
+        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert!(["Bern", "Ulm"].contains(&arguments["place"].as_str().unwrap()), "{arguments}");
+        assert!(arguments["warm"].is_boolean());
+        // Mistral's templates take no other ids.
+        assert_eq!(call["id"].as_str().unwrap().len() == 9, template == LISTED, "{call}");
+
+        let body = asked(json!({"tool_choice": named, "stream": true}));
+        let (calls, finish) = joined(&server.post("/v1/chat/completions", &body).events());
+        assert_eq!(finish, "tool_calls");
+        assert_eq!(calls.len(), 1);
+        assert_eq!(calls[0]["function"], call["function"]);
+        assert!(calls[0]["id"].is_string() && calls[0]["id"] != call["id"]);
+
+        let found =
+            server.post("/v1/chat/completions", &asked(json!({"tool_choice": "required", "n": 2}))).ok();
+        for choice in found["choices"].as_array().unwrap() {
+            let name = &choice["message"]["tool_calls"][0]["function"]["name"];
+            assert!(name == "weather" || name == "noop", "{found}");
+        }
+    }
+}
+
+#[test]
+fn calls_of_its_own_accord_are_told_apart_from_text() {
+    let (_folder, server) = serving(TAGGED);
+    // What the model says is held to a form that is a call.
+    let schema = json!({"const": {"name": "noop", "arguments": {"a": 1}}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+    let (_other, bare) = serving(BARE);
+    let body = asked(json!({"response_format": format, "logprobs": true}));
+    let found = bare.post("/v1/chat/completions", &body).ok();
+    assert_eq!(found["choices"][0]["finish_reason"], "tool_calls", "{found}");
+    assert_eq!(found["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
+    // Several at once, or the first alone.
+    let call = json!({"name": "noop", "arguments": {}});
+    let both =
+        json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": [call, call]}}});
+    for (parallel, expected) in [(true, 2), (false, 1)] {
+        let body = asked(json!({"response_format": both, "parallel_tool_calls": parallel, "stream": true}));
+        let (calls, finish) = joined(&bare.post("/v1/chat/completions", &body).events());
+        assert_eq!((calls.len(), finish), (expected, json!("tool_calls")));
+    }
+    // The same is text where there are no tools, or none may be called.
+    for open in [json!({"tools": null}), json!({"tool_choice": "none"})] {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().extend(open.as_object().unwrap().clone());
+        let found = bare.post("/v1/chat/completions", &body).ok();
+        assert_eq!(found["choices"][0]["finish_reason"], "stop", "{found}");
+        assert!(found["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'));
+        assert!(found["choices"][0]["message"].get("tool_calls").is_none());
+    }
+    // And what the tools answered is in the next prompt, with what was called.
+    let call =
+        json!({"id": "call_7", "type": "function", "function": {"name": "noop", "arguments": "{\"a\": 1}"}});
+    let messages = json!([
+        {"role": "user", "content": "Now?"},
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_7", "content": "done"},
+    ]);
+    let tokens = server.post("/tokenize", &asked(json!({"messages": messages}))).ok()["tokens"].clone();
+    let prompt = server.post("/detokenize", &json!({"tokens": tokens})).ok()["prompt"].clone();
+    let prompt = prompt.as_str().unwrap();
+    let expected = "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": 1}}</tool_call>";
+    assert!(prompt.contains(expected) && prompt.contains("done answers call_7"), "{prompt}");
+    assert!(prompt.contains("\"weather\""), "{prompt}");
+}
+
+#[test]
+fn a_template_without_tools_is_told_in_words() {
+    let (_folder, server) = serving("{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}");
+    let call = json!({"id": "call_7", "type": "function", "function": {"name": "noop", "arguments": "{}"}});
+    let messages = json!([
+        {"role": "user", "content": "Now?"},
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_7", "content": "done"},
+    ]);
+    let body = asked(json!({"messages": messages, "max_tokens": 4}));
+    let tokens = server.post("/tokenize", &body).ok()["tokens"].clone();
+    let prompt = server.post("/detokenize", &json!({"tokens": tokens})).ok()["prompt"].clone();
+    let prompt = prompt.as_str().unwrap();
+    for part in [
+        "user: Functions you may call:\n{\"name\":\"weather\"",
+        "Now?",
+        "{\"name\": \"noop\", \"arguments\": {}}",
+        "done",
+    ] {
+        assert!(prompt.contains(part), "{part}: {prompt}");
+    }
+    let found = server.post("/v1/chat/completions", &body).ok();
+    assert_eq!(found["usage"]["prompt_tokens"], tokens.as_array().unwrap().len());
+}
+
+#[test]
+fn tools_that_cannot_be_called_are_refused_by_name() {
+    let (_folder, server) = serving(TAGGED);
+    let ask = |more: Value| server.post("/v1/chat/completions", &asked(more));
+    ask(json!({"tool_choice": "always"})).fails(400, "tool_choice");
+    ask(json!({"tool_choice": {"type": "function", "function": {"name": "none"}}})).fails(400, "tool_choice");
+    ask(json!({"tools": [], "tool_choice": "required"})).fails(400, "tool_choice");
+    ask(json!({"tools": [{"type": "function"}]})).fails(400, "tools[0].name");
+    ask(json!({"parallel_tool_calls": 1})).fails(400, "parallel_tool_calls");
+    let bad = json!([{"type": "function", "function": {"name": "a", "parameters": {"type": "nothing"}}}]);
+    ask(json!({"tools": bad, "tool_choice": "required"})).fails(400, "tools");
+    // What only might be called is the template's affair.
+    ask(json!({"tools": bad, "max_tokens": 2})).ok();
+}

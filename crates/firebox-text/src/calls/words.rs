@@ -1,0 +1,133 @@
+use serde_json::Value;
+
+use crate::message::{Content, Message};
+
+/// A conversation with its tools in words, for models whose template knows of none: tools, calls and what the tools
+/// answered become text that [`CallSyntax::Fenced`](super::CallSyntax::Fenced) reads.
+///
+/// ```
+/// use firebox_text::{Message, tools_in_words};
+///
+/// let tool = serde_json::json!({"type": "function", "function": {"name": "now"}});
+/// let told = tools_in_words(&[Message::user("What time is it?")], &[tool]);
+/// assert!(told[0].text().contains("\"now\"") && told[0].text().ends_with("What time is it?"));
+/// ```
+pub fn tools_in_words(messages: &[Message], tools: &[Value]) -> Vec<Message> {
+    let mut told: Vec<Message> = Vec::with_capacity(messages.len());
+    let mut answers = false;
+    for message in messages {
+        let after_answers = std::mem::replace(&mut answers, message.role == "tool");
+        let mut message = message.clone();
+        if answers {
+            message.role = "user".into();
+            let text = format!("```tool_output\n{}\n```", message.text());
+            message.content = Some(text.into());
+            message.tool_call_id = None;
+        }
+        for call in std::mem::take(&mut message.tool_calls) {
+            let text = message.text();
+            let (name, arguments) = (&call.function.name, &call.function.arguments);
+            let arguments = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
+            let name = Value::from(name.as_str());
+            let before = if text.is_empty() { "" } else { "\n" };
+            let call =
+                format!("{text}{before}```json\n{{\"name\": {name}, \"arguments\": {arguments}}}\n```");
+            message.content = Some(call.into());
+        }
+        match told.last_mut() {
+            // Many templates want the two to take turns.
+            Some(last) if after_answers && message.role == "user" => {
+                last.content = Some(format!("{}\n{}", last.text(), message.text()).into());
+            }
+            _ => told.push(message),
+        }
+    }
+    if let Some(words) = words(tools) {
+        // Not every template takes a system's message, and each takes a user's.
+        let at = told.iter().position(|message| message.role == "system");
+        match at.or_else(|| told.iter().position(|message| message.role == "user")) {
+            Some(at) => before(&mut told[at], &words),
+            None => told.insert(0, Message::user(words)),
+        }
+    }
+    told
+}
+
+/// What is said of the tools, if there are any.
+fn words(tools: &[Value]) -> Option<String> {
+    if tools.is_empty() {
+        return None;
+    }
+    let mut words = "Functions you may call:\n".to_owned();
+    for tool in tools {
+        words.push_str(&tool.get("function").unwrap_or(tool).to_string());
+        words.push('\n');
+    }
+    words.push_str(
+        "To call one, answer with nothing but this:\n```json\n{\"name\": NAME, \"arguments\": {}}\n```",
+    );
+    Some(words)
+}
+
+fn before(message: &mut Message, words: &str) {
+    message.content = Some(match message.content.take() {
+        Some(Content::Parts(mut parts)) => {
+            parts.insert(0, crate::message::ContentPart::text(words));
+            Content::Parts(parts)
+        }
+        Some(Content::Text(text)) => Content::Text(format!("{words}\n\n{text}")),
+        None => words.into(),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AnswerPart, CallReader, CallSyntax};
+    use serde_json::json;
+
+    fn messages(value: Value) -> Vec<Message> {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn calls_and_their_answers_become_turns() {
+        let call = json!({"id": "1", "function": {"name": "f\"", "arguments": "{\"a\": 1}"}});
+        let told = tools_in_words(
+            &messages(json!([
+                {"role": "user", "content": "b"},
+                {"role": "assistant", "content": null, "tool_calls": [call, call]},
+                {"role": "tool", "tool_call_id": "1", "content": "one"},
+                {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "two"}]},
+                {"role": "user", "content": "c"},
+                {"role": "user", "content": "d"},
+            ])),
+            &[],
+        );
+        let turns: Vec<_> = told.iter().map(|message| (message.role.as_str(), message.text())).collect();
+        let fence = "```json\n{\"name\": \"f\\\"\", \"arguments\": {\"a\": 1}}\n```";
+        let output = "```tool_output\none\n```\n```tool_output\ntwo\n```\nc";
+        let expected = [
+            ("user", "b".to_owned()),
+            ("assistant", format!("{fence}\n{fence}")),
+            ("user", output.to_owned()),
+            ("user", "d".to_owned()),
+        ];
+        assert_eq!(turns, expected);
+        assert!(told.iter().all(|message| message.tool_calls.is_empty()));
+        // What it is told it said is what is understood when it says it.
+        let tools = [json!({"function": {"name": "f\""}})];
+        let parts = CallReader::new(CallSyntax::Fenced, &tools).push(&turns[1].1);
+        assert_eq!(parts.iter().filter(|part| matches!(part, AnswerPart::Call(_))).count(), 2, "{parts:?}");
+    }
+
+    #[test]
+    fn tools_are_told_of_once_and_nothing_changes_without() {
+        let plain = messages(json!([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]));
+        assert_eq!(tools_in_words(&plain, &[]), plain);
+        let told = tools_in_words(&plain, &[json!({"type": "function", "function": {"name": "f"}})]);
+        assert!(told[0].text().contains("{\"name\":\"f\"}") && told[0].text().ends_with("\n\na"));
+        assert_eq!(told[1], plain[1]);
+        assert_eq!(tools_in_words(&[], &[json!({"name": "f"})]).len(), 1);
+    }
+}
