@@ -9,7 +9,7 @@ use firebox_runtime::Model;
 use firebox_runtime::engine::HostConfig;
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::schedule::AdmissionConfig;
-use firebox_server::{Keys, Server, ServerConfig};
+use firebox_server::{Keys, Server, ServerConfig, SessionsConfig};
 
 use crate::args::{CacheType, DeviceArgs};
 use crate::configuration::{Configuration, ModelEntry};
@@ -40,6 +40,9 @@ pub struct ServeArgs {
     /// The same for the keys in a file, one a line
     #[arg(long, value_name = "FILE", env = "FIREBOX_API_KEY_FILE")]
     api_key_file: Option<PathBuf>,
+    /// Where clients may save their sessions; without one they cannot
+    #[arg(long, value_name = "FOLDER", env = "FIREBOX_SESSIONS")]
+    sessions: Option<PathBuf>,
     /// Requests of a model that are answered together
     #[arg(long, value_name = "N", env = "FIREBOX_PARALLEL", value_parser = clap::value_parser!(u16).range(1..))]
     parallel: Option<u16>,
@@ -76,6 +79,7 @@ pub fn serve(args: &ServeArgs, configuration: &Configuration, console: &Console)
     }
     let server = Server::bind(config, models)?;
     console.note(format!("serves {} at http://{}/v1", server.names().join(", "), server.address()));
+    console.note(format!("the console is at http://{}/", server.address()));
     server.run_until_signal()?;
     Ok(Outcome::Done)
 }
@@ -125,6 +129,7 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         address: address(&args.host, args.port)?,
         keys,
         host: HostConfig { admission, ..HostConfig::default() },
+        sessions: SessionsConfig { folder: args.sessions.clone(), ..SessionsConfig::default() },
         ..ServerConfig::default()
     })
 }

@@ -4,7 +4,7 @@ use crate::{RuntimeError, Session};
 
 /// Which branch of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BranchId(u64);
+pub struct BranchId(pub u64);
 
 /// A session and the branches that have left it, each a session of its own. What they have in common is remembered
 /// once: a fork copies no key and no value.

@@ -42,6 +42,11 @@ impl Session {
         self.cache.clear();
     }
 
+    /// All turns that are remembered, in order, those included that are computed again before the next token.
+    pub fn all_turns(&self) -> impl Iterator<Item = &Turn> {
+        self.cache.turns().chain(&self.lost)
+    }
+
     /// Whether the cache lacks turns that were lost.
     pub(crate) fn has_lost(&self) -> bool {
         self.finding > 0 || !self.lost.is_empty()

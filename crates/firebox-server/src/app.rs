@@ -14,8 +14,10 @@ use crate::catalog::{Catalog, Served};
 use crate::connection::Limits;
 use crate::description::{Common, Description};
 use crate::error::ApiError;
+use crate::sessions::{self, Sessions};
 use crate::{
-    Keys, chat, completions, description, gate, health, metrics, models, responses, tokens, vectors,
+    Keys, chat, completions, console, description, engine_state, gate, heads, health, metrics, models,
+    responses, tokens, vectors,
 };
 
 /// All that requests need.
@@ -30,6 +32,9 @@ pub(crate) struct App {
     pub grammars: Semaphore,
     /// Vectors are computed beside the engine, for one request at a time.
     pub embedding: Semaphore,
+    pub sessions: Sessions,
+    /// Who watches the engine.
+    pub watching: Arc<Semaphore>,
     pub stopping: watch::Receiver<bool>,
     /// When it began.
     pub began: u64,
@@ -56,7 +61,10 @@ pub(crate) type Routes = OpenApiRouter<Arc<App>>;
 
 /// For everybody.
 fn open() -> Routes {
-    Routes::with_openapi(Common::openapi()).merge(health::routes()).merge(description::routes())
+    Routes::with_openapi(Common::openapi())
+        .merge(health::routes())
+        .merge(description::routes())
+        .merge(console::routes())
 }
 
 /// For those who have a key.
@@ -69,6 +77,9 @@ fn keyed() -> Routes {
         .merge(tokens::routes())
         .merge(models::routes())
         .merge(metrics::routes())
+        .merge(sessions::routes())
+        .merge(heads::routes())
+        .merge(engine_state::routes())
 }
 
 /// All there is.

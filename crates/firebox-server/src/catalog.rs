@@ -1,10 +1,12 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use firebox_runtime::engine::Engine;
 use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Model, RuntimeError};
+use firebox_store::SegmentId;
 use firebox_text::{
-    CallSyntax, ChatTemplate, Message, TemplateOptions, TextError, Tokenizer, tools_in_words,
+    CallSyntax, ChatTemplate, Continued, Message, TemplateOptions, TextError, Tokenizer, tools_in_words,
 };
 use serde_json::{Map, Value, json};
 
@@ -24,7 +26,14 @@ pub(crate) struct Served {
     own_template: bool,
     /// Longest sequence, prompt included; nothing for what only embeds.
     pub context: Option<usize>,
+    /// The parts of its weights, and bytes of each.
+    segments: Vec<(SegmentId, u64)>,
+    /// How much of each was in memory when the system was asked last.
+    residency: Mutex<Option<(Instant, Vec<f64>)>>,
 }
+
+/// The system goes through all pages of a model when it is asked, so that several who watch share an answer.
+const RESIDENCY_CHECK: Duration = Duration::from_secs(1);
 
 /// The models that are served, in the order in which they were named.
 #[derive(Debug)]
@@ -73,7 +82,11 @@ impl Catalog {
                 }
                 Err(error) => return Err(RuntimeError::from(error).into()),
             };
-            served.push(Arc::new(Served { name, model, template, own_template, context }));
+            let segments = model.checkpoint().segments();
+            let segments = segments.into_iter().map(|segment| (segment.id, segment.bytes)).collect();
+            let residency = Mutex::default();
+            let made = Served { name, model, template, own_template, context, segments, residency };
+            served.push(Arc::new(made));
         }
         Ok(Self(served))
     }
@@ -100,6 +113,11 @@ impl Catalog {
             return Ok(Chosen { served, head: Some(head.into()), name: name.into() });
         }
         Err(ApiError::no_model(name, &self.names()))
+    }
+
+    /// The models that are served.
+    pub fn served(&self) -> impl Iterator<Item = &Arc<Served>> {
+        self.0.iter()
     }
 
     /// All that can be asked for.
@@ -132,6 +150,21 @@ impl Served {
         self.model.heads().map(|heads| heads.names()).unwrap_or_default()
     }
 
+    /// The parts of its weights: bytes of each, and how much of it is in memory, from 0 to 1, whoever brought it there. Where
+    /// the system does not say, all is.
+    pub fn residency(&self) -> Vec<(SegmentId, u64, f64)> {
+        let mut known = self.residency.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref().is_none_or(|(asked, _)| asked.elapsed() > RESIDENCY_CHECK) {
+            let share = |(id, _): &(SegmentId, u64)| match self.model.checkpoint().resident_bytes(*id) {
+                Some((there, all)) if all > 0 => there as f64 / all as f64,
+                _ => 1.0,
+            };
+            *known = Some((Instant::now(), self.segments.iter().map(share).collect()));
+        }
+        let shares = known.iter().flat_map(|(_, shares)| shares);
+        self.segments.iter().zip(shares).map(|((id, bytes), share)| (*id, *bytes, *share)).collect()
+    }
+
     pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>, ApiError> {
         Ok(self.model.tokenizer()?)
     }
@@ -149,6 +182,18 @@ impl Served {
         self.template.call_syntax()
     }
 
+    /// The parts that conversations are written from.
+    pub fn continued<'a>(&'a self, options: &'a TemplateOptions) -> Result<Continued<'a>, ApiError> {
+        Ok(Continued::new(&self.template, self.tokenizer()?, options))
+    }
+
+    /// What comes before everything where the template does not write it.
+    pub fn beginning(&self) -> Result<Vec<u32>, ApiError> {
+        let tokenizer = self.tokenizer()?;
+        let begins = !self.own_template && tokenizer.adds_bos();
+        Ok(tokenizer.bos_id().filter(|_| begins).into_iter().collect())
+    }
+
     /// The tokens of a conversation, up to where the answer begins.
     pub fn prompt(&self, messages: &[Message], options: &TemplateOptions) -> Result<Vec<u32>, ApiError> {
         let tokenizer = self.tokenizer()?;
@@ -158,9 +203,7 @@ impl Served {
             let told = tools_in_words(messages, options.tools.as_deref().unwrap_or_default());
             self.template.encode(tokenizer, &told, options)?
         };
-        if !self.own_template && tokenizer.adds_bos() {
-            tokens.splice(0..0, tokenizer.bos_id());
-        }
+        tokens.splice(0..0, self.beginning()?);
         Ok(tokens)
     }
 }

@@ -112,6 +112,20 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
+    /// Something that is not there, or is somebody else's.
+    pub fn nowhere(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+    }
+
+    /// What cannot be done while something else is.
+    pub fn conflict(message: &str) -> Self {
+        Self::new(StatusCode::CONFLICT, "invalid_request_error", message)
+    }
+
+    pub fn too_many(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+    }
+
     pub fn over() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "the server is stopping; try again soon")
     }
@@ -173,7 +187,8 @@ impl From<&RuntimeError> for ApiError {
                 | ConstraintError::Stuck { .. },
             ) => Self { param: Some("response_format".into()), ..Self::invalid(message) },
             RuntimeError::Text(error) => Self::from(error),
-            RuntimeError::Model(ModelError::Token { .. } | ModelError::NoTokens)
+            RuntimeError::Cache(CacheError::TurnTooLong { .. } | CacheError::FactsFull { .. })
+            | RuntimeError::Model(ModelError::Token { .. } | ModelError::NoTokens)
             | RuntimeError::NoTokenizer { .. }
             | RuntimeError::NoHead { .. }
             | RuntimeError::Kind { .. } => Self::invalid(message),

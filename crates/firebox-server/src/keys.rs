@@ -48,6 +48,15 @@ impl Keys {
         self.0.is_empty()
     }
 
+    /// What a scope is called on disk: the same after a restart, whatever other keys there are then.
+    pub(crate) fn owner(&self, scope: &str) -> String {
+        let key = scope.strip_prefix("key ").and_then(|index| self.0.get(index.parse::<usize>().ok()?));
+        match key {
+            Some(key) => blake3::hash(key.as_bytes()).to_hex()[..32].to_owned(),
+            None => "open".into(),
+        }
+    }
+
     /// Whose request it is by its `authorization`: a scope that no two keys share. Nothing where it is nobody's.
     pub(crate) fn scope(&self, authorization: Option<&str>) -> Option<String> {
         if self.is_open() {
@@ -83,6 +92,10 @@ mod tests {
         for wrong in ["Bearer", "Bearer ", "Bearer on", "Bearer onee", "Basic one", "one", ""] {
             assert_eq!(scope(wrong), None, "{wrong:?}");
         }
+        let owner = |keys: &Keys, header| keys.owner(&keys.scope(Some(header)).unwrap());
+        let turned = Keys::new(["two", "one"].map(String::from)).unwrap();
+        assert_eq!(owner(&keys, "Bearer one"), owner(&turned, "Bearer one"));
+        assert_ne!(owner(&keys, "Bearer one"), owner(&keys, "Bearer two"));
         assert_eq!(keys.scope(None), None);
         assert_eq!(Keys::default().scope(None), Some(String::new()));
     }

@@ -8,6 +8,10 @@
 //! | `POST /v1/embeddings` | texts as vectors |
 //! | `POST /v1/rerank` | documents by how well they answer a query |
 //! | `GET /v1/models` | models, and their heads as `model:head` |
+//! | `/v1/sessions` | conversations that stay, with what is done to their memory: turns, facts, branches, files |
+//! | `/v1/heads` | heads of models, and where each is |
+//! | `GET /v1/engine`, `GET /v1/engine/events` | what runs, what waits, what is in memory; once, or as it changes |
+//! | `GET /` | the console: all of that as a page; without a key |
 //! | `POST /tokenize`, `POST /detokenize` | text to tokens and back |
 //! | `GET /metrics` | numbers for Prometheus |
 //! | `GET /health`, `GET /ready` | whether it runs, and whether it lets requests in; without a key |
@@ -23,12 +27,15 @@ mod catalog;
 mod chat;
 mod completions;
 mod connection;
+mod console;
 mod description;
+mod engine_state;
 mod error;
 mod events;
 mod fields;
 mod form;
 mod gate;
+mod heads;
 mod health;
 mod keys;
 mod likelihood;
@@ -38,6 +45,7 @@ mod models;
 mod responses;
 mod schema;
 mod server;
+mod sessions;
 mod tokens;
 mod tools;
 mod turn;
@@ -50,6 +58,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use error::ServerError;
 pub use keys::Keys;
 pub use server::{Server, ServerConfig, Stop};
+pub use sessions::SessionsConfig;
 
 /// Seconds since 1970.
 fn now() -> u64 {

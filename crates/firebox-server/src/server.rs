@@ -12,7 +12,8 @@ use tokio::time::timeout;
 use crate::app::{App, router};
 use crate::catalog::Catalog;
 use crate::connection::{Limits, serve};
-use crate::{Keys, ServerError};
+use crate::sessions::Sessions;
+use crate::{Keys, ServerError, SessionsConfig, engine_state};
 
 /// How a server is to run.
 #[derive(Debug, Clone)]
@@ -23,6 +24,8 @@ pub struct ServerConfig {
     pub keys: Keys,
     /// How many requests of a model run and wait.
     pub host: HostConfig,
+    /// How conversations are kept that stay.
+    pub sessions: SessionsConfig,
     /// Bytes that a request may send.
     pub largest_body: usize,
     /// Clients at once; more wait until one leaves.
@@ -39,6 +42,7 @@ impl Default for ServerConfig {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)),
             keys: Keys::default(),
             host: HostConfig::default(),
+            sessions: SessionsConfig::default(),
             largest_body: 8 << 20,
             most_clients: 1024,
             patience: Duration::from_secs(30),
@@ -106,6 +110,8 @@ impl Server {
             limits,
             grammars: Semaphore::new(1),
             embedding: Semaphore::new(1),
+            sessions: Sessions::new(config.sessions),
+            watching: Arc::new(Semaphore::new(engine_state::MOST_WATCHERS)),
             stopping,
             began: crate::now(),
             is_local: address.ip().is_loopback(),

@@ -248,15 +248,21 @@ impl Checkpoint {
 
     /// Whether all of a segment is in memory, whoever brought it there. None where the system does not say.
     pub fn is_resident(&self, segment: SegmentId) -> Option<bool> {
-        let (mut known, mut there) = (true, true);
+        self.resident_bytes(segment).map(|(there, all)| there == all)
+    }
+
+    /// How many bytes of a segment are in memory, and how many there are. None where the system does not say.
+    pub fn resident_bytes(&self, segment: SegmentId) -> Option<(u64, u64)> {
+        let (mut known, mut there, mut all) = (true, 0, 0);
         let asked = self.for_each_span(segment, |file, span| {
             match file.resident_range(span.start, span.len) {
-                Some(resident) => there &= resident == span.len as u64,
+                Some(resident) => there += resident,
                 None => known = false,
             }
+            all += span.len as u64;
             Ok(())
         });
-        (asked.is_ok() && known).then_some(there)
+        (asked.is_ok() && known).then_some((there, all))
     }
 
     /// Tells the kernel that a segment's pages may go; they are read again when next touched.

@@ -41,7 +41,7 @@ impl ControlTokens {
         }
     }
 
-    fn marked(&self, text: &str) -> String {
+    pub fn marked(&self, text: &str) -> String {
         let plain = text.replace([OPEN, CLOSE], "");
         let mut marked = String::with_capacity(plain.len());
         let mut rest = plain.as_str();
@@ -64,11 +64,11 @@ impl ControlTokens {
         candidates.iter().map(String::as_str).find(|token| text.starts_with(token))
     }
 
-    /// Ids of a prompt rendered from marked messages.
-    pub fn encode(&self, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, TextError> {
+    /// Ids of a prompt rendered from marked messages, or of a part of one that others have begun.
+    pub fn encode(&self, tokenizer: &Tokenizer, prompt: &str, begun: bool) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut rest = prompt;
-        let mut begun = false;
+        let mut begun = begun;
         while !rest.is_empty() {
             let end = rest.find([OPEN, CLOSE]).unwrap_or(rest.len());
             let (plain, at_mark) = rest.split_at(end);

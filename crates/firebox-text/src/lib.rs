@@ -11,6 +11,7 @@
 mod budget;
 mod calls;
 mod charsmap;
+mod continued;
 mod control;
 mod decoding;
 mod detokenizer;
@@ -32,6 +33,7 @@ mod template;
 mod tokenizer;
 
 pub use calls::{AnswerPart, CallReader, CallSyntax, tools_in_words};
+pub use continued::Continued;
 pub use detokenizer::{Detokenizer, HeldBack};
 pub use error::TextError;
 pub use firebox_store::{GgufVocabulary, TextAssets, TokenizerSource};

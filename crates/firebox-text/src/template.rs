@@ -188,6 +188,17 @@ impl ChatTemplate {
         messages: &[Message],
         options: &TemplateOptions,
     ) -> Result<Vec<u32>, TextError> {
+        let prompt = self.render_marked(tokenizer, messages, options)?;
+        tokenizer.control_tokens().encode(tokenizer, &prompt, false)
+    }
+
+    /// The prompt for a conversation, with marks around what only poses as a control token.
+    pub(crate) fn render_marked(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        options: &TemplateOptions,
+    ) -> Result<String, TextError> {
         let control = tokenizer.control_tokens();
         let mut values = Vec::with_capacity(messages.len());
         for message in messages {
@@ -201,7 +212,7 @@ impl ChatTemplate {
         options.tools.iter_mut().flatten().for_each(|tool| control.mark(tool));
         options.documents.iter_mut().flatten().for_each(|document| control.mark(document));
         options.variables.values_mut().for_each(|variable| control.mark(variable));
-        control.encode(tokenizer, &self.render_values(values, &options)?)
+        self.render_values(values, &options)
     }
 
     fn render_values(&self, messages: Vec<Value>, options: &TemplateOptions) -> Result<String, TextError> {

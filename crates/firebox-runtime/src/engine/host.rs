@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::clock::Clock;
 use crate::engine::event::Failure;
-use crate::engine::hosted::Hosted;
+use crate::engine::hosted::{Hosted, UnderWay};
 use crate::engine::lane::Told;
 use crate::engine::request::Request;
 use crate::engine::segments::Fetcher;
@@ -14,7 +14,7 @@ use crate::schedule::{
 };
 use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::thermal::Heat;
-use crate::{Model, Pool, PrefixLimits, PrefixTree, RuntimeError};
+use crate::{Model, Pool, PrefixLimits, PrefixTree, RuntimeError, Saved, Session};
 
 /// How often a model has to follow another one to be read ahead for it.
 const LIKELY: f64 = 0.5;
@@ -133,6 +133,22 @@ impl Host {
     /// Its models, by name.
     pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
         self.hosted.values().map(|hosted| (hosted.name.as_str(), &hosted.model))
+    }
+
+    /// A sequence that has not begun, for [requests](Request::in_session) of a model that go on in it. It takes its pages from
+    /// where all requests of the model have theirs.
+    pub fn session(&self, name: &str) -> Result<Session, RuntimeError> {
+        self.hosted[&self.lane_of(name)?].session()
+    }
+
+    /// The same, going on from a file.
+    pub fn restored(&self, name: &str, saved: &Saved) -> Result<Session, RuntimeError> {
+        self.hosted[&self.lane_of(name)?].restored(saved)
+    }
+
+    /// All that is asked of its models.
+    pub fn requests(&self) -> Vec<UnderWay> {
+        self.hosted.values().flat_map(Hosted::requests).collect()
     }
 
     /// Takes a request in. It ends with an event that [is the last](super::Event::is_last); what is wrong with it from the

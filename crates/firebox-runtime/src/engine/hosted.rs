@@ -12,10 +12,25 @@ use crate::engine::segments::{Fetcher, Segments};
 use crate::engine::sequence::{RequestId, Sequence};
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
 use crate::telemetry::{Counter, Gauge};
-use crate::{GenerationConfig, Model, PrefixTree, RuntimeError, Session};
+use crate::{GenerationConfig, Model, PrefixTree, RuntimeError, Saved, Session};
 
 /// A model that nobody used for so long may have lost its pages to others.
 const DOUBTFUL: Duration = Duration::from_secs(1);
+
+/// A request that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnderWay {
+    /// Which one.
+    pub id: RequestId,
+    /// Of which model.
+    pub model: String,
+    /// How many come before it; nothing where it runs.
+    pub waits: Option<usize>,
+    /// Tokens it came with.
+    pub prompt_tokens: usize,
+    /// Tokens it has got.
+    pub generated_tokens: usize,
+}
 
 /// A model of a host, with those who use it and those who wait for it.
 #[derive(Debug)]
@@ -70,12 +85,44 @@ impl Hosted {
         })
     }
 
+    /// A sequence that has not begun, with pages from where requests have theirs.
+    pub fn session(&self) -> Result<Session, RuntimeError> {
+        self.model.session_in(&self.pool)
+    }
+
+    /// The same, going on from a file.
+    pub fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
+        let mut session = saved.session_in(&self.pool)?.with_meters(self.model.session_meters());
+        if let Some(fit) = self.model.fit() {
+            session = session.with_chunk(fit.plan().chunk);
+        }
+        Ok(match self.model.heads() {
+            Some(heads) => session.with_heads(heads.clone()),
+            None => session,
+        })
+    }
+
+    /// What is asked of the model.
+    pub fn requests(&self) -> impl Iterator<Item = UnderWay> {
+        let of = |sequence: &Sequence, waits: Option<usize>| UnderWay {
+            id: sequence.id,
+            model: self.name.clone(),
+            waits,
+            prompt_tokens: sequence.prompt_tokens,
+            generated_tokens: sequence.answer.count(),
+        };
+        let waiting = self.waiting.values().map(move |(sequence, _)| {
+            of(sequence, Some(self.places.get(&sequence.id).copied().unwrap_or_default()))
+        });
+        self.lane.sequences().map(move |sequence| of(sequence, None)).chain(waiting)
+    }
+
     /// Lets a request in, to wait until it is started. A session that is refused comes back.
     pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
         let Request { prompt, config, session, head, task, or_not_at_all, scope, .. } = request;
         let mut session = match session {
             Some(session) => session,
-            None => Box::new(self.model.session_in(&self.pool)?),
+            None => Box::new(self.session()?),
         };
         // Those for whom there is no room anyway cost nothing.
         let ticket = match self.queue.enter(now, task.priority) {

@@ -20,6 +20,7 @@ mod thread;
 pub use clock::{Clock, WallClock};
 pub use event::{Event, Failure, Outcome};
 pub use host::{Host, HostConfig, Worked};
+pub use hosted::UnderWay;
 pub use pipeline::{Asked, Piped, Pipeline, Prompting, Router, Stage};
 pub use request::Request;
 pub use sequence::RequestId;

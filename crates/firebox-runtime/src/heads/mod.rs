@@ -8,7 +8,7 @@ mod source;
 /// Which head usually follows which.
 pub use crate::succession::Succession as HeadHistory;
 pub use classifying::Likelihood;
-pub use rack::{FALLBACK, HeadEvent, HeadRack, RackConfig, Worn};
+pub use rack::{FALLBACK, HeadEvent, HeadRack, HeadState, RackConfig, Worn};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};
 
 #[cfg(test)]

@@ -66,6 +66,24 @@ impl Worn {
     }
 }
 
+/// Where a head is.
+#[derive(Debug, Clone)]
+pub enum HeadState {
+    /// In memory, and worn by somebody.
+    Active,
+    /// In memory.
+    Warm,
+    /// On its way into memory.
+    Loading,
+    /// On disk.
+    OnDisk,
+    /// On disk, and could not be used.
+    Failed {
+        /// Why.
+        reason: Arc<RuntimeError>,
+    },
+}
+
 /// Something that happened to a head.
 #[derive(Debug, Clone)]
 pub enum HeadEvent {
@@ -253,7 +271,34 @@ impl HeadRack {
         self.0.state().hanging.keys().cloned().collect()
     }
 
-    /// Bytes that they take.
+    /// Which heads there are, and where each is.
+    pub fn states(&self) -> Vec<(String, HeadState)> {
+        let names = self.names();
+        let state = self.0.state();
+        let of = |name: &String| {
+            if let Some(hanging) = state.hanging.get(name) {
+                // The rack's own is one.
+                let is_worn = Arc::strong_count(&hanging.ready.head) > 1;
+                return if is_worn { HeadState::Active } else { HeadState::Warm };
+            }
+            if state.loading.as_ref() == Some(name) || state.wanted.iter().any(|wanted| wanted.name == *name)
+            {
+                return HeadState::Loading;
+            }
+            match state.failures.get(name) {
+                Some((_, reason)) => HeadState::Failed { reason: reason.clone() },
+                None => HeadState::OnDisk,
+            }
+        };
+        names.into_iter().map(|name| (name.clone(), of(&name))).collect()
+    }
+
+    /// Bytes that one of them takes in memory.
+    pub fn bytes_of(&self, name: &str) -> Result<u64, RuntimeError> {
+        self.0.source.bytes(name)
+    }
+
+    /// Bytes that those in memory take.
     pub fn bytes(&self) -> u64 {
         self.0.state().bytes()
     }

@@ -141,6 +141,32 @@ fn what_cannot_be_used_is_stood_in_for_and_tried_later() {
 }
 
 #[test]
+fn it_is_known_where_every_head_is() {
+    let wardrobe = Wardrobe::new(&[("a", 4), ("b", 4), ("broken", 1), ("slow", 1)]);
+    wardrobe.change("broken", |made| made.fails = true);
+    wardrobe.change("slow", |made| made.delay = Duration::from_millis(300));
+    let rack = wardrobe.rack(RackConfig::default());
+    let a = rack.wear("a").head.unwrap();
+    rack.hint("b");
+    rack.settle();
+    assert!(rack.wear("broken").instead.is_some());
+    rack.hint("slow");
+    let states = |rack: &HeadRack| {
+        let of = |(name, state): (String, HeadState)| {
+            let state = format!("{state:?}");
+            format!("{name} {}", state.split(' ').next().unwrap())
+        };
+        rack.states().into_iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(states(&rack), ["a Active", "b Warm", "broken Failed", "slow Loading"]);
+    drop(a);
+    rack.let_go("b");
+    rack.settle();
+    assert_eq!(states(&rack), ["a Warm", "b OnDisk", "broken Failed", "slow Warm"]);
+    assert_eq!(rack.bytes_of("b").unwrap(), 4);
+}
+
+#[test]
 fn what_panics_takes_nothing_with_it() {
     let wardrobe = Wardrobe::new(&[("broken", 1), ("code", 1)]);
     wardrobe.change("broken", |made| made.generation = PANICS);

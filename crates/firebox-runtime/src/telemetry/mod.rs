@@ -21,7 +21,7 @@ pub use names::{Counter, Gauge, Histogram, Kind, Unit};
 pub(crate) use observer::Reporter;
 pub use prometheus::{CONTENT_TYPE, render};
 pub use snapshot::{BudgetSnapshot, MeterSnapshot, ModelSnapshot, ProcessSnapshot, Snapshot};
-pub use timeline::{Lane, TIMELINE_EVENTS, Timeline, Track};
+pub use timeline::{Drawn, Lane, TIMELINE_EVENTS, Timeline, Track};
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -369,3 +369,28 @@ fn the_oldest_events_are_forgotten() {
     assert_eq!((&level["args"], &level["name"]), (&serde_json::json!({ "a": 9 }), &"kept parts".into()));
     assert!(events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == "lane 0"));
 }
+
+/// Who looks again and again is told everything once.
+#[test]
+fn what_is_drawn_is_told_as_it_comes() {
+    let timeline = Timeline::default();
+    let track = timeline.track("a");
+    assert_eq!((timeline.since(0, |_| true), timeline.now()), ((Vec::new(), 0), None));
+    timeline.start(4);
+    let draw = |kind, number| timeline.span(kind, track, [number, 0], Instant::now(), Instant::now());
+    draw(Kind::Decode, 0);
+    draw(Kind::Layer, 1);
+    let told = |from| {
+        let (drawn, next) = timeline.since(from, |kind| kind != Kind::Layer);
+        (drawn.iter().map(|event| event.numbers[0]).collect::<Vec<_>>(), next)
+    };
+    assert_eq!(told(0), (vec![0], 2));
+    assert_eq!(told(2), (vec![], 2));
+    (2..8).for_each(|number| draw(Kind::Decode, number));
+    assert_eq!(told(2), (vec![4, 5, 6, 7], 8), "the oldest are gone");
+    assert_eq!(told(6), (vec![6, 7], 8));
+    timeline.start(4);
+    draw(Kind::Decode, 9);
+    assert_eq!(told(8), (vec![9], 1), "it was switched on again");
+    assert_eq!(timeline.since(0, |_| true).0[0].model, "a");
+}

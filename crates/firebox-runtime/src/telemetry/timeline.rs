@@ -78,6 +78,21 @@ pub(super) struct Event {
     pub numbers: [u64; 2],
 }
 
+/// Something that happened, for who looks while it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drawn {
+    /// What it was.
+    pub kind: Kind,
+    /// The model it belongs to.
+    pub model: String,
+    /// Nanoseconds since the timeline was switched on.
+    pub at: u64,
+    /// Nanoseconds it took; none for what takes no time.
+    pub took: u64,
+    /// What its kind [says](Kind::numbers) they are.
+    pub numbers: [u64; 2],
+}
+
 /// What a file is written from.
 pub(super) struct Recording {
     pub events: Vec<Event>,
@@ -141,6 +156,30 @@ impl Timeline {
         ended: Instant,
     ) {
         self.state().push(kind, track, lane, numbers, [began, ended]);
+    }
+
+    /// What is remembered of what happened since `from`, as far as it is of a kind that is wanted, and where to go on from.
+    /// 0 is when the timeline was switched on.
+    pub fn since(&self, from: u64, wanted: impl Fn(Kind) -> bool) -> (Vec<Drawn>, u64) {
+        let state = self.state();
+        let next = state.lost + state.events.len() as u64;
+        // Who comes from before it was switched on again gets all there is.
+        let from = if from > next { 0 } else { from };
+        let known = usize::try_from(from.saturating_sub(state.lost)).unwrap_or(usize::MAX);
+        let events = state.events.iter().skip(known).filter(|event| wanted(event.kind));
+        let drawn = events.map(|event| Drawn {
+            kind: event.kind,
+            model: event.track.of(&state.tracks).to_owned(),
+            at: event.at,
+            took: event.took,
+            numbers: event.numbers,
+        });
+        (drawn.collect(), next)
+    }
+
+    /// Nanoseconds since it was switched on; nothing where it never was.
+    pub fn now(&self) -> Option<u64> {
+        Some(self.state().began?.elapsed().as_nanos() as u64)
     }
 
     /// How many events are remembered, and how many were forgotten for them.

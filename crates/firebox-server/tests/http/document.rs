@@ -25,7 +25,9 @@ fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
 fn everything_that_is_described_is_there() {
     let server = Running::start(|_| {});
     let document = server.get("/openapi.json").ok();
-    for (path, method, _) in operations(&document) {
+    // What never ends is looked at elsewhere.
+    let ends = operations(&document).into_iter().filter(|(path, ..)| *path != "/v1/engine/events");
+    for (path, method, _) in ends {
         let path = path.replace("{model}", "llama").replace(['{', '}'], "");
         let asked = request(&path, "", "{}").replacen("POST", &method.to_uppercase(), 1);
         let answer = server.raw(&asked);
@@ -55,6 +57,12 @@ fn everything_that_is_there_is_described() {
         ("post", "/rerank"),
         ("post", "/tokenize"),
         ("post", "/detokenize"),
+        ("get", "/v1/engine"),
+        ("get", "/v1/engine/events"),
+        ("get", "/v1/heads"),
+        ("get", "/v1/sessions"),
+        ("post", "/v1/sessions"),
+        ("post", "/v1/sessions/{id}/say"),
     ] {
         let found = operations.iter().filter(|(found, of, _)| (*of, *found) == (method, path)).count();
         assert_eq!(found, 1, "{method} {path}");

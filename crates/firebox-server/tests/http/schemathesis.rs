@@ -23,6 +23,8 @@ fn no_request_is_answered_by_an_error_of_the_server() {
         .arg("run")
         .arg(format!("http://{}/openapi.json", server.address))
         .args(["--checks", "all", "--exclude-checks", LEFT_OUT, "--max-examples", "40"])
+        // It never ends.
+        .args(["--exclude-path", "/v1/engine/events"])
         .args(["--request-timeout", "60"])
         .args(["--phases", "examples,coverage,fuzzing", "--seed", "1", "--generation-deterministic"])
         .args(["--suppress-health-check", "all"])

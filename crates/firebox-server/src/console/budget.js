@@ -1,0 +1,34 @@
+// What memory is held for.
+
+import { bytes, find, make } from "./dom.js";
+
+const ORDER = ["weights", "streams", "activations", "scratch", "program"];
+const WORDS = { weights: "weights", streams: "keys and values", activations: "activations", scratch: "buffers", program: "the program" };
+
+function account(name, held) {
+  return make("div", { class: "account" }, make("i", { class: `swatch ${name}-c` }), make("span", {}, WORDS[name] ?? name), make("span", {}, bytes(held)));
+}
+
+function stack(budget) {
+  const entries = ORDER.map((name) => [name, budget.held[name] ?? 0]).filter(([, held]) => held > 0);
+  const sum = entries.reduce((all, [, held]) => all + held, 0);
+  const rest = Math.max((budget.total ?? sum) - sum, 0);
+  const words = entries.map(([name, held]) => `${WORDS[name]} ${bytes(held)}`).join(", ");
+  const name = budget.name === "process" ? "this process" : budget.name;
+  return make("div", {},
+    make("h3", {}, budget.total ? `${name}: ${bytes(sum)} of ${bytes(budget.total)}` : `${name}: ${bytes(sum)}`),
+    make("div", { class: "stack", role: "img", "aria-label": `${name}: ${words}${budget.total ? `, ${bytes(rest)} left` : ""}` },
+      entries.map(([name, held]) => make("i", { class: `${name}-c`, "--part": held, title: `${WORDS[name]}: ${bytes(held)}` })),
+      make("i", { class: "rest", "--part": rest })),
+    entries.map(([name, held]) => account(name, held)));
+}
+
+export function showBudget(engine) {
+  const mark = JSON.stringify(engine.budgets.map((budget) => [budget.name, Object.values(budget.held).map((held) => held >> 16)]));
+  if (mark !== showBudget.mark) {
+    showBudget.mark = mark;
+    find("accounts").replaceChildren(...engine.budgets.map(stack));
+  }
+  const { resident_bytes: resident, peak_resident_bytes: peak } = engine.process;
+  find("budget-sum").textContent = resident ? `resident ${bytes(resident)}, at most ${bytes(peak)}` : "";
+}

@@ -1,0 +1,89 @@
+// What was said, and what is being said.
+
+import { button, count, find, make, rate, time } from "./dom.js";
+
+function about(turn, actions) {
+  const answer = turn.answer;
+  const parts = [];
+  if (answer) {
+    parts.push(answer.head ? `head ${answer.head}` : "own head", count(answer.tokens, "token"), `first after ${time(answer.ttft_ms)}`);
+    if (answer.tokens_per_second > 0) parts.push(`${rate(answer.tokens_per_second)} tokens/s`);
+    if (answer.finish === "length") parts.push("cut at its longest");
+  }
+  if (turn.evicted) parts.push("evicted: the model no longer knows this");
+  else if (turn.hidden) parts.push(`hidden: ${turn.hidden}`);
+  const does = turn.evicted ? [] : [
+    button("Fork", () => actions.fork(turn.id), { name: `Fork before ${turn.text}`, key: `fork-${turn.id}` }),
+    button("Go back", () => actions.rewind(turn.id), { name: `Go back to before ${turn.text}`, key: `back-${turn.id}` }),
+  ];
+  return make("p", { class: "about" }, parts.map((part) => make("span", {}, part)), does);
+}
+
+function said(who, words, kind = "") {
+  return make("div", { class: `said ${who} ${kind}` }, make("div", { class: "words" }, words));
+}
+
+function shown(turn, actions) {
+  const gone = turn.evicted ? "gone" : "";
+  if (turn.kind === "opening") return turn.text ? [said("told", `Told to be: ${turn.text}`)] : [];
+  if (turn.kind === "fact") {
+    if (turn.superseded_by !== null) return [said("told", `No longer known: ${turn.text}`)];
+    return [said("told", `Known: ${turn.text}`, gone)];
+  }
+  const answer = said("model", turn.answer?.text ?? "", gone);
+  answer.append(about(turn, actions));
+  return [said("user", turn.text, gone), answer];
+}
+
+export class Chat {
+  constructor(actions) {
+    this.actions = actions;
+    this.log = find("log");
+    this.answer = null;
+  }
+
+  show(session) {
+    // Only what is new is to be read out, so what has not changed stays.
+    const mark = JSON.stringify([session?.id, session?.branch, session?.turns?.map((turn) => [turn.id, turn.evicted, turn.hidden, turn.superseded_by])]);
+    if (mark === this.mark || this.answer) return;
+    this.mark = mark;
+    const turns = session?.turns ?? [];
+    const all = turns.flatMap((turn) => shown(turn, this.actions));
+    this.log.replaceChildren(...(all.length ? all : [this.welcome()]));
+    this.toEnd();
+  }
+
+  welcome() {
+    return make("p", { class: "welcome" }, make("strong", {}, "Say something"),
+      "What the model remembers of it, and what it costs, shows beside the conversation while it runs.");
+  }
+
+  begin(text) {
+    this.log.querySelector(".welcome")?.remove();
+    this.answer = said("model", "", "under-way");
+    // Read out as a whole once it is there.
+    this.answer.setAttribute("aria-busy", "true");
+    this.log.append(said("user", text), this.answer);
+    this.toEnd();
+  }
+
+  waiting(place) {
+    if (this.answer && !this.answer.textContent) this.answer.setAttribute("title", `${place} before this one`);
+  }
+
+  add(text) {
+    const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
+    this.answer.firstChild.append(text);
+    if (atEnd) this.toEnd();
+  }
+
+  end() {
+    this.answer?.removeAttribute("aria-busy");
+    this.answer = null;
+    this.mark = null;
+  }
+
+  toEnd() {
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+}

@@ -1,0 +1,563 @@
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use firebox_runtime::engine::{Engine, Outcome};
+use firebox_runtime::relevance::{OwnStates, Similarity, TurnContent};
+use firebox_runtime::{
+    Afterwards, BranchId, Branches, CacheError, OWN_HEAD, Role, RuntimeError, Saved, Session, TurnId,
+    WholeTurns,
+};
+use firebox_text::TemplateOptions;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::transcript::{Answer, Entry, Kind, Transcript, held};
+use crate::answers::reason;
+use crate::catalog::Served;
+use crate::error::ApiError;
+
+/// Tokens of turns that a session remembers, where its model has been trained for so many.
+const TURNS: usize = 1536;
+const FACTS: usize = 512;
+
+/// How much a session remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Capacity {
+    pub turns: usize,
+    pub facts: usize,
+}
+
+impl Capacity {
+    /// What is wished, within what a model has been trained for.
+    pub fn within(context: usize, turns: Option<usize>, facts: Option<usize>) -> Result<Self, ApiError> {
+        let facts = facts.unwrap_or_else(|| FACTS.min(context / 4));
+        let turns = turns.unwrap_or_else(|| TURNS.min(context.saturating_sub(facts)));
+        match turns.checked_add(facts) {
+            Some(all) if all <= context => Ok(Self { turns, facts }),
+            _ => Err(ApiError::field(
+                "turn_tokens",
+                format!(
+                    "{turns} of turns and {facts} of facts are more than the {context} tokens of the model's context"
+                ),
+            )),
+        }
+    }
+}
+
+/// What a session is to be.
+#[derive(Debug)]
+pub(super) struct Wish {
+    pub system: Option<String>,
+    pub facts: Vec<String>,
+    pub head: Option<String>,
+    pub capacity: Capacity,
+    /// Whether turns are hidden that have little to do with a question.
+    pub relevance: bool,
+}
+
+/// What is written beside a session's keys and values.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    capacity: Capacity,
+    relevance: bool,
+    transcript: Transcript,
+}
+
+/// A conversation that stays: what was said, and the sessions that have read it, one for every branch.
+#[derive(Debug)]
+pub(super) struct Dialogue {
+    pub served: Arc<Served>,
+    tree: Branches,
+    told: BTreeMap<BranchId, Transcript>,
+    active: BranchId,
+    capacity: Capacity,
+    /// Hides turns that have little to do with a question, if there is one; each branch has a copy that knows its turns.
+    scorer: Option<Similarity<OwnStates>>,
+    scorers: BTreeMap<BranchId, Similarity<OwnStates>>,
+}
+
+/// A question on its way to the engine. The session it goes on in is a branch of the one that is kept, so that an answer
+/// that fails leaves everything as it was.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub session: Session,
+    pub prompt: Vec<u32>,
+    /// Tokens that the turn has left for the answer.
+    pub room: usize,
+    branch: BranchId,
+    turn: TurnId,
+    text: String,
+}
+
+impl Dialogue {
+    pub fn begin(served: Arc<Served>, engine: &Engine, wish: Wish) -> Result<Self, ApiError> {
+        let name = served.name.clone();
+        let session = engine.with_host(move |host| host.session(&name))??;
+        let mut dialogue = Self::around(served, session, wish.capacity, Transcript::default());
+        if wish.relevance {
+            dialogue.fit()?;
+        }
+        dialogue.open(wish.system.as_deref())?;
+        for fact in &wish.facts {
+            dialogue.add_fact(fact)?;
+        }
+        if let Some(head) = wish.head {
+            dialogue.wear(Some(&head))?;
+        }
+        Ok(dialogue)
+    }
+
+    /// One that another process, or this one, has [written](Self::save).
+    pub fn restore(served: Arc<Served>, engine: &Engine, path: &Path) -> Result<Self, ApiError> {
+        let name = served.name.clone();
+        let kept = engine.with_host({
+            let name = name.clone();
+            move |host| Ok::<_, RuntimeError>(host.session(&name)?.cache().pool().layout().kept)
+        })??;
+        let saved = Saved::open(path, &served.model, kept).map_err(|error| {
+            ApiError::field("restore", format!("it cannot be restored with this model: {error}"))
+        })?;
+        let note: Note = serde_json::from_str(saved.note())
+            .map_err(|_| ApiError::field("restore", "the file was not written by a server"))?;
+        let session = engine.with_host(move |host| host.restored(&name, &saved))??;
+        let head = note.transcript.head.clone();
+        let mut dialogue = Self::around(served, session, note.capacity, note.transcript);
+        if note.relevance {
+            dialogue.fit()?;
+        }
+        if head.is_some() {
+            dialogue.wear(head.as_deref())?;
+        }
+        Ok(dialogue)
+    }
+
+    fn around(served: Arc<Served>, session: Session, capacity: Capacity, transcript: Transcript) -> Self {
+        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+        let session = session.with_turn_capacity(capacity.turns, policy).with_fact_capacity(capacity.facts);
+        let tree = Branches::new(session);
+        let active = tree.root();
+        Self {
+            served,
+            told: [(active, transcript)].into(),
+            tree,
+            active,
+            capacity,
+            scorer: None,
+            scorers: BTreeMap::new(),
+        }
+    }
+
+    /// Reads what comes before the first question, which stays whatever is forgotten.
+    fn open(&mut self, system: Option<&str>) -> Result<(), ApiError> {
+        let (tokens, options) = (self.served.clone(), TemplateOptions::default());
+        let parts = tokens.continued(&options)?;
+        let opening = match parts.opening(system)? {
+            Some(opening) => opening,
+            None => {
+                // The template makes it part of the first question, which may be forgotten.
+                let mut opening = parts.opening(None)?.unwrap_or_default();
+                opening.extend(system.map(|system| parts.told(system)).transpose()?.unwrap_or_default());
+                opening
+            }
+        };
+        let opening = [tokens.beginning()?, opening].concat();
+        if opening.is_empty() {
+            return Ok(());
+        }
+        if opening.len() >= self.capacity.turns {
+            let (tokens, capacity) = (opening.len(), self.capacity.turns);
+            return Err(ApiError::field("system", format!("{tokens} tokens leave no room in {capacity}")));
+        }
+        let session = self.tree.session(self.active)?;
+        let turn = session.begin_turn(&[Role::System])?;
+        session.feed(&opening)?;
+        session.pin(turn, true)?;
+        self.note(Entry {
+            turn: turn.0,
+            kind: Kind::Opening,
+            text: system.unwrap_or_default().to_owned(),
+            answer: None,
+            tokens: opening.len(),
+            superseded_by: None,
+        });
+        Ok(())
+    }
+
+    fn note(&mut self, entry: Entry) {
+        self.transcript().entries.push(entry);
+    }
+
+    fn transcript(&mut self) -> &mut Transcript {
+        self.told.entry(self.active).or_default()
+    }
+
+    /// Writes behind the last answer what a template writes behind answers.
+    fn close(&mut self) -> Result<(), ApiError> {
+        if self.transcript().open {
+            let options = TemplateOptions::default();
+            let closing = self.served.continued(&options)?.closing()?;
+            if !closing.is_empty() {
+                self.tree.session(self.active)?.feed(&closing)?;
+            }
+            self.transcript().open = false;
+        }
+        Ok(())
+    }
+
+    /// Makes ready to answer a question in the active branch.
+    pub fn ask(&mut self, text: &str) -> Result<Asked, ApiError> {
+        self.close()?;
+        let options = TemplateOptions::default();
+        let parts = self.served.continued(&options)?;
+        let (prompt, closing) = (parts.question(text)?, parts.closing()?.len());
+        let mut session = self.tree.session(self.active)?.clone();
+        let pinned: usize = session.all_turns().filter(|turn| turn.pinned).map(|turn| turn.tokens).sum();
+        let room = self.capacity.turns.saturating_sub(pinned);
+        let taken = prompt.len() + closing;
+        if taken >= room {
+            let error = CacheError::TurnTooLong { tokens: taken + 1, room, capacity: self.capacity.turns };
+            return Err(ApiError::field("content", error.to_string()));
+        }
+        let turn = session.begin_turn(&[Role::User, Role::Assistant])?;
+        self.judge(&mut session, text)?;
+        let (branch, text) = (self.active, text.to_owned());
+        Ok(Asked { session, prompt, room: room - taken, branch, turn, text })
+    }
+
+    /// Learns to tell what turns have to do with a question by what the model itself makes of them.
+    fn fit(&mut self) -> Result<(), ApiError> {
+        let own = OwnStates::new(self.served.model.decoder()?);
+        let fitted = own.calibrated(self.served.tokenizer()?);
+        self.scorer = Some(fitted.map_err(|error| ApiError::field("relevance", error.to_string()))?);
+        Ok(())
+    }
+
+    fn judge(&mut self, session: &mut Session, text: &str) -> Result<(), ApiError> {
+        let Some(fitted) = &self.scorer else { return Ok(()) };
+        let tokenizer = self.served.tokenizer()?;
+        let scorer = self.scorers.entry(self.active).or_insert_with(|| fitted.clone());
+        let tokens = tokenizer.encode_literal(text, false)?;
+        let newest = TurnContent { text, tokens: &tokens };
+        session.mask_irrelevant(scorer, newest, |tokens| Ok(tokenizer.decode(tokens, true)))?;
+        Ok(())
+    }
+
+    /// Keeps what a question came to.
+    pub fn answered(&mut self, asked: Question, outcome: Outcome) -> Result<(), ApiError> {
+        let summary = outcome.summary;
+        *self.tree.session(asked.branch)? = outcome.session;
+        let head = self.told.get(&asked.branch).and_then(|told| told.head.clone());
+        let answer = Answer {
+            text: summary.text,
+            head,
+            finish: reason(summary.finish).to_owned(),
+            tokens: summary.tokens.len(),
+            ttft_ms: summary.ttft_ms,
+            tokens_per_second: summary.decode_tps,
+        };
+        let entry = Entry {
+            turn: asked.turn.0,
+            kind: Kind::Turn,
+            text: asked.text,
+            answer: Some(answer),
+            tokens: 0,
+            superseded_by: None,
+        };
+        self.active = asked.branch;
+        self.note(entry);
+        self.transcript().open = true;
+        // What is left open now is closed before the next question.
+        let _ = self.close();
+        self.measure()
+    }
+
+    fn measure(&mut self) -> Result<(), ApiError> {
+        let session = self.tree.session(self.active)?;
+        if let Some(told) = self.told.get_mut(&self.active) {
+            told.measure(session);
+        }
+        Ok(())
+    }
+
+    /// Answers with a head from now on; nothing names the model's own.
+    pub fn wear(&mut self, head: Option<&str>) -> Result<Value, ApiError> {
+        let session = self.tree.session(self.active)?;
+        let before = self.told.get(&self.active).and_then(|told| told.head.clone());
+        let worn = session.use_head(head.unwrap_or(OWN_HEAD));
+        if let Some(source) = worn.instead {
+            // Whoever names a head wants no other.
+            session.use_head(before.as_deref().unwrap_or(OWN_HEAD));
+            let name = head.unwrap_or(OWN_HEAD).to_owned();
+            return Err(ApiError::field("head", RuntimeError::HeadNotWorn { name, source }.to_string()));
+        }
+        self.transcript().head = head.map(str::to_owned);
+        Ok(json!({ "waited": worn.waited, "took_ms": worn.took.as_secs_f64() * 1e3 }))
+    }
+
+    /// Goes back to before a turn.
+    pub fn rewind(&mut self, turn: u64) -> Result<(), ApiError> {
+        let start = self.start_of(turn)?;
+        let session = self.tree.session(self.active)?;
+        session.rewind(start);
+        self.rewound(turn)
+    }
+
+    /// A branch that leaves the active one before a turn, or where it is now, and is active from then on.
+    pub fn fork(&mut self, turn: Option<u64>) -> Result<BranchId, ApiError> {
+        let branch = match turn {
+            Some(turn) => {
+                let start = self.start_of(turn)?;
+                self.tree.fork_at(self.active, start)?
+            }
+            None => {
+                self.close()?;
+                self.tree.fork(self.active)?
+            }
+        };
+        let told = self.told.get(&self.active).cloned().unwrap_or_default();
+        let scorer = self.scorers.get(&self.active).cloned();
+        self.told.insert(branch, told);
+        self.scorers.extend(scorer.map(|scorer| (branch, scorer)));
+        self.active = branch;
+        if let Some(turn) = turn {
+            self.rewound(turn)?;
+        }
+        Ok(branch)
+    }
+
+    /// The token that a turn of the active branch begins with.
+    fn start_of(&mut self, turn: u64) -> Result<usize, ApiError> {
+        if self.transcript().entry(turn).is_some_and(|entry| entry.kind == Kind::Opening) {
+            return Err(ApiError::field(
+                "turn",
+                "what comes before the first question stays; begin another session",
+            ));
+        }
+        self.close()?;
+        let session = self.tree.session(self.active)?;
+        let known = session.all_turns().find(|held| held.id.0 == turn).map(|held| held.pinned);
+        let Some(pinned) = known else { return Err(no_turn(turn)) };
+        // This computes again what was lost, so that all of it is in the cache.
+        session.pin(TurnId(turn), pinned)?;
+        let tokens = session.cache().tokens_of(TurnId(turn)).map_err(|_| no_turn(turn))?;
+        Ok(tokens.start)
+    }
+
+    fn rewound(&mut self, turn: u64) -> Result<(), ApiError> {
+        let back = self.transcript().rewind(turn);
+        self.transcript().open = false;
+        let session = self.tree.session(self.active)?;
+        for fact in back {
+            if session.all_turns().any(|held| held.id.0 == fact) {
+                session.mask(TurnId(fact), false)?;
+            }
+        }
+        self.scorers.remove(&self.active);
+        Ok(())
+    }
+
+    pub fn switch(&mut self, branch: u64) -> Result<(), ApiError> {
+        self.active = self.find(branch)?;
+        Ok(())
+    }
+
+    pub fn promote(&mut self, branch: u64) -> Result<(), ApiError> {
+        let branch = self.find(branch)?;
+        let place = self.tree.promote(branch)?;
+        if place != branch {
+            let told = self.told.remove(&branch).unwrap_or_default();
+            self.told.insert(place, told);
+            self.scorers.remove(&place);
+            self.scorers.remove(&branch);
+        }
+        self.active = place;
+        Ok(())
+    }
+
+    pub fn drop_branch(&mut self, branch: u64) -> Result<(), ApiError> {
+        let branch = self.find(branch)?;
+        let parent = self.tree.iter().find(|info| info.id == branch).and_then(|info| info.parent);
+        if parent.is_none() {
+            return Err(ApiError::field("branch", RuntimeError::RootBranch.to_string()));
+        }
+        self.tree.drop_branch(branch)?;
+        let left: Vec<BranchId> = self.tree.iter().map(|info| info.id).collect();
+        self.told.retain(|id, _| left.contains(id));
+        self.scorers.retain(|id, _| left.contains(id));
+        if !left.contains(&self.active) {
+            self.active = parent.unwrap_or_else(|| self.tree.root());
+        }
+        Ok(())
+    }
+
+    fn find(&self, branch: u64) -> Result<BranchId, ApiError> {
+        let mut known = self.tree.iter().filter(|info| info.id == BranchId(branch));
+        known
+            .next()
+            .map(|info| info.id)
+            .ok_or_else(|| ApiError::nowhere(format!("there is no branch {branch}")))
+    }
+
+    /// Whether a turn stays when room is needed, and whether later tokens see it; nothing where that stays as it is.
+    pub fn mark(&mut self, turn: u64, pinned: Option<bool>, hidden: Option<bool>) -> Result<(), ApiError> {
+        let capacity = self.capacity.turns;
+        let is_opening = self.transcript().entry(turn).is_some_and(|entry| entry.kind == Kind::Opening);
+        let session = self.tree.session(self.active)?;
+        let Some(held) = session.all_turns().find(|held| held.id.0 == turn).cloned() else {
+            return Err(no_turn(turn));
+        };
+        if held.hidden == Some(firebox_runtime::Hidden::Superseded) && hidden.is_some() {
+            return Err(ApiError::field("hidden", "another fact has taken its place; supersede that one"));
+        }
+        if is_opening && (pinned == Some(false) || hidden == Some(true)) {
+            return Err(ApiError::field("turn", "what comes before the first question stays"));
+        }
+        if pinned == Some(true) && !held.pinned {
+            let all = session.all_turns().filter(|turn| turn.pinned).map(|turn| turn.tokens).sum::<usize>();
+            if all + held.tokens >= capacity {
+                return Err(ApiError::field(
+                    "pinned",
+                    "pinned turns would leave no room for others; unpin one first",
+                ));
+            }
+        }
+        if let Some(pinned) = pinned {
+            session.pin(TurnId(turn), pinned)?;
+        }
+        if let Some(hidden) = hidden {
+            session.mask(TurnId(turn), hidden)?;
+        }
+        Ok(())
+    }
+
+    pub fn add_fact(&mut self, text: &str) -> Result<u64, ApiError> {
+        self.close()?;
+        let tokens = self.told_tokens(text)?;
+        let turn = self.tree.session(self.active)?.add_fact(&tokens).map_err(of_fact)?;
+        self.note(Entry {
+            turn: turn.0,
+            kind: Kind::Fact,
+            text: text.to_owned(),
+            answer: None,
+            tokens: tokens.len(),
+            superseded_by: None,
+        });
+        Ok(turn.0)
+    }
+
+    /// Puts a fact in the place of another.
+    pub fn supersede(&mut self, fact: u64, text: &str) -> Result<u64, ApiError> {
+        let entry = self.transcript().entry(fact);
+        if entry.is_none_or(|entry| entry.kind != Kind::Fact) {
+            return Err(ApiError::nowhere(format!("there is no fact {fact}")));
+        }
+        if entry.is_some_and(|entry| entry.superseded_by.is_some()) {
+            return Err(ApiError::field("fact", "another has taken its place; supersede that one"));
+        }
+        self.close()?;
+        let tokens = self.told_tokens(text)?;
+        let turn = self.tree.session(self.active)?.supersede(TurnId(fact), &tokens).map_err(of_fact)?;
+        for entry in &mut self.transcript().entries {
+            if entry.turn == fact {
+                entry.superseded_by = Some(turn.0);
+            }
+        }
+        self.note(Entry {
+            turn: turn.0,
+            kind: Kind::Fact,
+            text: text.to_owned(),
+            answer: None,
+            tokens: tokens.len(),
+            superseded_by: None,
+        });
+        Ok(turn.0)
+    }
+
+    fn told_tokens(&self, text: &str) -> Result<Vec<u32>, ApiError> {
+        let options = TemplateOptions::default();
+        Ok(self.served.continued(&options)?.told(text)?)
+    }
+
+    /// Writes the active branch to a file, in the place of the one that may be there.
+    pub fn save(&mut self, path: &Path) -> Result<(), ApiError> {
+        self.close()?;
+        self.measure()?;
+        let note = Note {
+            capacity: self.capacity,
+            relevance: self.scorer.is_some(),
+            transcript: self.transcript().clone(),
+        };
+        let note = serde_json::to_string(&note).map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(self.tree.session(self.active)?.save_with_note(path, &self.served.model, &note)?)
+    }
+
+    /// As clients see it.
+    pub fn value(&mut self) -> Result<Value, ApiError> {
+        let infos: Vec<_> = self.tree.iter().collect();
+        let branches: Vec<Value> = infos
+            .into_iter()
+            .map(|info| {
+                let told = self.told.get(&info.id);
+                let last = told.and_then(|told| told.entries.iter().rfind(|entry| entry.kind == Kind::Turn));
+                json!({
+                    "id": info.id.0,
+                    "parent": info.parent.map(|parent| parent.0),
+                    // Of what both had in common this one may have forgotten some.
+                    "from": info.from.min(info.tokens),
+                    "tokens": info.tokens,
+                    "active": info.id == self.active,
+                    "head": told.and_then(|told| told.head.as_ref()),
+                    "turns": told.map_or(0, |told| told.entries.iter().filter(|entry| entry.kind == Kind::Turn).count()),
+                    "last": last.map(|entry| &entry.text),
+                })
+            })
+            .collect();
+        let (model, capacity, relevance) = (self.served.name.clone(), self.capacity, self.scorer.is_some());
+        let told = self.transcript().clone();
+        let session = self.tree.session(self.active)?;
+        let (turns, facts) = held(session);
+        Ok(json!({
+            "model": model,
+            "head": told.head,
+            "branch": self.active.0,
+            "tokens": session.tokens().len(),
+            "turn_tokens": { "held": turns, "capacity": capacity.turns },
+            "fact_tokens": { "held": facts, "capacity": capacity.facts },
+            "cache_bytes": session.cache_bytes(),
+            "relevance": relevance,
+            "branches": branches,
+            "turns": told.value(session),
+        }))
+    }
+}
+
+/// What is known of a question while it is answered.
+#[derive(Debug)]
+pub(super) struct Question {
+    branch: BranchId,
+    turn: TurnId,
+    text: String,
+}
+
+impl Asked {
+    /// What goes to the engine, and what stays.
+    pub fn split(self) -> (Session, Vec<u32>, Question) {
+        let question = Question { branch: self.branch, turn: self.turn, text: self.text };
+        (self.session, self.prompt, question)
+    }
+}
+
+fn no_turn(turn: u64) -> ApiError {
+    ApiError::nowhere(format!("turn {turn} is not remembered, or not any more"))
+}
+
+fn of_fact(error: RuntimeError) -> ApiError {
+    match error {
+        RuntimeError::Cache(error @ CacheError::FactsFull { .. }) => {
+            ApiError::field("text", error.to_string())
+        }
+        RuntimeError::Cache(CacheError::NoSuchTurn { turn }) => no_turn(turn.0),
+        error => error.into(),
+    }
+}

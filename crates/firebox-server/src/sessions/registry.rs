@@ -1,0 +1,271 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+
+use super::dialogue::Dialogue;
+use crate::app::blocking;
+use crate::error::ApiError;
+
+/// How sessions are kept.
+#[derive(Debug, Clone)]
+pub struct SessionsConfig {
+    /// Where they are saved; nowhere, where none is said.
+    pub folder: Option<PathBuf>,
+    /// How many there may be at once.
+    pub most: usize,
+    /// How long nobody may ask for one before it goes.
+    pub idle: Duration,
+}
+
+impl Default for SessionsConfig {
+    fn default() -> Self {
+        Self { folder: None, most: 64, idle: Duration::from_secs(60 * 60) }
+    }
+}
+
+/// The sessions of a server, each of the key that has begun it.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    config: SessionsConfig,
+    held: Mutex<BTreeMap<String, Arc<Held>>>,
+    /// What sessions compute beside the engine, one at a time: a few tokens behind an answer, a fact.
+    computing: Arc<Semaphore>,
+}
+
+/// A session, and how it was when it was changed last: whoever looks does not wait for an answer to end.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub id: String,
+    scope: String,
+    created: u64,
+    dialogue: Arc<tokio::sync::Mutex<Dialogue>>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    value: Value,
+    used: Instant,
+}
+
+/// A session that nobody else changes meanwhile.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub held: Arc<Held>,
+    pub dialogue: OwnedMutexGuard<Dialogue>,
+    computing: Arc<Semaphore>,
+}
+
+impl Sessions {
+    pub fn new(config: SessionsConfig) -> Self {
+        Self { config, held: Mutex::default(), computing: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.held().len()
+    }
+
+    /// Takes one in that is made on a thread of its own.
+    pub(super) async fn begin(
+        &self,
+        scope: &str,
+        make: impl FnOnce() -> Result<Dialogue, ApiError> + Send + 'static,
+    ) -> Result<Arc<Held>, ApiError> {
+        self.expect_room()?;
+        let computing = self.computing.clone();
+        let made = computed(computing, move || {
+            let mut dialogue = make()?;
+            let value = dialogue.value()?;
+            Ok((dialogue, value))
+        });
+        let (dialogue, value) = made.await?;
+        let held = Arc::new(Held {
+            id: format!("sess-{}", crate::unique()),
+            scope: scope.to_owned(),
+            created: crate::now(),
+            dialogue: Arc::new(tokio::sync::Mutex::new(dialogue)),
+            seen: Mutex::new(Seen { value, used: Instant::now() }),
+        });
+        let mut all = self.held();
+        // Others may have come meanwhile.
+        if all.len() >= self.config.most {
+            return Err(self.full());
+        }
+        all.insert(held.id.clone(), held.clone());
+        Ok(held)
+    }
+
+    fn expect_room(&self) -> Result<(), ApiError> {
+        let mut all = self.held();
+        let idle = self.config.idle;
+        // Only the registry has those that nobody uses.
+        all.retain(|_, held| Arc::strong_count(held) > 1 || held.seen().used.elapsed() < idle);
+        if all.len() < self.config.most { Ok(()) } else { Err(self.full()) }
+    }
+
+    fn full(&self) -> ApiError {
+        let most = self.config.most;
+        ApiError::too_many(format!(
+            "there are {most} sessions, and no more may be; delete one, or save it first"
+        ))
+    }
+
+    /// Those of a key.
+    pub(super) fn of(&self, scope: &str) -> Vec<Arc<Held>> {
+        self.held().values().filter(|held| held.scope == scope).cloned().collect()
+    }
+
+    /// One of a key. Those of others are as good as none.
+    pub(super) fn find(&self, scope: &str, id: &str) -> Result<Arc<Held>, ApiError> {
+        let found = self.held().get(id).filter(|held| held.scope == scope).cloned();
+        let held = found.ok_or_else(|| ApiError::nowhere(format!("there is no session {id:?}")))?;
+        held.seen().used = Instant::now();
+        Ok(held)
+    }
+
+    /// The same, to change it.
+    pub(super) fn take(&self, scope: &str, id: &str) -> Result<Taken, ApiError> {
+        let held = self.find(scope, id)?;
+        let dialogue = held.dialogue.clone().try_lock_owned().map_err(|_| {
+            ApiError::conflict(
+                "the session is busy with another request; wait until that has ended, or fork before",
+            )
+        })?;
+        Ok(Taken { held, dialogue, computing: self.computing.clone() })
+    }
+
+    pub(super) fn end(&self, scope: &str, id: &str) -> Result<(), ApiError> {
+        let held = self.find(scope, id)?;
+        self.held().remove(&held.id);
+        Ok(())
+    }
+
+    /// Where the sessions of a key are saved.
+    pub(super) fn folder(&self, owner: &str) -> Result<PathBuf, ApiError> {
+        let folder = self.config.folder.as_ref().ok_or_else(|| {
+            ApiError::invalid("sessions are saved nowhere; start the server with --sessions FOLDER")
+        })?;
+        Ok(folder.join(owner))
+    }
+
+    /// Names of what a key has saved.
+    pub(super) fn saved(&self, owner: &str) -> Vec<String> {
+        let Ok(folder) = self.folder(owner) else { return Vec::new() };
+        let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
+        let name = |file: std::io::Result<std::fs::DirEntry>| {
+            let name = file.ok()?.file_name().into_string().ok()?;
+            let name = name.strip_suffix(ENDING)?;
+            is_name(name).then(|| name.to_owned())
+        };
+        let mut names: Vec<String> = files.filter_map(name).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Held>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    /// As it was when it was changed last.
+    pub fn value(&self) -> Value {
+        let mut value = json!({
+            "id": self.id,
+            "object": "session",
+            "created": self.created,
+            // Whoever changes it holds it too.
+            "busy": Arc::strong_count(&self.dialogue) > 1,
+        });
+        if let (Value::Object(all), Value::Object(seen)) = (&mut value, self.seen().value.clone()) {
+            all.extend(seen);
+        }
+        value
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Taken {
+    /// Changes it on a thread of its own, and notes how it is then.
+    pub async fn change<R: Send + 'static>(
+        self,
+        act: impl FnOnce(&mut Dialogue) -> Result<R, ApiError> + Send + 'static,
+    ) -> Result<(Self, R), ApiError> {
+        let Self { held, mut dialogue, computing } = self;
+        let noted = held.clone();
+        let changed = computed(computing.clone(), move || {
+            let done = act(&mut dialogue);
+            // What failed may have changed something on its way.
+            let value = dialogue.value()?;
+            let mut seen = noted.seen();
+            seen.value = value;
+            seen.used = Instant::now();
+            drop(seen);
+            Ok((dialogue, done?))
+        });
+        let (dialogue, done) = changed.await?;
+        Ok((Self { held, dialogue, computing }, done))
+    }
+
+    /// The session once nobody changes it any more.
+    pub fn let_go(self) -> Arc<Held> {
+        self.held
+    }
+}
+
+async fn computed<R: Send + 'static>(
+    computing: Arc<Semaphore>,
+    act: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
+) -> Result<R, ApiError> {
+    let permit = computing.acquire_owned().await.map_err(|_| ApiError::over())?;
+    blocking(move || {
+        let _permit = permit;
+        act()
+    })
+    .await
+}
+
+/// What files of saved sessions are called.
+const ENDING: &str = ".session";
+const LONGEST_NAME: usize = 64;
+
+/// The file of a saved session. Names have nothing in them that means anything to a file system.
+pub(super) fn file(folder: &Path, name: &str, field: &str) -> Result<PathBuf, ApiError> {
+    if is_name(name) {
+        return Ok(folder.join(format!("{name}{ENDING}")));
+    }
+    Err(ApiError::field(
+        field,
+        format!(
+            "a name has at most {LONGEST_NAME} letters, digits, `-`, `_` and `.`, and does not begin with `.`"
+        ),
+    ))
+}
+
+fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_their_folder() {
+        let folder = Path::new("/saved/open");
+        assert_eq!(file(folder, "Trip-2.a", "name").unwrap(), Path::new("/saved/open/Trip-2.a.session"));
+        let long = "a".repeat(65);
+        for name in ["", ".", "..", "../a", "a/b", "a\\b", ".hidden", "a\0", "ä", "a b", &long, "C:"] {
+            assert!(file(folder, name, "name").is_err(), "{name:?}");
+        }
+    }
+}
