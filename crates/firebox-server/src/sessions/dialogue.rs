@@ -251,7 +251,7 @@ impl Dialogue {
         let answer = Answer {
             text: summary.text,
             head,
-            finish: reason(summary.finish).to_owned(),
+            finish: reason(summary.finish, 0).to_owned(),
             tokens: summary.tokens.len(),
             ttft_ms: summary.ttft_ms,
             tokens_per_second: summary.decode_tps,

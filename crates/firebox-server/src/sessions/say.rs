@@ -147,7 +147,7 @@ async fn keep(
                 let summary = &outcome.summary;
                 let mut value = json!({
                     "answer": summary.text,
-                    "finish_reason": reason(summary.finish),
+                    "finish_reason": reason(summary.finish, 0),
                     "usage": {
                         "prompt_tokens": summary.prompt_tokens,
                         "completion_tokens": summary.tokens.len(),
