@@ -12,6 +12,8 @@ mod clients;
 mod document;
 #[path = "http/hostile.rs"]
 mod hostile;
+#[path = "http/load.rs"]
+mod load;
 #[path = "http/responses.rs"]
 mod responses;
 #[path = "http/schemathesis.rs"]
