@@ -97,6 +97,11 @@ impl Shelf {
         self.stream.set_buffers(buffers);
     }
 
+    /// How many buffers there are.
+    pub fn made_buffers(&self) -> usize {
+        self.stream.made_buffers()
+    }
+
     /// Bytes of one buffer, of the largest expert that is.
     pub fn buffer_bytes(&self) -> usize {
         self.stream.buffer_bytes()

@@ -30,6 +30,8 @@ pub struct StreamedConfig {
     pub room: u64,
     /// What is read instead of the checkpoint's own files.
     pub source: Option<Arc<dyn ReadAt>>,
+    /// Bytes a second that the disk is known to read; measured where it is not said.
+    pub rate: Option<f64>,
 }
 
 /// The weights of a decoder, in parts: its blocks, then its unembedding in blocks of rows that are as large. Each is
@@ -62,7 +64,16 @@ pub struct Streamed {
 pub trait Watcher: std::fmt::Debug + Send + Sync {
     /// A pass of so many rows has ended and has taken so long.
     fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration);
+
+    /// Whether a part that was read for a pass stays from then on, which takes so many bytes of memory.
+    fn keeps(&self, streamed: &Streamed, part: usize, bytes: u64) -> bool {
+        let _ = (streamed, part, bytes);
+        false
+    }
 }
+
+/// A part that is read into a buffer of which it leaves more than this part empty is kept as a copy.
+const WASTE: u64 = 8;
 
 /// A place for a part in memory.
 #[derive(Debug)]
@@ -104,7 +115,8 @@ impl Streamed {
             (source, method) => {
                 let method = method.unwrap_or(ReadMethod::Direct);
                 let disk = source.clone().unwrap_or_else(|| checkpoint.disk(method));
-                (method, reading_rate(&*disk, probes(portions))?)
+                let measured = || reading_rate(&*disk, probes(portions));
+                (method, streaming.rate.map_or_else(measured, Ok)?)
             }
         };
         let disk = |method| streaming.source.clone().unwrap_or_else(|| checkpoint.disk(method));
@@ -180,6 +192,22 @@ impl Streamed {
         }
     }
 
+    /// Has a part read before others, unless it is kept, and says whether a pass can have it now without waiting. The first
+    /// block of the unembedding stands for all of them.
+    pub fn aim(&self, part: usize) -> bool {
+        let missing = if part < self.layers() {
+            Some(part).filter(|part| !self.is_kept(*part))
+        } else {
+            (part..self.parts()).find(|part| !self.is_kept(*part))
+        };
+        missing.is_none_or(|part| self.stream.aim(part))
+    }
+
+    /// Nobody is going to need a part soon.
+    pub fn rest(&self) {
+        self.stream.rest();
+    }
+
     /// How many buffers there may be from now on, the one in use included.
     pub fn set_buffers(&self, buffers: usize) {
         self.stream.set_buffers(buffers);
@@ -191,6 +219,12 @@ impl Streamed {
     /// How many buffers there may be.
     pub fn buffers(&self) -> usize {
         self.stream.buffers()
+    }
+
+    /// How many there are: those in use included, which may be more than there may be until they are given back.
+    pub fn made_buffers(&self) -> usize {
+        let experts = self.shelf.as_ref().map_or(0, |shelf| shelf.made_buffers());
+        self.stream.made_buffers().max(experts)
     }
 
     /// Bytes of one buffer; where there are experts, of two, since they have buffers of their own.
@@ -272,9 +306,17 @@ impl Streamed {
         match self.blocks[index].get() {
             Some(block) => Ok(block),
             None => {
-                let shelf = self.shelf.as_ref();
-                let experts = shelf.map(|shelf| Elsewhere { shelf: shelf.clone(), layer: index });
-                self.built(index, &self.stream.take(index)?, experts)
+                let loaded = self.stream.take(index)?;
+                match &self.shelf {
+                    // What is kept has all of its experts, and this has none.
+                    Some(shelf) => {
+                        let experts = Elsewhere { shelf: shelf.clone(), layer: index };
+                        self.built(index, &loaded, Some(experts))
+                    }
+                    None => self.passing(index, loaded, &self.blocks[index], |loaded| {
+                        self.built(index, loaded, None)
+                    }),
+                }
             }
         }
     }
@@ -298,9 +340,35 @@ impl Streamed {
     pub fn unembed_rows(&self, block: usize, hidden: &Tensor<2>) -> Result<Tensor<2>, ModelError> {
         let rows = match self.unembedding[block].get() {
             Some(rows) => rows,
-            None => self.multiplier(&self.stream.take(self.layers() + block)?)?,
+            None => {
+                let part = self.layers() + block;
+                let slot = &self.unembedding[block];
+                self.passing(part, self.stream.take(part)?, slot, |loaded| self.multiplier(loaded))?
+            }
         };
         Ok(rows.multiply(hidden.clone()))
+    }
+
+    /// What was read for a pass, and stays if the watcher says so.
+    fn passing<T>(
+        &self,
+        part: usize,
+        loaded: Loaded,
+        slot: &Slot<T>,
+        build: impl Fn(&Loaded) -> Result<Arc<T>, ModelError>,
+    ) -> Result<Arc<T>, ModelError> {
+        let (bytes, buffer) = (self.kept_bytes(part), self.stream.buffer_bytes() as u64);
+        let copies = buffer - bytes > buffer / WASTE;
+        let bytes = if copies { bytes } else { buffer };
+        if !self.watcher.get().is_some_and(|watcher| watcher.keeps(self, part, bytes)) {
+            return build(&loaded);
+        }
+        let loaded = if copies { loaded.copied()? } else { loaded };
+        let built = build(&loaded)?;
+        self.stream.detach(&loaded);
+        slot.set(Some(built.clone()));
+        self.stream.skip(part, true);
+        Ok(built)
     }
 
     fn built(

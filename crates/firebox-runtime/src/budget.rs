@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -79,12 +80,42 @@ pub struct Budget {
     total: u64,
     // Charges are as rare as large allocations, and a lock lets the sum, the accounts and the peak agree at any time.
     held: Arc<Mutex<Held>>,
+    /// Whose charges these are, where they are those of a part of it.
+    slice: Option<Arc<Slice>>,
 }
 
 #[derive(Debug, Default)]
 struct Held {
     accounts: [u64; Account::ALL.len()],
     most: u64,
+    slices: BTreeMap<u64, Reserved>,
+    made: u64,
+}
+
+/// What is kept for somebody, and what of that and beyond is held.
+#[derive(Debug, Default)]
+struct Reserved {
+    bytes: u64,
+    accounts: [u64; Account::ALL.len()],
+}
+
+impl Reserved {
+    fn sum(&self) -> u64 {
+        self.accounts.iter().sum()
+    }
+}
+
+/// A part of a budget, for as long as anything refers to it.
+#[derive(Debug)]
+struct Slice {
+    id: u64,
+    held: Arc<Mutex<Held>>,
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).slices.remove(&self.id);
+    }
 }
 
 impl Held {
@@ -92,12 +123,19 @@ impl Held {
     fn sum(&self) -> u64 {
         self.accounts.iter().sum()
     }
+
+    /// What nobody holds and nobody but that slice has reserved.
+    fn left(&self, total: u64, slice: Option<u64>) -> u64 {
+        let others = self.slices.iter().filter(|(id, _)| Some(**id) != slice);
+        let reserved: u64 = others.map(|(_, other)| other.bytes.saturating_sub(other.sum())).sum();
+        (total - self.sum()).saturating_sub(reserved)
+    }
 }
 
 impl Budget {
     /// So many bytes in all.
     pub fn new(total: u64) -> Self {
-        Self { total, held: Arc::default() }
+        Self { total, held: Arc::default(), slice: None }
     }
 
     /// Keeps the accounts and refuses nothing.
@@ -111,14 +149,59 @@ impl Budget {
         Ok(Charge { budget: self.clone(), account, bytes })
     }
 
-    /// Bytes an account holds.
-    pub fn held(&self, account: Account) -> u64 {
-        self.lock().accounts[account as usize]
+    /// A part of it for somebody whom so many bytes are kept for, whatever others take; beyond them it has what is left
+    /// for all. It knows what it holds itself. What is kept for it is given up with its last clone and charge.
+    ///
+    /// ```
+    /// use firebox_runtime::{Account, Budget};
+    ///
+    /// let budget = Budget::new(100);
+    /// let (small, large) = (budget.slice(30).unwrap(), budget.slice(0).unwrap());
+    /// assert!(large.charge(Account::Weights, 71).is_err());
+    /// let weights = large.charge(Account::Weights, 70).unwrap();
+    /// assert_eq!((small.left(), large.left()), (30, 0));
+    /// ```
+    pub fn slice(&self, reserved: u64) -> Result<Self, RuntimeError> {
+        let mut held = self.lock();
+        let left = held.left(self.total, None);
+        if reserved > left {
+            let (account, total) = (Account::Weights, self.total);
+            return Err(RuntimeError::OverBudget { account, wanted: reserved, left, total });
+        }
+        let id = held.made;
+        held.made += 1;
+        held.slices.insert(id, Reserved { bytes: reserved, ..Reserved::default() });
+        let slice = Some(Arc::new(Slice { id, held: self.held.clone() }));
+        Ok(Self { total: self.total, held: self.held.clone(), slice })
     }
 
-    /// Bytes nobody holds.
+    /// Changes how much is kept for a slice, what it holds already included. Where there is not enough left, and of what is no
+    /// slice, nothing changes.
+    pub fn reserve(&self, bytes: u64) -> Result<(), RuntimeError> {
+        let mut held = self.lock();
+        let left = held.left(self.total, self.slice_id());
+        let Some(slice) = self.slice_id().and_then(|id| held.slices.get_mut(&id)) else { return Ok(()) };
+        let wanted = bytes.saturating_sub(slice.sum());
+        if wanted > left {
+            let (account, total) = (Account::Weights, self.total);
+            return Err(RuntimeError::OverBudget { account, wanted, left, total });
+        }
+        slice.bytes = bytes;
+        Ok(())
+    }
+
+    /// Bytes an account holds; of a slice, what of it is the slice's.
+    pub fn held(&self, account: Account) -> u64 {
+        let held = self.lock();
+        match self.slice.as_ref().and_then(|slice| held.slices.get(&slice.id)) {
+            Some(slice) => slice.accounts[account as usize],
+            None => held.accounts[account as usize],
+        }
+    }
+
+    /// Bytes nobody holds, nor anybody else has reserved.
     pub fn left(&self) -> u64 {
-        self.total - self.lock().sum()
+        self.lock().left(self.total, self.slice_id())
     }
 
     /// Bytes in all.
@@ -133,17 +216,28 @@ impl Budget {
 
     fn take(&self, account: Account, bytes: u64) -> Result<(), RuntimeError> {
         let mut held = self.lock();
-        let left = self.total - held.sum();
+        let left = held.left(self.total, self.slice_id());
         if bytes > left {
             return Err(RuntimeError::OverBudget { account, wanted: bytes, left, total: self.total });
         }
         held.accounts[account as usize] += bytes;
+        if let Some(slice) = self.slice_id().and_then(|id| held.slices.get_mut(&id)) {
+            slice.accounts[account as usize] += bytes;
+        }
         held.most = held.most.max(held.sum());
         Ok(())
     }
 
     fn give_back(&self, account: Account, bytes: u64) {
-        self.lock().accounts[account as usize] -= bytes;
+        let mut held = self.lock();
+        held.accounts[account as usize] -= bytes;
+        if let Some(slice) = self.slice_id().and_then(|id| held.slices.get_mut(&id)) {
+            slice.accounts[account as usize] -= bytes;
+        }
+    }
+
+    fn slice_id(&self) -> Option<u64> {
+        self.slice.as_ref().map(|slice| slice.id)
     }
 
     /// Nothing panics between two fields that belong together, so that a poisoned lock is as good as any.
@@ -225,6 +319,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_reserved_is_there_whatever_others_take() {
+        let budget = Budget::new(100);
+        let (small, large) = (budget.slice(30).unwrap(), budget.slice(0).unwrap());
+        assert!(budget.slice(71).is_err());
+        let _all = large.charge(Account::Weights, 70).unwrap();
+        let mut own = small.charge(Account::Streams, 20).unwrap();
+        assert!(own.resize(31).is_err() && large.charge(Account::Weights, 1).is_err());
+        assert_eq!((small.held(Account::Streams), large.held(Account::Streams)), (20, 0));
+        drop(own);
+        drop(small);
+        assert_eq!((large.left(), budget.held(Account::Weights)), (30, 70));
+    }
+
+    #[test]
     fn an_unlimited_budget_does_not_overflow() {
         let budget = Budget::unlimited();
         let all = budget.charge(Account::Weights, u64::MAX).unwrap();
@@ -258,14 +366,20 @@ mod tests {
         fn no_more_is_ever_held_than_there_is(
             total in 0u64..300,
             threads in prop::collection::vec(prop::collection::vec((0usize..7, 0u64..100), 0..60), 4),
+            reserved in prop::collection::vec(0u64..60, 2),
         ) {
             let budget = Budget::new(total);
+            let slices: Vec<Budget> = reserved.iter().filter_map(|&bytes| budget.slice(bytes).ok()).collect();
+            let kept: u64 = total - budget.left();
+            let everybody: Vec<&Budget> = slices.iter().chain([&budget, &budget]).collect();
             thread::scope(|scope| {
-                for steps in &threads {
-                    scope.spawn(|| spend(&budget, steps));
+                for (steps, budget) in threads.iter().zip(everybody) {
+                    scope.spawn(|| spend(budget, steps));
                 }
             });
             prop_assert!(budget.most_held() <= total);
+            prop_assert_eq!(budget.left(), total - kept);
+            drop(slices);
             prop_assert_eq!(budget.left(), total);
             for account in Account::ALL {
                 prop_assert_eq!(budget.held(account), 0);

@@ -125,6 +125,14 @@ pub enum RuntimeError {
         /// What there is.
         there: Vec<String>,
     },
+    /// A model that is opened when somebody asks for it could not be.
+    #[error("model {name:?} could not be opened: {source}")]
+    NotOpened {
+        /// Which.
+        name: String,
+        /// Why.
+        source: Arc<Self>,
+    },
     /// Another model goes by the same name.
     #[error("a model {name:?} is there already; give this one another name")]
     ModelNamed {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use memmap2::MmapMut;
@@ -141,18 +142,25 @@ impl Portion {
 pub struct Loaded {
     portion: Arc<Portion>,
     bytes: Bytes,
+    /// Says of a buffer that goes back to a stream that it does not any more.
+    detached: Option<Arc<AtomicBool>>,
 }
 
 impl Loaded {
-    pub(crate) fn new(portion: Arc<Portion>, bytes: Bytes) -> Self {
-        Self { portion, bytes }
+    pub(crate) fn new(portion: Arc<Portion>, bytes: Bytes, detached: Option<Arc<AtomicBool>>) -> Self {
+        Self { portion, bytes, detached }
+    }
+
+    /// Keeps its buffer from going back to a stream. Whether it would have gone there.
+    pub(crate) fn detach(&self) -> bool {
+        self.detached.as_ref().is_some_and(|detached| !detached.swap(true, Ordering::Relaxed))
     }
 
     /// The same in memory of its own, so that the buffer can be used again.
     pub fn copied(&self) -> Result<Self, StoreError> {
         let mut copy = anonymous(self.portion.buffer_bytes)?;
         copy[..self.portion.buffer_bytes].copy_from_slice(&self.bytes[..self.portion.buffer_bytes]);
-        Ok(Self { portion: self.portion.clone(), bytes: Bytes::from_owner(copy) })
+        Ok(Self { portion: self.portion.clone(), bytes: Bytes::from_owner(copy), detached: None })
     }
 }
 
@@ -295,7 +303,7 @@ impl Checkpoint {
     pub fn read(&self, portion: &Arc<Portion>, disk: &dyn ReadAt) -> Result<Loaded, StoreError> {
         let mut buffer = anonymous(portion.buffer_bytes)?;
         portion.read(disk, &mut buffer)?;
-        Ok(Loaded::new(portion.clone(), Bytes::from_owner(buffer)))
+        Ok(Loaded::new(portion.clone(), Bytes::from_owner(buffer), None))
     }
 
     fn rows_of(

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -121,6 +121,8 @@ struct State {
     next_id: u64,
     /// Where reading ahead begins.
     next: usize,
+    /// What somebody is going to ask for, and does something else until it is there.
+    aim: Option<usize>,
     /// What a round consists of.
     round: Range<usize>,
     skipped: Vec<bool>,
@@ -164,6 +166,7 @@ impl Iterator for Order<'_> {
         };
         state.forget(id);
         state.next = portion + 1;
+        state.aim.take_if(|aim| *aim == portion);
         drop(state);
         self.shared.changed.notify_all();
         let counts = &self.shared.counts;
@@ -173,8 +176,10 @@ impl Iterator for Order<'_> {
             observer.waited(portion, began);
         }
         let loaded = |buffer| {
-            let lease = Lease { buffer: Some(buffer), shared: self.shared.clone() };
-            Loaded::new(self.shared.portions[portion].clone(), Bytes::from_owner(lease))
+            let detached = Arc::<AtomicBool>::default();
+            let lease =
+                Lease { buffer: Some(buffer), shared: self.shared.clone(), detached: detached.clone() };
+            Loaded::new(self.shared.portions[portion].clone(), Bytes::from_owner(lease), Some(detached))
         };
         Some(read.map(loaded))
     }
@@ -196,6 +201,8 @@ impl Drop for Order<'_> {
 struct Lease {
     buffer: Option<MmapMut>,
     shared: Arc<Shared>,
+    /// Whether it does not go back any more.
+    detached: Arc<AtomicBool>,
 }
 
 impl AsRef<[u8]> for Lease {
@@ -206,7 +213,9 @@ impl AsRef<[u8]> for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
+        if let Some(buffer) = self.buffer.take()
+            && !self.detached.load(Ordering::Relaxed)
+        {
             self.shared.state().give_back(buffer);
             self.shared.changed.notify_all();
         }
@@ -248,6 +257,11 @@ impl State {
         self.wanted.iter().any(|wanted| wanted.portion == portion)
     }
 
+    /// Whether somebody has asked for it or is going to.
+    fn is_spared(&self, portion: usize) -> bool {
+        self.aim == Some(portion) || self.is_wanted(portion)
+    }
+
     fn is_waited_for(&self, portion: usize) -> bool {
         self.wanted.iter().any(|wanted| wanted.portion == portion && wanted.waited_for)
     }
@@ -270,12 +284,16 @@ impl State {
         };
         if let Some(portion) = missing(self, true) {
             while !self.has_some_buffer()
-                && (self.sacrifice(Self::is_wanted) || self.sacrifice(Self::is_waited_for))
+                && (self.sacrifice(Self::is_spared) || self.sacrifice(Self::is_waited_for))
             {}
             return self.has_some_buffer().then_some(portion);
         }
+        if let Some(portion) = self.aim.filter(|aim| !self.is_coming(*aim) && !self.failed.contains(aim)) {
+            while !self.has_some_buffer() && self.sacrifice(Self::is_spared) {}
+            return self.has_some_buffer().then_some(portion);
+        }
         if let Some(portion) = missing(self, false) {
-            while !self.has_buffer() && self.sacrifice(Self::is_wanted) {}
+            while !self.has_buffer() && self.sacrifice(Self::is_spared) {}
             return self.has_buffer().then_some(portion);
         }
         let Range { start, end } = self.round;
@@ -299,7 +317,7 @@ impl State {
 
     /// Something that was read and nobody has asked for.
     fn unasked(&self) -> Option<usize> {
-        self.ready.iter().position(|(ready, _)| !self.is_wanted(*ready))
+        self.ready.iter().position(|(ready, _)| !self.is_spared(*ready))
     }
 
     fn drop_ready(&mut self, at: usize) {
@@ -311,7 +329,7 @@ impl State {
     /// Drops what was read ahead and is not going to be asked for.
     fn drop_stale(&mut self) {
         let is_stale = |state: &Self, portion: usize| {
-            !state.is_wanted(portion) && (state.skipped[portion] || !state.round.contains(&portion))
+            !state.is_spared(portion) && (state.skipped[portion] || !state.round.contains(&portion))
         };
         while let Some(at) = self.ready.iter().position(|(ready, _)| is_stale(self, *ready)) {
             self.drop_ready(at);
@@ -321,17 +339,17 @@ impl State {
     /// Takes in what was read, if anybody still wants it.
     fn take_in(&mut self, portion: usize, read: Result<MmapMut, StoreError>) {
         self.reading.retain(|reading| *reading != portion);
-        let is_wanted = self.is_wanted(portion);
+        let is_spared = self.is_spared(portion);
         match read {
             Err(error) => {
                 self.made -= 1;
-                if is_wanted {
+                if self.is_wanted(portion) {
                     self.ready.push_back((portion, Err(error)));
                 } else {
                     self.failed.push(portion);
                 }
             }
-            Ok(buffer) if !is_wanted && self.made > self.buffers => self.give_back(buffer),
+            Ok(buffer) if !is_spared && self.made > self.buffers => self.give_back(buffer),
             Ok(buffer) => {
                 self.ready.push_back((portion, Ok(buffer)));
                 self.drop_stale();
@@ -411,6 +429,7 @@ impl Stream {
             failed: Vec::new(),
             next_id: 0,
             next: 0,
+            aim: None,
             round: 0..portions.len(),
             skipped: vec![false; portions.len()],
             stopped: false,
@@ -464,6 +483,39 @@ impl Stream {
         Order { shared: &self.shared, coming }
     }
 
+    /// Has a portion read before all that nobody waits for, and says whether it can be [taken](Self::take) without
+    /// waiting: because it is there, or because it could not be read, which whoever takes it is told. What lies
+    /// farthest ahead gives up its buffer for it.
+    ///
+    /// # Panics
+    /// If there is no such portion.
+    pub fn aim(&self, portion: usize) -> bool {
+        let mut state = self.shared.state();
+        assert!(portion < state.skipped.len(), "portion {portion} of {}", state.skipped.len());
+        if state.ready.iter().any(|(ready, _)| *ready == portion) || state.failed.contains(&portion) {
+            return true;
+        }
+        if state.aim.replace(portion) != Some(portion) {
+            state.next = portion;
+            drop(state);
+            self.shared.changed.notify_all();
+        }
+        false
+    }
+
+    /// Aims at nothing any more.
+    pub fn rest(&self) {
+        self.shared.state().aim = None;
+    }
+
+    /// Lets what was read stay where it is for as long as anything refers to it. Another buffer takes the place of its own.
+    pub fn detach(&self, loaded: &Loaded) {
+        if loaded.detach() {
+            self.shared.state().made -= 1;
+            self.shared.changed.notify_all();
+        }
+    }
+
     /// The portions, in order.
     pub fn portions(&self) -> &[Arc<Portion>] {
         &self.shared.portions
@@ -478,6 +530,7 @@ impl Stream {
     pub fn skip(&self, portion: usize, skipped: bool) {
         let mut state = self.shared.state();
         state.skipped[portion] = skipped;
+        state.aim.take_if(|aim| skipped && *aim == portion);
         state.drop_stale();
         drop(state);
         self.shared.changed.notify_all();
@@ -514,6 +567,11 @@ impl Stream {
     /// How many buffers there may be.
     pub fn buffers(&self) -> usize {
         self.shared.state().buffers
+    }
+
+    /// How many there are, those included that are too many and not given back yet.
+    pub fn made_buffers(&self) -> usize {
+        self.shared.state().made
     }
 
     /// Bytes of one buffer.

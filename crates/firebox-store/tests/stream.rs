@@ -64,6 +64,61 @@ proptest! {
     }
 }
 
+/// Waits for a portion as somebody does who has other things to do meanwhile.
+fn until_there(stream: &Stream, portion: usize) {
+    let began = std::time::Instant::now();
+    while !stream.aim(portion) {
+        assert!(began.elapsed().as_secs() < 20, "portion {portion} never comes");
+        std::thread::sleep(std::time::Duration::from_micros(100));
+    }
+}
+
+/// What is aimed at comes, whatever is in the buffers and however few there are.
+#[test]
+fn what_is_aimed_at_comes_without_being_waited_for() {
+    let checkpoint = checkpoint();
+    for buffers in 0..3 {
+        let stream = stream(&checkpoint, buffers, 1);
+        for portion in [3, 4, 11, 0, 7, 7, 2] {
+            until_there(&stream, portion);
+            let before = stream.report().missed;
+            check(&checkpoint, &stream.take(portion).unwrap());
+            assert_eq!(stream.report().missed, before, "it was there");
+        }
+        stream.aim(5);
+        stream.skip(5, true);
+        stream.rest();
+        stream.set_buffers(0);
+        let began = std::time::Instant::now();
+        while stream.made_buffers() > 0 {
+            assert!(began.elapsed().as_secs() < 20, "nobody wants anything any more");
+        }
+    }
+}
+
+/// What was read stays where it is for as long as it is needed, and the stream goes on with other buffers.
+#[test]
+fn what_is_detached_stays() {
+    let checkpoint = checkpoint();
+    let stream = stream(&checkpoint, 1, 1);
+    let kept: Vec<_> = (0..12)
+        .map(|portion| {
+            let loaded = stream.take(portion).unwrap();
+            stream.detach(&loaded);
+            stream.detach(&loaded);
+            stream.skip(portion, true);
+            loaded
+        })
+        .collect();
+    assert!(stream.made_buffers() <= 1);
+    for portion in (0..12).rev() {
+        check(&checkpoint, &stream.take(portion).unwrap());
+    }
+    kept.iter().for_each(|loaded| check(&checkpoint, loaded));
+    drop(kept);
+    assert!(stream.made_buffers() <= 1);
+}
+
 /// What a source of bytes does wrong is told to whoever asked, and only for as long as it does it.
 #[derive(Debug)]
 struct Bad(Arc<dyn ReadAt>, std::sync::atomic::AtomicUsize);
@@ -84,6 +139,8 @@ fn a_source_that_panics_or_lies_is_an_error() {
     let bad = Arc::new(Bad(checkpoint.disk(ReadMethod::Buffered), 0.into()));
     let config = StreamConfig { buffers: 2, readers: 1 };
     let stream = Stream::new(bad.clone(), portions(&checkpoint), config).unwrap();
+    // What was being read ahead while the source was still another would be told of that.
+    stream.read_ahead(0..0);
     assert!(matches!(stream.take(3), Err(StoreError::ReaderPanicked)));
     bad.1.store(1, std::sync::atomic::Ordering::Relaxed);
     assert!(matches!(stream.take(4), Err(StoreError::Overread { .. })));

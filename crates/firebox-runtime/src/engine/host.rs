@@ -1,9 +1,11 @@
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::clock::Clock;
-use crate::engine::event::Failure;
+use crate::engine::dormant::{Dormant, Parked};
+use crate::engine::event::{Event, Failure};
 use crate::engine::hosted::{Hosted, UnderWay};
 use crate::engine::lane::Told;
 use crate::engine::request::Request;
@@ -50,6 +52,8 @@ pub struct Host {
     config: HostConfig,
     scheduler: Scheduler,
     hosted: BTreeMap<LaneId, Hosted>,
+    /// Models that nobody has asked for yet, by name.
+    dormant: BTreeMap<String, Dormant>,
     lanes: HashMap<RequestId, LaneId>,
     made: u64,
     fetcher: Arc<Fetcher>,
@@ -86,6 +90,7 @@ impl Host {
             scheduler: Scheduler::new(config.schedule.clone()),
             config,
             hosted: BTreeMap::new(),
+            dormant: BTreeMap::new(),
             lanes: HashMap::new(),
             made: 0,
             fetcher: Fetcher::start(),
@@ -103,9 +108,7 @@ impl Host {
 
     /// The same for a model whose sequences take their pages from a pool.
     pub fn add_in_pool(&mut self, name: &str, model: Model, pool: Pool) -> Result<(), RuntimeError> {
-        if self.lane_of(name).is_ok() {
-            return Err(RuntimeError::ModelNamed { name: name.into() });
-        }
+        self.is_free(name)?;
         let queue = Queue::new(self.config.admission.clone());
         let mut limits = self.config.prefixes.clone();
         limits.budget = limits.budget.or_else(|| model.fit().map(|fit| fit.budget().clone()));
@@ -115,8 +118,34 @@ impl Host {
         Ok(())
     }
 
-    /// Lets go of a model, and of all that is asked of it.
-    pub fn remove(&mut self, name: &str, told: Told<'_>) -> Result<Model, RuntimeError> {
+    /// Takes a model in that is opened when somebody asks for it, or is likely to: it takes no memory before. Others run
+    /// meanwhile. Where it cannot be opened, those who asked are told, and it is tried again for the next.
+    pub fn add_later(
+        &mut self,
+        name: &str,
+        open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
+    ) -> Result<(), RuntimeError> {
+        self.is_free(name)?;
+        self.dormant.insert(name.to_owned(), Dormant::new(Arc::new(open)));
+        Ok(())
+    }
+
+    fn is_free(&self, name: &str) -> Result<(), RuntimeError> {
+        if self.lane_of(name).is_ok() || self.dormant.contains_key(name) {
+            return Err(RuntimeError::ModelNamed { name: name.into() });
+        }
+        Ok(())
+    }
+
+    /// Lets go of a model, and of all that is asked of it. Returns the model, if it was open.
+    pub fn remove(&mut self, name: &str, told: Told<'_>) -> Result<Option<Model>, RuntimeError> {
+        if let Some(dormant) = self.dormant.remove(name) {
+            for Parked { id, request, .. } in dormant.waiting {
+                let error = RuntimeError::NoModel { name: name.into(), there: self.names() };
+                told(id, Event::Failed(Box::new(Failure { error, session: request.session })));
+            }
+            return Ok(None);
+        }
         let lane = self.lane_of(name)?;
         let asked: Vec<RequestId> =
             self.lanes.iter().filter(|(_, of)| **of == lane).map(|(id, _)| *id).collect();
@@ -127,10 +156,10 @@ impl Host {
             self.lanes.remove(&id);
             hosted.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, told);
         }
-        Ok(hosted.model)
+        Ok(Some(hosted.model))
     }
 
-    /// Its models, by name.
+    /// Its models that are open, by name.
     pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
         self.hosted.values().map(|hosted| (hosted.name.as_str(), &hosted.model))
     }
@@ -154,39 +183,95 @@ impl Host {
     /// Takes a request in. It ends with an event that [is the last](super::Event::is_last); what is wrong with it from the
     /// beginning is refused at once.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
-        let lane = match self.lane_of(&request.model) {
-            Ok(lane) => lane,
-            Err(error) => return Err(Box::new(Failure { error, session: request.session })),
-        };
         let id = RequestId(self.made);
-        let Some(hosted) = self.hosted.get_mut(&lane) else { unreachable!("it was just found") };
-        hosted.enter(id, request, now)?;
+        if let Some(dormant) = self.dormant.get_mut(&request.model) {
+            self.made += 1;
+            self.next.note(&request.model);
+            dormant.waiting.push(Parked { id, request, since: now, cancelled: false });
+            dormant.wake();
+            return Ok(id);
+        }
+        self.enter(id, request, now)?;
         self.made += 1;
-        self.lanes.insert(id, lane);
-        hosted.changed = true;
-        self.next.note(&hosted.name);
         // What usually comes next begins to be read while this one runs.
         let likely: Vec<String> = self.next.likely(LIKELY).map(str::to_owned).collect();
         for name in likely {
-            if let Ok(lane) = self.lane_of(&name) {
+            if let Some(dormant) = self.dormant.get_mut(&name) {
+                dormant.wake();
+            } else if let Ok(lane) = self.lane_of(&name) {
                 self.hosted[&lane].prefetch(now);
             }
         }
         Ok(id)
     }
 
+    fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
+        let lane = match self.lane_of(&request.model) {
+            Ok(lane) => lane,
+            Err(error) => return Err(Box::new(Failure { error, session: request.session })),
+        };
+        let Some(hosted) = self.hosted.get_mut(&lane) else { unreachable!("it was just found") };
+        hosted.enter(id, request, now)?;
+        self.lanes.insert(id, lane);
+        hosted.changed = true;
+        self.next.note(&hosted.name);
+        Ok(())
+    }
+
+    /// Lets those in whose model was opened meanwhile, and tells those whose was not, or came too late.
+    fn open(&mut self, now: Duration, told: Told<'_>) {
+        let mut opened = Vec::new();
+        for (name, dormant) in &mut self.dormant {
+            for late in dormant.waiting.extract_if(.., |parked| parked.is_late(now)) {
+                let error = RuntimeError::Late { model: name.clone() };
+                told(late.id, Event::Failed(Box::new(Failure { error, session: late.request.session })));
+            }
+            opened.extend(dormant.opened().map(|model| (name.clone(), model)));
+        }
+        for (name, model) in opened {
+            let Some(mut dormant) = self.dormant.remove(&name) else { continue };
+            let waiting = std::mem::take(&mut dormant.waiting);
+            let added = model.and_then(|model| self.add(&name, model));
+            if let Err(error) = added {
+                let source = Arc::new(error);
+                for Parked { id, request, .. } in waiting {
+                    let error = RuntimeError::NotOpened { name: name.clone(), source: source.clone() };
+                    told(id, Event::Failed(Box::new(Failure { error, session: request.session })));
+                }
+                self.dormant.insert(name, dormant);
+                continue;
+            }
+            for Parked { id, request, since, cancelled } in waiting {
+                match self.enter(id, request, since) {
+                    Ok(()) if cancelled => self.cancel(id, now, told),
+                    Ok(()) => {}
+                    Err(failure) => told(id, Event::Failed(failure)),
+                }
+            }
+        }
+    }
+
+    fn parked(&self) -> impl Iterator<Item = &Parked> {
+        self.dormant.values().flat_map(|dormant| &dormant.waiting)
+    }
+
     /// Requests that run or wait.
     pub fn under_way(&self) -> usize {
-        self.lanes.len()
+        self.lanes.len() + self.parked().count()
     }
 
     /// Whether a request runs or waits.
     pub fn knows(&self, id: RequestId) -> bool {
-        self.lanes.contains_key(&id)
+        self.lanes.contains_key(&id) || self.parked().any(|parked| parked.id == id)
     }
 
     /// Ends a request where it is, as soon as it is in no pass.
     pub fn cancel(&mut self, id: RequestId, now: Duration, told: Told<'_>) {
+        let parked = self.dormant.values_mut().flat_map(|dormant| &mut dormant.waiting);
+        for parked in parked.filter(|parked| parked.id == id) {
+            // It ends as soon as there is a session to end with.
+            parked.cancelled = true;
+        }
         let Some(lane) = self.lanes.get(&id) else { return };
         if let Some(hosted) = self.hosted.get_mut(lane)
             && hosted.cancel(id, now, told)
@@ -220,7 +305,12 @@ impl Host {
     /// Runs one layer of whichever model is to run, if any.
     pub fn work(&mut self, clock: &dyn Clock, told: Told<'_>) -> Worked {
         let now = clock.now();
+        self.open(now, told);
         for (&lane, hosted) in &mut self.hosted {
+            for id in hosted.prepared(now, told) {
+                hosted.left(id, now, &mut self.scheduler);
+                self.lanes.remove(&id);
+            }
             for id in hosted.fail_late(now, told) {
                 hosted.left(id, now, &mut self.scheduler);
                 self.lanes.remove(&id);
@@ -229,18 +319,22 @@ impl Host {
                 hosted.left(id, now, &mut self.scheduler);
                 self.lanes.remove(&id);
             }
+            hosted.tell_urgency();
         }
         let before = Noted::of(self.scheduler.counters());
         let hosted = &self.hosted;
         let choice = self.scheduler.choose(now, |lane| hosted[&lane].readiness());
         let Choice::Run { lane, .. } = choice else {
             self.quantum_ends();
-            let works = self.hosted.values().any(|hosted| hosted.lane.has_work());
+            self.tell_turns(now);
+            let has_work = |hosted: &Hosted| hosted.lane.has_work() || hosted.is_preparing();
+            let works = self.hosted.values().any(has_work) || self.dormant.values().any(Dormant::is_waking);
             return if works { Worked::Waiting } else { Worked::Idle };
         };
         let switched = self.ran != Some(lane) && self.ran.replace(lane).is_some();
         if switched {
             self.quantum_ends();
+            self.tell_turns(now);
             // While this one runs, the disk brings what the next one needs.
             let next = self.scheduler.prefetch(now).find(|next| *next != lane);
             if let Some(next) = next.and_then(|next| self.hosted.get(&next)) {
@@ -285,6 +379,20 @@ impl Host {
         Worked::Layer { took: stepped.took.unwrap_or_default(), switched }
     }
 
+    /// Has the disk read first for those who are going to run first, and of those who are as urgent for those that wait for
+    /// their first token: who has one goes on as fast as the disk reads anyway, and in the time of one pass nobody waits.
+    fn tell_turns(&mut self, now: Duration) {
+        let mut order: Vec<LaneId> = self.scheduler.prefetch(now).collect();
+        order.sort_by_key(|lane| {
+            let urgency = self.hosted.get(lane).and_then(Hosted::urgency);
+            Reverse(urgency.map(|urgency| (urgency.priority, urgency.awaited)))
+        });
+        for (lane, hosted) in &mut self.hosted {
+            let turn = order.iter().position(|other| other == lane);
+            hosted.tell_turn(turn.map_or(u32::MAX, |turn| turn as u32));
+        }
+    }
+
     fn quantum_ends(&mut self) {
         let Some((lane, began, layers)) = self.last.take() else { return };
         if let Some(hosted) = self.hosted.get(&lane) {
@@ -301,7 +409,8 @@ impl Host {
     }
 
     fn names(&self) -> Vec<String> {
-        self.hosted.values().map(|hosted| hosted.name.clone()).collect()
+        let open = self.hosted.values().map(|hosted| hosted.name.clone());
+        open.chain(self.dormant.keys().cloned()).collect()
     }
 }
 

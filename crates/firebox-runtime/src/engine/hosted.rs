@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use firebox_cache::{CacheError, Pool};
 
-use crate::answer::Answer;
 use crate::engine::event::{Event, Failure};
 use crate::engine::lane::{Lane, Told};
+use crate::engine::preparing::{Preparation, Prepared, Preparing};
 use crate::engine::request::Request;
 use crate::engine::segments::{Fetcher, Segments};
 use crate::engine::sequence::{RequestId, Sequence};
+use crate::fit::Urgency;
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
 use crate::telemetry::{Counter, Gauge};
-use crate::{GenerationConfig, Model, PrefixTree, RuntimeError, Saved, Session};
+use crate::{Model, PrefixTree, RuntimeError, Saved, Session};
 
 /// A model that nobody used for so long may have lost its pages to others.
 const DOUBTFUL: Duration = Duration::from_secs(1);
@@ -43,6 +44,7 @@ pub(crate) struct Hosted {
     waiting: HashMap<Ticket, (Sequence, Task)>,
     running: HashMap<RequestId, (Ticket, TaskId, Task)>,
     tickets: HashMap<RequestId, Ticket>,
+    preparing: Vec<Preparing>,
     /// Those that are to wait as soon as they are in no pass.
     pausing: Vec<RequestId>,
     /// The place that was told last, of each that waits.
@@ -55,6 +57,9 @@ pub(crate) struct Hosted {
     /// Whether somebody has found no room for what it remembers.
     short: bool,
     segments: Segments,
+    /// How much it was said to be wanted, and when to read.
+    urgency: Option<Urgency>,
+    turn: Option<u32>,
 }
 
 impl Hosted {
@@ -74,6 +79,7 @@ impl Hosted {
             waiting: HashMap::new(),
             running: HashMap::new(),
             tickets: HashMap::new(),
+            preparing: Vec::new(),
             pausing: Vec::new(),
             places: HashMap::new(),
             pool,
@@ -81,6 +87,8 @@ impl Hosted {
             busy: Duration::ZERO,
             short: false,
             segments: Segments::of(model.checkpoint(), &decoder, fetcher),
+            urgency: None,
+            turn: None,
             model,
         })
     }
@@ -120,7 +128,7 @@ impl Hosted {
     /// Lets a request in, to wait until it is started. A session that is refused comes back.
     pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
         let Request { prompt, config, session, head, task, or_not_at_all, scope, .. } = request;
-        let mut session = match session {
+        let session = match session {
             Some(session) => session,
             None => Box::new(self.session()?),
         };
@@ -132,17 +140,24 @@ impl Hosted {
                 return Err(Box::new(Failure { error, session: Some(session) }));
             }
         };
-        let answer = match self.answer(&mut session, &prompt, head.as_deref(), config) {
-            Ok(answer) => answer,
-            Err(error) => {
+        let late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
+        if let Err(error) = self.is_known(&session, &prompt) {
+            self.queue.leave(ticket);
+            return Err(Box::new(Failure { error, session: Some(session) }));
+        }
+        let tokenizer = self.model.tokenizer().ok().cloned();
+        let preparation = Preparation { session, prompt, head, config, tokenizer };
+        if preparation.takes_long() {
+            // Until then others run in its place.
+            self.queue.hold(now, ticket, true);
+            let preparing = Preparing::new((id, ticket, task), scope, now, late_at, preparation);
+            self.preparing.push(preparing);
+        } else {
+            let prepared = preparation.run().inspect_err(|_| {
                 self.queue.leave(ticket);
-                return Err(Box::new(Failure { error, session: Some(session) }));
-            }
-        };
-        let mut sequence = Sequence::new(id, *session, prompt, answer, scope, task.priority, now);
-        sequence.late_at =
-            task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
-        self.waiting.insert(ticket, (sequence, task));
+            })?;
+            self.line_up((id, ticket, task), prepared, scope, late_at, now);
+        }
         self.tickets.insert(id, ticket);
         self.changed = true;
         self.doubt(now);
@@ -150,25 +165,70 @@ impl Hosted {
         Ok(())
     }
 
-    fn answer(
-        &self,
-        session: &mut Session,
-        prompt: &[u32],
-        head: Option<&str>,
-        config: GenerationConfig,
-    ) -> Result<Answer, RuntimeError> {
+    fn is_known(&self, session: &Session, prompt: &[u32]) -> Result<(), RuntimeError> {
         if !Arc::ptr_eq(&session.decoder, &self.model.decoder()?) {
             return Err(RuntimeError::ForeignSession { model: self.name.clone() });
         }
-        // Whoever names a head wants no other.
-        if let Some(name) = head
-            && let Some(source) = session.use_head(name).instead
-        {
-            return Err(RuntimeError::HeadNotWorn { name: name.into(), source });
+        session.expect_known(prompt)
+    }
+
+    /// Has a request wait for its turn, as one that came at `since`.
+    fn line_up(
+        &mut self,
+        (id, ticket, task): (RequestId, Ticket, Task),
+        prepared: Prepared,
+        scope: String,
+        late_at: Option<Duration>,
+        since: Duration,
+    ) {
+        let Prepared { session, prompt, answer } = prepared;
+        let mut sequence = Sequence::new(id, *session, prompt, answer, scope, task.priority, since);
+        sequence.late_at = late_at;
+        self.waiting.insert(ticket, (sequence, task));
+    }
+
+    /// Whether something is being prepared that it is asked for.
+    pub fn is_preparing(&self) -> bool {
+        !self.preparing.is_empty()
+    }
+
+    /// Lets those wait for their turn that are ready for it. Returns those that end instead.
+    pub fn prepared(&mut self, now: Duration, told: Told<'_>) -> Vec<RequestId> {
+        let mut ended = Vec::new();
+        let done = |preparing: &mut Preparing| {
+            if preparing.is_late(now) {
+                let error = RuntimeError::Late { model: self.name.clone() };
+                return Some(Err(error.into()));
+            }
+            preparing.prepared()
+        };
+        let mut all = Vec::new();
+        self.preparing.retain_mut(|preparing| match done(preparing) {
+            Some(prepared) => {
+                let Preparing { id, ticket, task, since, late_at, cancelled, .. } = *preparing;
+                let scope = std::mem::take(&mut preparing.scope);
+                all.push(((id, ticket, task), scope, since, late_at, cancelled, prepared));
+                false
+            }
+            None => true,
+        });
+        for ((id, ticket, task), scope, since, late_at, cancelled, prepared) in all {
+            self.changed = true;
+            match prepared {
+                Err(failure) => {
+                    told(id, Event::Failed(failure));
+                    ended.push(id);
+                }
+                Ok(prepared) => {
+                    self.line_up((id, ticket, task), prepared, scope, late_at, since);
+                    self.queue.hold(now, ticket, false);
+                    if cancelled && self.cancel(id, now, told) {
+                        ended.push(id);
+                    }
+                }
+            }
         }
-        session.expect_answer(prompt.len(), config.context)?;
-        session.expect_known(prompt)?;
-        Answer::new(config, self.model.tokenizer().ok().cloned())
+        ended
     }
 
     /// Asks again what is in memory, after nobody has used the model for a while.
@@ -275,6 +335,10 @@ impl Hosted {
 
     /// Ends a request where it is. Whether it has ended with that: one that is in a pass ends with it.
     pub fn cancel(&mut self, id: RequestId, now: Duration, told: Told<'_>) -> bool {
+        if let Some(preparing) = self.preparing.iter_mut().find(|preparing| preparing.id == id) {
+            preparing.cancelled = true;
+            return false;
+        }
         if let Some(sequence) = self.lane.get_mut(id) {
             sequence.cancelled = true;
             return false;
@@ -303,6 +367,7 @@ impl Hosted {
 
     /// Ends a request that is in no pass for an error.
     pub fn fail(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>) {
+        self.preparing.retain(|preparing| preparing.id != id);
         let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket));
         let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.lane.leave(id));
         let event = match sequence {
@@ -336,15 +401,51 @@ impl Hosted {
         if !self.lane.has_work() {
             return Readiness::Idle;
         }
-        if self.segments.are_there(self.lane.upcoming_layer()) {
+        if self.aims().unwrap_or_else(|| self.segments.are_there(self.lane.upcoming_layer())) {
             Readiness::Ready
         } else {
             Readiness::Waiting
         }
     }
 
+    /// Where weights are streamed, whether the part that comes next is there. If not, it is read before others from then on.
+    fn aims(&self) -> Option<bool> {
+        let streamed = self.lane.decoder().streamed()?;
+        Some(self.lane.upcoming_part().is_none_or(|part| streamed.aim(part)))
+    }
+
+    /// Says how much the model is wanted, where that is news: memory goes where it is.
+    pub fn tell_urgency(&mut self) {
+        let Some(fit) = self.model.fit() else { return };
+        let waiting = self.waiting.values().map(|(sequence, _)| sequence);
+        let asked = self.lane.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
+        let most = asked.map(|one| (one.priority, one.answer.count() == 0)).max();
+        let urgency = most.map(|(priority, awaited)| Urgency { priority, awaited });
+        if std::mem::replace(&mut self.urgency, urgency) != urgency {
+            fit.set_urgency(urgency);
+        }
+    }
+
+    /// How much the model is wanted, where it shares its memory.
+    pub fn urgency(&self) -> Option<Urgency> {
+        self.urgency
+    }
+
+    /// Says when it is the model's turn to read, where that is news.
+    pub fn tell_turn(&mut self, turn: u32) {
+        if self.turn.replace(turn) != Some(turn)
+            && let Some(fit) = self.model.fit()
+        {
+            fit.set_turn(turn);
+        }
+    }
+
     /// Has it read ahead what it is going to need.
     pub fn prefetch(&self, now: Duration) {
+        if self.lane.decoder().streamed().is_some() {
+            // It reads ahead by itself once it has something to do, and holds no buffers before.
+            return;
+        }
         self.doubt(now);
         self.segments.fetch_from(self.lane.upcoming_layer());
     }

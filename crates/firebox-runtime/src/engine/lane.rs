@@ -36,6 +36,8 @@ struct Running {
     pass: Pass,
     members: Vec<Member>,
     rows: usize,
+    /// Parts that it needs of the model, from the first on; of the unembedding the first block stands for all.
+    parts: usize,
     took: Duration,
 }
 
@@ -75,6 +77,11 @@ impl Lane {
             feeding: None,
             rhythm: Rhythm::default(),
         }
+    }
+
+    /// The model.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
     }
 
     /// What its sequences begin with.
@@ -129,6 +136,12 @@ impl Lane {
         }
     }
 
+    /// The part that comes next of a model that streams; none where nothing more is needed of it.
+    pub fn upcoming_part(&self) -> Option<usize> {
+        let Some(running) = &self.feeding else { return Some(0) };
+        Some(running.pass.next_layer()).filter(|part| *part < running.parts)
+    }
+
     /// Runs one layer of one pass, and after the last one chooses the tokens that follow.
     pub fn step(&mut self, clock: &dyn Clock, told: Told<'_>) -> Stepped {
         let mut stepped = Stepped::default();
@@ -136,13 +149,21 @@ impl Lane {
         self.see_off_cancelled(clock, told, &mut stepped);
         let Some(need) = self.choose(told, &mut stepped) else { return stepped };
         let Some(mut running) = self.slot(need).take() else { return stepped };
-        let done = self.run_layer(&mut running);
+        let layers = self.decoder.layers();
+        let ends = running.pass.next_layer() == layers;
+        let done = if ends { Ok(()) } else { self.run_layer(&mut running) };
         let layer = clock.now().saturating_sub(began);
         running.took += layer;
         self.rhythm.layer(need, running.rows, layer);
         match done {
             Err(error) => self.fail(&running.members, error.into(), told, &mut stepped),
-            Ok(()) if running.pass.next_layer() < self.decoder.layers() => *self.slot(need) = Some(running),
+            // An unembedding that is not in memory is waited for like another layer.
+            Ok(())
+                if running.pass.next_layer() < layers
+                    || (!ends && running.parts > layers && !self.parts()) =>
+            {
+                *self.slot(need) = Some(running);
+            }
             Ok(()) => self.finish(need, running, clock, told, &mut stepped),
         }
         stepped.took = Some(clock.now().saturating_sub(began));
@@ -260,9 +281,11 @@ impl Lane {
             dues.iter().map(|(at, due)| self.sequences[*at].session.input(due)).collect();
         let rows = members.iter().map(|member| member.tokens).sum();
         let asked = members.iter().any(|member| member.asks);
+        let trunk = self.decoder.split().filter(|_| inputs.iter().all(|input| input.head.is_some()));
+        let parts = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
         let decoder = self.decoder.clone();
         match on_pool(decoder.device(), || decoder.begin_pass(&inputs, asked)) {
-            Ok(pass) => Some(Running { pass, members, rows, took: Duration::ZERO }),
+            Ok(pass) => Some(Running { pass, members, rows, parts, took: Duration::ZERO }),
             Err(error) => {
                 self.fail(&members, error.into(), told, stepped);
                 None
@@ -293,7 +316,7 @@ impl Lane {
         told: Told<'_>,
         stepped: &mut Stepped,
     ) {
-        let Running { pass, members, rows, took } = running;
+        let Running { pass, members, rows, took, .. } = running;
         let began = clock.now();
         let mut keep = Vec::new();
         for member in &members {

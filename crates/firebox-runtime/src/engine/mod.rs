@@ -4,11 +4,13 @@
 //! come as a stream.
 
 mod clock;
+mod dormant;
 mod event;
 mod host;
 mod hosted;
 mod lane;
 mod pipeline;
+mod preparing;
 mod request;
 mod rhythm;
 mod segments;

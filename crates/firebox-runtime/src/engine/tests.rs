@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::time::Duration;
@@ -14,6 +15,7 @@ use super::lane::Lane;
 use super::request::Request;
 use super::sequence::{RequestId, Sequence};
 use crate::answer::Answer;
+use crate::heads::{HeadRack, HeadSource, RackConfig, ReadyHead};
 use crate::schedule::{AdmissionConfig, Priority};
 use crate::thermal::Heat;
 use crate::{
@@ -380,6 +382,67 @@ fn others_run_in_the_place_of_who_is_held() {
     host.cancel(slow, clock.now(), &mut told);
     while host.work(&clock, &mut told) != Worked::Idle {}
     assert_eq!(ended, [other, slow]);
+}
+
+/// Heads that take long to come, and then are none.
+#[derive(Debug)]
+struct Slow;
+
+impl HeadSource for Slow {
+    fn names(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(vec!["slow".into()])
+    }
+
+    fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError> {
+        Ok((name == "slow").then_some(1))
+    }
+
+    fn bytes(&self, _: &str) -> Result<u64, RuntimeError> {
+        Ok(1)
+    }
+
+    fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
+        std::thread::sleep(Duration::from_millis(300));
+        Err(RuntimeError::NoHead { name: name.into() })
+    }
+}
+
+#[test]
+fn others_run_while_a_request_is_prepared() {
+    let (mut host, clock) = small(2);
+    let rack = HeadRack::new(Arc::new(Slow), RackConfig::default()).unwrap();
+    let session = || {
+        let (_, model) = host.models().next().unwrap();
+        model.session().unwrap().with_heads(rack.clone())
+    };
+    let [slow, late, cancelled] = [(); 3].map(|()| answer_of(3).in_session(session()).wearing("slow"));
+    let slow = host.submit(slow, clock.now()).unwrap();
+    let late = host.submit(late.with_first_by(Duration::ZERO).or_not_at_all(), clock.now()).unwrap();
+    let cancelled = host.submit(cancelled, clock.now()).unwrap();
+    let grammar = Some(crate::Grammar::Regex("a(b".into()));
+    let wrong = answer_of(3).with_config(GenerationConfig { grammar, ..GenerationConfig::default() });
+    let wrong = host.submit(wrong, clock.now()).unwrap();
+    let other = host.submit(answer_of(6), clock.now()).unwrap();
+    let (mut ended, mut failed) = (Vec::new(), HashMap::new());
+    let mut told = |id: RequestId, event: Event| {
+        if event.is_last() {
+            ended.push(id);
+        }
+        if let Event::Failed(failure) = event {
+            failed.insert(id, failure.error);
+        }
+    };
+    host.cancel(cancelled, clock.now(), &mut told);
+    while host.work(&clock, &mut told) != Worked::Idle {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let place = |id: RequestId| ended.iter().position(|other| *other == id).unwrap();
+    assert_eq!(ended.len(), 5);
+    assert!(place(other) < place(slow) && place(late) < place(slow) && place(wrong) < place(slow));
+    assert!(matches!(failed[&slow], RuntimeError::HeadNotWorn { .. }), "{:?}", failed[&slow]);
+    assert!(matches!(failed[&late], RuntimeError::Late { .. }));
+    assert!(!failed.contains_key(&other) && failed.contains_key(&wrong) && failed.contains_key(&cancelled));
+    assert_eq!(host.under_way(), 0);
 }
 
 #[test]

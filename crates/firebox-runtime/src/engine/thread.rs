@@ -85,6 +85,16 @@ impl Engine {
         self.with_host(move |host| host.add(&name, model))?
     }
 
+    /// Takes a model in that is opened when somebody asks for it: see [`Host::add_later`].
+    pub fn add_later(
+        &self,
+        name: &str,
+        open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
+    ) -> Result<(), RuntimeError> {
+        let name = name.to_owned();
+        self.with_host(move |host| host.add_later(&name, open))?
+    }
+
     /// Lets go of a model. Requests that it has end as failed.
     pub fn remove(&self, name: &str) -> Result<(), RuntimeError> {
         let (done, removed) = channel();

@@ -1,8 +1,11 @@
 //! Fits a model into a number of bytes: what does not go in is read from disk while it runs.
 
+mod commons;
 mod keeper;
 mod probe;
 mod sentry;
+mod tenant;
+mod turns;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +24,9 @@ use crate::telemetry::{Meters, Telemetry};
 use crate::{Model, RuntimeError, pressure};
 use keeper::{Keeper, Looker, Pages};
 use probe::Probe;
+
+pub use commons::{Commons, Terms};
+pub(crate) use tenant::Urgency;
 
 /// What comes to be resident of the program after it has been measured: code that has not run yet, tables of the
 /// sampler, logits.
@@ -82,6 +88,7 @@ pub struct Fit {
     budget: Budget,
     pool: Pool,
     keeper: Arc<Keeper>,
+    decoder: Arc<Decoder>,
     /// What is there whatever happens.
     _standing: Vec<Charge>,
 }
@@ -112,8 +119,30 @@ impl Fit {
         self.keeper.report(meters.clone());
     }
 
+    /// Bytes of the model that are kept in memory at the moment.
+    pub fn kept_bytes(&self) -> u64 {
+        let Some(streamed) = self.decoder.streamed() else { return 0 };
+        let kept = (0..streamed.parts()).filter(|&part| streamed.is_kept(part));
+        kept.map(|part| streamed.kept_bytes(part)).sum()
+    }
+
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Says how much the model is wanted from now on, where it shares its memory with others.
+    pub(crate) fn set_urgency(&self, urgency: Option<Urgency>) {
+        if let Some(streamed) = self.decoder.streamed() {
+            self.keeper.set_urgency(streamed, urgency);
+        }
+    }
+
+    /// Says when it is its turn to read, where it shares the disk with others: small numbers come first.
+    pub(crate) fn set_turn(&self, number: u32) {
+        if let Some(tenancy) = self.keeper.tenancy() {
+            tenancy.tenant.turn.set(number);
+            tenancy.tenants.disk.reorder();
+        }
     }
 }
 
@@ -159,7 +188,7 @@ fn streaming(method: Option<ReadMethod>, taken: u64) -> StreamedConfig {
         stream: StreamConfig { buffers: FEWEST_BUFFERS, ..StreamConfig::default() },
         method,
         room: available().unwrap_or(0).saturating_sub(taken),
-        source: None,
+        ..StreamedConfig::default()
     }
 }
 
@@ -220,7 +249,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     keeper.set_governor(governor(&plan, &shape, &rates, parts)?);
     streamed.set_watcher(Box::new(Looker(keeper.clone())));
     sentry::keep_watch(&keeper, decoder, pressure::system())?;
-    Ok(Fit { plan, rates, budget, pool, keeper, _standing: standing })
+    Ok(Fit { plan, rates, budget, pool, keeper, decoder: decoder.clone(), _standing: standing })
 }
 
 /// Does as one is told instead of what is best.

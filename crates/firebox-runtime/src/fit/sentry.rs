@@ -46,6 +46,9 @@ fn look(
     let pressure = read_all(sources).unwrap_or_default();
     let (keeper, decoder) = (keeper.upgrade()?, decoder.upgrade()?);
     let streamed = decoder.streamed()?;
+    if let Some(tenancy) = keeper.tenancy() {
+        tenancy.tenants.see(pressure);
+    }
     if pressure.level > Level::None {
         keeper.alarmed(streamed, pressure);
     }

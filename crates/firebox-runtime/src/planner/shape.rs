@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::RuntimeError;
 
 /// The program with its threads: a model of a few kilobytes was measured to run in 26 MiB.
-const PROGRAM_BYTES: u64 = 32 << 20;
+pub(crate) const PROGRAM_BYTES: u64 = 32 << 20;
 
 /// A token in the tables of a tokenizer, with its merge: measured on a vocabulary of 151,000 that came as JSON.
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 640;

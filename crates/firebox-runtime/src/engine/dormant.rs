@@ -1,0 +1,77 @@
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread;
+use std::time::Duration;
+
+use crate::engine::request::Request;
+use crate::engine::sequence::RequestId;
+use crate::{Model, RuntimeError};
+
+/// Opens a model.
+pub(crate) type Opener = dyn Fn() -> Result<Model, RuntimeError> + Send + Sync;
+
+/// A model that is opened when somebody asks for it, on a thread of its own, and those who wait for that.
+pub(crate) struct Dormant {
+    open: Arc<Opener>,
+    opened: Option<Receiver<Result<Model, RuntimeError>>>,
+    pub waiting: Vec<Parked>,
+}
+
+/// A request of a model that is not open yet.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    pub id: RequestId,
+    pub request: Request,
+    /// When it came.
+    pub since: Duration,
+    pub cancelled: bool,
+}
+
+impl Parked {
+    /// Whether its first token should be there, and it is not to be answered later.
+    pub fn is_late(&self, now: Duration) -> bool {
+        let first_by = self.request.task.first_by.filter(|_| self.request.or_not_at_all);
+        first_by.is_some_and(|first_by| now >= self.since.saturating_add(first_by))
+    }
+}
+
+impl Dormant {
+    pub fn new(open: Arc<Opener>) -> Self {
+        Self { open, opened: None, waiting: Vec::new() }
+    }
+
+    /// Begins to open it, if nobody has.
+    pub fn wake(&mut self) {
+        if self.is_waking() {
+            return;
+        }
+        let ((done, opened), open) = (channel(), self.open.clone());
+        // Where there is no thread left, nobody says anything, and that is what is found.
+        let _ = thread::Builder::new().name("firebox-open".into()).spawn(move || done.send(open()));
+        self.opened = Some(opened);
+    }
+
+    pub fn is_waking(&self) -> bool {
+        self.opened.is_some()
+    }
+
+    /// The model, once it was opened, or why it could not be; it is tried again for the next who asks.
+    pub fn opened(&mut self) -> Option<Result<Model, RuntimeError>> {
+        let opened = match self.opened.as_ref()?.try_recv() {
+            Ok(opened) => opened,
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => {
+                Err(RuntimeError::Threads { reason: "the thread that opens it is gone".into() })
+            }
+        };
+        self.opened = None;
+        Some(opened)
+    }
+}
+
+impl fmt::Debug for Dormant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dormant").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}

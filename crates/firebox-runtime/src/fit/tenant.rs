@@ -1,0 +1,278 @@
+use std::cmp::Reverse;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use firebox_model::Decoder;
+
+use super::keeper::Keeper;
+use super::turns::{Disk, Turn};
+use crate::RuntimeError;
+use crate::budget::{Account, Budget, Charge};
+use crate::governor::GovernorConfig;
+use crate::memory::resident_bytes;
+use crate::pressure::{Level, Pressure};
+use crate::schedule::Priority;
+
+/// After memory was short, nothing more is kept for so long.
+const CALM: Duration = Duration::from_secs(10);
+
+/// Of two models that are as urgent, one has to be smaller by a quarter to get the memory: they should not take it from
+/// each other for nothing.
+const SMALLER: (u64, u64) = (4, 3);
+
+/// From one look to the next how much the program takes: reading that from the system takes a twentieth of a millisecond.
+const LOOKS: Duration = Duration::from_millis(20);
+
+/// What the program may come to take more until it is looked at again.
+const AHEAD: u64 = 16 << 20;
+
+/// How much a model is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Urgency {
+    /// The most urgent of its requests.
+    pub priority: Priority,
+    /// Whether one of those still waits for its first token.
+    pub awaited: bool,
+}
+
+/// The models that share some memory.
+#[derive(Debug)]
+pub(super) struct Tenants {
+    budget: Budget,
+    /// What the process has that no model has charged, where that is part of the budget.
+    program: Option<Mutex<Program>>,
+    all: Mutex<Vec<Arc<Tenant>>>,
+    /// Grows whenever a model begins or ends to be wanted.
+    clock: AtomicU64,
+    pub disk: Arc<Disk>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug)]
+struct Program {
+    charge: Charge,
+    looked: Instant,
+}
+
+/// What was last seen of the system's memory.
+#[derive(Debug, Default)]
+struct Seen {
+    available: Option<u64>,
+    short: Option<Instant>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    pub tenants: Weak<Tenants>,
+    /// Whether it is never asked to give anything up.
+    pub is_pinned: bool,
+    /// What keeping all of it takes.
+    pub bytes: u64,
+    /// What it cannot do without.
+    pub least: u64,
+    pub keeper: Weak<Keeper>,
+    pub decoder: Weak<Decoder>,
+    pub turn: Arc<Turn>,
+    pub state: Mutex<Wanted>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Wanted {
+    pub urgency: Option<Urgency>,
+    /// When that was said last, in the order of such events.
+    pub since: u64,
+}
+
+impl Wanted {
+    /// What decides first; more is more urgent.
+    fn key(&self) -> (bool, Priority, bool) {
+        match self.urgency {
+            Some(Urgency { priority, awaited }) => (true, priority, awaited),
+            None => (false, Priority::Background, false),
+        }
+    }
+}
+
+impl Tenant {
+    pub fn wanted(&self) -> Wanted {
+        *lock(&self.state)
+    }
+
+    /// Says how urgent it is from now on. Returns whether it begins or ends to be wanted with that.
+    pub fn set_wanted(&self, urgency: Option<Urgency>) -> bool {
+        let mut state = lock(&self.state);
+        let changes = state.urgency.is_some() != urgency.is_some();
+        if changes && let Some(tenants) = self.tenants.upgrade() {
+            state.since = tenants.clock.fetch_add(1, Ordering::Relaxed) + 1;
+        }
+        state.urgency = urgency;
+        changes
+    }
+
+    /// Whether it may take from another what that keeps: it is more urgent, or as urgent, and a byte saves it more reading,
+    /// because all of its parts are needed more often.
+    pub fn comes_before(&self, other: &Self) -> bool {
+        let (own, its) = (self.wanted(), other.wanted());
+        let is_smaller = self.bytes * SMALLER.0 < other.bytes * SMALLER.1;
+        let answers = own.urgency.is_some_and(|urgency| !urgency.awaited);
+        !other.is_pinned && (own.key() > its.key() || (own.key() == its.key() && answers && is_smaller))
+    }
+}
+
+impl Tenants {
+    pub fn new(budget: &Budget, program: Option<Charge>) -> Self {
+        let program = program.map(|charge| Mutex::new(Program { charge, looked: Instant::now() }));
+        Self {
+            budget: budget.clone(),
+            program,
+            all: Mutex::default(),
+            clock: AtomicU64::default(),
+            disk: Arc::default(),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// What is charged for the program.
+    pub fn program_bytes(&self) -> u64 {
+        let charged = |program: &Mutex<Program>| lock(program).charge.bytes();
+        self.program.as_ref().map_or(0, charged)
+    }
+
+    /// What the program should be charged, now and then, where that is more than it is: code that had not run before, and
+    /// whatever an allocator keeps for itself.
+    pub fn program_takes(&self) -> Option<u64> {
+        let charged = {
+            let mut program = lock(self.program.as_ref()?);
+            if program.looked.elapsed() < LOOKS {
+                return None;
+            }
+            program.looked = Instant::now();
+            program.charge.bytes()
+        };
+        // What is there only before or only after is taken to be there.
+        let before = self.accounted(charged);
+        let resident = resident_bytes()?;
+        let accounted = before.max(self.accounted(charged));
+        Some(resident.saturating_sub(accounted) + AHEAD).filter(|takes| *takes > charged)
+    }
+
+    pub fn charge_program(&self, bytes: u64) -> Result<(), RuntimeError> {
+        self.program.as_ref().map_or(Ok(()), |program| lock(program).charge.resize(bytes))
+    }
+
+    /// Bytes of models that are there: of buffers those that were made. An allocator keeps what a pass has given back.
+    fn accounted(&self, program: u64) -> u64 {
+        let buffers = |tenant: &Arc<Tenant>| {
+            let decoder = tenant.decoder.upgrade()?;
+            let streamed = decoder.streamed()?;
+            Some((streamed.made_buffers() * streamed.buffer_bytes()) as u64)
+        };
+        let buffers: u64 = lock(&self.all).iter().filter_map(buffers).sum();
+        let accounts = [Account::Weights, Account::Streams, Account::Activations, Account::Program];
+        let held: u64 = accounts.iter().map(|account| self.budget.held(*account)).sum();
+        (buffers + held).saturating_sub(program)
+    }
+
+    pub fn add(&self, tenant: Arc<Tenant>) {
+        let mut all = lock(&self.all);
+        all.retain(|tenant| tenant.decoder.strong_count() > 0);
+        all.push(tenant);
+    }
+
+    /// All of them, those first that should give something up first: who is not wanted, and has not been for longest; then
+    /// the least urgent, and of them the largest.
+    pub fn least_urgent_first(&self) -> Vec<Arc<Tenant>> {
+        let mut all = lock(&self.all).clone();
+        all.retain(|tenant| tenant.decoder.strong_count() > 0);
+        all.sort_by_cached_key(|tenant| {
+            let wanted = tenant.wanted();
+            let since = if wanted.urgency.is_none() { wanted.since } else { 0 };
+            (tenant.is_pinned, wanted.key(), since, Reverse(tenant.bytes))
+        });
+        all
+    }
+
+    /// Notes how short memory is.
+    pub fn see(&self, pressure: Pressure) {
+        let mut seen = lock(&self.seen);
+        seen.available = pressure.available;
+        if pressure.level > Level::None {
+            seen.short = Some(Instant::now());
+        }
+    }
+
+    /// Whether the system has so many bytes to spare, and has not been short of memory lately.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let seen = lock(&self.seen);
+        let margin = GovernorConfig::default().margin;
+        seen.short.is_none_or(|short| short.elapsed() > CALM)
+            && seen.available.is_none_or(|available| available >= bytes.saturating_add(margin))
+    }
+}
+
+/// Nothing panics between two numbers that belong together, so that a poisoned lock is as good as any.
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(tenants: &Arc<Tenants>, bytes: u64, is_pinned: bool) -> Arc<Tenant> {
+        let (keeper, decoder) = (Weak::new(), Weak::new());
+        let (turn, state) = (Arc::default(), Mutex::default());
+        let tenants = Arc::downgrade(tenants);
+        Arc::new(Tenant { tenants, is_pinned, bytes, least: 0, keeper, decoder, turn, state })
+    }
+
+    fn urgency(priority: Priority, awaited: bool) -> Option<Urgency> {
+        Some(Urgency { priority, awaited })
+    }
+
+    fn tenants() -> Arc<Tenants> {
+        Arc::new(Tenants::new(&Budget::unlimited(), None))
+    }
+
+    #[test]
+    fn memory_goes_to_who_is_urgent_then_to_who_waits_then_to_the_smaller() {
+        let tenants = tenants();
+        let (small, large) = (tenant(&tenants, 100, false), tenant(&tenants, 1000, false));
+        let pinned = tenant(&tenants, 10, true);
+        assert!(!small.comes_before(&large) && !large.comes_before(&small), "nobody wants either");
+        large.set_wanted(urgency(Priority::Normal, true));
+        assert!(large.comes_before(&small) && !large.comes_before(&pinned));
+        small.set_wanted(urgency(Priority::Normal, true));
+        assert!(!small.comes_before(&large) && !large.comes_before(&small), "both wait");
+        large.set_wanted(urgency(Priority::Normal, false));
+        assert!(small.comes_before(&large) && !large.comes_before(&small));
+        small.set_wanted(urgency(Priority::Normal, false));
+        assert!(small.comes_before(&large) && !large.comes_before(&small), "it is read more often");
+        large.set_wanted(urgency(Priority::Interactive, false));
+        assert!(large.comes_before(&small) && !small.comes_before(&large));
+    }
+
+    #[test]
+    fn who_was_not_wanted_for_longest_gives_up_first() {
+        let tenants = tenants();
+        let made = [100, 200, 300].map(|bytes| tenant(&tenants, bytes, false));
+        for at in [2, 0, 1] {
+            made[at].set_wanted(urgency(Priority::Normal, true));
+            assert!(made[at].set_wanted(None));
+        }
+        let order = |tenant: &Arc<Tenant>| tenant.wanted().since;
+        assert!(order(&made[2]) < order(&made[0]) && order(&made[0]) < order(&made[1]));
+    }
+
+    #[test]
+    fn nothing_more_is_kept_while_memory_is_short() {
+        let tenants = tenants();
+        assert!(tenants.has_room(1 << 30), "nothing is known");
+        tenants.see(Pressure { level: Level::None, available: Some(100 << 20) });
+        assert!(tenants.has_room(30 << 20) && !tenants.has_room(90 << 20));
+        tenants.see(Pressure { level: Level::Critical, available: Some(100 << 30) });
+        assert!(!tenants.has_room(1));
+    }
+}

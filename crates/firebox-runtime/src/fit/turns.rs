@@ -1,0 +1,131 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use firebox_store::{Checkpoint, ReadAt, ReadMethod, StoreError};
+
+/// What is smaller is read at once, and through the page cache: rows of an embedding, which a pass waits for.
+const SMALL: usize = 256 << 10;
+
+/// Lets models read from one disk one after the other, whoever needs it most first: what each of them waits for would
+/// else come as late as what all of them read ahead.
+#[derive(Debug, Default)]
+pub(super) struct Disk {
+    state: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    reads: bool,
+    waiting: Vec<Arc<Turn>>,
+}
+
+/// When it is a model's turn: those with small numbers come first.
+#[derive(Debug, Default)]
+pub(super) struct Turn(AtomicU32);
+
+impl Turn {
+    pub fn set(&self, number: u32) {
+        self.0.store(number, Ordering::Relaxed);
+    }
+
+    fn number(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Disk {
+    fn wait(&self, turn: &Arc<Turn>) -> Reading<'_> {
+        let mut state = self.state();
+        state.waiting.push(turn.clone());
+        while state.reads || state.waiting.iter().any(|other| other.number() < turn.number()) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.reads = true;
+        if let Some(at) = state.waiting.iter().position(|waiting| Arc::ptr_eq(waiting, turn)) {
+            state.waiting.swap_remove(at);
+        }
+        Reading(self)
+    }
+
+    /// Has those look again who wait, because their numbers are others now.
+    pub fn reorder(&self) {
+        drop(self.state());
+        self.changed.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has the disk until it is dropped.
+struct Reading<'a>(&'a Disk);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.state().reads = false;
+        self.0.changed.notify_all();
+    }
+}
+
+/// The files of a model, read when it is its turn.
+#[derive(Debug)]
+pub(super) struct InTurn {
+    files: Arc<dyn ReadAt>,
+    cached: Arc<dyn ReadAt>,
+    disk: Arc<Disk>,
+    turn: Arc<Turn>,
+}
+
+impl InTurn {
+    pub fn new(checkpoint: &Checkpoint, method: ReadMethod, disk: &Arc<Disk>, turn: &Arc<Turn>) -> Self {
+        Self {
+            files: checkpoint.disk(method),
+            cached: checkpoint.disk(ReadMethod::Buffered),
+            disk: disk.clone(),
+            turn: turn.clone(),
+        }
+    }
+}
+
+impl ReadAt for InTurn {
+    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
+        if buffer.len() < SMALL {
+            return self.cached.read_at(file, buffer, start);
+        }
+        let _reading = self.disk.wait(&self.turn);
+        self.files.read_at(file, buffer, start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_needs_it_most_reads_next() {
+        let (disk, order) = (Disk::default(), Mutex::new(Vec::new()));
+        let first = Arc::new(Turn::default());
+        let reading = disk.wait(&first);
+        thread::scope(|scope| {
+            for number in [3, 1, 2] {
+                let (disk, order) = (&disk, &order);
+                scope.spawn(move || {
+                    let turn = Arc::new(Turn::default());
+                    turn.set(number);
+                    let _reading = disk.wait(&turn);
+                    order.lock().unwrap().push(number);
+                });
+            }
+            while disk.state().waiting.len() < 3 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(reading);
+        });
+        assert_eq!(order.into_inner().unwrap(), [1, 2, 3]);
+    }
+}

@@ -1,0 +1,314 @@
+//! Several models in less memory than they take together.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firebox::engine::{Engine, Event, HostConfig, Request};
+use firebox::fit::{Commons, Terms};
+use firebox::model::StreamedConfig;
+use firebox::schedule::Priority;
+use firebox::store::{Checkpoint, ReadAt, ReadMethod, StoreError, StreamConfig};
+use firebox::{Account, Budget, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
+use tempfile::TempDir;
+
+mod made;
+
+use made::Made;
+
+/// What the process takes is looked at, and what others do in it meanwhile would count.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone_here() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const NAMES: [&str; 3] = ["small", "middle", "large"];
+const MIB: u64 = 1 << 20;
+
+struct Models {
+    folder: TempDir,
+    made: [Made; 3],
+}
+
+impl Models {
+    /// Three whose weights take so many MiB each.
+    fn new(sizes: [usize; 3]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let made = [(sizes[0], 4), (sizes[1], 8), (sizes[2], 12)];
+        let made = made.map(|(size, layers)| Made::of_bytes(size << 20, layers, 512));
+        for (at, (name, made)) in NAMES.iter().zip(&made).enumerate() {
+            made.write(&folder.path().join(name), at as u64).unwrap();
+        }
+        Self { folder, made }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.made.iter().map(|made| made.bytes() as u64).sum()
+    }
+
+    /// What each says alone, with all of it in memory.
+    fn alone(&self, name: &str, prompt: &[u32], config: GenerationConfig) -> Vec<u32> {
+        let model = Model::open(self.path(name), &device("cpu").unwrap()).unwrap();
+        let mut session = model.session().unwrap();
+        let mut generation = Generation::begin(&mut session, None, prompt, config).unwrap();
+        while generation.next_piece().unwrap().is_some() {}
+        generation.finish().unwrap().tokens
+    }
+}
+
+fn terms() -> Terms {
+    Terms { context: Some(256), rows: 16, ..Terms::default() }
+}
+
+/// Room for so much of the weights, and for what models take beside them.
+fn commons(weights: u64) -> Commons {
+    Commons::beside(&Budget::new(weights + 6 * MIB)).unwrap()
+}
+
+fn open(commons: &Commons, path: &Path, terms: &Terms) -> Model {
+    commons.open(path, &device("cpu").unwrap(), terms).unwrap()
+}
+
+fn prompt(from: u32, count: u32) -> Vec<u32> {
+    (0..count).map(|index| 3 + (from + index * 31) % 500).collect()
+}
+
+fn tokens(most: usize) -> GenerationConfig {
+    GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
+}
+
+fn kept(engine: &Engine, name: &'static str) -> u64 {
+    let kept = move |host: &mut firebox::engine::Host| {
+        host.models().find(|(other, _)| *other == name).map(|(_, model)| model.fit().unwrap().kept_bytes())
+    };
+    engine.with_host(kept).unwrap().unwrap()
+}
+
+#[test]
+fn each_says_what_it_says_alone_and_memory_suffices() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    for share in [0.35, 0.65, 1.2] {
+        let commons = commons((models.bytes() as f64 * share) as u64);
+        let engine = Engine::start(HostConfig::default()).unwrap();
+        for name in NAMES {
+            engine.add(name, open(&commons, &models.path(name), &terms())).unwrap();
+        }
+        let asked: Vec<_> = (0..9u32)
+            .map(|at| {
+                let name = NAMES[at as usize % 3];
+                let config = GenerationConfig {
+                    sampler: SamplerConfig {
+                        temperature: (at % 2) as f32,
+                        seed: 5,
+                        ..SamplerConfig::default()
+                    },
+                    ..tokens(10 + at as usize)
+                };
+                let prompt = prompt(at, 3 + 7 * at);
+                let priority = Priority::ALL[at as usize % 3];
+                let request =
+                    Request::new(name, prompt.clone()).with_config(config.clone()).with_priority(priority);
+                (engine.generate(request), name, prompt, config)
+            })
+            .collect();
+        for (answering, name, prompt, config) in asked {
+            let said = answering.wait().unwrap().summary.tokens;
+            assert_eq!(said, models.alone(name, &prompt, config), "{name} with {share}");
+        }
+        assert!(commons.budget().most_held() <= commons.budget().total());
+        drop(engine);
+    }
+}
+
+#[test]
+fn one_gives_way_and_grows_back() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    let large = models.made[2].bytes() as u64;
+    let commons = commons(large - 2 * MIB);
+    let engine = Engine::start(HostConfig::default()).unwrap();
+    engine.add("large", open(&commons, &models.path("large"), &terms())).unwrap();
+    engine
+        .add("middle", open(&commons, &models.path("middle"), &Terms { filled: false, ..terms() }))
+        .unwrap();
+    let whole = kept(&engine, "large");
+    assert!(whole >= large, "there is room for all of it: {whole} of {large}");
+    assert_eq!(kept(&engine, "middle"), 0);
+    let ask = |name: &str| {
+        let request = Request::new(name, prompt(1, 9)).with_config(tokens(12));
+        let said = engine.generate(request).wait().unwrap().summary.tokens;
+        assert_eq!(said, models.alone(name, &prompt(1, 9), tokens(12)), "{name}");
+    };
+    ask("middle");
+    let (middle, rest) = (kept(&engine, "middle"), kept(&engine, "large"));
+    assert!(middle >= models.made[1].bytes() as u64, "who is asked has the memory: {middle}");
+    assert!(rest > 0 && rest < whole, "no more is given up than is needed: {rest} of {whole}");
+    ask("large");
+    assert!(kept(&engine, "large") > rest + middle / 2, "it comes back");
+    assert!(kept(&engine, "middle") < middle);
+    assert!(commons.budget().most_held() <= commons.budget().total());
+}
+
+#[test]
+fn who_is_pinned_stays() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    let commons = commons(2 * MIB);
+    let engine = Engine::start(HostConfig::default()).unwrap();
+    engine.add("large", open(&commons, &models.path("large"), &terms())).unwrap();
+    // What was filled makes room for it.
+    let pinned = Terms { pinned: true, ..terms() };
+    engine.add("small", open(&commons, &models.path("small"), &pinned)).unwrap();
+    let whole = kept(&engine, "small");
+    assert!(whole >= models.made[0].bytes() as u64);
+    let asked = ["large", "small", "large"].map(|name| {
+        let request = Request::new(name, prompt(4, 20)).with_config(tokens(8));
+        (name, engine.generate(request.with_priority(Priority::Interactive)))
+    });
+    for (name, answering) in asked {
+        let said = answering.wait().unwrap().summary.tokens;
+        assert_eq!(said, models.alone(name, &prompt(4, 20), tokens(8)));
+        assert_eq!(kept(&engine, "small"), whole);
+    }
+    // There is no room for a second one.
+    let error =
+        commons.open(models.path("middle"), &device("cpu").unwrap(), &Terms { pinned: true, ..terms() });
+    assert!(matches!(error.map(drop), Err(RuntimeError::TooLittleMemory { .. })));
+    assert_eq!(kept(&engine, "small"), whole);
+}
+
+#[test]
+fn who_is_rarely_asked_is_opened_then() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    let commons = commons(models.bytes());
+    let engine = Engine::start(HostConfig::default()).unwrap();
+    let opened = Arc::new(AtomicUsize::new(0));
+    let (path, shared, count) = (models.path("middle"), commons.clone(), opened.clone());
+    engine
+        .add_later("middle", move || match count.fetch_add(1, Ordering::SeqCst) {
+            0 => Err(RuntimeError::Device { name: "none".into(), available: Vec::new() }),
+            _ => shared.open(&path, &device("cpu")?, &terms()),
+        })
+        .unwrap();
+    assert!(matches!(engine.add_later("middle", || unreachable!()), Err(RuntimeError::ModelNamed { .. })));
+    assert_eq!(commons.budget().held(Account::Weights), 0);
+    let request = || Request::new("middle", prompt(2, 6)).with_config(tokens(7));
+    let error = engine.generate(request()).wait().unwrap_err();
+    assert!(matches!(error, RuntimeError::NotOpened { .. }), "{error}");
+    // The next ones try again, and wait for it together.
+    let asked = [request(), request()].map(|request| engine.generate(request));
+    let cancelled = engine.generate(request());
+    cancelled.cancel();
+    for answering in asked {
+        let said = answering.wait().unwrap().summary.tokens;
+        assert_eq!(said, models.alone("middle", &prompt(2, 6), tokens(7)));
+    }
+    assert!(cancelled.wait().is_ok());
+    assert_eq!(opened.load(Ordering::SeqCst), 2);
+    assert!(commons.budget().held(Account::Weights) > 0);
+    engine.add_later("never", || unreachable!("nobody asks for it")).unwrap();
+    engine.remove("never").unwrap();
+    let late = Request::new("never", vec![3]);
+    assert!(matches!(engine.generate(late).wait(), Err(RuntimeError::NoModel { .. })));
+}
+
+#[test]
+fn the_process_takes_no_more_than_it_may() {
+    let _alone = alone_here();
+    let models = Models::new([6, 18, 48]);
+    // What the program itself takes is there before.
+    models.alone("middle", &prompt(1, 16), tokens(4));
+    let own = firebox::resident_bytes().unwrap();
+    let memory = own + 20 * MIB + (models.bytes() as f64 * 0.65) as u64;
+    let commons = Commons::new(memory).unwrap();
+    let engine = Engine::start(HostConfig::default()).unwrap();
+    for name in NAMES {
+        engine.add(name, open(&commons, &models.path(name), &terms())).unwrap();
+    }
+    let over = Arc::new(AtomicUsize::new(0));
+    let watching = Arc::new(());
+    let (watched, most) = (Arc::downgrade(&watching), over.clone());
+    let watch = thread::spawn(move || {
+        while watched.strong_count() > 0 {
+            let taken = firebox::anonymous_bytes().unwrap() + firebox::mapped_file_bytes().unwrap();
+            most.fetch_max(taken as usize, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    for round in 0..3u32 {
+        let asked = NAMES.map(|name| {
+            let request = Request::new(name, prompt(round, 16)).with_config(tokens(12 + 9 * round as usize));
+            engine.generate(request.with_priority(Priority::Interactive))
+        });
+        for answering in asked {
+            answering.wait().unwrap();
+        }
+    }
+    drop(watching);
+    watch.join().unwrap();
+    let most = over.load(Ordering::Relaxed) as u64;
+    assert!(most > own + 10 * MIB, "it was looked at: {most}");
+    assert!(most <= memory, "{} MiB of {}", most / MIB, memory / MIB);
+    assert!(commons.budget().most_held() <= memory);
+}
+
+/// A disk that takes its time.
+#[derive(Debug)]
+struct Slow(Arc<dyn ReadAt>);
+
+impl ReadAt for Slow {
+    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
+        if thread::current().name() == Some("firebox-read") {
+            thread::sleep(Duration::from_millis(40));
+        }
+        self.0.read_at(file, buffer, start)
+    }
+}
+
+/// While one waits for the disk, another has the machine.
+#[test]
+fn nobody_waits_for_the_disk_of_another() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    let checkpoint = Checkpoint::open(models.path("middle")).unwrap();
+    let config = StreamedConfig {
+        stream: StreamConfig { buffers: 2, ..StreamConfig::default() },
+        source: Some(Arc::new(Slow(checkpoint.disk(ReadMethod::Buffered)))),
+        ..StreamedConfig::default()
+    };
+    let cpu = device("cpu").unwrap();
+    let slow = Model::streamed(checkpoint, &cpu, &config).unwrap();
+    let engine = Engine::start(HostConfig::default()).unwrap();
+    engine.add("slow", slow).unwrap();
+    engine.add("quick", Model::open(models.path("small"), &cpu).unwrap()).unwrap();
+    let urgent =
+        Request::new("slow", prompt(1, 6)).with_config(tokens(4)).with_priority(Priority::Interactive);
+    let slow = engine.generate(urgent);
+    let quick = engine.generate(Request::new("quick", prompt(2, 6)).with_config(tokens(100_000)));
+    let came = thread::spawn(move || {
+        let began = Instant::now();
+        let times = quick.filter_map(|event| match event {
+            Event::Piece(piece) => piece.token.map(|_| began.elapsed()),
+            _ => None,
+        });
+        times.take(300).collect::<Vec<_>>()
+    });
+    assert_eq!(slow.wait().unwrap().summary.tokens, models.alone("middle", &prompt(1, 6), tokens(4)));
+    let came = came.join().unwrap();
+    let mut gaps: Vec<Duration> = came.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    gaps.sort_unstable();
+    // A part comes every 40 ms, and whoever waited for it would say nothing meanwhile.
+    let held_up = gaps.iter().filter(|gap| **gap > Duration::from_millis(30)).count();
+    assert!(held_up <= 3, "{held_up} of {} waited, {:?} at most", gaps.len(), gaps.last());
+}

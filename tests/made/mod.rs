@@ -1,0 +1,119 @@
+//! Models of random numbers, of any size, in the form that Hugging Face gives them.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use serde_json::{Map, json};
+
+/// Values of a head.
+const HEAD: usize = 64;
+
+/// What a model is like: a Llama, its embedding tied, its weights bf16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Made {
+    pub layers: usize,
+    pub hidden: usize,
+    pub inner: usize,
+    pub vocab: usize,
+}
+
+impl Made {
+    /// One of so many layers that takes about as many bytes as it should.
+    pub fn of_bytes(bytes: usize, layers: usize, vocab: usize) -> Self {
+        let with =
+            |hidden: usize| Self { layers, hidden, inner: (hidden * 11 / 4).next_multiple_of(64), vocab };
+        let widths = (1..).map(|heads| with(heads * HEAD * 2));
+        let mut made = widths.take_while(|made| made.bytes() <= bytes).last().unwrap_or(with(2 * HEAD));
+        while made.bytes() + made.layers * 3 * made.hidden * 64 * 2 <= bytes {
+            made.inner += 64;
+        }
+        made
+    }
+
+    /// Bytes of its weights.
+    pub fn bytes(&self) -> usize {
+        self.tensors().iter().map(|(_, shape)| shape.iter().product::<usize>() * 2).sum()
+    }
+
+    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let Self { layers, hidden, inner, vocab } = *self;
+        let mut tensors = vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden])];
+        for layer in 0..layers {
+            for (name, shape) in [
+                ("input_layernorm", vec![hidden]),
+                ("post_attention_layernorm", vec![hidden]),
+                ("self_attn.q_proj", vec![hidden, hidden]),
+                ("self_attn.k_proj", vec![hidden / 2, hidden]),
+                ("self_attn.v_proj", vec![hidden / 2, hidden]),
+                ("self_attn.o_proj", vec![hidden, hidden]),
+                ("mlp.gate_proj", vec![inner, hidden]),
+                ("mlp.up_proj", vec![inner, hidden]),
+                ("mlp.down_proj", vec![hidden, inner]),
+            ] {
+                tensors.push((format!("model.layers.{layer}.{name}.weight"), shape));
+            }
+        }
+        tensors.push(("model.norm.weight".to_owned(), vec![hidden]));
+        tensors
+    }
+
+    /// Writes it into a directory that is made for it.
+    pub fn write(&self, folder: &Path, seed: u64) -> io::Result<()> {
+        let Self { layers, hidden, inner, vocab } = *self;
+        std::fs::create_dir_all(folder)?;
+        let config = json!({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+            "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+            "num_attention_heads": hidden / HEAD, "num_key_value_heads": hidden / HEAD / 2, "head_dim": HEAD,
+            "vocab_size": vocab, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        });
+        std::fs::write(folder.join("config.json"), config.to_string())?;
+        let (mut header, mut at) = (Map::new(), 0);
+        let tensors = self.tensors();
+        for (name, shape) in &tensors {
+            let bytes = shape.iter().product::<usize>() * 2;
+            header.insert(
+                name.clone(),
+                json!({ "dtype": "BF16", "shape": shape, "data_offsets": [at, at + bytes] }),
+            );
+            at += bytes;
+        }
+        let mut header = serde_json::to_string(&header)?;
+        header.push_str(&" ".repeat(header.len().next_multiple_of(64) - header.len() + 56));
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(folder.join("model.safetensors"))?);
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
+        let mut random = Random(seed.wrapping_mul(2).wrapping_add(1));
+        for (_, shape) in &tensors {
+            match shape[..] {
+                [_, width] => {
+                    let scale = (3.0 / width as f32).sqrt();
+                    for _ in 0..shape.iter().product() {
+                        file.write_all(&bf16(random.next() * scale))?;
+                    }
+                }
+                _ => (0..shape[0]).try_for_each(|_| file.write_all(&bf16(1.0)))?,
+            }
+        }
+        // What is not on the disk yet cannot be dropped from the page cache.
+        file.into_inner()?.sync_all()
+    }
+}
+
+fn bf16(number: f32) -> [u8; 2] {
+    ((number.to_bits() >> 16) as u16).to_le_bytes()
+}
+
+/// Numbers from -1 to 1.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
