@@ -131,6 +131,7 @@ fn filled<const BYTES: usize>(rest: &[u8]) -> [u8; BYTES] {
 }
 
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // A vector is of all rows at once.
 fn of_bytes<L: Lanes, const ROWS: usize>(bytes: &[u8; BYTE_LINE], x: [&LineInput; ROWS]) -> [L::Words; ROWS] {
     let zero = L::splat_word(0);
     let (mut first, mut second) = ([zero; ROWS], [zero; ROWS]);
@@ -158,6 +159,7 @@ fn of_bytes<L: Lanes, const ROWS: usize>(bytes: &[u8; BYTE_LINE], x: [&LineInput
 }
 
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // A vector is of all rows at once.
 fn of_nibbles<L: Lanes, const ROWS: usize>(
     bytes: &[u8; NIBBLE_LINE],
     x: [&LineInput; ROWS],

@@ -79,14 +79,11 @@ impl<L: Lanes, const ROWS: usize> Unpacked<L> for RowsBlock<'_, L, ROWS> {
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
         let mut sums = [[L::splat_word(0); 2]; ROWS];
         for (at, bytes) in quads.into_iter().enumerate() {
-            for i in 0..ROWS {
-                let x = &self.x[i][chunk].quads[half * HALF_QUADS + at];
-                sums[i] = L::dot_quads(sums[i], bytes, x, self.small);
+            for (sums, x) in sums.iter_mut().zip(self.x) {
+                *sums = L::dot_quads(*sums, bytes, &x[chunk].quads[half * HALF_QUADS + at], self.small);
             }
         }
-        for i in 0..ROWS {
-            self.dots[chunk][half][i] = L::dot(sums[i]);
-        }
+        self.dots[chunk][half] = sums.map(L::dot);
     }
 
     #[inline(always)]
