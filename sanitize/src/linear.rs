@@ -12,6 +12,10 @@ pub struct Grouping {
 mod activations;
 #[path = "../../crates/firebox-kernels/src/linear/blocks.rs"]
 mod blocks;
+#[path = "../../crates/firebox-kernels/src/linear/direct.rs"]
+mod direct;
+#[path = "../../crates/firebox-kernels/src/linear/few.rs"]
+mod few;
 #[path = "../../crates/firebox-kernels/src/linear/grouped.rs"]
 mod grouped;
 #[path = "../../crates/firebox-kernels/src/linear/line.rs"]
@@ -22,8 +26,6 @@ mod panel;
 mod plain;
 #[path = "../../crates/firebox-kernels/src/linear/product.rs"]
 mod product;
-#[path = "../../crates/firebox-kernels/src/linear/single.rs"]
-mod single;
 
 /// Products of weights in buffers that end where the weight does.
 #[cfg(test)]

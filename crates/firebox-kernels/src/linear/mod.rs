@@ -4,6 +4,7 @@ mod activations;
 mod blocks;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
+mod direct;
 mod few;
 mod flex;
 #[cfg(feature = "autodiff")]
@@ -14,7 +15,6 @@ mod panel;
 mod plain;
 mod product;
 pub mod reference;
-mod single;
 #[cfg(feature = "autodiff")]
 mod unpacked;
 

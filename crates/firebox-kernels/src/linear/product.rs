@@ -9,12 +9,12 @@ use std::marker::PhantomData;
 use rayon::prelude::*;
 
 use super::activations::{Activations, Integers, Quantized, Rounding};
+use super::direct;
 use super::few;
 use super::panel::{
     BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, IntegerPanel, IntegerRows, OUTPUTS,
     QUADS, TILE_OUTPUTS,
 };
-use super::single;
 #[cfg(feature = "autodiff")]
 use super::unpacked::{Unpack, UnpackIntegers};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
@@ -227,7 +227,7 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
         if let [result] = &mut results[..] {
-            return single::float_row::<L, W>(x.values, weight, first, weight_rows, result);
+            return direct::float_row::<L, W>(x.values, weight, first, weight_rows, result);
         }
         let mut panels = (FloatPanel::default(), FloatPanel::default());
         for at in (0..results[0].len()).step_by(TILE_OUTPUTS) {
@@ -303,10 +303,10 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
             return few::Few { x, weight, line, first, weight_rows }.multiply::<L>(&mut results);
         }
         match results.len() {
-            1 => return single::integer_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results),
-            2 => return single::integer_rows::<L, W, 2>(x, weight, first, weight_rows, &mut results),
-            3 => return single::integer_rows::<L, W, 3>(x, weight, first, weight_rows, &mut results),
-            4 => return single::integer_rows::<L, W, 4>(x, weight, first, weight_rows, &mut results),
+            1 => return direct::integer_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results),
+            2 => return direct::integer_rows::<L, W, 2>(x, weight, first, weight_rows, &mut results),
+            3 => return direct::integer_rows::<L, W, 3>(x, weight, first, weight_rows, &mut results),
+            4 => return direct::integer_rows::<L, W, 4>(x, weight, first, weight_rows, &mut results),
             _ => {}
         }
         let mut panels = (IntegerPanel::default(), IntegerPanel::default());

@@ -1,5 +1,5 @@
-//! A single row of activations times a weight, the case of decoding: the same sums as with several rows, to the last
-//! bit, and nothing between the memory and the multiplication.
+//! A single row of activations times a weight, or a few, the case of decoding: the same sums as with many rows, to the
+//! last bit, and nothing between the memory and the multiplication.
 
 use super::activations::{Integers, Quantized};
 use super::panel::{
