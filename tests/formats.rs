@@ -111,22 +111,31 @@ fn a_quantized_model_keeps_its_tokens_when_stored_again() {
     assert_eq!(hashes(&first), hashes(&second));
 }
 
-/// A quantized model computes the same on every device: the CPU has kernels for it, others unpack it.
+/// A quantized model computes the same on every device: the CPU has kernels for it, others unpack it. Beside weights of
+/// four bits the CPU reads activations of eight bits, which are 257 times as coarse as the sixteen beside those of eight.
 #[test]
 fn quantized_weights_mean_the_same_everywhere() {
     let scratch = tempfile::tempdir().unwrap();
-    for (bits, group) in [(Bits::Q8, 32), (Bits::Q4, 32), (Bits::Q4, 128)] {
+    let within = |bound: f32, found: &[f32], expected: &[f32]| {
+        found.iter().zip(expected).all(|(f, e)| (f - e).abs() < bound)
+    };
+    for (bits, group, of_cpu) in [(Bits::Q8, 32, 1e-3), (Bits::Q4, 32, 257e-3), (Bits::Q4, 128, 257e-3)] {
         let bundle = scratch.path().join(format!("{bits:?}-{group}"));
         imported(&fixtures("reference/qwen3"), &bundle, Some(Quantization { bits, group }));
         let logits = |name| {
             let model = Model::open(&bundle, &device(name).unwrap()).unwrap();
             model.session().unwrap().with_kv_type(KvType::F32).feed(&[5, 77, 130, 9, 201]).unwrap()
         };
-        let expected = logits("cpu");
-        for name in available_devices() {
-            for (found, expected) in logits(name).iter().zip(&expected) {
-                assert!((found - expected).abs() < 1e-3, "{bits:?}, group {group} on {name}");
-            }
+        let of_the_cpu = logits("cpu");
+        let unpacked: Vec<_> = available_devices()
+            .into_iter()
+            .filter(|name| *name != "cpu")
+            .map(|name| (name, logits(name)))
+            .collect();
+        for (name, found) in &unpacked {
+            let first = &unpacked[0];
+            assert!(within(of_cpu, found, &of_the_cpu), "{bits:?}, group {group}: {name} and the CPU");
+            assert!(within(1e-3, found, &first.1), "{bits:?}, group {group}: {name} and {}", first.0);
         }
     }
 }
