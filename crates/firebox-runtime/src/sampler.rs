@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use rand_chacha::ChaCha8Rng;
@@ -148,6 +150,7 @@ impl Sampler {
         match self.left(logits, tokens) {
             Left::One(token) => vec![(token, 1.0)],
             Left::Several(mut candidates) => {
+                candidates.sort_unstable_by(likelier);
                 normalise(&mut candidates);
                 candidates.iter().map(|candidate| (candidate.token, candidate.probability)).collect()
             }
@@ -156,13 +159,7 @@ impl Sampler {
 
     /// What penalties, biases and filters leave.
     fn left(&self, logits: &[f32], tokens: &[u32]) -> Left {
-        let mut logits = logits.to_vec();
-        self.penalise(&mut logits, tokens);
-        for (&token, &bias) in &self.config.logit_bias {
-            if let Some(logit) = logits.get_mut(token as usize) {
-                *logit += bias;
-            }
-        }
+        let logits = self.adjusted(logits, tokens);
         if self.config.temperature == 0.0 {
             return Left::One(likeliest(&logits));
         }
@@ -176,12 +173,25 @@ impl Sampler {
         Left::Several(candidates)
     }
 
+    /// Logits after penalties and biases; they are copied only where there are any.
+    fn adjusted<'l>(&self, logits: &'l [f32], tokens: &[u32]) -> Cow<'l, [f32]> {
+        let SamplerConfig { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.config;
+        let penalised = repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0;
+        let mut logits = Cow::Borrowed(logits);
+        if penalised {
+            self.penalise(logits.to_mut(), tokens);
+        }
+        for (&token, &bias) in &self.config.logit_bias {
+            if (token as usize) < logits.len() {
+                logits.to_mut()[token as usize] += bias;
+            }
+        }
+        logits
+    }
+
     fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {
         let SamplerConfig { repetition_penalty, frequency_penalty, presence_penalty, penalty_window, .. } =
             self.config;
-        if repetition_penalty == 1.0 && frequency_penalty == 0.0 && presence_penalty == 0.0 {
-            return;
-        }
         let mut counts: HashMap<u32, u32> = HashMap::new();
         for &token in &tokens[tokens.len().saturating_sub(penalty_window)..] {
             *counts.entry(token).or_default() += 1;
@@ -193,7 +203,7 @@ impl Sampler {
         }
     }
 
-    /// The top-k tokens, likeliest first, with their probabilities at the configured temperature.
+    /// The top-k tokens in any order, with their probabilities at the configured temperature.
     fn candidates(&self, logits: &[f32]) -> Vec<Candidate> {
         let mut candidates: Vec<Candidate> = logits
             .iter()
@@ -201,8 +211,6 @@ impl Sampler {
             .filter(|(_, logit)| !logit.is_nan() && **logit > f32::NEG_INFINITY)
             .map(|(token, &logit)| Candidate { token: token as u32, logit, probability: 0.0 })
             .collect();
-        // Ties go to the lower token, so that the order does not depend on the sort.
-        let likelier = |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
         let kept = match self.config.top_k {
             0 => candidates.len(),
             k => k.min(candidates.len()),
@@ -211,8 +219,7 @@ impl Sampler {
             candidates.select_nth_unstable_by(kept, likelier);
             candidates.truncate(kept);
         }
-        candidates.sort_unstable_by(likelier);
-        let Some(highest) = candidates.first().map(|candidate| candidate.logit) else { return candidates };
+        let highest = candidates.iter().fold(f32::NEG_INFINITY, |highest, one| highest.max(one.logit));
         for candidate in &mut candidates {
             let distance = candidate.logit - highest;
             // Infinity minus itself is not a number; two such logits are equally likely.
@@ -228,40 +235,60 @@ impl Sampler {
     /// mostly draw the same token from probabilities that are nearly the same, as a draft model's and its model's are.
     fn draw(&mut self, candidates: &[Candidate]) -> u32 {
         let key = self.random.next_u64();
-        let arrivals = candidates.iter().map(|candidate| {
-            (candidate.token, exponential(key, candidate.token) / f64::from(candidate.probability))
-        });
-        arrivals.min_by(|(_, a), (_, b)| a.total_cmp(b)).map_or(0, |(token, _)| token)
+        let (mut first, mut arrival) = (0, f64::INFINITY);
+        for &Candidate { token, probability, .. } in candidates {
+            let random = uniform(key, token);
+            // The logarithm is no nearer to 0 than this, and takes most of the time.
+            if (1.0 - random) < arrival * f64::from(probability) {
+                let own = -random.ln() / f64::from(probability);
+                if own < arrival || (own == arrival && token < first) {
+                    (first, arrival) = (token, own);
+                }
+            }
+        }
+        first
     }
 }
 
-/// A random number for a token, exponentially distributed around 1.
-fn exponential(key: u64, token: u32) -> f64 {
+/// A random number for a token, between 0 and 1 and neither of them. The negative of its logarithm is exponentially
+/// distributed around 1.
+fn uniform(key: u64, token: u32) -> f64 {
     // SplitMix64, at the place of the token in the sequence that begins with the key.
     let mut mixed = key.wrapping_add(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(u64::from(token) + 1));
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     mixed ^= mixed >> 31;
     // 53 random bits are what a double between 0 and 1 holds; a half keeps it off 0.
-    -(((mixed >> 11) as f64 + 0.5) / (1u64 << 53) as f64).ln()
+    ((mixed >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }
 
 /// The index of the largest logit, the first of several.
 pub fn likeliest(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    let mut highest = f32::NEG_INFINITY;
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > highest {
-            (best, highest) = (token, logit);
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    // Sixteen maxima beside each other become vectors, and what is not a number is larger than nothing.
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let (pieces, rest) = logits.as_chunks::<16>();
+    for piece in pieces {
+        for (lane, &logit) in lanes.iter_mut().zip(piece) {
+            *lane = larger(*lane, logit);
         }
     }
-    best as u32
+    let highest = lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger);
+    if highest == f32::NEG_INFINITY {
+        return 0;
+    }
+    logits.iter().position(|logit| *logit == highest).unwrap_or(0) as u32
+}
+
+/// Ties go to the lower token, so that the order does not depend on how it was found.
+fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
 fn normalise(candidates: &mut [Candidate]) {
-    let total: f32 = candidates.iter().map(|candidate| candidate.probability).sum();
+    let total: f64 = candidates.iter().map(|candidate| f64::from(candidate.probability)).sum();
     for candidate in candidates {
-        candidate.probability /= total;
+        candidate.probability = (f64::from(candidate.probability) / total) as f32;
     }
 }
 
@@ -273,34 +300,46 @@ fn keep_typical(candidates: &mut Vec<Candidate>, share: f32) {
     let expected: f32 = candidates.iter().map(|candidate| candidate.probability * surprise(candidate)).sum();
     let oddness = |candidate: &Candidate| (surprise(candidate) - expected).abs();
     candidates.sort_by(|a, b| oddness(a).total_cmp(&oddness(b)).then(a.token.cmp(&b.token)));
-    keep_share(candidates, share);
-    candidates.sort_by(|a, b| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token)));
+    if let Some(last) = reaching(candidates, share, &mut 0.0) {
+        candidates.truncate(last + 1);
+    }
     normalise(candidates);
 }
 
 fn keep_top_p(candidates: &mut Vec<Candidate>, share: f32) {
-    if share < 1.0 {
-        keep_share(candidates, share);
-        normalise(candidates);
+    if share >= 1.0 {
+        return;
     }
+    // A few tokens mostly have the share between them: to order a vocabulary takes longer than to compute its logits.
+    let (mut ordered, mut sum) = (0, 0.0);
+    while ordered < candidates.len() {
+        let piece = (4 * ordered).max(64);
+        let rest = &mut candidates[ordered..];
+        if piece < rest.len() {
+            rest.select_nth_unstable_by(piece, likelier);
+        }
+        let piece = piece.min(rest.len());
+        rest[..piece].sort_unstable_by(likelier);
+        if let Some(last) = reaching(&rest[..piece], share, &mut sum) {
+            candidates.truncate(ordered + last + 1);
+            break;
+        }
+        ordered += piece;
+    }
+    normalise(candidates);
 }
 
-/// Keeps the first candidates that together reach `share`, at least one.
-fn keep_share(candidates: &mut Vec<Candidate>, share: f32) {
-    let mut sum = 0.0;
-    let reached = candidates.iter().position(|candidate| {
-        sum += candidate.probability;
-        sum >= share
-    });
-    if let Some(last) = reached {
-        candidates.truncate(last + 1);
-    }
+/// Which of some candidates is the one with which all so far, `sum`, reach a share.
+fn reaching(candidates: &[Candidate], share: f32, sum: &mut f32) -> Option<usize> {
+    candidates.iter().position(|candidate| {
+        *sum += candidate.probability;
+        *sum >= share
+    })
 }
 
 fn keep_min_p(candidates: &mut Vec<Candidate>, ratio: f32) {
-    if let Some(highest) = candidates.first().map(|candidate| candidate.probability)
-        && ratio > 0.0
-    {
+    if ratio > 0.0 {
+        let highest = candidates.iter().map(|candidate| candidate.probability).fold(0.0, f32::max);
         candidates.retain(|candidate| candidate.probability >= ratio * highest);
     }
 }
@@ -400,6 +439,29 @@ mod tests {
         }
     }
 
+    /// As a sampler does that puts all candidates in order and draws every one's time of arrival.
+    fn plainly(config: &SamplerConfig, logits: &[f32]) -> u32 {
+        let mut random = Sampler::new(config.clone()).unwrap().random;
+        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weight = |logit: f32| f64::from(((logit - highest) / config.temperature).exp());
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
+        if config.top_k > 0 {
+            order.truncate(config.top_k);
+        }
+        let total: f64 = order.iter().map(|token| weight(logits[*token as usize])).sum();
+        let mut sum = 0.0;
+        let reached = order.iter().position(|token| {
+            sum += (weight(logits[*token as usize]) / total) as f32;
+            sum >= config.top_p
+        });
+        order.truncate(reached.map_or(order.len(), |last| last + 1));
+        order.retain(|token| weight(logits[*token as usize]) >= f64::from(config.min_p));
+        let key = random.next_u64();
+        let arrival = |token: u32| -uniform(key, token).ln() / weight(logits[token as usize]);
+        order.into_iter().min_by(|a, b| arrival(*a).total_cmp(&arrival(*b))).unwrap()
+    }
+
     proptest! {
         #[test]
         fn any_logits_give_a_token_of_the_vocabulary(
@@ -420,6 +482,20 @@ mod tests {
             let chosen = drawn(SamplerConfig::greedy(), &logits, 1)[0] as usize;
             prop_assert!(logits.iter().all(|&logit| logit <= logits[chosen]));
             prop_assert!(logits[..chosen].iter().all(|&logit| logit < logits[chosen]));
+        }
+
+        #[test]
+        fn what_is_not_put_in_order_changes_nothing(
+            // Coarse ones, so that ties and bounds that are met exactly come up.
+            logits in prop::collection::vec((-32i8..32).prop_map(|logit| f32::from(logit) / 4.0), 1..3000),
+            temperature in 0.3f32..3.0,
+            top_k in prop_oneof![Just(0usize), 1..500usize],
+            top_p in prop_oneof![Just(1.0f32), 0.05f32..0.999],
+            min_p in prop_oneof![Just(0.0f32), 0.01f32..0.5],
+            seed in any::<u64>(),
+        ) {
+            let config = SamplerConfig { temperature, top_k, top_p, min_p, seed, ..warm() };
+            prop_assert_eq!(drawn(config.clone(), &logits, 1)[0], plainly(&config, &logits));
         }
     }
 }
