@@ -73,7 +73,13 @@ use outcome::Outcome;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+fn give_back() {
+    // SAFETY: it takes no memory that is in use, from whichever thread it is called.
+    unsafe { libmimalloc_sys::mi_collect(true) }
+}
+
 fn main() -> ExitCode {
+    firebox_runtime::give_back_by(give_back);
     let (cli, configuration) = match parsed() {
         Ok(parsed) => parsed,
         Err(error) => return failed(&Console::default(), &error),

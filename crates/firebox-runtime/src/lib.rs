@@ -65,7 +65,9 @@ pub use firebox_model::Pooling;
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
 pub use governor::{Governor, Residency};
 pub use logprobs::LogProbabilities;
-pub use memory::{anonymous_bytes, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes};
+pub use memory::{
+    anonymous_bytes, give_back_by, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes,
+};
 pub use model::Model;
 pub use paused::{Paused, Said};
 pub use perplexity::{Divergence, Perplexity, perplexity};

@@ -1,3 +1,5 @@
+use std::sync::OnceLock;
+
 /// The most memory this process has had resident, in bytes; absent where the system does not say.
 pub fn peak_resident_bytes() -> Option<u64> {
     status_field("VmHWM:")
@@ -21,6 +23,22 @@ pub fn mapped_file_bytes() -> Option<u64> {
 /// The memory of the whole machine, in bytes; absent where the system does not say.
 pub fn physical_bytes() -> Option<u64> {
     kib_field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+static GIVE_BACK: OnceLock<fn()> = OnceLock::new();
+
+/// Says how the allocator of this program gives memory back that was freed; the first to say so is believed. Allocators
+/// keep it for what comes next, and opening a model frees tens of megabytes that would be missing from its
+/// [budget](crate::fit) for good.
+pub fn give_back_by(give_back: fn()) {
+    let _ = GIVE_BACK.set(give_back);
+}
+
+/// Gives memory back that was freed, where the program has said how.
+pub(crate) fn give_back() {
+    if let Some(give_back) = GIVE_BACK.get() {
+        give_back();
+    }
 }
 
 fn status_field(name: &str) -> Option<u64> {

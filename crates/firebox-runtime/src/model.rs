@@ -9,6 +9,7 @@ use firebox_text::Tokenizer;
 
 use crate::fit::Fit;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
+use crate::memory::give_back;
 use crate::telemetry::{Meters, Reporter, Telemetry};
 use crate::{RuntimeError, Session};
 
@@ -64,6 +65,7 @@ impl Model {
         };
         // Before anything takes more memory: what the tokenizer was made from is as large as itself.
         let checkpoint = checkpoint.without_tokenizer();
+        give_back();
         let network = network(&checkpoint)?;
         // A table of heads that cannot be read is told when heads are asked for; the model runs without them.
         if let (Network::Decoder(decoder), Ok(Some(heads))) = (&network, installed(&checkpoint))

@@ -165,22 +165,16 @@ impl Checkpoint {
 
     /// The same model without what its tokenizer is made from, which takes tens of megabytes that nobody needs once the
     /// tokenizer is there.
-    pub fn without_tokenizer(&self) -> Self {
-        let TextAssets {
-            tokenizer: _,
-            chat_template,
-            tokenizer_config,
-            generation_config,
-            special_tokens_map,
-        } = &*self.text;
+    pub fn without_tokenizer(mut self) -> Self {
         let text = TextAssets {
             tokenizer: None,
-            chat_template: chat_template.clone(),
-            tokenizer_config: tokenizer_config.clone(),
-            generation_config: generation_config.clone(),
-            special_tokens_map: special_tokens_map.clone(),
+            chat_template: self.text.chat_template.clone(),
+            tokenizer_config: self.text.tokenizer_config.clone(),
+            generation_config: self.text.generation_config.clone(),
+            special_tokens_map: self.text.special_tokens_map.clone(),
         };
-        Self { inner: self.inner.clone(), text: Arc::new(text) }
+        self.text = Arc::new(text);
+        self
     }
 
     /// The scheme that an import quantized the model with.

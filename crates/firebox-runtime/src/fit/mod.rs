@@ -18,7 +18,7 @@ use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
 use crate::budget::{Account, Budget, Charge};
 use crate::governor::{Event, Governor, GovernorConfig, ResidencyPlan};
-use crate::memory::resident_bytes;
+use crate::memory::{give_back, resident_bytes};
 use crate::planner::{DeviceProfile, Mode, Placement, Plan, Rates, Shape, place, plan, predict};
 use crate::telemetry::{Meters, Telemetry};
 use crate::{Model, RuntimeError, pressure};
@@ -204,6 +204,7 @@ fn probed(decoder: &Decoder, shape: &Shape, at_once: usize) -> Result<Rates, Run
 
 /// What is there whatever is kept, now that nothing is: as the system says, or else as was assumed.
 fn fixed_bytes(assumed: u64) -> u64 {
+    give_back();
     resident_bytes().map_or(assumed, |resident| resident + SLACK)
 }
 
