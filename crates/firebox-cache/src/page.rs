@@ -28,22 +28,40 @@ struct Content {
     kept: bool,
 }
 
-/// The tensors of a page, layer by layer: nothing for recurrent ones.
-#[derive(Debug, Default)]
+/// The tensors of a page, layer by layer, each made when something is first written to it: a machine takes its time to
+/// give memory that was never used, and whoever shares it should not wait for all layers at once. There are none for
+/// recurrent ones.
+#[derive(Debug)]
 pub(crate) struct Room(Vec<Option<Remembered>>);
 
 impl Room {
     pub fn new(layout: &Layout) -> Self {
-        let Layout { layers, kept, device } = layout;
-        let room = |layer: &LayerLayout| match *layer {
-            LayerLayout::Attention { kv_heads, head_dim } => {
-                let side = || empty(*kept, kv_heads, head_dim, device);
-                Some(Remembered::Attention { keys: side(), values: side() })
-            }
-            LayerLayout::States { width } => Some(Remembered::States(empty(KvType::F32, 1, width, device))),
-            LayerLayout::Recurrent => None,
-        };
-        Self(layers.iter().map(room).collect())
+        Self(layout.layers.iter().map(|_| None).collect())
+    }
+
+    /// With all that there will ever be in it.
+    pub fn furnished(layout: &Layout) -> Self {
+        let mut room = Self::new(layout);
+        (0..layout.layers.len()).for_each(|layer| drop(room.layer(layer, layout)));
+        room
+    }
+
+    fn layer(&mut self, layer: usize, layout: &Layout) -> Option<&mut Remembered> {
+        let held = self.0.get_mut(layer)?;
+        if held.is_none() {
+            let Layout { layers, kept, device } = layout;
+            *held = match layers[layer] {
+                LayerLayout::Attention { kv_heads, head_dim } => {
+                    let side = || empty(*kept, kv_heads, head_dim, device);
+                    Some(Remembered::Attention { keys: side(), values: side() })
+                }
+                LayerLayout::States { width } => {
+                    Some(Remembered::States(empty(KvType::F32, 1, width, device)))
+                }
+                LayerLayout::Recurrent => None,
+            };
+        }
+        held.as_mut()
     }
 }
 
@@ -108,7 +126,7 @@ impl Page {
 
     /// Fills slots from `at` on.
     pub fn write(&self, layer: usize, at: usize, added: Remembered) {
-        if let Some(Some(held)) = self.content().room.0.get_mut(layer) {
+        if let Some(held) = self.content().room.layer(layer, self.pool.layout()) {
             held.assign(at, added);
         }
     }
@@ -116,8 +134,10 @@ impl Page {
     /// Writes over all slots what they hold in another page: as a whole, which is several times as fast as in parts.
     pub fn copy(&self, other: &Self) {
         let (mut content, other) = (self.content(), other.content());
-        for (to, from) in content.room.0.iter_mut().zip(&other.room.0) {
-            if let (Some(to), Some(from)) = (to, from) {
+        for (layer, from) in other.room.0.iter().enumerate() {
+            if let Some(from) = from
+                && let Some(to) = content.room.layer(layer, self.pool.layout())
+            {
                 to.assign(0, from.clone());
             }
         }
@@ -125,7 +145,8 @@ impl Page {
 
     /// Replaces the keys of some slots.
     pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(Stored) -> Stored) {
-        if let Some(Some(Remembered::Attention { keys, .. })) = self.content().room.0.get_mut(layer) {
+        let mut content = self.content();
+        if let Some(Remembered::Attention { keys, .. }) = content.room.layer(layer, self.pool.layout()) {
             let changed = change(keys.part(slots.clone()));
             keys.assign(slots.start, changed);
         }
@@ -133,7 +154,7 @@ impl Page {
 
     /// What some slots hold, where it lies.
     pub fn read(&self, layer: usize, slots: &Range<usize>) -> Option<Remembered> {
-        Some(self.content().room.0.get(layer)?.as_ref()?.part(slots.clone()))
+        Some(self.content().room.layer(layer, self.pool.layout())?.part(slots.clone()))
     }
 
     /// A panic while the lock was held has left tensors whole: they are values that are replaced.
@@ -145,6 +166,38 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let content = self.content.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.pool.give(std::mem::take(&mut content.room));
+        self.pool.give(std::mem::replace(&mut content.room, Room(Vec::new())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_takes_memory_when_it_is_written_to() {
+        let attention = LayerLayout::Attention { kv_heads: 1, head_dim: 4 };
+        let layers = vec![attention.clone(), LayerLayout::Recurrent, attention];
+        let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
+        let made = |page: &Page| page.content().room.0.iter().map(Option::is_some).collect::<Vec<_>>();
+        let page = pool.take().unwrap();
+        assert_eq!(made(&page), [false; 3]);
+        let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
+        for layer in [1, 2] {
+            page.write(layer, 3, Remembered::Attention { keys: side(), values: side() });
+        }
+        assert_eq!(made(&page), [false, false, true]);
+        let copy = pool.take().unwrap();
+        copy.copy(&page);
+        assert_eq!(made(&copy), [false, false, true]);
+        let Some(Remembered::Attention { keys: Stored::Float(keys), .. }) = copy.read(2, &(2..4)) else {
+            panic!("it was written to");
+        };
+        assert_eq!(keys.try_into_vec_as::<f32>().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+
+        drop((page, copy));
+        assert_eq!((pool.pages(), pool.free_pages()), (2, 2));
+        pool.reserve(3);
+        assert_eq!(made(&pool.take().unwrap()), [true, false, true]);
     }
 }

@@ -137,7 +137,7 @@ impl Pool {
         stock.reserved = stock.reserved.max(pages);
         while stock.free.len() < pages && self.may_make(&stock) {
             stock.made += 1;
-            stock.free.push(Room::new(self.layout()));
+            stock.free.push(Room::furnished(self.layout()));
         }
     }
 
