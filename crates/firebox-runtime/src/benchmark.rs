@@ -6,6 +6,7 @@ use firebox_cache::{KvType, PAGE, Pool, SequenceCache};
 use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
+use crate::session::PREFILL_CHUNK;
 use crate::{Model, RuntimeError};
 
 /// What is measured, and how often.
@@ -58,7 +59,7 @@ pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, R
     let most =
         config.batches.iter().max().map_or(0, |batch| batch * (config.depth + config.tokens).div_ceil(PAGE));
     pool.reserve(most.max(config.prompt.div_ceil(PAGE)));
-    let chunk = model.fit().map_or(usize::MAX, |fit| fit.plan().chunk);
+    let chunk = model.fit().map_or(PREFILL_CHUNK, |fit| fit.plan().chunk);
     let bench = Bench { decoder: &decoder, config, pool, chunk };
     bench.prefill()?;
     bench.decode(1)?;

@@ -13,7 +13,7 @@ use crate::turns::Memory;
 
 /// Prompts go through the layers in pieces of this many tokens: large enough that the weights are read
 /// rarely, small enough that the attention scores of a piece stay small beside them.
-const PREFILL_CHUNK: usize = 512;
+pub(crate) const PREFILL_CHUNK: usize = 512;
 
 /// One sequence of tokens and what the model remembers of it.
 ///
