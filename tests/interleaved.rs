@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use firebox::engine::{Engine, Event, HostConfig, Request};
 use firebox::fit::{Commons, Terms};
+use firebox::heads::RackConfig;
 use firebox::model::StreamedConfig;
 use firebox::schedule::Priority;
 use firebox::store::{Checkpoint, ReadAt, ReadMethod, StoreError, StreamConfig};
@@ -183,8 +184,76 @@ fn who_is_pinned_stays() {
     // There is no room for a second one.
     let error =
         commons.open(models.path("middle"), &device("cpu").unwrap(), &Terms { pinned: true, ..terms() });
-    assert!(matches!(error.map(drop), Err(RuntimeError::TooLittleMemory { .. })));
+    assert!(matches!(error.map(drop), Err(RuntimeError::TooLittleShared { .. })));
     assert_eq!(kept(&engine, "small"), whole);
+}
+
+#[test]
+fn who_is_assured_has_what_it_needs_whatever_others_take() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    let commons = commons(4 * MIB);
+    let small = open(&commons, &models.path("small"), &Terms { assured: true, filled: false, ..terms() });
+    let kept = small.fit().unwrap().budget().reserved().unwrap();
+    assert!(kept > 0);
+    let large = open(&commons, &models.path("large"), &terms());
+    // The other one has taken all that is not kept for this one.
+    let part = |model: &Model| {
+        let budget = model.fit().unwrap().budget().clone();
+        let held: u64 = Account::ALL.into_iter().map(|account| budget.held(account)).sum();
+        (held, budget.left())
+    };
+    let ((held, left), (_, others)) = (part(&small), part(&large));
+    assert!(left >= kept - held && left > others, "{left} of {kept}, {held} held, {others} for others");
+    // Nobody keeps from others what it cannot use.
+    let greedy = Terms { reserved: u64::MAX, ..terms() };
+    let commons = Commons::beside(&Budget::new(64 * MIB)).unwrap();
+    let small = open(&commons, &models.path("small"), &greedy);
+    let reserved = small.fit().unwrap().budget().reserved().unwrap();
+    let bytes = models.made[0].bytes() as u64;
+    assert!(reserved > bytes && reserved < bytes + 8 * MIB, "{reserved} of {bytes}");
+}
+
+#[test]
+fn a_head_gets_the_memory_of_parts_that_can_be_read_again() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    let commons = commons(2 * MIB);
+    let pocket = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket");
+    let config = RackConfig { patience: Duration::from_secs(60), ..RackConfig::default() };
+    let pocket = open(&commons, &pocket, &Terms { filled: false, ..terms() });
+    let pocket = pocket.with_heads(config).unwrap();
+    let large = open(&commons, &models.path("large"), &terms());
+    let rack = pocket.heads().unwrap();
+    let bytes: u64 = rack.names().iter().map(|name| rack.bytes_of(name).unwrap()).sum();
+    let before = large.fit().unwrap().kept_bytes();
+    assert!(commons.budget().left() < bytes, "the other one has it");
+    // Heads that are worn do not make room for each other.
+    let worn: Vec<_> = rack.names().iter().map(|name| rack.wear(name)).collect();
+    assert!(worn.iter().all(|worn| worn.instead.is_none()), "{worn:?}");
+    assert!(pocket.fit().unwrap().budget().held(Account::Weights) >= bytes);
+    assert!(large.fit().unwrap().kept_bytes() < before);
+    assert!(commons.budget().most_held() <= commons.budget().total());
+}
+
+#[test]
+fn an_encoder_stays_as_a_whole() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    let encoder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/bert");
+    let bytes: u64 = Checkpoint::open(&encoder).unwrap().segments().iter().map(|segment| segment.bytes).sum();
+    let commons = commons(2 * MIB);
+    let large = open(&commons, &models.path("large"), &terms());
+    let before = large.fit().unwrap().kept_bytes();
+    // Others give way for it, and it is paid for.
+    let whole = open(&commons, &encoder, &terms());
+    assert!(whole.encoder().is_ok() && large.fit().unwrap().kept_bytes() <= before);
+    let weights =
+        commons.budget().held(Account::Weights) - large.fit().unwrap().budget().held(Account::Weights);
+    assert!(weights >= bytes && weights < bytes + MIB, "{weights} of {bytes}");
+    let little = Commons::beside(&Budget::new(bytes / 2)).unwrap();
+    let error = little.open(&encoder, &device("cpu").unwrap(), &terms()).map(drop).unwrap_err();
+    assert!(error.to_string().contains("beside the other models"), "{error}");
 }
 
 #[test]

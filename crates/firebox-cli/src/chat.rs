@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 use firebox_runtime::{Saved, SavedSummary};
-use firebox_text::Message;
+use firebox_text::{ChatTemplate, Message};
 
 use crate::console::{Console, human_bytes};
 use crate::conversation::Conversation;
@@ -14,7 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::lines::Lines;
 use crate::outcome::{Outcome, is_closed_pipe};
 use crate::pocket::pocket_model;
-use crate::prompt::{Prompter, plain_template};
+use crate::prompt::Prompter;
 use crate::settings;
 use crate::tracing::Trace;
 
@@ -102,7 +102,7 @@ fn begin(
         Some(template) => template,
         None => {
             console.note("note: the model has no chat template; it continues what you say, line after line");
-            plain_template()?
+            ChatTemplate::plain()?
         }
     };
     let prompter = Prompter {

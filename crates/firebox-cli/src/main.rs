@@ -49,6 +49,7 @@ mod sampling;
 mod serve;
 mod sessions;
 mod settings;
+mod sharing;
 mod simulate;
 mod speculating;
 mod tokenize;

@@ -7,7 +7,6 @@ use anyhow::Context as _;
 use clap::Args;
 use firebox_runtime::Model;
 use firebox_text::{ChatTemplate, Message, TemplateOptions, TextError, Tokenizer};
-use serde_json::Map;
 
 /// Options of the chat template.
 #[derive(Debug, Clone, Args)]
@@ -52,12 +51,6 @@ impl PromptArgs {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-/// For models without a template: what is said, line after line, with nobody named.
-pub fn plain_template() -> anyhow::Result<ChatTemplate> {
-    let source = "{% for message in messages %}{{ message.content }}\n{% endfor %}";
-    Ok(ChatTemplate::from_source(source, Map::new())?)
 }
 
 /// Turns conversations into tokens.

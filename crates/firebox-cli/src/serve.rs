@@ -2,22 +2,26 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::Model;
 use firebox_runtime::engine::HostConfig;
+use firebox_runtime::fit::{Commons, Fit, FitConfig, Terms};
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::schedule::AdmissionConfig;
-use firebox_server::{Keys, Server, ServerConfig, SessionsConfig};
+use firebox_runtime::{Device, Model, RuntimeError};
+use firebox_server::{Keys, Offer, Server, ServerConfig, SessionsConfig};
+use firebox_store::{Checkpoint, Heads, SourceKind};
 
 use crate::args::{CacheType, DeviceArgs};
 use crate::configuration::{Configuration, ModelEntry};
 use crate::console::Console;
-use crate::fitting::FittingArgs;
-use crate::generating::open_fitted;
+use crate::fitting::{FittingArgs, say_fit};
+use crate::generating::opened_device;
 use crate::hub;
 use crate::outcome::{Outcome, usage};
+use crate::sharing::Sharing;
 
 /// Options of `firebox serve`.
 #[derive(Debug, Args)]
@@ -49,6 +53,9 @@ pub struct ServeArgs {
     /// Requests of a model that may wait before one more is refused
     #[arg(long, value_name = "N", env = "FIREBOX_QUEUE")]
     queue: Option<usize>,
+    /// Seconds that a request may take as a whole, its answer included [default: as long as it takes]
+    #[arg(long, value_name = "SECONDS", env = "FIREBOX_TIME_LIMIT", value_parser = clap::value_parser!(u32).range(1..))]
+    time_limit: Option<u32>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -58,30 +65,46 @@ pub struct ServeArgs {
 /// Serves until Ctrl-C.
 pub fn serve(args: &ServeArgs, configuration: &Configuration, console: &Console) -> anyhow::Result<Outcome> {
     let entries = entries(args, configuration)?;
-    if entries.len() > 1 && entries.iter().any(|entry| entry.memory.is_some()) {
-        return Err(usage("--memory: several models have no common budget so far; serve one of them alone"));
-    }
-    for entry in entries.iter().filter(|entry| entry.priority.is_some() || entry.pinned) {
-        console.note(format!(
-            "note: {}: priority and pinned of firebox.toml wait for a common budget of models and change nothing yet",
-            entry.path.display()
-        ));
-    }
-    let config = config(args)?;
+    let sharing = match entries.len() {
+        1 => None,
+        _ => Sharing::of(&entries, args.fitting.memory, args.fitting.read)?,
+    };
+    say_what_changes_nothing(&entries, sharing.as_ref(), configuration, console);
+    let memory = sharing.as_ref().map(|sharing| sharing.budget().clone());
+    let config = ServerConfig { memory, ..config(args)? };
     if config.keys.is_open() && !config.address.ip().is_loopback() {
         console
             .note("note: everybody who reaches this machine may use the server; --api-key lets only some in");
     }
-    let mut models = Vec::new();
-    for entry in &entries {
-        let name = entry.name.clone().unwrap_or_else(|| name_of(&entry.path));
-        models.push((name, open(args, entry, console)?));
-    }
-    let server = Server::bind(config, models)?;
+    let server = Server::offering(config, offers(args, &entries, sharing.as_ref(), console)?)?;
     console.note(format!("serves {} at http://{}/v1", server.names().join(", "), server.address()));
     console.note(format!("the console is at http://{}/", server.address()));
     server.run_until_signal()?;
     Ok(Outcome::Done)
+}
+
+fn say_what_changes_nothing(
+    entries: &[ModelEntry],
+    sharing: Option<&Sharing>,
+    configuration: &Configuration,
+    console: &Console,
+) {
+    if sharing.is_none() {
+        for entry in entries.iter().filter(|entry| entry.pinned) {
+            console.note(format!(
+                "note: {}: pinned changes nothing where models share no memory; give them some, as in --memory 4G",
+                entry.path.display()
+            ));
+        }
+        return;
+    }
+    let of_one = ["mode", "keep_layers", "placement", "buffers"];
+    for id in of_one.into_iter().filter(|id| configuration.is_given(id)) {
+        let flag = id.replace('_', "-");
+        console.note(format!(
+            "note: --{flag} is for a model that has its memory for itself; of several whatever is urgent is kept"
+        ));
+    }
 }
 
 /// What is to be served: what the command line names, or else all that firebox.toml has.
@@ -129,6 +152,7 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         address: address(&args.host, args.port)?,
         keys,
         host: HostConfig { admission, ..HostConfig::default() },
+        request_time: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
         sessions: SessionsConfig { folder: args.sessions.clone(), ..SessionsConfig::default() },
         ..ServerConfig::default()
     })
@@ -146,27 +170,106 @@ fn address(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
         .ok_or_else(|| usage(format!("--host {host}: there is no such address; give one such as 127.0.0.1")))
 }
 
-fn open(args: &ServeArgs, entry: &ModelEntry, console: &Console) -> anyhow::Result<Model> {
-    let fitting = FittingArgs { memory: entry.memory, ..args.fitting.clone() };
-    let fit = fitting.config(CacheType::default(), None);
-    let model = open_fitted(&entry.path, &args.device, fit.as_ref(), console)?;
-    // Encoders have no heads.
-    if model.decoder().is_err() {
-        return Ok(model);
+/// The models, those that are pinned opened first, while there is room for all of them.
+fn offers(
+    args: &ServeArgs,
+    entries: &[ModelEntry],
+    sharing: Option<&Sharing>,
+    console: &Console,
+) -> anyhow::Result<Vec<Offer>> {
+    let device = opened_device(&args.device)?;
+    let mut openings = Vec::new();
+    for (at, entry) in entries.iter().enumerate() {
+        openings.push((at, entry, Opening::of(args, entry, sharing, &device)?));
     }
-    let model = model.with_heads(RackConfig::default())?;
-    let known = model.heads().map(|rack| rack.names()).unwrap_or_default();
-    for head in &entry.heads {
-        let Some(rack) = model.heads().filter(|_| known.contains(head)) else {
-            return Err(usage(format!(
-                "{}: there is no head {head:?}; {}",
-                entry.path.display(),
-                if known.is_empty() { "it has none".into() } else { format!("it has {}", known.join(", ")) }
-            )));
+    openings.sort_by_key(|(_, entry, _)| !entry.pinned);
+    let (mut offers, mut models) = (Vec::new(), Vec::new());
+    for (at, entry, opening) in openings {
+        let name = entry.name.clone().unwrap_or_else(|| name_of(&entry.path));
+        let offer = if entry.lazy {
+            Offer::later(name, move || opening.open())
+        } else {
+            let began = Instant::now();
+            let model = opening.open()?;
+            if opening.sharing.is_none() {
+                say_fit(&model, console);
+            }
+            let took = began.elapsed().as_secs_f64();
+            console.detail(format!("opened {} in {took:.2} s", opening.path.display()));
+            models.push(model.clone());
+            Offer::new(name, model)
         };
-        rack.hint(head);
+        offers.push((at, offer.with_priority(entry.priority.unwrap_or_default())));
     }
-    Ok(model)
+    // What one reads before another is there, that one might take back.
+    models.iter().filter_map(Model::fit).try_for_each(Fit::fill)?;
+    offers.sort_by_key(|(at, _)| *at);
+    Ok(offers.into_iter().map(|(_, offer)| offer).collect())
+}
+
+/// How a model is opened, now or when somebody asks for it.
+struct Opening {
+    path: PathBuf,
+    device: Device,
+    sharing: Option<(Commons, Terms)>,
+    /// How it is fitted into memory that it does not share.
+    fit: Option<FitConfig>,
+    heads: Vec<String>,
+}
+
+impl Opening {
+    /// Says now what is wrong with a model that may only be opened later.
+    fn of(
+        args: &ServeArgs,
+        entry: &ModelEntry,
+        sharing: Option<&Sharing>,
+        device: &Device,
+    ) -> anyhow::Result<Self> {
+        let path = hub::resolve(&entry.path)?;
+        let checkpoint = Checkpoint::open(&path)?;
+        if !entry.heads.is_empty() {
+            expect_heads(entry, checkpoint)?;
+        }
+        let fitting = FittingArgs { memory: entry.memory, ..args.fitting.clone() };
+        Ok(Self {
+            path,
+            device: device.clone(),
+            sharing: sharing.map(|sharing| (sharing.commons().clone(), sharing.terms(entry))),
+            fit: fitting.config(CacheType::default(), None),
+            heads: entry.heads.clone(),
+        })
+    }
+
+    fn open(&self) -> Result<Model, RuntimeError> {
+        let Self { path, device, .. } = self;
+        let model = match (&self.sharing, &self.fit) {
+            (Some((commons, terms)), _) => commons.open(path, device, terms)?,
+            (None, Some(fit)) => Model::open_within(path, device, fit)?,
+            (None, None) => Model::open(path, device)?,
+        };
+        // Encoders have no heads.
+        if model.decoder().is_err() {
+            return Ok(model);
+        }
+        let model = model.with_heads(RackConfig::default())?;
+        if let Some(rack) = model.heads() {
+            self.heads.iter().for_each(|head| rack.hint(head));
+        }
+        Ok(model)
+    }
+}
+
+fn expect_heads(entry: &ModelEntry, checkpoint: Checkpoint) -> anyhow::Result<()> {
+    let known: Vec<String> = match checkpoint.source() {
+        SourceKind::Gguf => Vec::new(),
+        _ => Heads::of(checkpoint)?.list()?.into_iter().map(|head| head.name).collect(),
+    };
+    let Some(head) = entry.heads.iter().find(|head| !known.contains(head)) else { return Ok(()) };
+    Err(usage(format!(
+        "{}: there is no head {head:?}; {}",
+        entry.path.display(),
+        if known.is_empty() { "it has none".into() } else { format!("it has {}", known.join(", ")) }
+    )))
 }
 
 /// A model by the last part of where it is; of a file without its ending.

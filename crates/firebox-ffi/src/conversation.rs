@@ -2,18 +2,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use firebox_runtime::{
-    Afterwards, CacheError, Finish, Generation, GenerationConfig, Role, RuntimeError, SamplerConfig, Session,
-    TurnId, TurnKind, WholeTurns,
+    Finish, Generation, GenerationConfig, Question, SamplerConfig, Session, TurnId, TurnKind,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::FireboxError;
 use crate::opened::Opened;
 use crate::router::dress;
-
-/// Tokens of turns that a session remembers, where its model has been trained for so many.
-const TURNS: usize = 1536;
-const FACTS: usize = 512;
 
 /// What is told of a piece of text: whether to go on.
 pub(crate) type Listening<'l> = &'l mut dyn FnMut(&str) -> Result<bool, FireboxError>;
@@ -71,18 +66,8 @@ pub(crate) struct Conversation {
 impl Conversation {
     /// One that begins with what the model is to be.
     pub fn begin(opened: Arc<Opened>, system: Option<&str>) -> Result<Self, FireboxError> {
-        let mut session = with_capacity(opened.model.session()?, opened.context);
-        let opening = opened.opening(system)?;
-        if !opening.is_empty() {
-            let capacity = turn_capacity(opened.context);
-            if opening.len() >= capacity {
-                let error = CacheError::TurnTooLong { tokens: opening.len() + 1, room: capacity, capacity };
-                return Err(RuntimeError::from(error).into());
-            }
-            let turn = session.begin_turn(&[Role::System])?;
-            session.feed(&opening)?;
-            session.pin(turn, true)?;
-        }
+        let mut session = opened.capacity.given_to(opened.model.session()?);
+        talk(&opened, &mut session).open(system)?;
         let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
         let note = Note { head: None, sampling, open: false, answers: 0 };
         Ok(Self { opened, session, note })
@@ -93,7 +78,7 @@ impl Conversation {
         let (session, note) = opened.resumed(path).map_err(|source| FireboxError::File { source })?;
         let note: Note =
             serde_json::from_str(&note).map_err(|_| FireboxError::ForeignFile { path: path.to_owned() })?;
-        let mut session = with_capacity(session, opened.context);
+        let mut session = opened.capacity.given_to(session);
         if let Some(head) = &note.head {
             dress(&mut session, Some(head), &[])?;
         }
@@ -133,18 +118,8 @@ impl Conversation {
         heard: Listening<'_>,
     ) -> Result<Answer, FireboxError> {
         let mut session = self.closed()?;
-        let parts = self.opened.parts()?;
-        let (prompt, closing) = (parts.question(text)?, parts.closing()?.len());
-        let capacity = turn_capacity(self.opened.context);
-        let pinned: usize = session.all_turns().filter(|turn| turn.pinned).map(|turn| turn.tokens).sum();
-        let (room, taken) = (capacity.saturating_sub(pinned), prompt.len() + closing);
-        if taken >= room {
-            let error = CacheError::TurnTooLong { tokens: taken + 1, room, capacity };
-            return Err(RuntimeError::from(error).into());
-        }
-        session.begin_turn(&[Role::User, Role::Assistant])?;
+        let Question { prompt, room, .. } = talk(&self.opened, &mut session).ask(text)?;
         dress(&mut session, self.note.head.as_deref(), &prompt)?;
-        let room = room - taken;
         let Sampling { temperature, top_p, seed } = self.note.sampling;
         let seed = seed.wrapping_add(self.note.answers);
         let config = GenerationConfig {
@@ -188,7 +163,7 @@ impl Conversation {
     /// Tells it something that stays when turns are forgotten.
     pub fn add_fact(&mut self, text: &str) -> Result<u64, FireboxError> {
         let mut session = self.closed()?;
-        let fact = session.add_fact(&self.opened.parts()?.told(text)?)?;
+        let (fact, _) = talk(&self.opened, &mut session).add_fact(text)?;
         self.keep_closed(session);
         Ok(fact.0)
     }
@@ -203,7 +178,7 @@ impl Conversation {
             return Err(FireboxError::NoFact { fact });
         }
         let mut session = self.closed()?;
-        let newer = session.supersede(TurnId(fact), &self.opened.parts()?.told(text)?)?;
+        let (newer, _) = talk(&self.opened, &mut session).supersede(TurnId(fact), text)?;
         self.keep_closed(session);
         Ok(newer.0)
     }
@@ -212,10 +187,7 @@ impl Conversation {
     fn closed(&self) -> Result<Session, FireboxError> {
         let mut session = self.session.clone();
         if self.note.open {
-            let closing = self.opened.parts()?.closing()?;
-            if !closing.is_empty() {
-                session.feed(&closing)?;
-            }
+            talk(&self.opened, &mut session).close()?;
         }
         Ok(session)
     }
@@ -226,15 +198,6 @@ impl Conversation {
     }
 }
 
-fn turn_capacity(context: usize) -> usize {
-    TURNS.min(context - fact_capacity(context))
-}
-
-fn fact_capacity(context: usize) -> usize {
-    FACTS.min(context / 4)
-}
-
-fn with_capacity(session: Session, context: usize) -> Session {
-    let policy = WholeTurns { afterwards: Afterwards::CloseUp };
-    session.with_turn_capacity(turn_capacity(context), policy).with_fact_capacity(fact_capacity(context))
+fn talk<'a>(opened: &'a Opened, session: &'a mut Session) -> firebox_runtime::Conversation<'a> {
+    firebox_runtime::Conversation::new(&opened.script, session, opened.capacity)
 }

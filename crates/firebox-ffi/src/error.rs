@@ -2,7 +2,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use firebox_runtime::{CacheError, RuntimeError};
-use firebox_text::TextError;
 
 /// Why a call failed. Other languages get the kind, and the text that says what to do.
 #[derive(Debug, thiserror::Error, ::uniffi::Error)]
@@ -110,11 +109,5 @@ impl From<RuntimeError> for FireboxError {
             }
             source => Self::Failed { source },
         }
-    }
-}
-
-impl From<TextError> for FireboxError {
-    fn from(source: TextError) -> Self {
-        Self::Failed { source: source.into() }
     }
 }

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +97,7 @@ struct Held {
 struct Reserved {
     bytes: u64,
     accounts: [u64; Account::ALL.len()],
+    most: u64,
 }
 
 impl Reserved {
@@ -110,6 +111,16 @@ impl Reserved {
 struct Slice {
     id: u64,
     held: Arc<Mutex<Held>>,
+    giver: OnceLock<Giver>,
+}
+
+/// Has somebody give up what can be done without. Whether anybody has.
+struct Giver(Box<dyn Fn() -> bool + Send + Sync>);
+
+impl fmt::Debug for Giver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Giver")
+    }
 }
 
 impl Drop for Slice {
@@ -171,7 +182,7 @@ impl Budget {
         let id = held.made;
         held.made += 1;
         held.slices.insert(id, Reserved { bytes: reserved, ..Reserved::default() });
-        let slice = Some(Arc::new(Slice { id, held: self.held.clone() }));
+        let slice = Some(Arc::new(Slice { id, held: self.held.clone(), giver: OnceLock::new() }));
         Ok(Self { total: self.total, held: self.held.clone(), slice })
     }
 
@@ -188,6 +199,32 @@ impl Budget {
         }
         slice.bytes = bytes;
         Ok(())
+    }
+
+    /// Who gives something up from now on for [what cannot be done without](Self::insist), where this is a slice.
+    pub(crate) fn ask_when_short(&self, give: impl Fn() -> bool + Send + Sync + 'static) {
+        if let Some(slice) = &self.slice {
+            // Said once, before anybody else knows of it.
+            let _ = slice.giver.set(Giver(Box::new(give)));
+        }
+    }
+
+    /// Takes bytes as [`charge`](Self::charge) does. Where there are too few left, others who share the budget give up what
+    /// they can do without.
+    pub(crate) fn insist(&self, account: Account, bytes: u64) -> Result<Charge, RuntimeError> {
+        let giver = self.slice.as_ref().and_then(|slice| slice.giver.get());
+        loop {
+            match self.charge(account, bytes) {
+                Err(RuntimeError::OverBudget { .. }) if giver.is_some_and(|giver| giver.0()) => {}
+                charged => return charged,
+            }
+        }
+    }
+
+    /// What is kept for it whatever others take, where it is a slice.
+    pub fn reserved(&self) -> Option<u64> {
+        let id = self.slice_id()?;
+        self.lock().slices.get(&id).map(|slice| slice.bytes)
     }
 
     /// Bytes an account holds; of a slice, what of it is the slice's.
@@ -209,9 +246,13 @@ impl Budget {
         self.total
     }
 
-    /// The most that was ever held at once.
+    /// The most that was ever held at once; of a slice, what it held itself.
     pub fn most_held(&self) -> u64 {
-        self.lock().most
+        let held = self.lock();
+        match self.slice.as_ref().and_then(|slice| held.slices.get(&slice.id)) {
+            Some(slice) => slice.most,
+            None => held.most,
+        }
     }
 
     fn take(&self, account: Account, bytes: u64) -> Result<(), RuntimeError> {
@@ -223,6 +264,7 @@ impl Budget {
         held.accounts[account as usize] += bytes;
         if let Some(slice) = self.slice_id().and_then(|id| held.slices.get_mut(&id)) {
             slice.accounts[account as usize] += bytes;
+            slice.most = slice.most.max(slice.sum());
         }
         held.most = held.most.max(held.sum());
         Ok(())
@@ -330,6 +372,34 @@ mod tests {
         drop(own);
         drop(small);
         assert_eq!((large.left(), budget.held(Account::Weights)), (30, 70));
+    }
+
+    #[test]
+    fn a_slice_knows_what_is_kept_for_it_and_what_it_held() {
+        let budget = Budget::new(100);
+        let (small, large) = (budget.slice(30).unwrap(), budget.slice(0).unwrap());
+        assert_eq!((budget.reserved(), small.reserved(), large.reserved()), (None, Some(30), Some(0)));
+        let weights = large.charge(Account::Weights, 60).unwrap();
+        let _streams = small.charge(Account::Streams, 20).unwrap();
+        drop(weights);
+        assert_eq!((small.most_held(), large.most_held(), budget.most_held()), (20, 60, 80));
+    }
+
+    #[test]
+    fn others_give_up_as_much_as_is_insisted_on() {
+        let budget = Budget::new(100);
+        let (small, large) = (budget.slice(0).unwrap(), budget.slice(0).unwrap());
+        let kept: Vec<_> = (0..9).map(|_| large.charge(Account::Weights, 10).unwrap()).collect();
+        let kept = Mutex::new(kept);
+        small.ask_when_short(move || kept.lock().unwrap().pop().is_some());
+        let head = small.insist(Account::Weights, 35).unwrap();
+        assert_eq!(
+            (head.bytes(), large.held(Account::Weights)),
+            (35, 60),
+            "no more is given up than is needed"
+        );
+        assert!(matches!(small.insist(Account::Weights, 70), Err(RuntimeError::OverBudget { .. })));
+        assert!(large.insist(Account::Weights, 101).is_err(), "nobody was to be asked");
     }
 
     #[test]

@@ -235,6 +235,20 @@ pub enum RuntimeError {
         /// For how many tokens there would be room.
         kv_tokens: usize,
     },
+    /// A model does not fit beside those that it is to share memory with.
+    #[error(
+        "{} does not fit beside the other models: {:.0} MiB of memory are too little, and {:.0} MiB ({needed} bytes) are the \
+         least that all of them take; allow that much, pin and reserve less, or do with fewer models",
+        model.display(), *memory as f64 / 1048576.0, (*needed as f64 / 1048576.0).ceil()
+    )]
+    TooLittleShared {
+        /// The model, which was not opened.
+        model: PathBuf,
+        /// Bytes that all models take at least, with this one and the program.
+        needed: u64,
+        /// Bytes that were allowed.
+        memory: u64,
+    },
     /// The profile of a machine cannot be used.
     #[error("{}: {reason}; a profile needs a name, read_bytes_per_second and weight_bytes_per_second", path.display())]
     Profile {

@@ -11,7 +11,7 @@ use crate::fit::Fit;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
 use crate::memory::give_back;
 use crate::telemetry::{Meters, Reporter, Telemetry};
-use crate::{RuntimeError, Session};
+use crate::{RuntimeError, Saved, Session};
 
 /// An opened model: its network on a device, and what turns text into tokens and back.
 #[derive(Debug, Clone)]
@@ -208,6 +208,16 @@ impl Model {
     /// The same, with pages from a pool that several sequences share.
     pub fn session_in(&self, pool: &Pool) -> Result<Session, RuntimeError> {
         let session = Session::in_pool(self.decoder()?, pool);
+        let session = match &self.fit {
+            Some(fit) => session.with_chunk(fit.plan().chunk),
+            None => session,
+        };
+        Ok(self.with_rack(session))
+    }
+
+    /// A sequence that goes on from a file, with pages from a pool.
+    pub fn restored_in(&self, saved: &Saved, pool: &Pool) -> Result<Session, RuntimeError> {
+        let session = saved.session_in(pool)?;
         let session = match &self.fit {
             Some(fit) => session.with_chunk(fit.plan().chunk),
             None => session,

@@ -3,7 +3,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use firebox_runtime::engine::{Answering, Engine, Event, Request};
+use firebox_runtime::engine::{Answering, Engine, Event};
 use firebox_runtime::{Finish, GenerationConfig};
 use futures_core::Stream as _;
 use serde_json::{Value, json};
@@ -70,8 +70,8 @@ impl Answers {
                 let mut config = config.clone();
                 // The same seed would give the same answer.
                 config.sampler.seed = config.sampler.seed.wrapping_add(nth as u64);
-                let mut request = Request::new(&chosen.served.name, prompt.clone()).with_config(config);
-                request = request.in_scope(scope);
+                let request = chosen.served.request(prompt.clone()).with_config(config);
+                let mut request = request.in_scope(scope);
                 if let Some(head) = &chosen.head {
                     request = request.wearing(head);
                 }

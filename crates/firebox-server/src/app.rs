@@ -10,14 +10,15 @@ use tokio::sync::{Semaphore, watch};
 use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::catalog::{Catalog, Served};
+use crate::catalog::Catalog;
 use crate::connection::Limits;
 use crate::description::{Common, Description};
 use crate::error::ApiError;
+use crate::served::Served;
 use crate::sessions::{self, Sessions};
 use crate::{
-    Keys, chat, completions, console, description, engine_state, gate, heads, health, metrics, models,
-    responses, tokens, vectors,
+    Keys, chat, completions, console, deadline, description, engine_state, gate, heads, health, metrics,
+    models, responses, tokens, vectors,
 };
 
 /// All that requests need.
@@ -30,8 +31,8 @@ pub(crate) struct App {
     pub limits: Limits,
     /// Grammars are looked at beside the engine, one at a time: what is to do harm there keeps none but its like waiting.
     pub grammars: Semaphore,
-    /// Vectors are computed beside the engine, for one request at a time.
-    pub embedding: Semaphore,
+    /// Vectors are computed beside the engine, some texts of one request at a time.
+    pub embedding: Arc<Semaphore>,
     pub sessions: Sessions,
     /// Who watches the engine.
     pub watching: Arc<Semaphore>,
@@ -67,24 +68,30 @@ fn open() -> Routes {
         .merge(console::routes())
 }
 
-/// For those who have a key.
-fn keyed() -> Routes {
+/// What computes, for those who have a key.
+fn computing() -> Routes {
     Routes::new()
         .merge(chat::routes())
         .merge(responses::routes())
         .merge(completions::routes())
         .merge(vectors::routes())
+        .merge(sessions::routes())
+}
+
+/// What is only looked at, by those who have a key: for as long as they like.
+fn looking() -> Routes {
+    Routes::new()
         .merge(tokens::routes())
         .merge(models::routes())
         .merge(metrics::routes())
-        .merge(sessions::routes())
         .merge(heads::routes())
         .merge(engine_state::routes())
 }
 
 /// All there is.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    let keyed = keyed().route_layer(from_fn_with_state(app.clone(), gate::admit));
+    let computing = computing().route_layer(from_fn_with_state(app.clone(), deadline::keep));
+    let keyed = computing.merge(looking()).route_layer(from_fn_with_state(app.clone(), gate::admit));
     let (router, document) = open().merge(keyed).split_for_parts();
     let router = router
         .fallback(|uri: Uri| async move { ApiError::no_page(uri.path()) })

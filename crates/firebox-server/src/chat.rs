@@ -41,7 +41,7 @@ async fn complete(
     Asked(body): Asked,
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
-    let chosen = app.catalog.find(fields.text("model")?)?;
+    let chosen = app.catalog.find(fields.text("model")?).await?;
     let messages = messages(&fields)?;
     let tools = Tools::of(&fields)?;
     let options = options(&fields, &tools)?;

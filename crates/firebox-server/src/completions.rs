@@ -11,12 +11,12 @@ use utoipa_axum::routes;
 use crate::answers::{Answers, Heading};
 use crate::app::{App, Routes, blocking};
 use crate::asked::{Asked, Caller};
-use crate::catalog::Served;
 use crate::error::ApiError;
 use crate::events;
 use crate::fields::Fields;
 use crate::form::{Form, Streaming};
 use crate::schema::{Completion, CompletionRequest, StreamEvent};
+use crate::served::Served;
 use crate::wishes::{self, Delivery};
 
 /// What OpenAI's API has where a request says nothing.
@@ -56,7 +56,7 @@ async fn complete(
     Asked(body): Asked,
 ) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
-    let chosen = app.catalog.find(fields.text("model")?)?;
+    let chosen = app.catalog.find(fields.text("model")?).await?;
     let prompts = prompts(&fields, "prompt")?;
     let delivery = Delivery::of(&fields)?;
     delivery.expect_few(prompts.len())?;

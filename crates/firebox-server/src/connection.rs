@@ -39,6 +39,8 @@ pub(crate) struct Limits {
     pub body_time: Duration,
     /// For taking anything of what is sent.
     pub write_time: Duration,
+    /// For a request as a whole, its answer included; as long as it takes, where none is said.
+    pub request_time: Option<Duration>,
 }
 
 impl Default for Limits {
@@ -48,6 +50,7 @@ impl Default for Limits {
             head_time: Duration::from_secs(30),
             body_time: Duration::from_secs(60),
             write_time: Duration::from_secs(30),
+            request_time: None,
         }
     }
 }

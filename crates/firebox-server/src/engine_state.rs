@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use firebox_model::Streamed;
 use firebox_runtime::engine::UnderWay;
 use firebox_runtime::telemetry::{Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot};
 use firebox_runtime::{Account, device};
@@ -21,8 +22,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use utoipa_axum::routes;
 
 use crate::app::{App, Routes, blocking};
-use crate::catalog::Served;
+use crate::catalog::Listed;
 use crate::error::ApiError;
+use crate::served::Served;
 use crate::{events as sent, heads};
 
 /// From one look of somebody who watches to the next.
@@ -116,7 +118,7 @@ fn look(app: &App, from: u64, whole: bool) -> Result<(Value, u64), ApiError> {
     let snapshot = app.telemetry.snapshot();
     let (requests, schedule) = app.engine.with_host(|host| (host.requests(), host.counters().clone()))?;
     let models: Vec<Value> =
-        app.catalog.served().map(|served| model(served, snapshot.model(&served.name), whole)).collect();
+        app.catalog.listed().map(|listed| model(listed, snapshot.model(&listed.name), whole)).collect();
     let accounts = accounts(&snapshot, &models);
     let value = json!({
         "object": "engine",
@@ -200,15 +202,18 @@ fn request(asked: &UnderWay) -> Value {
     })
 }
 
-fn model(served: &Served, snapshot: Option<&ModelSnapshot>, whole: bool) -> Value {
+fn model(listed: &Listed, snapshot: Option<&ModelSnapshot>, whole: bool) -> Value {
     let count = |counter| snapshot.map_or(0, |snapshot| snapshot.count(counter));
     let gauge = |gauge| snapshot.and_then(|snapshot| snapshot.gauges.get(&gauge)).copied().unwrap_or(0);
     let spread = |histogram| {
         snapshot.and_then(|snapshot| snapshot.meters.histograms.get(&histogram)).map(distribution)
     };
+    let served = listed.served();
     let mut value = json!({
-        "name": served.name,
-        "context": served.context,
+        "name": listed.name,
+        "opened": served.is_some(),
+        "priority": listed.priority,
+        "context": served.and_then(|served| served.context),
         "generated_tokens": count(Counter::GeneratedTokens),
         "prompt_tokens": count(Counter::PromptTokens),
         "cached_tokens": count(Counter::CachedTokens),
@@ -225,10 +230,10 @@ fn model(served: &Served, snapshot: Option<&ModelSnapshot>, whole: bool) -> Valu
         "time_to_first_token": spread(Histogram::TimeToFirstToken),
         "inter_token": spread(Histogram::InterToken),
         "queue_wait": spread(Histogram::QueueWait),
-        "segments": segments(served),
-        "heads": heads::of(served),
+        "segments": served.map(|served| segments(served)).unwrap_or_default(),
+        "heads": served.map(|served| heads::of(served)).unwrap_or_default(),
     });
-    if whole && let Some(fit) = served.model.fit() {
+    if whole && let Some(fit) = served.and_then(|served| served.model.fit()) {
         value["plan"] = json!({ "layers": fit.plan(), "rates": fit.rates() });
     }
     value
@@ -251,21 +256,34 @@ fn segments(served: &Served) -> Vec<Value> {
     let streamed = decoder.as_ref().and_then(|decoder| decoder.streamed());
     let on_cpu =
         decoder.as_ref().is_none_or(|decoder| device("cpu").is_ok_and(|cpu| cpu == *decoder.device()));
-    let layers = decoder.as_ref().map_or(0, |decoder| decoder.layers());
-    let of =
-        |(id, bytes, share)| {
-            let (state, resident) =
-                match (streamed, id) {
-                    (Some(streamed), SegmentId::Layer(layer)) if layer < layers => {
-                        if streamed.is_kept(layer) { ("resident", 1.0) } else { ("streamed", 0.0) }
-                    }
-                    // Elsewhere weights are copies.
-                    _ if !on_cpu => ("resident", 1.0),
-                    _ => ("mapped", share),
-                };
-            json!({ "id": id.to_string(), "bytes": bytes, "state": state, "resident": resident })
+    let parts = served.residency();
+    // It is read like the layers are, wherever the checkpoint has it.
+    let unembedding = |streamed: &Streamed| {
+        let blocks = streamed.layers()..streamed.parts();
+        let sum =
+            |parts: &mut dyn Iterator<Item = usize>| parts.map(|part| streamed.kept_bytes(part)).sum::<u64>();
+        let (all, kept) = (sum(&mut blocks.clone()), sum(&mut blocks.filter(|part| streamed.is_kept(*part))));
+        let is_apart = parts.iter().any(|(id, bytes, _)| *id == SegmentId::Final && *bytes >= all / 2);
+        (if is_apart { SegmentId::Final } else { SegmentId::Embed }, kept as f64 / all.max(1) as f64)
+    };
+    let unembedding = streamed.map(unembedding);
+    let of = |(id, bytes, share): &(SegmentId, u64, f64)| {
+        let kept = match (streamed, id) {
+            (Some(streamed), SegmentId::Layer(layer)) if *layer < streamed.layers() => {
+                Some(if streamed.is_kept(*layer) { 1.0 } else { 0.0 })
+            }
+            _ => unembedding.filter(|(place, _)| place == id).map(|(_, kept)| kept),
         };
-    served.residency().into_iter().map(of).collect()
+        let (state, resident) = match kept {
+            Some(0.0) => ("streamed", 0.0),
+            Some(kept) => ("resident", kept),
+            // Elsewhere weights are copies.
+            None if !on_cpu => ("resident", 1.0),
+            None => ("mapped", *share),
+        };
+        json!({ "id": id.to_string(), "bytes": bytes, "state": state, "resident": resident })
+    };
+    parts.iter().map(of).collect()
 }
 
 /// What memory is held for. A model that was not fitted into a budget is told by what it is known to take.

@@ -1,6 +1,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -107,6 +108,15 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     }
 
+    /// An answer that would have gone on for longer than a request may take.
+    pub fn late(most: Duration) -> Self {
+        let message = format!(
+            "the answer took longer than the {} s that a request may take; ask for fewer tokens or texts",
+            most.as_secs_f64()
+        );
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", message)
+    }
+
     pub fn too_large(most: usize) -> Self {
         let message = format!("the body is too large; at most {most} bytes are taken");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
@@ -169,6 +179,7 @@ impl From<&RuntimeError> for ApiError {
         let message = error.to_string();
         match error {
             RuntimeError::Together { source } => Self::from(&**source),
+            RuntimeError::NotOpened { source, .. } => Self { message, ..Self::from(&**source) },
             RuntimeError::QueueFull { .. } => {
                 let full = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
                 Self { code: Some("queue_full"), ..full }
@@ -195,6 +206,8 @@ impl From<&RuntimeError> for ApiError {
             RuntimeError::EngineOver => Self::over(),
             RuntimeError::Late { .. }
             | RuntimeError::OverBudget { .. }
+            | RuntimeError::TooLittleMemory { .. }
+            | RuntimeError::TooLittleShared { .. }
             | RuntimeError::Cache(CacheError::PoolExhausted { .. }) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
             }

@@ -10,9 +10,9 @@ use utoipa_axum::routes;
 
 use crate::app::{App, Routes, blocking};
 use crate::asked::Asked;
-use crate::catalog::Served;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::served::Served;
 use crate::sessions::schema::{HeadEntry, HeadList, LoadHead};
 
 pub(crate) fn routes() -> Routes {
@@ -41,7 +41,7 @@ async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
 )]
 async fn load(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
-    let served = app.catalog.find(fields.text("model")?)?.served;
+    let served = app.catalog.find(fields.text("model")?).await?.served;
     let name = fields.needed_text("head")?.to_owned();
     let loads = fields.truth("loaded")?.unwrap_or(true);
     let known = |rack: &HeadRack| rack.names().contains(&name);

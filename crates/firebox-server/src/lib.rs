@@ -28,6 +28,7 @@ mod chat;
 mod completions;
 mod connection;
 mod console;
+mod deadline;
 mod description;
 mod engine_state;
 mod error;
@@ -42,8 +43,10 @@ mod likelihood;
 mod listener;
 mod metrics;
 mod models;
+mod offer;
 mod responses;
 mod schema;
+mod served;
 mod server;
 mod sessions;
 mod tokens;
@@ -57,6 +60,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use error::ServerError;
 pub use keys::Keys;
+pub use offer::Offer;
 pub use server::{Server, ServerConfig, Stop};
 pub use sessions::SessionsConfig;
 

@@ -27,14 +27,7 @@ pub(crate) fn routes() -> Routes {
     responses((status = 200, description = "All there are", body = ModelList), ApiError)
 )]
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let mut models = Vec::new();
-    for name in app.catalog.names() {
-        // A head may have gone since it was listed.
-        if let Ok(chosen) = app.catalog.find(Some(&name)) {
-            models.push(chosen.value(app.began));
-        }
-    }
-    Json(json!({ "object": "list", "data": models }))
+    Json(json!({ "object": "list", "data": app.catalog.values(app.began) }))
 }
 
 /// One of them.
@@ -46,7 +39,9 @@ async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     responses((status = 200, description = "The model", body = ModelEntry), ApiError)
 )]
 async fn model(State(app): State<Arc<App>>, Named(model): Named<String>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(app.catalog.find(Some(&model))?.value(app.began)))
+    let mut known = app.catalog.values(app.began).into_iter();
+    let found = known.find(|value| value["id"] == *model);
+    found.map(Json).ok_or_else(|| ApiError::no_model(&model, &app.catalog.names()))
 }
 
 async fn owned(

@@ -63,7 +63,7 @@ pub(crate) struct ModelEntry {
     /// The model that a head belongs to.
     #[schema(required)]
     parent: Option<String>,
-    /// Its longest sequence; null for what only embeds.
+    /// Its longest sequence; null for what only embeds, and for what is not open yet.
     #[schema(required)]
     max_model_len: Option<u64>,
 }

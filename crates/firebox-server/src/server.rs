@@ -2,9 +2,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use firebox_runtime::Model;
 use firebox_runtime::engine::{Engine, HostConfig};
 use firebox_runtime::telemetry::Telemetry;
+use firebox_runtime::{Budget, Model};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -13,7 +13,10 @@ use crate::app::{App, router};
 use crate::catalog::Catalog;
 use crate::connection::{Limits, serve};
 use crate::sessions::Sessions;
-use crate::{Keys, ServerError, SessionsConfig, engine_state};
+use crate::{Keys, Offer, ServerError, SessionsConfig, engine_state};
+
+/// What the memory is called that models share.
+const SHARED: &str = "all models";
 
 /// How a server is to run.
 #[derive(Debug, Clone)]
@@ -24,6 +27,8 @@ pub struct ServerConfig {
     pub keys: Keys,
     /// How many requests of a model run and wait.
     pub host: HostConfig,
+    /// The memory that models share, to tell what it is used for.
+    pub memory: Option<Budget>,
     /// How conversations are kept that stay.
     pub sessions: SessionsConfig,
     /// Bytes that a request may send.
@@ -32,6 +37,8 @@ pub struct ServerConfig {
     pub most_clients: usize,
     /// How long a client may take from one request to the headers of the next, and to take anything of what it is sent.
     pub patience: Duration,
+    /// How long a request may take as a whole, its answer included; as long as it takes, where none is said.
+    pub request_time: Option<Duration>,
     /// How long requests that are under way may go on after the server was stopped.
     pub grace: Duration,
 }
@@ -42,10 +49,12 @@ impl Default for ServerConfig {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)),
             keys: Keys::default(),
             host: HostConfig::default(),
+            memory: None,
             sessions: SessionsConfig::default(),
             largest_body: 8 << 20,
             most_clients: 1024,
             patience: Duration::from_secs(30),
+            request_time: None,
             grace: Duration::from_secs(30),
         }
     }
@@ -87,6 +96,11 @@ impl Stop {
 impl Server {
     /// Listens, and takes models in by the names they are asked for.
     pub fn bind(config: ServerConfig, models: Vec<(String, Model)>) -> Result<Self, ServerError> {
+        Self::offering(config, models.into_iter().map(|(name, model)| Offer::new(name, model)).collect())
+    }
+
+    /// The same for models on terms of their own, some of which may be opened later.
+    pub fn offering(config: ServerConfig, offers: Vec<Offer>) -> Result<Self, ServerError> {
         let address = config.address;
         let listen = || {
             let listener = TcpListener::bind(address)?;
@@ -96,20 +110,24 @@ impl Server {
         let (address, listener) = listen().map_err(|source| ServerError::Listen { address, source })?;
         let (stop, stopping) = watch::channel(false);
         let (engine, telemetry) = (Engine::start(config.host)?, Telemetry::default());
+        if let Some(memory) = &config.memory {
+            telemetry.watch_budget(SHARED, memory);
+        }
         let limits = Limits {
             body: config.largest_body,
             head_time: config.patience,
             write_time: config.patience,
+            request_time: config.request_time,
             ..Limits::default()
         };
         let app = App {
-            catalog: Catalog::new(models, &engine, &telemetry)?,
+            catalog: Catalog::new(offers, &engine, &telemetry)?,
             engine,
             telemetry,
             keys: config.keys,
             limits,
             grammars: Semaphore::new(1),
-            embedding: Semaphore::new(1),
+            embedding: Arc::new(Semaphore::new(1)),
             sessions: Sessions::new(config.sessions),
             watching: Arc::new(Semaphore::new(engine_state::MOST_WATCHERS)),
             stopping,

@@ -1,5 +1,6 @@
 //! `/v1/sessions`: conversations that stay, and what can be done with what they remember.
 
+mod about;
 mod dialogue;
 mod registry;
 mod say;
@@ -9,8 +10,9 @@ mod transcript;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
+use firebox_runtime::Capacity;
 use serde_json::{Value, json};
 use utoipa_axum::routes;
 
@@ -19,7 +21,8 @@ use crate::asked::{Asked, Caller};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::wishes;
-use dialogue::{Capacity, Dialogue, Wish};
+use about::About;
+use dialogue::{Dialogue, Wish};
 pub(crate) use registry::Sessions;
 pub use registry::SessionsConfig;
 
@@ -77,7 +80,7 @@ async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> Answered {
 )]
 async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): Asked) -> Answered {
     let fields = Fields::of(&body)?;
-    let chosen = app.catalog.find(fields.text("model")?)?;
+    let chosen = app.catalog.find(fields.text("model")?).await?;
     let engine = app.engine.clone();
     let context = chosen.served.expect_context()?;
     // A model that was fitted into a budget has pages for so many tokens and no more.
@@ -99,7 +102,14 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
     }
     let whole =
         |name: &str, from| Ok::<_, ApiError>(fields.whole(name, from, 1 << 32)?.map(|most| most as usize));
-    let capacity = Capacity::within(context, whole("turn_tokens", 16)?, whole("fact_tokens", 0)?)?;
+    let capacity = Capacity::of(context, whole("turn_tokens", 16)?, whole("fact_tokens", 0)?);
+    if !capacity.fits(context) {
+        let Capacity { turns, facts } = capacity;
+        let reason = format!(
+            "{turns} of turns and {facts} of facts are more than the {context} tokens of the model's context"
+        );
+        return Err(fields.wrong("turn_tokens", reason));
+    }
     let facts: Vec<String> = fields.texts("facts")?.into_iter().map(str::to_owned).collect();
     if facts.len() > MOST_FACTS {
         return Err(fields.wrong("facts", format!("more than {MOST_FACTS}")));
@@ -123,8 +133,8 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "The session", body = schema::Session), ApiError)
 )]
-async fn get(State(app): State<Arc<App>>, Caller(scope): Caller, Path(id): Path<String>) -> Answered {
-    Ok(Json(app.sessions.find(&scope, &id)?.value()))
+async fn get(about: About) -> Answered {
+    Ok(Json(about.find()?.value()))
 }
 
 /// Ends a session. What was saved of it stays.
@@ -135,7 +145,7 @@ async fn get(State(app): State<Arc<App>>, Caller(scope): Caller, Path(id): Path<
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "It is gone", body = schema::Deleted), ApiError)
 )]
-async fn end(State(app): State<Arc<App>>, Caller(scope): Caller, Path(id): Path<String>) -> Answered {
+async fn end(About { app, scope, named: id }: About) -> Answered {
     app.sessions.end(&scope, &id)?;
     Ok(Json(json!({ "id": id, "object": "session", "deleted": true })))
 }
@@ -149,19 +159,14 @@ async fn end(State(app): State<Arc<App>>, Caller(scope): Caller, Path(id): Path<
     request_body = schema::SessionQuestion,
     responses((status = 200, description = "The answer, or events with its parts", content((schema::SessionAnswer = "application/json"), (String = "text/event-stream"))), ApiError)
 )]
-async fn say_in(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path(id): Path<String>,
-    Asked(body): Asked,
-) -> Result<Response, ApiError> {
+async fn say_in(about: About, Asked(body): Asked) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let content = fields.needed_text("content")?.to_owned();
     if content.trim().is_empty() {
         return Err(fields.wrong("content", "there is nothing in it to answer"));
     }
     let stream = fields.truth("stream")?.unwrap_or(false);
-    let taken = app.sessions.take(&scope, &id)?;
+    let (taken, About { app, scope, .. }) = (about.take()?, about);
     let mut config = wishes::config(&fields, &taken.dialogue.served)?;
     // Turns are forgotten before there are more than fit.
     config.context = None;
@@ -182,14 +187,9 @@ async fn say_in(
     request_body = schema::ForkAt,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn fork(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path(id): Path<String>,
-    Asked(body): Asked,
-) -> Answered {
+async fn fork(about: About, Asked(body): Asked) -> Answered {
     let turn = number(&Fields::of(&body)?, "turn")?;
-    change(&app, &scope, &id, move |dialogue| dialogue.fork(turn).map(drop)).await
+    about.change(move |dialogue| dialogue.fork(turn).map(drop)).await
 }
 
 /// Goes back to before a turn.
@@ -201,15 +201,10 @@ async fn fork(
     request_body = schema::RewindTo,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn rewind(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path(id): Path<String>,
-    Asked(body): Asked,
-) -> Answered {
+async fn rewind(about: About, Asked(body): Asked) -> Answered {
     let fields = Fields::of(&body)?;
     let turn = number(&fields, "turn")?.ok_or_else(|| fields.wrong("turn", "is missing"))?;
-    change(&app, &scope, &id, move |dialogue| dialogue.rewind(turn)).await
+    about.change(move |dialogue| dialogue.rewind(turn)).await
 }
 
 /// Changes the head that answers; null is the model's own.
@@ -221,15 +216,9 @@ async fn rewind(
     request_body = schema::WearHead,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn head(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path(id): Path<String>,
-    Asked(body): Asked,
-) -> Answered {
+async fn head(about: About, Asked(body): Asked) -> Answered {
     let head = Fields::of(&body)?.text("head")?.map(str::to_owned);
-    let taken = app.sessions.take(&scope, &id)?;
-    let (taken, swap) = taken.change(move |dialogue| dialogue.wear(head.as_deref())).await?;
+    let (taken, swap) = about.take()?.change(move |dialogue| dialogue.wear(head.as_deref())).await?;
     let mut value = taken.let_go().value();
     value["swap"] = swap;
     Ok(Json(value))
@@ -244,16 +233,10 @@ async fn head(
     request_body = schema::MarkTurn,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn turn(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path((id, turn)): Path<(String, String)>,
-    Asked(body): Asked,
-) -> Answered {
-    let turn = numbered("turn", &turn)?;
+async fn turn(about: About<(String, String)>, Asked(body): Asked) -> Answered {
     let fields = Fields::of(&body)?;
     let (pinned, hidden) = (fields.truth("pinned")?, fields.truth("hidden")?);
-    change(&app, &scope, &id, move |dialogue| dialogue.mark(turn, pinned, hidden)).await
+    about.change("turn", move |dialogue, turn| dialogue.mark(turn, pinned, hidden)).await
 }
 
 /// Adds a fact.
@@ -265,14 +248,9 @@ async fn turn(
     request_body = schema::FactText,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn add_fact(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path(id): Path<String>,
-    Asked(body): Asked,
-) -> Answered {
+async fn add_fact(about: About, Asked(body): Asked) -> Answered {
     let text = fact(&Fields::of(&body)?)?;
-    change(&app, &scope, &id, move |dialogue| dialogue.add_fact(&text).map(drop)).await
+    about.change(move |dialogue| dialogue.add_fact(&text).map(drop)).await
 }
 
 /// Puts a fact in the place of another.
@@ -284,15 +262,9 @@ async fn add_fact(
     request_body = schema::FactText,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn supersede(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path((id, old)): Path<(String, String)>,
-    Asked(body): Asked,
-) -> Answered {
-    let old = numbered("fact", &old)?;
+async fn supersede(about: About<(String, String)>, Asked(body): Asked) -> Answered {
     let text = fact(&Fields::of(&body)?)?;
-    change(&app, &scope, &id, move |dialogue| dialogue.supersede(old, &text).map(drop)).await
+    about.change("fact", move |dialogue, old| dialogue.supersede(old, &text).map(drop)).await
 }
 
 /// Goes on in another branch.
@@ -303,13 +275,8 @@ async fn supersede(
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn switch(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path((id, branch)): Path<(String, String)>,
-) -> Answered {
-    let branch = numbered("branch", &branch)?;
-    change(&app, &scope, &id, move |dialogue| dialogue.switch(branch)).await
+async fn switch(about: About<(String, String)>) -> Answered {
+    about.change("branch", Dialogue::switch).await
 }
 
 /// Lets a branch take the place of the one it left.
@@ -320,13 +287,8 @@ async fn switch(
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn promote(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path((id, branch)): Path<(String, String)>,
-) -> Answered {
-    let branch = numbered("branch", &branch)?;
-    change(&app, &scope, &id, move |dialogue| dialogue.promote(branch)).await
+async fn promote(about: About<(String, String)>) -> Answered {
+    about.change("branch", Dialogue::promote).await
 }
 
 /// Ends a branch and all that have left it.
@@ -337,13 +299,8 @@ async fn promote(
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn drop_branch(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path((id, branch)): Path<(String, String)>,
-) -> Answered {
-    let branch = numbered("branch", &branch)?;
-    change(&app, &scope, &id, move |dialogue| dialogue.drop_branch(branch)).await
+async fn drop_branch(about: About<(String, String)>) -> Answered {
+    about.change("branch", Dialogue::drop_branch).await
 }
 
 /// Writes the active branch to a file, for this process or another to go on from.
@@ -355,14 +312,9 @@ async fn drop_branch(
     request_body = schema::SaveAs,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn save(
-    State(app): State<Arc<App>>,
-    Caller(scope): Caller,
-    Path(id): Path<String>,
-    Asked(body): Asked,
-) -> Answered {
+async fn save(about: About, Asked(body): Asked) -> Answered {
     let fields = Fields::of(&body)?;
-    let folder = app.sessions.folder(&app.keys.owner(&scope))?;
+    let folder = about.app.sessions.folder(&about.app.keys.owner(&about.scope))?;
     let name = fields.needed_text("name")?.to_owned();
     let path = registry::file(&folder, &name, "name")?;
     let saved = move |dialogue: &mut Dialogue| {
@@ -370,25 +322,10 @@ async fn save(
             .map_err(|error| ApiError::internal(format!("{}: {error}", folder.display())))?;
         dialogue.save(&path)
     };
-    change(&app, &scope, &id, saved).await.map(|Json(mut value)| {
+    about.change(saved).await.map(|Json(mut value)| {
         value["saved"] = name.into();
         Json(value)
     })
-}
-
-async fn change(
-    app: &App,
-    scope: &str,
-    id: &str,
-    act: impl FnOnce(&mut Dialogue) -> Result<(), ApiError> + Send + 'static,
-) -> Answered {
-    let (taken, ()) = app.sessions.take(scope, id)?.change(act).await?;
-    Ok(Json(taken.let_go().value()))
-}
-
-/// Something that is named by a number in a path.
-fn numbered(what: &str, text: &str) -> Result<u64, ApiError> {
-    text.parse().map_err(|_| ApiError::nowhere(format!("there is no {what} {text:?}")))
 }
 
 fn number(fields: &Fields<'_>, field: &str) -> Result<Option<u64>, ApiError> {

@@ -29,7 +29,7 @@ pub(crate) fn routes() -> Routes {
 )]
 async fn tokenize(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
-    let served = app.catalog.find(fields.text("model")?)?.served;
+    let served = app.catalog.find(fields.text("model")?).await?.served;
     let context = served.context;
     let tokens = if fields.get("messages").is_some() {
         let (messages, options) = (chat::messages(&fields)?, chat::options(&fields, &Tools::of(&fields)?)?);
@@ -54,7 +54,7 @@ async fn tokenize(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Jso
 )]
 async fn detokenize(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
-    let served = app.catalog.find(fields.text("model")?)?.served;
+    let served = app.catalog.find(fields.text("model")?).await?.served;
     let tokens = fields.tokens("tokens", fields.needed_list("tokens")?)?;
     let tokenizer = served.tokenizer()?.clone();
     let known = tokenizer.vocab_size();

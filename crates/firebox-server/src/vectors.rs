@@ -1,12 +1,14 @@
 //! `/v1/embeddings` and `/v1/rerank`
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use firebox_runtime::EmbedOptions;
+use firebox_runtime::{EmbedOptions, Ranked};
+use firebox_text::Tokenizer;
 use serde_json::{Value, json};
 use utoipa_axum::routes;
 
@@ -19,6 +21,9 @@ use crate::schema::{EmbeddingList, EmbeddingRequest, Ranking, RerankRequest};
 
 /// Texts of one request.
 const MOST_TEXTS: usize = 2048;
+
+/// Tokens of texts that are computed until it is the turn of another request: as many as go through the layers at once.
+const TURN: usize = 1024;
 
 pub(crate) fn routes() -> Routes {
     Routes::new().routes(routes!(embed)).routes(routes!(rerank)).routes(routes!(rerank_short))
@@ -34,7 +39,7 @@ pub(crate) fn routes() -> Routes {
 )]
 async fn embed(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
-    let chosen = app.catalog.find(fields.text("model")?)?;
+    let chosen = app.catalog.find(fields.text("model")?).await?;
     let mut texts = Vec::new();
     for prompt in prompts(&fields, "input")? {
         texts.push(match prompt {
@@ -55,17 +60,15 @@ async fn embed(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<V
         }
     };
     let dimensions = fields.whole("dimensions", 1, u64::from(u32::MAX))?;
-    let _one_at_a_time = app.embedding.acquire().await.map_err(|_| ApiError::over())?;
-    let served = chosen.served.clone();
-    let (vectors, tokens) = blocking(move || {
-        let tokenizer = served.tokenizer()?;
-        let mut tokens = 0;
-        for text in &texts {
-            tokens += tokenizer.encode_literal(text, true)?.len();
-        }
-        Ok((served.model.embed(&texts, &EmbedOptions::default())?, tokens))
-    })
-    .await?;
+    let (texts, served) = (Arc::new(texts), chosen.served.clone());
+    let lengths = lengths(served.tokenizer()?, &texts).await?;
+    let tokens: usize = lengths.iter().sum();
+    let mut vectors = Vec::new();
+    for range in turns(&lengths) {
+        let (texts, served) = (texts.clone(), served.clone());
+        let embed = move || Ok(served.model.embed(&texts[range], &EmbedOptions::default())?);
+        vectors.extend(in_turn(&app, embed).await?);
+    }
     let width = vectors.first().map_or(0, Vec::len);
     if dimensions.is_some_and(|dimensions| dimensions != width as u64) {
         return Err(fields.wrong("dimensions", format!("vectors of this model have {width}; leave it out")));
@@ -109,7 +112,7 @@ async fn rerank_short(app: State<Arc<App>>, asked: Asked) -> Result<Json<Value>,
 )]
 async fn rerank(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
-    let chosen = app.catalog.find(fields.text("model")?)?;
+    let chosen = app.catalog.find(fields.text("model")?).await?;
     let query = fields.needed_text("query")?.to_owned();
     let documents = documents(&fields)?;
     if query.is_empty() {
@@ -121,17 +124,23 @@ async fn rerank(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<
     expect_few(&fields, "documents", documents.len())?;
     let most = fields.whole("top_n", 1, u64::from(u32::MAX))?.map_or(usize::MAX, |most| most as usize);
     let shows = fields.truth("return_documents")?.unwrap_or(false);
-    let _one_at_a_time = app.embedding.acquire().await.map_err(|_| ApiError::over())?;
-    let served = chosen.served.clone();
-    let (ranked, documents, tokens) = blocking(move || {
-        let tokenizer = served.tokenizer()?;
-        let mut tokens = tokenizer.encode_literal(&query, true)?.len();
-        for document in &documents {
-            tokens += tokenizer.encode_literal(document, true)?.len();
-        }
-        Ok((served.model.rerank(&query, &documents)?, documents, tokens))
-    })
-    .await?;
+    let (documents, served) = (Arc::new(documents), chosen.served.clone());
+    let lengths = lengths(served.tokenizer()?, &documents).await?;
+    let asked = served.tokenizer()?.encode_literal(&query, true)?.len();
+    let tokens = asked + lengths.iter().sum::<usize>();
+    // Each is read beside the query.
+    let together: Vec<usize> = lengths.iter().map(|length| length + asked).collect();
+    let mut ranked: Vec<Ranked> = Vec::new();
+    for range in turns(&together) {
+        let (documents, served, query) = (documents.clone(), served.clone(), query.clone());
+        let rank = move || {
+            let first = range.start;
+            let ranked = served.model.rerank(&query, &documents[range])?;
+            Ok(ranked.into_iter().map(move |one| Ranked { document: one.document + first, ..one }))
+        };
+        ranked.extend(in_turn(&app, rank).await?);
+    }
+    ranked.sort_by(|one, other| other.score.total_cmp(&one.score).then(one.document.cmp(&other.document)));
     let results = ranked.iter().take(most).map(|ranked| {
         let mut result = json!({ "index": ranked.document, "relevance_score": ranked.score });
         if shows {
@@ -145,6 +154,42 @@ async fn rerank(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<
         "results": results.collect::<Vec<_>>(),
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
     })))
+}
+
+/// Computes when it is this request's turn. A client that leaves is followed by the next one once that is done.
+async fn in_turn<R: Send + 'static>(
+    app: &App,
+    act: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
+) -> Result<R, ApiError> {
+    let turn = app.embedding.clone().acquire_owned().await.map_err(|_| ApiError::over())?;
+    blocking(move || {
+        let _turn = turn;
+        act()
+    })
+    .await
+}
+
+/// How many tokens each text has.
+async fn lengths(tokenizer: &Arc<Tokenizer>, texts: &Arc<Vec<String>>) -> Result<Vec<usize>, ApiError> {
+    let (tokenizer, texts) = (tokenizer.clone(), texts.clone());
+    let of = move |text: &String| Ok(tokenizer.encode_literal(text, true)?.len());
+    blocking(move || texts.iter().map(of).collect()).await
+}
+
+/// Neighbours that are computed in one turn.
+fn turns(lengths: &[usize]) -> Vec<Range<usize>> {
+    let (mut turns, mut start, mut tokens) = (Vec::new(), 0, 0);
+    for (at, length) in lengths.iter().enumerate() {
+        if at > start && tokens + length > TURN {
+            turns.push(start..at);
+            (start, tokens) = (at, 0);
+        }
+        tokens += length;
+    }
+    if start < lengths.len() {
+        turns.push(start..lengths.len());
+    }
+    turns
 }
 
 /// Texts, or objects that have one.
@@ -165,4 +210,17 @@ fn expect_few(fields: &Fields<'_>, field: &str, count: usize) -> Result<(), ApiE
         return Ok(());
     }
     Err(fields.wrong(field, format!("{count} texts are more than {MOST_TEXTS}; ask in several requests")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_has_as_many_texts_as_go_through_the_layers_at_once() {
+        assert!(turns(&[]).is_empty());
+        assert_eq!(turns(&[5000, 1]), [0..1, 1..2]);
+        assert_eq!(turns(&[1000, 24, 1, 3000, 7]), [0..2, 2..3, 3..4, 4..5]);
+        assert_eq!(turns(&[1; 3000]), [0..1024, 1024..2048, 2048..3000]);
+    }
 }

@@ -6,9 +6,9 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use firebox_runtime::{GenerationConfig, Grammar, SamplerConfig};
 use serde_json::Value;
 
-use crate::catalog::Served;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::served::Served;
 
 /// Answers to one request, and with them what one client can take of a queue.
 const MOST_CHOICES: u64 = 64;

@@ -14,10 +14,14 @@ mod document;
 mod hostile;
 #[path = "http/load.rs"]
 mod load;
+#[path = "http/offers.rs"]
+mod offers;
 #[path = "http/responses.rs"]
 mod responses;
 #[path = "http/schemathesis.rs"]
 mod schemathesis;
+#[path = "http/time.rs"]
+mod time;
 #[path = "http/tools.rs"]
 mod tools;
 

@@ -30,6 +30,8 @@ const DEFAULT: &str = "default";
 /// Some models have a second template, for conversations with tools.
 const WITH_TOOLS: &str = "tool_use";
 
+const PLAIN: &str = "{% for message in messages %}{{ message.content }}\n{% endfor %}";
+
 const TURN_START: &str = "<|im_start|>";
 const TURN_END: &str = "<|im_end|>";
 /// For models whose vocabulary was made for ChatML but which came without a template.
@@ -124,6 +126,11 @@ impl ChatTemplate {
             }
             None => Err(TextError::MissingChatTemplate),
         }
+    }
+
+    /// For models without a template: what is said, line after line, with nobody named.
+    pub fn plain() -> Result<Self, TextError> {
+        Self::from_source(PLAIN, Map::new())
     }
 
     /// A template from its source. `tokens` are the variables it finds special tokens in, such as `bos_token`.

@@ -14,7 +14,7 @@ use super::{Configuration, SERVE, key_of};
 use crate::outcome::usage;
 
 const TABLES: [&str; 3] = ["serve", "defaults", "model"];
-const MODEL_KEYS: [&str; 6] = ["name", "path", "memory", "heads", "priority", "pinned"];
+const MODEL_KEYS: [&str; 7] = ["name", "path", "memory", "heads", "priority", "pinned", "lazy"];
 
 /// A name is as near as this to what was probably meant.
 const NEAR: f64 = 0.6;
@@ -147,13 +147,12 @@ impl File<'_> {
                 "memory" => {
                     let size = parse_bytes(&self.texts(value, false)?.concat());
                     entry.memory = Some(size.map_err(|error| self.wrong(value.span(), error.to_string()))?);
+                    entry.reserved = entry.memory;
                 }
                 "heads" => entry.heads = self.texts(value, true)?,
                 "priority" => entry.priority = Some(self.priority(item)?),
-                "pinned" => match value.get_ref() {
-                    DeValue::Boolean(pinned) => entry.pinned = *pinned,
-                    _ => return Err(self.wrong(value.span(), "pinned is true or false".into())),
-                },
+                "pinned" => entry.pinned = self.truth(item)?,
+                "lazy" => entry.lazy = self.truth(item)?,
                 name => {
                     let reason = format!("a model has no {name:?}; it has {}", MODEL_KEYS.join(", "));
                     return Err(self.wrong(key.span(), meant(reason, name, MODEL_KEYS.into_iter())));
@@ -165,6 +164,10 @@ impl File<'_> {
                 self.wrong(model.span(), "a model needs a path, such as path = \"models/small\"".into())
             );
         }
+        if entry.pinned && entry.lazy {
+            let reason = "what is pinned is there from the beginning; leave out one of pinned and lazy";
+            return Err(self.wrong(model.span(), reason.into()));
+        }
         Ok((entry, model.span()))
     }
 
@@ -172,6 +175,13 @@ impl File<'_> {
         match value.get_ref() {
             DeValue::String(text) => Ok(text.to_string()),
             _ => Err(self.wrong(value.span(), format!("{} should be a text in quotes", key.get_ref()))),
+        }
+    }
+
+    fn truth(&self, (key, value): Item<'_, '_>) -> anyhow::Result<bool> {
+        match value.get_ref() {
+            DeValue::Boolean(is) => Ok(*is),
+            _ => Err(self.wrong(value.span(), format!("{} is true or false", key.get_ref()))),
         }
     }
 

@@ -90,7 +90,7 @@ impl Configuration {
     }
 
     /// Whether the command line or the environment has an option, by its name in the code.
-    fn is_given(&self, id: &str) -> bool {
+    pub fn is_given(&self, id: &str) -> bool {
         self.given.contains(id)
     }
 

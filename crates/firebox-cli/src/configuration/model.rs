@@ -11,12 +11,16 @@ pub struct ModelEntry {
     pub path: PathBuf,
     /// Memory that it may take.
     pub memory: Option<u64>,
+    /// Of the memory that it shares with others, what it is to have for itself. Nothing outranks that.
+    pub reserved: Option<u64>,
     /// Heads that are made ready at the start.
     pub heads: Vec<String>,
     /// How urgent its requests are.
     pub priority: Option<Priority>,
     /// Whether it stays in memory.
     pub pinned: bool,
+    /// Whether it is opened when somebody asks for it.
+    pub lazy: bool,
 }
 
 impl ModelEntry {

@@ -214,6 +214,8 @@ fn what_is_wrong_is_said_with_its_line_and_what_was_meant() {
         ("[[model]]\npath = \"a\"\nmemory = \"much\"\n", &["line 3", "much"]),
         ("[[model]]\npath = \"a\"\npriority = \"high\"\n", &["line 3", "interactive"]),
         ("[[model]]\npath = \"a\"\npinned = 1\n", &["line 3", "true or false"]),
+        ("[[model]]\npath = \"a\"\nlazy = 1\n", &["line 3", "true or false"]),
+        ("[[model]]\npath = \"a\"\nlazy = true\npinned = true\n", &["line 1", "pinned", "lazy"]),
         ("[[model]]\nname = \"a b\"\npath = \"a\"\n", &["line 2", "spaces"]),
         (
             "[[model]]\nname = \"a\"\npath = \"a\"\n[[model]]\nname = \"a\"\npath = \"b\"\n",
@@ -230,7 +232,8 @@ fn what_is_wrong_is_said_with_its_line_and_what_was_meant() {
 #[test]
 fn models_are_read() {
     let text = "[[model]]\nname = \"small\"\npath = \"org/small\"\nmemory = \"600M\"\nheads = [\"chat\", \"code\"]\n\
-                priority = \"interactive\"\npinned = true\n[[model]]\npath = \"other\"\n";
+                priority = \"interactive\"\npinned = true\n[[model]]\npath = \"other\"\n\
+                [[model]]\npath = \"rare\"\nlazy = true\n";
     let found = file(text).unwrap();
     assert_eq!(
         found.models()[0],
@@ -238,12 +241,15 @@ fn models_are_read() {
             name: Some("small".into()),
             path: "org/small".into(),
             memory: Some(600 << 20),
+            reserved: Some(600 << 20),
             heads: vec!["chat".into(), "code".into()],
             priority: Some(firebox_runtime::schedule::Priority::Interactive),
             pinned: true,
+            lazy: false,
         }
     );
     assert_eq!(found.models()[1], ModelEntry::of(Path::new("other")));
+    assert_eq!(found.models()[2], ModelEntry { lazy: true, ..ModelEntry::of(Path::new("rare")) });
     assert!(
         found.models()[0].is_called(Path::new("small")) && !found.models()[1].is_called(Path::new("other"))
     );

@@ -11,7 +11,7 @@ use crate::console::Console;
 use crate::generating::open;
 use crate::outcome::usage;
 use crate::pocket::pocket_model;
-use crate::prompt::{Prompter, plain_template};
+use crate::prompt::Prompter;
 
 /// Options of `firebox session rewind`.
 #[derive(Debug, Args)]
@@ -87,7 +87,7 @@ fn prompter(model: &Model) -> anyhow::Result<Prompter> {
     let tokenizer = model.tokenizer()?.clone();
     let (template, add_special) = match ChatTemplate::new(model.checkpoint().text(), &tokenizer) {
         Ok(template) => (template, false),
-        Err(TextError::MissingChatTemplate) => (plain_template()?, true),
+        Err(TextError::MissingChatTemplate) => (ChatTemplate::plain()?, true),
         Err(error) => return Err(error.into()),
     };
     Ok(Prompter { tokenizer, template, thinking: None, add_special })

@@ -10,12 +10,17 @@ use crate::support::*;
 const LAYERS: usize = 12;
 const HIDDEN: usize = 512;
 const INNER: usize = 2048;
-const VOCABULARY: usize = 16_000;
+pub const VOCABULARY: usize = 16_000;
 
 /// A model of 120 MB whose weights say nothing.
 pub fn model(folder: &Path) {
+    model_of(folder, LAYERS, 7);
+}
+
+/// One of so many layers of 8 MB, beside the 16 of its embedding.
+pub fn model_of(folder: &Path, layers: usize, seed: u64) {
     let config = serde_json::json!({
-        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
+        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": layers,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": VOCABULARY,
         "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
         "tie_word_embeddings": true
@@ -25,7 +30,7 @@ pub fn model(folder: &Path) {
         ("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, HIDDEN]),
         ("model.norm.weight".to_owned(), vec![HIDDEN]),
     ];
-    for layer in 0..LAYERS {
+    for layer in 0..layers {
         for (name, shape) in [
             ("input_layernorm", vec![HIDDEN]),
             ("post_attention_layernorm", vec![HIDDEN]),
@@ -40,7 +45,7 @@ pub fn model(folder: &Path) {
             shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
         }
     }
-    let mut state = 7u64;
+    let mut state = seed;
     // Numbers of bf16 between 2⁻⁸ and 2⁻⁶ of either sign, and ones for norms.
     let mut number = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

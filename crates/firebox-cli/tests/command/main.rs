@@ -18,6 +18,7 @@ mod plan;
 mod pocket;
 mod pull;
 mod run;
+mod serve;
 mod session;
 mod simulate;
 #[cfg(target_os = "linux")]

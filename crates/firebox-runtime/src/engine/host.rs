@@ -346,6 +346,9 @@ impl Host {
             hosted.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
         }
         let stepped = hosted.lane.step(clock, told);
+        if let Some(fit) = hosted.model.fit() {
+            fit.look_at_program();
+        }
         let now = clock.now();
         let meters = hosted.model.meters();
         match &mut self.last {

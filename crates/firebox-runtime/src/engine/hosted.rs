@@ -100,14 +100,7 @@ impl Hosted {
 
     /// The same, going on from a file.
     pub fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
-        let mut session = saved.session_in(&self.pool)?.with_meters(self.model.session_meters());
-        if let Some(fit) = self.model.fit() {
-            session = session.with_chunk(fit.plan().chunk);
-        }
-        Ok(match self.model.heads() {
-            Some(heads) => session.with_heads(heads.clone()),
-            None => session,
-        })
+        self.model.restored_in(saved, &self.pool)
     }
 
     /// What is asked of the model.

@@ -1,20 +1,22 @@
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use burn::tensor::Device;
 use firebox_cache::{KvType, PAGE, Pool};
-use firebox_model::{Decoder, Streamed, StreamedConfig};
+use firebox_model::{Architecture, Decoder, Streamed, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
 use super::keeper::{Keeper, Looker, Pages, Tenancy};
+use super::kept::{Gave, ask, insist};
 use super::tenant::{Tenant, Tenants};
 use super::turns::{InTurn, Turn};
 use super::{FEWEST_BUFFERS, Fit, sentry};
 use crate::budget::{Account, Budget, Charge};
 use crate::governor::{Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::resident_bytes;
-use crate::planner::{DeviceProfile, Mode, PROGRAM_BYTES, Shape, plan};
+use crate::planner::{DeviceProfile, Mode, PROGRAM_BYTES, Plan, Rates, Shape, plan};
 use crate::{Model, RuntimeError, pressure};
 
 /// What the program comes to take when models run, beyond what it takes before: code that runs, and what the allocators of
@@ -24,6 +26,9 @@ const PROGRAM: u64 = 40 << 20;
 /// What a model takes beside its weights and the table of its tokenizer: its norms, and what they are found by.
 const BESIDE: u64 = 256 << 10;
 
+/// While a tokenizer is made, it takes so many times what it takes then: what it is read from is there as well.
+const MAKING: u64 = 3;
+
 /// Steps are never too dear: see [`Commons`].
 const NEVER: Duration = Duration::from_secs(1 << 20);
 
@@ -31,11 +36,18 @@ const NEVER: Duration = Duration::from_secs(1 << 20);
 /// they take all models together need once.
 const ROWS: usize = 128;
 
+/// Milliseconds that are waited for who is about to give something up: it may have to read a part before.
+const PATIENCE: usize = 2000;
+
 /// On what terms a model shares memory with others.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Terms {
-    /// Bytes that are its own, whatever others want. What it takes beyond them may be taken back.
+    /// Bytes that are its own, whatever others want, or as many of them as it can use. What it takes beyond them may be taken
+    /// back.
     pub reserved: u64,
+    /// Whether what it cannot do without is its own at any time, so that it always answers: room for some text, and the buffers
+    /// that it streams through. Otherwise others may have that too as long as nobody asks it anything.
+    pub assured: bool,
     /// Whether all of its weights stay in memory from the beginning, so that it always answers at once.
     pub pinned: bool,
     /// Whether as much of it as fits beside others is read when it is opened, and not when it is needed.
@@ -54,6 +66,7 @@ impl Default for Terms {
     fn default() -> Self {
         Self {
             reserved: 0,
+            assured: false,
             pinned: false,
             filled: true,
             context: None,
@@ -83,6 +96,8 @@ impl Terms {
 /// requests have their first token. Of two that are as urgent the smaller one has the memory, because the same bytes are read
 /// more often for it. What a model cannot do without, its buffers, keys and values, is there whatever others keep.
 ///
+/// An encoder has no parts that could be read while it runs: all of it stays, from when it is opened.
+///
 /// Models of one commons belong into one [`Host`](crate::engine::Host), which says how urgent they are and runs one at a
 /// time.
 ///
@@ -105,13 +120,21 @@ pub struct Commons {
     tenants: Arc<Tenants>,
     /// Intermediate results, which only the model that runs has.
     activations: Arc<Mutex<Charge>>,
+    /// Encoders. Whoever opens a model holds this, so that two at once do not count on the same bytes.
+    whole: Arc<Mutex<Vec<Charge>>>,
 }
 
 impl Commons {
     /// So many bytes for the whole process, with what it has already.
     pub fn new(memory: u64) -> Result<Self, RuntimeError> {
+        Self::beside_program(memory, 0)
+    }
+
+    /// The same in a program that comes to take so many bytes more for other things than its models.
+    pub fn beside_program(memory: u64, more: u64) -> Result<Self, RuntimeError> {
         let budget = Budget::new(memory);
-        let program = budget.charge(Account::Program, resident_bytes().unwrap_or(0) + PROGRAM)?;
+        let program = resident_bytes().unwrap_or(0).saturating_add(PROGRAM).saturating_add(more);
+        let program = budget.charge(Account::Program, program)?;
         Self::begin(budget, Some(program))
     }
 
@@ -123,6 +146,7 @@ impl Commons {
     fn begin(budget: Budget, program: Option<Charge>) -> Result<Self, RuntimeError> {
         Ok(Self {
             activations: Arc::new(Mutex::new(budget.charge(Account::Activations, 0)?)),
+            whole: Arc::default(),
             tenants: Arc::new(Tenants::new(&budget, program)),
             budget,
         })
@@ -133,7 +157,7 @@ impl Commons {
         &self.budget
     }
 
-    /// Opens a decoder that shares this memory. It can be opened while others run.
+    /// Opens a model that shares this memory. It can be opened while others run.
     pub fn open(
         &self,
         path: impl AsRef<Path>,
@@ -141,6 +165,15 @@ impl Commons {
         terms: &Terms,
     ) -> Result<Model, RuntimeError> {
         let (checkpoint, turn) = (Checkpoint::open(path)?, Arc::<Turn>::default());
+        let Architecture::Decoder(config) = Architecture::from_json(checkpoint.config())? else {
+            return self.open_whole(checkpoint, device);
+        };
+        let shape = Shape::of(&checkpoint, &config, terms.kept)?;
+        let tokenizer = match checkpoint.text().tokenizer {
+            Some(_) => shape.fixed_bytes.saturating_sub(PROGRAM_BYTES),
+            None => 0,
+        };
+        let making = self.insist(Account::Program, MAKING * tokenizer)?;
         let source = InTurn::new(&checkpoint, terms.method, &self.tenants.disk, &turn);
         let profile = DeviceProfile::conservative();
         let streaming = StreamedConfig {
@@ -153,7 +186,7 @@ impl Commons {
         };
         let mut model = Model::streamed(checkpoint, device, &streaming)?;
         let decoder = model.decoder()?;
-        let fit = self.fit(&model, &decoder, &profile, terms, turn)?;
+        let fit = self.fit(&model, &decoder, shape, terms, turn, making)?;
         model.fit = Some(Arc::new(fit));
         model.report();
         Ok(model)
@@ -163,13 +196,15 @@ impl Commons {
         &self,
         model: &Model,
         decoder: &Arc<Decoder>,
-        profile: &DeviceProfile,
+        mut shape: Shape,
         terms: &Terms,
         turn: Arc<Turn>,
+        mut making: Charge,
     ) -> Result<Fit, RuntimeError> {
         let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
+        let whole = lock(&self.whole);
+        let path = model.checkpoint().path();
         let context = terms.context.unwrap_or(decoder.config().max_positions);
-        let mut shape = Shape::of(model.checkpoint(), decoder.config(), terms.kept)?;
         if decoder.split().is_some() {
             // What is kept at the split.
             shape.kv_bytes_per_token += (decoder.config().hidden_size * size_of::<f32>()) as u64;
@@ -179,19 +214,30 @@ impl Commons {
         let tokenizer =
             if model.tokenizer().is_ok() { shape.fixed_bytes.saturating_sub(PROGRAM_BYTES) } else { logits };
         shape.fixed_bytes = tokenizer + BESIDE;
-        let rates = profile.rates(&shape)?;
-        let mut plan = plan(&shape, &rates, self.budget.total(), Mode::Throughput, context)?;
+        making.resize(making.bytes() / MAKING)?;
+        // Allocators keep for themselves what was there only while something was made.
+        self.look()?;
+        let rates = DeviceProfile::conservative().rates(&shape)?;
+        let others = self.others(&whole);
+        let mut plan = self.plan(path, &shape, &rates, context, others)?;
         plan.chunk = plan.chunk.min(terms.rows.max(1));
 
         let bytes: u64 = (0..streamed.parts()).map(|part| streamed.kept_bytes(part)).sum();
         let ring = FEWEST_BUFFERS as u64 * streamed.buffer_bytes() as u64;
         let weights = if terms.pinned { bytes } else { ring };
-        let least = shape.fixed_bytes + PAGE as u64 * shape.kv_bytes_per_token + weights;
-        let least = least.max(terms.reserved);
+        let standing = shape.fixed_bytes + weights;
+        let usable = shape.fixed_bytes + bytes + ring + context as u64 * shape.kv_bytes_per_token;
+        let least = (standing + PAGE as u64 * shape.kv_bytes_per_token).max(terms.reserved.min(usable));
         let activations = plan.chunk as u64 * shape.activation_bytes_per_row;
-        self.check(least, activations)?;
+        let taken = others + self.activations_with(activations);
+        self.check(path, taken + least)?;
+        // Pages come where others keep parts, and where nobody has to have anything.
+        let pages = (self.budget.total() - taken - standing) / shape.kv_bytes_per_token.max(1);
+        plan.kv_tokens = (usize::try_from(pages).unwrap_or(usize::MAX) / PAGE * PAGE).min(context);
         let budget = self.budget.slice(0)?;
         let keeper = Keeper::among(&budget, streamed.parts())?;
+        let tenants = Arc::downgrade(&self.tenants);
+        budget.ask_when_short(move || tenants.upgrade().is_some_and(|tenants| give_way(&tenants)));
         let tenant = Arc::new(Tenant {
             tenants: Arc::downgrade(&self.tenants),
             is_pinned: terms.pinned,
@@ -203,10 +249,13 @@ impl Commons {
             state: Mutex::default(),
         });
         keeper.share(Tenancy { tenants: self.tenants.clone(), tenant: tenant.clone() });
+        drop(making);
         let standing = vec![keeper.claim(streamed, Account::Program, shape.fixed_bytes)?];
         self.afford_activations(&keeper, streamed, activations)?;
-        keeper.reserve(streamed, if terms.pinned { least } else { terms.reserved })?;
+        let is_own = terms.pinned || terms.assured || terms.reserved > 0;
+        keeper.reserve(streamed, if is_own { least } else { 0 })?;
         self.tenants.add(tenant);
+        drop(whole);
         if terms.pinned || terms.filled {
             keeper.fill(streamed, terms.pinned)?;
         }
@@ -220,16 +269,69 @@ impl Commons {
         Ok(Fit { plan, rates, budget, pool, keeper, decoder: decoder.clone(), _standing: standing })
     }
 
-    /// Whether another model could run that takes at least so much, whatever the others do.
-    fn check(&self, least: u64, activations: u64) -> Result<(), RuntimeError> {
-        let held = self.activations.lock().unwrap_or_else(PoisonError::into_inner).bytes();
-        let others: u64 = self.tenants.least_urgent_first().iter().map(|tenant| tenant.least).sum();
-        let needed = self.tenants.program_bytes() + activations.max(held) + others + least;
+    /// Opens an encoder.
+    fn open_whole(&self, checkpoint: Checkpoint, device: &Device) -> Result<Model, RuntimeError> {
+        let mut whole = lock(&self.whole);
+        let bytes = checkpoint.segments().iter().map(|segment| segment.bytes).sum::<u64>() + BESIDE;
+        let others = self.others(&whole);
+        self.check(checkpoint.path(), others + self.activations_with(0) + bytes)?;
+        let charge = self.insist(Account::Weights, bytes)?;
+        let model = Model::from_checkpoint(checkpoint, device)?;
+        self.look()?;
+        whole.push(charge);
+        Ok(model)
+    }
+
+    /// Charges what cannot be done without. Others let go of what they keep for it.
+    fn insist(&self, account: Account, bytes: u64) -> Result<Charge, RuntimeError> {
+        insist(&mut (), |()| self.budget.charge(account, bytes), |()| self.give_way())
+    }
+
+    /// Charges what the program has come to take.
+    fn look(&self) -> Result<(), RuntimeError> {
+        let Some(takes) = self.tenants.program_takes_now() else { return Ok(()) };
+        insist(&mut (), |()| self.tenants.charge_program(takes), |()| self.give_way())
+    }
+
+    fn give_way(&self) -> Gave {
+        ask(&self.tenants.least_urgent_first(), None)
+    }
+
+    /// What the program and the models take at least that are there, whatever is kept.
+    fn others(&self, whole: &[Charge]) -> u64 {
+        let tenants: u64 = self.tenants.least_urgent_first().iter().map(|tenant| tenant.least).sum();
+        self.tenants.program_bytes() + tenants + whole.iter().map(Charge::bytes).sum::<u64>()
+    }
+
+    /// What intermediate results take with those of one model more.
+    fn activations_with(&self, bytes: u64) -> u64 {
+        lock(&self.activations).bytes().max(bytes)
+    }
+
+    /// Whether all models could run that take at least so much together.
+    fn check(&self, path: &Path, needed: u64) -> Result<(), RuntimeError> {
         let memory = self.budget.total();
         if needed > memory {
-            return Err(RuntimeError::TooLittleMemory { needed, memory, kv_tokens: PAGE });
+            return Err(RuntimeError::TooLittleShared { model: path.to_owned(), needed, memory });
         }
         Ok(())
+    }
+
+    fn plan(
+        &self,
+        path: &Path,
+        shape: &Shape,
+        rates: &Rates,
+        context: usize,
+        others: u64,
+    ) -> Result<Plan, RuntimeError> {
+        let memory = self.budget.total();
+        plan(shape, rates, memory, Mode::Throughput, context).map_err(|error| match error {
+            RuntimeError::TooLittleMemory { needed, memory, .. } => {
+                RuntimeError::TooLittleShared { model: path.to_owned(), needed: others + needed, memory }
+            }
+            error => error,
+        })
     }
 
     /// Makes room for the intermediate results of the model that has the largest.
@@ -239,7 +341,7 @@ impl Commons {
         streamed: &Streamed,
         bytes: u64,
     ) -> Result<(), RuntimeError> {
-        let mut activations = self.activations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut activations = lock(&self.activations);
         let more = bytes.saturating_sub(activations.bytes());
         if more > 0 {
             // Others make room first, and then it is theirs no longer.
@@ -248,4 +350,21 @@ impl Commons {
         }
         Ok(())
     }
+}
+
+/// Has who needs it least give something up. Whether anybody has.
+fn give_way(tenants: &Tenants) -> bool {
+    for _ in 0..PATIENCE {
+        match ask(&tenants.least_urgent_first(), None) {
+            Gave::Some => return true,
+            Gave::Nothing => return false,
+            Gave::Busy => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    false
+}
+
+/// Nothing panics between two numbers that belong together, so that a poisoned lock is as good as any.
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

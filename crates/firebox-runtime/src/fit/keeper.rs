@@ -1,7 +1,6 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::thread;
 use std::time::Duration;
 
 use firebox_cache::Ledger;
@@ -10,12 +9,13 @@ use firebox_model::{Decoder, Streamed, Watcher};
 use crate::RuntimeError;
 use crate::budget::{Account, Budget, Charge};
 use crate::faults::MajorFaults;
-use crate::governor::{Event, Governor, Residency};
+use crate::governor::{Event, Governor, Residency as _};
 use crate::pressure::{Level, Pressure};
 use crate::telemetry::{Kind, Meters};
-use crate::thermal::{self, Heat, Thermometer};
+use crate::thermal::{self, Thermometer};
 
 use super::FEWEST_BUFFERS;
+use super::kept::{Gave, Kept};
 use super::tenant::{Tenant, Tenants, Urgency};
 
 /// Steps from one look at the thermometer to the next.
@@ -24,20 +24,13 @@ const STEPS_PER_READING: usize = 64;
 /// Events that are remembered until somebody asks.
 const MOST_EVENTS: usize = 256;
 
-/// Where no more than one part in so many is not kept, others compute while each of them is read, and one buffer does for all:
-/// a second one is worth less than another part that is kept.
-const FEW_MISSING: usize = 3;
-
-/// How often somebody is asked again for memory who is just about to change what it keeps.
-const ASKED_AGAIN: usize = 10_000;
-
 /// Holds what is charged for a model, and changes what is kept of it when its governor says so.
 pub(super) struct Keeper {
-    budget: Budget,
+    pub budget: Budget,
     /// Buffers that the plan has where something is streamed.
-    buffers: usize,
+    pub buffers: usize,
     /// The order in which parts are kept, by part.
-    order: Vec<usize>,
+    pub order: Vec<usize>,
     /// With whom it shares the budget, if with anybody.
     tenancy: OnceLock<Tenancy>,
     state: Mutex<State>,
@@ -50,23 +43,14 @@ pub(super) struct Tenancy {
     pub tenant: Arc<Tenant>,
 }
 
-/// What came of asking for memory.
-enum Gave {
-    /// Some was given up.
-    Some,
-    /// Nobody has any to give.
-    Nothing,
-    /// It has some, and is about to change that.
-    Busy,
-}
-
-struct State {
+/// What may change from one step to the next.
+pub(super) struct State {
     governor: Option<Governor>,
     faults: Option<MajorFaults>,
-    weights: Vec<Option<Charge>>,
-    ring: Charge,
+    pub weights: Vec<Option<Charge>>,
+    pub ring: Charge,
     pages: Charge,
-    thermometer: Option<Thermometer>,
+    pub thermometer: Option<Thermometer>,
     /// Steps since it was looked at.
     steps: usize,
     events: VecDeque<Event>,
@@ -148,6 +132,16 @@ impl Keeper {
         Ok(())
     }
 
+    /// Charges what the program has come to take, now and then. Others let go of what they keep for it; where nobody can, the
+    /// next one who wants something is refused it.
+    pub fn look_at_program(&self, streamed: &Streamed) {
+        let Some(Tenancy { tenants, .. }) = self.tenancy() else { return };
+        let Some(takes) = tenants.program_takes() else { return };
+        let mut state = self.state();
+        let mut kept = Kept { keeper: self, streamed, state: &mut state };
+        let _ = kept.insist(|_| tenants.charge_program(takes));
+    }
+
     /// Says how much the model is wanted from now on. Only who is wanted has buffers.
     pub fn set_urgency(&self, streamed: &Streamed, urgency: Option<Urgency>) {
         let Some(Tenancy { tenant, .. }) = self.tenancy() else { return };
@@ -162,7 +156,7 @@ impl Keeper {
     }
 
     /// Lets go of something for somebody else: buffers that nobody needs now, or the part that would be kept last.
-    fn give_up(&self, streamed: &Streamed, tenant: &Tenant) -> Gave {
+    pub fn give_up(&self, streamed: &Streamed, tenant: &Tenant) -> Gave {
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
@@ -260,7 +254,7 @@ impl State {
         thermometer.heat() != thermometer.read()
     }
 
-    fn log(&mut self, event: Event, streamed: &Streamed) {
+    pub fn log(&mut self, event: Event, streamed: &Streamed) {
         self.meters.governed(&event);
         if matches!(event, Event::Shed { .. } | Event::Grew { .. }) {
             let kept = (0..streamed.parts()).filter(|&part| streamed.is_kept(part)).count();
@@ -293,16 +287,12 @@ impl Watcher for Looker {
         if cooled || !events.is_empty() || kept.pays_for_nothing() || kept.ring_is_misfit() {
             kept.fit_ring();
         }
-        if let Some(Tenancy { tenants, .. }) = self.0.tenancy()
-            && let Some(program) = tenants.program_takes()
-        {
-            // Where nobody can give up more, the next one who wants something is refused it.
-            let _ = kept.insist(|_| tenants.charge_program(program));
-        }
         state.governor = Some(governor);
         for event in events {
             state.log(event, streamed);
         }
+        drop(state);
+        self.0.look_at_program(streamed);
     }
 
     fn keeps(&self, streamed: &Streamed, part: usize, bytes: u64) -> bool {
@@ -347,253 +337,6 @@ impl Ledger for Pages {
         let left = state.pages.bytes().saturating_sub(bytes as u64);
         // Less can always be held.
         drop(state.pages.resize(left));
-    }
-}
-
-/// The parts of a model as something to be governed.
-struct Kept<'a> {
-    keeper: &'a Keeper,
-    streamed: &'a Streamed,
-    state: &'a mut State,
-}
-
-impl Kept<'_> {
-    /// Takes what cannot be done without: as long as that does not fit, parts go, those first whose model is the least
-    /// urgent, this one included.
-    fn insist<R>(&mut self, take: impl Fn(&mut Self) -> Result<R, RuntimeError>) -> Result<R, RuntimeError> {
-        let mut asked = 0;
-        loop {
-            match take(self) {
-                Err(error @ RuntimeError::OverBudget { .. }) => match self.ask_anybody() {
-                    Gave::Some => {}
-                    Gave::Busy if asked < ASKED_AGAIN => {
-                        asked += 1;
-                        thread::yield_now();
-                    }
-                    Gave::Busy | Gave::Nothing => return Err(error),
-                },
-                taken => return taken,
-            }
-        }
-    }
-
-    fn ask_anybody(&mut self) -> Gave {
-        let Some(Tenancy { tenants, tenant }) = self.keeper.tenancy() else { return self.let_last_go() };
-        self.ask(&tenants.least_urgent_first(), tenant)
-    }
-
-    /// Asks one after the other, of whom this may be one.
-    fn ask(&mut self, others: &[Arc<Tenant>], own: &Arc<Tenant>) -> Gave {
-        let mut busy = false;
-        for other in others {
-            let (Some(keeper), Some(decoder)) = (other.keeper.upgrade(), other.decoder.upgrade()) else {
-                continue;
-            };
-            let Some(streamed) = decoder.streamed() else { continue };
-            let gave =
-                if Arc::ptr_eq(other, own) { self.give_up(own) } else { keeper.give_up(streamed, other) };
-            match gave {
-                Gave::Some => return Gave::Some,
-                Gave::Busy => busy = true,
-                Gave::Nothing => {}
-            }
-        }
-        if busy { Gave::Busy } else { Gave::Nothing }
-    }
-
-    fn give_up(&mut self, tenant: &Tenant) -> Gave {
-        let ring = self.state.ring.bytes();
-        if tenant.wanted().urgency.is_none() && ring > 0 {
-            self.fit_ring();
-            if self.state.ring.bytes() < ring {
-                return Gave::Some;
-            }
-        }
-        let gave = if tenant.is_pinned { Gave::Nothing } else { self.let_last_go() };
-        if matches!(gave, Gave::Nothing) {
-            // Somebody is reading into a buffer, and gives it back then.
-            return if self.pays_for_more_than_needed() { Gave::Busy } else { Gave::Nothing };
-        }
-        // Who kept everything had no buffers, and needs some now: of what it has given up itself.
-        while tenant.wanted().urgency.is_some() && self.state.ring.bytes() == 0 {
-            if !self.set_ring(self.few_buffers()) && !matches!(self.let_last_go(), Gave::Some) {
-                break;
-            }
-        }
-        gave
-    }
-
-    /// Lets the part go that would be kept last.
-    fn let_last_go(&mut self) -> Gave {
-        let kept = (0..self.streamed.parts()).filter(|&part| self.streamed.is_kept(part));
-        let Some(part) = kept.max_by_key(|&part| self.keeper.order[part]) else { return Gave::Nothing };
-        self.let_go(part);
-        if self.keeper.tenancy().is_none() {
-            self.fit_ring();
-        }
-        self.state.log(Event::Shed { layers: vec![part] }, self.streamed);
-        Gave::Some
-    }
-
-    /// Whether a part is one of those that come next: there may be room for it and for what is kept before it.
-    fn is_among_the_next(&self, part: usize, bytes: u64) -> bool {
-        let Some(Tenancy { tenants, tenant }) = self.keeper.tenancy() else { return false };
-        let weaker = tenants.least_urgent_first().into_iter().filter(|other| tenant.comes_before(other));
-        let keepers = weaker.filter_map(|other| other.keeper.upgrade());
-        let takeable: u64 = keepers.map(|keeper| keeper.budget.held(Account::Weights)).sum();
-        let room = self.keeper.budget.left() + takeable;
-        let count = (0..self.streamed.parts()).filter(|&part| self.streamed.is_kept(part)).count();
-        self.keeper.order[part] < count + (room / bytes.max(1)) as usize
-    }
-
-    /// Pays for a part with what is left, and with what those keep who are less urgent.
-    fn wins(&mut self, part: usize, bytes: u64) -> bool {
-        let Some(Tenancy { tenants, tenant }) = self.keeper.tenancy() else { return false };
-        loop {
-            if let Ok(charge) = self.keeper.budget.charge(Account::Weights, bytes) {
-                self.state.weights[part] = Some(charge);
-                return true;
-            }
-            let mut weaker = tenants.least_urgent_first();
-            weaker.retain(|other| tenant.comes_before(other));
-            if !matches!(self.ask(&weaker, tenant), Gave::Some) {
-                return false;
-            }
-        }
-    }
-
-    /// Puts a part in the place of one that should be kept after it, so that those that are not kept lie far from each other.
-    fn takes_place(&mut self, part: usize, bytes: u64) -> bool {
-        let order = &self.keeper.order;
-        let kept = (0..self.streamed.parts()).filter(|&part| self.streamed.is_kept(part));
-        let Some(last) = kept.max_by_key(|&part| order[part]) else { return false };
-        if order[last] < order[part] || self.keeper.budget.left() + self.bytes(last) < bytes {
-            return false;
-        }
-        self.let_go(last);
-        let charge = self.keeper.budget.charge(Account::Weights, bytes).ok();
-        self.state.log(Event::Shed { layers: vec![last] }, self.streamed);
-        self.state.weights[part] = charge;
-        self.state.weights[part].is_some()
-    }
-
-    /// Pays for a part with the ring, where that has room for all that is not kept.
-    fn takes_ring(&mut self, part: usize, bytes: u64) -> bool {
-        let each = self.streamed.buffer_bytes() as u64;
-        let missing = self.missing() as u64;
-        let Some(smaller) = self.state.ring.bytes().checked_sub(each) else { return false };
-        // A copy is there beside the buffer for a while.
-        if bytes < each || missing * each > self.state.ring.bytes() {
-            return false;
-        }
-        self.streamed.set_buffers((smaller / each) as usize);
-        if self.state.ring.resize(smaller).is_err() {
-            return false;
-        }
-        match self.keeper.budget.charge(Account::Weights, bytes) {
-            Ok(charge) => {
-                self.state.weights[part] = Some(charge);
-                true
-            }
-            // Somebody else was faster.
-            Err(_) => {
-                self.fit_ring();
-                false
-            }
-        }
-    }
-
-    fn keeps_all(&self) -> bool {
-        (0..self.streamed.parts()).all(|part| self.streamed.is_kept(part))
-    }
-
-    /// Gives the ring what it needs, or as much of that as there is: less on a hot machine, which is not to work ahead.
-    /// Where everything is kept it needs nothing.
-    fn fit_ring(&mut self) {
-        let heat = self.state.thermometer.as_ref().map_or(Heat::Nominal, Thermometer::heat);
-        let is_idle = |tenancy: &Tenancy| tenancy.tenant.wanted().urgency.is_none();
-        let needs_none = self.keeps_all() || self.keeper.tenancy().is_some_and(is_idle);
-        let most = if self.keeper.tenancy().is_some() { self.few_buffers() } else { self.keeper.buffers };
-        let wanted = if needs_none { 0 } else { heat.prefetch_depth(most).max(1) };
-        let each = self.streamed.buffer_bytes() as u64;
-        if self.keeper.tenancy().is_some() && !needs_none {
-            // Nobody can do without, and somebody can always give up as much.
-            let least = wanted.min(FEWEST_BUFFERS) as u64 * each;
-            if self.state.ring.bytes() < least {
-                let _ = self.insist(|kept| kept.state.ring.resize(least));
-            }
-        }
-        let _ = (0..=wanted).rev().find(|&buffers| self.set_ring(buffers));
-    }
-
-    /// Gives the ring so many buffers, if they can be paid for. Those in use that are too many then are paid for until they
-    /// are given back, and that is noticed.
-    fn set_ring(&mut self, buffers: usize) -> bool {
-        let each = self.streamed.buffer_bytes() as u64;
-        let wanted = buffers as u64 * each;
-        if wanted > self.state.ring.bytes() && self.state.ring.resize(wanted).is_err() {
-            return false;
-        }
-        self.streamed.set_buffers(buffers);
-        let made = self.streamed.made_buffers().max(buffers) as u64 * each;
-        // Less can always be held.
-        made >= self.state.ring.bytes() || self.state.ring.resize(made).is_ok()
-    }
-
-    fn missing(&self) -> usize {
-        (0..self.streamed.parts()).filter(|&part| !self.streamed.is_kept(part)).count()
-    }
-
-    /// The buffers that others are asked to make room for.
-    fn few_buffers(&self) -> usize {
-        if self.missing() * FEW_MISSING <= self.streamed.parts() { 1 } else { FEWEST_BUFFERS }
-    }
-
-    /// Whether it has another number of buffers than it should.
-    fn ring_is_misfit(&self) -> bool {
-        let each = self.streamed.buffer_bytes() as u64;
-        let buffers = if self.keeps_all() { 0 } else { self.few_buffers() as u64 };
-        self.keeper.tenancy().is_some() && self.state.ring.bytes() != buffers * each
-    }
-
-    /// Whether it pays for buffers that it is going to give back.
-    fn pays_for_more_than_needed(&self) -> bool {
-        self.state.ring.bytes() > (self.streamed.buffers() * self.streamed.buffer_bytes()) as u64
-    }
-
-    /// Whether it pays for buffers that are there no longer.
-    fn pays_for_nothing(&self) -> bool {
-        let buffers = self.streamed.made_buffers().max(self.streamed.buffers());
-        self.state.ring.bytes() > (buffers * self.streamed.buffer_bytes()) as u64
-    }
-}
-
-impl Residency for Kept<'_> {
-    fn layers(&self) -> usize {
-        self.streamed.parts()
-    }
-
-    fn is_kept(&self, part: usize) -> bool {
-        self.streamed.is_kept(part)
-    }
-
-    fn bytes(&self, part: usize) -> u64 {
-        self.streamed.kept_bytes(part)
-    }
-
-    fn keep(&mut self, part: usize) -> Result<(), RuntimeError> {
-        if self.is_kept(part) {
-            return Ok(());
-        }
-        let charge = self.keeper.budget.charge(Account::Weights, self.streamed.kept_bytes(part))?;
-        self.streamed.keep(part)?;
-        self.state.weights[part] = Some(charge);
-        Ok(())
-    }
-
-    fn let_go(&mut self, part: usize) {
-        self.streamed.let_go(part);
-        self.state.weights[part] = None;
     }
 }
 

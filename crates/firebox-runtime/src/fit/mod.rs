@@ -2,6 +2,7 @@
 
 mod commons;
 mod keeper;
+mod kept;
 mod probe;
 mod sentry;
 mod tenant;
@@ -126,6 +127,14 @@ impl Fit {
         kept.map(|part| streamed.kept_bytes(part)).sum()
     }
 
+    /// Reads as much of a model that shares its memory as there is room for, without anybody giving anything up.
+    pub fn fill(&self) -> Result<(), RuntimeError> {
+        match (self.decoder.streamed(), self.keeper.tenancy()) {
+            (Some(streamed), Some(_)) => self.keeper.fill(streamed, false),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -134,6 +143,14 @@ impl Fit {
     pub(crate) fn set_urgency(&self, urgency: Option<Urgency>) {
         if let Some(streamed) = self.decoder.streamed() {
             self.keeper.set_urgency(streamed, urgency);
+        }
+    }
+
+    /// Looks whether the program has come to take more of the memory that models share, within a pass too: passes of several
+    /// models may begin before any of them ends.
+    pub(crate) fn look_at_program(&self) {
+        if let Some(streamed) = self.decoder.streamed() {
+            self.keeper.look_at_program(streamed);
         }
     }
 

@@ -143,14 +143,18 @@ impl Tenants {
     /// What the program should be charged, now and then, where that is more than it is: code that had not run before, and
     /// whatever an allocator keeps for itself.
     pub fn program_takes(&self) -> Option<u64> {
-        let charged = {
-            let mut program = lock(self.program.as_ref()?);
-            if program.looked.elapsed() < LOOKS {
-                return None;
-            }
-            program.looked = Instant::now();
-            program.charge.bytes()
-        };
+        let mut program = lock(self.program.as_ref()?);
+        if program.looked.elapsed() < LOOKS {
+            return None;
+        }
+        program.looked = Instant::now();
+        drop(program);
+        self.program_takes_now()
+    }
+
+    /// The same, whenever that was looked at last.
+    pub fn program_takes_now(&self) -> Option<u64> {
+        let charged = lock(self.program.as_ref()?).charge.bytes();
         // What is there only before or only after is taken to be there.
         let before = self.accounted(charged);
         let resident = resident_bytes()?;

@@ -456,7 +456,14 @@ impl Shared {
                 Ok(charge) => return Ok(charge),
                 Err(error) => error,
             };
-            let Some(idle) = state.idle() else { return Err(error) };
+            let Some(idle) = state.idle() else {
+                drop(state);
+                // Parts of weights can be read again while a model runs, and a head cannot.
+                return match &self.config.budget {
+                    Some(budget) if fits => budget.insist(Account::Weights, bytes).map(Some),
+                    _ => Err(error),
+                };
+            };
             let gone = state.hanging.remove(&idle);
             state.log(HeadEvent::Evicted { name: idle });
             drop(state);

@@ -121,6 +121,11 @@ fn write_budgets(snapshot: &Snapshot, to: &mut String) -> fmt::Result {
         let Some(total) = budget.total else { continue };
         writeln!(to, "firebox_budget_bytes{{budget=\"{}\"}} {total}", Escaped(&budget.name))?;
     }
+    family(to, "firebox_budget_reserved_bytes", "gauge", "Memory that is kept for a part of a budget.")?;
+    for budget in &snapshot.budgets {
+        let Some(reserved) = budget.reserved else { continue };
+        writeln!(to, "firebox_budget_reserved_bytes{{budget=\"{}\"}} {reserved}", Escaped(&budget.name))?;
+    }
     family(to, "firebox_budget_most_held_bytes", "gauge", "The most that was held of a budget at once.")?;
     for budget in &snapshot.budgets {
         let name = Escaped(&budget.name);

@@ -61,8 +61,10 @@ impl ProcessSnapshot {
 pub struct BudgetSnapshot {
     /// What it is called.
     pub name: String,
-    /// Bytes in all; absent where it refuses nothing.
+    /// Bytes in all; absent where it refuses nothing, and where it is a part of another.
     pub total: Option<u64>,
+    /// Bytes that are kept for it whatever others take, where it is a part of another.
+    pub reserved: Option<u64>,
     /// The most that was ever held at once.
     pub most_held: u64,
     /// Bytes that each account holds.
@@ -71,9 +73,11 @@ pub struct BudgetSnapshot {
 
 impl BudgetSnapshot {
     pub(super) fn of(name: &str, budget: &Budget) -> Self {
+        let reserved = budget.reserved();
         Self {
             name: name.to_owned(),
-            total: Some(budget.total()).filter(|total| *total < u64::MAX),
+            total: Some(budget.total()).filter(|total| *total < u64::MAX && reserved.is_none()),
+            reserved,
             most_held: budget.most_held(),
             held: Account::ALL.into_iter().map(|account| (account, budget.held(account))).collect(),
         }

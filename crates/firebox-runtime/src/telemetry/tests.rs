@@ -119,6 +119,7 @@ fn full() -> Snapshot {
     let budget = Budget::new(1 << 20);
     let _held = budget.charge(Account::Streams, 4096).unwrap();
     telemetry.watch_budget("host", &budget);
+    telemetry.watch_budget("part", &budget.slice(100).unwrap());
     telemetry.watch_budget("unlimited", &Budget::unlimited());
     for name in ["a", "b \"quoted\" \\ and\nbroken"] {
         let meters = telemetry.model(name);
@@ -143,6 +144,15 @@ fn a_snapshot_goes_through_json() {
     let text = serde_json::to_string(&snapshot).unwrap();
     assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);
     assert!(text.contains("\"generated_tokens\":12"), "{text}");
+}
+
+#[test]
+fn a_part_of_a_budget_has_no_total_of_its_own() {
+    let snapshot = full();
+    let of = |name: &str| snapshot.budgets.iter().find(|budget| budget.name == name).unwrap();
+    assert_eq!((of("host").total, of("host").reserved), (Some(1 << 20), None));
+    assert_eq!((of("part").total, of("part").reserved), (None, Some(100)));
+    assert!(render(&snapshot).contains("firebox_budget_reserved_bytes{budget=\"part\"} 100\n"));
 }
 
 type Labels = BTreeMap<String, String>;

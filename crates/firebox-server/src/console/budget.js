@@ -9,6 +9,12 @@ function account(name, held) {
   return make("div", { class: "account" }, make("i", { class: `swatch ${name}-c` }), make("span", {}, WORDS[name] ?? name), make("span", {}, bytes(held)));
 }
 
+// What a model may have of what all share is everybody's, but for what is kept for it.
+function limit({ total, reserved }) {
+  if (total) return ` of ${bytes(total)}`;
+  return reserved ? `, ${bytes(reserved)} kept for it` : "";
+}
+
 function stack(budget) {
   const entries = ORDER.map((name) => [name, budget.held[name] ?? 0]).filter(([, held]) => held > 0);
   const sum = entries.reduce((all, [, held]) => all + held, 0);
@@ -16,7 +22,7 @@ function stack(budget) {
   const words = entries.map(([name, held]) => `${WORDS[name]} ${bytes(held)}`).join(", ");
   const name = budget.name === "process" ? "this process" : budget.name;
   return make("div", {},
-    make("h3", {}, budget.total ? `${name}: ${bytes(sum)} of ${bytes(budget.total)}` : `${name}: ${bytes(sum)}`),
+    make("h3", {}, `${name}: ${bytes(sum)}${limit(budget)}`),
     make("div", { class: "stack", role: "img", "aria-label": `${name}: ${words}${budget.total ? `, ${bytes(rest)} left` : ""}` },
       entries.map(([name, held]) => make("i", { class: `${name}-c`, "--part": held, title: `${WORDS[name]}: ${bytes(held)}` })),
       make("i", { class: "rest", "--part": rest })),

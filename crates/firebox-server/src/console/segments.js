@@ -25,13 +25,14 @@ function weights(model, actions) {
     chip.title = head.reason ?? bytes(head.bytes);
     return chip;
   });
+  const words = model.opened ? `${bytes(there)} of ${bytes(all)}` : "opened when it is asked for";
   return make("div", { class: "weights" },
-    make("h3", {}, make("span", {}, model.name), make("span", {}, `${bytes(there)} of ${bytes(all)}`)),
-    cells, chips.length ? make("div", { class: "chips", role: "group", "aria-label": `Heads of ${model.name}` }, chips) : null);
+    make("h3", {}, make("span", {}, model.name), make("span", {}, words)),
+    model.opened ? cells : null, chips.length ? make("div", { class: "chips", role: "group", "aria-label": `Heads of ${model.name}` }, chips) : null);
 }
 
 export function showSegments(engine, actions) {
-  const mark = JSON.stringify(engine.models.map((model) => [model.name, model.segments, model.heads]));
+  const mark = JSON.stringify(engine.models.map((model) => [model.name, model.opened, model.segments, model.heads]));
   if (mark === showSegments.mark) return;
   showSegments.mark = mark;
   put(find("segments"), engine.models.map((model) => weights(model, actions)));

@@ -56,7 +56,7 @@ async fn respond(
     if fields.truth("background")?.unwrap_or(false) {
         return Err(fields.wrong("background", "is not there; leave it out, or stream"));
     }
-    let chosen = app.catalog.find(fields.text("model")?)?;
+    let chosen = app.catalog.find(fields.text("model")?).await?;
     let messages = input::messages(&fields)?;
     let tools = Tools::of(&fields)?;
     let options = chat::options(&fields, &tools)?;

@@ -5,45 +5,16 @@ use std::sync::Arc;
 use firebox_runtime::engine::{Engine, Outcome};
 use firebox_runtime::relevance::{OwnStates, Similarity, TurnContent};
 use firebox_runtime::{
-    Afterwards, BranchId, Branches, CacheError, OWN_HEAD, Role, RuntimeError, Saved, Session, TurnId,
-    WholeTurns,
+    BranchId, Branches, CacheError, Capacity, Conversation, OWN_HEAD, Question, RuntimeError, Saved, Session,
+    TurnId,
 };
-use firebox_text::TemplateOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::transcript::{Answer, Entry, Kind, Transcript, held};
 use crate::answers::reason;
-use crate::catalog::Served;
 use crate::error::ApiError;
-
-/// Tokens of turns that a session remembers, where its model has been trained for so many.
-const TURNS: usize = 1536;
-const FACTS: usize = 512;
-
-/// How much a session remembers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Capacity {
-    pub turns: usize,
-    pub facts: usize,
-}
-
-impl Capacity {
-    /// What is wished, within what a model has been trained for.
-    pub fn within(context: usize, turns: Option<usize>, facts: Option<usize>) -> Result<Self, ApiError> {
-        let facts = facts.unwrap_or_else(|| FACTS.min(context / 4));
-        let turns = turns.unwrap_or_else(|| TURNS.min(context.saturating_sub(facts)));
-        match turns.checked_add(facts) {
-            Some(all) if all <= context => Ok(Self { turns, facts }),
-            _ => Err(ApiError::field(
-                "turn_tokens",
-                format!(
-                    "{turns} of turns and {facts} of facts are more than the {context} tokens of the model's context"
-                ),
-            )),
-        }
-    }
-}
+use crate::served::Served;
 
 /// What a session is to be.
 #[derive(Debug)]
@@ -85,6 +56,13 @@ pub(super) struct Asked {
     pub prompt: Vec<u32>,
     /// Tokens that the turn has left for the answer.
     pub room: usize,
+    /// What stays, for when the answer is there.
+    pub asked: Pending,
+}
+
+/// What is known of a question while it is answered.
+#[derive(Debug)]
+pub(super) struct Pending {
     branch: BranchId,
     turn: TurnId,
     text: String,
@@ -133,9 +111,7 @@ impl Dialogue {
     }
 
     fn around(served: Arc<Served>, session: Session, capacity: Capacity, transcript: Transcript) -> Self {
-        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
-        let session = session.with_turn_capacity(capacity.turns, policy).with_fact_capacity(capacity.facts);
-        let tree = Branches::new(session);
+        let tree = Branches::new(capacity.given_to(session));
         let active = tree.root();
         Self {
             served,
@@ -150,41 +126,30 @@ impl Dialogue {
 
     /// Reads what comes before the first question, which stays whatever is forgotten.
     fn open(&mut self, system: Option<&str>) -> Result<(), ApiError> {
-        let (tokens, options) = (self.served.clone(), TemplateOptions::default());
-        let parts = tokens.continued(&options)?;
-        let opening = match parts.opening(system)? {
-            Some(opening) => opening,
-            None => {
-                // The template makes it part of the first question, which may be forgotten.
-                let mut opening = parts.opening(None)?.unwrap_or_default();
-                opening.extend(system.map(|system| parts.told(system)).transpose()?.unwrap_or_default());
-                opening
+        let opened = self.conversation()?.open(system).map_err(|error| match error {
+            RuntimeError::Cache(CacheError::TurnTooLong { tokens, capacity, .. }) => {
+                ApiError::field("system", format!("{} tokens leave no room in {capacity}", tokens - 1))
             }
-        };
-        let opening = [tokens.beginning()?, opening].concat();
-        if opening.is_empty() {
-            return Ok(());
-        }
-        if opening.len() >= self.capacity.turns {
-            let (tokens, capacity) = (opening.len(), self.capacity.turns);
-            return Err(ApiError::field("system", format!("{tokens} tokens leave no room in {capacity}")));
-        }
-        let session = self.tree.session(self.active)?;
-        let turn = session.begin_turn(&[Role::System])?;
-        session.feed(&opening)?;
-        session.pin(turn, true)?;
-        self.note(Entry {
-            turn: turn.0,
-            kind: Kind::Opening,
-            text: system.unwrap_or_default().to_owned(),
-            answer: None,
-            tokens: opening.len(),
-            superseded_by: None,
+            error => error.into(),
         });
+        if let Some((turn, tokens)) = opened? {
+            self.note(turn, Kind::Opening, system.unwrap_or_default(), tokens);
+        }
         Ok(())
     }
 
-    fn note(&mut self, entry: Entry) {
+    /// The active branch.
+    fn conversation(&mut self) -> Result<Conversation<'_>, ApiError> {
+        let session = self.tree.session(self.active)?;
+        Ok(Conversation::new(&self.served.script, session, self.capacity))
+    }
+
+    fn note(&mut self, turn: TurnId, kind: Kind, text: &str, tokens: usize) {
+        let (turn, text) = (turn.0, text.to_owned());
+        self.enter(Entry { turn, kind, text, answer: None, tokens, superseded_by: None });
+    }
+
+    fn enter(&mut self, entry: Entry) {
         self.transcript().entries.push(entry);
     }
 
@@ -195,11 +160,7 @@ impl Dialogue {
     /// Writes behind the last answer what a template writes behind answers.
     fn close(&mut self) -> Result<(), ApiError> {
         if self.transcript().open {
-            let options = TemplateOptions::default();
-            let closing = self.served.continued(&options)?.closing()?;
-            if !closing.is_empty() {
-                self.tree.session(self.active)?.feed(&closing)?;
-            }
+            self.conversation()?.close()?;
             self.transcript().open = false;
         }
         Ok(())
@@ -208,21 +169,17 @@ impl Dialogue {
     /// Makes ready to answer a question in the active branch.
     pub fn ask(&mut self, text: &str) -> Result<Asked, ApiError> {
         self.close()?;
-        let options = TemplateOptions::default();
-        let parts = self.served.continued(&options)?;
-        let (prompt, closing) = (parts.question(text)?, parts.closing()?.len());
         let mut session = self.tree.session(self.active)?.clone();
-        let pinned: usize = session.all_turns().filter(|turn| turn.pinned).map(|turn| turn.tokens).sum();
-        let room = self.capacity.turns.saturating_sub(pinned);
-        let taken = prompt.len() + closing;
-        if taken >= room {
-            let error = CacheError::TurnTooLong { tokens: taken + 1, room, capacity: self.capacity.turns };
-            return Err(ApiError::field("content", error.to_string()));
-        }
-        let turn = session.begin_turn(&[Role::User, Role::Assistant])?;
+        let asked = Conversation::new(&self.served.script, &mut session, self.capacity).ask(text);
+        let Question { turn, prompt, room } = asked.map_err(|error| match error {
+            RuntimeError::Cache(CacheError::TurnTooLong { .. }) => {
+                ApiError::field("content", error.to_string())
+            }
+            error => error.into(),
+        })?;
         self.judge(&mut session, text)?;
-        let (branch, text) = (self.active, text.to_owned());
-        Ok(Asked { session, prompt, room: room - taken, branch, turn, text })
+        let asked = Pending { branch: self.active, turn, text: text.to_owned() };
+        Ok(Asked { session, prompt, room, asked })
     }
 
     /// Learns to tell what turns have to do with a question by what the model itself makes of them.
@@ -244,7 +201,7 @@ impl Dialogue {
     }
 
     /// Keeps what a question came to.
-    pub fn answered(&mut self, asked: Question, outcome: Outcome) -> Result<(), ApiError> {
+    pub fn answered(&mut self, asked: Pending, outcome: Outcome) -> Result<(), ApiError> {
         let summary = outcome.summary;
         *self.tree.session(asked.branch)? = outcome.session;
         let head = self.told.get(&asked.branch).and_then(|told| told.head.clone());
@@ -265,7 +222,7 @@ impl Dialogue {
             superseded_by: None,
         };
         self.active = asked.branch;
-        self.note(entry);
+        self.enter(entry);
         self.transcript().open = true;
         // What is left open now is closed before the next question.
         let _ = self.close();
@@ -433,16 +390,8 @@ impl Dialogue {
 
     pub fn add_fact(&mut self, text: &str) -> Result<u64, ApiError> {
         self.close()?;
-        let tokens = self.told_tokens(text)?;
-        let turn = self.tree.session(self.active)?.add_fact(&tokens).map_err(of_fact)?;
-        self.note(Entry {
-            turn: turn.0,
-            kind: Kind::Fact,
-            text: text.to_owned(),
-            answer: None,
-            tokens: tokens.len(),
-            superseded_by: None,
-        });
+        let (turn, tokens) = self.conversation()?.add_fact(text).map_err(of_fact)?;
+        self.note(turn, Kind::Fact, text, tokens);
         Ok(turn.0)
     }
 
@@ -456,27 +405,14 @@ impl Dialogue {
             return Err(ApiError::field("fact", "another has taken its place; supersede that one"));
         }
         self.close()?;
-        let tokens = self.told_tokens(text)?;
-        let turn = self.tree.session(self.active)?.supersede(TurnId(fact), &tokens).map_err(of_fact)?;
+        let (turn, tokens) = self.conversation()?.supersede(TurnId(fact), text).map_err(of_fact)?;
         for entry in &mut self.transcript().entries {
             if entry.turn == fact {
                 entry.superseded_by = Some(turn.0);
             }
         }
-        self.note(Entry {
-            turn: turn.0,
-            kind: Kind::Fact,
-            text: text.to_owned(),
-            answer: None,
-            tokens: tokens.len(),
-            superseded_by: None,
-        });
+        self.note(turn, Kind::Fact, text, tokens);
         Ok(turn.0)
-    }
-
-    fn told_tokens(&self, text: &str) -> Result<Vec<u32>, ApiError> {
-        let options = TemplateOptions::default();
-        Ok(self.served.continued(&options)?.told(text)?)
     }
 
     /// Writes the active branch to a file, in the place of the one that may be there.
@@ -529,22 +465,6 @@ impl Dialogue {
             "branches": branches,
             "turns": told.value(session),
         }))
-    }
-}
-
-/// What is known of a question while it is answered.
-#[derive(Debug)]
-pub(super) struct Question {
-    branch: BranchId,
-    turn: TurnId,
-    text: String,
-}
-
-impl Asked {
-    /// What goes to the engine, and what stays.
-    pub fn split(self) -> (Session, Vec<u32>, Question) {
-        let question = Question { branch: self.branch, turn: self.turn, text: self.text };
-        (self.session, self.prompt, question)
     }
 }
 

@@ -6,12 +6,12 @@ use std::task::{Context, Poll, ready};
 
 use axum::response::Response;
 use firebox_runtime::GenerationConfig;
-use firebox_runtime::engine::{Answering, Engine, Event, Request};
+use firebox_runtime::engine::{Answering, Engine, Event};
 use futures_core::Stream;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::dialogue::Question;
+use super::dialogue::{Asked, Pending};
 use super::registry::{Held, Taken};
 use crate::answers::reason;
 use crate::error::ApiError;
@@ -49,15 +49,15 @@ impl Saying {
     ) -> Result<Self, ApiError> {
         let (taken, asked) = taken.change(move |dialogue| dialogue.ask(&content)).await?;
         config.max_tokens = Some(config.max_tokens.map_or(asked.room, |most| most.min(asked.room)));
-        let (session, prompt, question) = asked.split();
-        let request = Request::new(&taken.dialogue.served.name, prompt).with_config(config);
+        let Asked { session, prompt, asked, .. } = asked;
+        let request = taken.dialogue.served.request(prompt).with_config(config);
         let mut answering = engine.generate(request.in_session(session).in_scope(scope));
         let first = match next(&mut answering).await {
             Some(Event::Failed(failure)) => return Err(failure.error.into()),
             first => first,
         };
         let (sender, told) = channel(BACKLOG);
-        tokio::spawn(keep(taken, question, answering, first, sender));
+        tokio::spawn(keep(taken, asked, answering, first, sender));
         Ok(Self { told, over: false })
     }
 
@@ -113,7 +113,7 @@ async fn next(answering: &mut Answering) -> Option<Event> {
 /// Takes an answer to its end, and the session back.
 async fn keep(
     taken: Taken,
-    question: Question,
+    asked: Pending,
     mut answering: Answering,
     mut first: Option<Event>,
     told: Sender<Told>,
@@ -157,7 +157,7 @@ async fn keep(
                     "ttft_ms": summary.ttft_ms,
                     "tokens_per_second": summary.decode_tps,
                 });
-                match taken.change(move |dialogue| dialogue.answered(question, *outcome)).await {
+                match taken.change(move |dialogue| dialogue.answered(asked, *outcome)).await {
                     Ok((done, ())) => {
                         value["session"] = let_go(done);
                         Told::Done(value)

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use firebox_runtime::{Model, device};
-use firebox_server::{Server, ServerConfig, ServerError, Stop};
+use firebox_server::{Offer, Server, ServerConfig, ServerError, Stop};
 use serde_json::{Value, json};
 
 /// Longer than anything here takes on a busy machine.
@@ -53,10 +53,14 @@ impl Running {
     }
 
     pub fn serve(models: Vec<(String, Model)>, change: impl FnOnce(&mut ServerConfig)) -> Self {
+        Self::offering(models.into_iter().map(|(name, model)| Offer::new(name, model)).collect(), change)
+    }
+
+    pub fn offering(offers: Vec<Offer>, change: impl FnOnce(&mut ServerConfig)) -> Self {
         let mut config =
             ServerConfig { address: SocketAddr::from(([127, 0, 0, 1], 0)), ..ServerConfig::default() };
         change(&mut config);
-        let server = Server::bind(config, models).unwrap();
+        let server = Server::offering(config, offers).unwrap();
         let (address, stop) = (server.address(), server.stop());
         Self { address, stop, thread: Some(std::thread::spawn(|| server.run())) }
     }

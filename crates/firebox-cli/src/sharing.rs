@@ -1,0 +1,68 @@
+//! One memory for all models that a server has.
+
+use firebox_runtime::fit::{Commons, Terms};
+use firebox_runtime::{Account, Budget, RuntimeError};
+use firebox_store::ReadMethod;
+
+use crate::configuration::ModelEntry;
+
+/// One part in so many of what the program leaves stays everybody's: intermediate results, and what the program comes to
+/// take.
+const EVERYBODYS: u64 = 8;
+
+/// What a server comes to take beside its models: connections, the console, and code that has not run before.
+const SERVER: u64 = 24 << 20;
+
+/// The memory that several models share, and what each is to have of it for itself.
+#[derive(Debug, Clone)]
+pub struct Sharing {
+    commons: Commons,
+    /// What those that are to have something of their own are to have in all.
+    reserved: u64,
+    method: Option<ReadMethod>,
+}
+
+impl Sharing {
+    /// So much for all of them together. Where nobody says how much, it is what each is said to take, in all; where nobody
+    /// says that either, they do not share.
+    pub fn of(
+        entries: &[ModelEntry],
+        memory: Option<u64>,
+        method: Option<ReadMethod>,
+    ) -> Result<Option<Self>, RuntimeError> {
+        let reserved = entries.iter().filter_map(|entry| entry.reserved).fold(0, u64::saturating_add);
+        let Some(memory) = memory.or((reserved > 0).then_some(reserved)) else { return Ok(None) };
+        Ok(Some(Self { commons: Commons::beside_program(memory, SERVER)?, reserved, method }))
+    }
+
+    /// Where models are opened.
+    pub fn commons(&self) -> &Commons {
+        &self.commons
+    }
+
+    /// What it is used for.
+    pub fn budget(&self) -> &Budget {
+        self.commons.budget()
+    }
+
+    /// On what terms a model shares it. Memory that it is said to take has its part of the program in it, and is less where
+    /// there is less than all are to have.
+    pub fn terms(&self, entry: &ModelEntry) -> Terms {
+        let total = self.budget().total();
+        let left = total.saturating_sub(self.budget().held(Account::Program));
+        let own = left - left / EVERYBODYS;
+        let part = |reserved: u64| {
+            let all = u128::from(self.reserved.max(total).max(1));
+            u64::try_from(u128::from(reserved) * u128::from(own) / all).unwrap_or(own)
+        };
+        Terms {
+            reserved: entry.reserved.map_or(0, part),
+            assured: true,
+            pinned: entry.pinned,
+            // Those that are opened at the start are filled once all are there, and others read what they are asked for.
+            filled: false,
+            method: self.method.unwrap_or(Terms::default().method),
+            ..Terms::default()
+        }
+    }
+}

@@ -1,0 +1,264 @@
+use firebox_cache::{Afterwards, CacheError, Role, TurnId, WholeTurns};
+use firebox_text::{ChatTemplate, Continued, TemplateOptions, TextError};
+use serde::{Deserialize, Serialize};
+
+use crate::{Model, RuntimeError, Session};
+
+/// Tokens of turns that are remembered where nobody says, if the model has been trained for so many.
+const TURNS: usize = 1536;
+const FACTS: usize = 512;
+
+/// How much of a conversation is remembered, in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Of turns. Whole ones are forgotten for newer ones.
+    pub turns: usize,
+    /// Of facts.
+    pub facts: usize,
+}
+
+impl Capacity {
+    /// What is wished, and what usually does where nothing is, for a model that was trained for so many tokens.
+    pub fn of(context: usize, turns: Option<usize>, facts: Option<usize>) -> Self {
+        let facts = facts.unwrap_or_else(|| FACTS.min(context / 4));
+        let turns = turns.unwrap_or_else(|| TURNS.min(context.saturating_sub(facts)));
+        Self { turns, facts }
+    }
+
+    /// Whether a model that was trained for so many tokens can remember as much.
+    pub fn fits(self, context: usize) -> bool {
+        self.turns.checked_add(self.facts).is_some_and(|all| all <= context)
+    }
+
+    /// A session that remembers as much.
+    pub fn given_to(self, session: Session) -> Session {
+        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+        session.with_turn_capacity(self.turns, policy).with_fact_capacity(self.facts)
+    }
+}
+
+/// What conversations with a model are written by: its template, in its tokens.
+#[derive(Debug)]
+pub struct Script {
+    model: Model,
+    template: ChatTemplate,
+    options: TemplateOptions,
+    /// Whether the template is the model's own.
+    is_own: bool,
+}
+
+impl Script {
+    /// By the model's own template, or where it has none, line after line, with nobody named.
+    pub fn of(model: &Model) -> Result<Self, RuntimeError> {
+        let own = match model.tokenizer() {
+            Ok(tokenizer) => ChatTemplate::new(model.checkpoint().text(), tokenizer),
+            Err(_) => Err(TextError::MissingChatTemplate),
+        };
+        let (template, is_own) = match own {
+            Ok(template) => (template, true),
+            Err(TextError::MissingChatTemplate) => (ChatTemplate::plain()?, false),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self { model: model.clone(), template, options: TemplateOptions::default(), is_own })
+    }
+
+    /// The template.
+    pub fn template(&self) -> &ChatTemplate {
+        &self.template
+    }
+
+    /// What comes before everything where the template does not write it.
+    pub fn beginning(&self) -> Result<Vec<u32>, RuntimeError> {
+        let tokenizer = self.model.tokenizer()?;
+        let begins = !self.is_own && tokenizer.adds_bos();
+        Ok(tokenizer.bos_id().filter(|_| begins).into_iter().collect())
+    }
+
+    /// The parts that conversations are written from.
+    pub fn parts(&self) -> Result<Continued<'_>, RuntimeError> {
+        Ok(Continued::new(&self.template, self.model.tokenizer()?, &self.options))
+    }
+
+    /// What comes before the first question, and stays whatever is forgotten.
+    fn opening(&self, system: Option<&str>) -> Result<Vec<u32>, RuntimeError> {
+        let (parts, mut tokens) = (self.parts()?, self.beginning()?);
+        match parts.opening(system)? {
+            Some(opening) => tokens.extend(opening),
+            None => {
+                // The template makes it part of the first question, which may be forgotten.
+                tokens.extend(parts.opening(None)?.unwrap_or_default());
+                if let Some(system) = system {
+                    tokens.extend(parts.told(system)?);
+                }
+            }
+        }
+        Ok(tokens)
+    }
+}
+
+/// A conversation: a session that reads it turn by turn and forgets the oldest, as [`Capacity`] says. Whoever has to have
+/// what was there before something failed lets a branch go on in its place.
+///
+/// ```no_run
+/// use firebox_runtime::{Capacity, Conversation, Generation, GenerationConfig, Model, Script, device};
+///
+/// let model = Model::open("models/chat", &device("cpu")?)?;
+/// let (script, capacity) = (Script::of(&model)?, Capacity::of(2048, None, None));
+/// let mut session = capacity.given_to(model.session()?);
+/// let mut conversation = Conversation::new(&script, &mut session, capacity);
+/// conversation.open(Some("Be brief."))?;
+/// let asked = conversation.ask("Who are you?")?;
+/// let config = GenerationConfig { max_tokens: Some(asked.room), ..GenerationConfig::default() };
+/// let tokenizer = Some(model.tokenizer()?.clone());
+/// let mut answer = Generation::begin(&mut session, tokenizer, &asked.prompt, config)?;
+/// while let Some(piece) = answer.next_piece()? {
+///     print!("{}", piece.text);
+/// }
+/// answer.finish()?;
+/// Conversation::new(&script, &mut session, capacity).close()?;
+/// # Ok::<(), firebox_runtime::RuntimeError>(())
+/// ```
+#[derive(Debug)]
+pub struct Conversation<'a> {
+    script: &'a Script,
+    session: &'a mut Session,
+    capacity: Capacity,
+}
+
+/// A question that has its turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// The turn that it and its answer are.
+    pub turn: TurnId,
+    /// What the answer follows.
+    pub prompt: Vec<u32>,
+    /// Tokens that the turn has left for the answer.
+    pub room: usize,
+}
+
+impl<'a> Conversation<'a> {
+    /// One that a session has read so far.
+    pub fn new(script: &'a Script, session: &'a mut Session, capacity: Capacity) -> Self {
+        Self { script, session, capacity }
+    }
+
+    /// Reads what comes before the first question, with what the model is to be. Returns its turn and tokens, if it has any.
+    pub fn open(&mut self, system: Option<&str>) -> Result<Option<(TurnId, usize)>, RuntimeError> {
+        let opening = self.script.opening(system)?;
+        if opening.is_empty() {
+            return Ok(None);
+        }
+        self.expect_room(opening.len(), self.capacity.turns)?;
+        let turn = self.session.begin_turn(&[Role::System])?;
+        self.session.feed(&opening)?;
+        self.session.pin(turn, true)?;
+        Ok(Some((turn, opening.len())))
+    }
+
+    /// Writes behind an answer what a template writes behind answers. Comes before whatever follows an answer.
+    pub fn close(&mut self) -> Result<(), RuntimeError> {
+        let closing = self.script.parts()?.closing()?;
+        if !closing.is_empty() {
+            self.session.feed(&closing)?;
+        }
+        Ok(())
+    }
+
+    /// Begins the turn of a question. Its prompt is for whoever answers to read.
+    pub fn ask(&mut self, text: &str) -> Result<Question, RuntimeError> {
+        let parts = self.script.parts()?;
+        let (prompt, closing) = (parts.question(text)?, parts.closing()?.len());
+        let pinned: usize = self.session.all_turns().filter(|turn| turn.pinned).map(|turn| turn.tokens).sum();
+        let room = self.capacity.turns.saturating_sub(pinned);
+        let taken = prompt.len() + closing;
+        self.expect_room(taken, room)?;
+        let turn = self.session.begin_turn(&[Role::User, Role::Assistant])?;
+        Ok(Question { turn, prompt, room: room - taken })
+    }
+
+    /// Tells it something that stays when turns are forgotten. Returns the fact and its tokens.
+    pub fn add_fact(&mut self, text: &str) -> Result<(TurnId, usize), RuntimeError> {
+        let tokens = self.script.parts()?.told(text)?;
+        Ok((self.session.add_fact(&tokens)?, tokens.len()))
+    }
+
+    /// Puts a fact in the place of another.
+    pub fn supersede(&mut self, fact: TurnId, text: &str) -> Result<(TurnId, usize), RuntimeError> {
+        let tokens = self.script.parts()?.told(text)?;
+        Ok((self.session.supersede(fact, &tokens)?, tokens.len()))
+    }
+
+    /// One token has to be left for an answer.
+    fn expect_room(&self, tokens: usize, room: usize) -> Result<(), RuntimeError> {
+        if tokens < room {
+            return Ok(());
+        }
+        Err(CacheError::TurnTooLong { tokens: tokens + 1, room, capacity: self.capacity.turns }.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use firebox_text::Message;
+
+    use super::*;
+    use crate::device;
+
+    fn model() -> Model {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
+        Model::open(path, &device("cpu").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_read_turn_by_turn_is_the_conversation_as_a_whole() {
+        let model = model();
+        let (script, capacity) = (Script::of(&model).unwrap(), Capacity::of(512, None, None));
+        let mut session = capacity.given_to(model.session().unwrap());
+        let mut messages = vec![Message::system("Be brief.")];
+        let (opening, tokens) =
+            Conversation::new(&script, &mut session, capacity).open(Some("Be brief.")).unwrap().unwrap();
+        assert_eq!(session.tokens().len(), tokens);
+        for (question, answer) in [("Who are you?", "Nobody."), ("And now?", "Somebody.")] {
+            let asked = Conversation::new(&script, &mut session, capacity).ask(question).unwrap();
+            session.feed(&asked.prompt).unwrap();
+            messages.push(Message::user(question));
+            let whole =
+                script.template().encode(model.tokenizer().unwrap(), &messages, &script.options).unwrap();
+            assert_eq!(session.tokens(), [script.beginning().unwrap(), whole].concat());
+            session.feed(&model.tokenizer().unwrap().encode(answer, false).unwrap()).unwrap();
+            messages.push(Message::assistant(answer));
+            Conversation::new(&script, &mut session, capacity).close().unwrap();
+        }
+        assert!(session.all_turns().find(|turn| turn.id == opening).unwrap().pinned);
+    }
+
+    #[test]
+    fn what_has_no_room_is_refused_and_changes_nothing() {
+        let model = model();
+        let (script, capacity) = (Script::of(&model).unwrap(), Capacity { turns: 24, facts: 24 });
+        let mut session = capacity.given_to(model.session().unwrap());
+        let long = "and then ".repeat(20);
+        let mut conversation = Conversation::new(&script, &mut session, capacity);
+        for refused in [conversation.open(Some(&long)).map(drop), conversation.ask(&long).map(drop)] {
+            assert!(matches!(
+                refused,
+                Err(RuntimeError::Cache(CacheError::TurnTooLong { capacity: 24, .. }))
+            ));
+        }
+        let full = conversation.add_fact(&long).map(drop);
+        assert!(matches!(full, Err(RuntimeError::Cache(CacheError::FactsFull { .. }))));
+        assert!(session.tokens().is_empty() && session.all_turns().next().is_none());
+    }
+
+    #[test]
+    fn as_much_is_remembered_as_is_wished_or_as_usual() {
+        assert_eq!(Capacity::of(4096, None, None), Capacity { turns: 1536, facts: 512 });
+        assert_eq!(Capacity::of(1000, None, None), Capacity { turns: 750, facts: 250 });
+        assert_eq!(Capacity::of(1000, Some(900), Some(100)), Capacity { turns: 900, facts: 100 });
+        assert!(Capacity::of(1000, None, Some(900)).fits(1000));
+        assert!(!Capacity::of(1000, Some(900), Some(101)).fits(1000));
+        assert!(!Capacity { turns: usize::MAX, facts: 1 }.fits(usize::MAX));
+    }
+}

@@ -1,0 +1,73 @@
+//! How long requests take, and who waits for whom.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::client::{Running, chat, gguf, sentence_encoder};
+
+#[test]
+fn a_request_takes_no_longer_than_it_may() {
+    let mut body =
+        json!({"prompt": "Hello", "max_tokens": 100_000, "temperature": 0, "ignore_eos": true, "n": 8});
+    let limited = |server: &Running, body: &Value| {
+        let began = Instant::now();
+        let answer = server.post("/v1/completions", body);
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        answer
+    };
+    // Nobody says a word before the time is over.
+    let server = Running::start(|config| config.request_time = Some(Duration::from_millis(1)));
+    limited(&server, &body).fails_saying(504, "longer than the 0.001 s");
+    server.comes_to("firebox_running_requests", 0);
+    let server = Running::start(|config| config.request_time = Some(Duration::from_millis(60)));
+    body["stream"] = true.into();
+    let text = limited(&server, &body).text(200);
+    let events: Vec<&str> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
+    // A fast machine may have said everything before.
+    if events.last() != Some(&"data: [DONE]") {
+        let last: Value = serde_json::from_str(&events.last().unwrap()["data: ".len()..]).unwrap();
+        assert!(events.len() > 1 && last["error"]["message"].as_str().unwrap().contains("longer"), "{last}");
+    }
+    server.comes_to("firebox_running_requests", 0);
+    // What is looked at has no end.
+    let mut watching = server.connect();
+    watching.send("GET /v1/engine/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(600) {
+        assert!(watching.read_some() > 0);
+    }
+    let server = Running::start(|config| config.request_time = Some(Duration::from_secs(60)));
+    server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
+}
+
+#[test]
+fn vectors_of_many_texts_hold_up_nobody_and_end_with_their_client() {
+    let (_folder, encoder) = sentence_encoder();
+    let server = Running::serve(vec![("llama".into(), gguf("llama")), ("bert".into(), encoder)], |_| {});
+    let texts: Vec<String> = (0..2048).map(|at| format!("the quick brown fox {at} ").repeat(10)).collect();
+    let many = json!({"model": "bert", "input": texts});
+    let few = json!({"model": "bert", "input": "the quick brown fox"});
+    let timed = |body: &Value| {
+        let began = Instant::now();
+        let found = server.post("/v1/embeddings", body).ok();
+        (began.elapsed(), found)
+    };
+    let (whole, found) = timed(&many);
+    assert_eq!(found["data"].as_array().unwrap().len(), texts.len());
+    // In turns they are what they are alone.
+    let (_, alone) = timed(&json!({"model": "bert", "input": texts[1500]}));
+    assert_eq!(found["data"][1500]["embedding"], alone["data"][0]["embedding"]);
+    let (beside, _) = thread::scope(|scope| {
+        scope.spawn(|| timed(&many));
+        thread::sleep(whole / 4);
+        timed(&few)
+    });
+    assert!(beside < whole / 3, "{beside:?} beside {whole:?}");
+    let client = server.open("/v1/embeddings", &many);
+    thread::sleep(whole / 8);
+    drop(client);
+    let (after, _) = timed(&few);
+    assert!(after < whole / 3, "{after:?} after {whole:?}");
+}

@@ -1,0 +1,195 @@
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use memmap2::MmapMut;
+
+use crate::error::StoreError;
+
+/// The buffers of a stream, what is in them, and what is to be read into them next.
+pub(super) struct Ring {
+    /// How many buffers there may be.
+    pub buffers: usize,
+    /// How many there are, wherever they are.
+    pub made: usize,
+    pub free: Vec<MmapMut>,
+    pub reading: Vec<usize>,
+    pub ready: VecDeque<(usize, Result<MmapMut, StoreError>)>,
+    /// What was asked for, in that order.
+    wanted: Vec<Wanted>,
+    /// Portions that could not be read ahead: they are tried again when somebody asks for them.
+    pub failed: Vec<usize>,
+    next_id: u64,
+    /// Where reading ahead begins.
+    pub next: usize,
+    /// What somebody is going to ask for, and does something else until it is there.
+    pub aim: Option<usize>,
+    /// What a round consists of.
+    pub round: Range<usize>,
+    pub skipped: Vec<bool>,
+    pub stopped: bool,
+}
+
+/// A portion that somebody asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Tells it from what others asked for.
+    pub id: u64,
+    pub portion: usize,
+    /// Whether somebody does nothing else until it is there.
+    pub waited_for: bool,
+}
+
+impl Ring {
+    /// So many buffers for so many portions, with nothing in them.
+    pub fn new(buffers: usize, portions: usize) -> Self {
+        Self {
+            buffers,
+            made: 0,
+            free: Vec::new(),
+            reading: Vec::new(),
+            ready: VecDeque::new(),
+            wanted: Vec::new(),
+            failed: Vec::new(),
+            next_id: 0,
+            next: 0,
+            aim: None,
+            round: 0..portions,
+            skipped: vec![false; portions],
+            stopped: false,
+        }
+    }
+
+    pub fn give_back(&mut self, buffer: MmapMut) {
+        if self.made > self.buffers {
+            self.made -= 1;
+        } else {
+            self.free.push(buffer);
+        }
+    }
+
+    pub fn ask(&mut self, portion: usize) -> Wanted {
+        let wanted = Wanted { id: self.next_id, portion, waited_for: false };
+        self.next_id += 1;
+        self.wanted.push(wanted);
+        self.failed.retain(|failed| *failed != portion);
+        wanted
+    }
+
+    pub fn wait_for(&mut self, id: u64) {
+        for wanted in self.wanted.iter_mut().filter(|wanted| wanted.id == id) {
+            wanted.waited_for = true;
+        }
+    }
+
+    pub fn forget(&mut self, id: u64) {
+        self.wanted.retain(|wanted| wanted.id != id);
+    }
+
+    fn is_coming(&self, portion: usize) -> bool {
+        self.reading.contains(&portion) || self.ready.iter().any(|(ready, _)| *ready == portion)
+    }
+
+    fn is_wanted(&self, portion: usize) -> bool {
+        self.wanted.iter().any(|wanted| wanted.portion == portion)
+    }
+
+    /// Whether somebody has asked for it or is going to.
+    fn is_spared(&self, portion: usize) -> bool {
+        self.aim == Some(portion) || self.is_wanted(portion)
+    }
+
+    fn is_waited_for(&self, portion: usize) -> bool {
+        self.wanted.iter().any(|wanted| wanted.portion == portion && wanted.waited_for)
+    }
+
+    fn has_buffer(&self) -> bool {
+        !self.free.is_empty() || self.made < self.buffers
+    }
+
+    /// Whether what is waited for can be read: for that there is always one buffer.
+    fn has_some_buffer(&self) -> bool {
+        self.has_buffer() || self.made == 0
+    }
+
+    /// What to read next, if there is something and a buffer for it. What is waited for comes before what was asked for,
+    /// and may take the buffer of that: otherwise two who wait could hold what the other one needs.
+    pub fn job(&mut self) -> Option<usize> {
+        let missing = |state: &Self, waited_for: bool| {
+            let mut wanted = state.wanted.iter().filter(|wanted| wanted.waited_for || !waited_for);
+            wanted.find(|wanted| !state.is_coming(wanted.portion)).map(|wanted| wanted.portion)
+        };
+        if let Some(portion) = missing(self, true) {
+            while !self.has_some_buffer()
+                && (self.sacrifice(Self::is_spared) || self.sacrifice(Self::is_waited_for))
+            {}
+            return self.has_some_buffer().then_some(portion);
+        }
+        if let Some(portion) = self.aim.filter(|aim| !self.is_coming(*aim) && !self.failed.contains(aim)) {
+            while !self.has_some_buffer() && self.sacrifice(Self::is_spared) {}
+            return self.has_some_buffer().then_some(portion);
+        }
+        if let Some(portion) = missing(self, false) {
+            while !self.has_buffer() && self.sacrifice(Self::is_spared) {}
+            return self.has_buffer().then_some(portion);
+        }
+        let Range { start, end } = self.round;
+        let next = self.next.clamp(start, end);
+        let may_come = |portion: &usize| {
+            !self.skipped[*portion] && !self.failed.contains(portion) && !self.is_coming(*portion)
+        };
+        (next..end).chain(start..next).filter(|_| self.has_buffer()).find(may_come)
+    }
+
+    /// Drops a portion that was read and is not spared, the one that is needed last, if there is one. Where there are more
+    /// buffers than there may be, its buffer goes with it.
+    fn sacrifice(&mut self, is_spared: impl Fn(&Self, usize) -> bool) -> bool {
+        let count = self.skipped.len();
+        let distance = |portion: usize| (portion + count - self.next) % count;
+        let lost = self.ready.iter().enumerate().filter(|(_, (ready, _))| !is_spared(self, *ready));
+        let Some((at, _)) = lost.max_by_key(|(_, (ready, _))| distance(*ready)) else { return false };
+        self.drop_ready(at);
+        true
+    }
+
+    /// Something that was read and nobody has asked for.
+    pub fn unasked(&self) -> Option<usize> {
+        self.ready.iter().position(|(ready, _)| !self.is_spared(*ready))
+    }
+
+    pub fn drop_ready(&mut self, at: usize) {
+        if let Some((_, Ok(buffer))) = self.ready.remove(at) {
+            self.give_back(buffer);
+        }
+    }
+
+    /// Drops what was read ahead and is not going to be asked for.
+    pub fn drop_stale(&mut self) {
+        let is_stale = |state: &Self, portion: usize| {
+            !state.is_spared(portion) && (state.skipped[portion] || !state.round.contains(&portion))
+        };
+        while let Some(at) = self.ready.iter().position(|(ready, _)| is_stale(self, *ready)) {
+            self.drop_ready(at);
+        }
+    }
+
+    /// Takes in what was read, if anybody still wants it.
+    pub fn take_in(&mut self, portion: usize, read: Result<MmapMut, StoreError>) {
+        self.reading.retain(|reading| *reading != portion);
+        let is_spared = self.is_spared(portion);
+        match read {
+            Err(error) => {
+                self.made -= 1;
+                if self.is_wanted(portion) {
+                    self.ready.push_back((portion, Err(error)));
+                } else {
+                    self.failed.push(portion);
+                }
+            }
+            Ok(buffer) if !is_spared && self.made > self.buffers => self.give_back(buffer),
+            Ok(buffer) => {
+                self.ready.push_back((portion, Ok(buffer)));
+                self.drop_stale();
+            }
+        }
+    }
+}
