@@ -1,10 +1,13 @@
-//! Components of one's own: a drafter that knows what is often said, and a policy that says what is forgotten.
+//! Components of one's own: a drafter that knows what is often said, a policy that says what is forgotten, and a
+//! feed-forward with tensors that the model did not come with.
 //!
 //! `cargo run --release --example own_component`
 
 #![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
+use burn::tensor::{Device, Tensor};
 use firebox::cache::TurnKind;
+use firebox::model::{ComponentError, FeedForward, OwnFeedForward};
 use firebox::{
     Afterwards, CacheError, Draft, Drafter, EvictionPolicy, Forgetting, Generation, GenerationConfig, Model,
     Role, RuntimeError, Sampler, Speculation, Turn, device,
@@ -59,6 +62,33 @@ impl EvictionPolicy for LongestFirst {
     }
 }
 
+/// Lets through what was there before, every channel by a gate of its own.
+#[derive(Debug)]
+struct Gates {
+    there: FeedForward,
+    /// One for each channel.
+    open: Tensor<1>,
+    /// What sequences remember depends on the gates too.
+    id: String,
+}
+
+impl Gates {
+    fn new(there: FeedForward, width: usize, open: f32) -> Self {
+        let id = format!("gates, {open} open");
+        Self { there, open: Tensor::full([width], open, &Device::flex()), id }
+    }
+}
+
+impl OwnFeedForward for Gates {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ComponentError> {
+        Ok(self.there.forward(x)?.mul(self.open.clone().unsqueeze()))
+    }
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::open("assets/pocket", &device("cpu")?)?;
     let tokenizer = model.tokenizer()?.clone();
@@ -90,5 +120,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let left: Vec<usize> = session.turns().map(|turn| turn.tokens).collect();
     println!("turns of 6, 20, 8 and 12 tokens in 40: {left:?} are left");
+
+    let width = model.decoder()?.config().hidden_size;
+    for open in [1.0, 0.0] {
+        // The weights are those of the model, and the variant goes wherever a model goes.
+        let variant = model.clone().with_feed_forward(2, |there| Gates::new(there, width, open))?;
+        let mut session = variant.session()?;
+        let mut generation =
+            Generation::begin(&mut session, Some(tokenizer.clone()), &prompt, config.clone())?;
+        while generation.next_piece()?.is_some() {}
+        println!("gates {open} open: {}", generation.finish()?.text);
+    }
     Ok(())
 }

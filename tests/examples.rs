@@ -8,7 +8,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// What an example says if it did what it is for.
-const SAID: [(&str, &[&str]); 16] = [
+const SAID: [(&str, &[&str]); 17] = [
+    ("axum_embed", &["Hello from the program.", "I am the pocket model", "has ended"]),
     ("branches", &["Your dog is called Biscuit.", "tokens are kept"]),
     ("chat", &["Your dog is called Biscuit.", "tokens were known"]),
     ("embeddings", &["1.000 like the first", "numbers"]),
@@ -24,7 +25,7 @@ const SAID: [(&str, &[&str]); 16] = [
     ("heads", &["summarize", "chat, changed in", "Your dog is called Biscuit.", "print me.dog;"]),
     ("larger_than_memory", &["keeps", "read", "of memory"]),
     ("layer_by_layer", &["goes on with"]),
-    ("own_component", &["(0 of 0 drafted)", "[6, 8, 12] are left"]),
+    ("own_component", &["(0 of 0 drafted)", "[6, 8, 12] are left", "gates 1 open: I am the pocket model"]),
     ("pipeline", &["[chat,", "[code,", "[summarize,", "for i = 3 to 12"]),
     ("remembering", &["a fact that has changed", "tokens remain"]),
     ("saved_session", &["restored: Your dog is called Biscuit.", "Built", "Opened: You live in Oslo."]),
@@ -82,9 +83,16 @@ fn a_head_is_trained_and_used() {
 #[test]
 fn no_example_is_forgotten() {
     let files = std::fs::read_dir(root().join("examples")).unwrap();
-    let there: BTreeSet<String> =
-        files.map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned()).collect();
+    let (folders, files): (Vec<_>, Vec<_>) =
+        files.map(|file| file.unwrap().path()).partition(|path| path.is_dir());
+    let name = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
+    let there: BTreeSet<String> = files.iter().map(name).collect();
     let run: BTreeSet<String> =
         SAID.iter().map(|(name, _)| (*name).to_owned()).chain(["train_head".into()]).collect();
     assert_eq!(there, run);
+    // Packages of their own are built beside the tests, not with them.
+    let steps = std::fs::read_to_string(root().join(".ci/run")).unwrap();
+    for package in folders.iter().map(name) {
+        assert!(steps.contains(&format!("examples/{package}/Cargo.toml")), "{package}");
+    }
 }

@@ -82,7 +82,8 @@ fn quantization_costs_what_its_rounding_costs() {
         {
             let bundle = scratch.path().join(format!("{family}-{name}"));
             imported(&source, &bundle, Some(Quantization { bits, group }));
-            let found = perplexity(&open(&bundle), &ids, ids.len(), Some(&open(&source))).unwrap();
+            let found =
+                perplexity(&open(&bundle), &ids, ids.len(), KvType::F32, Some(&open(&source))).unwrap();
             let mean_kl = found.divergence.unwrap().mean_kl;
             let expected = oracle[family][name]["ids"].as_f64().unwrap();
             assert!(

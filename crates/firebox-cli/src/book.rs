@@ -128,6 +128,7 @@ fn code_is_included_from_examples_and_every_example_is_somewhere() {
     }
     for example in fs::read_dir(root().join("examples")).unwrap() {
         let example = example.unwrap().path();
+        let example = if example.is_dir() { example.join("src/main.rs") } else { example };
         assert!(included.contains(&example), "{} is on no page", example.display());
     }
 }

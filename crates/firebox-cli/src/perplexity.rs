@@ -8,7 +8,7 @@ use clap::Args;
 use firebox_runtime::{Model, Perplexity, expected_input_ids};
 use serde::Serialize;
 
-use crate::args::DeviceArgs;
+use crate::args::{CacheType, DeviceArgs};
 use crate::console::Console;
 use crate::generating::open;
 use crate::hub;
@@ -33,6 +33,9 @@ pub struct PerplexityArgs {
     /// Tokens the model sees at a time [default: 512, or what the model was trained for]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     ctx_size: Option<u32>,
+    /// What keys and values are kept in; those of --against are exact
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = CacheType::F32)]
+    cache_type: CacheType,
     /// The file holds token ids, as a JSON list or one after the other
     #[arg(long)]
     ids: bool,
@@ -67,7 +70,7 @@ pub fn perplexity(args: &PerplexityArgs, console: &Console) -> anyhow::Result<Ou
     let context = args.ctx_size.map_or(CONTEXT.min(trained), |tokens| tokens as usize);
     console.detail(format!("{} tokens in windows of {context}", tokens.len()));
     let waiting = console.waiting(format!("reading {} tokens", tokens.len()));
-    let found = firebox_runtime::perplexity(&model, &tokens, context, other.as_ref());
+    let found = firebox_runtime::perplexity(&model, &tokens, context, args.cache_type.into(), other.as_ref());
     waiting.finish_and_clear();
     let found = found?;
     if args.json {

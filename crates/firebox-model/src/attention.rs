@@ -1,6 +1,6 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
-use firebox_cache::{AttentionCache, LayerLayout};
+use firebox_cache::AttentionCache;
 use firebox_kernels::attend::{Attending, Part, attend_each};
 
 use crate::ModelError;
@@ -144,13 +144,6 @@ impl Attention {
             None => (query, key),
         };
         Projected { query, key, value, gate }
-    }
-}
-
-impl AttentionConfig {
-    /// What such a layer remembers.
-    pub fn layout(&self) -> LayerLayout {
-        LayerLayout::Attention { kv_heads: self.kv_heads, head_dim: self.head_dim }
     }
 }
 

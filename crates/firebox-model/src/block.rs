@@ -3,11 +3,9 @@ use burn::tensor::Tensor;
 use firebox_cache::{LayerCache, LayerLayout};
 
 use crate::ModelError;
-use crate::attention::Attention;
-use crate::config::{BlockConfig, FeedForwardConfig, MixerConfig};
-use crate::delta_net::GatedDeltaNet;
-use crate::experts::MixtureOfExperts;
-use crate::gated::GatedFeedForward;
+use crate::config::BlockConfig;
+use crate::feed_forward::FeedForward;
+use crate::mixer::Mixer;
 use crate::norm::RmsNorm;
 use crate::rows::Rows;
 use crate::weights::Weights;
@@ -23,47 +21,33 @@ pub struct Block {
     feed_forward_output_norm: Option<RmsNorm>,
 }
 
-/// What moves information between positions.
-#[derive(Module, Debug)]
-pub enum Mixer {
-    /// Softmax attention.
-    Attention(Attention),
-    /// The gated delta rule.
-    GatedDeltaNet(GatedDeltaNet),
-}
-
-/// What works on each position alone.
-#[derive(Module, Debug)]
-pub enum FeedForward {
-    /// One gated network.
-    Gated(GatedFeedForward),
-    /// Several, a few of which are chosen.
-    MixtureOfExperts(MixtureOfExperts),
-}
-
 impl Block {
     pub(crate) fn load(config: &BlockConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         let optional = |norm: &Option<_>| norm.as_ref().map(|norm| RmsNorm::load(norm, weights)).transpose();
         Ok(Self {
             mixer_norm: RmsNorm::load(&config.mixer_norm, weights)?,
-            mixer: match &config.mixer {
-                MixerConfig::Attention(attention) => Mixer::Attention(Attention::load(attention, weights)?),
-                MixerConfig::GatedDeltaNet(delta) => {
-                    Mixer::GatedDeltaNet(GatedDeltaNet::load(delta, weights)?)
-                }
-            },
+            mixer: Mixer::load(&config.mixer, weights)?,
             mixer_output_norm: optional(&config.mixer_output_norm)?,
             feed_forward_norm: RmsNorm::load(&config.feed_forward_norm, weights)?,
-            feed_forward: match &config.feed_forward {
-                FeedForwardConfig::Gated(gated) => {
-                    FeedForward::Gated(GatedFeedForward::load(gated, &weights.within("mlp."))?)
-                }
-                FeedForwardConfig::MixtureOfExperts(experts) => {
-                    FeedForward::MixtureOfExperts(MixtureOfExperts::load(experts, &weights.within("mlp."))?)
-                }
-            },
+            feed_forward: FeedForward::load(&config.feed_forward, weights)?,
             feed_forward_output_norm: optional(&config.feed_forward_output_norm)?,
         })
+    }
+
+    pub(crate) fn mixer(&self) -> &Mixer {
+        &self.mixer
+    }
+
+    pub(crate) fn feed_forward(&self) -> &FeedForward {
+        &self.feed_forward
+    }
+
+    pub(crate) fn with_mixer(&self, mixer: Mixer) -> Self {
+        Self { mixer, ..self.clone() }
+    }
+
+    pub(crate) fn with_feed_forward(&self, feed_forward: FeedForward) -> Self {
+        Self { feed_forward, ..self.clone() }
     }
 
     /// Takes `[rows, hidden_size]` through this layer. `caches` are those of the rows' groups, in order.
@@ -74,27 +58,9 @@ impl Block {
         caches: impl Iterator<Item = LayerCache<'c>>,
     ) -> Result<Tensor<2>, ModelError> {
         let x = self.mixer_norm.forward(hidden.clone());
-        let mixed = match &self.mixer {
-            Mixer::Attention(attention) => {
-                let caches = caches.filter_map(|layer| match layer {
-                    LayerCache::Attention(cache) => Some(cache),
-                    LayerCache::Recurrent(_) => None,
-                });
-                attention.forward(x, rows, caches)
-            }
-            Mixer::GatedDeltaNet(delta) => {
-                let states = caches.filter_map(|layer| match layer {
-                    LayerCache::Recurrent(state) => Some(state),
-                    LayerCache::Attention(_) => None,
-                });
-                delta.forward(x, rows, states)
-            }
-        };
+        let mixed = self.mixer.mix(x, rows, caches)?;
         let (hidden, x) = self.feed_forward_norm.forward_sum(normed(&self.mixer_output_norm, mixed), hidden);
-        let fed = match &self.feed_forward {
-            FeedForward::Gated(gated) => gated.forward(x),
-            FeedForward::MixtureOfExperts(experts) => experts.forward(x)?,
-        };
+        let fed = self.feed_forward.forward(x)?;
         Ok(hidden.add(normed(&self.feed_forward_output_norm, fed)))
     }
 }
@@ -102,10 +68,7 @@ impl Block {
 impl BlockConfig {
     /// What such a layer remembers.
     pub fn layout(&self) -> LayerLayout {
-        match &self.mixer {
-            MixerConfig::Attention(attention) => attention.layout(),
-            MixerConfig::GatedDeltaNet(_) => LayerLayout::Recurrent,
-        }
+        self.mixer.memory().layout()
     }
 }
 

@@ -9,8 +9,10 @@ use firebox_kernels::on_pool;
 use firebox_store::{Checkpoint, Unmapped};
 
 use crate::block::Block;
-use crate::config::{AttentionConfig, BlockConfig, DecoderConfig, MixerConfig};
+use crate::config::DecoderConfig;
 use crate::families::Architecture;
+use crate::feed_forward::{FeedForward, OwnFeedForward};
+use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::RmsNorm;
 use crate::observer::{Observer, Passed};
 use crate::pass::{Pass, Wanted};
@@ -27,6 +29,9 @@ pub struct Decoder {
     final_norm: RmsNorm,
     config: DecoderConfig,
     device: Device,
+    /// What the mixer of every layer remembers.
+    memories: Vec<MixerMemory>,
+    changes: Vec<String>,
     split: OnceLock<usize>,
     observer: RwLock<Option<Arc<dyn Observer>>>,
 }
@@ -72,11 +77,98 @@ impl Decoder {
         Ok(Self {
             parts,
             final_norm,
+            memories: config.blocks.iter().map(|block| block.mixer.memory()).collect(),
+            changes: Vec::new(),
             config,
             device: root.device().clone(),
             split: OnceLock::new(),
             observer: RwLock::new(None),
         })
+    }
+
+    /// The same decoder with a mixer of one's own in a layer, made from the one that is there. All weights are shared, so
+    /// that variants of a model may be used side by side.
+    ///
+    /// Layers of heads stay what they are: from the split on only the model's own change. A decoder that is streamed takes
+    /// none, since its blocks are built anew whenever they are read.
+    pub fn with_mixer<M: OwnMixer + 'static>(
+        &self,
+        layer: usize,
+        make: impl FnOnce(Mixer) -> M,
+    ) -> Result<Self, ModelError> {
+        let (whole, block) = self.replaceable(layer)?;
+        let own: Arc<dyn OwnMixer> = Arc::new(make(block.mixer().clone()));
+        let (memory, change) = (own.memory(), format!("{} as mixer {layer}", own.id()));
+        if let MixerMemory::KeysAndValues { rope: Some(rope), .. } = memory
+            && rope >= self.config.ropes.len()
+        {
+            let reason = format!("its keys are rotated by scheme {rope} of {}", self.config.ropes.len());
+            return Err(ModelError::Misplaced { layer, reason });
+        }
+        let mut decoder = self.with_block(layer, block.with_mixer(Mixer::own(own)), whole, change);
+        decoder.memories[layer] = memory;
+        match self.split() {
+            Some(split) => decoder.fits_heads(split).map(|()| decoder),
+            None => Ok(decoder),
+        }
+    }
+
+    /// The same with a feed-forward.
+    pub fn with_feed_forward<F: OwnFeedForward + 'static>(
+        &self,
+        layer: usize,
+        make: impl FnOnce(FeedForward) -> F,
+    ) -> Result<Self, ModelError> {
+        let (whole, block) = self.replaceable(layer)?;
+        let own: Arc<dyn OwnFeedForward> = Arc::new(make(block.feed_forward().clone()));
+        let change = format!("{} as feed-forward {layer}", own.id());
+        Ok(self.with_block(layer, block.with_feed_forward(FeedForward::own(own)), whole, change))
+    }
+
+    /// Weights and block of a layer that may be replaced.
+    fn replaceable(&self, layer: usize) -> Result<(&Whole, &Block), ModelError> {
+        let reason = match &self.parts {
+            Parts::Streamed(_) => {
+                "the model is read from disk while it runs; open it without a limit of memory".into()
+            }
+            Parts::Whole(whole) => match whole.blocks.get(layer) {
+                Some(block) => return Ok((whole, block)),
+                None => format!("there are {}, counted from 0", self.layers()),
+            },
+        };
+        Err(ModelError::Misplaced { layer, reason })
+    }
+
+    fn with_block(&self, layer: usize, block: Block, whole: &Whole, change: String) -> Self {
+        let mut whole = whole.clone();
+        whole.blocks[layer] = Arc::new(block);
+        Self {
+            parts: Parts::Whole(whole),
+            final_norm: self.final_norm.clone(),
+            config: self.config.clone(),
+            device: self.device.clone(),
+            memories: self.memories.clone(),
+            changes: self.changes.iter().cloned().chain([change]).collect(),
+            split: self.split.clone(),
+            observer: RwLock::new(self.observer()),
+        }
+    }
+
+    /// Refuses a layer from `split` on that remembers something else than the checkpoint's own: those of heads do not.
+    fn fits_heads(&self, split: usize) -> Result<(), ModelError> {
+        let differs = |layer: &usize| self.memories[*layer] != self.config.blocks[*layer].mixer.memory();
+        match (split..self.layers()).find(differs) {
+            Some(layer) => Err(ModelError::Misplaced {
+                layer,
+                reason: format!("heads begin at layer {split}, and theirs remember something else"),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// What it has that did not come with it, in the order it came.
+    pub fn changes(&self) -> &[String] {
+        &self.changes
     }
 
     /// Its parts that come from disk one by one, where it was [built](Self::stream) so.
@@ -113,6 +205,7 @@ impl Decoder {
 
     /// Lets heads take the place of the layers from `split` on. Once said, it stays.
     pub fn split_at(&self, split: usize) -> Result<(), ModelError> {
+        self.fits_heads(split)?;
         if split < self.layers() && *self.split.get_or_init(|| split) == split {
             return Ok(());
         }
@@ -133,6 +226,11 @@ impl Decoder {
         (layout.layers.len() > self.layers()).then(|| self.layers())
     }
 
+    /// What the mixers of its layers remember.
+    pub fn memories(&self) -> &[MixerMemory] {
+        &self.memories
+    }
+
     /// What a sequence of this model remembers, keys and values kept as `kept`, or in f32 where the device has no
     /// such numbers.
     pub fn layout(&self, kept: KvType) -> Layout {
@@ -141,7 +239,7 @@ impl Decoder {
             kept => kept,
         };
         let states = self.split().map(|_| LayerLayout::States { width: self.config.hidden_size });
-        let layers = self.config.blocks.iter().map(BlockConfig::layout).chain(states).collect();
+        let layers = self.memories.iter().map(|memory| memory.layout()).chain(states).collect();
         Layout { layers, kept, device: self.device.clone() }
     }
 
@@ -155,9 +253,9 @@ impl Decoder {
     pub fn close_up(&self, cache: &mut SequenceCache, length: usize) -> Result<(), ModelError> {
         let angles: Vec<_> =
             self.config.ropes.iter().map(|rope| (rope.frequencies(length).0, rope)).collect();
-        let rotate = |layer: usize, keys: Tensor<3>, back: usize| match &self.config.blocks[layer].mixer {
-            MixerConfig::Attention(AttentionConfig { rope: Some(index), .. }) => {
-                let (frequencies, rope) = &angles[*index];
+        let rotate = |layer: usize, keys: Tensor<3>, back: usize| match self.memories[layer] {
+            MixerMemory::KeysAndValues { rope: Some(index), .. } => {
+                let (frequencies, rope) = &angles[index];
                 rope.turn_back(keys, frequencies, back)
             }
             // Where there is no rotation, positions leave no trace.

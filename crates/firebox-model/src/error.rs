@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use burn::tensor::Tensor;
 use firebox_cache::CacheError;
 use firebox_store::StoreError;
 
@@ -127,6 +128,38 @@ pub enum ModelError {
         /// What would help.
         remedy: &'static str,
     },
+    /// A component of somebody else's failed.
+    #[error("component {id:?} failed: {source}")]
+    Component {
+        /// What it calls itself.
+        id: String,
+        /// What it says.
+        source: ComponentError,
+    },
+    /// A component of somebody else's cannot be where it was put.
+    #[error("layer {layer} takes no component of one's own: {reason}")]
+    Misplaced {
+        /// Where it was to stand.
+        layer: usize,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// What a component of somebody else's failed with.
+pub type ComponentError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a component made of rows, if it is as wide as they were.
+pub(crate) fn of_width(
+    id: &str,
+    expected: [usize; 2],
+    made: Result<Tensor<2>, ComponentError>,
+) -> Result<Tensor<2>, ModelError> {
+    let made = made.and_then(|made| match made.dims() {
+        found if found == expected => Ok(made),
+        found => Err(format!("it made {found:?} of rows {expected:?}; it has to leave their shape").into()),
+    });
+    made.map_err(|source| ModelError::Component { id: id.into(), source })
 }
 
 fn listed(names: &[String]) -> String {

@@ -8,7 +8,7 @@ use crate::weights::Weights;
 
 /// The weights of a decoder, all of them there: over mapped files on devices that share the machine's memory, in their
 /// own memory on others.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Whole {
     pub embedding: Arc<Matrix>,
     pub blocks: Vec<Arc<Block>>,

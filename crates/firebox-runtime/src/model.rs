@@ -3,7 +3,9 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use firebox_cache::Pool;
-use firebox_model::{Decoder, Encoder, ModelError, Network, StreamedConfig};
+use firebox_model::{
+    Decoder, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer, StreamedConfig,
+};
 use firebox_store::{Checkpoint, Heads, SourceKind};
 use firebox_text::Tokenizer;
 
@@ -132,6 +134,41 @@ impl Model {
             None => None,
         };
         let model = Self { heads, ..self };
+        model.report();
+        Ok(model)
+    }
+
+    /// The same, with a mixer of one's own in a layer: see [`Decoder::with_mixer`]. Sessions that begin from now on go through
+    /// it.
+    pub fn with_mixer<M: OwnMixer + 'static>(
+        self,
+        layer: usize,
+        make: impl FnOnce(Mixer) -> M,
+    ) -> Result<Self, RuntimeError> {
+        self.with_change(|decoder| decoder.with_mixer(layer, make))
+    }
+
+    /// The same with a feed-forward: see [`Decoder::with_feed_forward`].
+    pub fn with_feed_forward<F: OwnFeedForward + 'static>(
+        self,
+        layer: usize,
+        make: impl FnOnce(FeedForward) -> F,
+    ) -> Result<Self, RuntimeError> {
+        self.with_change(|decoder| decoder.with_feed_forward(layer, make))
+    }
+
+    fn with_change(
+        self,
+        change: impl FnOnce(&Decoder) -> Result<Decoder, ModelError>,
+    ) -> Result<Self, RuntimeError> {
+        if self.heads.is_some() {
+            return Err(RuntimeError::Kind {
+                found: "one whose heads are in use",
+                remedy: "put components of one's own in first, and call `with_heads` then",
+            });
+        }
+        let decoder = change(&*self.decoder()?)?;
+        let model = Self { network: Arc::new(Network::Decoder(Arc::new(decoder))), ..self };
         model.report();
         Ok(model)
     }

@@ -44,11 +44,12 @@ struct Sums {
 const COMPARED_TOGETHER: usize = 64;
 
 /// Measures on windows of `context` tokens, one after the other; every token of a window but its first is
-/// predicted, and every position is compared.
+/// predicted, and every position is compared. Keys and values are kept as `kept`, those of the other model exactly.
 pub fn perplexity(
     model: &Model,
     tokens: &[u32],
     context: usize,
+    kept: KvType,
     against: Option<&Model>,
 ) -> Result<Perplexity, RuntimeError> {
     let context = context.max(2);
@@ -71,13 +72,11 @@ pub fn perplexity(
     }
     let mut sums = Sums::default();
     for window in tokens.chunks(context) {
-        let open = |model: &Model| {
-            Ok::<_, RuntimeError>(
-                model.session()?.with_kv_type(KvType::F32).with_expected_length(window.len()),
-            )
+        let open = |model: &Model, kept| {
+            Ok::<_, RuntimeError>(model.session()?.with_kv_type(kept).with_expected_length(window.len()))
         };
-        let mut session = open(model)?;
-        let mut other = against.map(open).transpose()?;
+        let mut session = open(model, kept)?;
+        let mut other = against.map(|other| open(other, KvType::F32)).transpose()?;
         // Logits of a whole window of a large vocabulary would be larger than the model.
         for start in (0..window.len()).step_by(COMPARED_TOGETHER) {
             let piece = &window[start..window.len().min(start + COMPARED_TOGETHER)];

@@ -11,8 +11,7 @@ use firebox_cache::{
 };
 use firebox_kernels::attend::Stored;
 use firebox_kernels::host;
-use firebox_model::Decoder;
-use firebox_model::config::{DeltaNetConfig, MixerConfig};
+use firebox_model::{Decoder, MixerMemory};
 use firebox_store::{Dtype, NewTensor, NewTensorFile, StoreError, TensorFile};
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +40,10 @@ impl KvKey {
             KvType::F16 => "f16",
             KvType::Int8 => "int8",
         };
-        let trunk = model.checkpoint().fingerprint(decoder.layers())?;
+        let mut trunk = model.checkpoint().fingerprint(decoder.layers())?;
+        for change in decoder.changes() {
+            trunk = format!("{trunk}, with {change}");
+        }
         Ok(Self([
             // What is kept for heads is kept where they begin.
             ("trunk", decoder.split().map_or(trunk.clone(), |split| format!("{trunk}, heads from {split}"))),
@@ -489,24 +491,16 @@ fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<Mappe
 /// Recurrent states, which are with the CPU whatever the device is.
 fn states(file: &TensorFile, decoder: &Decoder) -> Result<Vec<Option<RecurrentState>>, RuntimeError> {
     let device = host(decoder.device());
-    let blocks = decoder.config().blocks.iter().enumerate();
-    let states = blocks.map(|(index, block)| match &block.mixer {
-        MixerConfig::GatedDeltaNet(config) => {
-            let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, kernel, .. } = *config;
-            let channels = 2 * key_heads * key_dim + value_heads * value_dim;
-            let memory = [value_heads, key_dim, value_dim];
-            let convolution = [kernel.saturating_sub(1), channels];
+    let memories = decoder.memories().iter().enumerate();
+    let states = memories.map(|(index, memory)| match *memory {
+        MixerMemory::State { memory, convolution } => {
+            let name = |part: &str| format!("layers.{index}.{part}");
             Ok(Some(RecurrentState {
-                memory: state_tensor(file, &format!("layers.{index}.memory"), memory, &device)?,
-                convolution: state_tensor(
-                    file,
-                    &format!("layers.{index}.convolution"),
-                    convolution,
-                    &device,
-                )?,
+                memory: state_tensor(file, &name("memory"), memory, &device)?,
+                convolution: state_tensor(file, &name("convolution"), convolution, &device)?,
             }))
         }
-        _ => Ok(None),
+        MixerMemory::KeysAndValues { .. } => Ok(None),
     });
     // What is kept at the split comes behind the blocks.
     states.chain(decoder.split().map(|_| Ok(None))).collect()
@@ -515,9 +509,10 @@ fn states(file: &TensorFile, decoder: &Decoder) -> Result<Vec<Option<RecurrentSt
 fn state_tensor<const D: usize>(
     file: &TensorFile,
     name: &str,
-    shape: [usize; D],
+    shape: Option<[usize; D]>,
     device: &Device,
 ) -> Result<Option<Tensor<D>>, RuntimeError> {
+    let Some(shape) = shape else { return Ok(None) };
     let kind = match file.dtype(name) {
         None => return Ok(None),
         Some(Dtype::F64) => DType::F64,

@@ -6,7 +6,7 @@ use axum::{Extension, Router};
 use firebox_runtime::engine::Engine;
 use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Constraint, Grammar, RuntimeError};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use utoipa::OpenApi as _;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -17,8 +17,8 @@ use crate::error::ApiError;
 use crate::served::Served;
 use crate::sessions::{self, Sessions};
 use crate::{
-    Keys, chat, completions, console, deadline, description, engine_state, gate, heads, health, metrics,
-    models, responses, tokens, vectors,
+    Keys, Stop, chat, completions, console, deadline, description, engine_state, gate, heads, health,
+    metrics, models, responses, tokens, vectors,
 };
 
 /// All that requests need.
@@ -36,7 +36,7 @@ pub(crate) struct App {
     pub sessions: Sessions,
     /// Who watches the engine.
     pub watching: Arc<Semaphore>,
-    pub stopping: watch::Receiver<bool>,
+    pub stop: Stop,
     /// When it began.
     pub began: u64,
     /// Whether only this machine is listened to.

@@ -72,7 +72,7 @@ async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
         let _place = place;
         let mut beats = interval(BEAT);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut from, mut stopping, mut first) = (0, app.stopping.clone(), true);
+        let (mut from, mut stopping, mut first) = (0, app.stop.watch(), true);
         loop {
             tokio::select! {
                 _ = beats.tick() => {}

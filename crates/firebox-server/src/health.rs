@@ -34,5 +34,5 @@ async fn health() -> Json<Value> {
     responses((status = 200, description = "It lets requests in", body = Health), ApiError)
 )]
 async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    if *app.stopping.borrow() { Err(ApiError::over()) } else { Ok(Json(json!({ "status": "ready" }))) }
+    if *app.stop.watch().borrow() { Err(ApiError::over()) } else { Ok(Json(json!({ "status": "ready" }))) }
 }

@@ -18,7 +18,8 @@
 //! | `GET /openapi.json` | all of this as an OpenAPI document; without a key |
 //!
 //! A [`Server`] has an engine that answers all requests together. A client that leaves ends its requests, and one that
-//! does not take what it is sent is left. What requests of different keys remember is never shared.
+//! does not take what it is sent is left. What requests of different keys remember is never shared. [`Embedded`] is the
+//! same inside another program.
 
 mod answers;
 mod app;
@@ -30,6 +31,7 @@ mod connection;
 mod console;
 mod deadline;
 mod description;
+mod embedded;
 mod engine_state;
 mod error;
 mod events;
@@ -58,6 +60,7 @@ mod wishes;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+pub use embedded::Embedded;
 pub use error::ServerError;
 pub use keys::Keys;
 pub use offer::Offer;

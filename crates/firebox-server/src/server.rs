@@ -2,21 +2,14 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use firebox_runtime::engine::{Engine, HostConfig};
-use firebox_runtime::telemetry::Telemetry;
+use firebox_runtime::engine::HostConfig;
 use firebox_runtime::{Budget, Model};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::app::{App, router};
-use crate::catalog::Catalog;
-use crate::connection::{Limits, serve};
-use crate::sessions::Sessions;
-use crate::{Keys, Offer, ServerError, SessionsConfig, engine_state};
-
-/// What the memory is called that models share.
-const SHARED: &str = "all models";
+use crate::connection::serve;
+use crate::{Embedded, Keys, Offer, ServerError, SessionsConfig};
 
 /// How a server is to run.
 #[derive(Debug, Clone)]
@@ -76,10 +69,9 @@ impl Default for ServerConfig {
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    app: Arc<App>,
+    embedded: Embedded,
     most_clients: usize,
     grace: Duration,
-    stop: Stop,
 }
 
 /// Stops a server, from any thread.
@@ -87,6 +79,16 @@ pub struct Server {
 pub struct Stop(Arc<watch::Sender<bool>>);
 
 impl Stop {
+    /// One that has not happened.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+
+    /// Sees when it happens.
+    pub(crate) fn watch(&self) -> watch::Receiver<bool> {
+        self.0.subscribe()
+    }
+
     /// No client is let in any more; requests that are under way have the server's grace to come to an end.
     pub fn stop(&self) {
         self.0.send_replace(true);
@@ -101,47 +103,15 @@ impl Server {
 
     /// The same for models on terms of their own, some of which may be opened later.
     pub fn offering(config: ServerConfig, offers: Vec<Offer>) -> Result<Self, ServerError> {
-        let address = config.address;
+        let ServerConfig { most_clients, grace, address, .. } = config;
         let listen = || {
             let listener = TcpListener::bind(address)?;
             listener.set_nonblocking(true)?;
             Ok((listener.local_addr()?, listener))
         };
         let (address, listener) = listen().map_err(|source| ServerError::Listen { address, source })?;
-        let (stop, stopping) = watch::channel(false);
-        let (engine, telemetry) = (Engine::start(config.host)?, Telemetry::default());
-        if let Some(memory) = &config.memory {
-            telemetry.watch_budget(SHARED, memory);
-        }
-        let limits = Limits {
-            body: config.largest_body,
-            head_time: config.patience,
-            write_time: config.patience,
-            request_time: config.request_time,
-            ..Limits::default()
-        };
-        let app = App {
-            catalog: Catalog::new(offers, &engine, &telemetry)?,
-            engine,
-            telemetry,
-            keys: config.keys,
-            limits,
-            grammars: Semaphore::new(1),
-            embedding: Arc::new(Semaphore::new(1)),
-            sessions: Sessions::new(config.sessions),
-            watching: Arc::new(Semaphore::new(engine_state::MOST_WATCHERS)),
-            stopping,
-            began: crate::now(),
-            is_local: address.ip().is_loopback(),
-        };
-        Ok(Self {
-            listener,
-            address,
-            app: Arc::new(app),
-            most_clients: config.most_clients,
-            grace: config.grace,
-            stop: Stop(Arc::new(stop)),
-        })
+        let embedded = Embedded::offering(ServerConfig { address, ..config }, offers)?;
+        Ok(Self { listener, address, embedded, most_clients, grace })
     }
 
     /// Where it listens.
@@ -151,12 +121,12 @@ impl Server {
 
     /// What can be asked for: models, and their heads as `model:head`.
     pub fn names(&self) -> Vec<String> {
-        self.app.catalog.names()
+        self.embedded.names()
     }
 
     /// What stops it.
     pub fn stop(&self) -> Stop {
-        self.stop.clone()
+        self.embedded.stop()
     }
 
     /// Answers requests until it is stopped.
@@ -183,10 +153,11 @@ impl Server {
 
     async fn accept(self, signals: bool) -> Result<(), ServerError> {
         let listener = tokio::net::TcpListener::from_std(self.listener)?;
-        let mut stopping = self.app.stopping.clone();
+        let app = self.embedded.app();
+        let mut stopping = app.stop.watch();
         let mut signals = if signals { Some(Signals::new()?) } else { None };
         let room = Arc::new(Semaphore::new(self.most_clients));
-        let router = router(self.app.clone());
+        let router = self.embedded.router();
         let mut clients = JoinSet::new();
         loop {
             let next = async {
@@ -201,10 +172,10 @@ impl Server {
                         continue;
                     };
                     let _ = stream.set_nodelay(true);
-                    let (app, router) = (self.app.clone(), router.clone());
+                    let (app, router) = (app.clone(), router.clone());
                     clients.spawn(async move {
                         let _place = place;
-                        serve(stream, router, &app.limits, app.stopping.clone()).await;
+                        serve(stream, router, &app.limits, app.stop.watch()).await;
                     });
                 }
                 _ = stopping.wait_for(|stop| *stop) => break,
@@ -213,7 +184,7 @@ impl Server {
             }
         }
         drop(listener);
-        self.stop.stop();
+        app.stop.stop();
         let leave = async { while clients.join_next().await.is_some() {} };
         tokio::select! {
             _ = timeout(self.grace, leave) => {}

@@ -57,6 +57,18 @@ fn the_right_head_answers_a_wrong_one_seldom_and_the_fallback_in_between() {
 }
 
 #[test]
+fn keys_and_values_in_bytes_cost_less_than_half_a_percent() {
+    let (model, plan) = (Model::open(folder(), &device("cpu").unwrap()).unwrap(), plan(12));
+    let perplexity = |kept| {
+        let report = Examination { model: &model, plan: &plan, kept }.hold(&mut |_| {}).unwrap();
+        report.perplexity
+    };
+    let [exact, halved, bytes] = [KvType::F32, KvType::F16, KvType::Int8].map(perplexity);
+    assert!((halved / exact - 1.0).abs() < 1e-4, "{exact} in f32, {halved} in f16");
+    assert!((bytes / exact - 1.0).abs() < 5e-3, "{exact} in f32, {bytes} in int8");
+}
+
+#[test]
 fn facts_outlive_two_hundred_forgotten_turns_where_they_are_kept_apart() {
     let (model, plan) = (model(), plan(1));
     let examination = Examination { model: &model, plan: &plan, kept: KvType::default() };

@@ -1,0 +1,64 @@
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::config::FeedForwardConfig;
+use crate::error::{ComponentError, ModelError, of_width};
+use crate::experts::MixtureOfExperts;
+use crate::gated::GatedFeedForward;
+use crate::weights::Weights;
+
+/// What works on each position alone.
+#[derive(Module, Debug)]
+pub enum FeedForward {
+    /// One gated network.
+    Gated(GatedFeedForward),
+    /// Several, a few of which are chosen.
+    MixtureOfExperts(MixtureOfExperts),
+    /// One of somebody else's kind.
+    Own(HeldFeedForward),
+}
+
+/// A feed-forward of somebody else's kind, which [takes the place](crate::Decoder::with_feed_forward) of one that a model
+/// came with. What it does to a row must not depend on the rows beside it, or prompts in pieces say something else.
+pub trait OwnFeedForward: Debug + Send + Sync {
+    /// That of no other, its numbers included: what sequences remember is kept under it.
+    fn id(&self) -> &str;
+
+    /// From `[rows, hidden_size]` to the same.
+    fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ComponentError>;
+}
+
+/// An [`OwnFeedForward`] as part of a block. To a visitor of the block's parameters it has none: they stay as they are.
+#[derive(Module, Debug)]
+pub struct HeldFeedForward {
+    #[module(skip)]
+    held: Arc<dyn OwnFeedForward>,
+}
+
+impl FeedForward {
+    pub(crate) fn load(config: &FeedForwardConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        let weights = weights.within("mlp.");
+        Ok(match config {
+            FeedForwardConfig::Gated(gated) => Self::Gated(GatedFeedForward::load(gated, &weights)?),
+            FeedForwardConfig::MixtureOfExperts(experts) => {
+                Self::MixtureOfExperts(MixtureOfExperts::load(experts, &weights)?)
+            }
+        })
+    }
+
+    pub(crate) fn own(held: Arc<dyn OwnFeedForward>) -> Self {
+        Self::Own(HeldFeedForward { held })
+    }
+
+    /// From `[rows, hidden_size]` to the same.
+    pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
+        match self {
+            Self::Gated(gated) => Ok(gated.forward(x)),
+            Self::MixtureOfExperts(experts) => experts.forward(x),
+            Self::Own(HeldFeedForward { held }) => of_width(held.id(), x.dims(), held.forward(x)),
+        }
+    }
+}
