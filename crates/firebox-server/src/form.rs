@@ -50,6 +50,7 @@ impl Said {
             match heard {
                 Heard::Text(text) => self.text.push_str(&text),
                 Heard::Call(call) => self.calls.push(call.value()),
+                Heard::Calling(_) | Heard::Arguments { .. } => {}
             }
         }
     }
@@ -125,16 +126,19 @@ impl Form {
         json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": finish })
     }
 
-    /// A part of an answer; its end says nothing any more.
+    /// A part of an answer; its end says nothing any more, nor does that of a call.
     fn part(&self, index: usize, heard: Option<&Heard>, logprobs: Value, finish: Option<&str>) -> Value {
         if !self.is_chat {
             let text = if let Some(Heard::Text(text)) = heard { text } else { "" };
             return json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish });
         }
         let delta = match heard {
-            None => json!({}),
+            None | Some(Heard::Call(_)) => json!({}),
             Some(Heard::Text(text)) => json!({ "content": text }),
-            Some(Heard::Call(call)) => json!({ "tool_calls": [call.part()] }),
+            Some(Heard::Calling(call)) => json!({ "tool_calls": [call.beginning()] }),
+            Some(Heard::Arguments { index, piece }) => {
+                json!({ "tool_calls": [{ "index": index, "function": { "arguments": piece } }] })
+            }
         };
         json!({ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish })
     }
@@ -177,7 +181,7 @@ impl Streaming {
             Event::Piece(piece) => {
                 let said = &mut self.said[index];
                 let any = said.note(&self.form, &piece);
-                let mut heard = said.listener.hear(&piece, self.form.tokenizer.as_deref());
+                let mut heard = told(said.listener.hear(&piece, self.form.tokenizer.as_deref()));
                 let mut logprobs = said.logprobs(&self.form, any);
                 if any && heard.is_empty() {
                     heard.push(Heard::Text(String::new()));
@@ -189,7 +193,7 @@ impl Streaming {
             }
             Event::Finished(outcome) => {
                 let listener = &mut self.said[index].listener;
-                let heard = listener.end();
+                let heard = told(listener.end());
                 let finish = reason(outcome.summary.finish, listener.calls());
                 for heard in heard {
                     let part = self.form.part(index, Some(&heard), Value::Null, None);
@@ -231,6 +235,12 @@ impl Stream for Streaming {
             }
         }
     }
+}
+
+/// What a stream tells of. That a call has come to its end is told by what follows.
+fn told(mut heard: Vec<Heard>) -> Vec<Heard> {
+    heard.retain(|heard| !matches!(heard, Heard::Call(_)));
+    heard
 }
 
 fn line(value: &Value) -> Vec<u8> {

@@ -6,7 +6,7 @@ use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Model, RuntimeError, Script};
 use firebox_store::SegmentId;
-use firebox_text::{CallSyntax, Message, TemplateOptions, Tokenizer, tools_in_words};
+use firebox_text::{CallSyntax, Message, TemplateOptions, Tokenizer};
 
 use crate::error::ApiError;
 
@@ -97,12 +97,8 @@ impl Served {
     /// The tokens of a conversation, up to where the answer begins.
     pub fn prompt(&self, messages: &[Message], options: &TemplateOptions) -> Result<Vec<u32>, ApiError> {
         let (tokenizer, template) = (self.tokenizer()?, self.script.template());
-        let mut tokens = if template.knows_tools() {
-            template.encode(tokenizer, messages, options)?
-        } else {
-            let told = tools_in_words(messages, options.tools.as_deref().unwrap_or_default());
-            template.encode(tokenizer, &told, options)?
-        };
+        let told = template.told(messages, options.tools.as_deref().unwrap_or_default());
+        let mut tokens = template.encode(tokenizer, &told, options)?;
         tokens.splice(0..0, self.script.beginning()?);
         Ok(tokens)
     }

@@ -80,22 +80,30 @@ impl Tools {
         self.list.iter().filter(named).collect()
     }
 
+    /// The name of the one that has to be called, if there is but one.
+    pub fn only(&self) -> Option<&str> {
+        match self.needed()[..] {
+            [tool] => tool["function"]["name"].as_str(),
+            _ => None,
+        }
+    }
+
     /// What an answer has to be that is a call, without what opens it.
     pub fn grammar(&self, syntax: CallSyntax) -> Option<Grammar> {
         let needed = self.needed();
         if needed.is_empty() {
             return None;
         }
+        if let [tool] = needed[..]
+            && syntax.names_before()
+        {
+            return Some(Grammar::JsonSchema(parameters(&tool["function"])));
+        }
         let mut definitions = Map::new();
         let mut calls = Vec::new();
         for (index, tool) in needed.into_iter().enumerate() {
             let function = &tool["function"];
-            let mut parameters = match &function["parameters"] {
-                Value::Object(_) => function["parameters"].clone(),
-                // A function of which no parameters are told has none.
-                _ => json!({ "type": "object", "properties": {} }),
-            };
-            close(&mut parameters);
+            let mut parameters = parameters(function);
             // A schema refers to parts of itself from its own beginning, which is elsewhere now.
             let place = format!("#/$defs/{index}");
             moved(&mut parameters, &place);
@@ -118,6 +126,17 @@ impl Tools {
         schema["$defs"] = Value::Object(definitions);
         Some(Grammar::JsonSchema(schema))
     }
+}
+
+/// What the arguments of a function have to be.
+fn parameters(function: &Value) -> Value {
+    let mut parameters = match &function["parameters"] {
+        Value::Object(_) => function["parameters"].clone(),
+        // A function of which no parameters are told has none.
+        _ => json!({ "type": "object", "properties": {} }),
+    };
+    close(&mut parameters);
+    parameters
 }
 
 /// Refuses what a call could not be made of.

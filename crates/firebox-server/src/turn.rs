@@ -41,18 +41,22 @@ impl Turn {
         }
         let of_tools = |error: ApiError| if opened { error.of_tools() } else { error };
         app.check(self.config.grammar.as_ref(), &served).await.map_err(of_tools)?;
-        let listening = self.options.tools.clone().map(|tools| Listening {
+        let opening = opened.then(|| syntax.opening(self.tools.only()).into_owned());
+        let tools = self.options.tools.clone();
+        let listening = (tools.is_some() || syntax.is_everywhere()).then(|| Listening {
             syntax,
-            tools,
-            opened,
+            tools: tools.unwrap_or_default(),
+            opening: opening.clone(),
             parallel: self.tools.parallel,
         });
         let tokenizer = served.tokenizer()?.clone();
         let (messages, options) = (self.messages, self.options);
         let prompt = blocking(move || {
             let mut prompt = served.prompt(&messages, &options)?;
-            if opened && !prompt.is_empty() {
-                prompt.extend(served.tokenizer()?.encode(syntax.opening(), false)?);
+            if let Some(opening) = opening
+                && !prompt.is_empty()
+            {
+                prompt.extend(served.tokenizer()?.encode(&opening, false)?);
             }
             Ok(prompt)
         })

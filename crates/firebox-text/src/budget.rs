@@ -1,7 +1,8 @@
 //! How much a template may build.
 
-use crate::operators::FIT;
-use minijinja::value::{Rest, Value, ValueKind};
+use crate::operators::{EACH, FIT, TEXT};
+use crate::python;
+use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, filters};
 use std::cell::Cell;
 
@@ -134,6 +135,9 @@ fn whole_numbers(value: &Value) -> Vec<usize> {
 /// Puts the limits around the filters whose result may be larger than what they are given, or a copy of it.
 pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_filter(FIT, fit);
+    // Weighed first: there may be more in it than anybody can look at.
+    environment.add_filter(TEXT, |value: &Value| python::operand(&fit(value)?));
+    environment.add_filter(EACH, python::each);
     let filters = [
         ("batch", Value::from_function(filters::batch)),
         ("capitalize", Value::from_function(filters::capitalize)),
@@ -149,14 +153,15 @@ pub(crate) fn install(environment: &mut Environment<'_>) {
         ("reverse", Value::from_function(filters::reverse)),
         ("slice", Value::from_function(filters::slice)),
         ("sort", Value::from_function(filters::sort)),
-        ("string", Value::from_function(filters::string)),
+        ("string", Value::from_function(python::string)),
         ("sum", Value::from_function(filters::sum)),
         ("title", Value::from_function(filters::title)),
         ("trim", Value::from_function(filters::trim)),
         ("upper", Value::from_function(filters::upper)),
     ];
     for (name, filter) in filters {
-        environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<Value>| {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
             before(name, &args, false)?;
             fit(&filter.call(state, &args)?)
         });

@@ -6,13 +6,19 @@ use crate::generation_tag::{name, raw_length};
 /// The filter that passes a value on if it is not too large.
 pub(crate) const FIT: &str = "__fit";
 
+/// The same for an operand of `~`, which becomes text.
+pub(crate) const TEXT: &str = "__text";
+
+/// The filter that passes on what a loop can go over.
+pub(crate) const EACH: &str = "__each";
+
 /// Templates in use take less than a tenth of this.
 const LONGEST: usize = 256 << 10;
 /// The engine's parser, and what drops its tree, calls itself once per operator and once per `elif`.
 const TOKENS: usize = 8_000;
 const ELIFS: usize = 1_000;
 
-/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`.
+/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, and [`EACH`] on what loops go over.
 ///
 /// minijinja has no hook for operators, and concatenation is what builds strings without a limit. The filter stands at
 /// the end of an operand, where it binds tighter than any operator, or behind brackets around a whole chain of operators,
@@ -83,7 +89,20 @@ struct Chain {
     concatenates: bool,
     multiplies: bool,
     term_multiplies: bool,
+    /// The operator before the present term, if there is one.
+    before: Option<char>,
     link: Link,
+}
+
+/// What is known of what a loop goes over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Each {
+    /// There is no loop, or it has been dealt with.
+    Nothing,
+    /// It comes behind `in`.
+    Wanted,
+    /// It begins here.
+    From(usize),
 }
 
 struct Tag<'a> {
@@ -93,13 +112,19 @@ struct Tag<'a> {
     behind: usize,
     outer: Vec<Chain>,
     chain: Chain,
+    each: Each,
     inserts: &'a mut Vec<(usize, &'static str)>,
 }
 
 impl<'a> Tag<'a> {
     fn new(source: &'a str, at: usize, inserts: &'a mut Vec<(usize, &'static str)>) -> Self {
         let at = at + usize::from(source[at..].starts_with(['-', '+']));
-        Self { source, at, behind: at, outer: Vec::new(), chain: Chain::default(), inserts }
+        let is_loop = source[at..]
+            .trim_start()
+            .strip_prefix("for")
+            .is_some_and(|rest| rest.starts_with(char::is_whitespace));
+        let each = if is_loop { Each::Wanted } else { Each::Nothing };
+        Self { source, at, behind: at, outer: Vec::new(), chain: Chain::default(), each, inserts }
     }
 
     /// Reads up to the closing bracket. Returns the place behind it and the number of tokens.
@@ -115,6 +140,7 @@ impl<'a> Tag<'a> {
             let unmarked = rest.strip_prefix(['-', '+']).unwrap_or(rest);
             if self.outer.is_empty() && (unmarked.starts_with(closing) || rest.starts_with(closing)) {
                 self.end_chain();
+                self.end_each();
                 let mark = usize::from(!rest.starts_with(closing));
                 return (self.at + mark + closing.len(), tokens);
             }
@@ -192,8 +218,30 @@ impl<'a> Tag<'a> {
             (Link::Test, "not") => {}
             (Link::Test, _) => self.chain.link = Link::Argument,
             (_, "is") if self.chain.has_operand => self.chain.link = Link::Test,
-            (_, "and" | "or" | "not" | "if" | "else" | "in") => self.end_chain(),
+            (_, "and" | "or" | "not" | "if" | "else" | "in") => {
+                self.end_chain();
+                match (self.each, word) {
+                    (Each::Wanted, "in") if self.outer.is_empty() => {
+                        self.each = Each::From(self.at + word.len());
+                    }
+                    (Each::From(_), "if") if self.outer.is_empty() => self.end_each(),
+                    _ => {}
+                }
+            }
+            (_, "recursive") if self.chain.has_operand && self.outer.is_empty() => {
+                self.end_chain();
+                self.end_each();
+            }
             _ => self.operand(),
+        }
+    }
+
+    fn end_each(&mut self) {
+        if let Each::From(start) = std::mem::replace(&mut self.each, Each::Nothing)
+            && start < self.behind
+        {
+            self.inserts.push((start, " ("));
+            self.inserts.push((self.behind, ")|__each"));
         }
     }
 
@@ -230,7 +278,8 @@ impl<'a> Tag<'a> {
         match sign {
             '~' | '+' | '-' => {
                 self.chain.concatenates |= sign != '-';
-                self.end_term();
+                self.end_term(Some(sign));
+                self.chain.before = Some(sign);
                 self.chain.term = None;
             }
             '*' => {
@@ -243,9 +292,13 @@ impl<'a> Tag<'a> {
         self.chain.link = Link::Nothing;
     }
 
-    fn end_term(&mut self) {
+    /// Ends a term before this operator, if there is one.
+    fn end_term(&mut self, after: Option<char>) {
+        let signs = [self.chain.before, after];
         if self.chain.term_multiplies {
             self.wrap(self.chain.term);
+        } else if signs.contains(&Some('~')) && signs.iter().flatten().all(|sign| *sign == '~') {
+            self.inserts.push((self.behind, "|__text"));
         } else if self.chain.concatenates {
             self.inserts.push((self.behind, "|__fit"));
         }
@@ -254,7 +307,7 @@ impl<'a> Tag<'a> {
 
     fn end_chain(&mut self) {
         if self.chain.has_operand && (self.chain.concatenates || self.chain.multiplies) {
-            self.end_term();
+            self.end_term(None);
             if self.chain.concatenates {
                 self.wrap(self.chain.start);
             }
@@ -271,17 +324,18 @@ impl<'a> Tag<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIT, guarded};
+    use super::{EACH, FIT, TEXT, guarded};
 
     #[test]
     fn every_operand_and_result_is_guarded() {
         let cases = [
-            ("{{ a ~ b }}", "{{ (a|F ~ b|F)|F }}"),
+            ("{{ a ~ b }}", "{{ (a|T ~ b|T)|F }}"),
+            ("{{ a ~ b + c ~ d }}", "{{ (a|T ~ b|F + c|F ~ d|T)|F }}"),
             ("{{- a+b -}}", "{{- (a|F+b|F)|F -}}"),
-            ("{% if a ~ b is string and c %}", "{% if (a|F ~ b is string|F)|F and c %}"),
+            ("{% if a ~ b is string and c %}", "{% if (a|T ~ b is string|T)|F and c %}"),
             (
                 "{% set x = 'a~' * 3 + f(a ~ b, *c).d|e('x') %}",
-                "{% set x = (('a~' * 3)|F + f((a|F ~ b|F)|F, *c).d|e('x')|F)|F %}",
+                "{% set x = (('a~' * 3)|F + f((a|T ~ b|T)|F, *c).d|e('x')|F)|F %}",
             ),
             ("{{ {'a': -b * 2} }}", "{{ {'a': (-b * 2)|F} }}"),
             (
@@ -289,10 +343,18 @@ mod tests {
                 "a + b {# a ~ b #}{% raw %}{{ a ~ b }}{% endraw %}",
             ),
             ("{%+ if a is divisibleby 3 +%}{{ a[1:] }}", "{%+ if a is divisibleby 3 +%}{{ a[1:] }}"),
-            ("{{ a - 1 if b - c else d ~ '' }}", "{{ a - 1 if b - c else (d|F ~ ''|F)|F }}"),
+            ("{{ a - 1 if b - c else d ~ '' }}", "{{ a - 1 if b - c else (d|T ~ ''|T)|F }}"),
+            ("{%- for a in b -%}", "{%- for a in ( b)|E -%}"),
+            ("{% for a, b in c.items() if d in e %}", "{% for a, b in ( c.items())|E if d in e %}"),
+            ("{% for a in (b if c else []) recursive %}", "{% for a in ( (b if c else []))|E recursive %}"),
+            ("{% for a in b + c %}{{ 1 in d }}", "{% for a in ( (b|F + c|F)|F)|E %}{{ 1 in d }}"),
+            ("{% for a in recursive %}", "{% for a in ( recursive)|E %}"),
+            ("{% forms %}{% for a in %}", "{% forms %}{% for a in %}"),
         ];
         for (source, expected) in cases {
-            assert_eq!(guarded(source).map(|text| text.replace(FIT, "F")), Ok(expected.to_owned()));
+            let found =
+                guarded(source).map(|text| text.replace(FIT, "F").replace(EACH, "E").replace(TEXT, "T"));
+            assert_eq!(found, Ok(expected.to_owned()));
         }
     }
 }

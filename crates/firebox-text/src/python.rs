@@ -2,7 +2,7 @@
 
 use crate::budget;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
-use minijinja::{Error, ErrorKind, Output, State, escape_formatter};
+use minijinja::{Error, ErrorKind, Output, State, escape_formatter, filters};
 use std::fmt::Write;
 
 /// Nesting beyond this is no JSON that a template means to write.
@@ -238,12 +238,100 @@ pub(crate) fn is_sequence(value: &Value) -> bool {
 
 /// Writes a value into the prompt. Only floats look different from what minijinja makes of them.
 pub(crate) fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    if value.kind() == ValueKind::Number && !value.is_integer() {
-        return out.write_str(&number(value)).map_err(Error::from);
-    }
     // What goes into a variable by `{% set %}` passes here as well.
     budget::charge(budget::weigh(value)?)?;
-    escape_formatter(out, state, value)
+    match text(value)? {
+        Some(text) => out.write_str(&text).map_err(Error::from),
+        None => escape_formatter(out, state, value),
+    }
+}
+
+/// The filter `string`.
+pub(crate) fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
+    match text(value)? {
+        Some(text) => Ok(text.into()),
+        None => filters::string(state, value),
+    }
+}
+
+/// An operand of `~`.
+pub(crate) fn operand(value: &Value) -> Result<Value, Error> {
+    Ok(text(value)?.map_or_else(|| value.clone(), Value::from))
+}
+
+/// The filters `length` and `count`, for which what is not there has a length.
+pub(crate) fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() { Ok(0) } else { filters::length(value) }
+}
+
+/// The filter around what loops go over. minijinja takes nothing for a list of nothing.
+pub(crate) fn each(value: &Value) -> Result<Value, Error> {
+    if value.is_none() { Err(invalid("None is nothing to loop over")) } else { Ok(value.clone()) }
+}
+
+/// What Python's `str` makes of a value; nothing where minijinja does the same because there are no floats in it.
+fn text(value: &Value) -> Result<Option<String>, Error> {
+    if !has_float(value, 0)? {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    represent(value, &mut text)?;
+    Ok(Some(text))
+}
+
+fn has_float(value: &Value, depth: usize) -> Result<bool, Error> {
+    if depth > DEEPEST {
+        return Err(invalid("the value is nested too deeply"));
+    }
+    Ok(match value.kind() {
+        ValueKind::Number => !value.is_integer(),
+        ValueKind::Seq => any(value.try_iter()?, |item| has_float(&item, depth + 1))?,
+        ValueKind::Map => any(value.try_iter()?, |key| has_float(&value.get_item(&key)?, depth + 1))?,
+        _ => false,
+    })
+}
+
+fn any(
+    values: impl Iterator<Item = Value>,
+    mut holds: impl FnMut(Value) -> Result<bool, Error>,
+) -> Result<bool, Error> {
+    for value in values {
+        if holds(value)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Python's `repr`. What is in it was weighed before, and is not too deep.
+fn represent(value: &Value, text: &mut String) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Number => text.push_str(&number(value)),
+        ValueKind::Seq => {
+            text.push('[');
+            for (index, item) in value.try_iter()?.enumerate() {
+                text.push_str(if index > 0 { ", " } else { "" });
+                represent(&item, text)?;
+            }
+            text.push(']');
+        }
+        ValueKind::Map => {
+            text.push('{');
+            for (index, key) in value.try_iter()?.enumerate() {
+                text.push_str(if index > 0 { ", " } else { "" });
+                represent(&key, text)?;
+                text.push_str(": ");
+                represent(&value.get_item(&key)?, text)?;
+            }
+            text.push('}');
+        }
+        // A string in quotes, and `None`, `True` and `False`.
+        _ => {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{value:?}");
+        }
+    }
+    Ok(())
 }
 
 /// What a template gave to `raise_exception`.

@@ -1,7 +1,8 @@
 //! From a conversation to the prompt a model was trained on.
 
 use crate::budget::{self, LARGEST, TooLarge};
-use crate::calls::CallSyntax;
+use crate::calls::{CallSyntax, parted_thoughts, tools_in_system, tools_in_words};
+use crate::engine::shielded;
 use crate::error::TextError;
 use crate::generation_tag::without_generation_tags;
 use crate::message::{Content, Message};
@@ -59,7 +60,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     has_tools_template: bool,
     calls: CallSyntax,
-    knows_tools: bool,
+    tools: ToolsIn,
     source: String,
     /// `bos_token` and the like.
     tokens: Map<String, Value>,
@@ -75,6 +76,17 @@ enum ContentStyle {
     Text,
     /// Lists of parts only.
     Parts,
+}
+
+/// Where a template looks for tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ToolsIn {
+    /// In the variable for them.
+    Variable,
+    /// In a field of the system's message.
+    System,
+    /// Nowhere.
+    Words,
 }
 
 /// What a template is given beside the messages.
@@ -153,13 +165,13 @@ impl ChatTemplate {
             environment,
             has_tools_template: with_tools.is_some(),
             calls: CallSyntax::of(with_tools.unwrap_or(source)),
-            knows_tools: true,
+            tools: ToolsIn::Variable,
             source: source.to_owned(),
             tokens,
             content: ContentStyle::AsGiven,
         };
         template.content = template.probe();
-        template.knows_tools = template.shows_tools();
+        template.tools = template.place_of_tools();
         Ok(template)
     }
 
@@ -170,13 +182,29 @@ impl ChatTemplate {
 
     /// How a model of this template writes calls of tools.
     pub fn call_syntax(&self) -> CallSyntax {
-        if self.knows_tools { self.calls } else { CallSyntax::Fenced }
+        match self.tools {
+            ToolsIn::Variable => self.calls,
+            ToolsIn::System => CallSyntax::Functions,
+            ToolsIn::Words if self.calls.is_everywhere() => self.calls,
+            ToolsIn::Words => CallSyntax::Fenced,
+        }
     }
 
-    /// Whether tools it is given are in the prompt. For one that passes them over there are
-    /// [words](crate::tools_in_words).
+    /// Whether tools it is given are in the prompt. One that passes them over gets them [with the messages](Self::told).
     pub fn knows_tools(&self) -> bool {
-        self.knows_tools
+        self.tools == ToolsIn::Variable
+    }
+
+    /// A conversation as the template has to be given it for its tools to be in the prompt: as it is, or with them in the
+    /// system's message, or [in words](tools_in_words). Thoughts that a [reader](crate::CallReader) put into the text are
+    /// taken out of it where the template wants them apart.
+    pub fn told(&self, messages: &[Message], tools: &[Value]) -> Vec<Message> {
+        match self.tools {
+            ToolsIn::Variable if self.calls.is_everywhere() => messages.iter().map(parted_thoughts).collect(),
+            ToolsIn::Variable => messages.to_vec(),
+            ToolsIn::System => tools_in_system(messages, tools),
+            ToolsIn::Words => tools_in_words(messages, tools),
+        }
     }
 
     /// The prompt for a conversation.
@@ -247,7 +275,12 @@ impl ChatTemplate {
         let template = self.environment.get_template(name).map_err(|error| failure(&error))?;
         budget::begin();
         let mut prompt = Bounded { bytes: Vec::new(), full: false };
-        let rendered = template.render_captured_to(minijinja::Value::from(context), &mut prompt);
+        // minijinja 3.0.5 panics at `''[::-1]`.
+        let context = minijinja::Value::from(context);
+        let rendered = shielded(|| Ok(template.render_captured_to(context, &mut prompt)));
+        let rendered = rendered.map_err(|_| TextError::RenderChatTemplate {
+            reason: "the template engine failed on it".to_owned(),
+        })?;
         if prompt.full {
             return Err(TextError::TemplateLimit { limit: "64 MiB of output" });
         }
@@ -273,10 +306,11 @@ impl ChatTemplate {
         if let Some(content) = content {
             fields.insert("content".to_owned(), content);
         }
+        // As in `transformers`: many templates write "None" for what is null, and nothing for what is missing.
+        fields.retain(|_, field| !field.is_null());
         // Thoughts go by three names; templates read the first or, for gpt-oss, the second.
         let names = ["reasoning_content", "thinking"];
-        let thought =
-            names.iter().find_map(|name| fields.get(*name).filter(|thought| !thought.is_null()).cloned());
+        let thought = names.iter().find_map(|name| fields.get(*name).cloned());
         if let Some(thought) = thought {
             for name in names {
                 fields.entry(name).or_insert_with(|| thought.clone());
@@ -292,16 +326,22 @@ impl ChatTemplate {
         Ok(value)
     }
 
-    /// Finds out whether the template tells of tools by giving it one.
-    fn shows_tools(&self) -> bool {
+    /// Finds out where the template looks for tools by giving it one.
+    fn place_of_tools(&self) -> ToolsIn {
         const MARK: &str = "firebox_probe";
         let parameters = json!({"type": "object", "properties": {}, "required": []});
         let function = json!({"name": MARK, "description": MARK, "parameters": parameters});
-        let options = TemplateOptions {
-            tools: Some(vec![json!({"type": "function", "function": function})]),
-            ..TemplateOptions::default()
+        let tools = vec![json!({"type": "function", "function": function})];
+        let shows = |messages: &[Message], options: &TemplateOptions| {
+            self.render(messages, options).is_ok_and(|prompt| prompt.contains(MARK))
         };
-        self.render(&[Message::user("a")], &options).is_ok_and(|prompt| prompt.contains(MARK))
+        let question = [Message::user("a")];
+        let options = TemplateOptions { tools: Some(tools.clone()), ..TemplateOptions::default() };
+        if shows(&question, &options) {
+            return ToolsIn::Variable;
+        }
+        let told = tools_in_system(&question, &tools);
+        if shows(&told, &TemplateOptions::default()) { ToolsIn::System } else { ToolsIn::Words }
     }
 
     /// Finds out what the template takes for content by giving it one message each way.
@@ -342,6 +382,8 @@ fn environment() -> Result<Environment<'static>, Error> {
     environment.add_test("iterable", python::is_iterable);
     environment.add_test("sequence", python::is_sequence);
     environment.add_filter("tojson", python::tojson);
+    environment.add_filter("length", python::length);
+    environment.add_filter("count", python::length);
     environment.add_function("raise_exception", python::raise_exception);
     budget::install(&mut environment);
     environment.set_fuel(Some(FUEL));

@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use firebox_text::{
-    ChatTemplate, GgufVocabulary, Message, TemplateOptions, TextAssets, TextError, Tokenizer, TokenizerSource,
+    CallSyntax, ChatTemplate, GgufVocabulary, Message, TemplateOptions, TextAssets, TextError, Tokenizer,
+    TokenizerSource,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -117,6 +118,50 @@ fn content_takes_the_shape_the_template_knows() {
     let parts_only = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}";
     let parts_only = ChatTemplate::from_source(parts_only, Map::new()).unwrap();
     assert_eq!(parts_only.render(&[Message::user("plain")], &TemplateOptions::default()).unwrap(), "plain");
+}
+
+#[test]
+fn tools_go_where_a_template_looks_for_them() {
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+    let messages: Vec<Message> = serde_json::from_value(json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
+        {"role": "tool", "content": "c"},
+    ]))
+    .unwrap();
+    let told = |source: &str| {
+        let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+        let told = template.told(&messages, std::slice::from_ref(&tool));
+        let options = TemplateOptions { tools: Some(vec![tool.clone()]), ..TemplateOptions::default() };
+        (template.call_syntax(), template.render(&told, &options).unwrap())
+    };
+    let in_system = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% if 'tools' in m and m['tools'] is not none %}{{ '<|tool|>' + m['tools'] + '<|/tool|>' }}{% endif %}{% endfor %}";
+    let expected = "<|system|><|tool|>[{\"name\":\"f\",\"parameters\":{}}]<|/tool|><|user|>a<|assistant|>b\
+        <|tool_call|>[{\"name\": \"f\", \"arguments\": {\"x\": 1}}]<|/tool_call|><|tool_response|>c";
+    assert_eq!(told(in_system), (CallSyntax::Functions, expected.to_owned()));
+    let (syntax, text) = told("{% for m in messages %}{{ m.content }}{% endfor %}");
+    assert!(syntax == CallSyntax::Fenced && text.contains("```json") && text.contains("\"f\""), "{text}");
+    let known = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}[TOOL_CALLS]{% for m in messages %}{{ m.content }}{% endfor %}";
+    assert_eq!(told(known), (CallSyntax::Listed, "f[TOOL_CALLS]abc".to_owned()));
+}
+
+#[test]
+fn thoughts_that_were_read_into_the_text_are_taken_out_of_it() {
+    let source =
+        "<|channel|>{{ tools }}{% for m in messages %}[{{ m.thinking }}|{{ m.content }}]{% endfor %}<|call|>";
+    let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+    assert_eq!(template.call_syntax(), CallSyntax::Channels);
+    let said = [Message::assistant("<think>\na\n</think>\n\nb"), Message::user("<think>\na\n</think>\n\nb")];
+    let text = template.render(&template.told(&said, &[]), &TemplateOptions::default()).unwrap();
+    assert_eq!(text, "<|channel|>None[a|b][|<think>\na\n</think>\n\nb]<|call|>");
+}
+
+#[test]
+fn what_the_engine_cannot_do_is_an_error() {
+    let template = ChatTemplate::from_source("{{ messages[0].content[::-1] }}", Map::new()).unwrap();
+    let said = |text: &str| template.render(&[Message::user(text)], &TemplateOptions::default());
+    assert_eq!(said("ab").unwrap(), "ba");
+    assert!(!matches!(said(""), Ok(text) if !text.is_empty()));
 }
 
 #[test]

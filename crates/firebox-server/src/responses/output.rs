@@ -25,6 +25,8 @@ pub(super) struct Output {
     items: Vec<Value>,
     /// The message that is being said: its id and its text.
     open: Option<(String, String)>,
+    /// The id of the call that is being made.
+    calling: String,
     /// Events nobody has been told of. Nobody is where all is told at once.
     ready: Option<VecDeque<Vec<u8>>>,
     events: u64,
@@ -40,6 +42,7 @@ impl Output {
             tokenizer: answered.tokenizer,
             items: Vec::new(),
             open: None,
+            calling: String::new(),
             ready: None,
             events: 0,
             over: false,
@@ -87,20 +90,21 @@ impl Output {
             Event::Waiting { .. } => {}
             Event::Piece(piece) => {
                 for heard in self.listener.hear(&piece, Some(&self.tokenizer)) {
-                    self.say(heard);
+                    self.say(heard, "completed");
                 }
             }
             Event::Finished(outcome) => {
+                let cut = outcome.summary.finish == Finish::Length;
+                let status = if cut { "incomplete" } else { "completed" };
                 for heard in self.listener.end() {
-                    self.say(heard);
+                    self.say(heard, status);
                 }
                 if self.items.is_empty() && self.open.is_none() {
-                    self.say(Heard::Text(String::new()));
+                    self.speak("");
                 }
-                let cut = outcome.summary.finish == Finish::Length;
-                self.close(if cut { "incomplete" } else { "completed" });
+                self.close(status);
                 self.about["usage"] = usage(self.answers.usage);
-                self.about["status"] = if cut { "incomplete" } else { "completed" }.into();
+                self.about["status"] = status.into();
                 if cut {
                     self.about["incomplete_details"] = json!({ "reason": "max_output_tokens" });
                 }
@@ -110,6 +114,9 @@ impl Output {
             }
             Event::Failed(failure) => {
                 let error = ApiError::from(failure.error).value();
+                for heard in self.listener.end() {
+                    self.say(heard, "incomplete");
+                }
                 self.close("incomplete");
                 self.about["status"] = "failed".into();
                 self.about["error"] = json!({ "code": "server_error", "message": error["error"]["message"] });
@@ -120,10 +127,17 @@ impl Output {
         }
     }
 
-    fn say(&mut self, heard: Heard) {
+    /// Takes in what was heard; a call that ends with it ends so.
+    fn say(&mut self, heard: Heard, status: &str) {
         match heard {
             Heard::Text(text) => self.speak(&text),
-            Heard::Call(call) => self.call(&call),
+            Heard::Calling(call) => self.begin(&call),
+            Heard::Arguments { piece, .. } => {
+                let at = self.items.len();
+                let delta = json!({ "item_id": self.calling, "output_index": at, "delta": piece });
+                self.tell("response.function_call_arguments.delta", delta);
+            }
+            Heard::Call(call) => self.call(&call, status),
         }
     }
 
@@ -161,25 +175,22 @@ impl Output {
         self.items.push(item);
     }
 
-    fn call(&mut self, call: &Call) {
+    /// Begins a call.
+    fn begin(&mut self, call: &Call) {
         self.close("completed");
-        let (at, id) = (self.items.len(), format!("fc_{}", crate::unique()));
-        let item = |status: &str, arguments: &str| {
-            json!({
-                "id": id, "type": "function_call", "status": status, "call_id": call.id, "name": call.name,
-                "arguments": arguments,
-            })
-        };
-        self.tell(
-            "response.output_item.added",
-            json!({ "output_index": at, "item": item("in_progress", "") }),
-        );
-        let delta = json!({ "item_id": id, "output_index": at, "delta": call.arguments });
-        self.tell("response.function_call_arguments.delta", delta);
-        let done =
-            json!({ "item_id": id, "output_index": at, "name": call.name, "arguments": call.arguments });
+        self.calling = format!("fc_{}", crate::unique());
+        let item = called(&self.calling, call, "in_progress");
+        self.tell("response.output_item.added", json!({ "output_index": self.items.len(), "item": item }));
+    }
+
+    /// Ends the call that was begun.
+    fn call(&mut self, call: &Call, status: &str) {
+        let at = self.items.len();
+        let done = json!({
+            "item_id": self.calling, "output_index": at, "name": call.name, "arguments": call.arguments,
+        });
         self.tell("response.function_call_arguments.done", done);
-        let item = item("completed", &call.arguments);
+        let item = called(&self.calling, call, status);
         self.tell("response.output_item.done", json!({ "output_index": at, "item": item }));
         self.items.push(item);
     }
@@ -207,6 +218,13 @@ impl Stream for Output {
 
 fn message(id: &str, status: &str, content: Value) -> Value {
     json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
+}
+
+fn called(id: &str, call: &Call, status: &str) -> Value {
+    json!({
+        "id": id, "type": "function_call", "status": status, "call_id": call.id, "name": call.name,
+        "arguments": call.arguments,
+    })
 }
 
 fn spoken(text: &str) -> Value {

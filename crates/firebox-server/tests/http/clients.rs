@@ -18,12 +18,21 @@ fn drive(variable: &str, script: &str) {
         println!("passed over: {variable} does not say by what to run {script}");
         return;
     };
+    drives(Command::new(&program).arg(ours(script)));
+}
+
+/// A client of this project's, by its name.
+fn ours(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name)
+}
+
+/// Runs a client, and waits for the server to have nothing left to do.
+fn drives(client: &mut Command) {
     let (_folder, server) = serving();
-    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(script);
     let url = format!("http://{}/v1", server.address);
-    let done = Command::new(&program).arg(&script).arg(&url).envs(apart()).output().unwrap();
+    let done = client.arg(&url).envs(apart()).output().unwrap();
     let told = [String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr)].concat();
-    assert!(done.status.success() && told.contains("done"), "{}: {told}", script.display());
+    assert!(done.status.success() && told.contains("done"), "{client:?}: {told}");
     server.comes_to("firebox_running_requests", 0);
 }
 
@@ -47,14 +56,31 @@ fn the_official_node_package() {
     };
     // Modules are looked for beside the script.
     let script = PathBuf::from(folder).join("firebox-client.mjs");
-    let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/clients/openai_node.mjs");
-    std::fs::copy(from, &script).unwrap();
+    std::fs::copy(ours("openai_node.mjs"), &script).unwrap();
     let (_folder, server) = serving();
     let url = format!("http://{}/v1", server.address);
     let done = Command::new("node").arg(&script).arg(&url).envs(apart()).output().unwrap();
     std::fs::remove_file(&script).unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     server.comes_to("firebox_running_requests", 0);
+}
+
+/// `FIREBOX_ASYNC_OPENAI` is a folder to build the client with `async-openai` in.
+#[test]
+fn async_openai() {
+    let Some(folder) = std::env::var_os("FIREBOX_ASYNC_OPENAI") else {
+        println!("passed over: FIREBOX_ASYNC_OPENAI does not say where to build its client");
+        return;
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--locked", "--manifest-path"])
+        .arg(ours("async_openai/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&folder)
+        .status();
+    assert!(built.unwrap().success());
+    drives(&mut Command::new(PathBuf::from(folder).join("debug/firebox-async-openai")));
 }
 
 /// `FIREBOX_LANGCHAIN_PYTHON` is a Python that has the package `langchain-openai`.

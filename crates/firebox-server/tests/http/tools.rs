@@ -16,6 +16,18 @@ const LISTED: &str =
     "[AVAILABLE_TOOLS]{{ tools }}{% for m in messages %}{{ m.content }}[TOOL_CALLS]{% endfor %}";
 /// As Llama 3 has it.
 const BARE: &str = "{{ tools }}{% for m in messages %}{{ m.content }}<|python_tag|>{% endfor %}";
+/// As Phi-4-mini has it, which reads tools in the system's message.
+const FUNCTIONS: &str = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}\
+    {% if m.tools %}{{ '<|tool|>' + m.tools + '<|/tool|>' }}{% endif %}{{ '<|end|>' }}{% endfor %}";
+/// As DeepSeek-V3.1 has it, and as R1 has it.
+const SEPARATED: &str = "{{ tools }}{% for m in messages %}{{ m.content }}<｜tool▁sep｜>{% endfor %}";
+const SEPARATED_FENCE: &str =
+    "{{ tools }}{% for m in messages %}{{ m.content }}<｜tool▁sep｜>\n```json\n{% endfor %}";
+/// As gpt-oss has it.
+const CHANNELS: &str =
+    "{{ tools }}{% for m in messages %}{{ m.content }}<|channel|><|call|>{% endfor %}<|start|>assistant";
+/// One that knows nothing of tools.
+const NONE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
 
 /// The pocket model with another template.
 pub fn pocket(template: &str) -> (tempfile::TempDir, Model) {
@@ -56,17 +68,25 @@ fn asked(more: Value) -> Value {
     body
 }
 
-/// The calls of a stream, put together as clients do.
+/// The calls of a stream, put together as clients do: the first part of each has all but its arguments.
 fn joined(events: &[Value]) -> (Vec<Value>, Value) {
     let mut calls: Vec<Value> = Vec::new();
     let mut finish = Value::Null;
     for event in events {
         let choice = &event["choices"][0];
         for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
-            assert_eq!(call["index"], calls.len());
-            let mut call = call.clone();
-            call.as_object_mut().unwrap().remove("index");
-            calls.push(call);
+            let piece = call["function"]["arguments"].as_str().unwrap();
+            if call.get("id").is_some() {
+                assert_eq!((&call["index"], piece), (&json!(calls.len()), ""));
+                let mut call = call.clone();
+                call.as_object_mut().unwrap().remove("index");
+                calls.push(call);
+                continue;
+            }
+            assert_eq!(call["index"], calls.len() - 1);
+            assert_eq!(call.as_object().unwrap().len(), 2, "{call}");
+            let function = &mut calls.last_mut().unwrap()["function"];
+            function["arguments"] = (function["arguments"].as_str().unwrap().to_owned() + piece).into();
         }
         if !choice["finish_reason"].is_null() {
             finish = choice["finish_reason"].clone();
@@ -78,7 +98,7 @@ fn joined(events: &[Value]) -> (Vec<Value>, Value) {
 #[test]
 fn a_tool_that_has_to_be_called_is_called() {
     let named = json!({"type": "function", "function": {"name": "weather"}});
-    for template in [TAGGED, LISTED, BARE, "{% for m in messages %}{{ m.content }}{% endfor %}"] {
+    for template in [TAGGED, LISTED, BARE, FUNCTIONS, SEPARATED, SEPARATED_FENCE, CHANNELS, NONE] {
         let (_folder, server) = serving(template);
         let found = server.post("/v1/chat/completions", &asked(json!({"tool_choice": named}))).ok();
         let choice = &found["choices"][0];
@@ -93,9 +113,12 @@ fn a_tool_that_has_to_be_called_is_called() {
         assert_eq!(call["id"].as_str().unwrap().len() == 9, template == LISTED, "{call}");
 
         let body = asked(json!({"tool_choice": named, "stream": true}));
-        let (calls, finish) = joined(&server.post("/v1/chat/completions", &body).events());
+        let events = server.post("/v1/chat/completions", &body).events();
+        let (calls, finish) = joined(&events);
         assert_eq!(finish, "tool_calls");
         assert_eq!(calls.len(), 1);
+        let pieces = events.iter().filter(|event| !event["choices"][0]["delta"]["tool_calls"].is_null());
+        assert!(pieces.count() > 3, "the arguments came at once: {events:?}");
         assert_eq!(calls[0]["function"], call["function"]);
         assert!(calls[0]["id"].is_string() && calls[0]["id"] != call["id"]);
 
@@ -118,7 +141,9 @@ fn calls_of_its_own_accord_are_told_apart_from_text() {
     let body = asked(json!({"response_format": format, "logprobs": true}));
     let found = bare.post("/v1/chat/completions", &body).ok();
     assert_eq!(found["choices"][0]["finish_reason"], "tool_calls", "{found}");
-    assert_eq!(found["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\":1}");
+    let arguments = &found["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
+    let arguments: Value = serde_json::from_str(arguments.as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({"a": 1}));
     // Several at once, or the first alone.
     let call = json!({"name": "noop", "arguments": {}});
     let both =
@@ -151,6 +176,26 @@ fn calls_of_its_own_accord_are_told_apart_from_text() {
     let expected = "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": 1}}</tool_call>";
     assert!(prompt.contains(expected) && prompt.contains("done answers call_7"), "{prompt}");
     assert!(prompt.contains("\"weather\""), "{prompt}");
+}
+
+#[test]
+fn a_call_that_is_cut_off_is_a_part_of_one() {
+    let (_folder, server) = serving(TAGGED);
+    let mut body = asked(json!({"tool_choice": {"type": "function", "function": {"name": "weather"}}}));
+    let whole = server.post("/v1/chat/completions", &body).ok();
+    let whole = &whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
+    for most in 1.. {
+        body["max_tokens"] = most.into();
+        let found = server.post("/v1/chat/completions", &body).ok();
+        let choice = &found["choices"][0];
+        if choice["finish_reason"] == "tool_calls" {
+            assert!(most > 8, "{found}");
+            break;
+        }
+        assert_eq!(choice["finish_reason"], "length");
+        let arguments = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str();
+        assert!(whole.as_str().unwrap().starts_with(arguments.unwrap_or_default()), "{found}");
+    }
 }
 
 #[test]

@@ -25,7 +25,17 @@ pub(super) enum Extent {
 }
 
 impl JsonEnd {
-    /// Looks at a text that begins with `{` or `[`, and with what was looked at before.
+    /// Looks for the end of so many objects that have begun before.
+    pub fn within(objects: usize) -> Self {
+        Self { open: vec![b'{'; objects], ..Self::default() }
+    }
+
+    /// What was looked at is gone: the next text begins behind it.
+    pub fn passed(&mut self) {
+        self.seen = 0;
+    }
+
+    /// Looks at a text that begins with `{` or `[`, or where this left off, and with what was looked at before.
     pub fn look(&mut self, text: &str) -> Extent {
         for (at, &byte) in text.as_bytes().iter().enumerate().skip(self.seen) {
             self.seen = at + 1;

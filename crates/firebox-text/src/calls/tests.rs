@@ -3,7 +3,16 @@ use serde_json::{Value, json};
 
 use super::{AnswerPart, CallReader, CallSyntax};
 
-const ALL: [CallSyntax; 4] = [CallSyntax::Tagged, CallSyntax::Bare, CallSyntax::Listed, CallSyntax::Fenced];
+const ALL: [CallSyntax; 8] = [
+    CallSyntax::Tagged,
+    CallSyntax::Bare,
+    CallSyntax::Listed,
+    CallSyntax::Functions,
+    CallSyntax::Separated,
+    CallSyntax::SeparatedFence,
+    CallSyntax::Channels,
+    CallSyntax::Fenced,
+];
 
 fn tools() -> Vec<Value> {
     let properties = json!({"place": {"type": "string"}, "days": {"type": "integer"}, "deep": {}});
@@ -20,6 +29,9 @@ fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Ve
         for one in said {
             match (all.last_mut(), one) {
                 (Some(AnswerPart::Text(before)), AnswerPart::Text(text)) => before.push_str(&text),
+                (Some(AnswerPart::Arguments(before)), AnswerPart::Arguments(piece)) => {
+                    before.push_str(&piece)
+                }
                 (_, one) => all.push(one),
             }
         }
@@ -28,18 +40,39 @@ fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Ve
         take(reader.push(piece));
     }
     take(reader.finish());
+    expect_whole(&all);
     all
 }
 
-/// Text as a string, and a call as its name and arguments.
+/// Calls are what they are said to be piece by piece.
+#[track_caller]
+fn expect_whole(said: &[AnswerPart]) {
+    let mut begun: Option<(&str, String)> = None;
+    for part in said {
+        match part {
+            AnswerPart::Text(text) => assert!(begun.is_none() && !text.is_empty(), "{said:?}"),
+            AnswerPart::Calling(name) => assert_eq!(begun.replace((name, String::new())), None, "{said:?}"),
+            AnswerPart::Arguments(piece) => begun.as_mut().unwrap().1.push_str(piece),
+            AnswerPart::Call(call) => {
+                let whole = (call.name.as_str(), call.arguments.as_str().unwrap().to_owned());
+                assert_eq!(begun.take(), Some(whole), "{said:?}");
+            }
+        }
+    }
+    assert_eq!(begun, None, "{said:?}");
+}
+
+/// Text as a string, and a call as its name and arguments, which are a text if they are no JSON.
 #[track_caller]
 fn says(syntax: CallSyntax, text: &str, expected: Value) {
-    let said = read(syntax, [text]).into_iter().map(|said| match said {
-        AnswerPart::Text(text) => json!(text),
+    let said = read(syntax, [text]).into_iter().filter_map(|said| match said {
+        AnswerPart::Text(text) => Some(json!(text)),
         AnswerPart::Call(call) => {
-            let arguments: Value = serde_json::from_str(call.arguments.as_str().unwrap()).unwrap();
-            json!([call.name, arguments])
+            let arguments = call.arguments.as_str().unwrap();
+            let value: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!(arguments));
+            Some(json!([call.name, value]))
         }
+        AnswerPart::Calling(_) | AnswerPart::Arguments(_) => None,
     });
     assert_eq!(Value::from_iter(said), expected, "{syntax:?}: {text}");
 }
@@ -70,6 +103,8 @@ fn what_only_looks_like_a_call_is_text() {
     for text in [
         "<tool_call>",
         "<tool_call>\n{\"name\": \"weather\", \"arguments\": {",
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {'place': 'a'}}",
+        "<tool_call>\n[{\"name\": \"weather\", \"arguments\": 1}, 2]",
         "<tool_call>{'name': 'weather'}</tool_call> and more",
         "<tool_call>{\"name\": 3}</tool_call>",
         "<tool_call>{\"name\": \"weather\", \"arguments\": [1]}</tool_call>",
@@ -85,7 +120,7 @@ fn what_only_looks_like_a_call_is_text() {
         "{\"name\": \"other\", \"parameters\": {}}",
         json!(["{\"name\": \"other\", \"parameters\": {}}"]),
     );
-    for text in ["[TOOL_CALLS] no idea\n{}", "[TOOL_CALLS]", "[TOOL_CALLS]weather[ARGS]{\"place\": "] {
+    for text in ["[TOOL_CALLS] no idea\n{}", "[TOOL_CALLS]", "[TOOL_CALLS]weather[ARGS]{"] {
         says(CallSyntax::Listed, text, json!([text]));
     }
     for text in [
@@ -97,6 +132,134 @@ fn what_only_looks_like_a_call_is_text() {
     ] {
         says(CallSyntax::Fenced, text, json!([text]));
     }
+}
+
+#[test]
+fn what_has_begun_as_a_call_remains_one() {
+    let says = |text: &str, expected| says(CallSyntax::Tagged, text, expected);
+    let begun = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"place\": \"Zü";
+    says(begun, json!([["weather", "{\"place\": \"Zü"]]));
+    // A bracket that is missing is not missed.
+    says(
+        "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": 1}</tool_call> b",
+        json!([["noop", {"a": 1}], " b"]),
+    );
+    let found = json!(["noop", {}]);
+    says("<tool_call>[{\"name\": \"noop\", \"arguments\": {}}", json!([found]));
+    says("<tool_call>[{\"name\": \"noop\", \"arguments\": {}}, ", json!([found]));
+    says(
+        "<tool_call>[{\"name\": \"noop\", \"arguments\": {}}, {\"x\": 1}] b",
+        json!([found, ", {\"x\": 1}] b"]),
+    );
+    let later = "<tool_call>[{\"name\": \"noop\", \"arguments\": {}}, {\"arguments\": {}, \"name\": \"a\"}]</tool_call>b";
+    says(later, json!([found, ["a", {}], "b"]));
+}
+
+#[test]
+fn arguments_come_as_they_are_written() {
+    let mut reader = CallReader::new(CallSyntax::Listed, &tools());
+    let mut pieces = Vec::new();
+    for piece in [
+        "[TOOL_CALLS][",
+        "{\"name\": \"weather\", \"argu",
+        "ments\": {",
+        "\"pla",
+        "ce\": \"Zürich\"",
+        "}",
+        "}]",
+    ] {
+        let parts = reader.push(piece);
+        pieces.push(parts.iter().filter(|part| matches!(part, AnswerPart::Arguments(_))).count());
+    }
+    assert_eq!(pieces, [0, 0, 0, 1, 1, 1, 0]);
+}
+
+#[test]
+fn functions_are_in_a_list() {
+    let says = |text: &str, expected| says(CallSyntax::Functions, text, expected);
+    let call = r#"{"name": "weather", "arguments": {"place": "a"}}"#;
+    let found = json!(["weather", {"place": "a"}]);
+    says(&format!("<|tool_call|>[{call}, {call}]<|/tool_call|>"), json!([found, found]));
+    says(&format!("I look.\n<|tool_call|>{call}<|/tool_call|>\n"), json!(["I look.", found]));
+    says(&format!("functools[{call}]"), json!([found]));
+    for text in ["import functools\n", "functools[1]", "<|tool_call|> and more"] {
+        says(text, json!([text]));
+    }
+}
+
+#[test]
+fn names_are_separated_from_arguments() {
+    let (begin, end) = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>");
+    let found = json!(["weather", {"place": "a"}]);
+    let plain = "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"place\": \"a\"}<｜tool▁call▁end｜>";
+    let fence = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"place\": \"a\"}\n```<｜tool▁call▁end｜>";
+    let object =
+        "<｜tool▁call▁begin｜>{\"name\": \"weather\", \"arguments\": {\"place\": \"a\"}}<｜tool▁call▁end｜>";
+    for syntax in [CallSyntax::Separated, CallSyntax::SeparatedFence, CallSyntax::Fenced] {
+        for call in [plain, fence, object] {
+            says(syntax, &format!("{begin}{call}{end}"), json!([found]));
+            says(
+                syntax,
+                &format!("I look.\n\n{begin}{call}\n{call}{end}\nb"),
+                json!(["I look.", found, found, "\nb"]),
+            );
+            // Some leave out what is around all of them.
+            says(syntax, call, json!([found]));
+        }
+        for text in [
+            begin,
+            "<｜tool▁calls▁begin｜>no<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>two words<｜tool▁sep｜>{}",
+            "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>none<｜tool▁call▁end｜> {}",
+            "<｜tool▁call▁begin｜>weather {\"place\": \"a\"}",
+        ] {
+            says(syntax, text, json!([text]));
+        }
+    }
+}
+
+#[test]
+fn channels_are_told_apart() {
+    let says = |text: &str, expected| says(CallSyntax::Channels, text, expected);
+    let thought = "<|channel|>analysis<|message|>I had better look.<|end|><|start|>assistant";
+    let call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"place\": \"a\"}";
+    let found = json!(["weather", {"place": "a"}]);
+    let thinks = "<think>\nI had better look.\n</think>";
+    says(&format!("{thought}{call}<|call|>"), json!([thinks, found]));
+    says(&format!("{thought}{call}"), json!([thinks, found]));
+    // Whom it is for may stand before the channel.
+    says(
+        " to=functions.weather<|channel|>commentary json<|message|>\n{\"place\": \"a\"} <|call|>",
+        json!([found]),
+    );
+    says(&format!("{call}<|call|><|start|>assistant{call}<|call|>"), json!([found, found]));
+    says(
+        &format!("{thought}<|channel|>final<|message|>It < rains.\n<|return|>"),
+        json!([format!("{thinks}\n\nIt < rains.\n")]),
+    );
+    says(
+        &format!("{thought}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{call}<|call|>"),
+        json!([format!("{thinks}\n\nI look."), found]),
+    );
+    // What is not ended properly.
+    says(
+        "<|channel|>analysis<|message|>Hm<|channel|>final<|message|>So",
+        json!(["<think>\nHm\n</think>\n\nSo"]),
+    );
+    says("<|channel|>analysis<|message|>Hm", json!(["<think>\nHm\n</think>"]));
+    says("<|channel|>analysis<|mess", json!([]));
+    says("<|channel|>commentary to=functions.noop<|message|><|call|>", json!([["noop", {}]]));
+    let any = "<|channel|>commentary to=functions <|constrain|>json<|message|>";
+    says(&format!("{any}{{\"name\": \"noop\", \"arguments\": {{}}}}"), json!([["noop", {}]]));
+    // A model that is held to a form says nothing else.
+    for text in ["{\"a\": 1}", "to be", " <|", "Plain."] {
+        says(text, json!([text]));
+    }
+    let mut silent = CallReader::new(CallSyntax::Channels, &[]);
+    silent.push(call);
+    assert_eq!(silent.finish(), []);
+    let mut silent = CallReader::new(CallSyntax::Channels, &[]);
+    assert_eq!(silent.push(call), [AnswerPart::Text("{\"place\": \"a\"}".into())]);
 }
 
 #[test]
@@ -139,6 +302,10 @@ fn families_are_told_apart_by_their_templates() {
     assert_eq!(of("{{- \"<|python_tag|>\" + name }}"), CallSyntax::Bare);
     assert_eq!(of("{\"name\": function name, \"parameters\": dictionary of argument name"), CallSyntax::Bare);
     assert_eq!(of("{{ '<start_of_turn>' + role }}"), CallSyntax::Fenced);
+    assert_eq!(of("'<|tool|>' + message['tools'] + '<|/tool|>'"), CallSyntax::Functions);
+    assert_eq!(of("name + '<｜tool▁sep｜>' + arguments"), CallSyntax::Separated);
+    assert_eq!(of("'<｜tool▁sep｜>' + name + '\\n```json\\n'"), CallSyntax::SeparatedFence);
+    assert_eq!(of("'<|channel|>commentary json<|message|>' + arguments + '<|call|>'"), CallSyntax::Channels);
 }
 
 /// Texts that have the makings of calls.
@@ -179,6 +346,25 @@ fn text() -> impl Strategy<Value = String> {
         "</arg_value>",
         "tool_code",
         "{}",
+        "<|tool_call|>",
+        "<|/tool_call|>",
+        "functools",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "<|start|>assistant",
+        "<|channel|>",
+        "analysis",
+        "commentary",
+        " to=functions.weather",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "\"name\": \"noop\", ",
+        "\"arguments\": ",
+        "{\"function\": {\"name\": \"weather\", \"arguments\": {\"place\": \"",
     ];
     proptest::collection::vec(proptest::sample::select(parts.to_vec()), 0..14)
         .prop_map(|parts| parts.concat())
@@ -198,11 +384,11 @@ proptest! {
             at.sort_unstable();
             let pieces: Vec<&str> = at.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
             prop_assert_eq!(&read(syntax, pieces), &whole, "{:?}", syntax);
-            // Without a call nothing is lost.
-            if !whole.iter().any(|said| matches!(said, AnswerPart::Call(_))) {
+            // Without a call nothing is lost but what channels are written with.
+            if syntax != CallSyntax::Channels && !whole.iter().any(|said| matches!(said, AnswerPart::Call(_))) {
                 let said: String = whole.iter().map(|said| match said {
                     AnswerPart::Text(text) => text.as_str(),
-                    AnswerPart::Call(_) => "",
+                    _ => "",
                 }).collect();
                 prop_assert_eq!(&said, &text, "{:?}", syntax);
             }
@@ -215,12 +401,19 @@ proptest! {
         for syntax in ALL {
             let call = json!({"name": "weather", syntax.arguments(): arguments});
             let call = if syntax.lists() { json!([call]) } else { call };
-            let before = if syntax.opening().is_empty() { "" } else { before.as_str() };
-            let said = read(syntax, [before, syntax.opening(), &call.to_string()]);
-            let Some(AnswerPart::Call(found)) = said.last() else { panic!("{said:?}") };
-            let found: Value = serde_json::from_str(found.arguments.as_str().unwrap()).unwrap();
-            prop_assert_eq!(&found, &arguments);
-            prop_assert_eq!(said.len(), 1 + usize::from(!before.trim().is_empty()));
+            let before = match syntax {
+                CallSyntax::Bare | CallSyntax::Fenced | CallSyntax::Channels => "",
+                _ => before.as_str(),
+            };
+            let named = syntax.names_before().then(|| (Some("weather"), arguments.to_string()));
+            for (tool, call) in [(None, call.to_string())].into_iter().chain(named) {
+                let said = read(syntax, [before, &syntax.opening(tool), &call]);
+                let Some(AnswerPart::Call(found)) = said.last() else { panic!("{said:?}") };
+                prop_assert_eq!(&found.name, "weather");
+                let found: Value = serde_json::from_str(found.arguments.as_str().unwrap()).unwrap();
+                prop_assert_eq!(&found, &arguments);
+                prop_assert_eq!(said.len(), 3 + usize::from(!before.trim().is_empty()));
+            }
         }
     }
 }

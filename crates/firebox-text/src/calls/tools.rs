@@ -24,6 +24,16 @@ impl Tools {
         Self { known: known.collect() }
     }
 
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        !self.known.is_empty()
+    }
+
+    /// Whether one of this name is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.known.contains_key(name)
+    }
+
     /// The calls that a value says, in an object or a list of objects; nothing if it says anything else. With `strict`
     /// they are of tools that are there.
     pub fn calls(&self, value: &Value, strict: bool) -> Option<Vec<FunctionCall>> {
@@ -39,7 +49,7 @@ impl Tools {
         let object = value.as_object()?;
         let function = object.get("function").and_then(Value::as_object).unwrap_or(object);
         let name = function.get("name").or_else(|| object.get("function"))?.as_str()?;
-        if name.is_empty() || (strict && !self.known.contains_key(name)) {
+        if name.is_empty() || (strict && !self.has(name)) {
             return None;
         }
         let arguments = match function.get("arguments").or_else(|| function.get("parameters")) {

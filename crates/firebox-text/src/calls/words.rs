@@ -1,6 +1,7 @@
 use serde_json::Value;
 
-use crate::message::{Content, Message};
+use super::syntax::{FUNCTIONS, FUNCTIONS_END};
+use crate::message::{Content, FunctionCall, Message};
 
 /// A conversation with its tools in words, for models whose template knows of none: tools, calls and what the tools
 /// answered become text that [`CallSyntax::Fenced`](super::CallSyntax::Fenced) reads.
@@ -26,12 +27,8 @@ pub fn tools_in_words(messages: &[Message], tools: &[Value]) -> Vec<Message> {
         }
         for call in std::mem::take(&mut message.tool_calls) {
             let text = message.text();
-            let (name, arguments) = (&call.function.name, &call.function.arguments);
-            let arguments = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
-            let name = Value::from(name.as_str());
             let before = if text.is_empty() { "" } else { "\n" };
-            let call =
-                format!("{text}{before}```json\n{{\"name\": {name}, \"arguments\": {arguments}}}\n```");
+            let call = format!("{text}{before}```json\n{}\n```", object(&call.function));
             message.content = Some(call.into());
         }
         match told.last_mut() {
@@ -51,6 +48,41 @@ pub fn tools_in_words(messages: &[Message], tools: &[Value]) -> Vec<Message> {
         }
     }
     told
+}
+
+/// A conversation with its tools in a field of the system's message, where Phi-4-mini's template looks for them. Calls and
+/// what the tools answered become text that [`CallSyntax::Functions`](super::CallSyntax::Functions) reads.
+pub(crate) fn tools_in_system(messages: &[Message], tools: &[Value]) -> Vec<Message> {
+    let mut told = messages.to_vec();
+    for message in &mut told {
+        if message.role == "tool" {
+            message.role = "tool_response".into();
+        }
+        let calls = std::mem::take(&mut message.tool_calls);
+        if !calls.is_empty() {
+            let calls: Vec<String> = calls.iter().map(|call| object(&call.function)).collect();
+            let text = format!("{}{FUNCTIONS}[{}]{FUNCTIONS_END}", message.text(), calls.join(", "));
+            message.content = Some(text.into());
+        }
+    }
+    if !tools.is_empty() {
+        if told.first().is_none_or(|first| first.role != "system") {
+            told.insert(0, Message::system(""));
+        }
+        let functions = tools.iter().map(|tool| tool.get("function").unwrap_or(tool).clone());
+        told[0].extra.insert(TOOL_FIELD.to_owned(), Value::from_iter(functions).to_string().into());
+    }
+    told
+}
+
+/// The field of a message that tools are in.
+const TOOL_FIELD: &str = "tools";
+
+/// A call as an object.
+fn object(call: &FunctionCall) -> String {
+    let (name, arguments) = (Value::from(call.name.as_str()), &call.arguments);
+    let arguments = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
+    format!("{{\"name\": {name}, \"arguments\": {arguments}}}")
 }
 
 /// What is said of the tools, if there are any.
