@@ -245,12 +245,17 @@ fn an_encoder_stays_as_a_whole() {
     let commons = commons(2 * MIB);
     let large = open(&commons, &models.path("large"), &terms());
     let before = large.fit().unwrap().kept_bytes();
+    let taken = commons.budget().left().saturating_sub(bytes / 2);
+    let _taken = commons.budget().charge(Account::Program, taken).unwrap();
     // Others give way for it, and it is paid for.
     let whole = open(&commons, &encoder, &terms());
-    assert!(whole.encoder().is_ok() && large.fit().unwrap().kept_bytes() <= before);
+    assert!(whole.encoder().is_ok() && large.fit().unwrap().kept_bytes() < before);
     let weights =
         commons.budget().held(Account::Weights) - large.fit().unwrap().budget().held(Account::Weights);
     assert!(weights >= bytes && weights < bytes + MIB, "{weights} of {bytes}");
+    drop(whole);
+    let left = commons.budget().held(Account::Weights) - large.fit().unwrap().budget().held(Account::Weights);
+    assert_eq!(left, 0, "what is gone is not paid for");
     let little = Commons::beside(&Budget::new(bytes / 2)).unwrap();
     let error = little.open(&encoder, &device("cpu").unwrap(), &terms()).map(drop).unwrap_err();
     assert!(error.to_string().contains("beside the other models"), "{error}");

@@ -28,7 +28,7 @@ struct Content {
     kept: bool,
 }
 
-/// The tensors of a page, layer by layer, each made when something is first written to it: a machine takes its time to
+/// The tensors of a page, layer by layer, each made when it is first used: a machine takes its time to
 /// give memory that was never used, and whoever shares it should not wait for all layers at once. There are none for
 /// recurrent ones.
 #[derive(Debug)]
@@ -42,7 +42,9 @@ impl Room {
     /// With all that there will ever be in it.
     pub fn furnished(layout: &Layout) -> Self {
         let mut room = Self::new(layout);
-        (0..layout.layers.len()).for_each(|layer| drop(room.layer(layer, layout)));
+        for layer in 0..layout.layers.len() {
+            room.layer(layer, layout);
+        }
         room
     }
 
@@ -177,7 +179,7 @@ mod tests {
     #[test]
     fn a_layer_takes_memory_when_it_is_written_to() {
         let attention = LayerLayout::Attention { kv_heads: 1, head_dim: 4 };
-        let layers = vec![attention.clone(), LayerLayout::Recurrent, attention];
+        let layers = vec![attention, LayerLayout::Recurrent, attention];
         let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
         let made = |page: &Page| page.content().room.0.iter().map(Option::is_some).collect::<Vec<_>>();
         let page = pool.take().unwrap();

@@ -90,11 +90,12 @@ fn say_what_changes_nothing(
     console: &Console,
 ) {
     if sharing.is_none() {
+        let remedy = match entries {
+            [_] => "it has its memory for itself",
+            _ => "give models some to share, as in --memory 4G",
+        };
         for entry in entries.iter().filter(|entry| entry.pinned) {
-            console.note(format!(
-                "note: {}: pinned changes nothing where models share no memory; give them some, as in --memory 4G",
-                entry.path.display()
-            ));
+            console.note(format!("note: {}: pinned changes nothing; {remedy}", entry.path.display()));
         }
         return;
     }

@@ -63,7 +63,7 @@ pub enum MixerMemory {
 
 impl MixerMemory {
     /// How a cache keeps it.
-    pub fn layout(self) -> LayerLayout {
+    pub(crate) fn layout(self) -> LayerLayout {
         match self {
             Self::KeysAndValues { kv_heads, head_dim, .. } => LayerLayout::Attention { kv_heads, head_dim },
             Self::State { .. } => LayerLayout::Recurrent,

@@ -9,6 +9,7 @@ use firebox_model::{
 use firebox_store::{Checkpoint, Heads, SourceKind};
 use firebox_text::Tokenizer;
 
+use crate::budget::Charge;
 use crate::fit::Fit;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
 use crate::memory::give_back;
@@ -22,6 +23,8 @@ pub struct Model {
     network: Arc<Network>,
     tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) fit: Option<Arc<Fit>>,
+    /// What a model takes of a budget that is in memory as a whole.
+    pub(crate) paid: Option<Arc<Charge>>,
     heads: Option<HeadRack>,
     telemetry: Telemetry,
     meters: Arc<Meters>,
@@ -80,7 +83,8 @@ impl Model {
         let name = checkpoint.path().file_stem().unwrap_or_default().to_string_lossy();
         let meters = telemetry.model(&name);
         let network = Arc::new(network);
-        let model = Self { network, tokenizer, checkpoint, fit: None, heads: None, telemetry, meters };
+        let model =
+            Self { network, tokenizer, checkpoint, fit: None, paid: None, heads: None, telemetry, meters };
         model.report();
         Ok(model)
     }

@@ -9,7 +9,7 @@ use tokio::sync::OnceCell;
 
 use crate::app::blocking;
 use crate::error::ApiError;
-use crate::offer::Source;
+use crate::offer::{Opener, Source};
 use crate::served::Served;
 use crate::{Offer, ServerError};
 
@@ -26,7 +26,8 @@ pub(crate) struct Catalog {
 pub(crate) struct Listed {
     pub name: String,
     pub priority: Priority,
-    source: Source,
+    /// Opens it, where it is not open from the beginning.
+    later: Option<Opener>,
     served: OnceCell<Arc<Served>>,
 }
 
@@ -50,14 +51,14 @@ impl Catalog {
             if listed.iter().any(|other| other.name == name) {
                 return Err(RuntimeError::ModelNamed { name }.into());
             }
-            let served = match &source {
+            let (later, served) = match source {
                 Source::Opened(model) => {
-                    let served = Served::new(&name, (**model).clone(), priority, engine, telemetry)?;
-                    OnceCell::new_with(Some(Arc::new(served)))
+                    let served = Served::new(&name, *model, priority, engine, telemetry)?;
+                    (None, Some(Arc::new(served)))
                 }
-                Source::Later(_) => OnceCell::new(),
+                Source::Later(open) => (Some(open), None),
             };
-            listed.push(Arc::new(Listed { name, priority, source, served }));
+            listed.push(Arc::new(Listed { name, priority, later, served: OnceCell::new_with(served) }));
         }
         Ok(Self { listed, engine: engine.clone(), telemetry: telemetry.clone() })
     }
@@ -145,12 +146,10 @@ impl Listed {
     }
 
     fn open(&self, engine: &Engine, telemetry: &Telemetry) -> Result<Arc<Served>, ApiError> {
-        let served = match &self.source {
-            Source::Opened(model) => Ok((**model).clone()),
-            Source::Later(open) => open(),
-        };
+        // Nobody asks to open what is open.
+        let Some(opener) = &self.later else { return Err(ApiError::over()) };
         let served =
-            served.and_then(|model| Served::new(&self.name, model, self.priority, engine, telemetry));
+            opener.open().and_then(|model| Served::new(&self.name, model, self.priority, engine, telemetry));
         served.map(Arc::new).map_err(|error| {
             RuntimeError::NotOpened { name: self.name.clone(), source: Arc::new(error) }.into()
         })

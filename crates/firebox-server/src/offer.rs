@@ -5,7 +5,14 @@ use firebox_runtime::schedule::Priority;
 use firebox_runtime::{Model, RuntimeError};
 
 /// Opens a model.
-type Opener = dyn Fn() -> Result<Model, RuntimeError> + Send + Sync;
+#[derive(Clone)]
+pub(crate) struct Opener(Arc<dyn Fn() -> Result<Model, RuntimeError> + Send + Sync>);
+
+impl Opener {
+    pub fn open(&self) -> Result<Model, RuntimeError> {
+        (self.0)()
+    }
+}
 
 /// A model that a server is to serve, and on what terms.
 ///
@@ -32,10 +39,10 @@ pub struct Offer {
 }
 
 /// Where a model comes from.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) enum Source {
     Opened(Box<Model>),
-    Later(Arc<Opener>),
+    Later(Opener),
 }
 
 impl Offer {
@@ -50,7 +57,7 @@ impl Offer {
         name: impl Into<String>,
         open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
     ) -> Self {
-        Self::from(name, Source::Later(Arc::new(open)))
+        Self::from(name, Source::Later(Opener(Arc::new(open))))
     }
 
     fn from(name: impl Into<String>, source: Source) -> Self {
@@ -63,11 +70,8 @@ impl Offer {
     }
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for Opener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Opened(_) => "Opened",
-            Self::Later(_) => "Later",
-        })
+        f.debug_struct("Opener").finish_non_exhaustive()
     }
 }

@@ -38,13 +38,13 @@ impl Served {
         engine: &Engine,
         telemetry: &Telemetry,
     ) -> Result<Self, RuntimeError> {
-        let model = model.with_telemetry(telemetry, name);
         let script = Script::of(&model)?;
+        let model = model.with_telemetry(telemetry, name);
         let segments = model.checkpoint().segments();
         let segments = segments.into_iter().map(|segment| (segment.id, segment.bytes)).collect();
         let context = match model.decoder() {
             Ok(decoder) => {
-                engine.add(name, model.clone())?;
+                engine.add(name, model.clone()).inspect_err(|_| telemetry.forget(name))?;
                 Some(decoder.config().max_positions)
             }
             Err(_) => None,

@@ -1,7 +1,7 @@
 //! Tools: which of them a model is told of, and which it has to call.
 
 use firebox_runtime::Grammar;
-use firebox_text::CallSyntax;
+use firebox_text::{CallSyntax, can_be_called};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
@@ -149,8 +149,9 @@ fn expect_function(fields: &Fields<'_>, at: &str, tool: &Value) -> Result<(), Ap
         return Err(tool.wrong("type", format!("{other:?} is not there; only `function` can be called")));
     }
     let function = tool.object("function")?.unwrap_or(tool);
-    if function.needed_text("name")?.is_empty() {
-        return Err(function.wrong("name", "is empty"));
+    let name = function.needed_text("name")?;
+    if !can_be_called(name) {
+        return Err(function.wrong("name", format!("{name:?} is not made of letters, digits, _ - . : and /")));
     }
     function.text("description")?;
     function.truth("strict")?;

@@ -125,11 +125,13 @@ async fn rerank(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<
     let most = fields.whole("top_n", 1, u64::from(u32::MAX))?.map_or(usize::MAX, |most| most as usize);
     let shows = fields.truth("return_documents")?.unwrap_or(false);
     let (documents, served) = (Arc::new(documents), chosen.served.clone());
+    let asked: usize = lengths(served.tokenizer()?, &Arc::new(vec![query.clone()])).await?.iter().sum();
     let lengths = lengths(served.tokenizer()?, &documents).await?;
-    let asked = served.tokenizer()?.encode_literal(&query, true)?.len();
     let tokens = asked + lengths.iter().sum::<usize>();
-    // Each is read beside the query.
-    let together: Vec<usize> = lengths.iter().map(|length| length + asked).collect();
+    // A cross-encoder reads each beside the query; others read that once in every turn.
+    let is_cross = served.model.encoder().is_ok_and(|encoder| encoder.labels().is_some());
+    let beside = if is_cross { asked } else { 0 };
+    let together: Vec<usize> = lengths.iter().map(|length| length + beside).collect();
     let mut ranked: Vec<Ranked> = Vec::new();
     for range in turns(&together) {
         let (documents, served, query) = (documents.clone(), served.clone(), query.clone());

@@ -32,7 +32,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
-pub use calls::{AnswerPart, CallReader, CallSyntax, tools_in_words};
+pub use calls::{AnswerPart, CallReader, CallSyntax, can_be_called, tools_in_words};
 pub use continued::Continued;
 pub use detokenizer::{Detokenizer, HeldBack};
 pub use error::TextError;

@@ -190,11 +190,6 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether tools it is given are in the prompt. One that passes them over gets them [with the messages](Self::told).
-    pub fn knows_tools(&self) -> bool {
-        self.tools == ToolsIn::Variable
-    }
-
     /// A conversation as the template has to be given it for its tools to be in the prompt: as it is, or with them in the
     /// system's message, or [in words](tools_in_words). Thoughts that a [reader](crate::CallReader) put into the text are
     /// taken out of it where the template wants them apart.

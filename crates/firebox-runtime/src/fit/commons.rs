@@ -1,5 +1,5 @@
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
 use super::keeper::{Keeper, Looker, Pages, Tenancy};
 use super::kept::{Gave, ask, insist};
-use super::tenant::{Tenant, Tenants};
+use super::tenant::{Tenant, Tenants, lock};
 use super::turns::{InTurn, Turn};
 use super::{FEWEST_BUFFERS, Fit, sentry};
 use crate::budget::{Account, Budget, Charge};
@@ -121,7 +121,7 @@ pub struct Commons {
     /// Intermediate results, which only the model that runs has.
     activations: Arc<Mutex<Charge>>,
     /// Encoders. Whoever opens a model holds this, so that two at once do not count on the same bytes.
-    whole: Arc<Mutex<Vec<Charge>>>,
+    whole: Arc<Mutex<Vec<Weak<Charge>>>>,
 }
 
 impl Commons {
@@ -251,9 +251,10 @@ impl Commons {
         keeper.share(Tenancy { tenants: self.tenants.clone(), tenant: tenant.clone() });
         drop(making);
         let standing = vec![keeper.claim(streamed, Account::Program, shape.fixed_bytes)?];
-        self.afford_activations(&keeper, streamed, activations)?;
         let is_own = terms.pinned || terms.assured || terms.reserved > 0;
         keeper.reserve(streamed, if is_own { least } else { 0 })?;
+        // Last of what may be refused: what it takes is of all models, and stays where this one is not opened.
+        self.afford_activations(&keeper, streamed, activations)?;
         self.tenants.add(tenant);
         drop(whole);
         if terms.pinned || terms.filled {
@@ -275,10 +276,12 @@ impl Commons {
         let bytes = checkpoint.segments().iter().map(|segment| segment.bytes).sum::<u64>() + BESIDE;
         let others = self.others(&whole);
         self.check(checkpoint.path(), others + self.activations_with(0) + bytes)?;
-        let charge = self.insist(Account::Weights, bytes)?;
-        let model = Model::from_checkpoint(checkpoint, device)?;
+        let charge = Arc::new(self.insist(Account::Weights, bytes)?);
+        let mut model = Model::from_checkpoint(checkpoint, device)?;
         self.look()?;
-        whole.push(charge);
+        whole.retain(|charge| charge.strong_count() > 0);
+        whole.push(Arc::downgrade(&charge));
+        model.paid = Some(charge);
         Ok(model)
     }
 
@@ -298,9 +301,10 @@ impl Commons {
     }
 
     /// What the program and the models take at least that are there, whatever is kept.
-    fn others(&self, whole: &[Charge]) -> u64 {
+    fn others(&self, whole: &[Weak<Charge>]) -> u64 {
         let tenants: u64 = self.tenants.least_urgent_first().iter().map(|tenant| tenant.least).sum();
-        self.tenants.program_bytes() + tenants + whole.iter().map(Charge::bytes).sum::<u64>()
+        let whole: u64 = whole.iter().filter_map(Weak::upgrade).map(|charge| charge.bytes()).sum();
+        self.tenants.program_bytes() + tenants + whole
     }
 
     /// What intermediate results take with those of one model more.
@@ -362,9 +366,4 @@ fn give_way(tenants: &Tenants) -> bool {
         }
     }
     false
-}
-
-/// Nothing panics between two numbers that belong together, so that a poisoned lock is as good as any.
-fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

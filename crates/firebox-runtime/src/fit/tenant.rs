@@ -217,7 +217,7 @@ impl Tenants {
 }
 
 /// Nothing panics between two numbers that belong together, so that a poisoned lock is as good as any.
-fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

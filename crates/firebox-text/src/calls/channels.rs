@@ -76,7 +76,7 @@ impl ChannelReader {
         if self.body.is_some() {
             self.take(&rest);
             self.end();
-        } else if !HEADERS.iter().any(|mark| rest.trim_start().starts_with(mark)) {
+        } else if !HEADERS.iter().any(|mark| mark.starts_with('<') && rest.trim_start().starts_with(mark)) {
             self.speak(rest.trim_end());
         }
         self.said.take()

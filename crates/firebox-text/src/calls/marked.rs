@@ -3,6 +3,7 @@ use serde_json::Value;
 use super::head::{Head, begins_object, head};
 use super::json::{Extent, JsonEnd};
 use super::markup;
+use super::markup::can_be_called;
 use super::reader::{AnswerPart, LONGEST_NAME};
 use super::said::Said;
 use super::syntax::{
@@ -307,7 +308,7 @@ impl MarkedReader {
         if end == rest.len() {
             return Step::Wait;
         }
-        if rest.as_bytes()[end] != b'{' || !markup::is_name(name(&rest[..end])) {
+        if rest.as_bytes()[end] != b'{' || !can_be_called(name(&rest[..end])) {
             let end = rest.ceil_char_boundary(end);
             return self.no_call(Region::List, at + end);
         }
@@ -491,5 +492,5 @@ fn separated_name(header: &str) -> Option<&str> {
     let (before, behind) = header.split_once(SEPARATOR)?;
     let behind = behind.find(FENCE).map_or(behind, |fence| &behind[..fence]).trim();
     let name = if behind.is_empty() { before.trim() } else { behind };
-    markup::is_name(name).then_some(name)
+    can_be_called(name).then_some(name)
 }

@@ -1,5 +1,6 @@
 use serde_json::Map;
 
+use super::reader::LONGEST_NAME;
 use super::tools::{Tools, function_call};
 use crate::message::FunctionCall;
 
@@ -16,7 +17,7 @@ pub(super) fn call(text: &str, tools: &Tools) -> Option<FunctionCall> {
             arguments.insert(key.to_owned(), tools.value(name, key, line(&value[..end])));
             rest = &value[end..];
         }
-        return is_name(name).then(|| function_call(name, arguments));
+        return can_be_called(name).then(|| function_call(name, arguments));
     }
     let (name, mut rest) = text.split_at(text.find("<arg_key>").unwrap_or(text.len()));
     let name = name.trim();
@@ -27,7 +28,7 @@ pub(super) fn call(text: &str, tools: &Tools) -> Option<FunctionCall> {
         arguments.insert(key.to_owned(), tools.value(name, key, value));
         rest = after;
     }
-    is_name(name).then(|| function_call(name, arguments))
+    can_be_called(name).then(|| function_call(name, arguments))
 }
 
 /// A value without the ends of lines that set it apart.
@@ -36,7 +37,9 @@ fn line(value: &str) -> &str {
     value.strip_suffix('\n').unwrap_or(value)
 }
 
-pub(super) fn is_name(name: &str) -> bool {
+/// Whether a tool of this name can be told from what is around it in answers of all families: letters, digits, `_`, `-`, `.`,
+/// `:` and `/`.
+pub fn can_be_called(name: &str) -> bool {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
-    !name.is_empty() && name.chars().all(fits)
+    !name.is_empty() && name.len() <= LONGEST_NAME && name.chars().all(fits)
 }

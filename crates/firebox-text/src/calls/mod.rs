@@ -14,6 +14,7 @@ mod tools;
 mod words;
 
 pub(crate) use channels::parted_thoughts;
+pub use markup::can_be_called;
 pub use reader::{AnswerPart, CallReader};
 pub use syntax::CallSyntax;
 pub(crate) use words::tools_in_system;
