@@ -161,12 +161,7 @@ fn beside_a_long_prompt(model: &Model, tokens: usize, long: usize) -> Result<(),
         let times: Vec<Duration> = times.iter().copied().filter(|at| *at <= until).collect();
         times.windows(2).map(|pair| pair[1] - pair[0]).collect()
     };
-    let (mut host, clock, mut alone) = (host(model)?, WallClock::default(), Heard::default());
-    let id = submit(&mut host, request("model", vocab, 1, PROMPT, tokens), &clock)?;
-    run(&mut host, &clock, &mut alone);
-    let mut undisturbed = gaps(&alone, id, Duration::MAX);
-
-    let mut heard = Heard::default();
+    let (mut host, clock, mut heard) = (host(model)?, WallClock::default(), Heard::default());
     // So many tokens that it lasts longer than the prompt.
     let id = submit(&mut host, request("model", vocab, 1, PROMPT, tokens + 2 * long), &clock)?;
     while heard.tokens.get(&id).is_none_or(|tokens| tokens.len() < 8) {
@@ -177,9 +172,19 @@ fn beside_a_long_prompt(model: &Model, tokens: usize, long: usize) -> Result<(),
     while !heard.tokens.contains_key(&other) {
         host.work(&clock, &mut |id, event| heard.hear(&clock, id, &event));
     }
-    let took = clock.now() - began;
+    let (took, said) = (clock.now() - began, heard.tokens[&id].len());
     let disturbed: Vec<Duration> = gaps(&heard, id, clock.now());
     let mut disturbed = disturbed.into_iter().skip(8).collect::<Vec<_>>();
+    for id in [id, other] {
+        host.cancel(id, clock.now(), &mut |_, _| {});
+    }
+    run(&mut host, &clock, &mut heard);
+
+    // As many tokens as it had beside the other one: the longer an answer is, the longer a token takes.
+    let mut alone = Heard::default();
+    let id = submit(&mut host, request("model", vocab, 1, PROMPT, said.max(tokens)), &clock)?;
+    run(&mut host, &clock, &mut alone);
+    let mut undisturbed: Vec<Duration> = gaps(&alone, id, Duration::MAX).into_iter().skip(8).collect();
     let milliseconds = |times: &mut Vec<Duration>, share| quantile(times, share).as_secs_f64() * 1e3;
     let (median, most) = (milliseconds(&mut undisturbed, 0.5), milliseconds(&mut undisturbed, 0.99));
     let (median_beside, most_beside) =
