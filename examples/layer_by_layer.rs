@@ -1,6 +1,8 @@
 //! A forward pass as a value: two sequences share the weights, and something else happens between two layers.
+//!
+//! `cargo run --release --example layer_by_layer [MODEL]`
 
-#![allow(clippy::print_stdout, clippy::print_stderr)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example talks to whoever runs it")]
 
 use std::error::Error;
 

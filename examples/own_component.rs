@@ -99,8 +99,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..GenerationConfig::default()
     };
     let phrase = tokenizer.encode("<|assistant|>I am the pocket model of Firebox.<|end|>", false)?;
-    for speculation in [None, Some(Speculation::new(Phrases(vec![phrase])))] {
-        let mut speculation = speculation;
+    for mut speculation in [None, Some(Speculation::new(Phrases(vec![phrase])))] {
         let mut session = model.session()?;
         let mut generation =
             Generation::begin(&mut session, Some(tokenizer.clone()), &prompt, config.clone())?;

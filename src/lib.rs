@@ -20,16 +20,16 @@
 //! ```
 
 pub use firebox_runtime::{
-    Account, Afterwards, AttentionSinks, Begun, BranchId, BranchInfo, Branches, Budget, CacheError, Charge,
-    Condenser, Condensing, Constraint, ConstraintError, DRAFT_BRANCHES, DRAFT_TOKENS, Divergence, Draft,
-    Drafter, EmbedOptions, EmbeddingVerification, EvictionPolicy, Extract, Faults, Finish, Forgetting,
-    Generation, GenerationConfig, Grammar, Hidden, KvType, LogProbabilities, LogitVerification,
-    LookupDrafter, MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Paused, Perplexity, PersistentPrefix,
-    Piece, Pool, Pooling, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Ranked, Role,
-    RuntimeError, Said, Sampler, SamplerConfig, Saved, SavedSummary, Session, SlidingWindow, Speculation,
-    Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes,
-    available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes,
-    parse_bytes, peak_resident_bytes, perplexity, resident_bytes, verify_against,
+    Account, Afterwards, AttentionSinks, Begun, BranchId, BranchInfo, Branches, Budget, CacheError, Capacity,
+    Charge, Condenser, Condensing, Constraint, ConstraintError, Conversation, DRAFT_BRANCHES, DRAFT_TOKENS,
+    Device, Divergence, Draft, Drafter, EmbedOptions, EmbeddingVerification, EvictionPolicy, Extract, Faults,
+    Finish, Forgetting, Generation, GenerationConfig, Grammar, Hidden, KvType, LogProbabilities,
+    LogitVerification, LookupDrafter, MajorFaults, Model, ModelDrafter, OWN_HEAD, Origin, Paused, Perplexity,
+    PersistentPrefix, Piece, Pool, Pooling, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree,
+    Question, Ranked, Role, RuntimeError, Said, Sampler, SamplerConfig, Saved, SavedSummary, Script, Session,
+    SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns,
+    anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest,
+    mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.

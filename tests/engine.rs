@@ -10,7 +10,9 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use firebox::engine::{Engine, Event, HostConfig, Piped, Pipeline, Request, Stage};
+use firebox::fit::FitConfig;
 use firebox::schedule::{AdmissionConfig, Priority, ScheduleCounters};
+use firebox::thermal::Thermometer;
 use firebox::{Finish, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
 use futures_core::Stream;
 
@@ -49,6 +51,45 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(began.elapsed() < Duration::from_secs(20), "{what}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Of four requests that may run together one does when it is critical, and the others see where they stand; all say what
+/// they say alone.
+#[test]
+fn fewer_run_together_when_it_is_hot() {
+    let model = model("llama");
+    let admission = AdmissionConfig { most_running: 4, ..AdmissionConfig::default() };
+    let engine = Engine::start(HostConfig { admission, ..HostConfig::default() }).unwrap();
+    engine.add("llama", model.clone()).unwrap();
+    let waited = |celsius: f32| {
+        let mut thermometer = Thermometer::new(move || Some(celsius));
+        thermometer.read();
+        engine.set_thermometer(thermometer).unwrap();
+        let asked: Vec<_> = (0..4).map(|index| prompt(index, 7)).collect();
+        let ask = |prompt: &Vec<u32>| {
+            engine.generate(Request::new("llama", prompt.clone()).with_config(tokens(40)))
+        };
+        let answering: Vec<_> = asked.iter().map(ask).collect();
+        let mut waited = 0;
+        for (answering, prompt) in answering.into_iter().zip(&asked) {
+            let mut has_waited = false;
+            for event in answering {
+                match event {
+                    Event::Waiting { .. } => has_waited = true,
+                    Event::Finished(outcome) => {
+                        assert_eq!(outcome.summary.tokens, alone(&model, prompt, tokens(40)));
+                    }
+                    Event::Failed(failure) => panic!("{}", failure.error),
+                    Event::Piece(_) => {}
+                }
+            }
+            waited += usize::from(has_waited);
+        }
+        waited
+    };
+    assert_eq!(waited(40.0), 0);
+    assert_eq!(waited(99.0), 3);
+    assert_eq!(waited(40.0), 0);
 }
 
 #[test]
@@ -156,6 +197,42 @@ fn whoever_waits_for_an_answer_owns_the_engine() {
         engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(20)))
     };
     assert_eq!(answering.wait().unwrap().summary.tokens.len(), 20);
+}
+
+/// A thread of the pool that waits within a layer takes on whatever else is there to be computed. What a session computes by
+/// itself must not come on top of a layer that holds what it waits for.
+#[test]
+fn a_session_goes_on_beside_an_engine_that_streams() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/qwen3");
+    let fit = FitConfig { layers: Some(0), buffers: Some(2), ..FitConfig::new(8 << 30) };
+    let model = Model::open_within(root, &device("cpu").unwrap(), &fit).unwrap();
+    let engine = engine(&[("model", &model)]);
+    let (done, is_done) = std::sync::mpsc::channel();
+    let beside = thread::spawn({
+        let engine = engine.clone();
+        move || {
+            for round in 0..150u32 {
+                let mut session = engine.with_host(|host| host.session("model")).unwrap().unwrap();
+                session.feed(&prompt(round, 40)).unwrap();
+            }
+            done.send(()).unwrap();
+        }
+    });
+    let mut asked = 0;
+    while is_done.try_recv().is_err() {
+        asked += 1;
+        let answering = (0..3).map(|index| {
+            engine.generate(Request::new("model", prompt(asked + index, 150)).with_config(tokens(20)))
+        });
+        let answering: Vec<_> = answering.collect();
+        for answering in answering {
+            let (said, answer) = std::sync::mpsc::channel();
+            thread::spawn(move || drop(said.send(answering.wait())));
+            let outcome = answer.recv_timeout(Duration::from_secs(120)).expect("it hangs").unwrap();
+            assert_eq!(outcome.summary.tokens.len(), 20);
+        }
+    }
+    beside.join().unwrap();
 }
 
 struct Unpark(Thread);

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use firebox::cache::{Pool, SequenceCache};
 use firebox::fit::FitConfig;
 use firebox::heads::{FALLBACK, RackConfig};
-use firebox::model::{Head, HeadForm, Input, Wanted};
+use firebox::model::{Head, HeadForm, Input, ModelError, Wanted};
 use firebox::store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
 use firebox::{
-    Account, Afterwards, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session, WholeTurns,
-    device,
+    Account, Afterwards, Budget, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session,
+    WholeTurns, device,
 };
 use proptest::prelude::*;
 use safetensors::{SafeTensors, tensor::TensorView};
@@ -321,6 +321,26 @@ fn an_adapter_is_the_weights_it_would_make() {
     assert!(furthest(&own, &expected) > range * 1e-2, "the adapter changes something");
 }
 
+/// A head that cannot be loaded has no say in where heads begin.
+#[test]
+fn a_head_that_cannot_be_loaded_splits_nothing() {
+    let model = Model::open(fixture("llama"), &device("cpu").unwrap()).unwrap();
+    let decoder = model.decoder().unwrap();
+    let tensors = Checkpoint::open(fixture("llama")).unwrap();
+    let load = |own: &dyn firebox::store::Tensors, split: usize| {
+        Head::load("head", own, &HeadForm::Blocks, split, &decoder, model.checkpoint())
+    };
+    // Those of the trunk are not a head's.
+    assert!(matches!(load(&tensors, 1).unwrap_err(), ModelError::ExtraTensors { .. }));
+    assert_eq!(decoder.split(), None);
+    load(&Own { tensors: tensors.clone(), split: 2 }, 2).unwrap();
+    assert_eq!(decoder.split(), Some(2));
+    for split in [3, 4] {
+        let refused = load(&Own { tensors: tensors.clone(), split }, split).unwrap_err();
+        assert!(matches!(refused, ModelError::Config { .. }), "{refused}");
+    }
+}
+
 /// A model in a folder, with a bridge for a fallback.
 fn bridged(folder: &Path) -> PathBuf {
     let path = installable("llama", folder);
@@ -372,6 +392,60 @@ fn heads_of_a_fitted_model_are_charged_to_its_budget() {
     let model = model.with_heads(RackConfig::default()).unwrap();
     assert!(model.session().unwrap().use_head(FALLBACK).instead.is_none());
     assert!(budget.held(Account::Weights) > before);
+}
+
+#[test]
+fn the_memory_of_a_head_that_left_is_the_next_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = installable("llama", folder.path());
+    let trunk = Checkpoint::open(&path).unwrap();
+    let split = Model::open(&path, &device("cpu").unwrap()).unwrap().decoder().unwrap().layers() - 1;
+    let heads = Heads::open(&path).unwrap();
+    for seed in [1, 2] {
+        let whole = Checkpoint::open(changed("llama", split, seed, folder.path())).unwrap();
+        let form = serde_json::to_value(HeadForm::Blocks).unwrap();
+        let mut head = NewHead::new(&trunk, split, form).unwrap();
+        for tensor in whole.tensors() {
+            if layer_of(&tensor.name).is_some_and(|layer| layer >= split) {
+                head.push(whole.weight(&tensor.name).unwrap()).unwrap();
+            }
+        }
+        let written = folder.path().join(format!("head-{seed}"));
+        head.write(&written).unwrap();
+        heads.install(&written, &format!("head-{seed}")).unwrap();
+    }
+    let ran = |session: &mut Session| bits(&session.feed(&tokens(9, 3)).unwrap());
+    let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
+    let budget = Budget::new(1 << 30);
+    let config = RackConfig { budget: Some(budget.clone()), ..RackConfig::default() };
+    let model = model.with_heads(config).unwrap();
+    let rack = model.heads().unwrap();
+    let (one, other) = ("head-1", "head-2");
+    let wearing = |name: &str| {
+        let mut session = model.session().unwrap();
+        assert!(session.use_head(name).instead.is_none());
+        session
+    };
+    let (first, second) = (ran(&mut wearing(one)), ran(&mut wearing(other)));
+    assert_ne!(first, second);
+    let both = budget.held(Account::Weights);
+    let each = heads.head(one).unwrap().bytes();
+    assert_eq!(both, 2 * each);
+
+    // What one leaves stays charged until the next one has it, which then says what it always said.
+    rack.let_go(one);
+    assert_eq!(budget.held(Account::Weights), both);
+    assert_eq!(ran(&mut wearing(one)), first);
+    assert_eq!(budget.held(Account::Weights), both);
+
+    // Somebody who still wears a head keeps its memory.
+    let mut worn = wearing(one);
+    rack.let_go(one);
+    rack.let_go(other);
+    assert_eq!(ran(&mut wearing(other)), second);
+    assert_eq!(ran(&mut worn), first);
+    rack.let_go(other);
+    assert_eq!(budget.held(Account::Weights), each);
 }
 
 /// From what the trunk made of the last token, and without moving the sequence.

@@ -10,10 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use firebox::cache::{Pool, SequenceCache};
+use firebox::fit::FitConfig;
 use firebox::model::{Decoder, Input, ModelError, Streamed, StreamedConfig, Wanted};
+use firebox::pressure::{Level, Pressure};
 use firebox::store::{
     Bits, Checkpoint, ImportOptions, Quantization, ReadAt, ReadMethod, StoreError, StreamConfig, import,
 };
+use firebox::thermal::Thermometer;
 use firebox::{KvType, Model, Role, RuntimeError, Session, available_devices, device};
 use proptest::prelude::*;
 
@@ -444,4 +447,25 @@ fn a_feed_that_fails_can_be_tried_again() {
             assert_eq!(turns(&session), turns(&undisturbed));
         }
     }
+}
+
+/// What a phone's system says of memory and heat comes from the program, and acts as what the machine says itself.
+#[test]
+fn a_program_may_warn_and_say_how_hot_it_is() {
+    let fit = FitConfig { layers: Some(2), buffers: Some(3), ..FitConfig::new(8 << 30) };
+    let path = fixtures("reference/qwen3_5_text");
+    let model = Model::open_within(path, &device("cpu").unwrap(), &fit).unwrap();
+    let (decoder, fit) = (model.decoder().unwrap(), model.fit().unwrap());
+    let kept = || (0..parts(&decoder).parts()).filter(|&part| parts(&decoder).is_kept(part)).count();
+    assert_eq!((kept(), parts(&decoder).buffers()), (2, 3));
+    fit.warn(Pressure { level: Level::Some, available: None });
+    assert_eq!(kept(), 1, "a quarter, and at least one");
+    fit.warn(Pressure { level: Level::Critical, available: None });
+    assert_eq!((kept(), fit.kept_bytes()), (0, 0));
+
+    fit.set_thermometer(Thermometer::new(|| Some(100.0)));
+    let mut session = model.session().unwrap();
+    let until_it_is_read = 0..64;
+    until_it_is_read.for_each(|token| drop(session.feed(&[token]).unwrap()));
+    assert_eq!(parts(&decoder).buffers(), 1, "it is too hot to read ahead");
 }

@@ -6,23 +6,36 @@ use std::path::Path;
 
 use serde_json::{Map, json};
 
-/// Values of a head.
+/// Values of a head of a Llama.
 const HEAD: usize = 64;
 
-/// What a model is like: a Llama, its embedding tied, its weights bf16.
+/// What a model is like: a Llama or a Qwen3, its embedding tied, its weights bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
     pub layers: usize,
     pub hidden: usize,
     pub inner: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
     pub vocab: usize,
+    /// Whether queries and keys are normed, which makes it a Qwen3.
+    pub has_normed_heads: bool,
 }
 
 impl Made {
     /// One of so many layers that takes about as many bytes as it should.
     pub fn of_bytes(bytes: usize, layers: usize, vocab: usize) -> Self {
-        let with =
-            |hidden: usize| Self { layers, hidden, inner: (hidden * 11 / 4).next_multiple_of(64), vocab };
+        let with = |hidden: usize| Self {
+            layers,
+            hidden,
+            inner: (hidden * 11 / 4).next_multiple_of(64),
+            heads: hidden / HEAD,
+            kv_heads: hidden / HEAD / 2,
+            head_dim: HEAD,
+            vocab,
+            has_normed_heads: false,
+        };
         let widths = (1..).map(|heads| with(heads * HEAD * 2));
         let mut made = widths.take_while(|made| made.bytes() <= bytes).last().unwrap_or(with(2 * HEAD));
         while made.bytes() + made.layers * 3 * made.hidden * 64 * 2 <= bytes {
@@ -37,21 +50,25 @@ impl Made {
     }
 
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let Self { layers, hidden, inner, vocab } = *self;
+        let Self { layers, hidden, inner, heads, kv_heads, head_dim, vocab, has_normed_heads } = *self;
+        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
         let mut tensors = vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden])];
         for layer in 0..layers {
             for (name, shape) in [
                 ("input_layernorm", vec![hidden]),
                 ("post_attention_layernorm", vec![hidden]),
-                ("self_attn.q_proj", vec![hidden, hidden]),
-                ("self_attn.k_proj", vec![hidden / 2, hidden]),
-                ("self_attn.v_proj", vec![hidden / 2, hidden]),
-                ("self_attn.o_proj", vec![hidden, hidden]),
+                ("self_attn.q_proj", vec![queries, hidden]),
+                ("self_attn.k_proj", vec![keys, hidden]),
+                ("self_attn.v_proj", vec![keys, hidden]),
+                ("self_attn.o_proj", vec![hidden, queries]),
                 ("mlp.gate_proj", vec![inner, hidden]),
                 ("mlp.up_proj", vec![inner, hidden]),
                 ("mlp.down_proj", vec![hidden, inner]),
             ] {
                 tensors.push((format!("model.layers.{layer}.{name}.weight"), shape));
+            }
+            for name in ["q_norm", "k_norm"].into_iter().filter(|_| has_normed_heads) {
+                tensors.push((format!("model.layers.{layer}.self_attn.{name}.weight"), vec![head_dim]));
             }
         }
         tensors.push(("model.norm.weight".to_owned(), vec![hidden]));
@@ -60,12 +77,14 @@ impl Made {
 
     /// Writes it into a directory that is made for it.
     pub fn write(&self, folder: &Path, seed: u64) -> io::Result<()> {
-        let Self { layers, hidden, inner, vocab } = *self;
+        let Self { layers, hidden, inner, heads, kv_heads, head_dim, vocab, has_normed_heads } = *self;
+        let (class, family) =
+            if has_normed_heads { ("Qwen3ForCausalLM", "qwen3") } else { ("LlamaForCausalLM", "llama") };
         std::fs::create_dir_all(folder)?;
         let config = json!({
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+            "architectures": [class], "model_type": family, "hidden_act": "silu",
             "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-            "num_attention_heads": hidden / HEAD, "num_key_value_heads": hidden / HEAD / 2, "head_dim": HEAD,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
             "vocab_size": vocab, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "tie_word_embeddings": true, "torch_dtype": "bfloat16",
         });

@@ -122,7 +122,7 @@ fn oldest(
     if held + needed <= capacity {
         return Ok(forgotten);
     }
-    let own = turns.last().map_or(0, |turn| turn.tokens);
+    let own = turns.last().filter(|turn| turn.kind == TurnKind::Turn).map_or(0, |turn| turn.tokens);
     Err(CacheError::TurnTooLong { tokens: own + needed, room: capacity.saturating_sub(held - own), capacity })
 }
 
@@ -148,7 +148,8 @@ fn tokens_after(
     if excess == 0 {
         return Ok(forgotten);
     }
-    Err(CacheError::TurnTooLong { tokens: held + needed, room: capacity.saturating_sub(excess), capacity })
+    // What the last turn has already may go as well, so that only what is needed has to fit.
+    Err(CacheError::TurnTooLong { tokens: needed, room: needed.saturating_sub(excess), capacity })
 }
 
 #[cfg(test)]
@@ -207,6 +208,21 @@ mod tests {
     fn sinks_stay() {
         assert_eq!(room(&AttentionSinks { first: 4 }, &turns(&[2, 50, 40]), 20), [[4, 16]]);
         assert_eq!(room(&Truncation, &turns(&[2, 50, 40]), 20), [[0, 2], [2, 12]]);
-        assert!(Truncation.make_room(&turns(&[2, 50]), 100, 101).is_err());
+        let too_long = |room| Err(CacheError::TurnTooLong { tokens: 101, room, capacity: 100 });
+        assert_eq!(Truncation.make_room(&turns(&[2, 50]), 100, 101), too_long(100));
+        assert_eq!(AttentionSinks { first: 4 }.make_room(&turns(&[2, 50]), 100, 101), too_long(96));
+        let mut pinned = turns(&[130, 50]);
+        pinned[0].pinned = true;
+        assert_eq!(Truncation.make_room(&pinned, 100, 101), too_long(0));
+    }
+
+    /// A fact takes no room of the turns.
+    #[test]
+    fn a_fact_may_be_last() {
+        let mut all = turns(&[40, 30, 90]);
+        all[2].kind = TurnKind::Fact;
+        assert_eq!(room(&STAYING, &all, 50), [[0, 40]]);
+        let error = STAYING.make_room(&all, 100, 101).unwrap_err();
+        assert_eq!(error, CacheError::TurnTooLong { tokens: 101, room: 100, capacity: 100 });
     }
 }

@@ -75,12 +75,13 @@ impl Pool {
         Self(Arc::new(Shared { layout, ledger: Some(ledger), stock, spares: Mutex::default() }))
     }
 
-    /// An empty pool for the same model with keys and values kept in another way, whose pages the same one allows.
+    /// An empty pool for the same model with keys and values kept in another way, whose pages the same ledger allows. A
+    /// number of pages that was set is not taken over: these are of another size.
     pub fn keeping(&self, kept: KvType) -> Self {
         self.with_layout(Layout { kept, ..self.layout().clone() })
     }
 
-    /// An empty pool of other pages, which the same one allows.
+    /// The same for pages of any other layout.
     pub fn with_layout(&self, layout: Layout) -> Self {
         match &self.0.ledger {
             Some(ledger) => Self::with_ledger(layout, ledger.clone()),
@@ -111,7 +112,7 @@ impl Pool {
     }
 
     /// Bytes of one page in all layers together.
-    pub fn page_bytes(&self) -> usize {
+    pub(crate) fn page_bytes(&self) -> usize {
         PAGE * self.layout().bytes_per_position()
     }
 

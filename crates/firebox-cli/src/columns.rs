@@ -2,7 +2,7 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// Rows below a header, if there is one; columns of `numbers` end at the right.
+/// Rows below a header, if there is one; columns of `numbers` end at the right. No cell steers the terminal.
 pub fn table<const N: usize>(
     header: Option<[&str; N]>,
     numbers: &[usize],
@@ -11,7 +11,7 @@ pub fn table<const N: usize>(
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     if let Some(header) = header {
-        table.set_header(header);
+        table.set_header(header.map(printable));
     }
     table.add_rows(rows.into_iter().map(|row| row.map(|cell| printable(&cell))));
     if let Some(first) = table.column_mut(0) {
@@ -44,5 +44,6 @@ mod tests {
         let rows = [["a\x1b[31m".to_owned(), "1".to_owned()], ["b".to_owned(), "100".to_owned()]];
         let text = table(Some(["name", "n"]), &[1], rows);
         assert_eq!(text, "name           n\na\\u{1b}[31m    1\nb            100");
+        assert_eq!(table(Some(["\x1b[2J"]), &[], [["a".to_owned()]]), "\\u{1b}[2J\na");
     }
 }

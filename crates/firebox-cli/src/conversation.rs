@@ -108,7 +108,7 @@ impl Conversation {
         }
     }
 
-    /// Answers with another head from now on; nothing names the model's own. Says what came of it.
+    /// Answers with another head from now on; without a name nothing changes. Says what came of it, or which there are.
     pub fn use_head(&mut self, name: &str) -> String {
         if name.is_empty() {
             let known = self.session.heads().map(|rack| rack.names()).unwrap_or_default();
@@ -148,9 +148,13 @@ impl Conversation {
         let Some(position) = self.messages.iter().rposition(|message| message.role == "user") else {
             return Ok(false);
         };
-        self.messages.truncate(position + 1);
-        self.answer(interrupt, console)?;
-        Ok(true)
+        let before = self.messages.split_off(position + 1);
+        let answered = self.answer(interrupt, console);
+        if answered.is_err() && self.messages.last().is_some_and(|message| message.role == "user") {
+            // Without an answer the question would stand in the way of the next one.
+            self.messages.extend(before);
+        }
+        answered.map(|()| true)
     }
 
     fn answer(&mut self, interrupt: &Interrupt, console: &Console) -> anyhow::Result<()> {

@@ -134,7 +134,10 @@ mod tests {
         let io = std::io::Error::new(std::io::ErrorKind::NotFound, "no such\nfile");
         let store = StoreError::Io { path: "a/b".into(), action: "open".into(), source: io };
         let error = Err::<(), _>(store).context("importing").unwrap_err();
-        assert_eq!(in_one_line(&error), "importing: a/b: cannot open: no such file");
+        assert_eq!(
+            in_one_line(&error),
+            "importing: a/b: cannot open: no such file; look whether the name is right, and where the file went"
+        );
         assert_eq!(code_of(&error), UNUSABLE);
     }
 

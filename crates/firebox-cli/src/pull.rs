@@ -164,7 +164,7 @@ fn fetch(model: &HubModel, patterns: &[String], console: &Console) -> anyhow::Re
 
     let cached = cache.repo(repo);
     let snapshot = cached.pointer_path(&info.sha);
-    let mut fetcher =
+    let fetcher =
         Fetcher { api: &api, remote: &remote, model, endpoint: &endpoint, commit: &info.sha, console };
     for file in wanted {
         if !is_plain_path(file) {
@@ -192,7 +192,7 @@ struct Fetcher<'a> {
 }
 
 impl Fetcher<'_> {
-    fn fetch(&mut self, file: &str, place: &Path, blob: impl Fn(&str) -> PathBuf) -> anyhow::Result<()> {
+    fn fetch(&self, file: &str, place: &Path, blob: impl Fn(&str) -> PathBuf) -> anyhow::Result<()> {
         let explain = |error| explained(error, self.model, self.endpoint, Some(file));
         let metadata = self.api.metadata(&self.remote.url(file)).map_err(explain)?;
         if metadata.commit_hash() != self.commit {

@@ -1,8 +1,7 @@
 //! What versions for Flex have in common.
 
-use burn::backend::Dispatch;
-use burn::backend::DispatchDevice;
 use burn::backend::flex::FlexTensor;
+use burn::backend::{Dispatch, DispatchDevice};
 use burn::tensor::{Device, Element, Shape, TensorData};
 
 /// Whether tensors of a device are those of Flex.
@@ -42,8 +41,13 @@ pub(crate) fn whole(tensor: FlexTensor) -> FlexTensor {
 }
 
 /// The bytes of a contiguous tensor.
+///
+/// # Panics
+/// If it is not: nothing would be read, and nobody would notice.
 pub(crate) fn bytes(tensor: &FlexTensor) -> &[u8] {
-    let (start, end) = tensor.layout().contiguous_offsets().unwrap_or((0, 0));
+    let Some((start, end)) = tensor.layout().contiguous_offsets() else {
+        panic!("a tensor of {:?} whose elements are not in order", tensor.layout().shape());
+    };
     let size = tensor.dtype().size();
     &tensor.bytes()[start * size..end * size]
 }

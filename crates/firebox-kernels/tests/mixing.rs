@@ -1,4 +1,4 @@
-//! Rotation, norms and the delta rule against Burn's own operations.
+//! Rotation and norms against Burn's own operations, and rotation against itself.
 
 #![allow(clippy::unwrap_used)]
 

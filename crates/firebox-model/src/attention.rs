@@ -146,8 +146,3 @@ impl Attention {
         Projected { query, key, value, gate }
     }
 }
-
-/// The rows of several tensors, one after the other.
-pub(crate) fn joined<const D: usize>(mut parts: Vec<Tensor<D>>) -> Tensor<D> {
-    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
-}

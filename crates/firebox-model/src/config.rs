@@ -80,7 +80,7 @@ pub struct NormConfig {
 
 impl NormConfig {
     /// The same norm under another name and width.
-    pub fn named(&self, name: &str, width: usize) -> Self {
+    pub(crate) fn named(&self, name: &str, width: usize) -> Self {
         Self { name: name.into(), width, ..self.clone() }
     }
 }
@@ -202,7 +202,7 @@ pub struct ExpertsConfig {
 /// Rotary positions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RopeConfig {
-    /// How many elements of a head are rotated, an even number.
+    /// How many elements of a head are rotated; one more where that is odd.
     pub width: usize,
     /// Base of the frequencies.
     pub theta: f64,

@@ -43,11 +43,18 @@ enum Parts {
     Streamed(Streamed),
 }
 
+/// While somebody has this, nobody else streams the weights. Whole ones are anybody's at any time.
+#[derive(Debug)]
+#[must_use]
+pub struct StreamingTurn<'a> {
+    _streaming: Option<MutexGuard<'a, ()>>,
+}
+
 impl Decoder {
     /// Builds a checkpoint's modules over its weights. Every tensor must be there, in the shape that the
     /// configuration says, and none beside them.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
-        let config = decoder_config(checkpoint)?;
+        let config = decoder_config(checkpoint.config())?;
         let taken = RefCell::default();
         let root = Weights::new(checkpoint, device, &taken);
         let whole = Whole::load(&config, &root)?;
@@ -62,7 +69,7 @@ impl Decoder {
         config: &StreamedConfig,
     ) -> Result<Self, ModelError> {
         let streaming = config;
-        let config = decoder_config(checkpoint)?;
+        let config = decoder_config(checkpoint.config())?;
         let taken = RefCell::default();
         let unmapped = Unmapped(checkpoint);
         let root = Weights::new(&unmapped, device, &taken);
@@ -205,8 +212,14 @@ impl Decoder {
 
     /// Lets heads take the place of the layers from `split` on. Once said, it stays.
     pub fn split_at(&self, split: usize) -> Result<(), ModelError> {
+        self.check_split(split)?;
+        if *self.split.get_or_init(|| split) == split { Ok(()) } else { self.check_split(split) }
+    }
+
+    /// Whether that may be said.
+    pub(crate) fn check_split(&self, split: usize) -> Result<(), ModelError> {
         self.fits_heads(split)?;
-        if split < self.layers() && *self.split.get_or_init(|| split) == split {
+        if split < self.layers() && self.split().is_none_or(|there| there == split) {
             return Ok(());
         }
         let reason = match self.split() {
@@ -415,8 +428,18 @@ impl Decoder {
     }
 
     /// Waits until no other pass streams the weights.
-    fn turn(&self) -> Option<MutexGuard<'_, ()>> {
-        self.streamed().map(Streamed::turn)
+    fn turn(&self) -> StreamingTurn<'_> {
+        StreamingTurn { _streaming: self.streamed().map(|streamed| streamed.turns().wait()) }
+    }
+
+    /// Whoever [steps](Pass::step) through a pass that is not whole has this for every step, from before it comes to the pool;
+    /// nothing where another pass streams the weights, or waits for it.
+    pub fn attempt_turn(&self) -> Option<StreamingTurn<'_>> {
+        let streaming = match self.streamed() {
+            Some(streamed) => Some(streamed.turns().attempt()?),
+            None => None,
+        };
+        Some(StreamingTurn { _streaming: streaming })
     }
 
     /// Says what the next passes will ask for, so that nothing else is read ahead.
@@ -450,10 +473,7 @@ impl Decoder {
             Parts::Whole(whole) => whole.embedding.gather(indices(tokens, &self.device)),
             Parts::Streamed(streamed) => streamed.embed(tokens)?,
         };
-        Ok(match self.config.embedding_scale {
-            Some(scale) => embedded.mul_scalar(scale),
-            None => embedded,
-        })
+        Ok(self.config.scaled(embedded))
     }
 
     pub(crate) fn unembed(&self, hidden: Tensor<2>, head: Option<&Head>) -> Result<Tensor<2>, ModelError> {
@@ -466,15 +486,13 @@ impl Decoder {
             (None, Parts::Whole(whole)) => whole.unembedding.multiply(hidden),
             (None, Parts::Streamed(streamed)) => streamed.unembed(&hidden)?,
         };
-        Ok(match self.config.logit_softcap {
-            Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
-            None => logits,
-        })
+        Ok(self.config.capped(logits))
     }
 }
 
-pub(crate) fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, ModelError> {
-    match Architecture::from_json(checkpoint.config())? {
+/// What a `config.json` says, if it is that of a decoder.
+pub(crate) fn decoder_config(config: &serde_json::Value) -> Result<DecoderConfig, ModelError> {
+    match Architecture::from_json(config)? {
         Architecture::Decoder(config) => Ok(config),
         Architecture::Encoder(_) => Err(ModelError::Kind {
             model_type: "bert".into(),
@@ -492,6 +510,22 @@ pub(crate) fn indices(tokens: &[u32], device: &Device) -> Tensor<1, Int> {
 }
 
 impl DecoderConfig {
+    /// Rows of the embedding as the first layer is given them.
+    pub(crate) fn scaled(&self, embedded: Tensor<2>) -> Tensor<2> {
+        match self.embedding_scale {
+            Some(scale) => embedded.mul_scalar(scale),
+            None => embedded,
+        }
+    }
+
+    /// Products with the unembedding as logits.
+    pub(crate) fn capped(&self, logits: Tensor<2>) -> Tensor<2> {
+        match self.logit_softcap {
+            Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+            None => logits,
+        }
+    }
+
     /// Whether a tensor may be there without being used.
     pub(crate) fn is_foreign(&self, name: &str) -> bool {
         self.names.foreign.iter().any(|prefix| name.starts_with(prefix))

@@ -7,7 +7,6 @@ use firebox_kernels::gate::gated;
 use firebox_kernels::host;
 
 use crate::ModelError;
-use crate::attention::joined;
 use crate::config::{Activation, DeltaNetConfig};
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
@@ -71,7 +70,7 @@ impl GatedDeltaNet {
         let projections = [&self.mixed, &self.gate, &self.step, &self.decay];
         let [mixed, gate, step, decay] =
             Linear::forward_each(projections, x).map(|projected| projected.to_device(&between));
-        let parts = rows
+        let mut parts: Vec<_> = rows
             .groups
             .iter()
             .zip(states)
@@ -82,7 +81,8 @@ impl GatedDeltaNet {
                 self.recur(Tokens { mixed, step: of_group(&step), decay: of_group(&decay) }, state)
             })
             .collect();
-        let read = self.norm.forward(joined(parts).reshape([count * value_heads, value_dim]));
+        let read = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
+        let read = self.norm.forward(read.reshape([count * value_heads, value_dim]));
         let gated = gated(gate, read.reshape([count, value_heads * value_dim]), Activation::Silu);
         self.output.forward(gated.to_device(&device))
     }
@@ -120,7 +120,7 @@ impl GatedDeltaNet {
 
 impl DeltaNetConfig {
     /// Channels of the convolution: queries, keys and values.
-    pub fn channels(&self) -> usize {
+    pub(crate) fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
 }

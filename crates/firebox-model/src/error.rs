@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use firebox_cache::CacheError;
 use firebox_store::StoreError;
 
-/// Why a model could not be built.
+/// Why a model could not be built or run.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The checkpoint could not be read.

@@ -124,13 +124,15 @@ impl Head {
         checkpoint: &Checkpoint,
     ) -> Result<Self, ModelError> {
         let config = decoder.config();
-        decoder.split_at(split)?;
+        decoder.check_split(split)?;
         form.check()?;
         let taken = RefCell::default();
         let all = Overlaid { over: tensors, under: checkpoint };
         let root = Weights::new(&all, decoder.device(), &taken).adapted(form.adapter_scale());
         let head = Self::over(id, form, split, config, &root, |name| tensors.info(name).is_some())?;
         root.all_taken(|_| false)?;
+        // Only now: a split stays, and a head that cannot be loaded has no say in where.
+        decoder.split_at(split)?;
         Ok(head)
     }
 

@@ -4,7 +4,7 @@
 /// residual stream by so much less that a deep network begins like a shallow one. Norms begin as what they do without a
 /// weight, adapters as nothing.
 #[derive(Debug)]
-pub struct Initial {
+pub(crate) struct Initial {
     state: u64,
     seeded: Seeded,
     layers: usize,
@@ -46,7 +46,7 @@ impl Initial {
     }
 
     /// The tensor of that name. Tensors have to be asked for in one order to be the same again.
-    pub(crate) fn numbers(&mut self, name: &str, shape: &[usize]) -> Vec<f32> {
+    pub fn numbers(&mut self, name: &str, shape: &[usize]) -> Vec<f32> {
         let count = shape.iter().product();
         let is = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if shape.len() == 1 {

@@ -49,7 +49,7 @@ impl RopeTable {
 impl RopeConfig {
     /// Radians per position of every pair, and what cosines and sines are multiplied by, in a sequence of
     /// `length` tokens.
-    pub fn frequencies(&self, length: usize) -> (Vec<f32>, f32) {
+    pub(crate) fn frequencies(&self, length: usize) -> (Vec<f32>, f32) {
         let base = |theta: f64| -> Vec<f32> {
             (0..self.width)
                 .step_by(2)
@@ -112,7 +112,7 @@ impl RopeConfig {
 
     /// The shortest sequence whose frequencies are those of a sequence of `length`: cached keys stay
     /// valid while this does not change.
-    pub fn epoch(&self, length: usize) -> usize {
+    pub(crate) fn epoch(&self, length: usize) -> usize {
         match &self.scaling {
             RopeScaling::Dynamic { original, .. } => length.max(*original),
             RopeScaling::LongRope { original, .. } if length > *original => original + 1,

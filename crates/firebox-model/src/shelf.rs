@@ -55,10 +55,13 @@ impl Shelf {
         for (layer, block) in config.blocks.iter().enumerate() {
             let FeedForwardConfig::MixtureOfExperts(mixture) = &block.feed_forward else { continue };
             first.insert(layer, portions.len());
+            let prefix = format!("{}{EXPERTS}", config.block_prefix(layer));
+            let names = checkpoint.tensors().map(|info| info.name.as_str());
+            let of_layer: Vec<&str> = names.filter(|name| name.starts_with(&prefix)).collect();
             for expert in 0..mixture.experts {
-                let prefix = format!("{}{EXPERTS}{expert}.", config.block_prefix(layer));
-                let names = checkpoint.tensors().map(|info| info.name.as_str());
-                portions.push(Arc::new(checkpoint.portion(names.filter(|name| name.starts_with(&prefix)))?));
+                let prefix = format!("{prefix}{expert}.");
+                let names = of_layer.iter().copied().filter(|name| name.starts_with(&prefix));
+                portions.push(Arc::new(checkpoint.portion(names)?));
             }
         }
         if portions.is_empty() {
@@ -160,8 +163,8 @@ impl Shelf {
             loaded.copied().map_err(ModelError::from).and_then(|copy| self.built(layer, expert, &copy));
         let mut state = self.state();
         let network = match copy {
-            Ok(network) if !state.kept.contains_key(&index) => network,
-            // Somebody else was faster, or there is less memory than was thought.
+            Ok(network) if !state.kept.contains_key(&index) && state.held <= state.room => network,
+            // Somebody else was faster, or there is less room or memory than was thought.
             _ => {
                 state.held -= self.stream.portions()[index].buffer_bytes() as u64;
                 drop(state);

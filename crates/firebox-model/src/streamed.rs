@@ -1,6 +1,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
@@ -53,9 +54,7 @@ pub struct Streamed {
     rows: Arc<dyn ReadAt>,
     embedding: String,
     watcher: Slot<Box<dyn Watcher>>,
-    /// Whole passes take turns: they would only take each other's buffers, and a thread that computes for one pass could
-    /// begin another on top of it, which would wait for a buffer that the first one has.
-    turn: Mutex<()>,
+    turns: Turns,
     blocks: Vec<Slot<Block>>,
     unembedding: Vec<Slot<Matrix>>,
 }
@@ -70,10 +69,46 @@ pub trait Watcher: std::fmt::Debug + Send + Sync {
         let _ = (streamed, part, bytes);
         false
     }
+
+    /// A part that was to stay does not after all.
+    fn could_not_keep(&self, streamed: &Streamed, part: usize) {
+        let _ = (streamed, part);
+    }
 }
 
 /// A part that is read into a buffer of which it leaves more than this part empty is kept as a copy.
 const WASTE: u64 = 8;
+
+/// Who streams: whole passes one after the other, which would only take each other's buffers, and single steps of passes
+/// that others interleave. A thread of the pool that waits within one of them may begin another on top of it, which would wait
+/// for a buffer that only the one below can give back; so nobody comes to the pool before it is their turn.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    turn: Mutex<()>,
+    waiting: AtomicUsize,
+}
+
+impl Turns {
+    /// Waits for it.
+    pub fn wait(&self) -> MutexGuard<'_, ()> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        turn
+    }
+
+    /// Takes it where nobody has it or waits for it.
+    pub fn attempt(&self) -> Option<MutexGuard<'_, ()>> {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            return None;
+        }
+        match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
 
 /// A place for a part in memory.
 #[derive(Debug)]
@@ -131,7 +166,7 @@ impl Streamed {
             rows: disk(ReadMethod::Buffered),
             embedding: config.embedding_name(),
             watcher: Slot::new(),
-            turn: Mutex::new(()),
+            turns: Turns::default(),
             blocks: (0..blocks).map(|_| Slot::new()).collect(),
             unembedding: (0..rest).map(|_| Slot::new()).collect(),
             checkpoint: checkpoint.clone(),
@@ -172,15 +207,20 @@ impl Streamed {
         match part.checked_sub(self.layers()) {
             None => {
                 let block = self.built(part, &read(&self.partition.whole[part])?, None)?;
-                self.blocks[part].set(Some(block));
+                self.put(part, &self.blocks[part], block);
             }
             Some(block) => {
                 let rows = self.multiplier(&read(&self.partition.portions[part])?)?;
-                self.unembedding[block].set(Some(rows));
+                self.put(part, &self.unembedding[block], rows);
             }
         }
-        self.stream.skip(part, true);
         Ok(())
+    }
+
+    fn put<T>(&self, part: usize, slot: &Slot<T>, built: Arc<T>) {
+        // In that order: whoever sees that it is kept may let go of it at once, and then it is not to be skipped.
+        self.stream.skip(part, true);
+        slot.set(Some(built));
     }
 
     /// Keeps a part no longer. Its memory goes as soon as no pass is using it.
@@ -294,8 +334,13 @@ impl Streamed {
         self.partition.kept_bytes(part)
     }
 
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether somebody streams at the moment, or waits for it.
+    pub fn is_taken(&self) -> bool {
+        self.turns.attempt().is_none()
+    }
+
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     pub(crate) fn expect(&self, layers: usize, logits: bool) {
@@ -360,14 +405,18 @@ impl Streamed {
         let (bytes, buffer) = (self.kept_bytes(part), self.stream.buffer_bytes() as u64);
         let copies = buffer - bytes > buffer / WASTE;
         let bytes = if copies { bytes } else { buffer };
-        if !self.watcher.get().is_some_and(|watcher| watcher.keeps(self, part, bytes)) {
+        let Some(watcher) = self.watcher.get().filter(|watcher| watcher.keeps(self, part, bytes)) else {
             return build(&loaded);
-        }
-        let loaded = if copies { loaded.copied()? } else { loaded };
-        let built = build(&loaded)?;
-        self.stream.detach(&loaded);
-        slot.set(Some(built.clone()));
-        self.stream.skip(part, true);
+        };
+        let stays = if copies { loaded.copied().ok() } else { Some(loaded.clone()) };
+        let Some(stays) = stays else {
+            // There is less memory than was thought; the pass needs none.
+            watcher.could_not_keep(self, part);
+            return build(&loaded);
+        };
+        let built = build(&stays).inspect_err(|_| watcher.could_not_keep(self, part))?;
+        self.stream.detach(&stays);
+        self.put(part, slot, built.clone());
         Ok(built)
     }
 

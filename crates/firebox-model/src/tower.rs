@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 use firebox_cache::{AttentionCache, LayerCache, LayerLayout, RecurrentState};
 use firebox_store::{Checkpoint, Tensors};
 
+use crate::ModelError;
 use crate::block::Block;
 use crate::bridge::Bridge;
 use crate::config::DecoderConfig;
@@ -16,7 +17,6 @@ use crate::matrix::Matrix;
 use crate::norm::RmsNorm;
 use crate::rows::{Input, Rows};
 use crate::weights::{Learned, Learning, Weights};
-use crate::{Architecture, ModelError};
 
 /// Layers of a decoder and what comes after them, to be trained: from its first layer on a whole model, from its split
 /// on a head. Parameters that are trained are in f32 and have gradients; others are as their file has them.
@@ -98,7 +98,7 @@ pub enum Fed {
 impl Tower {
     /// A whole model, with new numbers. `config` is a `config.json`.
     pub fn begin(config: &serde_json::Value, device: &Device, seeded: Seeded) -> Result<Self, ModelError> {
-        let config = decoder_of(config)?;
+        let config = decoder_config(config)?;
         Self::build(&Nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, None)
     }
 
@@ -109,7 +109,7 @@ impl Tower {
         seeded: Seeded,
         exit: ExitPlan,
     ) -> Result<Self, ModelError> {
-        let config = decoder_of(config)?;
+        let config = decoder_config(config)?;
         let layers = config.blocks.len();
         let wrong = |field: &str, reason: String| Err(ModelError::Config { field: field.into(), reason });
         if exit.split == 0 || exit.split >= layers {
@@ -123,7 +123,7 @@ impl Tower {
 
     /// A whole model, to go on from what it has learned.
     pub fn whole(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
-        let config = decoder_config(checkpoint)?;
+        let config = decoder_config(checkpoint.config())?;
         let seeded = Seeded::new(0);
         Self::build(checkpoint, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, None)
     }
@@ -139,7 +139,7 @@ impl Tower {
         device: &Device,
         seeded: Seeded,
     ) -> Result<Self, ModelError> {
-        let config = decoder_config(checkpoint)?;
+        let config = decoder_config(checkpoint.config())?;
         let learned = if matches!(form, HeadForm::Adapter { .. }) { Learned::Adapters } else { Learned::All };
         let overlaid = Overlaid { over: own.unwrap_or(&Nothing), under: checkpoint };
         Self::build(&overlaid, form, adapters, split, learned, config, device, seeded, None)
@@ -240,11 +240,7 @@ impl Tower {
                 if let Some(&token) = tokens.iter().find(|token| **token as usize >= vocab_size) {
                     return Err(ModelError::Token { token, vocab_size });
                 }
-                let rows = embedding.gather(indices(&tokens, device));
-                match config.embedding_scale {
-                    Some(scale) => rows.mul_scalar(scale),
-                    None => rows,
-                }
+                config.scaled(embedding.gather(indices(&tokens, device)))
             }
             (Fed::Tokens(_), None) => {
                 let reason = format!("a tower that begins at layer {first} reads hidden states");
@@ -295,10 +291,7 @@ impl Tower {
             (Some(matrix), _) | (None, Some(matrix)) => matrix.multiply(hidden),
             (None, None) => unreachable!("a tower without an embedding has an unembedding"),
         };
-        match self.frame.config.logit_softcap {
-            Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
-            None => logits,
-        }
+        self.frame.config.capped(logits)
     }
 
     /// What is trained, under the names of the model's tensors, in f32. What an exit has is left out.
@@ -338,19 +331,6 @@ impl Exit {
             final_norm: RmsNorm::load(&config.final_norm, &weights.within(&config.names.prefix))?,
             plan,
         })
-    }
-}
-
-/// The configuration of a decoder.
-fn decoder_of(config: &serde_json::Value) -> Result<DecoderConfig, ModelError> {
-    match Architecture::from_json(config)? {
-        Architecture::Decoder(config) => Ok(config),
-        Architecture::Encoder(_) => Err(ModelError::Kind {
-            model_type: "bert".into(),
-            found: "an encoder",
-            wanted: "a decoder",
-            remedy: "only decoders can be trained",
-        }),
     }
 }
 

@@ -273,20 +273,17 @@ fn words(weight: Weight, rows: usize, device: &Device) -> Tensor<2, Int> {
     const WORD: usize = size_of::<u32>();
     let row_bytes = weight.data.len() / rows;
     let words = row_bytes.div_ceil(WORD);
-    let bytes = if row_bytes.is_multiple_of(WORD) && weight.data.as_ptr().cast::<u32>().is_aligned() {
-        weight.data
+    let words = if row_bytes.is_multiple_of(WORD) && weight.data.as_ptr().cast::<u32>().is_aligned() {
+        data(weight.data, [rows, words], DType::I32)
     } else {
         let mut padded = Vec::with_capacity(rows * words * WORD);
         for row in weight.data.chunks_exact(row_bytes) {
             padded.extend_from_slice(row);
             padded.resize(padded.len().next_multiple_of(WORD), 0);
         }
-        return Tensor::from_data(
-            TensorData::from_bytes_vec(padded, [rows, words], DType::I32),
-            (device, DType::I32),
-        );
+        TensorData::from_bytes_vec(padded, [rows, words], DType::I32)
     };
-    Tensor::from_data(data(bytes, [rows, words], DType::I32), (device, DType::I32))
+    Tensor::from_data(words, (device, DType::I32))
 }
 
 // Nibbles are multiplied in the order they are stored in.

@@ -6,7 +6,7 @@ use firebox_cache::{KvType, PAGE, Pool, SequenceCache};
 use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
-use crate::session::PREFILL_CHUNK;
+use crate::session::{PREFILL_CHUNK, read};
 use crate::{Model, RuntimeError};
 
 /// What is measured, and how often.
@@ -134,9 +134,7 @@ impl Bench<'_> {
             .zip(&*caches)
             .map(|(tokens, cache)| Input::new(tokens, cache.position(), 0))
             .collect();
-        let logits = self.decoder.forward_together(&inputs, caches, Wanted::Last)?;
-        let logits = logits.try_into_vec_as::<f32>();
-        logits.map(drop).map_err(|error| RuntimeError::Readback { reason: error.to_string() })
+        read(self.decoder.forward_together(&inputs, caches, Wanted::Last)?).map(drop)
     }
 }
 

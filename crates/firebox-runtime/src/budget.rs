@@ -53,10 +53,7 @@ impl fmt::Display for Account {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Program => "the program",
-            Self::Weights => "weights",
-            Self::Streams => "streams",
-            Self::Activations => "activations",
-            Self::Scratch => "scratch",
+            other => other.name(),
         })
     }
 }

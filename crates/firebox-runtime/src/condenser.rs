@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 
 use firebox_cache::{CacheError, TurnId};
 use firebox_text::Tokenizer;
@@ -101,7 +101,9 @@ impl Condensing {
             text.push_str(tokenizer.decode(tokens, true).trim());
             text.push('\n');
         }
-        let condensed = std::thread::spawn(move || fit_facts(&text, &tokenizer, capacity, &*condenser));
+        let condense = move || fit_facts(&text, &tokenizer, capacity, &*condenser);
+        let condensed = thread::Builder::new().name("firebox-facts".into()).spawn(condense);
+        let condensed = condensed.map_err(|error| RuntimeError::Threads { reason: error.to_string() })?;
         Ok(Self { condensed, facts })
     }
 

@@ -77,6 +77,15 @@ pub enum RuntimeError {
         /// What it reports.
         reason: String,
     },
+    /// The device or a component panicked while it computed.
+    #[error(
+        "computing panicked: {reason}; what was asked is not answered, and other models go on: ask again, and open the model \
+         anew if it goes on"
+    )]
+    Panicked {
+        /// What the panic says.
+        reason: String,
+    },
     /// What a file remembers was computed by another model, or is kept in another way.
     #[error(
         "{}: {field} is {found:?} there and {expected:?} here; use it with what it was saved by, or remove it",
@@ -182,8 +191,8 @@ pub enum RuntimeError {
         /// How many there are.
         cores: usize,
     },
-    /// Threads to compute on could not be made.
-    #[error("no threads to compute on: {reason}")]
+    /// A thread could not be made, or ended without a word.
+    #[error("a thread is missing: {reason}")]
     Threads {
         /// Why.
         reason: String,

@@ -100,7 +100,7 @@ impl Session {
                 lost = self.next_lost(most);
             }
         }
-        let next = || self.cache.len()..self.tokens.len().min(self.cache.len() + most);
+        let next = || self.cache.len()..self.tokens.len().min(self.cache.len().saturating_add(most));
         Ok(Due { tokens: lost.unwrap_or_else(next), length })
     }
 

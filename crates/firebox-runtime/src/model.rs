@@ -238,40 +238,41 @@ impl Model {
 
     /// A sequence that has not begun.
     pub fn session(&self) -> Result<Session, RuntimeError> {
-        let decoder = self.decoder()?;
-        let session = match &self.fit {
-            Some(fit) => Session::in_pool(decoder, fit.pool()).with_chunk(fit.plan().chunk),
-            None => Session::new(decoder),
-        };
-        Ok(self.with_rack(session))
+        match &self.fit {
+            Some(fit) => self.session_in(fit.pool()),
+            None => Ok(self.outfitted(Session::new(self.decoder()?))),
+        }
     }
 
     /// The same, with pages from a pool that several sequences share.
     pub fn session_in(&self, pool: &Pool) -> Result<Session, RuntimeError> {
-        let session = Session::in_pool(self.decoder()?, pool);
-        let session = match &self.fit {
-            Some(fit) => session.with_chunk(fit.plan().chunk),
-            None => session,
-        };
-        Ok(self.with_rack(session))
+        Ok(self.outfitted(Session::in_pool(self.decoder()?, pool)))
     }
 
     /// A sequence that goes on from a file, with pages from a pool.
     pub fn restored_in(&self, saved: &Saved, pool: &Pool) -> Result<Session, RuntimeError> {
-        let session = saved.session_in(pool)?;
-        let session = match &self.fit {
-            Some(fit) => session.with_chunk(fit.plan().chunk),
-            None => session,
-        };
-        Ok(self.with_rack(session))
+        Ok(self.outfitted(saved.session_in(pool)?))
     }
 
-    fn with_rack(&self, session: Session) -> Session {
-        let session = session.with_meters(self.session_meters());
-        match &self.heads {
-            Some(heads) => session.with_heads(heads.clone()),
-            None => session,
+    /// The same, with pages from where [its own](Self::session) have theirs.
+    pub(crate) fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
+        let Some(fit) = &self.fit else { return Ok(self.outfitted(saved.session()?)) };
+        let (pool, layout) = (fit.pool(), saved.layout());
+        if pool.layout().kept == layout.kept && pool.layout().layers == layout.layers {
+            return self.restored_in(saved, pool);
         }
+        self.restored_in(saved, &pool.with_layout(layout))
+    }
+
+    /// A session with what the model has for all of its own: meters, heads, and pieces of prompts that fit into memory.
+    fn outfitted(&self, mut session: Session) -> Session {
+        if let Some(fit) = &self.fit {
+            session = session.with_chunk(fit.plan().chunk);
+        }
+        if let Some(heads) = &self.heads {
+            session = session.with_heads(heads.clone());
+        }
+        session.with_meters(self.session_meters())
     }
 }
 

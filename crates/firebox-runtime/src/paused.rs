@@ -107,7 +107,7 @@ impl Paused {
     }
 
     /// Reads what was [written](Self::write). The session takes pages from `pool` for what is to come; what it remembers
-    /// stays in the file. What it was told about how to work, its head for example, it has to be told again.
+    /// stays in the file. What it was told about how to work, which head it wears for example, it has to be told again.
     pub fn read(
         path: impl AsRef<Path>,
         model: &Model,
@@ -119,7 +119,7 @@ impl Paused {
             let reason = format!("the session was not written with an answer that was paused: {error}");
             CacheError::Mismatch { reason }
         })?;
-        let session = saved.session_in(pool)?;
+        let session = model.restored_in(&saved, pool)?;
         paused.check(&session)?;
         Ok((paused, said, session))
     }

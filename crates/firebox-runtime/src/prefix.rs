@@ -93,7 +93,7 @@ impl PersistentPrefix {
             Err(reason) => Origin::Rebuilt { reason },
         };
         model.meters().add(Counter::PrefixMisses, 1);
-        let mut session = Session::new(decoder).with_kv_type(kept).with_fact_capacity(capacity);
+        let mut session = model.session()?.with_kv_type(kept).with_fact_capacity(capacity);
         let fact = session.add_fact(tokens)?;
         session.pin(fact, true)?;
         session.save(&path, model)?;

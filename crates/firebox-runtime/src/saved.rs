@@ -161,11 +161,8 @@ impl Session {
             encoded_length: self.encoded_length,
             expected_length: self.expected_length,
         };
-        let record = serde_json::to_string(&record).map_err(|error| StoreError::Io {
-            path: path.to_owned(),
-            action: "write".into(),
-            source: error.into(),
-        })?;
+        let record =
+            serde_json::to_string(&record).map_err(|error| StoreError::io(path, "write", error.into()))?;
         let mut metadata: BTreeMap<String, String> =
             key.into_iter().map(|(field, value)| (field.to_owned(), value)).collect();
         for (field, value) in
@@ -221,7 +218,7 @@ impl Session {
     /// A session that goes on where another one was [saved](Self::save): with the same model, keys and values kept the
     /// same way. What it remembers stays in the file and is only read; what is added takes pages.
     pub fn restore(path: impl AsRef<Path>, model: &Model, kept: KvType) -> Result<Self, RuntimeError> {
-        Saved::open(path, model, kept)?.session()
+        model.restored(&Saved::open(path, model, kept)?)
     }
 }
 
@@ -278,7 +275,7 @@ impl Saved {
 
     /// A session that goes on from there, with pages of its own.
     pub fn session(&self) -> Result<Session, RuntimeError> {
-        self.session_in(&Pool::new(self.decoder.layout(self.kept)))
+        self.session_in(&Pool::new(self.layout()))
     }
 
     /// The same, with pages from a pool that several sequences of the model share.
@@ -296,6 +293,11 @@ impl Saved {
 
     pub(crate) fn decoder(&self) -> &Arc<Decoder> {
         &self.decoder
+    }
+
+    /// That of the pages that go on from it.
+    pub(crate) fn layout(&self) -> Layout {
+        self.decoder.layout(self.kept)
     }
 
     /// Whether a session can be begun from it.

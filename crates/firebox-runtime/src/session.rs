@@ -343,7 +343,7 @@ impl Session {
     fn pass_all(&mut self, tokens: Range<usize>, length: usize) -> Result<(), RuntimeError> {
         for (index, start) in tokens.clone().step_by(self.chunk).enumerate() {
             self.check_cancelled(index)?;
-            let piece = self.tokens[start..tokens.end.min(start + self.chunk)].to_vec();
+            let piece = self.tokens[start..tokens.end.min(start.saturating_add(self.chunk))].to_vec();
             self.encode(&piece, length)?;
         }
         Ok(())
@@ -499,9 +499,9 @@ impl Session {
     }
 }
 
-/// Logits, where they can be looked at.
-pub(crate) fn read(logits: Tensor<2>) -> Result<Vec<f32>, RuntimeError> {
-    logits.try_into_vec_as::<f32>().map_err(|error| RuntimeError::Readback { reason: error.to_string() })
+/// Numbers of a device, where they can be looked at.
+pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, RuntimeError> {
+    tensor.try_into_vec_as::<f32>().map_err(|error| RuntimeError::Readback { reason: error.to_string() })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
 use crate::sampler::likeliest;
-use crate::{Model, RuntimeError};
+use crate::{Model, RuntimeError, session};
 
 /// How a prompt goes through the layers while it is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -188,16 +188,11 @@ fn verify_embedding(
 ) -> Result<EmbeddingVerification, RuntimeError> {
     let encoder = model.encoder()?;
     let width = encoder.config().hidden_size;
-    let read = |tensor: Result<Vec<f32>, _>| {
-        tensor.map_err(|error: burn::tensor::TensorReadError| RuntimeError::Readback {
-            reason: error.to_string(),
-        })
-    };
     let mut hidden = Worst::default();
-    let found = read(encoder.forward(ids)?.try_into_vec_as::<f32>())?;
+    let found = session::read(encoder.forward(ids)?)?;
     hidden.look(0, &found, &file.matrix("last_hidden_state", ids.len(), width)?);
     let mut embedding = Worst::default();
-    let found = read(encoder.embed(ids)?.try_into_vec_as::<f32>())?;
+    let found = session::read(encoder.embed(ids)?)?;
     embedding.look(0, &found, &file.matrix("embedding", 1, width)?);
     Ok(EmbeddingVerification {
         max_difference: embedding.difference,

@@ -30,7 +30,7 @@ pub(crate) struct App {
     pub keys: Keys,
     pub limits: Limits,
     /// Grammars are looked at beside the engine, one at a time: what is to do harm there keeps none but its like waiting.
-    pub grammars: Semaphore,
+    pub grammars: Arc<Semaphore>,
     /// Vectors are computed beside the engine, some texts of one request at a time.
     pub embedding: Arc<Semaphore>,
     pub sessions: Sessions,
@@ -48,12 +48,11 @@ impl App {
     pub async fn check(&self, grammar: Option<&Grammar>, served: &Served) -> Result<(), ApiError> {
         let Some(grammar) = grammar.cloned() else { return Ok(()) };
         let (tokenizer, ends) = (served.tokenizer()?.clone(), served.model.end_tokens());
-        let _one_at_a_time = self.grammars.acquire().await.map_err(|_| ApiError::over())?;
         let check = move || {
             Constraint::new(&grammar, &tokenizer, &ends).map_err(RuntimeError::from)?;
             Ok(())
         };
-        blocking(check).await
+        in_turn(&self.grammars, check).await
     }
 }
 
@@ -108,5 +107,55 @@ pub(crate) async fn blocking<R: Send + 'static>(
     match tokio::task::spawn_blocking(act).await {
         Ok(done) => done,
         Err(_) => Err(ApiError::internal("the request could not be worked on; the server's log says more")),
+    }
+}
+
+/// The same when it is this request's turn. What a client that leaves has begun keeps the turn until it is done: nobody can
+/// have several at once by asking and leaving.
+pub(crate) async fn in_turn<R: Send + 'static>(
+    turns: &Arc<Semaphore>,
+    act: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
+) -> Result<R, ApiError> {
+    let turn = turns.clone().acquire_owned().await.map_err(|_| ApiError::over())?;
+    blocking(move || {
+        let _turn = turn;
+        act()
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[test]
+    fn who_leaves_gives_the_turn_back_once_it_is_done() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let turns = Arc::new(Semaphore::new(1));
+            let (begin, begun) = oneshot::channel();
+            let (end, ended) = mpsc::channel::<()>();
+            let taken = turns.clone();
+            let asking = tokio::spawn(async move {
+                let work = move || {
+                    let _ = begin.send(());
+                    let _ = ended.recv();
+                    Ok(())
+                };
+                in_turn(&taken, work).await
+            });
+            begun.await.unwrap();
+            asking.abort();
+            assert!(asking.await.unwrap_err().is_cancelled());
+            assert_eq!(turns.available_permits(), 0, "what was begun goes on");
+            end.send(()).unwrap();
+            drop(timeout(Duration::from_secs(20), turns.acquire()).await.unwrap().unwrap());
+        });
     }
 }

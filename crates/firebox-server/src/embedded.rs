@@ -63,7 +63,7 @@ impl Embedded {
             telemetry,
             keys: config.keys,
             limits,
-            grammars: Semaphore::new(1),
+            grammars: Arc::new(Semaphore::new(1)),
             embedding: Arc::new(Semaphore::new(1)),
             sessions: Sessions::new(config.sessions),
             watching: Arc::new(Semaphore::new(engine_state::MOST_WATCHERS)),
@@ -93,10 +93,20 @@ impl Embedded {
         self.app.stop.clone()
     }
 
+    /// The engine that answers, for a program that asks it as well, or tells its host how hot it is. It goes on for as long as
+    /// anybody has it.
+    pub fn engine(&self) -> Engine {
+        self.app.engine.clone()
+    }
+
     pub(crate) fn app(&self) -> Arc<App> {
         self.app.clone()
     }
 }
+
+#[cfg(test)]
+#[path = "../../../fuzz/checks/http_body.rs"]
+mod check;
 
 #[cfg(test)]
 mod tests {
@@ -115,6 +125,25 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
         let model = Model::open(root, &device("cpu").unwrap()).unwrap();
         Embedded::new(config, vec![("small".into(), model)]).unwrap()
+    }
+
+    #[test]
+    fn the_fuzzing_corpus() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let model = root.join("tests/fixtures/gguf/llama/model.gguf");
+        let model = Model::open(model, &device("cpu").unwrap()).unwrap();
+        let request_time = Some(std::time::Duration::from_secs(60));
+        let config = ServerConfig { request_time, ..ServerConfig::default() };
+        let program = Embedded::new(config, vec![("small".into(), model)]).unwrap().router();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let bodies = std::fs::read_dir(root.join("fuzz/corpus/http_body")).unwrap();
+        let answered = bodies
+            .filter(|body| {
+                let body = std::fs::read(body.as_ref().unwrap().path()).unwrap();
+                check::check(&program, &runtime, &body)
+            })
+            .count();
+        assert!(answered > 0);
     }
 
     /// What a program says at a path, to who names a host and may have a key.

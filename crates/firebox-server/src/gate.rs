@@ -48,7 +48,8 @@ fn expect_neighbour(headers: &HeaderMap, is_local: bool) -> Result<(), ApiError>
             return Err(ApiError::stranger("pages of other sites may not use this server"));
         }
     }
-    if is_local && headers.contains_key(header::HOST) && !host.is_empty() && !names_this_machine(host) {
+    let is_named = headers.get(header::HOST).is_some_and(|host| !host.is_empty());
+    if is_local && is_named && !names_this_machine(host) {
         return Err(ApiError::stranger("this server is only for the machine it runs on; use localhost"));
     }
     Ok(())
@@ -95,6 +96,7 @@ mod tests {
     fn a_host_that_is_no_text_is_nobody() {
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, HeaderValue::from_bytes(b"evil\xff").unwrap());
+        assert!(expect_neighbour(&headers, true).is_err());
         headers.insert(header::ORIGIN, HeaderValue::from_bytes(b"http://evil\xff").unwrap());
         assert!(expect_neighbour(&headers, true).is_err());
         assert!(expect_neighbour(&HeaderMap::new(), true).is_ok());

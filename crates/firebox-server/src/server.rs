@@ -2,7 +2,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use firebox_runtime::engine::HostConfig;
+use firebox_runtime::engine::{Engine, HostConfig};
 use firebox_runtime::{Budget, Model};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -127,6 +127,11 @@ impl Server {
     /// What stops it.
     pub fn stop(&self) -> Stop {
         self.embedded.stop()
+    }
+
+    /// The engine that answers: see [`Embedded::engine`].
+    pub fn engine(&self) -> Engine {
+        self.embedded.engine()
     }
 
     /// Answers requests until it is stopped.

@@ -317,12 +317,7 @@ async fn save(about: About, Asked(body): Asked) -> Answered {
     let folder = about.app.sessions.folder(&about.app.keys.owner(&about.scope))?;
     let name = fields.needed_text("name")?.to_owned();
     let path = registry::file(&folder, &name, "name")?;
-    let saved = move |dialogue: &mut Dialogue| {
-        std::fs::create_dir_all(&folder)
-            .map_err(|error| ApiError::internal(format!("{}: {error}", folder.display())))?;
-        dialogue.save(&path)
-    };
-    about.change(saved).await.map(|Json(mut value)| {
+    about.change(move |dialogue| dialogue.save(&path)).await.map(|Json(mut value)| {
         value["saved"] = name.into();
         Json(value)
     })

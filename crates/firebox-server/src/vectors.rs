@@ -12,7 +12,7 @@ use firebox_text::Tokenizer;
 use serde_json::{Value, json};
 use utoipa_axum::routes;
 
-use crate::app::{App, Routes, blocking};
+use crate::app::{App, Routes, blocking, in_turn};
 use crate::asked::Asked;
 use crate::completions::{Prompt, prompts};
 use crate::error::ApiError;
@@ -40,15 +40,16 @@ pub(crate) fn routes() -> Routes {
 async fn embed(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
     let fields = Fields::of(&body)?;
     let chosen = app.catalog.find(fields.text("model")?).await?;
-    let mut texts = Vec::new();
-    for prompt in prompts(&fields, "input")? {
+    let given = prompts(&fields, "input")?;
+    expect_few(&fields, "input", given.len())?;
+    let mut texts = Vec::with_capacity(given.len());
+    for prompt in given {
         texts.push(match prompt {
             Prompt::Text(text) => text,
             // Models read texts; what tokens spell is read as they are.
             Prompt::Tokens(tokens) => chosen.served.tokenizer()?.decode(&tokens, true),
         });
     }
-    expect_few(&fields, "input", texts.len())?;
     if let Some(at) = texts.iter().position(String::is_empty) {
         return Err(fields.wrong(&format!("input[{at}]"), "is empty"));
     }
@@ -67,7 +68,7 @@ async fn embed(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<V
     for range in turns(&lengths) {
         let (texts, served) = (texts.clone(), served.clone());
         let embed = move || Ok(served.model.embed(&texts[range], &EmbedOptions::default())?);
-        vectors.extend(in_turn(&app, embed).await?);
+        vectors.extend(in_turn(&app.embedding, embed).await?);
     }
     let width = vectors.first().map_or(0, Vec::len);
     if dimensions.is_some_and(|dimensions| dimensions != width as u64) {
@@ -140,7 +141,7 @@ async fn rerank(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<
             let ranked = served.model.rerank(&query, &documents[range])?;
             Ok(ranked.into_iter().map(move |one| Ranked { document: one.document + first, ..one }))
         };
-        ranked.extend(in_turn(&app, rank).await?);
+        ranked.extend(in_turn(&app.embedding, rank).await?);
     }
     ranked.sort_by(|one, other| other.score.total_cmp(&one.score).then(one.document.cmp(&other.document)));
     let results = ranked.iter().take(most).map(|ranked| {
@@ -156,19 +157,6 @@ async fn rerank(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<
         "results": results.collect::<Vec<_>>(),
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
     })))
-}
-
-/// Computes when it is this request's turn. A client that leaves is followed by the next one once that is done.
-async fn in_turn<R: Send + 'static>(
-    app: &App,
-    act: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
-) -> Result<R, ApiError> {
-    let turn = app.embedding.clone().acquire_owned().await.map_err(|_| ApiError::over())?;
-    blocking(move || {
-        let _turn = turn;
-        act()
-    })
-    .await
 }
 
 /// How many tokens each text has.

@@ -242,6 +242,21 @@ fn a_branch_that_is_dropped_takes_its_own_along() {
 }
 
 #[test]
+fn a_session_has_so_many_branches_at_most() {
+    let server = start(|_| {});
+    let talker = Talker::of(&server, "");
+    let session = talker.begin(json!({}));
+    let fork = format!("{session}/fork");
+    for branch in 1..64 {
+        assert_eq!(talker.post(&fork, json!({}))["branch"], branch);
+    }
+    talker.ask("POST", &fork, &json!({})).fails_saying(429, "64 branches");
+    // Each has left the one before it, and goes with it.
+    talker.ask("DELETE", &format!("{session}/branches/1"), &Value::Null).ok();
+    assert_eq!(talker.post(&fork, json!({}))["branch"], 64);
+}
+
+#[test]
 fn facts_are_superseded_and_come_back_with_what_replaced_them_gone() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");

@@ -1,18 +1,19 @@
 //! What can go wrong, said so that the reader knows what to do next.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use crate::excerpt::{Excerpt, shortened, shown};
+use crate::files::EIO;
 
 /// Any failure of this crate. Each names the file, the field in it and the reason.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The operating system refused.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    /// The operating system refused. The kind of its answer tells a full disk from a file that is gone or cut short.
+    #[error("{}: cannot {action}: {source}{}", path.display(), remedy(source))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -226,6 +227,19 @@ pub enum StoreError {
     },
 }
 
+/// What helps against what the system says, as the end of a sentence.
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room there, and try again",
+        ErrorKind::UnexpectedEof => "; the file is shorter than it was: put a whole one in its place",
+        ErrorKind::NotFound => "; look whether the name is right, and where the file went",
+        _ if cfg!(unix) && source.raw_os_error() == Some(EIO) => {
+            "; the disk fails: try again, and have a copy elsewhere if it goes on"
+        }
+        _ => "",
+    }
+}
+
 /// The heads that there are, as part of a sentence.
 fn having(installed: &[String]) -> String {
     match installed {
@@ -235,7 +249,8 @@ fn having(installed: &[String]) -> String {
 }
 
 impl StoreError {
-    pub(crate) fn io(path: &Path, action: impl Into<String>, source: io::Error) -> Self {
+    /// What the system refused, said with the file and with what was tried, as a verb phrase.
+    pub fn io(path: &Path, action: impl Into<String>, source: io::Error) -> Self {
         Self::Io { path: path.to_owned(), action: action.into(), source }
     }
 }

@@ -1,6 +1,6 @@
 //! A model's directory: which of its files may be read, and how much of them.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Component, Path, PathBuf};
 
@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Excerpt;
+use crate::files::File;
 
 /// Limits on the small files beside the weights. The largest tokenizers in use take 35 MB.
 pub(crate) const MAX_JSON: u64 = 16 << 20;

@@ -5,7 +5,7 @@
 //! is complete, and one that was cut short has no manifest.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,7 @@ use crate::checkpoint::{Checkpoint, SourceKind, combined_hash};
 use crate::encoding::{Encoding, Quantization};
 use crate::error::StoreError;
 use crate::excerpt::Shape;
+use crate::files::{self, File};
 use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
 use crate::heads;
 use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, file_of};
@@ -115,7 +116,8 @@ pub fn import(
     };
 
     let segments_folder = partial.path.join("segments");
-    fs::create_dir(&segments_folder).map_err(|error| StoreError::io(&segments_folder, "create", error))?;
+    files::create_folder(&segments_folder)
+        .map_err(|error| StoreError::io(&segments_folder, "create", error))?;
     let mut segments = Vec::new();
     for segment in segment_ids(&checkpoint) {
         segments.push(
@@ -123,7 +125,7 @@ pub fn import(
         );
     }
     if import.spill.exists() {
-        fs::remove_file(&import.spill).map_err(|error| StoreError::io(&import.spill, "remove", error))?;
+        files::remove_file(&import.spill).map_err(|error| StoreError::io(&import.spill, "remove", error))?;
     }
     sync_folder(&segments_folder)?;
 
@@ -303,13 +305,9 @@ impl Import<'_> {
     }
 
     fn open_spill(&self) -> Result<File, StoreError> {
-        File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&self.spill)
-            .map_err(|error| StoreError::io(&self.spill, "create", error))
+        let mut options = fs::File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        File::open_with(&self.spill, &options).map_err(|error| StoreError::io(&self.spill, "create", error))
     }
 
     fn append_spill(&self, mut spill: File, writer: &mut TensorWriter) -> Result<(), StoreError> {
@@ -390,10 +388,5 @@ pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<(
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let write = || {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(|error| StoreError::io(path, "write", error))
+    files::write(path, bytes).map_err(|error| StoreError::io(path, "write", error))
 }

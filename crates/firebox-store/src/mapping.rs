@@ -1,6 +1,5 @@
 //! A file mapped into memory, and read by position where its pages should not stay.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
@@ -12,6 +11,7 @@ use memmap2::{Advice, UncheckedAdvice};
 
 use crate::disk::ReadMethod;
 use crate::error::StoreError;
+use crate::files::File;
 use crate::folder::regular;
 
 /// A read-only mapping of a whole file.
@@ -35,7 +35,7 @@ struct Stamp {
 
 impl Stamp {
     fn of(file: &File) -> std::io::Result<Self> {
-        let metadata = file.metadata()?;
+        let metadata = file.system().metadata()?;
         Ok(Self { len: metadata.len(), modified: metadata.modified().ok() })
     }
 }
@@ -78,7 +78,7 @@ impl Mapping {
         // mapped is outside of what the type system can hold: as for every user of mmap, that changes what is read
         // or ends the process with SIGBUS. Parsers therefore check against the length once and keep no reference
         // that outlives the mapping.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| StoreError::io(path, "map", error))?;
+        let map = unsafe { Mmap::map(file.system()) }.map_err(|error| StoreError::io(path, "map", error))?;
         let map = Arc::new(map);
         let bytes = Bytes::from_owner(Shared(map.clone()));
         Ok(Self { path: path.to_owned(), file, stamp, direct: OnceLock::new(), map, bytes })
@@ -104,7 +104,7 @@ impl Mapping {
 
     /// Fills a buffer from the file without touching the mapping, so that an import's pages are not charged to it.
     pub(crate) fn read_at(&self, buffer: &mut [u8], start: usize) -> Result<(), StoreError> {
-        read_exact_at(&self.file, buffer, start as u64).map_err(|error| {
+        self.file.read_exact_at(buffer, start as u64).map_err(|error| {
             StoreError::io(&self.path, format!("read {} bytes at {start}", buffer.len()), error)
         })
     }
@@ -124,9 +124,9 @@ impl Mapping {
             }
             ReadMethod::Buffered => None,
         };
-        let count = match direct.map(|file| read_at(file, buffer, start)) {
+        let count = match direct.map(|file| file.read_at(buffer, start)) {
             // Some file systems open a file so and then do not read it so.
-            None | Some(Err(_)) => read_at(&self.file, buffer, start).map_err(fail)?,
+            None | Some(Err(_)) => self.file.read_at(buffer, start).map_err(fail)?,
             Some(Ok(count)) => count,
         };
         if Stamp::of(&self.file).map_err(fail)? != self.stamp {
@@ -160,12 +160,19 @@ impl Mapping {
 }
 
 impl Mapping {
-    /// Reads the whole file into memory and waits for it.
-    pub(crate) fn populate(&self) -> Result<(), StoreError> {
-        self.populate_range(0, self.bytes.len())
+    /// Does something that touches few pages. Some systems read megabytes around a page that is touched, all of a small file
+    /// that way; here they are asked not to.
+    pub(crate) fn sparsely<R>(&self, touch: impl FnOnce() -> R) -> R {
+        // Wishes, whose failing changes nothing but the time that it takes.
+        #[cfg(unix)]
+        drop(self.map.advise(Advice::Random));
+        let touched = touch();
+        #[cfg(unix)]
+        drop(self.map.advise(Advice::Normal));
+        touched
     }
 
-    /// The same for a range of it.
+    /// Reads a range of the file into memory and waits for it.
     pub(crate) fn populate_range(&self, start: usize, len: usize) -> Result<(), StoreError> {
         // Systems that do not know the first wish are asked to begin at least.
         #[cfg(target_os = "linux")]
@@ -180,7 +187,7 @@ impl Mapping {
     pub(crate) fn evict(&self) -> Result<(), StoreError> {
         self.release(0, self.bytes.len())?;
         #[cfg(target_os = "linux")]
-        rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)
+        rustix::fs::fadvise(self.file.system(), 0, None, rustix::fs::Advice::DontNeed)
             .map_err(|error| StoreError::io(&self.path, "release", error.into()))?;
         Ok(())
     }
@@ -221,7 +228,16 @@ impl Mapping {
 
     /// The hash of the file's bytes, which are read by position.
     pub(crate) fn hash(&self, on_bytes: &mut dyn FnMut(u64)) -> Result<String, StoreError> {
-        let length = self.bytes.len();
+        Ok(self.hash_before(self.bytes.len(), on_bytes)?.to_hex().to_string())
+    }
+
+    /// The same of its first `length` bytes. Where the disk does not give them that is an error; touching the mapping would
+    /// end the process.
+    pub(crate) fn hash_before(
+        &self,
+        length: usize,
+        on_bytes: &mut dyn FnMut(u64),
+    ) -> Result<blake3::Hash, StoreError> {
         let mut buffer = vec![0; length.min(4 << 20)];
         let mut hasher = blake3::Hasher::new();
         let mut at = 0;
@@ -232,7 +248,7 @@ impl Mapping {
             on_bytes(len as u64);
             at += len;
         }
-        Ok(hasher.finalize().to_hex().to_string())
+        Ok(hasher.finalize())
     }
 }
 
@@ -242,45 +258,16 @@ fn opened_directly(path: &Path, file: &File) -> Option<File> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
     let flags = rustix::fs::OFlags::DIRECT.bits();
-    let direct = File::options().read(true).custom_flags(flags as i32).open(path).ok()?;
-    let (same, other) = (file.metadata().ok()?, direct.metadata().ok()?);
+    let mut options = std::fs::File::options();
+    options.read(true).custom_flags(flags as i32);
+    let direct = File::open_with(path, &options).ok()?;
+    let (same, other) = (file.system().metadata().ok()?, direct.system().metadata().ok()?);
     ((same.dev(), same.ino()) == (other.dev(), other.ino())).then_some(direct)
 }
 
 #[cfg(not(target_os = "linux"))]
 fn opened_directly(_: &Path, _: &File) -> Option<File> {
     None
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, buffer, start)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, buffer, start)
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, buffer: &mut [u8], start: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buffer, start)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut buffer: &mut [u8], mut start: u64) -> std::io::Result<()> {
-    while !buffer.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, buffer, start) {
-            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            Ok(len) => {
-                buffer = &mut buffer[len..];
-                start += len as u64;
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 pub(crate) fn aligned_copy(bytes: &[u8]) -> Bytes {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::StoreError;
+use crate::files::{self, parent};
 
 /// What stands between the destination's name and the number of the process.
 const INFIX: &str = ".partial-";
@@ -31,31 +32,32 @@ impl Partial {
                 reason: "the destination has to end in the name of a new directory".into(),
             });
         };
-        let parent = parent_of(destination);
-        fs::create_dir_all(parent).map_err(|error| StoreError::io(parent, "create", error))?;
+        let folder = parent(destination);
+        files::create_folders(folder).map_err(|error| StoreError::io(folder, "create", error))?;
         let mut partial = OsString::from(name);
         partial.push(INFIX);
-        clear_dead(parent, &partial, Left::Folder);
+        clear_dead(folder, &partial, Left::Folder);
         partial.push(std::process::id().to_string());
-        let path = parent.join(partial);
+        let path = folder.join(partial);
         if !AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone()) {
             return Err(StoreError::DestinationExists { path });
         }
         // From here on dropping it clears up.
         let partial = Self { path };
         if partial.path.exists() {
-            fs::remove_dir_all(&partial.path)
+            files::remove_folders(&partial.path)
                 .map_err(|error| StoreError::io(&partial.path, "clear", error))?;
         }
-        fs::create_dir(&partial.path).map_err(|error| StoreError::io(&partial.path, "create", error))?;
+        files::create_folder(&partial.path)
+            .map_err(|error| StoreError::io(&partial.path, "create", error))?;
         Ok(partial)
     }
 
     pub(crate) fn publish(self, destination: &Path) -> Result<(), StoreError> {
         sync_folder(&self.path)?;
         // Renaming over an empty directory is allowed, over any other it fails: what came in meanwhile is kept.
-        match fs::rename(&self.path, destination) {
-            Ok(()) => sync_folder(parent_of(destination)),
+        match files::rename(&self.path, destination) {
+            Ok(()) => sync_folder(parent(destination)),
             Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
                 Err(StoreError::DestinationExists { path: destination.to_owned() })
             }
@@ -67,7 +69,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         // After publishing there is nothing there; after a failure the failure is what matters.
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = files::remove_folders(&self.path);
         AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.path);
     }
 }
@@ -89,16 +91,16 @@ impl PartialFile {
                 reason: "it has to end in the name of a file".into(),
             });
         };
-        let parent = parent_of(destination);
-        fs::create_dir_all(parent).map_err(|error| StoreError::io(parent, "create", error))?;
+        let folder = parent(destination);
+        files::create_folders(folder).map_err(|error| StoreError::io(folder, "create", error))?;
         let mut partial = OsString::from(name);
         partial.push(INFIX);
-        clear_dead(parent, &partial, Left::File);
+        clear_dead(folder, &partial, Left::File);
         let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
         partial.push(format!("{}-{writer}", std::process::id()));
-        let path = parent.join(partial);
+        let path = folder.join(partial);
         // Left behind by an earlier process of the same number, if it is there.
-        match fs::remove_file(&path) {
+        match files::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(StoreError::io(&path, "clear", error))
             }
@@ -109,16 +111,16 @@ impl PartialFile {
     /// Puts the file, which has been made durable, in the place of what may be at its destination. Whoever has that
     /// open keeps what it was.
     pub(crate) fn publish(self) -> Result<(), StoreError> {
-        fs::rename(&self.path, &self.destination)
+        files::rename(&self.path, &self.destination)
             .map_err(|error| StoreError::io(&self.destination, "rename the finished file to", error))?;
-        sync_folder(parent_of(&self.destination))
+        sync_folder(parent(&self.destination))
     }
 }
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
         // After publishing there is nothing there; after a failure the failure is what matters.
-        let _ = fs::remove_file(&self.path);
+        let _ = files::remove_file(&self.path);
     }
 }
 
@@ -134,8 +136,8 @@ enum Left {
 /// Removes what writers of the same destination left when they were killed: each can be as large as the model.
 ///
 /// A failure is no reason not to write: what stays behind is not in the way.
-fn clear_dead(parent: &Path, prefix: &OsStr, left: Left) {
-    let Ok(entries) = fs::read_dir(parent) else { return };
+fn clear_dead(folder: &Path, prefix: &OsStr, left: Left) {
+    let Ok(entries) = files::list(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let number = name.as_encoded_bytes().strip_prefix(prefix.as_encoded_bytes()).map(std::str::from_utf8);
@@ -144,12 +146,12 @@ fn clear_dead(parent: &Path, prefix: &OsStr, left: Left) {
         let Ok(kind) = entry.file_type() else { continue };
         match left {
             Left::Folder if kind.is_dir() && written(number).is_some_and(is_dead) => {
-                let _ = fs::remove_dir_all(entry.path());
+                let _ = files::remove_folders(&entry.path());
             }
             Left::File if kind.is_file() => {
                 let process = number.split_once('-').filter(|(_, count)| written::<u64>(count).is_some());
                 if process.and_then(|(process, _)| written(process)).is_some_and(is_dead) {
-                    let _ = fs::remove_file(entry.path());
+                    let _ = files::remove_file(&entry.path());
                 }
             }
             _ => {}
@@ -169,17 +171,13 @@ fn is_dead(process: u32) -> bool {
     cfg!(target_os = "linux") && folder(std::process::id()).exists() && !folder(process).exists()
 }
 
-fn parent_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 fn check_free(destination: &Path) -> Result<(), StoreError> {
     match fs::symlink_metadata(destination) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(StoreError::io(destination, "look up", error)),
         Ok(metadata) if metadata.is_dir() => {
             let mut entries =
-                fs::read_dir(destination).map_err(|error| StoreError::io(destination, "list", error))?;
+                files::list(destination).map_err(|error| StoreError::io(destination, "list", error))?;
             match entries.next() {
                 None => Ok(()),
                 Some(_) => Err(StoreError::DestinationExists { path: destination.to_owned() }),
@@ -190,11 +188,5 @@ fn check_free(destination: &Path) -> Result<(), StoreError> {
 }
 
 pub(crate) fn sync_folder(path: &Path) -> Result<(), StoreError> {
-    if cfg!(windows) {
-        // A directory cannot be opened as a file there, and its entries are journalled.
-        return Ok(());
-    }
-    File::open(path)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|error| StoreError::io(path, "make durable", error))
+    files::sync_folder(path).map_err(|error| StoreError::io(path, "make durable", error))
 }

@@ -71,7 +71,7 @@ impl Portion {
     }
 
     /// `tensors` with the spans of their data and scales.
-    fn new(path: &Path, tensors: Vec<(TensorInfo, Span, Option<Span>)>) -> Self {
+    pub(crate) fn new(path: &Path, tensors: Vec<(TensorInfo, Span, Option<Span>)>) -> Self {
         let mut spans: Vec<Span> =
             tensors.iter().flat_map(|(_, data, scales)| [Some(*data), *scales]).flatten().collect();
         spans.sort_by_key(|span| (span.file, span.start));
@@ -142,7 +142,7 @@ impl Portion {
 pub struct Loaded {
     portion: Arc<Portion>,
     bytes: Bytes,
-    /// Says of a buffer that goes back to a stream that it does not any more.
+    /// Says of a buffer that goes back to where it came from that it does not any more.
     detached: Option<Arc<AtomicBool>>,
 }
 
@@ -151,8 +151,8 @@ impl Loaded {
         Self { portion, bytes, detached }
     }
 
-    /// Keeps its buffer from going back to a stream. Whether it would have gone there.
-    pub(crate) fn detach(&self) -> bool {
+    /// Keeps its buffer from going back to where it came from. Whether it would have gone there.
+    pub fn detach(&self) -> bool {
         self.detached.as_ref().is_some_and(|detached| !detached.swap(true, Ordering::Relaxed))
     }
 

@@ -1,5 +1,8 @@
 //! Portions of a checkpoint, read ahead of their use into a few buffers that are used again and again.
 
+#[cfg(test)]
+#[path = "../../../fuzz/checks/stream_ring.rs"]
+mod check;
 mod ring;
 
 use std::collections::VecDeque;
@@ -442,4 +445,20 @@ impl Drop for Stream {
 
 fn add(nanos: &AtomicU64, time: Duration) {
     nanos.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::check::check;
+
+    #[test]
+    fn the_fuzzing_corpus() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/stream_ring");
+        let stories = std::fs::read_dir(folder).unwrap();
+        let handed_out: usize =
+            stories.map(|story| check(&std::fs::read(story.unwrap().path()).unwrap())).sum();
+        assert!(handed_out > 0);
+    }
 }

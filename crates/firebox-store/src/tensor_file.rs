@@ -115,11 +115,15 @@ impl NewTensorFile {
 }
 
 impl TensorFile {
-    /// Maps a file and reads all of it, to see that it is what was written.
+    /// Maps a file, after all of it was read to see that it is what was written: what is touched later is in memory then,
+    /// as long as there is room for it.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = path.as_ref();
         let mapping = Mapping::open(path)?;
-        let Header { entries, metadata } = checked(mapping.bytes()).map_err(|fault| fault.in_file(path))?;
+        let sealed = mapping.bytes().len().saturating_sub(blake3::OUT_LEN);
+        let found = mapping.hash_before(sealed, &mut |_| {})?;
+        let Header { entries, metadata } =
+            checked(mapping.bytes(), &found).map_err(|fault| fault.in_file(path))?;
         let entries = entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
         Ok(Self { mapping, metadata, entries })
     }
@@ -169,16 +173,14 @@ impl TensorFile {
     }
 }
 
-/// The header of a file whose hash is that of its content.
-fn checked(file: &[u8]) -> Result<Header, Fault> {
+/// The header of a file that ends in the hash of its content.
+fn checked(file: &[u8], found: &blake3::Hash) -> Result<Header, Fault> {
     let header = Header::parse(file)?;
     let hash = header.entries.last().filter(|entry| entry.name == HASH && entry.len == blake3::OUT_LEN);
     let Some(hash) = hash else {
         return Err(Fault::new(HASH, "the file does not end in its hash; remove it and write it again"));
     };
-    let (content, expected) = file.split_at(hash.start);
-    let found = blake3::hash(content);
-    if found.as_bytes() != expected {
+    if found.as_bytes()[..] != file[hash.start..] {
         let reason = format!("the content's is {}, not what the file says; it is damaged", found.to_hex());
         return Err(Fault::new(HASH, reason));
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::encoding::{Dtype, Encoding, element_count};
 use crate::error::StoreError;
 use crate::excerpt::Shape;
+use crate::files::File;
 use crate::manifest::{PADDING, SCALES};
 use crate::safetensors::{LENGTH_BYTES, METADATA};
 

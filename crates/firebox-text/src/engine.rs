@@ -2,6 +2,7 @@
 
 use crate::error::TextError;
 use crate::scored::ScoredBpe;
+use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
@@ -92,10 +93,15 @@ pub(crate) fn shielded<T>(work: impl FnOnce() -> Result<T, TextError>) -> Result
     let caught = catch_unwind(AssertUnwindSafe(work));
     SHIELDED.set(was);
     caught.unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown");
+        let said = panic_message(&*panic);
         Err(TextError::Encode { reason: format!("the tokenizer's data made it fail ({said})") })
     })
+}
+
+/// What a panic that was caught has said.
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it does not say why")
 }
 
 fn encode_error(error: tokenizers::Error) -> TextError {

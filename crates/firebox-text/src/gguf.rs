@@ -267,11 +267,11 @@ impl<'a> Checked<'a> {
         let unk = self.named.unk.map(|id| id as usize);
         let model = Unigram::from(pieces.collect(), unk, byte_fallback).map_err(invalid)?;
         let mut pipeline = Pipeline::new(ModelWrapper::Unigram(model));
-        let mut steps = self.cleaning(true)?;
+        let steps = self.cleaning(true)?;
         if steps.is_empty() {
             pipeline.with_normalizer(None::<NormalizerWrapper>).map_err(invalid)?;
         } else {
-            pipeline.with_normalizer(Some(Sequence::new(std::mem::take(&mut steps)))).map_err(invalid)?;
+            pipeline.with_normalizer(Some(Sequence::new(steps))).map_err(invalid)?;
         }
         let scheme = if prefixed { PrependScheme::Always } else { PrependScheme::Never };
         pipeline.with_pre_tokenizer(Some(Metaspace::new(SPACE_MARK, scheme, true)));

@@ -111,14 +111,16 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, TextError> {
 }
 
 fn check_model(model: &ModelOutline<'_>) -> Result<(), TextError> {
-    let VocabularyOutline::Table(vocabulary) = &model.vocab else {
-        let VocabularyOutline::List(pieces) = &model.vocab else { return Ok(()) };
-        return match pieces.iter().find(|(_, score)| !score.is_finite()) {
-            Some((token, _)) => Err(TextError::InvalidTokenizerJson {
-                reason: format!("the score of `{token}` is not a finite number"),
-            }),
-            None => Ok(()),
-        };
+    let vocabulary = match &model.vocab {
+        VocabularyOutline::Table(vocabulary) => vocabulary,
+        VocabularyOutline::List(pieces) => {
+            return match pieces.iter().find(|(_, score)| !score.is_finite()) {
+                Some((token, _)) => Err(TextError::InvalidTokenizerJson {
+                    reason: format!("the score of `{token}` is not a finite number"),
+                }),
+                None => Ok(()),
+            };
+        }
     };
     if !model.merges.is_empty()
         && model.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty())

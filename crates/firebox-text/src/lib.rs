@@ -32,9 +32,10 @@ mod stop;
 mod template;
 mod tokenizer;
 
-pub use calls::{AnswerPart, CallReader, CallSyntax, can_be_called, tools_in_words};
+pub use calls::{AnswerPart, CallReader, CallSyntax, can_be_called};
 pub use continued::Continued;
 pub use detokenizer::{Detokenizer, HeldBack};
+pub use engine::panic_message;
 pub use error::TextError;
 pub use firebox_store::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};

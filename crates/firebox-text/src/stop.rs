@@ -74,12 +74,6 @@ impl StopStrings {
         std::mem::take(&mut self.held)
     }
 
-    /// Forgets everything but the stop strings.
-    pub fn reset(&mut self) {
-        self.held.clear();
-        self.matched = None;
-    }
-
     /// The match that ends first beyond `already_searched`, as (stop, start).
     fn first_match(&self, already_searched: usize) -> Option<(usize, usize)> {
         let mut best: Option<(usize, usize, usize)> = None;

@@ -191,7 +191,7 @@ impl ChatTemplate {
     }
 
     /// A conversation as the template has to be given it for its tools to be in the prompt: as it is, or with them in the
-    /// system's message, or [in words](tools_in_words). Thoughts that a [reader](crate::CallReader) put into the text are
+    /// system's message, or in words. Thoughts that a [reader](crate::CallReader) put into the text are
     /// taken out of it where the template wants them apart.
     pub fn told(&self, messages: &[Message], tools: &[Value]) -> Vec<Message> {
         match self.tools {
@@ -423,11 +423,17 @@ fn special_tokens(assets: &TextAssets, tokenizer: &Tokenizer) -> Map<String, Val
     tokens
 }
 
+/// A sign of a format becomes so many letters at most: `%c` is two that become a whole date.
+const LETTERS_PER_SIGN: usize = 64;
+
 fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
+    budget::check(format.len().saturating_mul(LETTERS_PER_SIGN))?;
     let invalid = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, error.to_string());
     let time = jiff::Timestamp::try_from(now).map_err(invalid)?;
     let time = time.to_zoned(jiff::tz::TimeZone::system());
-    jiff::fmt::strtime::format(format, &time).map_err(invalid)
+    let text = jiff::fmt::strtime::format(format, &time).map_err(invalid)?;
+    budget::charge(text.len())?;
+    Ok(text)
 }
 
 /// Collects output up to [`LARGEST`].

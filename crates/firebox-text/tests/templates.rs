@@ -259,6 +259,7 @@ fn templates_that_build_without_end_are_stopped() {
         "{{ ('a' * 1000000).join(range(10000)) }}".to_owned(),
         "{% set x = 'a' * 10 ** 10 %}".to_owned(),
         "{{ '%10000000000d'|format(1) }}".to_owned(),
+        "{{ strftime_now('%255Y' * 1000000) }}".to_owned(),
         "{{ [1]|batch(10000000000, 'x') }}".to_owned(),
         doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}"),
         doubling.replace("BODY", "{% set ns.x = ns.x + ns.x %}"),

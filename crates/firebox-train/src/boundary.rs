@@ -1,17 +1,18 @@
 //! Hidden states at the boundary between trunk and head, computed once.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufWriter, Read, Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use firebox_store::files::{self, File};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
-use crate::files::{UNFINISHED, create_folder, parent, sync_folder};
+use crate::files::{UNFINISHED, create_folder, lock, parent, sync_folder};
 
 const STATES: &str = "states";
 const INDEX: &str = "index";
@@ -72,9 +73,9 @@ impl BoundaryKey {
     }
 }
 
-/// A cache that is being filled, sample by sample. One that was left goes on where it was.
+/// A cache that is being filled, sample by sample, by one process. One that was left goes on where it was.
 #[derive(Debug)]
-pub struct NewBoundaryCache {
+pub(crate) struct NewBoundaryCache {
     folder: PathBuf,
     key: BoundaryKey,
     states: BufWriter<File>,
@@ -121,7 +122,8 @@ impl Entry {
                 hash: chunk[16..].first_chunk().copied().unwrap_or_default(),
             };
             let next = key.sample_bytes(entry.tokens).and_then(|bytes| entry.offset.checked_add(bytes));
-            let Some(next) = next.filter(|_| entry.offset == end.next_multiple_of(ALIGNMENT)) else { break };
+            let follows = end.checked_next_multiple_of(ALIGNMENT) == Some(entry.offset);
+            let Some(next) = next.filter(|_| follows) else { break };
             end = next;
             entries.push(entry);
         }
@@ -131,16 +133,20 @@ impl Entry {
 
 impl NewBoundaryCache {
     /// Begins a cache, or takes up one that was left. What is there already is checked.
-    pub fn open(folder: impl Into<PathBuf>, key: BoundaryKey) -> Result<Self, TrainError> {
+    pub(crate) fn open(folder: impl Into<PathBuf>, key: BoundaryKey) -> Result<Self, TrainError> {
         let folder = folder.into();
         create_folder(&folder)?;
         let open = |kind| {
             let path = key.path(&folder, kind, UNFINISHED);
-            let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
-            let file = file.map_err(|error| TrainError::io(&path, "open", error))?;
+            let mut options = fs::File::options();
+            options.create(true).truncate(false).read(true).write(true);
+            let file =
+                File::open_with(&path, &options).map_err(|error| TrainError::io(&path, "open", error))?;
             Ok::<_, TrainError>((path, file))
         };
         let (states_path, mut states) = open(STATES)?;
+        // The states of another process would be cut off, and its next ones written elsewhere than its index says.
+        lock(&states, &states_path, "another process is filling it; wait until it has ended, or stop it")?;
         let (index_path, mut index) = open(INDEX)?;
         let mut bytes = Vec::new();
         index.read_to_end(&mut bytes).map_err(|error| TrainError::io(&index_path, "read", error))?;
@@ -170,12 +176,12 @@ impl NewBoundaryCache {
     }
 
     /// How many samples there are already.
-    pub fn done(&self) -> usize {
+    pub(crate) fn done(&self) -> usize {
         self.done
     }
 
     /// Adds the states of the next sample, row after row.
-    pub fn push(&mut self, states: &[f32]) -> Result<(), TrainError> {
+    pub(crate) fn push(&mut self, states: &[f32]) -> Result<(), TrainError> {
         let path = self.key.path(&self.folder, STATES, UNFINISHED);
         let width = self.key.width.max(1);
         if !states.len().is_multiple_of(width) {
@@ -217,7 +223,7 @@ impl NewBoundaryCache {
     }
 
     /// Makes the cache durable and gives it its name.
-    pub fn finish(self) -> Result<BoundaryCache, TrainError> {
+    pub(crate) fn finish(self) -> Result<BoundaryCache, TrainError> {
         let Self { folder, key, states, index, .. } = self;
         for (kind, writer) in [(STATES, states), (INDEX, index)] {
             let beside = key.path(&folder, kind, UNFINISHED);
@@ -228,7 +234,7 @@ impl NewBoundaryCache {
         // The index comes last, and with it the cache is there.
         for kind in [STATES, INDEX] {
             let path = key.path(&folder, kind, "");
-            fs::rename(key.path(&folder, kind, UNFINISHED), &path)
+            files::rename(&key.path(&folder, kind, UNFINISHED), &path)
                 .map_err(|error| TrainError::io(&path, "rename the finished file to", error))?;
         }
         sync_folder(parent(&key.path(&folder, INDEX, "")))?;
@@ -243,14 +249,14 @@ impl BoundaryCache {
     pub fn open(folder: impl AsRef<Path>, key: BoundaryKey) -> Result<Option<Self>, TrainError> {
         let folder = folder.as_ref();
         let (path, index) = (key.path(folder, STATES, ""), key.path(folder, INDEX, ""));
-        let bytes = match fs::read(&index) {
+        let bytes = match files::read(&index) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(TrainError::io(&index, "read", error)),
         };
         let (entries, end) = Entry::all(&bytes, &key);
         let file = File::open(&path).map_err(|error| TrainError::io(&path, "open", error))?;
-        let length = file.metadata().map_err(|error| TrainError::io(&path, "look up", error))?.len();
+        let length = file.system().metadata().map_err(|error| TrainError::io(&path, "look up", error))?.len();
         if entries.len() * ENTRY != bytes.len() || end != length || usize::try_from(end).is_err() {
             return Err(TrainError::malformed(
                 &path,
@@ -260,7 +266,7 @@ impl BoundaryCache {
         // SAFETY: the mapping is read-only, and a finished file is never written to by this crate: what is unfinished has
         // another name. A process that shortens it while it is mapped is outside of what the type system can hold, as for
         // every user of mmap.
-        let map = (length > 0).then(|| unsafe { Mmap::map(&file) }).transpose();
+        let map = (length > 0).then(|| unsafe { Mmap::map(file.system()) }).transpose();
         let map = map.map_err(|error| TrainError::io(&path, "map", error))?;
         let range = |entry: &Entry| {
             let begin = entry.offset as usize;
@@ -417,7 +423,7 @@ mod tests {
             (0..8).for_each(|sample| new.push(&states(&tokens(sample).unwrap())).unwrap());
             drop(new);
             for (kind, left) in [(STATES, states_left), (INDEX, index_left)] {
-                let file = File::options()
+                let file = fs::File::options()
                     .write(true)
                     .open(key(Stored::F32).path(folder.path(), kind, UNFINISHED))
                     .unwrap();
@@ -453,6 +459,27 @@ mod tests {
         drop(cache);
         fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
         assert!(BoundaryCache::open(folder.path(), key(Stored::F32)).is_err());
+    }
+
+    #[test]
+    fn an_index_that_promises_more_than_there_can_be_is_damaged() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = key(Stored::F32);
+        BoundaryCache::fill(folder.path(), key.clone(), 1, tokens, |tokens| Ok(states(tokens))).unwrap();
+        let most = Entry { offset: 0, tokens: u64::MAX / 12, hash: [0; HASH] }.to_bytes();
+        fs::write(key.path(folder.path(), INDEX, ""), [most, most].concat()).unwrap();
+        let opened = BoundaryCache::open(folder.path(), key);
+        assert!(matches!(opened, Err(TrainError::Malformed { .. })), "{opened:?}");
+    }
+
+    #[test]
+    fn two_do_not_fill_one_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut first = NewBoundaryCache::open(folder.path(), key(Stored::F16)).unwrap();
+        let second = NewBoundaryCache::open(folder.path(), key(Stored::F16));
+        assert!(matches!(second, Err(TrainError::Malformed { .. })), "{second:?}");
+        first.push(&[1.0, 2.0, 3.0]).unwrap();
+        assert_eq!(first.finish().unwrap().states(0), [1.0, 2.0, 3.0]);
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! Where a run has come to, on disk.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use burn::module::Module;
-use firebox_store::{NewTensorFile, TensorFile};
+use firebox_store::{NewTensorFile, TensorFile, files};
 
 use crate::error::TrainError;
 use crate::files::{UNFINISHED, beside, create_folder, remove_folder, sync_folder};
@@ -155,6 +154,8 @@ impl Checkpoints {
                 Ok(checkpoint) if checkpoint.position.step == step => {
                     return Ok((Some(checkpoint), torn));
                 }
+                // One that the disk did not give is no torn one: to begin again before it would be to lose it.
+                Err(error) if !error.tells_of_content() => return Err(error),
                 _ => torn.push(path),
             }
         }
@@ -184,21 +185,24 @@ impl Checkpoints {
         sync_folder(&beside)?;
         // A torn one, or one of the same bits: the run has come here before.
         remove_folder(&path)?;
-        fs::rename(&beside, &path)
+        files::rename(&beside, &path)
             .map_err(|error| TrainError::io(&path, "rename the checkpoint to", error))?;
         sync_folder(&self.folder)
     }
 
-    /// Removes all but the last so many and one more.
-    pub(crate) fn prune(&self, keep: usize, best: Option<u64>) -> Result<(), TrainError> {
-        let steps = self.steps()?;
+    /// Removes all but the best and the last so many up to where the run is. Those beyond are not whole, or it would be
+    /// there: they do not count, and are written anew when it comes there.
+    pub(crate) fn prune(&self, keep: usize, position: &Position) -> Result<(), TrainError> {
+        let mut steps = self.steps()?;
+        steps.retain(|step| *step <= position.step);
+        let best = position.best.map(|best| best.step);
         let old = &steps[..steps.len().saturating_sub(keep)];
         for &step in old.iter().filter(|&&step| Some(step) != best) {
             let path = self.path(step);
             // Renamed first, so that there is no moment at which it is there in part.
             let doomed = beside(&path);
             remove_folder(&doomed)?;
-            fs::rename(&path, &doomed).map_err(|error| TrainError::io(&path, "remove", error))?;
+            files::rename(&path, &doomed).map_err(|error| TrainError::io(&path, "remove", error))?;
             remove_folder(&doomed)?;
         }
         Ok(())
@@ -207,10 +211,29 @@ impl Checkpoints {
 
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, TrainError> {
     let failed = |error| TrainError::io(folder, "list", error);
-    let entries = fs::read_dir(folder).map_err(failed)?;
+    let entries = files::list(folder).map_err(failed)?;
     entries.map(|entry| entry.map(|entry| entry.path()).map_err(failed)).collect()
 }
 
 fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_whole_does_not_stand_in_for_what_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(folder.path().to_owned()).unwrap();
+        for step in [100, 120, 150, 200, 300] {
+            std::fs::create_dir(checkpoints.path(step)).unwrap();
+        }
+        // The last two were found to be broken, and the run has gone on from the one before them.
+        let mut position = Position { step: 150, ..Position::default() };
+        position.best = Some(Best { step: 100, loss: 1.0 });
+        checkpoints.prune(1, &position).unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [100, 150, 200, 300]);
+    }
 }

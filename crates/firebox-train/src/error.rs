@@ -8,17 +8,7 @@ use firebox_text::TextError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The operating system refused.
-    #[error("{}: cannot {action}: {source}", path.display())]
-    Io {
-        /// The file or directory.
-        path: PathBuf,
-        /// What was tried, as a verb phrase.
-        action: String,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// A file of tensors could not be read or written.
+    /// A file could not be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Tokenizer or chat template failed.
@@ -183,7 +173,16 @@ pub enum TrainError {
 impl TrainError {
     /// An error of the system about a file.
     pub(crate) fn io(path: &Path, action: impl Into<String>, source: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), action: action.into(), source }
+        Self::Store(StoreError::io(path, action, source))
+    }
+
+    /// Whether a file was there to be read, and what is in it is at fault; or that it was not there. Otherwise it may be as it
+    /// should be, and the disk at fault.
+    pub(crate) fn tells_of_content(&self) -> bool {
+        match self {
+            Self::Store(StoreError::Io { source, .. }) => source.kind() == io::ErrorKind::NotFound,
+            _ => true,
+        }
     }
 
     /// A file that breaks its format.

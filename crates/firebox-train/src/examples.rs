@@ -1,9 +1,10 @@
 //! Files of examples: JSONL that is read line by line.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+
+use firebox_store::files::File;
 
 use crate::error::TrainError;
 use crate::format::{Format, Sample};
@@ -31,7 +32,7 @@ impl ExamplesConfig {
 
 /// The samples of a file, by number.
 ///
-/// What is held of the file is bounded, apart from 24 bytes for each sample.
+/// What is held of the file is bounded, apart from 16 bytes for each sample.
 pub struct Examples {
     path: PathBuf,
     file: BufReader<File>,
@@ -229,8 +230,9 @@ fn samples(format: &Format, line: &[u8]) -> Result<Vec<Sample>, String> {
 /// buffer has them.
 fn next_line(file: &mut impl BufRead, line: &mut Vec<u8>, most: usize) -> std::io::Result<(u64, bool)> {
     line.clear();
-    let mut length = file.by_ref().take(most as u64 + 1).read_until(b'\n', line)? as u64;
-    if length <= most as u64 || line.last() == Some(&b'\n') {
+    let most = most as u64;
+    let mut length = file.by_ref().take(most.saturating_add(1)).read_until(b'\n', line)? as u64;
+    if length <= most || line.last() == Some(&b'\n') {
         return Ok((length, true));
     }
     line.clear();

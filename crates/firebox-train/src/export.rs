@@ -11,6 +11,7 @@ use safetensors::tensor::TensorView;
 use serde_json::Value;
 
 use crate::error::TrainError;
+use crate::files::{create_folder, write_bytes, write_text};
 use crate::peft::{Adapter, AdapterPair};
 
 /// Writes a whole model to a new directory as Hugging Face has them, its matrices in `dtype`. `config` is its `config.json`.
@@ -21,7 +22,7 @@ pub fn export_model(
     folder: impl AsRef<Path>,
 ) -> Result<(), TrainError> {
     let folder = folder.as_ref();
-    std::fs::create_dir_all(folder).map_err(|error| TrainError::io(folder, "create", error))?;
+    create_folder(folder)?;
     let path = folder.join("model.safetensors");
     let malformed = |error: safetensors::SafeTensorError| TrainError::malformed(&path, error.to_string());
     let mut weights = Vec::new();
@@ -40,11 +41,11 @@ pub fn export_model(
     let views = views.collect::<Result<Vec<_>, _>>().map_err(malformed)?;
     // As PyTorch's own programs mark their files, without which some refuse them.
     let about = [("format".to_owned(), "pt".to_owned())].into();
-    safetensors::serialize_to_file(views, Some(about), &path).map_err(malformed)?;
+    write_bytes(&path, &safetensors::serialize(views, Some(about)).map_err(malformed)?)?;
     let path = folder.join("config.json");
     let text =
         serde_json::to_string_pretty(config).map_err(|error| TrainError::io(&path, "write", error.into()))?;
-    std::fs::write(&path, text + "\n").map_err(|error| TrainError::io(&path, "write", error))
+    write_text(&path, &(text + "\n"))
 }
 
 /// Vectors are few, and what they scale is much.
@@ -103,6 +104,31 @@ pub fn rebind_head(
         bound.push(encode(&info.name, &values, &info.shape, encoding)?)?;
     }
     Ok(bound.write(folder)?)
+}
+
+/// Writes the last layers of a model as a head, which is what the model wears already: something to change to and from.
+/// `None` if there are not more layers than that.
+pub fn cut_head(
+    model: &Checkpoint,
+    layers: usize,
+    folder: impl AsRef<Path>,
+) -> Result<Option<HeadFiles>, TrainError> {
+    let folder = folder.as_ref();
+    let segments = model.segments();
+    let all = segments.iter().filter(|segment| matches!(segment.id, SegmentId::Layer(_))).count();
+    let Some(split) = all.checked_sub(layers).filter(|split| *split > 0 && layers > 0) else {
+        return Ok(None);
+    };
+    let spec = serde_json::to_value(HeadForm::Blocks)
+        .map_err(|error| TrainError::io(folder, "write", error.into()))?;
+    let mut head = NewHead::new(model, split, spec)?;
+    let own = |id: SegmentId| matches!(id, SegmentId::Layer(layer) if layer >= split);
+    for segment in segments.iter().filter(|segment| own(segment.id)) {
+        for name in &segment.tensors {
+            head.push(model.weight(name)?)?;
+        }
+    }
+    Ok(Some(head.write(folder)?))
 }
 
 /// Writes an adapter as a head, over the layers from the first that it changes on, to a new directory.

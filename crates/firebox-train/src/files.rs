@@ -1,8 +1,11 @@
 //! Files that are there as a whole or not at all.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::TryLockError;
+use std::io;
 use std::path::{Path, PathBuf};
+
+pub(crate) use firebox_store::files::parent;
+use firebox_store::files::{self, File};
 
 use crate::error::TrainError;
 
@@ -17,12 +20,8 @@ pub(crate) fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
 /// Puts a file in the place of what may be there.
 pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
     let beside = beside(path);
-    let written = File::create(&beside).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    written.map_err(|error| TrainError::io(&beside, "write", error))?;
-    fs::rename(&beside, path).map_err(|error| TrainError::io(path, "rename the new file to", error))?;
+    files::write(&beside, bytes).map_err(|error| TrainError::io(&beside, "write", error))?;
+    files::rename(&beside, path).map_err(|error| TrainError::io(path, "rename the new file to", error))?;
     sync_folder(parent(path))
 }
 
@@ -32,27 +31,32 @@ pub(crate) fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!("{UNFINISHED}{name}"))
 }
 
-pub(crate) fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 pub(crate) fn create_folder(path: &Path) -> Result<(), TrainError> {
-    fs::create_dir_all(path).map_err(|error| TrainError::io(path, "create", error))
+    files::create_folders(path).map_err(|error| TrainError::io(path, "create", error))
 }
 
 /// Removes a folder with all that is in it. Gone already is as good.
 pub(crate) fn remove_folder(path: &Path) -> Result<(), TrainError> {
-    match fs::remove_dir_all(path) {
+    match files::remove_folders(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(TrainError::io(path, "remove", error)),
+        _ => Ok(()),
+    }
+}
+
+/// Takes a file for this process alone, until it is closed or the process ends, however it ends; `busy` is told to who
+/// comes second.
+pub(crate) fn lock(file: &File, path: &Path, busy: &str) -> Result<(), TrainError> {
+    match file.system().try_lock() {
+        Err(TryLockError::WouldBlock) => Err(TrainError::malformed(path, busy)),
+        // There is no more to be had on a file system without locks.
+        Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
+            Err(TrainError::io(path, "lock", error))
+        }
         _ => Ok(()),
     }
 }
 
 /// Makes renames in a folder survive a loss of power.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), TrainError> {
-    if cfg!(unix) {
-        let synced = File::open(path).and_then(|folder| folder.sync_all());
-        synced.map_err(|error| TrainError::io(path, "sync", error))?;
-    }
-    Ok(())
+    files::sync_folder(path).map_err(|error| TrainError::io(path, "sync", error))
 }

@@ -1,9 +1,10 @@
 //! What a run has measured: a line of JSON for every step.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use firebox_store::files::{self, File};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -38,7 +39,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// Goes on after so many steps. What was measured beyond is measured again, and a line that was cut off is dropped.
     pub(crate) fn open(path: &Path, step: u64) -> Result<Self, TrainError> {
-        let text = match fs::read(path) {
+        let text = match files::read(path) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(TrainError::io(path, "read", error)),
@@ -56,7 +57,7 @@ impl Metrics {
         if kept != text {
             write_text(path, &kept)?;
         }
-        let file = File::options().create(true).append(true).open(path);
+        let file = File::open_with(path, fs::File::options().create(true).append(true));
         let file = file.map_err(|error| TrainError::io(path, "open", error))?;
         Ok(Self { path: path.to_owned(), file, records })
     }

@@ -59,11 +59,6 @@ impl Packed {
         &self.examples
     }
 
-    /// Any of the examples, held out or not.
-    pub fn examples_mut(&mut self) -> &mut Examples {
-        &mut self.examples
-    }
-
     fn batches(&mut self, epoch: u64) -> &[Vec<usize>] {
         if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
             let lengths = self.examples.lengths();

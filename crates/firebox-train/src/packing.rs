@@ -4,7 +4,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// The numbers below `count` in an order of their own for every seed and epoch.
-pub fn shuffled(count: usize, seed: u64, epoch: u64) -> Vec<usize> {
+pub(crate) fn shuffled(count: usize, seed: u64, epoch: u64) -> Vec<usize> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     // One seed's epochs are streams of one generator: seed + epoch would make epoch 1 of seed 0 epoch 0 of seed 1.
     random.set_stream(epoch);

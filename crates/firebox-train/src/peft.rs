@@ -1,9 +1,9 @@
 //! Low-rank adapters in the directories of the `peft` package.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use firebox_store::files;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
@@ -84,14 +84,14 @@ impl Adapter {
     /// Reads a directory with `adapter_config.json` and `adapter_model.safetensors`.
     pub fn read(folder: impl AsRef<Path>) -> Result<Self, TrainError> {
         let path = folder.as_ref().join(CONFIG);
-        let text = fs::read_to_string(&path).map_err(|error| TrainError::io(&path, "read", error))?;
+        let text = files::read_to_string(&path).map_err(|error| TrainError::io(&path, "read", error))?;
         let config: Map<String, Value> =
             serde_json::from_str(&text).map_err(|error| TrainError::malformed(&path, error.to_string()))?;
         let (rank, scale) = rank_and_scale(&config, &path)?;
         let base_model = config.get("base_model_name_or_path").and_then(Value::as_str);
 
         let path = folder.as_ref().join(WEIGHTS);
-        let bytes = fs::read(&path).map_err(|error| TrainError::io(&path, "read", error))?;
+        let bytes = files::read(&path).map_err(|error| TrainError::io(&path, "read", error))?;
         let pairs = pairs(&bytes, rank, &path)?;
         Ok(Self { rank, scale, base_model: base_model.unwrap_or_default().to_owned(), pairs })
     }
@@ -267,6 +267,8 @@ pub fn is_adapter(folder: impl AsRef<Path>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn adapter(modules: &[&str]) -> Adapter {

@@ -1,14 +1,14 @@
 //! A folder that a training run lives in.
 
-use std::fs::{self, File, TryLockError};
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use burn::module::Module;
+use firebox_store::files::{self, File};
 
 use crate::checkpoint::{Checkpoint, Checkpoints, Position};
 use crate::error::TrainError;
-use crate::files::{create_folder, write_text};
+use crate::files::{self as whole, create_folder, write_text};
 use crate::metrics::{Metrics, Record};
 use crate::optimizer::Optimizer;
 use crate::parameters::Parameter;
@@ -63,10 +63,14 @@ impl Run {
         if path.exists() {
             return Err(TrainError::RunExists { folder });
         }
+        let checkpoints = folder.join(CHECKPOINTS);
+        if checkpoints.exists() {
+            // Settings are written first: somebody has taken that run apart.
+            let reason = "these are of a run whose run.toml is gone; remove them, or choose another folder";
+            return Err(TrainError::malformed(&checkpoints, reason));
+        }
         let text = toml::to_string_pretty(&settings)
             .map_err(|error| TrainError::malformed(&path, error.to_string()))?;
-        // Checkpoints without settings are of nobody's run.
-        let checkpoints = folder.join(CHECKPOINTS);
         write_text(&path, &text)?;
         Ok(Self { checkpoints: Checkpoints::open(checkpoints)?, folder, settings, _lock: lock })
     }
@@ -75,7 +79,7 @@ impl Run {
     pub fn open(folder: impl Into<PathBuf>) -> Result<Self, TrainError> {
         let folder = folder.into();
         let path = folder.join(SETTINGS);
-        let text = match fs::read_to_string(&path) {
+        let text = match files::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(TrainError::NoRun { folder });
@@ -160,7 +164,7 @@ impl Run {
         position: &Position,
     ) -> Result<(), TrainError> {
         self.checkpoints.save(network, trainable, optimizer, position)?;
-        self.checkpoints.prune(self.settings.keep, position.best.map(|best| best.step))
+        self.checkpoints.prune(self.settings.keep, position)
     }
 
     pub(crate) fn metrics(&self, step: u64) -> Result<Metrics, TrainError> {
@@ -179,16 +183,8 @@ impl Run {
 
 fn lock(folder: &Path) -> Result<File, TrainError> {
     let path = folder.join(LOCK);
-    let file = File::options().create(true).append(true).open(&path);
+    let file = File::open_with(&path, fs::File::options().create(true).append(true));
     let file = file.map_err(|error| TrainError::io(&path, "open", error))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            let reason = "another process has the run open; wait until it has ended, or stop it";
-            Err(TrainError::malformed(&path, reason))
-        }
-        // There is no more to be had on a file system without locks.
-        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
-        Err(TryLockError::Error(error)) => Err(TrainError::io(&path, "lock", error)),
-    }
+    whole::lock(&file, &path, "another process has the run open; wait until it has ended, or stop it")?;
+    Ok(file)
 }

@@ -233,7 +233,8 @@ impl<'a, N: Network, S: Source<Batch = N::Batch>> Trainer<'a, N, S> {
         }
         let loss = losses / targets as f64;
         let step = self.position.step;
-        let best = self.position.best.is_none_or(|best| loss < best.loss);
+        // What is no number is no better than anything, and nothing would ever be better than it.
+        let best = loss.is_finite() && self.position.best.is_none_or(|best| loss < best.loss);
         if best {
             self.position.best = Some(Best { step, loss });
             self.position.stale = 0;

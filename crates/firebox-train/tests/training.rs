@@ -178,6 +178,29 @@ fn numbers_that_run_away_are_an_error_that_costs_no_checkpoint() {
 }
 
 #[test]
+fn an_evaluation_that_is_no_number_is_never_the_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut opened = Run::create(folder.path(), settings()).unwrap();
+    let mut source = MadeUp { blind: true, ..MadeUp::default() };
+    let trained = run(toy(), &mut source, &mut opened, &mut Silent).unwrap();
+    assert_eq!((trained.ending, trained.position.step), (Ending::Completed, 40));
+    assert!(trained.position.best.is_none());
+    let (_, position) = opened.restore(toy(), Which::Latest).unwrap();
+    assert_eq!(position, trained.position);
+}
+
+#[test]
+fn checkpoints_of_a_run_without_settings_are_not_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut opened = Run::create(folder.path(), settings()).unwrap();
+    run(toy(), &mut MadeUp::default(), &mut opened, &mut Silent).unwrap();
+    drop(opened);
+    fs::remove_file(folder.path().join("run.toml")).unwrap();
+    let error = Run::create(folder.path(), settings()).unwrap_err();
+    assert!(error.to_string().contains("run.toml"), "{error}");
+}
+
+#[test]
 fn only_what_has_gradients_is_trained() {
     let folder = tempfile::tempdir().unwrap();
     let mut opened = Run::create(folder.path().join("a"), settings()).unwrap();

@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -67,10 +68,10 @@ impl Outline {
         if self.position < position || self.position > MOST {
             return mismatch(format!("{} as the next position after {position}", self.position));
         }
-        let mut of_turns = 0usize;
-        for (index, turn) in self.turns.iter().enumerate() {
+        let (mut of_turns, mut ids) = (0usize, HashSet::new());
+        for turn in &self.turns {
             of_turns = of_turns.saturating_add(turn.tokens);
-            if turn.id.0 >= self.next_turn || self.turns[..index].iter().any(|other| other.id == turn.id) {
+            if turn.id.0 >= self.next_turn || !ids.insert(turn.id) {
                 return mismatch(format!("turn {}, which is there already or is still to come", turn.id.0));
             }
         }

@@ -129,7 +129,7 @@ impl File<'_> {
             return Err(self.wrong(model.span(), "write [[model]], and its name and path below".into()));
         };
         let mut entry = ModelEntry::default();
-        let mut named = None;
+        let mut has_path = false;
         for item @ (key, value) in table {
             match &**key.get_ref() {
                 "name" => {
@@ -141,7 +141,7 @@ impl File<'_> {
                     entry.name = Some(name);
                 }
                 "path" => {
-                    named = Some(());
+                    has_path = true;
                     entry.path = self.beside(&self.text(item)?);
                 }
                 "memory" => {
@@ -159,7 +159,7 @@ impl File<'_> {
                 }
             }
         }
-        if named.is_none() {
+        if !has_path {
             return Err(
                 self.wrong(model.span(), "a model needs a path, such as path = \"models/small\"".into())
             );

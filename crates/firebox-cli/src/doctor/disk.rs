@@ -1,12 +1,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::Context as _;
-use firebox_store::{
-    Checkpoint, Dtype, NewTensor, NewTensorFile, ReadMethod, SegmentId, probes, reading_rate,
-};
+use firebox_runtime::fit::disk_rate;
+use firebox_store::{Checkpoint, Dtype, NewTensor, NewTensorFile};
 use serde::Serialize;
 
 use crate::hub;
@@ -31,7 +29,7 @@ pub fn measured(checkpoint: Option<&Checkpoint>) -> anyhow::Result<Disk> {
     if let Some(checkpoint) = checkpoint.filter(|checkpoint| bytes(checkpoint) >= ENOUGH) {
         checkpoint.evict()?;
         return Ok(Disk {
-            read_bytes_per_second: rate(checkpoint)?,
+            read_bytes_per_second: disk_rate(checkpoint)?,
             file: format!("read from {}", checkpoint.path().display()),
         });
     }
@@ -44,22 +42,14 @@ pub fn measured(checkpoint: Option<&Checkpoint>) -> anyhow::Result<Disk> {
     write(folder.path().join("model.safetensors"))?;
     let checkpoint = Checkpoint::open(folder.path())?;
     checkpoint.evict()?;
-    Ok(Disk { read_bytes_per_second: rate(&checkpoint)?, file: format!("read from {}", place.display()) })
+    Ok(Disk {
+        read_bytes_per_second: disk_rate(&checkpoint)?,
+        file: format!("read from {}", place.display()),
+    })
 }
 
 fn bytes(checkpoint: &Checkpoint) -> u64 {
     checkpoint.tensors().map(|tensor| tensor.bytes).sum()
-}
-
-/// Bytes a second that the disk gives of a model.
-pub fn rate(checkpoint: &Checkpoint) -> anyhow::Result<f64> {
-    let layers = checkpoint.segments().into_iter().filter(|segment| segment.id != SegmentId::Embed);
-    let portions = layers.map(|segment| {
-        let names = segment.tensors.iter().map(String::as_str);
-        checkpoint.portion(names).map(Arc::new)
-    });
-    let portions = portions.collect::<Result<Vec<_>, _>>()?;
-    Ok(reading_rate(&*checkpoint.disk(ReadMethod::Direct), probes(&portions))?)
 }
 
 /// Where models are kept, or as near to it as there is a folder.

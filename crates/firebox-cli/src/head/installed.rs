@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use firebox_model::HeadForm;
-use firebox_store::{Checkpoint, HeadFiles, HeadInfo, Heads, NewHead, SegmentId};
-use firebox_train::{Adapter, adapter_of, export_adapter, is_adapter, rebind_head};
+use firebox_store::{Checkpoint, HeadFiles, HeadInfo, Heads, SegmentId};
+use firebox_train::{Adapter, adapter_of, cut_head, export_adapter, is_adapter, rebind_head};
 use serde_json::json;
 
 use crate::columns::table;
@@ -92,19 +91,18 @@ pub fn add(args: &AddArgs, console: &Console) -> anyhow::Result<Outcome> {
             "--name: say what the head is to be called; its folder has no name that a head can have",
         ));
     };
-    let info = if is_adapter(&args.head) {
-        let beside = tempfile::tempdir()?;
-        let head = beside.path().join("head");
-        export_adapter(&Adapter::read(&args.head)?, heads.model(), &head)?;
-        heads.install(&head, name)?
+    let beside = tempfile::tempdir()?;
+    let made = beside.path().join("head");
+    let head = if is_adapter(&args.head) {
+        export_adapter(&Adapter::read(&args.head)?, heads.model(), &made)?;
+        &made
     } else if args.rebind {
-        let beside = tempfile::tempdir()?;
-        let head = beside.path().join("head");
-        rebind_head(&HeadFiles::open(&args.head)?, heads.model(), &head)?;
-        heads.install(&head, name)?
+        rebind_head(&HeadFiles::open(&args.head)?, heads.model(), &made)?;
+        &made
     } else {
-        heads.install(&args.head, name)?
+        &args.head
     };
+    let info = heads.install(head, name)?;
     if args.json {
         console.json(&described(&heads, &info)?)?;
     } else {
@@ -204,20 +202,13 @@ pub fn cut(args: &CutArgs, console: &Console) -> anyhow::Result<Outcome> {
     let checkpoint = Checkpoint::open(hub::resolve(&args.model)?)?;
     let segments = checkpoint.segments();
     let layers = segments.iter().filter(|segment| matches!(segment.id, SegmentId::Layer(_))).count();
-    let Some(split) = layers.checked_sub(args.layers).filter(|split| *split > 0 && args.layers > 0) else {
+    let Some(files) = cut_head(&checkpoint, args.layers, &args.destination)? else {
         return Err(usage(format!("--layers: should be from 1 to {}", layers.saturating_sub(1))));
     };
-    let mut head = NewHead::new(&checkpoint, split, serde_json::to_value(HeadForm::Blocks)?)?;
-    let own = |id: SegmentId| matches!(id, SegmentId::Layer(layer) if layer >= split);
-    for segment in segments.iter().filter(|segment| own(segment.id)) {
-        for name in &segment.tensors {
-            head.push(checkpoint.weight(name)?)?;
-        }
-    }
-    let files = head.write(&args.destination)?;
     console.line(format!(
-        "{}: layers {split} to {} of {layers}, {}",
+        "{}: layers {} to {} of {layers}, {}",
         args.destination.display(),
+        files.split(),
         layers - 1,
         human_bytes(files.bytes())
     ))?;

@@ -195,7 +195,7 @@ fn show(args: &ShowArgs, console: &Console) -> anyhow::Result<()> {
         table(Some(["turn", "kind", "tokens", "roles", ""]), &[0, 2], kept.summary.turns.iter().map(turn))
     ))?;
     for message in kept.messages.iter().flatten() {
-        let said = text(message);
+        let said = message.text();
         let mut excerpt: String = said.chars().take(MESSAGE_LETTERS).collect::<String>().replace('\n', " ");
         if excerpt.len() < said.len() {
             excerpt.push('…');
@@ -255,16 +255,7 @@ fn export(args: &ExportArgs, console: &Console) -> anyhow::Result<()> {
 }
 
 fn markdown(message: &Message) -> String {
-    format!("**{}:** {}\n\n", message.role, text(message))
-}
-
-/// What a message says, as far as it is text.
-fn text(message: &Message) -> String {
-    match serde_json::to_value(message).ok().and_then(|message| message.get("content").cloned()) {
-        Some(Value::String(text)) => text,
-        Some(Value::Null) | None => String::new(),
-        Some(parts) => parts.to_string(),
-    }
+    format!("**{}:** {}\n\n", message.role, message.text())
 }
 
 fn roles(turn: &Turn) -> String {

@@ -18,7 +18,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use crate::console::Console;
 use crate::outcome::Outcome;
 use figures::Figures;
-use source::{Metrics, Source};
+use source::Metrics;
 use view::View;
 
 /// How long keys may wait for the screen.
@@ -50,7 +50,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Shows what a server does, until the user has seen enough.
 pub fn top(args: &TopArgs, console: &Console) -> anyhow::Result<Outcome> {
-    let mut source = Metrics::at(&args.url, args.api_key.as_deref());
+    let source = Metrics::at(&args.url, args.api_key.as_deref());
     let mut view = View::new(source.name().to_owned());
     // What cannot be reached at first is a mistake on the command line, more likely than not.
     view.history.add(source.read()?);
@@ -80,7 +80,7 @@ pub fn top(args: &TopArgs, console: &Console) -> anyhow::Result<Outcome> {
 }
 
 /// Reads on a thread of its own, so that keys do not wait for a server that does not answer.
-fn readings(mut source: impl Source + 'static, interval: Duration) -> Receiver<anyhow::Result<Figures>> {
+fn readings(source: Metrics, interval: Duration) -> Receiver<anyhow::Result<Figures>> {
     let (sender, receiver) = sync_channel(1);
     thread::spawn(move || {
         loop {

@@ -9,15 +9,6 @@ use super::metrics::parse;
 /// Longer than any answer should take, and shorter than anybody waits.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where figures are from. What a server will say elsewhere becomes another source, or another part of this one.
-pub trait Source: Send {
-    /// What it is called.
-    fn name(&self) -> &str;
-
-    /// What it says now.
-    fn read(&mut self) -> anyhow::Result<Figures>;
-}
-
 /// A server's `/metrics`.
 pub struct Metrics {
     base: String,
@@ -35,14 +26,14 @@ impl Metrics {
             Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
         Self { url: format!("{base}/metrics"), base, key: key.map(str::to_owned), agent: agent.into() }
     }
-}
 
-impl Source for Metrics {
-    fn name(&self) -> &str {
+    /// What the server is called.
+    pub fn name(&self) -> &str {
         &self.base
     }
 
-    fn read(&mut self) -> anyhow::Result<Figures> {
+    /// What it says now.
+    pub fn read(&self) -> anyhow::Result<Figures> {
         let mut request = self.agent.get(&self.url);
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));

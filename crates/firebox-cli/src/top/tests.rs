@@ -122,7 +122,7 @@ fn a_small_terminal_is_no_reason_to_fail() {
 #[test]
 fn figures_come_over_http() {
     let url = serve(vec![(200, said(10)), (200, said(40))], Some("secret"));
-    let mut source = Metrics::at(&format!("{url}/v1/"), Some("secret"));
+    let source = Metrics::at(&format!("{url}/v1/"), Some("secret"));
     let mut view = View::new(source.name().to_owned());
     assert_eq!(view.server, url);
     for _ in 0..2 {

@@ -134,13 +134,12 @@ impl View {
     pub fn plain(&self) -> String {
         let Some(figures) = self.history.newest() else { return String::new() };
         let models = table(Some(HEADER), &[1, 2, 3, 4, 5, 6, 7, 8, 9], self.rows(figures));
-        let mut names = vec!["since the start"];
-        names.extend(figures.models.keys().map(String::as_str));
+        let names: Vec<&str> = figures.models.keys().map(String::as_str).collect();
         let counts = COUNTED.iter().map(|(what, counter)| {
             let each = figures.models.values().map(|model| grouped(model.counter(*counter) as u64));
             [(*what).to_owned(), each.collect::<Vec<_>>().join("  ")]
         });
-        let counts = table(Some(["since the start", &names[1..].join("  ")]), &[1], counts);
+        let counts = table(Some(["since the start", &names.join("  ")]), &[1], counts);
         format!("{}{}\n\n{models}\n\n{counts}", self.server, memory(figures))
     }
 

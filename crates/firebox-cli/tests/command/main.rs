@@ -9,6 +9,9 @@ mod doctor;
 mod embed;
 mod fitting;
 mod grammar;
+#[cfg(target_os = "linux")]
+#[path = "../../../../tests/group/mod.rs"]
+mod group;
 mod head;
 mod hub;
 mod import;

@@ -1,48 +1,19 @@
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::args;
 use crate::fitting::model;
+use crate::group::Group;
 use crate::support::*;
 
 /// What model, helper and their group are given, in MiB.
 const MEMORY: usize = 170;
 const MOST_TAKEN: usize = 100;
-const LIMIT: usize = 232;
+const LIMIT: u64 = 232;
 
 /// Runs under pressure may be slower than runs that keep nothing by this much, which is less than two runs of the same
 /// kind differ by.
 const TOLERANCE: f64 = 0.85;
-
-/// A control group with a limit of its own, of whichever version there is.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(bytes: usize) -> Self {
-        let (parent, limit) = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"]
-            .into_iter()
-            .zip(["memory.limit_in_bytes", "memory.max"])
-            .find(|(parent, _)| Path::new(parent).join("cgroup.procs").exists())
-            .expect("control groups of memory");
-        let path = Path::new(parent).join(format!("firebox-storm-{}", std::process::id()));
-        std::fs::create_dir(&path).expect("the right to make control groups");
-        std::fs::write(path.join(limit), bytes.to_string()).unwrap();
-        Self(path)
-    }
-
-    fn spawn(&self, command: &mut Command) -> Child {
-        let child = command.spawn().unwrap();
-        std::fs::write(self.0.join("cgroup.procs"), child.id().to_string()).unwrap();
-        child
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
 
 /// Takes and releases memory at random; the storm starts it as a process of its own.
 #[test]
@@ -73,12 +44,12 @@ fn a_storm_of_memory_pressure_is_weathered() {
     let memory = format!("{MEMORY}M");
     let common = args!["run", folder.path(), "--ids", "5,6,7", "-n", "150", "--temp", "0", "--json"];
     let plain = firebox_with(&common).ends_with(0).json()["tokens"].clone();
-    let group = Group::new(LIMIT << 20);
+    let group = Group::new("storm", LIMIT << 20).expect("the right to make control groups");
     let mut helper = Command::new(std::env::current_exe().unwrap());
     helper.args(["--exact", "storm::helper", "--ignored"]).env("FIREBOX_STORM_HELPER", "1");
-    let mut helper = group.spawn(&mut helper);
+    let mut helper = group.spawn(&mut helper).unwrap();
     let run = |more: &[&str]| {
-        let child = group.spawn(firebox().args(&common).args(["--memory", &memory]).args(more));
+        let child = group.spawn(firebox().args(&common).args(["--memory", &memory]).args(more)).unwrap();
         let ran = Ran::from(child.wait_with_output().unwrap()).ends_with(0).json();
         assert_eq!(ran["tokens"], plain);
         ran["decode_tps"].as_f64().unwrap()

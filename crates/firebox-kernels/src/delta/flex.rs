@@ -219,9 +219,7 @@ impl Through<'_> {
             }
         }
     }
-}
 
-impl Through<'_> {
     /// Takes columns through the first token alone, by the operations of [`run`](Self::run) in the same order.
     #[inline(always)]
     fn once<D: Doubles>(&self, matrix: &mut [f64], start: usize, read: &mut [f32]) {

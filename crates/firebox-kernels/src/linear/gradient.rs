@@ -110,7 +110,7 @@ fn packed_gradient(gradient: &[f32], weight: &FlexWeight, size: Size) -> Vec<f32
     }
     let weight = weight.clone().prepared();
     let multiplicand = weight.multiplicand();
-    let together = (UNPACKED / inputs).next_multiple_of(OUTPUTS);
+    let together = (UNPACKED / inputs).max(1).next_multiple_of(OUTPUTS);
     let mut unpacked = vec![0.0; together.min(outputs) * inputs];
     for first in (0..outputs).step_by(together) {
         let count = together.min(outputs - first);

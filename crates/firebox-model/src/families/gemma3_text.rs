@@ -72,7 +72,7 @@ fn ropes(common: &Common<'_>) -> Result<Vec<crate::config::RopeConfig>, ModelErr
     // The model's own rope_theta is the global one's: the local scheme must not fall back on it.
     let local = match local {
         Some(local) => rope::read_scheme(&local, Some(&local), head, local_theta)?,
-        None => rope::plain(head, local_theta),
+        None => rope::plain(fields, head, local_theta)?,
     };
     Ok(vec![local, rope::read_scheme(fields, global.as_ref(), head, common.defaults.rope_theta)?])
 }

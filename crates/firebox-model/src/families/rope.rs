@@ -42,6 +42,16 @@ pub(super) fn read_scheme(
         (None, false) => 1.0,
         (default_part, _) => from_either("partial_rotary_factor")?.or(default_part).unwrap_or(1.0),
     };
+    let width = rotated(fields, head, part)?;
+    let scaling = match scheme {
+        Some(scheme) => read_scaling(fields, scheme, head, width, theta)?,
+        None => RopeScaling::None,
+    };
+    Ok(RopeConfig { width, theta, scaling, layout: head.layout })
+}
+
+/// How many elements of a head so large a part of it has.
+fn rotated(fields: &Fields<'_>, head: Head, part: f64) -> Result<usize, ModelError> {
     let width = (head.head_dim as f64 * part) as usize;
     if part > 1.0 || width < 2 || width.next_multiple_of(2) > head.head_dim {
         return Err(fields.error(
@@ -49,11 +59,7 @@ pub(super) fn read_scheme(
             format!("a part of {part} of {} leaves {width} elements, which do not pair", head.head_dim),
         ));
     }
-    let scaling = match scheme {
-        Some(scheme) => read_scaling(fields, scheme, head, width, theta)?,
-        None => RopeScaling::None,
-    };
-    Ok(RopeConfig { width, theta, scaling, layout: head.layout })
+    Ok(width)
 }
 
 fn kind<'a>(scheme: &Fields<'a>) -> Result<&'a str, ModelError> {
@@ -180,6 +186,7 @@ fn pair_factors(scheme: &Fields<'_>, field: &str, width: usize) -> Result<Vec<f3
 }
 
 /// A scheme without scaling that rotates whole heads.
-pub(super) fn plain(head: Head, theta: f64) -> RopeConfig {
-    RopeConfig { width: head.head_dim, theta, scaling: RopeScaling::None, layout: head.layout }
+pub(super) fn plain(fields: &Fields<'_>, head: Head, theta: f64) -> Result<RopeConfig, ModelError> {
+    let width = rotated(fields, head, 1.0)?;
+    Ok(RopeConfig { width, theta, scaling: RopeScaling::None, layout: head.layout })
 }

@@ -7,7 +7,21 @@ use serde_json::{Value, json};
 
 use super::*;
 
+#[path = "../../../../fuzz/checks/grammar.rs"]
+mod check;
 mod outputs;
+
+#[test]
+fn the_fuzzing_corpus() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/grammar");
+    let grammars = std::fs::read_dir(folder).unwrap();
+    let translated = grammars
+        .filter(|grammar| {
+            check::check(&std::fs::read(grammar.as_ref().unwrap().path()).unwrap(), gbnf::to_lark)
+        })
+        .count();
+    assert!(translated > 0);
+}
 
 pub(super) const FAMILIES: [&str; 9] =
     ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "gemma3_text", "smollm3", "phi3"];
@@ -208,6 +222,8 @@ fn grammars_that_are_made_to_do_harm_are_refused_in_time() {
         gbnf("root ::= ((\"a\"{9999}){9999}){9999}"),
         gbnf("root ::= root"),
         gbnf("root ::= root | root root | \"\""),
+        gbnf(&format!("root ::= \"a\"{}", "?".repeat(100_000))),
+        gbnf(&format!("root ::= x root | \"a\"\nx ::= {}", "\"a\"? ".repeat(20_000))),
     ];
     for bomb in &bombs {
         let began = Instant::now();

@@ -5,14 +5,17 @@ mod rerank;
 #[cfg(test)]
 mod tests;
 
+use std::io::ErrorKind;
+
 use burn::tensor::Tensor;
 use firebox_model::{Encoder, EncoderInput, ModelError, Network, Pooling, of_length_one};
-use firebox_store::Checkpoint;
+use firebox_store::{Checkpoint, StoreError, files};
 use serde_json::Value;
 
 pub(crate) use framed::Framed;
 pub use rerank::Ranked;
 
+use crate::session::read;
 use crate::{Model, RuntimeError};
 
 /// Rows that go through the layers at once. More would only take memory.
@@ -82,7 +85,10 @@ impl Model {
         longest: usize,
         options: &EmbedOptions,
     ) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        let pooling = options.pooling.or_else(|| recommended(self.checkpoint())).unwrap_or_default();
+        let pooling = match options.pooling {
+            Some(pooling) => pooling,
+            None => recommended(self.checkpoint())?.unwrap_or_default(),
+        };
         // Which text each piece is of, and what share.
         let mut owners = Vec::new();
         let mut pieces = Vec::new();
@@ -127,17 +133,26 @@ fn encoded(encoder: &Encoder, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelE
 }
 
 /// How its makers pool, where they say so as those of sentence-transformers do.
-fn recommended(checkpoint: &Checkpoint) -> Option<Pooling> {
-    let file = std::fs::read(checkpoint.path().join("1_Pooling").join("config.json")).ok()?;
-    let said: Value = serde_json::from_slice(&file).ok()?;
+fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError> {
+    let path = checkpoint.path().join("1_Pooling").join("config.json");
+    let file = match files::read(&path) {
+        Ok(file) => file,
+        // A GGUF file is no folder to look into.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        // To pool in another way than they do would be wrong vectors, without a word.
+        Err(error) => return Err(StoreError::io(&path, "read", error).into()),
+    };
+    let said: Value = serde_json::from_slice(&file).unwrap_or_default();
     let is = |mode: &str| said[mode].as_bool() == Some(true);
-    if is("pooling_mode_cls_token") {
+    Ok(if is("pooling_mode_cls_token") {
         Some(Pooling::First)
     } else if is("pooling_mode_lasttoken") {
         Some(Pooling::Last)
     } else {
         is("pooling_mode_mean_tokens").then_some(Pooling::Mean)
-    }
+    })
 }
 
 /// Neighbours that go through the layers together.
@@ -155,10 +170,6 @@ fn batches<T>(all: &[T], length: impl Fn(&T) -> usize) -> Vec<&[T]> {
         batches.push(&all[begin..]);
     }
     batches
-}
-
-pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, RuntimeError> {
-    tensor.try_into_vec_as::<f32>().map_err(|error| RuntimeError::Readback { reason: error.to_string() })
 }
 
 /// Adds a piece's share of a text's vector to what there is of it.

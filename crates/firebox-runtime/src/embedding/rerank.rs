@@ -1,6 +1,7 @@
 use firebox_model::{Encoder, EncoderInput, Network};
 
-use super::{EmbedOptions, Framed, batches, read};
+use super::{EmbedOptions, Framed, batches};
+use crate::session::read;
 use crate::{Model, RuntimeError};
 
 /// A document, and how well it answers.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::engine::request::Request;
 use crate::engine::sequence::RequestId;
+use crate::schedule::Priority;
 use crate::{Model, RuntimeError};
 
 /// Opens a model.
@@ -39,6 +40,11 @@ impl Parked {
 impl Dormant {
     pub fn new(open: Arc<Opener>) -> Self {
         Self { open, opened: None, waiting: Vec::new() }
+    }
+
+    /// How many wait that are as urgent as this, or more.
+    pub fn as_urgent(&self, priority: Priority) -> usize {
+        self.waiting.iter().filter(|parked| parked.request.task.priority >= priority).count()
     }
 
     /// Begins to open it, if nobody has.

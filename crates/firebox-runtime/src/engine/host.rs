@@ -151,6 +151,7 @@ impl Host {
             self.lanes.iter().filter(|(_, of)| **of == lane).map(|(id, _)| *id).collect();
         self.scheduler.drop_lane(lane);
         self.last.take_if(|(last, ..)| *last == lane);
+        self.ran.take_if(|ran| *ran == lane);
         let Some(mut hosted) = self.hosted.remove(&lane) else { unreachable!("it was just found") };
         for id in asked {
             self.lanes.remove(&id);
@@ -184,15 +185,24 @@ impl Host {
     /// beginning is refused at once.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
         let id = RequestId(self.made);
-        if let Some(dormant) = self.dormant.get_mut(&request.model) {
+        let model = request.model.clone();
+        if let Some(dormant) = self.dormant.get_mut(&model) {
+            let AdmissionConfig { most_running, most_waiting: limit, .. } = self.config.admission;
+            let priority = request.task.priority;
+            // No more than would be let in if it were open.
+            if dormant.as_urgent(priority) >= limit.saturating_add(most_running) {
+                let error = RuntimeError::QueueFull { priority, limit };
+                return Err(Box::new(Failure { error, session: request.session }));
+            }
             self.made += 1;
-            self.next.note(&request.model);
+            self.next.note(&model);
             dormant.waiting.push(Parked { id, request, since: now, cancelled: false });
             dormant.wake();
             return Ok(id);
         }
         self.enter(id, request, now)?;
         self.made += 1;
+        self.next.note(&model);
         // What usually comes next begins to be read while this one runs.
         let likely: Vec<String> = self.next.likely(LIKELY).map(str::to_owned).collect();
         for name in likely {
@@ -214,7 +224,6 @@ impl Host {
         hosted.enter(id, request, now)?;
         self.lanes.insert(id, lane);
         hosted.changed = true;
-        self.next.note(&hosted.name);
         Ok(())
     }
 

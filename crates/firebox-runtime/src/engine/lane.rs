@@ -1,9 +1,11 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use firebox_cache::{CacheError, PAGE, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_model::{Decoder, Input, ModelError, Pass, Passed, Wanted};
+use firebox_text::panic_message;
 
 use crate::engine::clock::Clock;
 use crate::engine::event::Event;
@@ -148,6 +150,9 @@ impl Lane {
         let began = clock.now();
         self.see_off_cancelled(clock, told, &mut stepped);
         let Some(need) = self.choose(told, &mut stepped) else { return stepped };
+        let decoder = self.decoder.clone();
+        // A session beside the engine may have begun a pass since it was looked.
+        let Some(_turn) = decoder.attempt_turn() else { return stepped };
         let Some(mut running) = self.slot(need).take() else { return stepped };
         let layers = self.decoder.layers();
         let ends = running.pass.next_layer() == layers;
@@ -156,7 +161,7 @@ impl Lane {
         running.took += layer;
         self.rhythm.layer(need, running.rows, layer);
         match done {
-            Err(error) => self.fail(&running.members, error.into(), told, &mut stepped),
+            Err(error) => self.fail(&running.members, error, told, &mut stepped),
             // An unembedding that is not in memory is waited for like another layer.
             Ok(())
                 if running.pass.next_layer() < layers
@@ -237,7 +242,8 @@ impl Lane {
             // Recurrent states that others could go on from are kept on the way.
             let stop = one_stop.filter(|stop| *stop > session.cache.len());
             let most = stop.map_or(left, |stop| left.min(stop - session.cache.len()));
-            let due = session.due(if need == Need::Step { 1 } else { most.max(1) }).and_then(|due| {
+            let due = shielded(|| {
+                let due = session.due(if need == Need::Step { 1 } else { most.max(1) })?;
                 session.cache.reserve(due.tokens.len())?;
                 Ok(due)
             });
@@ -284,19 +290,19 @@ impl Lane {
         let trunk = self.decoder.split().filter(|_| inputs.iter().all(|input| input.head.is_some()));
         let parts = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
         let decoder = self.decoder.clone();
-        match on_pool(decoder.device(), || decoder.begin_pass(&inputs, asked)) {
+        match on_pool(decoder.device(), || shielded(|| Ok(decoder.begin_pass(&inputs, asked)?))) {
             Ok(pass) => Some(Running { pass, members, rows, parts, took: Duration::ZERO }),
             Err(error) => {
-                self.fail(&members, error.into(), told, stepped);
+                self.fail(&members, error, told, stepped);
                 None
             }
         }
     }
 
-    fn run_layer(&mut self, running: &mut Running) -> Result<(), ModelError> {
+    fn run_layer(&mut self, running: &mut Running) -> Result<(), RuntimeError> {
         let decoder = self.decoder.clone();
         let mut caches = self.caches(&running.members);
-        on_pool(decoder.device(), || running.pass.step(&decoder, &mut caches))
+        on_pool(decoder.device(), || shielded(|| Ok(running.pass.step(&decoder, &mut caches)?)))
     }
 
     /// Those of some members, which are in the order of the sequences.
@@ -338,7 +344,7 @@ impl Lane {
         }
         let decoder = self.decoder.clone();
         let logits = on_pool(decoder.device(), || {
-            pass.logits(&decoder, Wanted::Last).map_err(Into::into).and_then(read)
+            shielded(|| pass.logits(&decoder, Wanted::Last).map_err(Into::into).and_then(read))
         });
         let logits = match logits {
             Ok(logits) => logits,
@@ -412,4 +418,12 @@ impl Lane {
         }
         stepped.left.push(id);
     }
+}
+
+/// Computes something that may panic: a device that is lost, or a component of somebody else's. That ends what was asked, and
+/// not the engine with all else that is asked of it.
+fn shielded<R>(work: impl FnOnce() -> Result<R, RuntimeError>) -> Result<R, RuntimeError> {
+    // What was being computed is thrown away, and sessions go back to where they were before.
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() }))
 }

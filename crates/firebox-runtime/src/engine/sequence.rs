@@ -146,7 +146,6 @@ impl Sequence {
 
     /// What it came to, with the session as it is now.
     pub fn finished(self, now: Duration) -> Event {
-        let (drafted_tokens, accepted_tokens) = (0, 0);
         let finish = self.answer.finish().unwrap_or(Finish::Cancelled);
         self.timing.ended(Some(finish));
         let first = self.timing.first(now);
@@ -159,8 +158,8 @@ impl Sequence {
             ttft_ms: first.as_secs_f64() * 1000.0,
             prefill_tps: fed as f64 / first.saturating_sub(self.waited).as_secs_f64().max(f64::EPSILON),
             decode_tps: self.timing.decode_tps(),
-            drafted_tokens,
-            accepted_tokens,
+            drafted_tokens: 0,
+            accepted_tokens: 0,
             finish,
         };
         let (cached_tokens, waited) = (self.cached_tokens, self.waited);

@@ -445,6 +445,34 @@ fn others_run_while_a_request_is_prepared() {
     assert_eq!(host.under_way(), 0);
 }
 
+/// Who waits for a model that is being opened waits in a line that is no longer than that of an open one.
+#[test]
+fn those_who_wait_for_a_model_to_open_are_not_too_many() {
+    let admission = AdmissionConfig { most_running: 1, most_waiting: 2, ..AdmissionConfig::default() };
+    let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
+    let (open, opens) = std::sync::mpsc::channel::<()>();
+    let opens = std::sync::Mutex::new(opens);
+    let opened = move || {
+        opens.lock().unwrap().recv().unwrap();
+        Ok(models().remove(0))
+    };
+    host.add_later("model", opened).unwrap();
+    let clock = MadeUp(AtomicU64::new(0));
+    for _ in 0..3 {
+        host.submit(answer_of(2), clock.now()).unwrap();
+    }
+    let refused = host.submit(answer_of(2), clock.now()).unwrap_err();
+    assert!(matches!(refused.error, RuntimeError::QueueFull { limit: 2, .. }), "{}", refused.error);
+    host.submit(answer_of(2).with_priority(Priority::Interactive), clock.now()).unwrap();
+    open.send(()).unwrap();
+    let mut finished = 0;
+    let mut told = |_: RequestId, event: Event| finished += usize::from(matches!(event, Event::Finished(_)));
+    while host.work(&clock, &mut told) != Worked::Idle {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert_eq!(finished, 4);
+}
+
 #[test]
 fn who_must_not_be_late_fails_with_its_session() {
     let (mut host, clock) = small(1);

@@ -15,6 +15,7 @@ use crate::engine::event::{Event, Outcome};
 use crate::engine::host::{Host, HostConfig, Worked};
 use crate::engine::request::Request;
 use crate::engine::sequence::RequestId;
+use crate::thermal::{self, Thermometer};
 use crate::{Model, RuntimeError};
 
 /// Events of a request that nobody has taken yet; with more, it waits until somebody does.
@@ -23,6 +24,9 @@ const BACKLOG: usize = 64;
 const BACKLOG_CHECK: Duration = Duration::from_millis(2);
 /// From one look to the next whether the disk has brought what was waited for.
 const DISK_CHECK: Duration = Duration::from_micros(200);
+
+/// From one look at the thermometer to the next.
+const HEAT_CHECK: Duration = Duration::from_secs(1);
 
 /// Commands that are obeyed between two layers.
 const COMMANDS: usize = 16;
@@ -65,6 +69,7 @@ enum Command {
     Cancel { ticket: u64 },
     Remove { name: String, done: Sender<Result<(), RuntimeError>> },
     Host(Box<dyn FnOnce(&mut Host) + Send>),
+    Thermometer(Box<Thermometer>),
     End,
 }
 
@@ -100,6 +105,11 @@ impl Engine {
         let (done, removed) = channel();
         self.send(Command::Remove { name: name.to_owned(), done })?;
         removed.recv().map_err(|_| RuntimeError::EngineOver)?
+    }
+
+    /// Has it follow another thermometer than the system's: fewer requests run together when it is hot, for shorter.
+    pub fn set_thermometer(&self, thermometer: Thermometer) -> Result<(), RuntimeError> {
+        self.send(Command::Thermometer(Box::new(thermometer)))
     }
 
     /// Does something with the host between two layers, and waits for it.
@@ -225,6 +235,10 @@ struct Running {
     clock: WallClock,
     asking: HashMap<RequestId, Asking>,
     tickets: HashMap<u64, RequestId>,
+    /// None where nobody says how hot it is.
+    thermometer: Option<Thermometer>,
+    /// When it is looked at next.
+    next_look: Duration,
 }
 
 /// Who waits for the events of a request.
@@ -239,7 +253,15 @@ struct Asking {
 
 impl Running {
     fn new(host: Host, commands: Receiver<Command>) -> Self {
-        Self { host, commands, clock: WallClock::default(), asking: HashMap::new(), tickets: HashMap::new() }
+        Self {
+            host,
+            commands,
+            clock: WallClock::default(),
+            asking: HashMap::new(),
+            tickets: HashMap::new(),
+            thermometer: thermal::system().map(Thermometer::new),
+            next_look: Duration::ZERO,
+        }
     }
 
     fn run(mut self) {
@@ -252,6 +274,7 @@ impl Running {
                 }
             }
             self.deliver();
+            self.feel();
             let mut told = Vec::new();
             let worked = self.host.work(&self.clock, &mut |id, event| told.push((id, event)));
             self.tell(told);
@@ -271,6 +294,18 @@ impl Running {
                 Ok(command) => self.obey(command),
                 Err(RecvTimeoutError::Timeout) => {}
             }
+        }
+    }
+
+    /// Looks how hot it is, from time to time.
+    fn feel(&mut self) {
+        let now = self.clock.now();
+        let Some(thermometer) = self.thermometer.as_mut().filter(|_| self.next_look <= now) else { return };
+        self.next_look = now + HEAT_CHECK;
+        let before = thermometer.heat();
+        let heat = thermometer.read();
+        if heat != before {
+            self.host.set_heat(heat);
         }
     }
 
@@ -308,6 +343,11 @@ impl Running {
                 let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
                 let over = |id| (id, Event::Failed(RuntimeError::EngineOver.into()));
                 self.tell(gone.into_iter().map(over).collect());
+            }
+            Command::Thermometer(thermometer) => {
+                self.host.set_heat(thermometer.heat());
+                self.thermometer = Some(*thermometer);
+                self.next_look = Duration::ZERO;
             }
             Command::End => {}
         }

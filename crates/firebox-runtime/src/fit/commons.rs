@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use firebox_cache::{KvType, PAGE, Pool};
-use firebox_model::{Architecture, Decoder, Streamed, StreamedConfig};
+use firebox_model::{Architecture, Decoder, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
 use super::keeper::{Keeper, Looker, Pages, Tenancy};
 use super::kept::{Gave, ask, insist};
 use super::tenant::{Tenant, Tenants, lock};
 use super::turns::{InTurn, Turn};
-use super::{FEWEST_BUFFERS, Fit, sentry};
+use super::{Fit, sentry};
 use crate::budget::{Account, Budget, Charge};
 use crate::governor::{Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::resident_bytes;
-use crate::planner::{DeviceProfile, Mode, PROGRAM_BYTES, Plan, Rates, Shape, plan};
+use crate::planner::{DeviceProfile, FEWEST_BUFFERS, Mode, PROGRAM_BYTES, Plan, Rates, Shape, plan};
 use crate::{Model, RuntimeError, pressure};
 
 /// What the program comes to take when models run, beyond what it takes before: code that runs, and what the allocators of
@@ -226,7 +226,8 @@ impl Commons {
         let ring = FEWEST_BUFFERS as u64 * streamed.buffer_bytes() as u64;
         let weights = if terms.pinned { bytes } else { ring };
         let standing = shape.fixed_bytes + weights;
-        let usable = shape.fixed_bytes + bytes + ring + context as u64 * shape.kv_bytes_per_token;
+        let kv_bytes = (context as u64).saturating_mul(shape.kv_bytes_per_token);
+        let usable = (shape.fixed_bytes + bytes + ring).saturating_add(kv_bytes);
         let least = (standing + PAGE as u64 * shape.kv_bytes_per_token).max(terms.reserved.min(usable));
         let activations = plan.chunk as u64 * shape.activation_bytes_per_row;
         let taken = others + self.activations_with(activations);
@@ -254,7 +255,7 @@ impl Commons {
         let is_own = terms.pinned || terms.assured || terms.reserved > 0;
         keeper.reserve(streamed, if is_own { least } else { 0 })?;
         // Last of what may be refused: what it takes is of all models, and stays where this one is not opened.
-        self.afford_activations(&keeper, streamed, activations)?;
+        self.afford_activations(activations)?;
         self.tenants.add(tenant);
         drop(whole);
         if terms.pinned || terms.filled {
@@ -339,20 +340,12 @@ impl Commons {
     }
 
     /// Makes room for the intermediate results of the model that has the largest.
-    fn afford_activations(
-        &self,
-        keeper: &Keeper,
-        streamed: &Streamed,
-        bytes: u64,
-    ) -> Result<(), RuntimeError> {
+    fn afford_activations(&self, bytes: u64) -> Result<(), RuntimeError> {
         let mut activations = lock(&self.activations);
-        let more = bytes.saturating_sub(activations.bytes());
-        if more > 0 {
-            // Others make room first, and then it is theirs no longer.
-            drop(keeper.claim(streamed, Account::Activations, more)?);
-            activations.resize(bytes)?;
+        if bytes <= activations.bytes() {
+            return Ok(());
         }
-        Ok(())
+        insist(&mut *activations, |activations| activations.resize(bytes), |_| self.give_way())
     }
 }
 

@@ -10,11 +10,11 @@ use crate::RuntimeError;
 use crate::budget::{Account, Budget, Charge};
 use crate::faults::MajorFaults;
 use crate::governor::{Event, Governor, Residency as _};
+use crate::planner::{FEWEST_BUFFERS, spread};
 use crate::pressure::{Level, Pressure};
 use crate::telemetry::{Kind, Meters};
 use crate::thermal::{self, Thermometer};
 
-use super::FEWEST_BUFFERS;
 use super::kept::{Gave, Kept};
 use super::tenant::{Tenant, Tenants, Urgency};
 
@@ -203,6 +203,11 @@ impl Keeper {
         self.state().governor = Some(governor);
     }
 
+    /// What tells how hot it is from now on.
+    pub fn set_thermometer(&self, thermometer: Thermometer) {
+        self.state().thermometer = Some(thermometer);
+    }
+
     /// What has happened since this was last asked.
     pub fn events(&self) -> Vec<Event> {
         self.state().events.drain(..).collect()
@@ -310,6 +315,14 @@ impl Watcher for Looker {
         }
         keeps
     }
+
+    fn could_not_keep(&self, streamed: &Streamed, part: usize) {
+        let mut state = self.0.state();
+        // Another thread may have kept it meanwhile, and paid.
+        if !streamed.is_kept(part) {
+            state.weights[part] = None;
+        }
+    }
 }
 
 /// Pays for pages of keys and values, with kept parts if there is nothing else left.
@@ -338,12 +351,4 @@ impl Ledger for Pages {
         // Less can always be held.
         drop(state.pages.resize(left));
     }
-}
-
-/// The numbers below `count`, any few of the first of which are far from each other: in the order of their bits read
-/// backwards.
-fn spread(count: usize) -> impl Iterator<Item = usize> {
-    let bits = count.next_power_of_two().trailing_zeros();
-    let reversed = move |at: usize| (0..bits).fold(0, |number, bit| number << 1 | (at >> bit & 1));
-    (0..count.next_power_of_two()).map(reversed).filter(move |&at| at < count)
 }

@@ -3,12 +3,12 @@ use std::thread;
 
 use firebox_model::Streamed;
 
-use super::FEWEST_BUFFERS;
 use super::keeper::{Keeper, State, Tenancy};
 use super::tenant::Tenant;
 use crate::RuntimeError;
 use crate::budget::Account;
 use crate::governor::{Event, Residency};
+use crate::planner::FEWEST_BUFFERS;
 use crate::thermal::{Heat, Thermometer};
 
 /// Where no more than one part in so many is not kept, others compute while each of them is read, and one buffer does for all:

@@ -15,13 +15,17 @@ use std::time::Duration;
 use burn::tensor::Device;
 use firebox_cache::{KvType, PAGE, Pool};
 use firebox_model::{Decoder, StreamedConfig};
-use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
+use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, probes, reading_rate};
 
 use crate::budget::{Account, Budget, Charge};
 use crate::governor::{Event, Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::{give_back, resident_bytes};
-use crate::planner::{DeviceProfile, Mode, Placement, Plan, Rates, Shape, place, plan, predict};
+use crate::planner::{
+    DeviceProfile, FEWEST_BUFFERS, Mode, Placement, Plan, Rates, Shape, place, plan, predict,
+};
+use crate::pressure::Pressure;
 use crate::telemetry::{Meters, Telemetry};
+use crate::thermal::Thermometer;
 use crate::{Model, RuntimeError, pressure};
 use keeper::{Keeper, Looker, Pages};
 use probe::Probe;
@@ -35,9 +39,6 @@ const SLACK: u64 = 20 << 20;
 
 /// A step with nothing kept may turn out faster than predicted: see [`ResidencyPlan`].
 const CAUTION: f64 = 0.8;
-
-/// The fewest buffers that any plan has where something is streamed.
-const FEWEST_BUFFERS: usize = 2;
 
 /// Layers that are in memory together while a model is probed: more tell more, if they take no more than this part of
 /// the memory.
@@ -113,6 +114,19 @@ impl Fit {
     /// What has happened since this was last asked.
     pub fn events(&self) -> Vec<Event> {
         self.keeper.events()
+    }
+
+    /// Has kept parts go at once because somebody knows that memory is short, as a phone tells its programs: a quarter of
+    /// them, or all where it is [critical](pressure::Level::Critical). They come back as after any shortage.
+    pub fn warn(&self, pressure: Pressure) {
+        if let Some(streamed) = self.decoder.streamed() {
+            self.keeper.alarmed(streamed, pressure);
+        }
+    }
+
+    /// Says what tells how hot it is from now on, instead of what the system offers.
+    pub fn set_thermometer(&self, thermometer: Thermometer) {
+        self.keeper.set_thermometer(thermometer);
     }
 
     pub(crate) fn report(&self, meters: &Arc<Meters>, telemetry: &Telemetry) {
@@ -197,6 +211,17 @@ impl Model {
 pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Result<Rates, RuntimeError> {
     let decoder = Decoder::stream(checkpoint, device, &streaming(None, 0))?;
     probed(&decoder, shape, PROBED_LAYERS)
+}
+
+/// Bytes a second that the disk gives of a model, past the page cache.
+pub fn disk_rate(checkpoint: &Checkpoint) -> Result<f64, StoreError> {
+    let layers = checkpoint.segments().into_iter().filter(|segment| segment.id != SegmentId::Embed);
+    let portions = layers.map(|segment| {
+        let names = segment.tensors.iter().map(String::as_str);
+        checkpoint.portion(names).map(Arc::new)
+    });
+    let portions = portions.collect::<Result<Vec<_>, _>>()?;
+    reading_rate(&*checkpoint.disk(ReadMethod::Direct), probes(&portions))
 }
 
 /// Reading that a decoder begins with.

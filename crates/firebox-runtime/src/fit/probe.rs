@@ -1,22 +1,40 @@
+use std::cell::RefCell;
 use std::ops::Range;
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
+use firebox_cache::{KvType, Pool, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_model::{Decoder, Input, Pass, Streamed};
 
 use crate::RuntimeError;
-use crate::planner::{Rates, Shape};
+use crate::planner::{Rates, Shape, predict};
 
 /// How often layers compute while they are read, and parts that are kept.
 const READ_REPEATS: usize = 3;
 const KEPT_REPEATS: usize = 9;
 
+/// How many tokens a sequence has when its layers are timed: what it remembers takes time too.
+const DEPTH: usize = 64;
+
+/// Seconds of reading after which a round is long enough to be like all others.
+const ROUND: f64 = 0.5;
+const ROUND_REPEATS: usize = 3;
+
+/// A round that waits a smaller share of its time says nothing about reading.
+const WAITS: f64 = 0.1;
+
+/// How far the rate of rounds is looked for from that of single layers, as a factor, and in how many halvings.
+const FARTHEST: f64 = 8.0;
+const HALVINGS: usize = 30;
+
 /// Measures how fast a machine reads and computes the parts of a decoder that nothing is kept of, in less time than a
 /// few tokens take.
 ///
 /// Some layers compute while the next ones are read, and then while they are kept and nothing is; the difference is what
-/// being read costs computing. Other layers are taken to be as fast, byte for byte, as those of their kind.
+/// being read costs computing. Other layers are taken to be as fast, byte for byte, as those of their kind. Then as many
+/// parts as are read soon go round and round as they always will, and the rate of reading becomes what explains how long
+/// that takes: readers that have run for a while are faster than those that have just begun.
 pub(super) struct Probe<'a> {
     pub decoder: &'a Decoder,
     pub streamed: &'a Streamed,
@@ -34,15 +52,18 @@ impl Probe<'_> {
         let (layers, all) = (self.layers(), self.decoder.layers());
         self.streamed.read_ahead(0..all);
         // The first reads find buffers that were never used, and threads that sleep.
-        self.layer_times(layers)?;
+        let sequence = RefCell::new(self.sequence());
+        let times = || self.layer_times(layers, &mut sequence.borrow_mut(), &[0]);
+        times()?;
         let before = self.streamed.report();
-        let disturbed = typical(READ_REPEATS, || self.layer_times(layers))?;
+        let disturbed = typical(READ_REPEATS, times)?;
         let after = self.streamed.report();
 
         let buffers = self.streamed.buffers();
         self.streamed.read_ahead(0..0);
         self.streamed.set_buffers(0);
-        let alone = self.kept(0..layers, || self.layer_times(layers))?;
+        self.layer_times(layers, &mut sequence.borrow_mut(), &[0; DEPTH])?;
+        let alone = self.kept(0..layers, times)?;
         let blocks = all..self.streamed.parts().min(all + self.at_once);
         let rows = self.kept(blocks.clone(), || self.row_times(blocks.len()))?;
         self.streamed.set_buffers(buffers);
@@ -53,13 +74,64 @@ impl Probe<'_> {
             Some(block) => self.seconds(part, &alone, |other| config[other] == *block),
             None => self.seconds(part, &rows, |_| true),
         });
-        Ok(Rates {
+        self.calibrated(Rates {
             read_bytes_per_second: bytes as f64 / reading.as_secs_f64().max(1e-9),
             read_latency: 0.0,
             compute: compute.collect(),
             overhead: self.beginning()?,
             contention: (behind_first(&disturbed) / behind_first(&alone)).max(1.0),
         })
+    }
+
+    /// The same rates, but for that of reading, with which it is predicted how long a round was seen to take.
+    fn calibrated(&self, rates: Rates) -> Result<Rates, RuntimeError> {
+        let parts = self.round(&rates);
+        let shape = Shape { parts: self.shape.parts[..parts].to_vec(), ..self.shape.clone() };
+        self.streamed.read_ahead(0..parts);
+        let sequence = RefCell::new(self.sequence());
+        let round = || Ok(vec![self.round_time(parts, &mut sequence.borrow_mut())?]);
+        round()?;
+        let seconds = typical(ROUND_REPEATS, round)?[0];
+        self.streamed.read_ahead(0..0);
+        let reading_at = |read_bytes_per_second: f64| {
+            let rates =
+                Rates { read_bytes_per_second, compute: rates.compute[..parts].to_vec(), ..rates.clone() };
+            predict(&shape, &rates, &vec![false; parts], self.streamed.buffers())
+        };
+        let rate = rates.read_bytes_per_second;
+        if reading_at(rate)?.waiting < WAITS * seconds {
+            return Ok(rates);
+        }
+        let (mut slow, mut fast) = (rate / FARTHEST, rate * FARTHEST);
+        for _ in 0..HALVINGS {
+            let middle = (slow * fast).sqrt();
+            if reading_at(middle)?.seconds_per_token > seconds {
+                slow = middle;
+            } else {
+                fast = middle;
+            }
+        }
+        Ok(Rates { read_bytes_per_second: (slow * fast).sqrt(), ..rates })
+    }
+
+    /// How many of the first parts are read before a round is long enough.
+    fn round(&self, rates: &Rates) -> usize {
+        let mut left = ROUND;
+        let parts = self.shape.parts.iter().take_while(|part| {
+            let fits = left > 0.0;
+            left -= rates.read_seconds(part.bytes);
+            fits
+        });
+        parts.count().max(self.layers())
+    }
+
+    /// Seconds that one token takes through some parts while they are read.
+    fn round_time(&self, parts: usize, sequence: &mut SequenceCache) -> Result<f64, RuntimeError> {
+        let layers = self.decoder.layers();
+        let began = Instant::now();
+        self.layer_times(parts.min(layers), sequence, &[0])?;
+        self.row_times(parts.saturating_sub(layers))?;
+        Ok(began.elapsed().as_secs_f64())
     }
 
     /// Enough of the first layers that there is more than one of every kind, if there is.
@@ -86,16 +158,26 @@ impl Probe<'_> {
         Ok(times)
     }
 
-    fn begin(&self) -> Result<Pass, RuntimeError> {
-        Ok(Pass::begin(self.decoder, &[Input::new(&[0], 0, 1)])?)
+    fn sequence(&self) -> SequenceCache {
+        SequenceCache::new(&Pool::new(self.decoder.layout(KvType::F16)))
     }
 
-    /// Seconds that each of the first layers computes.
-    fn layer_times(&self, layers: usize) -> Result<Vec<f64>, RuntimeError> {
-        let mut cache = self.decoder.cache();
-        let mut pass = self.begin()?;
-        let step = |_| self.timed(|| Ok(pass.step(self.decoder, &mut [&mut cache])?));
-        (0..layers).map(step).collect()
+    fn begin(&self, tokens: &[u32], position: usize) -> Result<Pass, RuntimeError> {
+        Ok(Pass::begin(self.decoder, &[Input::new(tokens, position, 0)])?)
+    }
+
+    /// Seconds that each of the first layers computes for some tokens, which a sequence then remembers there.
+    fn layer_times(
+        &self,
+        layers: usize,
+        sequence: &mut SequenceCache,
+        tokens: &[u32],
+    ) -> Result<Vec<f64>, RuntimeError> {
+        let mut pass = self.begin(tokens, sequence.position())?;
+        let step = |_| self.timed(|| Ok(pass.step(self.decoder, &mut [&mut *sequence])?));
+        let times = (0..layers).map(step).collect();
+        sequence.advance();
+        times
     }
 
     /// Seconds that each of the first blocks of the unembedding computes.
@@ -116,7 +198,7 @@ impl Probe<'_> {
 
     /// Seconds that a pass takes before its first layer.
     fn beginning(&self) -> Result<f64, RuntimeError> {
-        Ok(typical(KEPT_REPEATS, || Ok(vec![self.timed(|| self.begin().map(drop))?]))?[0])
+        Ok(typical(KEPT_REPEATS, || Ok(vec![self.timed(|| self.begin(&[0], 0).map(drop))?]))?[0])
     }
 
     /// Seconds that a part computes, from those that were measured and are like it.

@@ -33,7 +33,7 @@ pub(super) fn keep_watch(
             thread::sleep(wait);
         }
     };
-    let started = thread::Builder::new().name("memory".into()).spawn(watch);
+    let started = thread::Builder::new().name("firebox-memory".into()).spawn(watch);
     started.map(drop).map_err(|error| RuntimeError::Threads { reason: error.to_string() })
 }
 

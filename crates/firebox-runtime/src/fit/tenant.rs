@@ -111,6 +111,13 @@ impl Tenant {
         changes
     }
 
+    /// What it keeps is worth the least where this is the smallest.
+    fn worth(&self) -> impl Ord + use<> {
+        let wanted = self.wanted();
+        let since = if wanted.urgency.is_none() { wanted.since } else { 0 };
+        (self.is_pinned, wanted.key(), since, Reverse(self.bytes))
+    }
+
     /// Whether it may take from another what that keeps: it is more urgent, or as urgent, and a byte saves it more reading,
     /// because all of its parts are needed more often.
     pub fn comes_before(&self, other: &Self) -> bool {
@@ -190,11 +197,7 @@ impl Tenants {
     pub fn least_urgent_first(&self) -> Vec<Arc<Tenant>> {
         let mut all = lock(&self.all).clone();
         all.retain(|tenant| tenant.decoder.strong_count() > 0);
-        all.sort_by_cached_key(|tenant| {
-            let wanted = tenant.wanted();
-            let since = if wanted.urgency.is_none() { wanted.since } else { 0 };
-            (tenant.is_pinned, wanted.key(), since, Reverse(tenant.bytes))
-        });
+        all.sort_by_cached_key(|tenant| tenant.worth());
         all
     }
 
@@ -261,13 +264,17 @@ mod tests {
     #[test]
     fn who_was_not_wanted_for_longest_gives_up_first() {
         let tenants = tenants();
-        let made = [100, 200, 300].map(|bytes| tenant(&tenants, bytes, false));
+        let mut made = [100, 200, 300].map(|bytes| tenant(&tenants, bytes, false)).to_vec();
         for at in [2, 0, 1] {
             made[at].set_wanted(urgency(Priority::Normal, true));
             assert!(made[at].set_wanted(None));
         }
-        let order = |tenant: &Arc<Tenant>| tenant.wanted().since;
-        assert!(order(&made[2]) < order(&made[0]) && order(&made[0]) < order(&made[1]));
+        made.push(tenant(&tenants, 400, true));
+        made.push(tenant(&tenants, 500, false));
+        made[4].set_wanted(urgency(Priority::Background, false));
+        made.sort_by_cached_key(|tenant| tenant.worth());
+        let order: Vec<u64> = made.iter().map(|tenant| tenant.bytes).collect();
+        assert_eq!(order, [300, 100, 200, 500, 400], "who is wanted comes behind, and last who is pinned");
     }
 
     #[test]

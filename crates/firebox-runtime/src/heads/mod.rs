@@ -1,5 +1,6 @@
 //! Heads that a model's sequences change between: in memory when they are needed, and replaced where they cannot be.
 
+mod changes;
 mod classifying;
 mod rack;
 mod retry;
@@ -7,6 +8,7 @@ mod source;
 
 /// Which head usually follows which.
 pub use crate::succession::Succession as HeadHistory;
+pub use changes::Changes;
 pub use classifying::Likelihood;
 pub use rack::{FALLBACK, HeadEvent, HeadRack, HeadState, RackConfig, Worn};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};

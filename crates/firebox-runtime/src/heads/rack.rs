@@ -179,6 +179,8 @@ struct State {
     events: VecDeque<HeadEvent>,
     /// Counts uses, to tell which head was used longest ago.
     time: u64,
+    /// What is charged for the memory of a head that went, as long as the next one may have it.
+    left: Option<Charge>,
     meters: Arc<Meters>,
 }
 
@@ -192,7 +194,7 @@ struct Wanted {
 struct Hanging {
     ready: ReadyHead,
     used: u64,
-    _charge: Option<Charge>,
+    charge: Option<Charge>,
 }
 
 impl HeadRack {
@@ -251,13 +253,11 @@ impl HeadRack {
         }
     }
 
-    /// Lets a head go, its pages too. Sequences that wear it keep it.
+    /// Lets a head go. Sequences that wear it keep it; where none does, the next head may have its memory.
     pub fn let_go(&self, name: &str) {
-        let hanging = self.0.state().hanging.remove(name);
-        if let Some(files) = hanging.and_then(|hanging| hanging.ready.files) {
-            // A head that stays in memory costs no more than memory.
-            let _ = files.release();
-        }
+        // Dropped when the lock is no longer held.
+        let gone = self.0.state().take_down(name);
+        drop(gone);
     }
 
     /// Which heads there are.
@@ -336,7 +336,7 @@ impl Shared {
         }
         let held = state.hanging.get(name).map(|hanging| hanging.ready.generation);
         if held.is_some() && held != generation {
-            state.hanging.remove(name);
+            state.take_down(name);
             state.log(HeadEvent::Updated { name: name.to_owned() });
         }
         if let Some(head) = state.worn(name) {
@@ -366,7 +366,7 @@ impl Shared {
             let loaded = state.hanging.get(name).map(|hanging| hanging.ready.generation);
             if loaded.is_some() && loaded < generation {
                 // It was under way before the one that is asked for was there.
-                state.hanging.remove(name);
+                state.take_down(name);
             }
             if let Some(head) = state.worn(name) {
                 return Ok((head, true));
@@ -421,7 +421,7 @@ impl Shared {
                 if let Some(schemes) = ready.requantized {
                     state.log(HeadEvent::Requantizing { name: name.clone(), schemes });
                 }
-                state.hanging.insert(name.clone(), Hanging { ready, used, _charge: charge });
+                state.hanging.insert(name.clone(), Hanging { ready, used, charge });
                 let (took, ahead) = (began.elapsed(), wanted.ahead);
                 state.meters.drawn(Kind::HeadLoad, [ahead.into(), 0], state.meters.began().and(Some(began)));
                 state.log(HeadEvent::Loaded { name, took, ahead });
@@ -442,6 +442,9 @@ impl Shared {
         let bytes = self.source.bytes(name)?;
         loop {
             let mut state = self.state();
+            if let Some(charge) = self.inherited(&mut state, bytes) {
+                return Ok(charge);
+            }
             let fits = state.bytes().saturating_add(bytes) <= self.config.room;
             let charged = match &self.config.budget {
                 _ if !fits => {
@@ -464,14 +467,25 @@ impl Shared {
                     _ => Err(error),
                 };
             };
-            let gone = state.hanging.remove(&idle);
+            let gone = state.take_down(&idle);
             state.log(HeadEvent::Evicted { name: idle });
             drop(state);
-            if let Some(files) = gone.and_then(|gone| gone.ready.files) {
-                // What stays in the page cache is the system's to drop.
-                let _ = files.release();
-            }
+            drop(gone);
         }
+    }
+
+    /// The charge of the memory that another head has left, for a head that fits into it and fills at least half. Other
+    /// memory goes back to the system.
+    fn inherited(&self, state: &mut State, bytes: u64) -> Option<Option<Charge>> {
+        let spare = self.source.spare()?;
+        let left = state.left.take();
+        let is_paid = left.is_some() || self.config.budget.is_none();
+        // What was read has begun and ended on blocks.
+        if is_paid && spare.bytes() as u64 >= bytes && spare.bytes() as u64 / 2 <= bytes {
+            return Some(left);
+        }
+        spare.clear();
+        None
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -486,6 +500,19 @@ impl State {
         let hanging = self.hanging.get_mut(name)?;
         hanging.used = self.time;
         Some(hanging.ready.head.clone())
+    }
+
+    /// Takes a head down. Where nobody wears it, its memory is left to the next one, and what was charged for it with it.
+    fn take_down(&mut self, name: &str) -> Option<ReadyHead> {
+        let Hanging { ready, charge, .. } = self.hanging.remove(name)?;
+        if let Some(memory) = &ready.memory {
+            if Arc::strong_count(&ready.head) == 1 {
+                self.left = charge;
+            } else {
+                memory.detach();
+            }
+        }
+        Some(ready)
     }
 
     fn is_due(&self, name: &str) -> bool {

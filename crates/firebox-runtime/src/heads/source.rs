@@ -2,7 +2,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use firebox_model::{Decoder, Head, HeadForm};
-use firebox_store::{HeadFiles, Heads, Quantization, SegmentId, StoreError, Tensors as _};
+use firebox_store::{HeadFiles, Heads, Loaded, Quantization, SegmentId, Spare, StoreError, Tensors as _};
 
 use crate::RuntimeError;
 
@@ -19,6 +19,11 @@ pub trait HeadSource: Debug + Send + Sync {
 
     /// Reads a head into memory and builds it.
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError>;
+
+    /// Where the memory of heads goes that are no longer used, if it is used again.
+    fn spare(&self) -> Option<&Spare> {
+        None
+    }
 }
 
 /// A head that is in memory.
@@ -32,8 +37,8 @@ pub struct ReadyHead {
     pub bytes: u64,
     /// How its weights and those of the trunk are quantized, where they differ.
     pub requantized: Option<Requantized>,
-    /// What it lies over, where that is files.
-    pub files: Option<Arc<HeadFiles>>,
+    /// The memory it lies in, where that is used again.
+    pub memory: Option<Loaded>,
 }
 
 /// A change of quantization between trunk and head: what passes is in f32 and quantized anew for the head's products.
@@ -50,17 +55,26 @@ pub struct Requantized {
 pub struct InstalledHeads {
     heads: Heads,
     decoder: Arc<Decoder>,
+    spare: Spare,
 }
 
 impl InstalledHeads {
     /// Those of the model that the decoder is over.
     pub fn new(heads: Heads, decoder: Arc<Decoder>) -> Self {
-        Self { heads, decoder }
+        Self { heads, decoder, spare: Spare::default() }
     }
 
-    /// Them on disk.
-    pub fn on_disk(&self) -> &Heads {
-        &self.heads
+    /// What a head takes in memory. What it takes from a model that is streamed otherwise it alone keeps there.
+    fn bytes_of(&self, head: &HeadFiles) -> u64 {
+        let own = head.bytes();
+        if self.decoder.streamed().is_none() {
+            return own;
+        }
+        let layers = self.heads.model().segments().into_iter();
+        let taken =
+            layers.filter(|segment| matches!(segment.id, SegmentId::Layer(layer) if layer >= head.split()));
+        let shared = taken.flat_map(|segment| segment.tensors).filter(|name| head.info(name).is_none());
+        own + shared.filter_map(|name| Some(self.heads.model().info(&name)?.bytes)).sum::<u64>()
     }
 }
 
@@ -74,18 +88,7 @@ impl HeadSource for InstalledHeads {
     }
 
     fn bytes(&self, name: &str) -> Result<u64, RuntimeError> {
-        let head = self.heads.head(name)?;
-        let own = head.bytes();
-        if self.decoder.streamed().is_none() {
-            return Ok(own);
-        }
-        // What it takes from a model that is streamed otherwise it alone keeps in memory.
-        let layers = self.heads.model().segments().into_iter();
-        let taken =
-            layers.filter(|segment| matches!(segment.id, SegmentId::Layer(layer) if layer >= head.split()));
-        let shared = taken.flat_map(|segment| segment.tensors).filter(|name| head.info(name).is_none());
-        let bytes = shared.filter_map(|name| Some(self.heads.model().info(&name)?.bytes));
-        Ok(own + bytes.sum::<u64>())
+        Ok(self.bytes_of(&self.heads.head(name)?))
     }
 
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
@@ -96,18 +99,22 @@ impl HeadSource for InstalledHeads {
                 field: "spec".into(),
                 reason: format!("{error}; this program knows no such head, update it"),
             })?;
-        files.warm()?;
+        let memory = files.read(&self.spare)?;
         // What a sequence remembers is kept under it, in files too: the same name is not enough.
         let id = format!("{name} {}", files.hash());
-        let head = Head::load(&id, &files, &form, files.split(), &self.decoder, self.heads.model())?;
+        let head = Head::load(&id, &memory, &form, files.split(), &self.decoder, self.heads.model())?;
         let (trunk, own) = (self.heads.model().quantization(), files.quantization());
         Ok(ReadyHead {
             head: Arc::new(head),
             generation: files.generation(),
-            bytes: files.bytes(),
+            bytes: self.bytes_of(&files),
             requantized: (form == HeadForm::Blocks && trunk != own)
                 .then_some(Requantized { trunk, head: own }),
-            files: Some(Arc::new(files)),
+            memory: Some(memory),
         })
+    }
+
+    fn spare(&self) -> Option<&Spare> {
+        Some(&self.spare)
     }
 }

@@ -98,7 +98,7 @@ impl HeadSource for Wardrobe {
         let id = format!("{name} {generation}");
         let head =
             Head::load(&id, &Nothing, &HeadForm::Blocks, self.split, &decoder, self.model.checkpoint())?;
-        Ok(ReadyHead { head: Arc::new(head), generation, bytes, requantized: None, files: None })
+        Ok(ReadyHead { head: Arc::new(head), generation, bytes, requantized: None, memory: None })
     }
 }
 

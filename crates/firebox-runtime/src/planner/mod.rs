@@ -24,12 +24,12 @@ mod placement;
 mod plan;
 mod prediction;
 mod profile;
-#[cfg(test)]
-mod published;
 mod rates;
 mod shape;
 
+pub(crate) use placement::spread;
 pub use placement::{Compared, Explanation, Placement, place};
+pub(crate) use plan::FEWEST_BUFFERS;
 pub use plan::{Mode, Plan, plan};
 pub use prediction::{Prediction, predict};
 pub use profile::DeviceProfile;

@@ -71,7 +71,7 @@ impl fmt::Display for Placement {
 }
 
 /// The numbers below `count`, with any few of the first far from each other: in the order of their bits read backwards.
-fn spread(count: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn spread(count: usize) -> impl Iterator<Item = usize> {
     let bits = count.next_power_of_two().trailing_zeros();
     let reversed = move |at: usize| (0..bits).fold(0, |number, bit| number << 1 | (at >> bit & 1));
     (0..count.next_power_of_two()).map(reversed).filter(move |&at| at < count)

@@ -6,7 +6,7 @@ use super::{Explanation, Placement, Prediction, Rates, Shape, place};
 use crate::RuntimeError;
 
 /// One buffer is read into while the part in the other computes.
-const FEWEST_BUFFERS: usize = 2;
+pub(crate) const FEWEST_BUFFERS: usize = 2;
 
 /// A ring this deep evens out all that kept layers between streamed ones can.
 const MOST_BUFFERS: usize = 8;
@@ -77,7 +77,7 @@ pub fn plan(
 ) -> Result<Plan, RuntimeError> {
     rates.check(shape)?;
     // Keys and values come in whole pages.
-    let kv_tokens = mode.kv_tokens(context).next_multiple_of(PAGE);
+    let kv_tokens = mode.kv_tokens(context).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX);
     let planner = Planner::new(shape, rates, memory_bytes, kv_tokens)?;
     let choice = planner.choose()?;
     let layers = shape.layers();

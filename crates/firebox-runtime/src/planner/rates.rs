@@ -29,7 +29,7 @@ pub(super) fn undisturbed() -> f64 {
 
 impl Rates {
     /// How long a read of so many bytes takes.
-    pub fn read_seconds(&self, bytes: u64) -> f64 {
+    pub(crate) fn read_seconds(&self, bytes: u64) -> f64 {
         self.read_latency + bytes as f64 / self.read_bytes_per_second
     }
 

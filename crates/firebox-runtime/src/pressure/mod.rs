@@ -82,7 +82,7 @@ pub fn system() -> Vec<Box<dyn PressureSource>> {
 }
 
 /// The same for a system whose files lie in another folder.
-pub fn system_below(root: &Path) -> Vec<Box<dyn PressureSource>> {
+pub(crate) fn system_below(root: &Path) -> Vec<Box<dyn PressureSource>> {
     let mut sources: Vec<Box<dyn PressureSource>> = Vec::new();
     sources.extend(Machine::below(root).map(|machine| Box::new(machine) as Box<dyn PressureSource>));
     sources.extend(Cgroup::v1(root).map(|group| Box::new(group) as Box<dyn PressureSource>));

@@ -218,11 +218,12 @@ fn where_there_are_no_files_there_are_no_sources() {
     assert!(system_below(system.root()).is_empty());
 }
 
+#[cfg(target_os = "linux")]
 #[test]
-fn this_system_can_be_read() {
-    for mut source in system() {
-        let _ = source.read();
-    }
+fn this_system_says_how_much_is_available() {
+    let available = read_all(&mut system()).unwrap().available.unwrap();
+    let all = crate::memory::physical_bytes().unwrap();
+    assert!(available < all, "{available} of {all}");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use firebox_text::Tokenizer;
 
 use super::{Similarity, TurnContent, TurnEncoder, examples};
 use crate::RuntimeError;
-use crate::embedding::{Framed, add_share, read};
+use crate::embedding::{Framed, add_share};
+use crate::session::read;
 
 /// Tokens of a turn that are encoded together; a longer turn is the mean of its pieces. Attention within a piece then
 /// costs little beside the layers' products, so that the cost grows with a turn's tokens and no faster.

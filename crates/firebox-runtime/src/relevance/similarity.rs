@@ -68,11 +68,6 @@ impl<E: TurnEncoder> Similarity<E> {
         Ok(cosine(&self.direction(a)?, &self.direction(b)?))
     }
 
-    /// How many turns it knows.
-    pub fn known_turns(&self) -> usize {
-        self.directions.len()
-    }
-
     fn direction(&mut self, content: TurnContent<'_>) -> Result<Vec<f32>, RuntimeError> {
         Ok(direction(self.background.as_ref(), self.encoder.encode(content)?))
     }
@@ -229,7 +224,7 @@ mod tests {
         let (count, again) = encoded(&mut scorer, &[turn(1, ""), turn(2, ""), turn(3, "ef")]);
         assert_eq!((count, &again[..2]), (2, &scores[..]));
         scorer.forget(1);
-        assert_eq!(scorer.known_turns(), 2);
+        assert_eq!(scorer.directions.len(), 2);
         let (count, again) = encoded(&mut scorer, &[turn(1, "gh"), turn(2, "cd")]);
         assert_eq!((count, again[1]), (2, scores[1]));
         assert_ne!(again[0], scores[0]);

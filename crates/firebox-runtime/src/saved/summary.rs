@@ -1,9 +1,9 @@
-use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
 use firebox_cache::{KvType, Turn};
 use firebox_store::Dtype;
+use firebox_store::files::File;
 
 use super::{FORMAT, HEAD, NOTE, TOKENS, opened, record};
 use crate::RuntimeError;
@@ -56,7 +56,8 @@ impl SavedSummary {
     /// Whether a file says that it is one, without reading all of it.
     pub fn is_one(path: impl AsRef<Path>) -> bool {
         let mut beginning = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
+        let read =
+            File::open(path.as_ref()).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
         let said = format!("\"format\":\"{FORMAT}\"");
         read.is_ok() && beginning.windows(said.len()).any(|window| window == said.as_bytes())
     }

@@ -1,10 +1,14 @@
+#[path = "../../../../fuzz/checks/session_operations.rs"]
+mod fuzzed;
+
 use std::fs;
 
 use firebox_cache::{Afterwards, Hidden, Role, SlidingWindow, TurnKind, WholeTurns};
 use proptest::prelude::*;
 
 use super::*;
-use crate::device;
+use crate::fit::FitConfig;
+use crate::{Account, device};
 
 const FIXTURES: [&str; 3] =
     ["reference/llama", "variants/mistral-window7-headdim12", "reference/qwen3_5_text"];
@@ -341,6 +345,30 @@ fn what_another_model_saved_is_refused() {
     assert_eq!(refused(&open(), KvType::F32), "trunk");
 }
 
+/// What goes on from a file takes its pages from where its model's own sequences have theirs, and is fed in as short pieces.
+#[test]
+fn what_is_restored_is_charged_to_what_its_model_was_fitted_into() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let checkpoint = model("reference/llama").checkpoint().path().to_owned();
+    let config = FitConfig::new(64 << 30);
+    let model = Model::open_within(checkpoint, &device("cpu").unwrap(), &config).unwrap();
+    let fit = model.fit().unwrap();
+    for kept in [config.kept, KvType::F32] {
+        let mut session = model.session().unwrap().with_kv_type(kept);
+        session.feed(&some_tokens(3, 40)).unwrap();
+        session.save(&path, &model).unwrap();
+        drop(session);
+        let before = fit.budget().held(Account::Streams);
+        let mut restored = Session::restore(&path, &model, kept).unwrap();
+        assert_eq!(restored.chunk, fit.plan().chunk);
+        assert_eq!(restored.cache().pool().is(fit.pool()), kept == config.kept);
+        restored.feed(&some_tokens(4, 200)).unwrap();
+        // The pool of the model has made its pages before.
+        assert_eq!(fit.budget().held(Account::Streams) > before, kept != config.kept);
+    }
+}
+
 #[test]
 fn sessions_from_one_file_share_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -361,4 +389,19 @@ fn sessions_from_one_file_share_it() {
     }
     assert_eq!(pool.pages(), 2, "a page each for what is new");
     assert!(sessions[0].cache().turns().all(|turn| turn.hidden != Some(Hidden::Superseded)));
+}
+
+#[test]
+fn the_fuzzing_corpus() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = ["reference/llama", "reference/qwen3_5_text"].map(model);
+    let stories = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/session_operations");
+    let mut went_well = 0;
+    for story in fs::read_dir(stories).unwrap() {
+        let story = fs::read(story.unwrap().path()).unwrap();
+        let [model, story @ ..] = &story[..] else { continue };
+        let file = folder.path().join("session");
+        went_well += fuzzed::check(&models[usize::from(model % 2)], &file, story);
+    }
+    assert!(went_well > 0);
 }

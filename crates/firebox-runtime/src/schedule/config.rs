@@ -5,6 +5,11 @@ use serde::{Deserialize, Serialize};
 use crate::RuntimeError;
 use crate::thermal::Heat;
 
+/// Nobody wants to wait for longer, and what is reckoned from it stays far from the end of all numbers.
+const LONGEST_QUANTUM: Duration = Duration::from_secs(60);
+/// Who may be late by as much is never demoted.
+const MOST_SLIPPAGE: f64 = 100.0;
+
 /// How a schedule is kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -41,11 +46,17 @@ impl ScheduleConfig {
     /// Whether a schedule can be kept like this.
     pub fn check(&self) -> Result<(), RuntimeError> {
         let refuse = |setting, value: String, reason| Err(RuntimeError::Setting { setting, value, reason });
-        if self.quantum.is_zero() || self.quantum_hot.is_zero() {
-            return refuse("quantum", format!("{:?}", self.quantum), "should be above 0");
+        for (setting, quantum) in [("quantum", self.quantum), ("quantum_hot", self.quantum_hot)] {
+            if quantum.is_zero() || quantum > LONGEST_QUANTUM {
+                return refuse(setting, format!("{quantum:?}"), "should be above 0 and at most a minute");
+            }
         }
-        if !(self.slippage.is_finite() && self.slippage > 0.0) {
-            return refuse("slippage", self.slippage.to_string(), "should be above 0, such as 0.3");
+        if !(self.slippage > 0.0 && self.slippage <= MOST_SLIPPAGE) {
+            return refuse(
+                "slippage",
+                self.slippage.to_string(),
+                "should be above 0, such as 0.3, and at most 100",
+            );
         }
         if !(self.target.is_finite() && self.target > 0.0) {
             return refuse("target", self.target.to_string(), "should be above 0, in tokens a second");

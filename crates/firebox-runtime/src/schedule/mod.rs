@@ -35,6 +35,8 @@ pub use scheduler::Scheduler;
 pub use task::{Choice, LaneId, Priority, Readiness, Task, TaskId};
 
 #[cfg(test)]
+mod happenings;
+#[cfg(test)]
 mod properties;
 #[cfg(test)]
 mod stage;

@@ -261,7 +261,7 @@ impl Scheduler {
 
     /// The longest that a lane may have to wait for the machine while it is ready, beside the layers that quanta end
     /// with: every so often one of those that wait is given a quantum.
-    pub fn longest_wait(&self) -> Duration {
+    pub(super) fn longest_wait(&self) -> Duration {
         self.share_interval() * (self.lanes.len() as u32 + 1) + self.quantum()
     }
 

@@ -286,7 +286,9 @@ fn settings_that_make_no_sense_are_refused() {
     assert!(default.check().is_ok());
     for config in [
         ScheduleConfig { quantum: Duration::ZERO, ..default.clone() },
+        ScheduleConfig { quantum_hot: Duration::MAX, ..default.clone() },
         ScheduleConfig { slippage: f64::NAN, ..default.clone() },
+        ScheduleConfig { slippage: 1e300, ..default.clone() },
         ScheduleConfig { target: 0.0, ..default.clone() },
         ScheduleConfig { share: 1.0, ..default.clone() },
     ] {

@@ -128,7 +128,7 @@ impl Meters {
     }
 
     /// Counts what a governor found or did, and draws it.
-    pub fn governed(&self, event: &Event) {
+    pub(crate) fn governed(&self, event: &Event) {
         let micros = |time: &Duration| nanos(*time) / 1000;
         match event {
             Event::Short { available } => {
@@ -158,7 +158,7 @@ impl Meters {
     }
 
     /// Counts what was forgotten to make room, and draws it.
-    pub fn evicted(&self, turns: usize, tokens: usize) {
+    pub(crate) fn evicted(&self, turns: usize, tokens: usize) {
         self.add(Counter::EvictedTurns, turns as u64);
         self.add(Counter::EvictedTokens, tokens as u64);
         self.mark(Kind::Eviction, [turns as u64, tokens as u64]);

@@ -21,7 +21,7 @@ pub use names::{Counter, Gauge, Histogram, Kind, Unit};
 pub(crate) use observer::Reporter;
 pub use prometheus::{CONTENT_TYPE, render};
 pub use snapshot::{BudgetSnapshot, MeterSnapshot, ModelSnapshot, ProcessSnapshot, Snapshot};
-pub use timeline::{Drawn, Lane, TIMELINE_EVENTS, Timeline, Track};
+pub use timeline::{Drawn, TIMELINE_EVENTS, Timeline, Track};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -93,7 +93,7 @@ impl Telemetry {
     }
 
     /// Numbers for a session of a model that has no name but how many there were before it.
-    pub fn next_session(&self, model: &Arc<Meters>) -> Arc<Meters> {
+    pub(crate) fn next_session(&self, model: &Arc<Meters>) -> Arc<Meters> {
         let name = {
             let mut registry = self.registry();
             let begun = registry.models.get_mut(model.name()).map(|entry| {
@@ -157,8 +157,8 @@ impl Telemetry {
         let mut models = Vec::new();
         let mut asked = Vec::new();
         let budgets = {
-            let mut registry = self.registry();
-            for entry in registry.models.values_mut() {
+            let registry = self.registry();
+            for entry in registry.models.values() {
                 let sessions: Vec<_> = entry.sessions.iter().filter_map(Weak::upgrade).collect();
                 models.push(ModelSnapshot::of(&entry.meters, &sessions));
                 asked.push(entry.sources.clone());

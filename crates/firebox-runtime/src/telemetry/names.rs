@@ -258,16 +258,6 @@ kinds! {
     WaitExpert = "wait for expert" Span "io" ["expert"],
     /// A quantum of time that a model is given.
     Quantum = "quantum" Span "schedule" ["sequences", "layers"],
-    /// A model makes way for another.
-    Switch = "switch" Span "schedule" [],
-    /// A quantum took longer than it should.
-    Overrun = "overrun" Mark "schedule" ["took_us", "allowed_us"],
-    /// A token came later than it should.
-    Slip = "slip" Mark "schedule" ["session", "late_us"],
-    /// A session that fell behind gets less urgency.
-    Demotion = "demotion" Mark "schedule" ["session", "late_us"],
-    /// A pass was stopped between two layers.
-    Preemption = "preemption" Mark "schedule" ["layer"],
     /// Tokens were forgotten to make room.
     Eviction = "eviction" Mark "memory" ["turns", "tokens"],
     /// A session begins behind a prefix that was computed before.
@@ -296,10 +286,6 @@ kinds! {
     HeadFailure = "head failure" Mark "heads" [],
     /// How many parts of the weights are kept.
     KeptParts = "kept parts" Level "governor" ["parts"],
-    /// How many sequences decode together.
-    Batch = "batch" Level "schedule" ["sequences"],
-    /// How many requests wait.
-    Waiting = "waiting" Level "schedule" ["requests"],
 }
 
 #[cfg(test)]

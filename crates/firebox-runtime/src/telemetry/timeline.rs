@@ -51,9 +51,9 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Track(u16);
 
-/// A row in which events are drawn, beside those of threads.
+/// The row of a thread, in which its events are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lane(u16);
+pub(super) struct Lane(u16);
 
 impl Track {
     pub(super) fn of(self, names: &[String]) -> &str {
@@ -128,14 +128,14 @@ impl Timeline {
         self.0.on.load(Ordering::Relaxed)
     }
 
-    /// A row with a name of its own.
-    pub fn lane(&self, name: &str) -> Lane {
-        Lane(position(&mut self.state().lanes, name))
-    }
-
     /// Who is called so.
     pub fn track(&self, name: &str) -> Track {
-        Track(position(&mut self.state().tracks, name))
+        let tracks = &mut self.state().tracks;
+        let found = tracks.iter().position(|known| known == name).unwrap_or_else(|| {
+            tracks.push(name.to_owned());
+            tracks.len() - 1
+        });
+        Track(u16::try_from(found).unwrap_or(u16::MAX))
     }
 
     /// Adds what happened on this thread. Where it is a mark or a level the end does not count.
@@ -143,19 +143,6 @@ impl Timeline {
         let mut state = self.state();
         let lane = state.lane_of_thread(self.0.id);
         state.push(kind, track, lane, numbers, [began, ended]);
-    }
-
-    /// Adds what happened in a lane that is no thread.
-    pub fn span_on(
-        &self,
-        lane: Lane,
-        kind: Kind,
-        track: Track,
-        numbers: [u64; 2],
-        began: Instant,
-        ended: Instant,
-    ) {
-        self.state().push(kind, track, lane, numbers, [began, ended]);
     }
 
     /// What is remembered of what happened since `from`, as far as it is of a kind that is wanted, and where to go on from.
@@ -243,12 +230,4 @@ impl State {
         }
         self.events.push_back(Event { kind, track, lane, at, took, numbers });
     }
-}
-
-fn position(names: &mut Vec<String>, name: &str) -> u16 {
-    let found = names.iter().position(|known| known == name).unwrap_or_else(|| {
-        names.push(name.to_owned());
-        names.len() - 1
-    });
-    u16::try_from(found).unwrap_or(u16::MAX)
 }

@@ -16,6 +16,9 @@ use crate::answers::reason;
 use crate::error::ApiError;
 use crate::served::Served;
 
+/// Branches of a session, each with a copy of all that was said before it left.
+const MOST_BRANCHES: usize = 64;
+
 /// What a session is to be.
 #[derive(Debug)]
 pub(super) struct Wish {
@@ -262,6 +265,11 @@ impl Dialogue {
 
     /// A branch that leaves the active one before a turn, or where it is now, and is active from then on.
     pub fn fork(&mut self, turn: Option<u64>) -> Result<BranchId, ApiError> {
+        if self.tree.iter().count() >= MOST_BRANCHES {
+            return Err(ApiError::too_many(format!(
+                "the session has {MOST_BRANCHES} branches, and no more may be; end or promote one first"
+            )));
+        }
         let branch = match turn {
             Some(turn) => {
                 let start = self.start_of(turn)?;

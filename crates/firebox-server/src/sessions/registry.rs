@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
 use super::dialogue::Dialogue;
-use crate::app::blocking;
+use crate::app::in_turn;
 use crate::error::ApiError;
 
 /// How sessions are kept.
@@ -77,8 +77,7 @@ impl Sessions {
         make: impl FnOnce() -> Result<Dialogue, ApiError> + Send + 'static,
     ) -> Result<Arc<Held>, ApiError> {
         self.expect_room()?;
-        let computing = self.computing.clone();
-        let made = computed(computing, move || {
+        let made = in_turn(&self.computing, move || {
             let mut dialogue = make()?;
             let value = dialogue.value()?;
             Ok((dialogue, value))
@@ -201,7 +200,7 @@ impl Taken {
     ) -> Result<(Self, R), ApiError> {
         let Self { held, mut dialogue, computing } = self;
         let noted = held.clone();
-        let changed = computed(computing.clone(), move || {
+        let changed = in_turn(&computing, move || {
             let done = act(&mut dialogue);
             // What failed may have changed something on its way.
             let value = dialogue.value()?;
@@ -219,18 +218,6 @@ impl Taken {
     pub fn let_go(self) -> Arc<Held> {
         self.held
     }
-}
-
-async fn computed<R: Send + 'static>(
-    computing: Arc<Semaphore>,
-    act: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
-) -> Result<R, ApiError> {
-    let permit = computing.acquire_owned().await.map_err(|_| ApiError::over())?;
-    blocking(move || {
-        let _permit = permit;
-        act()
-    })
-    .await
 }
 
 /// What files of saved sessions are called.

@@ -3,18 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::bundle::read_segment;
 use crate::catalog::{Catalog, TensorInfo};
+use crate::disk::{ReadAt, ReadMethod};
 use crate::encoding::{Encoding, Quantization};
 use crate::error::{Fault, StoreError};
 use crate::folder::{Folder, MAX_JSON};
 use crate::manifest::{CREATED_BY, ManifestSegment, check_hash, check_segments, parse_versioned};
 use crate::mapping::Mapping;
-use crate::portion::Tensors;
+use crate::portion::{Loaded, Portion, Tensors};
 use crate::segment::SegmentId;
+use crate::spare::Spare;
 use crate::weight::Weight;
 
 /// The file that describes a head, and by which a directory is known as one.
@@ -176,10 +179,9 @@ impl HeadFiles {
             let field = format!("segment {}: file", segment.id);
             let file = folder.resolve(&manifest_path, &field, &format!("{within}{}", segment.file))?;
             let mapping = Mapping::open(&file)?;
-            tensors.extend(
-                read_segment(segment, &mapping, files.len(), INSTALL_AGAIN)
-                    .map_err(|fault| fault.in_file(&file))?,
-            );
+            // What is read in the end is read past these pages.
+            let read = mapping.sparsely(|| read_segment(segment, &mapping, files.len(), INSTALL_AGAIN));
+            tensors.extend(read.map_err(|fault| fault.in_file(&file))?);
             files.push(mapping);
         }
         let catalog = Catalog::new(path, files, tensors)?;
@@ -238,15 +240,20 @@ impl HeadFiles {
         self.inner.catalog.infos()
     }
 
-    /// Asks the kernel to read the head ahead, without waiting for it.
-    pub fn prefetch(&self) -> Result<(), StoreError> {
-        self.each(|file| file.prefetch(0, file.bytes().len()))
-    }
-
-    /// Reads the head into memory and waits until it is there, where the system can do that: from a thread in the
-    /// background, usually.
-    pub fn warm(&self) -> Result<(), StoreError> {
-        self.each(Mapping::populate)
+    /// Reads the head into memory that goes to `spare` when the last tensor over it is dropped, and comes from there where
+    /// it has enough.
+    pub fn read(&self, spare: &Spare) -> Result<Loaded, StoreError> {
+        let catalog = &self.inner.catalog;
+        let tensors = catalog.tensors().iter();
+        let tensors = tensors.map(|(info, place)| (info.clone(), place.data, place.scales)).collect();
+        let portion = Portion::new(catalog.path(), tensors);
+        let mut memory = spare.lend(portion.buffer_bytes())?;
+        // What another process has in memory is copied sooner than read.
+        let is_there = self.resident_bytes().is_some_and(|resident| resident >= self.bytes());
+        let method = if is_there { ReadMethod::Buffered } else { ReadMethod::Direct };
+        portion.read(&Files { catalog, method }, memory.as_mut())?;
+        let detached = memory.detached.clone();
+        Ok(Loaded::new(Arc::new(portion), Bytes::from_owner(memory), Some(detached)))
     }
 
     /// Drops the head's pages, from the page cache too where no other process uses them. What is touched later is read
@@ -273,6 +280,19 @@ impl HeadFiles {
 
     fn each(&self, act: impl Fn(&Mapping) -> Result<(), StoreError>) -> Result<(), StoreError> {
         self.inner.catalog.files().iter().try_for_each(act)
+    }
+}
+
+/// The files of a head, read by position.
+#[derive(Debug)]
+struct Files<'a> {
+    catalog: &'a Catalog,
+    method: ReadMethod,
+}
+
+impl ReadAt for Files<'_> {
+    fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
+        self.catalog.files()[file].read_some(buffer, start, self.method)
     }
 }
 

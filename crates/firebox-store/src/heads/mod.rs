@@ -7,7 +7,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,7 @@ pub use table::{HeadGeneration, HeadRow, HeadTable};
 
 use crate::checkpoint::{Checkpoint, SourceKind};
 use crate::error::{Fault, StoreError};
+use crate::files::{self, File};
 use crate::folder::{Folder, MAX_JSON};
 use crate::manifest::ManifestSegment;
 use crate::mapping::Mapping;
@@ -289,6 +290,14 @@ impl Heads {
         json.push(b'\n');
         steps::remove(&next)?;
         steps::write_file(&next, &json)?;
+        // A table that is not whole would take all heads with it.
+        if files::read(&next).map_err(|error| StoreError::io(&next, "read", error))? != json {
+            return Err(Fault::new(
+                "table",
+                "the disk has not kept what was written to it; try again, or move the model",
+            )
+            .in_file(&next));
+        }
         steps::rename(&next, &path)?;
         steps::sync_folder(&self.path(""))?;
         // The change is made. What cannot be cleared away now is in nobody's way until the next one.
@@ -335,13 +344,9 @@ impl Heads {
                 ErrorKind::InvalidInput.into(),
             ));
         }
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
+        let file = File::open_with(&path, fs::File::options().write(true).create(true).truncate(false))
             .map_err(|error| StoreError::io(&path, "create", error))?;
-        file.lock().map_err(|error| StoreError::io(&path, "lock", error))?;
+        file.system().lock().map_err(|error| StoreError::io(&path, "lock", error))?;
         Ok(file)
     }
 
@@ -440,7 +445,7 @@ fn check_name(name: &str) -> Result<(), StoreError> {
 fn directories(path: &Path) -> Result<Vec<String>, StoreError> {
     let fail = |error| StoreError::io(path, "list", error);
     let mut names = Vec::new();
-    for entry in fs::read_dir(path).map_err(fail)? {
+    for entry in files::list(path).map_err(fail)? {
         let entry = entry.map_err(fail)?;
         if entry.file_type().map_err(fail)?.is_dir()
             && let Ok(name) = entry.file_name().into_string()

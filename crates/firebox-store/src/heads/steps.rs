@@ -1,10 +1,11 @@
 //! The single changes to the disk that a change of heads is made of: after any of them the process may be gone.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use crate::error::StoreError;
+use crate::files::{self, File};
 use crate::partial;
 
 #[cfg(test)]
@@ -30,7 +31,7 @@ pub(super) fn create_dir(path: &Path) -> Result<(), StoreError> {
         Err(error) => return Err(StoreError::io(path, "look up", error)),
     }
     step();
-    fs::create_dir(path).map_err(|error| StoreError::io(path, "create", error))?;
+    files::create_folder(path).map_err(|error| StoreError::io(path, "create", error))?;
     match path.parent() {
         Some(parent) => sync_folder(parent),
         None => Ok(()),
@@ -65,7 +66,7 @@ pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
     step();
-    fs::rename(from, to).map_err(|error| StoreError::io(to, "rename what is finished to", error))
+    files::rename(from, to).map_err(|error| StoreError::io(to, "rename what is finished to", error))
 }
 
 /// Removes a file or a directory with all that is in it, if it is there. Links are removed and not followed.
@@ -75,15 +76,15 @@ pub(super) fn remove(path: &Path) -> Result<(), StoreError> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(fail(error)),
         Ok(metadata) if metadata.is_dir() => {
-            for entry in fs::read_dir(path).map_err(fail)? {
+            for entry in files::list(path).map_err(fail)? {
                 remove(&entry.map_err(fail)?.path())?;
             }
             step();
-            fs::remove_dir(path).map_err(fail)
+            files::remove_folder(path).map_err(fail)
         }
         Ok(_) => {
             step();
-            fs::remove_file(path).map_err(fail)
+            files::remove_file(path).map_err(fail)
         }
     }
 }
@@ -91,7 +92,7 @@ pub(super) fn remove(path: &Path) -> Result<(), StoreError> {
 /// Removes a directory if nothing is in it.
 pub(super) fn remove_if_empty(path: &Path) -> Result<(), StoreError> {
     step();
-    match fs::remove_dir(path) {
+    match files::remove_folder(path) {
         Err(error) if error.kind() != ErrorKind::DirectoryNotEmpty => {
             Err(StoreError::io(path, "remove", error))
         }

@@ -17,5 +17,4 @@ pub(crate) use channels::parted_thoughts;
 pub use markup::can_be_called;
 pub use reader::{AnswerPart, CallReader};
 pub use syntax::CallSyntax;
-pub(crate) use words::tools_in_system;
-pub use words::tools_in_words;
+pub(crate) use words::{tools_in_system, tools_in_words};

@@ -5,15 +5,7 @@ use crate::message::{Content, FunctionCall, Message};
 
 /// A conversation with its tools in words, for models whose template knows of none: tools, calls and what the tools
 /// answered become text that [`CallSyntax::Fenced`](super::CallSyntax::Fenced) reads.
-///
-/// ```
-/// use firebox_text::{Message, tools_in_words};
-///
-/// let tool = serde_json::json!({"type": "function", "function": {"name": "now"}});
-/// let told = tools_in_words(&[Message::user("What time is it?")], &[tool]);
-/// assert!(told[0].text().contains("\"now\"") && told[0].text().ends_with("What time is it?"));
-/// ```
-pub fn tools_in_words(messages: &[Message], tools: &[Value]) -> Vec<Message> {
+pub(crate) fn tools_in_words(messages: &[Message], tools: &[Value]) -> Vec<Message> {
     let mut told: Vec<Message> = Vec::with_capacity(messages.len());
     let mut answers = false;
     for message in messages {
@@ -157,9 +149,12 @@ mod tests {
     fn tools_are_told_of_once_and_nothing_changes_without() {
         let plain = messages(json!([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]));
         assert_eq!(tools_in_words(&plain, &[]), plain);
-        let told = tools_in_words(&plain, &[json!({"type": "function", "function": {"name": "f"}})]);
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let told = tools_in_words(&plain, &[tool]);
         assert!(told[0].text().contains("{\"name\":\"f\"}") && told[0].text().ends_with("\n\na"));
         assert_eq!(told[1], plain[1]);
         assert_eq!(tools_in_words(&[], &[json!({"name": "f"})]).len(), 1);
+        let asked = tools_in_words(&[Message::user("What time is it?")], &[json!({"name": "now"})]);
+        assert!(asked[0].text().contains("\"now\"") && asked[0].text().ends_with("What time is it?"));
     }
 }

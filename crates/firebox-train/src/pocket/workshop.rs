@@ -1,13 +1,12 @@
 //! From a recipe to a model with its heads.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use burn::module::Module as _;
 use burn::tensor::Device;
 use firebox_model::{HeadForm, Tower, Trained};
-use firebox_store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
+use firebox_store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode, files};
 use firebox_text::{TextAssets, Tokenizer, TokenizerSource};
 use serde_json::json;
 
@@ -74,7 +73,7 @@ impl<'a> Workshop<'a> {
         create_folder(&folder)?;
         let path = folder.join(RECIPE);
         let refuse = |reason: String| TrainError::malformed(&path, reason);
-        match fs::read_to_string(&path) {
+        match files::read_to_string(&path) {
             Ok(text) if Recipe::parse(&text).map_err(refuse)? != *recipe => {
                 return Err(refuse("another recipe is at work here; choose another folder".into()));
             }
@@ -121,7 +120,7 @@ impl<'a> Workshop<'a> {
     fn vocabulary(&self) -> Result<PocketTokenizer, TrainError> {
         let folder = self.folder.join("tokenizer");
         let (tokenizer, config) = (folder.join("tokenizer.json"), folder.join("tokenizer_config.json"));
-        let read = |path: &Path| fs::read_to_string(path);
+        let read = |path: &Path| files::read_to_string(path);
         if let (Ok(tokenizer), Ok(config)) = (read(&tokenizer), read(&config)) {
             return Ok(PocketTokenizer { tokenizer, config });
         }
@@ -176,7 +175,7 @@ impl<'a> Workshop<'a> {
         let checkpoint = Checkpoint::open(&unfinished)?;
         self.write_head(&checkpoint, tower.trained_exit().map_err(TrainError::network)?)?;
         sync_folder(&unfinished)?;
-        fs::rename(&unfinished, model)
+        files::rename(&unfinished, model)
             .map_err(|error| TrainError::io(model, "rename the new model to", error))?;
         sync_folder(&self.folder)?;
         Ok(true)

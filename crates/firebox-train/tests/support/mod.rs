@@ -115,6 +115,8 @@ pub struct MadeUp {
     pub worsening: bool,
     /// A batch that is no number.
     pub poisoned: Option<(u64, usize)>,
+    /// Whether no evaluation is a number.
+    pub blind: bool,
 }
 
 fn rows(seed: u64, count: usize) -> Rows {
@@ -155,6 +157,9 @@ impl Source for MadeUp {
         if self.worsening {
             // What is learned elsewhere is wrong here.
             rows.targets.iter_mut().for_each(|target| *target = (*target + 1) % 4);
+        }
+        if self.blind {
+            rows.inputs[0] = f32::NAN;
         }
         Ok(rows)
     }

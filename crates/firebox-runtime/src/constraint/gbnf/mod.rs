@@ -18,12 +18,20 @@ use parser::{Node, Rules};
 /// How many parts at the end of a word are left to be words of their own, before all of it is taken apart.
 const CUTS: usize = 8;
 
+/// Parts that are looked at before a grammar is given up: a long row of parts of which none can be a word with the next is
+/// looked at anew from each of them.
+const MOST_LOOKED_AT: usize = 4 << 20;
+
 /// The same grammar, or what is wrong with it.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
     let rules = Rules::parse(text)?;
     let facts = Facts::of(&rules);
-    let mut lark = Lark { rules: &rules, facts: &facts, words: HashMap::new(), text: String::new() };
+    let mut lark =
+        Lark { rules: &rules, facts: &facts, words: HashMap::new(), text: String::new(), looked_at: 0 };
     lark.write();
+    if lark.looked_at > MOST_LOOKED_AT {
+        return Err("too many parts stand in a row that swallow each other; put them into rules".into());
+    }
     Ok(lark.text)
 }
 
@@ -33,6 +41,8 @@ struct Lark<'r> {
     /// Numbers of words by what they are.
     words: HashMap<String, usize>,
     text: String,
+    /// Parts, each as often as it was looked at.
+    looked_at: usize,
 }
 
 impl Lark<'_> {
@@ -81,9 +91,12 @@ impl Lark<'_> {
 
     fn sequence(&mut self, mut parts: &[Node], follow: &Characters) -> String {
         let mut written = Vec::new();
-        while !parts.is_empty() {
+        while !parts.is_empty() && self.looks_at(parts.len()) {
             let regular = parts.iter().take_while(|part| self.facts.is_regular(part)).count();
             let found = (2..=regular).rev().take(CUTS).find_map(|count| {
+                if !self.looks_at(parts.len()) {
+                    return None;
+                }
                 let behind = self.first_of(&parts[count..], follow);
                 let word = self.word_before(&Node::Sequence(parts[..count].to_vec()), &behind)?;
                 Some((word, count))
@@ -96,6 +109,12 @@ impl Lark<'_> {
             parts = &parts[count..];
         }
         if written.is_empty() { "\"\"".into() } else { format!("({})", written.join(" ")) }
+    }
+
+    /// Counts parts that are looked at. False if that were too many by now.
+    fn looks_at(&mut self, parts: usize) -> bool {
+        self.looked_at += parts;
+        self.looked_at <= MOST_LOOKED_AT
     }
 
     /// What parts and then the rest may begin with.

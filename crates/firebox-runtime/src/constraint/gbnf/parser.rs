@@ -8,6 +8,8 @@ use super::characters::Characters;
 const LONGEST: usize = 128 << 10;
 const MOST_RULES: usize = 1000;
 const MOST_REPEATS: u32 = 10_000;
+/// Repetitions of repetitions, as in `x?*+`. Whoever reads a grammar goes down on the stack.
+const MOST_IN_A_ROW: usize = 4;
 
 /// What a rule may be.
 #[derive(Debug, Clone, PartialEq)]
@@ -145,23 +147,24 @@ impl Parser<'_> {
     }
 
     fn repeated(&mut self, mut part: Node, nested: bool) -> Result<Node, String> {
-        loop {
+        for _ in 0..=MOST_IN_A_ROW {
             let (least, most) = match self.text.peek() {
-                Some('*') => (0, None),
-                Some('+') => (1, None),
-                Some('?') => (0, Some(1)),
-                Some('{') => {
-                    let times = self.times()?;
-                    part = Node::Repeat(Box::new(part), times.0, times.1);
-                    self.skip(nested);
-                    continue;
-                }
+                Some('{') => self.times()?,
+                Some('*') => self.followed_by((0, None)),
+                Some('+') => self.followed_by((1, None)),
+                Some('?') => self.followed_by((0, Some(1))),
                 _ => return Ok(part),
             };
-            self.next();
             self.skip(nested);
             part = Node::Repeat(Box::new(part), least, most);
         }
+        Err(self.wrong(&format!("more than {MOST_IN_A_ROW} repetitions of repetitions")))
+    }
+
+    /// What a sign means that is behind from now on.
+    fn followed_by(&mut self, times: (u32, Option<u32>)) -> (u32, Option<u32>) {
+        self.next();
+        times
     }
 
     fn times(&mut self) -> Result<(u32, Option<u32>), String> {
@@ -349,6 +352,7 @@ mod tests {
         wrong("root ::= \"\\q\"", "line 1, column 13", "escape");
         wrong("root ::= \"a\"{3,2}", "line 1, column 18", "at most");
         wrong("root ::= \"a\"{99999}", "line 1", "repetitions");
+        wrong("root ::= \"a\"+++++", "line 1, column 18", "repetitions of repetitions");
         wrong("root = \"a\"", "line 1, column 6", "`:`");
         wrong("root ::= \"\\uD800\"", "line 1, column 17", "no character");
     }

@@ -165,12 +165,4 @@ impl Mix {
         }
         self
     }
-
-    /// One kind of traffic so many times as often.
-    pub fn with_more(mut self, name: &str, factor: f64) -> Self {
-        for traffic in self.traffic.iter_mut().filter(|traffic| traffic.name == name) {
-            traffic.per_hour.iter_mut().for_each(|count| *count *= factor);
-        }
-        self
-    }
 }

@@ -4,14 +4,12 @@ use std::time::Duration;
 use super::device::Device;
 use super::mix::SimulatedModel;
 use crate::governor::{Event, Governor, GovernorConfig, Residency, ResidencyPlan};
-use crate::planner::{Mode, Shape, plan, predict};
+use crate::planner::{FEWEST_BUFFERS, Mode, Shape, plan, predict};
 use crate::schedule::{AdmissionConfig, LaneId, Queue, Readiness, TaskId, Ticket};
 use crate::{Account, Budget, Charge, RuntimeError};
 
 /// Every model has room for so many tokens for itself; the rest is shared.
 pub(super) const RESERVED_TOKENS: u64 = 1024;
-/// One buffer is read into while the layer in the other computes.
-const FEWEST_BUFFERS: usize = 2;
 /// Rows of a prompt that go through the layers beside tokens of others, which wait for them.
 const ROWS_BESIDE: usize = 16;
 /// Rows of a prompt that go through the layers alone: a quantum should not have to wait for one layer.

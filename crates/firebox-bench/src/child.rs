@@ -1,0 +1,69 @@
+//! What is done in processes of their own: their peaks of memory are their own, and the page cache is emptied before.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::figure::{Figures, Measured};
+use crate::group::Group;
+use crate::measures;
+use crate::measures::{models, run};
+use crate::setup::Setup;
+
+/// The option by which this program tells itself what to do.
+pub const OPTION: &str = "--task";
+
+/// Something to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Task {
+    Measure { name: String, setup: Setup },
+    Models(models::Trial),
+    Run(run::Run),
+}
+
+/// Does what the process was started for. Returns the answer as JSON.
+pub fn perform(task: &str) -> anyhow::Result<String> {
+    let task: Task = serde_json::from_str(task).context("only the program itself gives itself tasks")?;
+    let answer = match task {
+        Task::Measure { name, setup } => {
+            let measure = measures::named(&name).with_context(|| format!("there is no measure {name}"))?;
+            let mut figures = Figures::new(measure.figures);
+            (measure.run)(&setup, &mut figures)?;
+            serde_json::to_string(&figures.into_measured())
+        }
+        Task::Models(trial) => serde_json::to_string(&trial.run()?),
+        Task::Run(run) => serde_json::to_string(&run.run()?),
+    };
+    Ok(answer?)
+}
+
+/// Everything that a measure brings.
+pub fn measured(name: &str, setup: &Setup) -> anyhow::Result<Measured> {
+    asked(&Task::Measure { name: name.to_owned(), setup: setup.clone() }, None)
+}
+
+/// What a process answers, in a control group if one is named.
+pub fn asked<T: DeserializeOwned>(task: &Task, group: Option<&Group>) -> anyhow::Result<T> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(OPTION).arg(serde_json::to_string(task)?);
+    answer(&mut command, group)
+}
+
+/// What a program says in its last line.
+pub fn answer<T: DeserializeOwned>(command: &mut Command, group: Option<&Group>) -> anyhow::Result<T> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = match group {
+        Some(group) => group.spawn(command),
+        None => command.spawn(),
+    };
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output =
+        child.and_then(|child| child.wait_with_output()).with_context(|| format!("cannot run {program}"))?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{program} ended with {}: {}", output.status, complaint.trim());
+    let said = String::from_utf8_lossy(&output.stdout);
+    let last = said.lines().last().unwrap_or_default();
+    serde_json::from_str(last).with_context(|| format!("{program} said {last:?}"))
+}

@@ -1,0 +1,146 @@
+//! What was published, and which of our figures stands against it.
+
+use std::fmt;
+
+use anyhow::Context as _;
+use serde::Deserialize;
+
+use crate::figure::{Figure, Spread};
+
+/// The table in the repository.
+const TABLE: &str = include_str!("../published.toml");
+
+/// One result.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// What it is about.
+    pub says: String,
+    /// What was published; absent where the bar is this project's own.
+    pub published: Option<String>,
+    /// The figure of ours that stands against it.
+    pub figure: String,
+    /// What that should come to.
+    pub bar: Bar,
+    /// Why it has been missed. Printed only where it is.
+    pub reason: Option<String>,
+}
+
+/// What a figure should come to.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bar {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// Whether a claim holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Verdict {
+    Held(Spread),
+    Missed(Spread),
+    NotMeasured,
+}
+
+impl Bar {
+    /// How far a value is above the bar, as a factor: below 1 is a miss.
+    pub fn cleared(self, value: f64) -> f64 {
+        match self {
+            Self::AtLeast(least) => value / least,
+            Self::AtMost(most) => most / value,
+        }
+    }
+
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+        }
+    }
+}
+
+impl fmt::Display for Bar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(least) => write!(f, "≥ {least}"),
+            Self::AtMost(most) => write!(f, "≤ {most}"),
+        }
+    }
+}
+
+impl Claim {
+    /// The figure that stands against it, if it was measured.
+    pub fn figure<'a>(&self, figures: &'a [Figure]) -> Option<&'a Figure> {
+        figures.iter().find(|figure| figure.name == self.figure)
+    }
+
+    /// Whether the median of the rounds holds it.
+    pub fn verdict(&self, figures: &[Figure]) -> Verdict {
+        match self.figure(figures).map(Figure::spread) {
+            Some(spread) if self.bar.holds(spread.median) => Verdict::Held(spread),
+            Some(spread) => Verdict::Missed(spread),
+            None => Verdict::NotMeasured,
+        }
+    }
+}
+
+/// All claims.
+pub fn claims() -> anyhow::Result<Vec<Claim>> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Table {
+        claim: Vec<Claim>,
+    }
+    let table: Table = toml::from_str(TABLE).context("published.toml is no table of claims")?;
+    Ok(table.claim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::{Figures, alone};
+    use crate::measures::ALL;
+
+    #[test]
+    fn every_claim_has_a_figure_that_some_measure_brings() {
+        let declared: Vec<&str> =
+            ALL.iter().flat_map(|measure| measure.figures).map(|declared| declared.name).collect();
+        let claims = claims().unwrap();
+        for claim in &claims {
+            assert!(declared.contains(&claim.figure.as_str()), "{}: {}", claim.says, claim.figure);
+            let (Bar::AtLeast(bar) | Bar::AtMost(bar)) = claim.bar;
+            assert!(bar.is_finite() && bar > 0.0, "{}", claim.says);
+        }
+        assert!(claims.iter().any(|claim| claim.published.is_some()));
+        let mut figures: Vec<&str> = claims.iter().map(|claim| claim.figure.as_str()).collect();
+        figures.sort_unstable();
+        assert!(figures.windows(2).all(|pair| pair[0] != pair[1]), "one figure stands against one claim");
+    }
+
+    #[test]
+    fn the_median_decides() {
+        let claim = |bar| Claim {
+            says: "it is fast".into(),
+            published: None,
+            figure: "test.fast".into(),
+            bar,
+            reason: None,
+        };
+        let mut figures = Figures::new(const { &[alone("test.fast", "×")] });
+        for value in [1.0, 2.0, 9.0] {
+            figures.add("test.fast", value).unwrap();
+        }
+        let figures = figures.into_measured().figures;
+        for (bar, held, cleared) in [
+            (Bar::AtLeast(2.0), true, 1.0),
+            (Bar::AtLeast(2.5), false, 0.8),
+            (Bar::AtMost(2.0), true, 1.0),
+            (Bar::AtMost(1.0), false, 0.5),
+        ] {
+            assert_eq!(matches!(claim(bar).verdict(&figures), Verdict::Held(_)), held, "{bar}");
+            assert_eq!(matches!(claim(bar).verdict(&figures), Verdict::Missed(_)), !held, "{bar}");
+            assert_eq!(bar.cleared(2.0), cleared);
+        }
+        assert_eq!(claim(Bar::AtLeast(1.0)).verdict(&[]), Verdict::NotMeasured);
+    }
+}

@@ -1,0 +1,77 @@
+//! What is measured. Each measure runs in a process of its own, so that memory peaks are its own.
+
+mod foreign;
+mod heads;
+pub mod models;
+mod published;
+mod requests;
+pub mod run;
+mod short_memory;
+mod streaming;
+mod streams;
+pub mod sweep;
+
+use crate::figure::{Declared, Figures};
+use crate::setup::Setup;
+
+/// Something that is measured.
+pub struct Measure {
+    pub name: &'static str,
+    pub says: &'static str,
+    /// All that it may bring.
+    pub figures: &'static [Declared],
+    pub run: fn(&Setup, &mut Figures) -> anyhow::Result<()>,
+}
+
+/// All of them, in the order in which they are measured.
+pub const ALL: &[Measure] = &[
+    Measure {
+        name: "models",
+        says: "three models in less memory than they take",
+        figures: models::FIGURES,
+        run: models::measure,
+    },
+    Measure {
+        name: "requests",
+        says: "many requests of one model",
+        figures: requests::FIGURES,
+        run: requests::measure,
+    },
+    Measure { name: "heads", says: "changes of heads", figures: heads::FIGURES, run: heads::measure },
+    Measure {
+        name: "streams",
+        says: "what conversations remember",
+        figures: streams::FIGURES,
+        run: streams::measure,
+    },
+    Measure {
+        name: "streaming",
+        says: "layers from disk",
+        figures: streaming::FIGURES,
+        run: streaming::measure,
+    },
+    Measure {
+        name: "sweep",
+        says: "speed by how many layers are kept, foretold and measured",
+        figures: sweep::FIGURES,
+        run: sweep::measure,
+    },
+    Measure {
+        name: "published",
+        says: "published sweeps, foretold from their ends",
+        figures: published::FIGURES,
+        run: published::measure,
+    },
+    Measure {
+        name: "short_memory",
+        says: "less memory than was asked for",
+        figures: short_memory::FIGURES,
+        run: short_memory::measure,
+    },
+    Measure { name: "foreign", says: "beside llama.cpp", figures: foreign::FIGURES, run: foreign::measure },
+];
+
+/// The measure of that name.
+pub fn named(name: &str) -> Option<&'static Measure> {
+    ALL.iter().find(|measure| measure.name == name)
+}

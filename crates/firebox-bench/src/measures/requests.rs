@@ -1,0 +1,238 @@
+//! What sequences cost each other that share a model or a machine.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use firebox_runtime::engine::{Clock, Event, Host, HostConfig, Request, RequestId, WallClock, Worked};
+use firebox_runtime::schedule::{Priority, ScheduleConfig};
+use firebox_runtime::{GenerationConfig, Model, RuntimeError, device};
+
+use crate::energy::Energy;
+use crate::figure::{Declared, Figures, compared, times};
+use crate::setup::Setup;
+
+const PROMPT: usize = 32;
+
+/// Tokens of an answer, and of a long prompt beside one.
+const TOKENS: (usize, usize) = (200, 12);
+const LONG: (usize, usize) = (2048, 48);
+
+/// The first tokens of an answer come from a host that finds its pace.
+const SETTLING: usize = 8;
+
+/// So many requests at once.
+const AT_ONCE: [(usize, &str); 4] =
+    [(2, "requests.two"), (3, "requests.three"), (4, "requests.four"), (8, "requests.eight")];
+
+pub const FIGURES: &[Declared] = &[
+    times("requests.two", "tok/s", "one after the other"),
+    times("requests.three", "tok/s", "one after the other"),
+    times("requests.four", "tok/s", "one after the other"),
+    times("requests.eight", "tok/s", "one after the other"),
+    times("requests.each_of_three", "s", "alone"),
+    times("requests.energy", "J/token", "one after the other"),
+    compared("requests.switch", "µs", "µs", "another layer of the same model"),
+    compared("requests.slowest_switch", "µs", "µs", "another layer of the same model"),
+    times("requests.beside_prompt", "ms", "alone"),
+];
+
+pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
+    let model = Model::open(setup.q4(), &device("cpu")?)?;
+    let tokens = setup.usual_or(TOKENS.0, TOKENS.1);
+    together(&model, setup.rounds, tokens, figures)?;
+    for _ in 0..setup.rounds {
+        switching(&model, tokens, figures)?;
+        beside_a_long_prompt(&model, tokens, setup.usual_or(LONG.0, LONG.1), figures)?;
+    }
+    Ok(())
+}
+
+fn host(model: &Model) -> anyhow::Result<Host> {
+    let mut host = Host::new(HostConfig::default())?;
+    host.add("model", model.clone())?;
+    Ok(host)
+}
+
+fn request(model: &str, vocab: usize, from: usize, prompt: usize, tokens: usize) -> Request {
+    let prompt = (0..prompt).map(|at| ((100 + (from + at) * 7919 % 6991) % vocab) as u32).collect();
+    let config =
+        GenerationConfig { max_tokens: Some(tokens), ignore_end: true, ..GenerationConfig::default() };
+    Request::new(model, prompt).with_config(config).with_priority(Priority::Interactive)
+}
+
+fn submit(host: &mut Host, request: Request, clock: &WallClock) -> anyhow::Result<RequestId> {
+    Ok(host.submit(request, clock.now()).map_err(|failure| failure.error)?)
+}
+
+/// When the tokens of each request came.
+#[derive(Default)]
+struct Heard {
+    tokens: HashMap<RequestId, Vec<Duration>>,
+    last: Option<Duration>,
+    failure: Option<RuntimeError>,
+}
+
+impl Heard {
+    fn hear(&mut self, clock: &WallClock, id: RequestId, event: Event) {
+        match event {
+            Event::Piece(piece) if piece.token.is_some() => {
+                self.tokens.entry(id).or_default().push(clock.now());
+            }
+            Event::Finished(_) => self.last = Some(clock.now()),
+            Event::Failed(failure) => self.failure = Some(failure.error),
+            Event::Piece(_) | Event::Waiting { .. } => {}
+        }
+    }
+
+    /// A figure without a request that failed would be about something else.
+    fn check(&mut self) -> anyhow::Result<()> {
+        self.failure.take().map_or(Ok(()), |failure| Err(failure.into()))
+    }
+}
+
+/// Runs until nothing is left. Returns the time it took beside the layers, of those before which another model ran, and of others.
+fn run(host: &mut Host, clock: &WallClock, heard: &mut Heard) -> anyhow::Result<[Vec<Duration>; 2]> {
+    let mut beside = [Vec::new(), Vec::new()];
+    loop {
+        let began = clock.now();
+        match host.work(clock, &mut |id, event| heard.hear(clock, id, event)) {
+            Worked::Layer { took, switched } => {
+                beside[usize::from(switched)].push((clock.now() - began).saturating_sub(took));
+            }
+            Worked::Waiting => std::thread::sleep(Duration::from_micros(100)),
+            Worked::Idle => return heard.check().map(|()| beside),
+        }
+    }
+}
+
+/// Seconds for so many requests, asked at once, none of which was asked before.
+fn answered(
+    host: &mut Host,
+    vocab: usize,
+    asked: &mut usize,
+    count: usize,
+    tokens: usize,
+) -> anyhow::Result<f64> {
+    let (clock, mut heard) = (WallClock::default(), Heard::default());
+    let began = clock.now();
+    for _ in 0..count {
+        *asked += 1;
+        submit(host, request("model", vocab, *asked * 37, PROMPT, tokens), &clock)?;
+    }
+    run(host, &clock, &mut heard)?;
+    Ok((heard.last.context("nothing was answered")? - began).as_secs_f64())
+}
+
+fn together(model: &Model, rounds: usize, tokens: usize, figures: &mut Figures) -> anyhow::Result<()> {
+    let vocab = model.decoder()?.config().vocab_size;
+    // Pages stay with the host: memory that was never used before comes slowly.
+    let (mut host, mut asked) = (host(model)?, 0);
+    for count in [1].into_iter().chain(AT_ONCE.map(|(count, _)| count)) {
+        answered(&mut host, vocab, &mut asked, count, tokens)?;
+    }
+    let energy = Energy::of_machine();
+    if energy.is_none() {
+        figures.leave_out("energy: this machine has no counter below /sys/class/powercap that may be read");
+    }
+    for _ in 0..rounds {
+        for (count, name) in AT_ONCE {
+            let begun = energy.as_ref().and_then(Energy::read);
+            let mut in_turn = 0.0;
+            for _ in 0..count {
+                in_turn += answered(&mut host, vocab, &mut asked, 1, tokens)?;
+            }
+            let between = energy.as_ref().and_then(Energy::read);
+            let at_once = answered(&mut host, vocab, &mut asked, count, tokens)?;
+            let all = (count * tokens) as f64;
+            figures.more(name, all / at_once, all / in_turn)?;
+            if count != 3 {
+                continue;
+            }
+            // All of them end together, so the time of all is that of each.
+            let alone = in_turn / count as f64;
+            figures.add_pair("requests.each_of_three", at_once / alone, at_once, alone)?;
+            if let (Some(energy), Some(begun), Some(between)) = (&energy, begun, between) {
+                let since =
+                    |then| energy.since(then).context("the counter of energy cannot be read any more");
+                let after = since(&between)?;
+                let before = since(&begun)? - after;
+                figures.sooner("requests.energy", after / all, before / all)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn switching(model: &Model, tokens: usize, figures: &mut Figures) -> anyhow::Result<()> {
+    let vocab = model.decoder()?.config().vocab_size;
+    let schedule = ScheduleConfig { quantum: Duration::from_millis(1), ..ScheduleConfig::default() };
+    let mut host = Host::new(HostConfig { schedule, ..HostConfig::default() })?;
+    for name in ["one", "other"] {
+        host.add(name, model.clone())?;
+    }
+    let (clock, mut heard) = (WallClock::default(), Heard::default());
+    for name in ["one", "other"] {
+        submit(&mut host, request(name, vocab, 7, PROMPT, tokens), &clock)?;
+    }
+    let [mut same, mut switched] = run(&mut host, &clock, &mut heard)?;
+    if same.is_empty() || switched.is_empty() {
+        bail!("two models took no turns");
+    }
+    for (name, share) in [("requests.switch", 0.5), ("requests.slowest_switch", 0.99)] {
+        let micros = |times: &mut Vec<Duration>| quantile(times, share).as_secs_f64() * 1e6;
+        let (ours, baseline) = (micros(&mut switched), micros(&mut same));
+        figures.add_pair(name, ours, ours, baseline)?;
+    }
+    Ok(())
+}
+
+fn beside_a_long_prompt(
+    model: &Model,
+    tokens: usize,
+    long: usize,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    let vocab = model.decoder()?.config().vocab_size;
+    let gaps = |heard: &Heard, id: RequestId, until: Duration| -> Vec<Duration> {
+        let times = heard.tokens.get(&id).map_or(&[][..], Vec::as_slice);
+        let times: Vec<Duration> = times.iter().copied().filter(|at| *at <= until).collect();
+        times.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    };
+    let (mut host, clock, mut heard) = (host(model)?, WallClock::default(), Heard::default());
+    // So many tokens that it lasts longer than the prompt.
+    let id = submit(&mut host, request("model", vocab, 1, PROMPT, tokens + 2 * long), &clock)?;
+    while heard.tokens.get(&id).is_none_or(|tokens| tokens.len() < SETTLING) {
+        host.work(&clock, &mut |id, event| heard.hear(&clock, id, event));
+        heard.check()?;
+    }
+    let other = submit(&mut host, request("model", vocab, 5, long, 1), &clock)?;
+    while !heard.tokens.contains_key(&other) {
+        host.work(&clock, &mut |id, event| heard.hear(&clock, id, event));
+        heard.check()?;
+    }
+    let said = heard.tokens[&id].len();
+    let disturbed = gaps(&heard, id, clock.now());
+    for id in [id, other] {
+        host.cancel(id, clock.now(), &mut |_, _| {});
+    }
+    run(&mut host, &clock, &mut heard)?;
+
+    // As many tokens as it had beside the other one: the longer an answer is, the longer a token takes.
+    let mut alone = Heard::default();
+    let id = submit(&mut host, request("model", vocab, 1, PROMPT, said.max(tokens)), &clock)?;
+    run(&mut host, &clock, &mut alone)?;
+    let undisturbed = gaps(&alone, id, Duration::MAX);
+    let slowest = |times: Vec<Duration>| {
+        let mut times: Vec<Duration> = times.into_iter().skip(SETTLING).collect();
+        quantile(&mut times, 0.99).as_secs_f64() * 1e3
+    };
+    let (ours, baseline) = (slowest(disturbed), slowest(undisturbed));
+    figures.add_pair("requests.beside_prompt", ours / baseline, ours, baseline)
+}
+
+fn quantile(times: &mut [Duration], share: f64) -> Duration {
+    times.sort_unstable();
+    let at = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
+    times.get(at).copied().unwrap_or_default()
+}

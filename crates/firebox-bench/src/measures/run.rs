@@ -1,0 +1,121 @@
+//! One model run one way, in a process of its own.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use firebox_runtime::fit::FitConfig;
+use firebox_runtime::planner::{Mode, Placement};
+use firebox_runtime::{Benchmark, BenchmarkConfig, Model, benchmark, device, peak_resident_bytes};
+use firebox_store::ReadMethod;
+use serde::{Deserialize, Serialize};
+
+/// More memory than any model takes that is measured.
+pub const PLENTY: u64 = 1 << 40;
+
+/// Which layers are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kept {
+    First,
+    Last,
+    Spread,
+    Fastest,
+}
+
+impl From<Kept> for Placement {
+    fn from(kept: Kept) -> Self {
+        match kept {
+            Kept::First => Self::FirstN,
+            Kept::Last => Self::LastN,
+            Kept::Spread => Self::Interleaved,
+            Kept::Fastest => Self::Auto,
+        }
+    }
+}
+
+/// What is run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Run {
+    pub model: PathBuf,
+    /// Bytes that the whole process may take; otherwise the model is mapped.
+    pub memory: Option<u64>,
+    /// How many layers are kept of that, instead of as many as fit, and which.
+    pub layers: Option<(usize, Kept)>,
+    pub prompt: usize,
+    pub depth: usize,
+    pub tokens: usize,
+    pub batches: Vec<usize>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ran {
+    pub load: f64,
+    pub prefill: f64,
+    /// Tokens a second of each number of sequences.
+    pub decode: Vec<f64>,
+    pub peak: u64,
+    /// What was foretold, where that is done.
+    pub foretold: Option<Foretold>,
+}
+
+/// What a plan promises.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Foretold {
+    pub speed: f64,
+    pub peak: u64,
+}
+
+impl Run {
+    /// Mapped, and few tokens.
+    pub fn short(model: PathBuf) -> Self {
+        let (memory, layers, batches) = (None, None, vec![1]);
+        Self { model, memory, layers, prompt: 128, depth: 64, tokens: 16, batches }
+    }
+
+    /// Runs it in this process.
+    pub fn run(&self) -> anyhow::Result<Ran> {
+        let cpu = device("cpu")?;
+        let began = Instant::now();
+        let model = match self.memory {
+            None => Model::open(&self.model, &cpu)?,
+            Some(memory) => Model::open_within(&self.model, &cpu, &self.fit(memory))?,
+        };
+        let load = began.elapsed().as_secs_f64();
+        let config = BenchmarkConfig {
+            prompt: self.prompt,
+            depth: self.depth,
+            tokens: self.tokens,
+            batches: self.batches.clone(),
+            repeat: 1,
+            ..BenchmarkConfig::default()
+        };
+        let Benchmark { prefill_tps, decode_tps } = benchmark(&model, &config)?;
+        let foretold = model.fit().map(|fit| {
+            let prediction = fit.plan().prediction;
+            Foretold { speed: prediction.tokens_per_second, peak: prediction.peak_bytes }
+        });
+        let peak =
+            peak_resident_bytes().context("this system does not say how much memory a process took")?;
+        Ok(Ran { load, prefill: prefill_tps, decode: decode_tps.into_values().collect(), peak, foretold })
+    }
+
+    fn fit(&self, memory: u64) -> FitConfig {
+        let (layers, kept) = self.layers.map_or((None, Kept::Fastest), |(count, kept)| (Some(count), kept));
+        FitConfig {
+            layers,
+            placement: kept.into(),
+            mode: Mode::Throughput,
+            context: Some(self.prompt.max(self.depth + self.tokens)),
+            method: Some(ReadMethod::Direct),
+            ..FitConfig::new(memory)
+        }
+    }
+}
+
+impl Ran {
+    /// Tokens a second of the first number of sequences.
+    pub fn speed(&self) -> anyhow::Result<f64> {
+        self.decode.first().copied().context("a run was to decode")
+    }
+}

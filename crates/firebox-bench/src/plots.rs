@@ -1,0 +1,201 @@
+//! The report's images.
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::claim::{Claim, Verdict};
+use crate::figure::Figure;
+use crate::measures::sweep;
+use crate::report::number;
+
+const WIDTH: u32 = 720;
+const SWEEP_HEIGHT: u32 = 360;
+
+/// A claim's row: its name, and the bar it has.
+const ROW: i32 = 26;
+const BAR: i32 = 12;
+const NAMES: i32 = 400;
+
+/// Seen on white and on black alike; the background stays as it is where the image is shown.
+const INK: RGBColor = RGBColor(0x78, 0x78, 0x78);
+const OURS: RGBColor = RGBColor(0x3b, 0x82, 0xf6);
+const OTHER: RGBColor = RGBColor(0xd9, 0x77, 0x06);
+
+const FONT: &str = "sans-serif";
+const MARGIN: u32 = 12;
+const LABELS: u32 = 56;
+
+/// A name that is longer would run into the bars.
+const LONGEST_NAME: usize = 62;
+
+/// A factor beyond this is drawn as this one.
+const MOST: f64 = 100.0;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Tokens per second by how much is kept, foretold and measured, as SVG. `None` if that was not measured.
+pub fn swept(figures: &[Figure]) -> anyhow::Result<Option<String>> {
+    let steps = sweep::STEPS.iter().enumerate().filter_map(|(quarter, (name, _))| {
+        let figure = figures.iter().find(|figure| figure.name == *name)?;
+        Some((25.0 * quarter as f64, figure))
+    });
+    let steps: Vec<(f64, &Figure)> = steps.collect();
+    let line = |side: fn((f64, f64)) -> f64| -> Vec<(f64, f64)> {
+        steps.iter().filter_map(|(kept, figure)| Some((*kept, side(figure.pair()?)))).collect()
+    };
+    let (measured, foretold) = (line(|pair| pair.0), line(|pair| pair.1));
+    if measured.is_empty() {
+        return Ok(None);
+    }
+    let rounds = steps.iter().flat_map(|(kept, figure)| {
+        figure.rounds.iter().filter_map(move |round| Some((*kept, round.pair?.0)))
+    });
+    let rounds: Vec<(f64, f64)> = rounds.collect();
+    let top = rounds.iter().chain(&foretold).map(|point| point.1).fold(0.0, f64::max) * 1.08;
+    let mut image = String::new();
+    {
+        let area = SVGBackend::with_string(&mut image, (WIDTH, SWEEP_HEIGHT)).into_drawing_area();
+        let text = |size: u32| (FONT, size).into_font().color(&INK);
+        let mut chart = ChartBuilder::on(&area)
+            .caption("Tokens per second: measured (blue), foretold (orange)", text(16))
+            .margin(MARGIN)
+            .x_label_area_size(LABELS - MARGIN)
+            .y_label_area_size(LABELS)
+            .build_cartesian_2d(0.0..100.0, 0.0..top)?;
+        chart
+            .configure_mesh()
+            .axis_style(INK)
+            .label_style(text(12))
+            .axis_desc_style(text(13))
+            .bold_line_style(INK.mix(0.3))
+            .light_line_style(TRANSPARENT)
+            .x_desc("layers kept, %")
+            .x_label_formatter(&|kept| format!("{kept:.0}"))
+            .y_label_formatter(&|speed| format!("{speed:.0}"))
+            .draw()?;
+        chart.draw_series(LineSeries::new(foretold, OTHER.stroke_width(2)))?;
+        chart.draw_series(LineSeries::new(measured, OURS.stroke_width(2)))?;
+        chart.draw_series(rounds.iter().map(|&point| Circle::new(point, 3, OURS.filled())))?;
+        area.present()?;
+    }
+    Ok(Some(image))
+}
+
+/// How far every claim that was measured is cleared or missed, as SVG. `None` if none was.
+pub fn cleared(claims: &[Claim], figures: &[Figure]) -> anyhow::Result<Option<String>> {
+    let rows = claims.iter().filter_map(|claim| match claim.verdict(figures) {
+        Verdict::Held(spread) | Verdict::Missed(spread) => Some((claim, claim.bar.cleared(spread.median))),
+        Verdict::NotMeasured => None,
+    });
+    let rows: Vec<(&Claim, f64)> = rows.collect();
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let height = (rows.len() as i32 + 1) * ROW + 2 * MARGIN as i32;
+    let mut image = String::new();
+    {
+        let area = SVGBackend::with_string(&mut image, (WIDTH, height as u32)).into_drawing_area();
+        let bars = Bars::over(rows.iter().map(|row| row.1));
+        let text = |size: u32| (FONT, size).into_font().color(&INK);
+        let caption = "How many times the bar (the line): reached (blue), missed (orange)";
+        area.draw(&Text::new(caption, (MARGIN as i32, MARGIN as i32), text(14)))?;
+        for (at, (claim, factor)) in rows.iter().enumerate() {
+            let top = MARGIN as i32 + (at as i32 + 1) * ROW;
+            area.draw(&Text::new(short(&claim.says), (MARGIN as i32, top), text(12)))?;
+            bars.draw(&area, top, *factor)?;
+        }
+        let middle = bars.x(1.0);
+        area.draw(&PathElement::new(vec![(middle, ROW), (middle, height - MARGIN as i32)], INK))?;
+        area.present()?;
+    }
+    Ok(Some(image))
+}
+
+/// Factors side by side, as far from 1 as their logarithms are.
+struct Bars {
+    lowest: f64,
+    highest: f64,
+}
+
+impl Bars {
+    fn over(factors: impl Iterator<Item = f64>) -> Self {
+        let bounds = (0.5f64, 2.0f64);
+        let (lowest, highest) =
+            factors.map(bounded).fold(bounds, |(low, high), at| (low.min(at), high.max(at)));
+        Self { lowest, highest }
+    }
+
+    fn x(&self, factor: f64) -> i32 {
+        // The number stands behind the bar.
+        let room = f64::from(WIDTH as i32 - NAMES - LABELS as i32);
+        let share = (bounded(factor) / self.lowest).ln() / (self.highest / self.lowest).ln();
+        NAMES + (room * share).round() as i32
+    }
+
+    fn draw(&self, area: &Area<'_>, top: i32, factor: f64) -> anyhow::Result<()> {
+        let (middle, end) = (self.x(1.0), self.x(factor));
+        let color = if factor < 1.0 { OTHER } else { OURS };
+        let corners = [(middle.min(end), top), (middle.max(end), top + BAR)];
+        area.draw(&Rectangle::new(corners, color.filled()))?;
+        let style = (FONT, 12).into_font().color(&INK);
+        area.draw(&Text::new(number(factor), (middle.max(end) + 4, top), style))?;
+        Ok(())
+    }
+}
+
+/// As much of a factor as is drawn.
+fn bounded(factor: f64) -> f64 {
+    factor.clamp(1.0 / MOST, MOST)
+}
+
+fn short(name: &str) -> String {
+    if name.chars().count() <= LONGEST_NAME {
+        return name.to_owned();
+    }
+    name.chars().take(LONGEST_NAME - 1).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::Bar;
+    use crate::figure::Figures;
+
+    #[test]
+    fn a_sweep_has_a_line_for_what_was_foretold_and_one_for_what_came() {
+        assert!(swept(&[]).unwrap().is_none());
+        let mut figures = Figures::new(sweep::FIGURES);
+        for (at, (name, _)) in sweep::STEPS.iter().enumerate() {
+            for measured in [2.0, 3.0] {
+                figures.add_pair(name, 1.0, measured * (at + 1) as f64, 2.5).unwrap();
+            }
+        }
+        let image = swept(&figures.into_measured().figures).unwrap().unwrap();
+        assert!(image.starts_with("<svg"), "{image}");
+        assert_eq!(image.matches("<circle").count(), 10, "every round is a dot");
+        assert!(image.contains("layers kept"));
+    }
+
+    #[test]
+    fn claims_are_drawn_by_how_far_they_are_cleared() {
+        let claim = |says: &str, bar| Claim {
+            says: says.into(),
+            published: None,
+            figure: sweep::STEPS[0].0.into(),
+            bar,
+            reason: None,
+        };
+        let claims = [claim("much faster", Bar::AtLeast(1.0)), claim("not so fast", Bar::AtLeast(1e6))];
+        assert!(cleared(&claims, &[]).unwrap().is_none());
+        let mut figures = Figures::new(sweep::FIGURES);
+        figures.add_pair(sweep::STEPS[0].0, 1000.0, 1.0, 1.0).unwrap();
+        let image = cleared(&claims, &figures.into_measured().figures).unwrap().unwrap();
+        for drawn in ["much faster", "not so fast", "1000", "#3B82F6", "#D97706"] {
+            assert!(image.contains(drawn), "{drawn}: {image}");
+        }
+        let bars = Bars::over([1000.0, 0.001].into_iter());
+        assert!(bars.x(0.001) == NAMES && bars.x(0.5) < bars.x(1.0) && bars.x(1.0) < bars.x(2.0));
+        assert!(bars.x(1000.0) <= WIDTH as i32);
+        assert_eq!(short(&"x".repeat(100)).chars().count(), LONGEST_NAME);
+    }
+}

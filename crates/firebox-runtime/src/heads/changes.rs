@@ -1,0 +1,92 @@
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firebox_store::{Checkpoint, Heads};
+
+use super::RackConfig;
+use crate::{Device, Model, OWN_HEAD, RuntimeError, Session};
+
+/// Under this name nothing can be installed.
+const NOBODY: &str = "";
+
+/// Whoever measures a head waits for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What changes of heads take, in seconds, beside opening the model anew.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Changes {
+    /// To a head that is in memory.
+    pub warm: f64,
+    /// The same to the first token.
+    pub warm_first_token: f64,
+    /// To a head no page of which is in memory.
+    pub cold: f64,
+    /// The same to the first token.
+    pub cold_first_token: f64,
+    /// To whatever stands in for a head that is not there.
+    pub fallback: f64,
+    /// The same to the first token.
+    pub fallback_first_token: f64,
+    /// Opening the model with no page of it in memory, and putting on the head, to the first token.
+    pub reload: f64,
+}
+
+impl Changes {
+    /// Opens a model, has `prompt` read, and changes to the head of that name and back, once each.
+    pub fn measure(
+        path: &Path,
+        device: &Device,
+        name: &str,
+        prompt: &[u32],
+    ) -> Result<(Self, Model), Arc<RuntimeError>> {
+        Checkpoint::open(path).and_then(|checkpoint| checkpoint.evict()).map_err(RuntimeError::from)?;
+        let files = || -> Result<_, RuntimeError> { Ok(Heads::open(path)?.head(name)?) };
+        files()?.release().map_err(RuntimeError::from)?;
+        let rack = RackConfig { patience: PATIENCE, ..RackConfig::default() };
+
+        let began = Instant::now();
+        let model = Model::open(path, device)?.with_heads(rack)?;
+        let mut session = model.session()?;
+        worn(&mut session, name)?;
+        session.feed(prompt)?;
+        let reload = began.elapsed().as_secs_f64();
+
+        let own = |session: &mut Session| -> Result<(), RuntimeError> {
+            session.use_head(OWN_HEAD);
+            session.feed(&[1]).map(drop)
+        };
+        // In memory already, and the trunk as well.
+        own(&mut session)?;
+        let began = Instant::now();
+        worn(&mut session, name)?;
+        let warm = began.elapsed().as_secs_f64();
+        session.feed(&[1])?;
+        let warm_first_token = began.elapsed().as_secs_f64();
+
+        own(&mut session)?;
+        let files = files()?;
+        if let Some(rack) = model.heads() {
+            rack.let_go(name);
+        }
+        files.release().map_err(RuntimeError::from)?;
+        let began = Instant::now();
+        worn(&mut session, name)?;
+        let cold = began.elapsed().as_secs_f64();
+        session.feed(&[1])?;
+        let cold_first_token = began.elapsed().as_secs_f64();
+
+        let began = Instant::now();
+        session.use_head(NOBODY);
+        let fallback = began.elapsed().as_secs_f64();
+        session.feed(&[1])?;
+        let fallback_first_token = began.elapsed().as_secs_f64();
+        let changes =
+            Self { warm, warm_first_token, cold, cold_first_token, fallback, fallback_first_token, reload };
+        Ok((changes, model))
+    }
+}
+
+fn worn(session: &mut Session, name: &str) -> Result<(), Arc<RuntimeError>> {
+    session.use_head(name).instead.map_or(Ok(()), Err)
+}

@@ -1,0 +1,355 @@
+//! What a conversation says where nothing else goes on: one session of a whole model, without engine or server, that has
+//! done to it what was done to the conversation.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use firebox_runtime::heads::RackConfig;
+use firebox_runtime::{
+    BranchId, Branches, Capacity, Conversation, Generation, GenerationConfig, Hidden, Model, OWN_HEAD,
+    Question, Role, SamplerConfig, Saved, Script, Session, TurnId, TurnKind, device,
+};
+use firebox_text::{Message, TemplateOptions};
+
+use crate::client::root;
+use crate::deed::{Beginning, Deed, Heard};
+use crate::house::{HEADS, MODELS};
+
+/// Tokens that both are fed in the end, to see whether they remember the same to the last bit.
+const PROBE: [u32; 5] = [20, 41, 62, 83, 104];
+
+/// The models, for one thread at a time.
+pub struct Plains(Mutex<BTreeMap<&'static str, Plain>>);
+
+struct Plain {
+    model: Model,
+    script: Script,
+    is_recurrent: bool,
+}
+
+/// What has been compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Compared {
+    pub answers: u64,
+    pub tokens: u64,
+    /// Whether logits after all of it are the same to the last bit. Where it never went another way they have to be.
+    pub to_the_bit: bool,
+}
+
+impl Plains {
+    pub fn open() -> Self {
+        let plain = |(name, path): (&'static str, &str)| {
+            let model = Model::open(root(path), &device("cpu").unwrap()).unwrap();
+            let patience = std::time::Duration::from_secs(60);
+            let rack = RackConfig { patience, ..RackConfig::default() };
+            let model = if name == "pocket" { model.with_heads(rack).unwrap() } else { model };
+            // Their files stay open, and are not to be counted as somebody's who has forgotten them.
+            for head in HEADS.into_iter().flatten().filter(|_| name == "pocket") {
+                assert!(model.session().unwrap().use_head(head).instead.is_none());
+            }
+            let script = Script::of(&model).unwrap();
+            (name, Plain { model, script, is_recurrent: name == "recurrent" })
+        };
+        Self(Mutex::new(MODELS.map(plain).into()))
+    }
+
+    /// Compares what was heard in a conversation, and the file that it was saved to then, with what is said here.
+    pub fn compare(&self, beginning: &Beginning, deeds: &[Deed], saved: &Path) -> Result<Compared, String> {
+        let plains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut replay = Replay::begin(&plains[beginning.model], beginning);
+        for (at, deed) in deeds.iter().enumerate() {
+            replay.act(deed).map_err(|wrong| format!("deed {at}: {wrong}"))?;
+        }
+        replay.compare(saved)
+    }
+
+    /// What is answered to a message that nothing comes before.
+    pub fn chat(&self, model: &str, text: &str, most: usize) -> Heard {
+        let Plain { model, script, .. } = &self.0.lock().unwrap_or_else(PoisonError::into_inner)[model];
+        let mut prompt = script.beginning().unwrap();
+        let messages = [Message::user(text)];
+        let options = TemplateOptions::default();
+        prompt.extend(script.template().encode(model.tokenizer().unwrap(), &messages, &options).unwrap());
+        let mut session = model.session().unwrap();
+        let context = Some(model.decoder().unwrap().config().max_positions);
+        let config = GenerationConfig { context, max_tokens: Some(most), ..greedy(model) };
+        answer(model, &mut session, &prompt, config)
+    }
+}
+
+fn greedy(model: &Model) -> GenerationConfig {
+    GenerationConfig {
+        end_tokens: model.end_tokens(),
+        sampler: SamplerConfig::greedy(),
+        ..GenerationConfig::default()
+    }
+}
+
+fn answer(model: &Model, session: &mut Session, prompt: &[u32], config: GenerationConfig) -> Heard {
+    let tokenizer = Some(model.tokenizer().unwrap().clone());
+    let mut generation = Generation::begin(session, tokenizer, prompt, config).unwrap();
+    while generation.next_piece().unwrap().is_some() {}
+    let summary = generation.finish().unwrap();
+    Heard { text: summary.text, tokens: summary.tokens.len() }
+}
+
+/// A turn or a fact, also where the session has forgotten it.
+#[derive(Debug, Clone)]
+struct Entry {
+    turn: u64,
+    superseded_by: Option<u64>,
+}
+
+/// What is known of a branch beside its session.
+#[derive(Debug, Clone, Default)]
+struct Told {
+    entries: Vec<Entry>,
+    head: Option<String>,
+}
+
+struct Replay<'p> {
+    plain: &'p Plain,
+    capacity: Capacity,
+    tree: Branches,
+    told: BTreeMap<BranchId, Told>,
+    active: BranchId,
+    /// Whether it may go on in another page than the one its last token is in: a restored conversation does not.
+    parts: bool,
+    /// Whether it ever went another way than before, as a branch or in its own place. What others have gone on from is gone on
+    /// from in a new page, or in a copy where it is kept for beginnings: which spans are read rounds the last bits.
+    has_parted: bool,
+    compared: Compared,
+}
+
+impl<'p> Replay<'p> {
+    fn begin(plain: &'p Plain, beginning: &Beginning) -> Self {
+        let Beginning { system, facts, head, turn_tokens, fact_tokens, .. } = beginning;
+        let capacity = Capacity { turns: *turn_tokens, facts: *fact_tokens };
+        let tree = Branches::new(capacity.given_to(plain.model.session().unwrap()));
+        let (active, compared) = (tree.root(), Compared::default());
+        let told = [(active, Told::default())].into();
+        let mut replay =
+            Self { plain, capacity, tree, told, active, parts: false, has_parted: false, compared };
+        if let Some((turn, _)) = replay.conversation().open(system.as_deref()).unwrap() {
+            replay.note(turn);
+        }
+        for fact in facts {
+            let (turn, _) = replay.conversation().add_fact(fact).unwrap();
+            replay.note(turn);
+        }
+        if head.is_some() {
+            replay.wear(head.as_deref());
+        }
+        replay
+    }
+
+    fn session(&mut self) -> &mut Session {
+        self.tree.session(self.active).unwrap()
+    }
+
+    fn conversation(&mut self) -> Conversation<'_> {
+        let session = self.tree.session(self.active).unwrap();
+        Conversation::new(&self.plain.script, session, self.capacity)
+    }
+
+    fn told(&mut self) -> &mut Told {
+        self.told.get_mut(&self.active).unwrap()
+    }
+
+    fn note(&mut self, turn: TurnId) {
+        self.told().entries.push(Entry { turn: turn.0, superseded_by: None });
+    }
+
+    fn wear(&mut self, head: Option<&str>) {
+        let worn = self.session().use_head(head.unwrap_or(OWN_HEAD));
+        assert!(worn.instead.is_none(), "{:?}", worn.instead);
+        self.told().head = head.map(str::to_owned);
+    }
+
+    fn act(&mut self, deed: &Deed) -> Result<(), String> {
+        match deed {
+            Deed::Said { text, most, ignores_end, heard } => {
+                return self.say(text, *most, *ignores_end, heard);
+            }
+            Deed::Wore(head) => self.wear(head.as_deref()),
+            Deed::Forked(turn) => self.fork(*turn),
+            Deed::Switched(branch) => self.active = BranchId(*branch),
+            Deed::Promoted(branch) => self.promote(BranchId(*branch)),
+            Deed::Dropped(branch) => self.drop_branch(BranchId(*branch)),
+            Deed::Rewound(turn) => {
+                let start = self.start_of(*turn);
+                self.session().rewind(start);
+                self.parts_ways();
+                self.rewound(*turn);
+            }
+            Deed::Pinned(turn, pinned) => self.session().pin(TurnId(*turn), *pinned).unwrap(),
+            Deed::Hidden(turn, hidden) => self.session().mask(TurnId(*turn), *hidden).unwrap(),
+            Deed::Told(text) => {
+                let (turn, _) = self.conversation().add_fact(text).unwrap();
+                self.note(turn);
+            }
+            Deed::Superseded(fact, text) => {
+                let (turn, _) = self.conversation().supersede(TurnId(*fact), text).unwrap();
+                let entries = &mut self.told().entries;
+                entries.iter_mut().find(|entry| entry.turn == *fact).unwrap().superseded_by = Some(turn.0);
+                self.note(turn);
+            }
+            Deed::Restored => self.restore(),
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, text: &str, most: usize, ignores_end: bool, heard: &Heard) -> Result<(), String> {
+        let Plain { model, script, .. } = self.plain;
+        let mut session = self.session().clone();
+        let asked = Conversation::new(script, &mut session, self.capacity).ask(text);
+        let Question { turn, prompt, room } = asked.map_err(|error| error.to_string())?;
+        let config =
+            GenerationConfig { max_tokens: Some(most.min(room)), ignore_end: ignores_end, ..greedy(model) };
+        let said = answer(model, &mut session, &prompt, config);
+        if said != *heard {
+            return Err(format!("to {text:?} was heard {heard:?}, and {said:?} is said"));
+        }
+        *self.session() = session;
+        self.note(turn);
+        self.conversation().close().map_err(|error| error.to_string())?;
+        self.compared.answers += 1;
+        self.compared.tokens += said.tokens as u64;
+        Ok(())
+    }
+
+    fn fork(&mut self, turn: Option<u64>) {
+        let branch = match turn {
+            Some(turn) => {
+                let start = self.start_of(turn);
+                self.tree.fork_at(self.active, start).unwrap()
+            }
+            None => self.tree.fork(self.active).unwrap(),
+        };
+        let told = self.told().clone();
+        self.told.insert(branch, told);
+        self.active = branch;
+        self.parts_ways();
+        if let Some(turn) = turn {
+            self.rewound(turn);
+        }
+    }
+
+    fn parts_ways(&mut self) {
+        (self.parts, self.has_parted) = (true, true);
+    }
+
+    fn promote(&mut self, branch: BranchId) {
+        let place = self.tree.promote(branch).unwrap();
+        if place != branch {
+            let told = self.told.remove(&branch).unwrap();
+            self.told.insert(place, told);
+        }
+        self.active = place;
+    }
+
+    fn drop_branch(&mut self, branch: BranchId) {
+        let parent = self.tree.iter().find(|info| info.id == branch).unwrap().parent.unwrap();
+        self.tree.drop_branch(branch).unwrap();
+        let left: Vec<BranchId> = self.tree.iter().map(|info| info.id).collect();
+        self.told.retain(|id, _| left.contains(id));
+        if !left.contains(&self.active) {
+            self.active = parent;
+        }
+    }
+
+    fn start_of(&mut self, turn: u64) -> usize {
+        let session = self.session();
+        let pinned = session.all_turns().find(|held| held.id.0 == turn).unwrap().pinned;
+        // This computes again what was lost, so that all of it is in the cache.
+        session.pin(TurnId(turn), pinned).unwrap();
+        session.cache().tokens_of(TurnId(turn)).unwrap().start
+    }
+
+    /// Forgets a turn and all behind it. Facts come back whose place nobody has taken any more.
+    fn rewound(&mut self, turn: u64) {
+        let entries = &mut self.told().entries;
+        let at = entries.iter().position(|entry| entry.turn == turn).unwrap();
+        let gone: Vec<u64> = entries.drain(at..).map(|entry| entry.turn).collect();
+        let back =
+            entries.iter_mut().filter(|entry| entry.superseded_by.is_some_and(|by| gone.contains(&by)));
+        let back: Vec<u64> = back
+            .map(|entry| {
+                entry.superseded_by = None;
+                entry.turn
+            })
+            .collect();
+        let session = self.session();
+        for fact in back {
+            if session.all_turns().any(|held| held.id.0 == fact) {
+                session.mask(TurnId(fact), false).unwrap();
+            }
+        }
+    }
+
+    /// Goes on as the only branch. A file has a session's pages as they are, so that one that went on in them goes on as if it
+    /// had never been written. One that went another way finds its last page free again, which may round otherwise, and
+    /// recurrent layers have lost what they were before each turn: those are written and read here, too.
+    fn restore(&mut self) {
+        let told = self.told().clone();
+        let session = if self.parts || self.plain.is_recurrent {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("branch");
+            let model = &self.plain.model;
+            self.session().save(&path, model).unwrap();
+            let kept = self.session().cache().pool().layout().kept;
+            let saved = Saved::open(&path, model, kept).unwrap();
+            let pool = self.session().cache().pool().clone();
+            let mut session = self.capacity.given_to(model.restored_in(&saved, &pool).unwrap());
+            if let Some(head) = &told.head {
+                session.use_head(head);
+            }
+            self.parts = false;
+            session
+        } else {
+            self.session().clone()
+        };
+        self.tree = Branches::new(session);
+        self.active = self.tree.root();
+        self.told = [(self.active, told)].into();
+    }
+
+    /// Compares with what was saved.
+    fn compare(mut self, path: &Path) -> Result<Compared, String> {
+        let (head, capacity, model) = (self.told().head.clone(), self.capacity, &self.plain.model);
+        let session = self.session();
+        let saved = Saved::open(path, model, session.cache().pool().layout().kept);
+        let saved = saved.map_err(|error| error.to_string())?;
+        let restored = model.restored_in(&saved, session.cache().pool());
+        let mut restored = capacity.given_to(restored.map_err(|error| error.to_string())?);
+        if let Some(head) = head {
+            restored.use_head(&head);
+        }
+        if restored.tokens() != session.tokens() {
+            return Err(format!(
+                "{:?} is remembered, and {:?} expected",
+                restored.tokens(),
+                session.tokens()
+            ));
+        }
+        if turns(&restored) != turns(session) {
+            return Err(format!("turns are {:?}, and {:?} expected", turns(&restored), turns(session)));
+        }
+        // There may be no room beside pinned turns, but then for neither.
+        let probed = |session: &mut Session| -> Option<Vec<u32>> {
+            session.begin_turn(&[Role::User]).unwrap();
+            Some(session.feed(&PROBE).ok()?.into_iter().map(f32::to_bits).collect())
+        };
+        let [found, expected] = [probed(&mut restored), probed(session)];
+        let to_the_bit = found == expected;
+        if !to_the_bit && !self.has_parted {
+            return Err("what follows is the same in all but the last bits".into());
+        }
+        Ok(Compared { to_the_bit, ..self.compared })
+    }
+}
+
+fn turns(session: &Session) -> Vec<(TurnId, usize, TurnKind, Option<Hidden>, bool)> {
+    session.all_turns().map(|turn| (turn.id, turn.tokens, turn.kind, turn.hidden, turn.pinned)).collect()
+}

@@ -1,0 +1,108 @@
+//! Memory that one read leaves to the next.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memmap2::MmapMut;
+
+use crate::error::StoreError;
+use crate::portion::anonymous;
+
+/// Where memory goes that was [read](crate::HeadFiles::read) into, once nothing refers to it any more, and whence the next
+/// read takes it: memory that is new to a process comes slower than many a disk reads. Of two pieces the larger one is
+/// kept. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Spare(Arc<Mutex<Option<MmapMut>>>);
+
+impl Spare {
+    /// Bytes that are kept for whoever reads next.
+    pub fn bytes(&self) -> usize {
+        self.kept().as_ref().map_or(0, |memory| memory.len())
+    }
+
+    /// Gives what is kept back to the system.
+    pub fn clear(&self) {
+        let kept = self.kept().take();
+        drop(kept);
+    }
+
+    /// Memory for so many bytes. What is kept goes back to the system where it is too small.
+    pub(crate) fn lend(&self, bytes: usize) -> Result<Lent, StoreError> {
+        let kept = self.kept().take().filter(|memory| memory.len() >= bytes);
+        let memory = Some(kept.map_or_else(|| anonymous(bytes), Ok)?);
+        Ok(Lent { memory, home: self.clone(), detached: Arc::default() })
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<MmapMut>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory that goes back to where it came from.
+pub(crate) struct Lent {
+    memory: Option<MmapMut>,
+    home: Spare,
+    /// Whether it does not go back any more.
+    pub(crate) detached: Arc<AtomicBool>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.memory.as_deref().unwrap_or(&[])
+    }
+}
+
+impl AsMut<[u8]> for Lent {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.memory.as_deref_mut().unwrap_or(&mut [])
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take().filter(|_| !self.detached.load(Ordering::Relaxed)) else {
+            return;
+        };
+        let mut kept = self.home.kept();
+        let smaller = match &*kept {
+            Some(other) if other.len() >= memory.len() => Some(memory),
+            _ => kept.replace(memory),
+        };
+        drop(kept);
+        // What goes back to the system does so while nobody waits for the lock.
+        drop(smaller);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_comes_back_and_is_used_again_unless_it_is_detached() {
+        let spare = Spare::default();
+        let mut first = spare.lend(8192).unwrap();
+        first.as_mut()[8191] = 7;
+        let place = first.as_ref().as_ptr();
+        drop(first);
+        assert_eq!(spare.bytes(), 8192);
+        let second = spare.lend(4096).unwrap();
+        assert_eq!((second.as_ref().as_ptr(), spare.bytes()), (place, 0));
+        second.detached.store(true, Ordering::Relaxed);
+        drop(second);
+        assert_eq!(spare.bytes(), 0);
+    }
+
+    #[test]
+    fn the_larger_piece_is_kept() {
+        let spare = Spare::default();
+        let (small, large) = (spare.lend(100).unwrap(), spare.lend(5000).unwrap());
+        drop(large);
+        drop(small);
+        assert_eq!(spare.bytes(), 5000);
+        assert_eq!(spare.lend(6000).unwrap().as_ref().len(), 6000);
+        assert_eq!(spare.bytes(), 6000);
+        spare.clear();
+        assert_eq!(spare.bytes(), 0);
+    }
+}

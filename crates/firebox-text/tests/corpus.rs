@@ -1,0 +1,27 @@
+//! Every input the fuzzers have kept, through the same checks: what once crashed stays mended.
+#![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
+
+#[path = "../../../fuzz/checks/calls.rs"]
+mod calls;
+#[path = "../../../fuzz/checks/chat_template.rs"]
+mod chat_template;
+
+use std::fs;
+use std::path::Path;
+
+fn replay(target: &str, check: impl Fn(&[u8]) -> bool) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let inputs = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let met = inputs.filter(|entry| check(&fs::read(entry.as_ref().unwrap().path()).unwrap())).count();
+    assert!(met > 0, "no input in {} is what it should be", folder.display());
+}
+
+#[test]
+fn calls() {
+    replay("calls", calls::check);
+}
+
+#[test]
+fn chat_template() {
+    replay("chat_template", chat_template::check);
+}

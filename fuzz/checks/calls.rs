@@ -1,0 +1,71 @@
+//! An answer in any syntax of calls: how it is cut changes nothing, and calls are what they were said to be piece by piece.
+
+use firebox_text::{AnswerPart, CallReader, CallSyntax};
+use serde_json::{Value, json};
+
+const ALL: [CallSyntax; 8] = [
+    CallSyntax::Tagged,
+    CallSyntax::Bare,
+    CallSyntax::Listed,
+    CallSyntax::Functions,
+    CallSyntax::Separated,
+    CallSyntax::SeparatedFence,
+    CallSyntax::Channels,
+    CallSyntax::Fenced,
+];
+
+/// The first byte says the syntax, the second how the text is cut. Whether a call was found.
+pub fn check(input: &[u8]) -> bool {
+    let [syntax, cut, text @ ..] = input else { return false };
+    let text = String::from_utf8_lossy(text);
+    let syntax = ALL[usize::from(*syntax) % ALL.len()];
+    let whole = read(syntax, [&*text]);
+    let (mut pieces, mut rest) = (Vec::new(), &*text);
+    while !rest.is_empty() {
+        // Lengths that follow each other differ, so that the same mark is met at different places.
+        let length = (usize::from(*cut) + pieces.len()) % 7 + 1;
+        let at = rest.char_indices().nth(length).map_or(rest.len(), |(at, _)| at);
+        let (piece, behind) = rest.split_at(at);
+        pieces.push(piece);
+        rest = behind;
+    }
+    assert_eq!(read(syntax, pieces), whole, "{syntax:?}");
+    whole.iter().any(|part| matches!(part, AnswerPart::Call(_)))
+}
+
+fn tools() -> Vec<Value> {
+    let properties = json!({"place": {"type": "string"}, "days": {"type": "integer"}, "deep": {}});
+    let weather = json!({"name": "weather", "parameters": {"type": "object", "properties": properties}});
+    vec![
+        json!({"type": "function", "function": weather}),
+        json!({"type": "function", "function": {"name": "noop"}}),
+    ]
+}
+
+fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Vec<AnswerPart> {
+    let mut reader = CallReader::new(syntax, &tools());
+    let mut all: Vec<AnswerPart> = Vec::new();
+    let mut said: Vec<AnswerPart> = pieces.into_iter().flat_map(|piece| reader.push(piece)).collect();
+    said.extend(reader.finish());
+    for part in said {
+        match (all.last_mut(), part) {
+            (Some(AnswerPart::Text(before)), AnswerPart::Text(text)) => before.push_str(&text),
+            (Some(AnswerPart::Arguments(before)), AnswerPart::Arguments(piece)) => before.push_str(&piece),
+            (_, part) => all.push(part),
+        }
+    }
+    let mut begun: Option<(&str, String)> = None;
+    for part in &all {
+        match part {
+            AnswerPart::Text(text) => assert!(begun.is_none() && !text.is_empty(), "{all:?}"),
+            AnswerPart::Calling(name) => assert_eq!(begun.replace((name, String::new())), None, "{all:?}"),
+            AnswerPart::Arguments(piece) => begun.as_mut().expect("arguments of a call").1.push_str(piece),
+            AnswerPart::Call(call) => {
+                let arguments = call.arguments.as_str().expect("a text").to_owned();
+                assert_eq!(begun.take(), Some((call.name.as_str(), arguments)), "{all:?}");
+            }
+        }
+    }
+    assert_eq!(begun, None, "{all:?}");
+    all
+}

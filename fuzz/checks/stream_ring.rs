@@ -1,0 +1,149 @@
+//! The buffers of a stream under any order of wishes: none is lost or made up, none is read twice at once, and who waits is
+//! served in the end.
+
+use memmap2::MmapMut;
+
+use super::ring::Ring;
+use crate::error::StoreError;
+
+/// Everybody around a ring: readers, those who wait and those who have a buffer.
+struct World {
+    ring: Ring,
+    portions: usize,
+    /// Ids and portions of what was asked for.
+    asked: Vec<(u64, usize)>,
+    lent: Vec<MmapMut>,
+}
+
+/// The first two bytes say how many portions and buffers there are, every other one what happens next. How many portions were
+/// handed out.
+pub fn check(input: &[u8]) -> usize {
+    let [portions, buffers, happenings @ ..] = input else { return 0 };
+    let portions = usize::from(portions % 8) + 1;
+    let mut world = World {
+        ring: Ring::new(usize::from(buffers % 5), portions),
+        portions,
+        asked: Vec::new(),
+        lent: Vec::new(),
+    };
+    let mut handed_out = 0;
+    for happening in happenings {
+        handed_out += usize::from(world.happens(*happening));
+        world.expect_whole();
+    }
+    handed_out + world.come_to_rest()
+}
+
+impl World {
+    /// Whether a portion was handed out.
+    fn happens(&mut self, happening: u8) -> bool {
+        let (what, which) = (happening % 16, usize::from(happening / 16));
+        let (portion, ring) = (which % self.portions, &mut self.ring);
+        match what {
+            0..=2 => {
+                let wanted = ring.ask(portion);
+                ring.next = portion;
+                self.asked.push((wanted.id, wanted.portion));
+            }
+            3 => {
+                if let Some((id, _)) = nth(&self.asked, which) {
+                    ring.wait_for(id);
+                }
+            }
+            4..=6 => return self.take(which),
+            7 if !self.asked.is_empty() => {
+                let (id, _) = self.asked.remove(which % self.asked.len());
+                ring.forget(id);
+            }
+            8 if !self.lent.is_empty() => {
+                let buffer = self.lent.remove(which % self.lent.len());
+                ring.give_back(buffer);
+            }
+            9 | 10 => self.read(),
+            11 | 12 => self.end_reading(which, false),
+            13 => self.end_reading(which, true),
+            14 => {
+                ring.skipped[portion] = which >= 8;
+                ring.aim.take_if(|aim| which >= 8 && *aim == portion);
+                ring.drop_stale();
+            }
+            15 if which % 2 == 0 => ring.aim = Some(portion),
+            15 => {
+                ring.round = portion.min(which)..self.portions;
+                ring.drop_stale();
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Somebody who waits gets what is there.
+    fn take(&mut self, which: usize) -> bool {
+        let Some((id, portion)) = nth(&self.asked, which) else { return false };
+        self.ring.wait_for(id);
+        let Some(at) = self.ring.ready.iter().position(|(ready, _)| *ready == portion) else { return false };
+        let Some((_, read)) = self.ring.ready.remove(at) else { return false };
+        self.ring.forget(id);
+        self.ring.next = portion + 1;
+        self.ring.aim.take_if(|aim| *aim == portion);
+        self.asked.retain(|(other, _)| *other != id);
+        self.lent.extend(read);
+        true
+    }
+
+    /// A reader looks for something to do.
+    fn read(&mut self) {
+        let Some(portion) = self.ring.job() else { return };
+        assert!(portion < self.portions);
+        assert!(!self.ring.reading.contains(&portion), "{portion} is being read already");
+        self.ring.reading.push(portion);
+        // The buffer is the reader's until it is done; here it is made then.
+        if self.ring.free.pop().is_none() {
+            self.ring.made += 1;
+        }
+    }
+
+    fn end_reading(&mut self, which: usize, fails: bool) {
+        let Some(portion) = nth(&self.ring.reading, which) else { return };
+        let read = if fails { Err(StoreError::ReaderPanicked) } else { Ok(buffer()) };
+        self.ring.take_in(portion, read);
+    }
+
+    fn expect_whole(&self) {
+        let Ring { free, reading, ready, made, .. } = &self.ring;
+        let read = ready.iter().filter(|(_, read)| read.is_ok()).count();
+        assert_eq!(free.len() + reading.len() + read + self.lent.len(), *made);
+        for (at, portion) in reading.iter().enumerate() {
+            assert!(!reading[..at].contains(portion), "{portion} is read twice at once");
+        }
+    }
+
+    /// Buffers come back, readers succeed, and all who have asked wait. How many portions were handed out.
+    fn come_to_rest(&mut self) -> usize {
+        let mut handed_out = 0;
+        let most = 4 * (self.asked.len() + self.portions + self.ring.made) + 16;
+        for _ in 0..most {
+            std::mem::take(&mut self.lent).into_iter().for_each(|buffer| self.ring.give_back(buffer));
+            while !self.ring.reading.is_empty() {
+                self.end_reading(0, false);
+            }
+            for at in 0..self.asked.len() {
+                handed_out += usize::from(self.take(at));
+            }
+            if self.asked.is_empty() {
+                return handed_out;
+            }
+            self.read();
+            self.expect_whole();
+        }
+        panic!("{:?} wait for ever, {} buffers", self.asked, self.ring.made);
+    }
+}
+
+fn nth<T: Copy>(all: &[T], which: usize) -> Option<T> {
+    all.get(which % all.len().max(1)).copied()
+}
+
+fn buffer() -> MmapMut {
+    MmapMut::map_anon(1).expect("a page")
+}

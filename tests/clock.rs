@@ -1,0 +1,208 @@
+//! The wall clock jumps, by hours and before 1970: deadlines, retries, turns and files do not notice.
+//!
+//! The system's own clock stays as it is. This program has a `clock_gettime` of its own in the place of the C library's, which
+//! is where the standard library has the time from, and adds to what the system says.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::c_int;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use firebox::engine::{Engine, HostConfig, Request};
+use firebox::heads::{HeadEvent, RackConfig};
+use firebox::store::files::{Fault, Faults};
+use firebox::{
+    Afterwards, Generation, GenerationConfig, KvType, Model, Role, RuntimeError, Session, WholeTurns, device,
+};
+
+/// Seconds that the wall clock is ahead of the system's.
+static WALL: AtomicI64 = AtomicI64::new(0);
+/// Seconds that the clock is ahead by which time is measured.
+static MEASURED: AtomicI64 = AtomicI64::new(0);
+
+const HOUR: i64 = 3600;
+
+/// # Safety
+/// As the C library's: `time` is where a time can be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
+    // SAFETY: the system is asked as the C library would ask it, with what its caller has handed over.
+    let said = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) };
+    let ahead = match clock {
+        libc::CLOCK_REALTIME => &WALL,
+        libc::CLOCK_MONOTONIC => &MEASURED,
+        _ => return said as c_int,
+    };
+    if said == 0 {
+        // SAFETY: the system has just written a time there.
+        unsafe { (*time).tv_sec += ahead.load(Ordering::SeqCst) };
+    }
+    said as c_int
+}
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/llama")
+}
+
+fn open() -> Model {
+    Model::open(fixture(), &device("cpu").unwrap()).unwrap()
+}
+
+fn tokens(from: u32, count: u32) -> Vec<u32> {
+    (0..count).map(|at| 3 + (from + at * 31) % 150).collect()
+}
+
+fn config(most: usize) -> GenerationConfig {
+    GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
+}
+
+/// All in one: the clock is one for the whole process.
+#[test]
+fn a_clock_that_jumps_is_not_noticed() {
+    the_clock_is_in_our_hands();
+    turns_are_in_the_order_in_which_they_came();
+    deadlines_are_measured();
+    retries_come_when_their_time_is_over();
+}
+
+fn the_clock_is_in_our_hands() {
+    let (wall, measured) = (SystemTime::now(), Instant::now());
+    WALL.store(5 * HOUR, Ordering::SeqCst);
+    assert!(SystemTime::now().duration_since(wall).unwrap() >= Duration::from_secs(5 * 3600));
+    WALL.store(-5 * HOUR, Ordering::SeqCst);
+    assert!(wall.duration_since(SystemTime::now()).unwrap() > Duration::from_secs(4 * 3600));
+    assert!(measured.elapsed() < Duration::from_secs(600));
+    WALL.store(0, Ordering::SeqCst);
+}
+
+/// A conversation that forgets, is saved and goes on, with the clock jumping before every step of it, and what it says.
+fn conversation(path: &Path, model: &Model, jumps: &[i64]) -> Vec<Vec<f32>> {
+    let policy = || WholeTurns { afterwards: Afterwards::CloseUp };
+    let mut session = model.session().unwrap().with_turn_capacity(100, policy());
+    let mut jumps = jumps.iter().cycle();
+    let mut jump = || WALL.store(*jumps.next().unwrap(), Ordering::SeqCst);
+    let mut said = Vec::new();
+    for turn in 0..8 {
+        jump();
+        session.begin_turn(&[Role::User, Role::Assistant]).unwrap();
+        said.push(session.feed(&tokens(turn * 7, 25)).unwrap());
+        jump();
+        if turn == 2 {
+            session.add_fact(&tokens(60, 9)).unwrap();
+        }
+        session.save(path, model).unwrap();
+        jump();
+        let restored = Session::restore(path, model, KvType::default()).unwrap();
+        let ids = |session: &Session| session.turns().map(|turn| turn.id).collect::<Vec<_>>();
+        assert_eq!((restored.tokens(), ids(&restored)), (session.tokens(), ids(&session)));
+        for (restored, kept) in restored.turns().zip(session.turns()) {
+            // A file says since when by seconds after 1970; what a clock says that is wrong by so much is not kept.
+            assert_eq!(restored.began, kept.began.max(UNIX_EPOCH));
+        }
+        session = restored.with_turn_capacity(100, policy());
+    }
+    WALL.store(0, Ordering::SeqCst);
+    said
+}
+
+fn turns_are_in_the_order_in_which_they_came() {
+    let (model, folder) = (open(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("session");
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+    let expected = conversation(&path, &model, &[0]);
+    for jumps in [
+        &[2 * HOUR, -3 * HOUR, 0][..],
+        &[0, -since_1970 - 9 * HOUR],
+        &[30 * 365 * 24 * HOUR, -HOUR, 5 * HOUR, -2 * HOUR],
+    ] {
+        assert_eq!(conversation(&path, &model, jumps), expected, "{jumps:?}");
+    }
+}
+
+fn deadlines_are_measured() {
+    let model = open();
+    let mut session = model.session().unwrap();
+    let mut generation = Generation::begin(&mut session, None, &tokens(1, 20), config(60)).unwrap();
+    while generation.next_piece().unwrap().is_some() {}
+    let expected = generation.finish().unwrap().tokens;
+
+    let engine = Engine::start(HostConfig::default()).unwrap();
+    engine.add("llama", model).unwrap();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for hours in [5, -5, 48, -300].into_iter().cycle() {
+                if over.load(Ordering::SeqCst) {
+                    break;
+                }
+                WALL.store(hours * HOUR, Ordering::SeqCst);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for _ in 0..20 {
+            // A minute is not over because a clock says so, and a nanosecond is, whatever a clock says.
+            let ask = |first_by| {
+                let request = Request::new("llama", tokens(1, 20)).with_config(config(60));
+                engine.generate(request.with_first_by(first_by).or_not_at_all())
+            };
+            let (early, late) = (ask(Duration::from_secs(60)), ask(Duration::from_nanos(1)));
+            let outcome = early.wait().unwrap();
+            assert_eq!(outcome.summary.tokens, expected);
+            assert!(outcome.waited < Duration::from_secs(60), "{:?}", outcome.waited);
+            assert!(matches!(late.wait(), Err(RuntimeError::Late { .. })));
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    WALL.store(0, Ordering::SeqCst);
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to)
+        } else {
+            std::fs::copy(entry.path(), to).map(drop).unwrap()
+        }
+    }
+}
+
+/// A head that the disk does not give is stood in for. It is tried again after half a minute and some, and not before.
+fn retries_come_when_their_time_is_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pocket");
+    copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket"), &path);
+    let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
+    let patience = Duration::from_secs(60);
+    let model = model.with_heads(RackConfig { patience, ..RackConfig::default() }).unwrap();
+    let rack = model.heads().unwrap();
+    rack.settle();
+    assert!(rack.wear("chat").instead.is_none());
+    let faults = Faults::below(&path.join("heads/code"));
+    faults.from(0, Fault::Broken);
+    let refused = rack.wear("code").instead.expect("the disk fails");
+    assert!(refused.to_string().contains("the disk fails"), "{refused}");
+    let failed = faults.lift();
+    assert!(failed > 0);
+    let retry_in = rack.events().into_iter().find_map(|event| match event {
+        HeadEvent::Failed { name, retry_in, .. } if name == "code" => Some(retry_in),
+        _ => None,
+    });
+    let retry_in = retry_in.unwrap();
+    assert!(retry_in > Duration::from_secs(25) && retry_in < Duration::from_secs(45), "{retry_in:?}");
+    // The disk works again, which nobody knows, and a clock that jumps does not tell.
+    for hours in [0, 2, -2, 700] {
+        WALL.store(hours * HOUR, Ordering::SeqCst);
+        assert!(rack.wear("code").instead.is_some(), "{hours}");
+        // The others are there all the time.
+        assert!(rack.wear("chat").instead.is_none());
+    }
+    MEASURED.store(retry_in.as_secs() as i64 + 1, Ordering::SeqCst);
+    assert!(rack.wear("code").instead.is_none(), "its time has come");
+}
