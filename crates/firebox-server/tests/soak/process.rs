@@ -32,8 +32,9 @@ impl Footprint {
     pub fn quiet(last: Option<&Self>) -> Self {
         let began = Instant::now();
         loop {
-            // SAFETY: it takes no memory that is in use, from whichever thread it is called.
-            unsafe { libmimalloc_sys::mi_collect(true) };
+            give_back();
+            // Every thread keeps memory of its own for what comes next, and those of the pool stay.
+            rayon::broadcast(|_| give_back());
             let now = Self::now();
             let calm = last.is_some_and(|last| now.threads <= last.threads && now.files <= last.files);
             let waited = if last.is_some() { ENDING } else { ENDING / 5 };
@@ -43,6 +44,11 @@ impl Footprint {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+fn give_back() {
+    // SAFETY: it takes no memory that is in use, from whichever thread it is called.
+    unsafe { libmimalloc_sys::mi_collect(true) }
 }
 
 impl fmt::Display for Footprint {
