@@ -102,6 +102,7 @@ impl Governor {
         is_step: bool,
         residency: &mut dyn Residency,
     ) -> Vec<Event> {
+        self.patience.passed(tokens);
         let due = self.check.passes(tokens, time);
         let rose = self.watch.look(tokens, time, due);
         let kept: Vec<usize> = (0..residency.layers()).filter(|&layer| residency.is_kept(layer)).collect();
@@ -180,6 +181,7 @@ impl Governor {
     fn shed(&mut self, count: usize, kept: &[usize], residency: &mut dyn Residency) -> Event {
         let layers: Vec<usize> = kept.iter().rev().take(count).copied().collect();
         layers.iter().for_each(|&layer| residency.let_go(layer));
+        self.patience.lost(self.pace.lost());
         self.pace.begin_again();
         self.check.begin_again();
         Event::Shed { layers }

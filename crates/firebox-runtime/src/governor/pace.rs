@@ -69,6 +69,14 @@ impl Pace {
         self.measured
     }
 
+    /// What the steps that were dearer than streaming have cost beyond it, in streamed steps.
+    pub fn lost(&self) -> f64 {
+        let streaming = self.streaming.as_secs_f64();
+        let dearer = times(self.streaming, DEARER);
+        let beyond = |step: &Step| step.time.as_secs_f64() / streaming - 1.0;
+        self.steps.iter().filter(|step| step.time > dearer && streaming > 0.0).map(beyond).sum()
+    }
+
     /// Takes what steps take now for what streaming costs; there is news if that is another cost than before.
     pub fn learn(&mut self) -> Option<Duration> {
         let found = self.median(MANY)?;

@@ -7,14 +7,22 @@ const LONGEST_WAIT: u32 = 128;
 const CEILING_WAITS: u32 = 4;
 /// After that many times the usual wait in peace, what was is forgotten.
 const FORGIVING_WAITS: u32 = 16;
+/// Tokens that pass for each that was lost to a change for the worse: what is lost stays within four percent, however
+/// often checks are made.
+const TOKENS_FOR_EACH_LOST: f64 = 25.0;
+/// One change is not held against a model for longer than that many lost tokens: a machine that slept has lost
+/// thousands at once.
+const MOST_LOST: f64 = 64.0;
 
 /// How long to wait before more is kept, and how much.
 ///
 /// Every relapse doubles the wait. And it leaves a ceiling: as many layers as were kept when things went wrong are not
 /// kept again before a longer wait, and then one layer more at a time. So a residency settles just below what is
-/// possible, and seldom tries for more.
+/// possible, and seldom tries for more. Waits are counted in checks, of which there are many to a hundred tokens where
+/// tokens are slow; that is why what a relapse has cost has to be earned back in tokens as well.
 #[derive(Debug)]
 pub(super) struct Patience {
+    owed: f64,
     calm: u32,
     wait: u32,
     ceiling: Option<usize>,
@@ -23,11 +31,21 @@ pub(super) struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { calm: 0, wait: FIRST_WAIT, ceiling: None, tried: false }
+        Self { owed: 0.0, calm: 0, wait: FIRST_WAIT, ceiling: None, tried: false }
     }
 }
 
 impl Patience {
+    /// So many tokens came of another pass.
+    pub fn passed(&mut self, tokens: usize) {
+        self.owed = (self.owed - tokens as f64).max(0.0);
+    }
+
+    /// What was kept has cost the time of so many streamed tokens.
+    pub fn lost(&mut self, tokens: f64) {
+        self.owed += tokens.min(MOST_LOST) * TOKENS_FOR_EACH_LOST;
+    }
+
     /// Another check found nothing wrong.
     pub fn calm(&mut self) {
         self.calm = self.calm.saturating_add(1);
@@ -35,7 +53,7 @@ impl Patience {
             self.ceiling = self.ceiling.map(|ceiling| ceiling.saturating_add(1));
         }
         if self.calm >= self.wait * FORGIVING_WAITS {
-            *self = Self { calm: self.calm, ..Self::default() };
+            *self = Self { calm: self.calm, owed: self.owed, ..Self::default() };
         }
     }
 
@@ -70,7 +88,7 @@ impl Patience {
 
     /// How many more layers may be kept now.
     pub fn room(&self, kept: usize) -> usize {
-        if self.calm < self.wait {
+        if self.calm < self.wait || self.owed > 0.0 {
             return 0;
         }
         self.ceiling.map_or(usize::MAX, |ceiling| ceiling.saturating_sub(kept + 1))

@@ -235,6 +235,30 @@ fn events_can_be_read() {
 }
 
 /// Some time on a machine, and what the system says meanwhile.
+/// Steps of seconds are checked on every few tokens, and what is kept saves next to nothing.
+#[test]
+fn what_failed_is_earned_back_where_steps_are_slow_too() {
+    let endless = Says::This(Pressure { level: Level::None, available: Some(u64::MAX) });
+    let mut run = Run::on(Duration::from_millis(100), 30, 30, 997, 63);
+    run.machine.blind = true;
+    for (capacity, says, tokens) in [
+        (21, this(Level::Some), 809),
+        (17, Says::Truth, 485),
+        (28, Says::Nothing, 2825),
+        (23, Says::Nothing, 832),
+        (13, endless, 868),
+        (20, Says::Nothing, 739),
+        (0, Says::Nothing, 461),
+        (7, endless, 635),
+        (18, Says::Nothing, 1646),
+        (27, Says::Nothing, 367),
+    ] {
+        run.machine.capacity = capacity;
+        run.steps(tokens, says);
+    }
+    assert!(run.cost() < 1.05, "{} times what streaming costs", run.cost());
+}
+
 fn phase() -> impl Strategy<Value = (usize, Says, usize)> {
     let says = prop_oneof![
         3 => Just(Says::Truth),
