@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::figure::{Figures, Measured};
 use crate::group::Group;
 use crate::measures;
-use crate::measures::{models, run};
+use crate::measures::{heads, models, run};
 use crate::setup::Setup;
 
 /// The option by which this program tells itself what to do.
@@ -20,6 +20,7 @@ pub const OPTION: &str = "--task";
 pub enum Task {
     Measure { name: String, setup: Setup },
     Models(models::Trial),
+    Head(heads::Wearing),
     Run(run::Run),
 }
 
@@ -34,6 +35,7 @@ pub fn perform(task: &str) -> anyhow::Result<String> {
             serde_json::to_string(&figures.into_measured())
         }
         Task::Models(trial) => serde_json::to_string(&trial.run()?),
+        Task::Head(wearing) => serde_json::to_string(&wearing.run()?),
         Task::Run(run) => serde_json::to_string(&run.run()?),
     };
     Ok(answer?)

@@ -35,8 +35,10 @@ const TINY: Made = Made {
     has_normed_heads: true,
 };
 
-/// The head that is installed beside the quantized model, and of how many of 28 layers it is.
+/// The head that is installed beside the quantized model, with others beside it that are not asked for, and of how many
+/// of 28 layers they are.
 pub const HEAD: &str = "other";
+const HEADS: [&str; 3] = [HEAD, "second", "third"];
 const HEAD_LAYERS: (usize, usize) = (6, 28);
 
 /// Numbers that share a scale.
@@ -117,7 +119,7 @@ impl Setup {
         if self.peer.is_some() {
             self.quantize(&self.q8(), Bits::Q8)?;
         }
-        self.install_head()
+        self.install_heads()
     }
 
     fn quantize(&self, bundle: &Path, bits: Bits) -> anyhow::Result<()> {
@@ -130,9 +132,12 @@ impl Setup {
         Ok(())
     }
 
-    fn install_head(&self) -> anyhow::Result<()> {
+    fn install_heads(&self) -> anyhow::Result<()> {
         let heads = Heads::open(self.q4())?;
-        if heads.list()?.iter().any(|head| head.name == HEAD) {
+        let installed = heads.list()?;
+        let missing = |name: &&str| !installed.iter().any(|head| head.name == **name);
+        let missing: Vec<&str> = HEADS.into_iter().filter(missing).collect();
+        if missing.is_empty() {
             return Ok(());
         }
         let is_layer = |segment: &Segment| matches!(segment.id, SegmentId::Layer(_));
@@ -145,7 +150,7 @@ impl Setup {
             "{} has {layers} layers, too few for a head",
             self.plain().display()
         );
-        heads.install(&cut, HEAD)?;
+        missing.into_iter().try_for_each(|name| heads.install(&cut, name).map(drop))?;
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use firebox_cache::Pool;
 use firebox_model::{
     Decoder, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer, StreamedConfig,
 };
-use firebox_store::{Checkpoint, Heads, SourceKind};
+use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
 
 use crate::budget::Charge;
@@ -132,6 +132,7 @@ impl Model {
         config.budget = config.budget.or_else(|| Some(self.fit.as_ref()?.budget().clone()));
         let heads = match installed(&self.checkpoint)? {
             Some(heads) => {
+                release_own(&heads)?;
                 let source = Arc::new(InstalledHeads::new(heads, self.decoder()?));
                 Some(HeadRack::new(source, config)?)
             }
@@ -274,6 +275,19 @@ impl Model {
         }
         session.with_meters(self.session_meters())
     }
+}
+
+/// Lets pages go that opening the model has touched of the layers that heads stand for: while a head is worn, nobody looks
+/// at them, and who wears none finds them in the file.
+fn release_own(heads: &Heads) -> Result<(), RuntimeError> {
+    let Some(split) = heads.list()?.first().map(|head| head.split) else { return Ok(()) };
+    let model = heads.model();
+    let mut stood_for = model
+        .segments()
+        .into_iter()
+        .map(|segment| segment.id)
+        .filter(|segment| matches!(segment, SegmentId::Layer(layer) if *layer >= split));
+    Ok(stood_for.try_for_each(|segment| model.release(segment))?)
 }
 
 /// What heads a model may have; files of GGUF have none.

@@ -1,11 +1,17 @@
 //! What a change of heads takes beside opening the model anew.
 
-use firebox_runtime::device;
-use firebox_runtime::fit::disk_rate;
-use firebox_runtime::heads::Changes;
-use firebox_store::Heads;
+use std::path::PathBuf;
+use std::time::Instant;
 
-use crate::figure::{Declared, Figures, times};
+use anyhow::Context as _;
+use firebox_runtime::fit::disk_rate;
+use firebox_runtime::heads::{Changes, RackConfig};
+use firebox_runtime::{Model, Session, device, peak_resident_bytes};
+use firebox_store::Heads;
+use serde::{Deserialize, Serialize};
+
+use crate::child::{self, Task};
+use crate::figure::{Declared, Figures, compared, times};
 use crate::setup::{HEAD, Setup};
 
 pub const FIGURES: &[Declared] = &[
@@ -16,6 +22,8 @@ pub const FIGURES: &[Declared] = &[
     times("heads.fallback", "ms", "opening the model"),
     times("heads.fallback_first", "ms", "opening the model"),
     times("heads.beside_reading", "ms", "reading as many bytes"),
+    compared("heads.memory", "%", "MB", "trunk and heads"),
+    times("heads.speed", "tok/s", "the model alone"),
 ];
 
 /// Rounds are short.
@@ -24,10 +32,66 @@ const ROUNDS: usize = 7;
 /// Tokens that were said before.
 const DEPTH: u32 = 16;
 
+/// Rounds of decoding with a head and without one, in turn, and the tokens of each.
+const DECODING: (usize, usize) = (15, 32);
+
+/// Processes whose peaks are compared: they differ by half a per cent.
+const PEAKS: usize = 5;
+
+/// A model that decodes with a head on, or as it is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Wearing {
+    model: PathBuf,
+    head: Option<String>,
+}
+
+/// What that took, in bytes.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Worn {
+    peak: u64,
+    /// Of the peak, what heads take that are in memory.
+    heads: u64,
+}
+
+impl Wearing {
+    /// Decodes in this process.
+    pub fn run(&self) -> anyhow::Result<Worn> {
+        let (model, mut session) = self.session()?;
+        decode(&mut session, DECODING.1)?;
+        let peak =
+            peak_resident_bytes().context("this system does not say how much memory a process took")?;
+        Ok(Worn { peak, heads: model.heads().map_or(0, |rack| rack.bytes()) })
+    }
+
+    fn session(&self) -> anyhow::Result<(Model, Session)> {
+        let model = Model::open(&self.model, &device("cpu")?)?;
+        let Some(head) = &self.head else {
+            let session = model.session()?;
+            return Ok((model, session));
+        };
+        let model = model.with_heads(RackConfig::default())?;
+        let mut session = model.session()?;
+        session.use_head(head).instead.map_or(Ok(()), Err)?;
+        Ok((model, session))
+    }
+}
+
+/// Tokens a second behind a short prompt.
+fn decode(session: &mut Session, tokens: usize) -> anyhow::Result<f64> {
+    session.feed(&prompt())?;
+    let began = Instant::now();
+    (0..tokens).try_for_each(|_| session.feed(&[1]).map(drop))?;
+    Ok(tokens as f64 / began.elapsed().as_secs_f64())
+}
+
+fn prompt() -> Vec<u32> {
+    (1..=DEPTH).collect()
+}
+
 pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let (path, cpu) = (setup.q4(), device("cpu")?);
     let bytes = Heads::open(&path)?.head(HEAD)?.bytes();
-    let prompt: Vec<u32> = (1..=DEPTH).collect();
+    let prompt = prompt();
     for _ in 0..setup.usual_or(ROUNDS, 1) {
         let (changes, model) = Changes::measure(&path, &cpu, HEAD, &prompt)?;
         let reading = bytes as f64 / disk_rate(model.checkpoint())?;
@@ -43,6 +107,33 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
             figures.sooner(name, 1e3 * seconds, reload)?;
         }
         figures.more("heads.beside_reading", 1e3 * changes.cold, 1e3 * reading)?;
+    }
+    let alone = Wearing { model: path.clone(), head: None };
+    let wearing = Wearing { model: path, head: Some(HEAD.into()) };
+    for _ in 0..setup.usual_or(PEAKS, 1) {
+        memory(&alone, &wearing, bytes, figures)?;
+    }
+    speed(&alone, &wearing, setup.usual_or(DECODING.0, 1), figures)
+}
+
+/// What a process with heads takes beside the trunk and the heads that are in memory. The layers that the head is worn
+/// instead of are never looked at.
+fn memory(alone: &Wearing, wearing: &Wearing, own: u64, figures: &mut Figures) -> anyhow::Result<()> {
+    let in_child = |wearing: &Wearing| child::asked::<Worn>(&Task::Head(wearing.clone()), None);
+    let (alone, worn) = (in_child(alone)?, in_child(wearing)?);
+    let allowed = alone.peak - own + worn.heads;
+    let percent = 100.0 * worn.peak as f64 / allowed as f64;
+    figures.add_pair("heads.memory", percent, worn.peak as f64 / 1e6, allowed as f64 / 1e6)
+}
+
+fn speed(alone: &Wearing, wearing: &Wearing, rounds: usize, figures: &mut Figures) -> anyhow::Result<()> {
+    // Kept, so that the head stays in memory from one round to the next.
+    let ((alone, _own), (wearing, _worn)) = (alone.session()?, wearing.session()?);
+    for _ in 0..rounds {
+        let speed_alone = decode(&mut alone.session()?, DECODING.1)?;
+        let mut session = wearing.session()?;
+        session.use_head(HEAD).instead.map_or(Ok(()), Err)?;
+        figures.more("heads.speed", decode(&mut session, DECODING.1)?, speed_alone)?;
     }
     Ok(())
 }

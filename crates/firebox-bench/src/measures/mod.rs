@@ -1,7 +1,7 @@
 //! What is measured. Each measure runs in a process of its own, so that memory peaks are its own.
 
 mod foreign;
-mod heads;
+pub mod heads;
 pub mod models;
 mod published;
 mod requests;
