@@ -75,7 +75,7 @@ impl Setup {
         self.model.clone().unwrap_or_else(|| self.models().join("bf16"))
     }
 
-    /// The same in 4 bits, with a head beside it.
+    /// The same in 4 bits, with heads beside it.
     pub fn q4(&self) -> PathBuf {
         self.models().join("q4")
     }

@@ -1,4 +1,4 @@
-//! What a change of heads takes beside opening the model anew.
+//! What a change of heads takes beside opening the model anew, and what wearing one costs.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -35,7 +35,7 @@ const DEPTH: u32 = 16;
 /// Rounds of decoding with a head and without one, in turn, and the tokens of each.
 const DECODING: (usize, usize) = (15, 32);
 
-/// Processes whose peaks are compared: they differ by half a per cent.
+/// Pairs of processes whose peaks are compared: they differ by two per cent.
 const PEAKS: usize = 5;
 
 /// A model that decodes with a head on, or as it is.
@@ -129,11 +129,21 @@ fn memory(alone: &Wearing, wearing: &Wearing, own: u64, figures: &mut Figures) -
 fn speed(alone: &Wearing, wearing: &Wearing, rounds: usize, figures: &mut Figures) -> anyhow::Result<()> {
     // Kept, so that the head stays in memory from one round to the next.
     let ((alone, _own), (wearing, _worn)) = (alone.session()?, wearing.session()?);
-    for _ in 0..rounds {
-        let speed_alone = decode(&mut alone.session()?, DECODING.1)?;
+    let speed_alone = || decode(&mut alone.session()?, DECODING.1);
+    let speed_worn = || {
         let mut session = wearing.session()?;
         session.use_head(HEAD).instead.map_or(Ok(()), Err)?;
-        figures.more("heads.speed", decode(&mut session, DECODING.1)?, speed_alone)?;
+        decode(&mut session, DECODING.1)
+    };
+    for round in 0..rounds {
+        // Whoever comes first finds the machine as the other left it.
+        let (worn, alone) = if round % 2 == 0 {
+            let alone = speed_alone()?;
+            (speed_worn()?, alone)
+        } else {
+            (speed_worn()?, speed_alone()?)
+        };
+        figures.more("heads.speed", worn, alone)?;
     }
     Ok(())
 }

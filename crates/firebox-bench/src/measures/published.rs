@@ -79,6 +79,7 @@ impl Sweep {
             compute: vec![per_layer(1.0 / self.kept()); LAYERS],
             overhead: 0.0,
             contention: 1.0,
+            hindrance: 1.0,
         };
         let placed = place(&Placement::Auto, &shape, &rates, layers, true, buffers)?;
         Ok(placed.prediction.tokens_per_second)

@@ -8,7 +8,7 @@ use firebox_kernels::on_pool;
 use firebox_model::{Decoder, Input, Pass, Streamed};
 
 use crate::RuntimeError;
-use crate::planner::{Rates, Shape, predict};
+use crate::planner::{Prediction, Rates, Shape, predict};
 
 /// How often layers compute while they are read, and parts that are kept.
 const READ_REPEATS: usize = 3;
@@ -19,22 +19,32 @@ const DEPTH: usize = 64;
 
 /// Seconds of reading after which a round is long enough to be like all others.
 const ROUND: f64 = 0.5;
+
+/// Short rounds are gone through until so many seconds are over, but not more often than that.
+const ROUNDS: f64 = 0.5;
 const ROUND_REPEATS: usize = 3;
+const MOST_ROUNDS: usize = 15;
 
 /// A round that waits a smaller share of its time says nothing about reading.
 const WAITS: f64 = 0.1;
 
-/// How far the rate of rounds is looked for from that of single layers, as a factor, and in how many halvings.
+/// How far the rate of rounds is looked for from that of single layers, as a factor, how far computing is thought to hold
+/// reading up, and in how many halvings both are found.
 const FARTHEST: f64 = 8.0;
+const MOST_HINDRANCE: f64 = 8.0;
 const HALVINGS: usize = 30;
 
-/// Measures how fast a machine reads and computes the parts of a decoder that nothing is kept of, in less time than a
-/// few tokens take.
+/// How often the rate of reading and what holds it up are fitted in turn, since each says something of both.
+const FITS: usize = 4;
+
+/// Measures how fast a machine reads and computes the parts of a decoder that nothing is kept of, in a few
+/// seconds at most.
 ///
 /// Some layers compute while the next ones are read, and then while they are kept and nothing is; the difference is what
 /// being read costs computing. Other layers are taken to be as fast, byte for byte, as those of their kind. Then as many
-/// parts as are read soon go round and round as they always will, and the rate of reading becomes what explains how long
-/// that takes: readers that have run for a while are faster than those that have just begun.
+/// parts as are read soon go round and round as they always will, all of them read at first and then half of them kept. The rate
+/// of reading becomes what explains how long the first takes, since readers that have run for a while are faster than those that
+/// have just begun; how much computing holds it up is what explains the second.
 pub(super) struct Probe<'a> {
     pub decoder: &'a Decoder,
     pub streamed: &'a Streamed,
@@ -80,38 +90,71 @@ impl Probe<'_> {
             compute: compute.collect(),
             overhead: self.beginning()?,
             contention: (behind_first(&disturbed) / behind_first(&alone)).max(1.0),
+            hindrance: 1.0,
         })
     }
 
-    /// The same rates, but for that of reading, with which it is predicted how long a round was seen to take.
+    /// The same rates, but for those of reading, with which it is predicted how long rounds were seen to take.
     fn calibrated(&self, rates: Rates) -> Result<Rates, RuntimeError> {
         let parts = self.round(&rates);
-        let shape = Shape { parts: self.shape.parts[..parts].to_vec(), ..self.shape.clone() };
-        self.streamed.read_ahead(0..parts);
-        let sequence = RefCell::new(self.sequence());
-        let round = || Ok(vec![self.round_time(parts, &mut sequence.borrow_mut())?]);
-        round()?;
-        let seconds = typical(ROUND_REPEATS, round)?[0];
-        self.streamed.read_ahead(0..0);
-        let reading_at = |read_bytes_per_second: f64| {
-            let rates =
-                Rates { read_bytes_per_second, compute: rates.compute[..parts].to_vec(), ..rates.clone() };
-            predict(&shape, &rates, &vec![false; parts], self.streamed.buffers())
-        };
-        let rate = rates.read_bytes_per_second;
-        if reading_at(rate)?.waiting < WAITS * seconds {
+        let all_read = self.seen(vec![false; parts])?;
+        if !all_read.says_how_reading_goes() {
             return Ok(rates);
         }
-        let (mut slow, mut fast) = (rate / FARTHEST, rate * FARTHEST);
-        for _ in 0..HALVINGS {
-            let middle = (slow * fast).sqrt();
-            if reading_at(middle)?.seconds_per_token > seconds {
-                slow = middle;
-            } else {
-                fast = middle;
-            }
+        let fitted = self.reading_as_seen(rates, &all_read)?;
+        // The ring's buffers are in memory beside what is kept.
+        let pairs = self.at_once.saturating_sub(self.streamed.buffers()).min(self.decoder.layers() / 2);
+        if pairs == 0 {
+            return Ok(fitted);
         }
-        Ok(Rates { read_bytes_per_second: (slow * fast).sqrt(), ..rates })
+        let half_kept = self.seen([true, false].repeat(pairs))?;
+        if !half_kept.says_how_reading_goes() {
+            return Ok(fitted);
+        }
+        // Both at once is never slower than one after the other.
+        let most = MOST_HINDRANCE.min(fitted.contention / (fitted.contention - 1.0));
+        (0..FITS).try_fold(fitted, |rates, _| {
+            let hindrance = crossing(1.0, most, |hindrance| {
+                let rates = Rates { hindrance, ..rates.clone() };
+                Ok(self.foretold(&rates, &half_kept)?.seconds_per_token < half_kept.seconds)
+            })?;
+            self.reading_as_seen(Rates { hindrance, ..rates }, &all_read)
+        })
+    }
+
+    /// The same rates, but for that of reading, which explains how long a round has taken.
+    fn reading_as_seen(&self, rates: Rates, round: &Round) -> Result<Rates, RuntimeError> {
+        let rate = rates.read_bytes_per_second;
+        let read_bytes_per_second = crossing(rate / FARTHEST, rate * FARTHEST, |read_bytes_per_second| {
+            let rates = Rates { read_bytes_per_second, ..rates.clone() };
+            Ok(self.foretold(&rates, round)?.seconds_per_token > round.seconds)
+        })?;
+        Ok(Rates { read_bytes_per_second, ..rates })
+    }
+
+    /// Goes round and round through the first parts, of which these are kept.
+    fn seen(&self, kept: Vec<bool>) -> Result<Round, RuntimeError> {
+        let (parts, sequence) = (kept.len(), RefCell::new(self.sequence()));
+        let are_kept = || (0..parts).filter(|&part| kept[part]);
+        are_kept().try_for_each(|part| self.streamed.keep(part))?;
+        self.streamed.read_ahead(0..parts);
+        let round = || {
+            let waited = self.streamed.report().waiting;
+            let seconds = self.round_time(parts, &mut sequence.borrow_mut())?;
+            Ok(vec![seconds, (self.streamed.report().waiting - waited).as_secs_f64()])
+        };
+        let rounds = (ROUNDS / round()?[0]).ceil() as usize;
+        let times = typical(rounds.clamp(ROUND_REPEATS, MOST_ROUNDS), round)?;
+        self.streamed.read_ahead(0..0);
+        are_kept().for_each(|part| self.streamed.let_go(part));
+        Ok(Round { kept, seconds: times[0], waiting: times[1] })
+    }
+
+    fn foretold(&self, rates: &Rates, round: &Round) -> Result<Prediction, RuntimeError> {
+        let parts = round.kept.len();
+        let shape = Shape { parts: self.shape.parts[..parts].to_vec(), ..self.shape.clone() };
+        let rates = Rates { compute: rates.compute[..parts].to_vec(), ..rates.clone() };
+        predict(&shape, &rates, &round.kept, self.streamed.buffers())
     }
 
     /// How many of the first parts are read before a round is long enough.
@@ -210,6 +253,33 @@ impl Probe<'_> {
         let rates = (1..measured.len()).filter(|&other| is_alike(other)).map(per_byte).collect();
         median(rates).unwrap_or_else(|| per_byte(0)) * parts[part].bytes as f64
     }
+}
+
+/// Parts that went round, and how long that took.
+struct Round {
+    kept: Vec<bool>,
+    seconds: f64,
+    /// Of these, how many nothing computed in because a read was not done.
+    waiting: f64,
+}
+
+impl Round {
+    fn says_how_reading_goes(&self) -> bool {
+        self.waiting >= WAITS * self.seconds
+    }
+}
+
+/// Where between two values, which both are above 0, something stops being so.
+fn crossing(
+    mut so: f64,
+    mut otherwise: f64,
+    is_so: impl Fn(f64) -> Result<bool, RuntimeError>,
+) -> Result<f64, RuntimeError> {
+    for _ in 0..HALVINGS {
+        let middle = (so * otherwise).sqrt();
+        *(if is_so(middle)? { &mut so } else { &mut otherwise }) = middle;
+    }
+    Ok((so * otherwise).sqrt())
 }
 
 /// Waits until a device has done what it was given.

@@ -102,7 +102,9 @@ impl Governor {
         is_step: bool,
         residency: &mut dyn Residency,
     ) -> Vec<Event> {
-        self.patience.passed(tokens);
+        if tokens > 0 {
+            self.patience.passed();
+        }
         let due = self.check.passes(tokens, time);
         let rose = self.watch.look(tokens, time, due);
         let kept: Vec<usize> = (0..residency.layers()).filter(|&layer| residency.is_kept(layer)).collect();
@@ -181,10 +183,15 @@ impl Governor {
     fn shed(&mut self, count: usize, kept: &[usize], residency: &mut dyn Residency) -> Event {
         let layers: Vec<usize> = kept.iter().rev().take(count).copied().collect();
         layers.iter().for_each(|&layer| residency.let_go(layer));
-        self.patience.lost(self.pace.lost());
-        self.pace.begin_again();
+        self.begin_again();
         self.check.begin_again();
         Event::Shed { layers }
+    }
+
+    /// Residency is another now; what it was has cost what it has.
+    fn begin_again(&mut self) {
+        self.patience.lost(self.pace.lost());
+        self.pace.begin_again();
     }
 
     /// Keeps more of the plan, as far as patience and memory go.
@@ -206,7 +213,7 @@ impl Governor {
                 break;
             }
             self.patience.tried();
-            self.pace.begin_again();
+            self.begin_again();
             events.push(Event::Grew { layer });
         }
         events

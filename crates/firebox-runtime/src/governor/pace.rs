@@ -69,8 +69,12 @@ impl Pace {
         self.measured
     }
 
-    /// What the steps that were dearer than streaming have cost beyond it, in streamed steps.
+    /// What the steps that were dearer than streaming have cost beyond it, in streamed steps; nothing before it is known what
+    /// those take.
     pub fn lost(&self) -> f64 {
+        if !self.measured {
+            return 0.0;
+        }
         let streaming = self.streaming.as_secs_f64();
         let dearer = times(self.streaming, DEARER);
         let beyond = |step: &Step| step.time.as_secs_f64() / streaming - 1.0;

@@ -7,10 +7,10 @@ const LONGEST_WAIT: u32 = 128;
 const CEILING_WAITS: u32 = 4;
 /// After that many times the usual wait in peace, what was is forgotten.
 const FORGIVING_WAITS: u32 = 16;
-/// Tokens that pass for each that was lost to a change for the worse: what is lost stays within four percent, however
-/// often checks are made.
-const TOKENS_FOR_EACH_LOST: f64 = 25.0;
-/// One change is not held against a model for longer than that many lost tokens: a machine that slept has lost
+/// Passes that go by for each that was lost to a change for the worse: what is lost stays within about four percent,
+/// however often checks are made.
+const PASSES_FOR_EACH_LOST: f64 = 25.0;
+/// One change is not held against a model for longer than that many lost passes: a machine that slept has lost
 /// thousands at once.
 const MOST_LOST: f64 = 64.0;
 
@@ -18,8 +18,8 @@ const MOST_LOST: f64 = 64.0;
 ///
 /// Every relapse doubles the wait. And it leaves a ceiling: as many layers as were kept when things went wrong are not
 /// kept again before a longer wait, and then one layer more at a time. So a residency settles just below what is
-/// possible, and seldom tries for more. Waits are counted in checks, of which there are many to a hundred tokens where
-/// tokens are slow; that is why what a relapse has cost has to be earned back in tokens as well.
+/// possible, and seldom tries for more. Waits are counted in checks, of which there are many to a hundred passes where
+/// passes are slow; that is why what a relapse has cost has to be earned back in passes as well.
 #[derive(Debug)]
 pub(super) struct Patience {
     owed: f64,
@@ -36,14 +36,14 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// So many tokens came of another pass.
-    pub fn passed(&mut self, tokens: usize) {
-        self.owed = (self.owed - tokens as f64).max(0.0);
+    /// Another pass is over.
+    pub fn passed(&mut self) {
+        self.owed = (self.owed - 1.0).max(0.0);
     }
 
-    /// What was kept has cost the time of so many streamed tokens.
-    pub fn lost(&mut self, tokens: f64) {
-        self.owed += tokens.min(MOST_LOST) * TOKENS_FOR_EACH_LOST;
+    /// What was kept has cost the time of so many streamed passes.
+    pub fn lost(&mut self, passes: f64) {
+        self.owed += passes.min(MOST_LOST) * PASSES_FOR_EACH_LOST;
     }
 
     /// Another check found nothing wrong.

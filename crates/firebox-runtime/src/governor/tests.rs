@@ -234,7 +234,6 @@ fn events_can_be_read() {
     );
 }
 
-/// Some time on a machine, and what the system says meanwhile.
 /// Steps of seconds are checked on every few tokens, and what is kept saves next to nothing.
 #[test]
 fn what_failed_is_earned_back_where_steps_are_slow_too() {
@@ -259,6 +258,7 @@ fn what_failed_is_earned_back_where_steps_are_slow_too() {
     assert!(run.cost() < 1.05, "{} times what streaming costs", run.cost());
 }
 
+/// Some time on a machine, and what the system says meanwhile.
 fn phase() -> impl Strategy<Value = (usize, Says, usize)> {
     let says = prop_oneof![
         3 => Just(Says::Truth),

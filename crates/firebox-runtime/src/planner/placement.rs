@@ -192,6 +192,7 @@ mod tests {
             compute: vec![compute; 16],
             overhead: 0.0,
             contention: 1.0,
+            hindrance: 1.0,
         };
         (shape, rates)
     }

@@ -49,6 +49,7 @@ pub fn predict(
             .collect(),
         overhead: rates.overhead,
         contention: rates.contention,
+        hindrance: rates.hindrance,
     };
     let pace = pace(&work, buffers);
     let weights: u64 =
@@ -81,7 +82,9 @@ mod tests {
                     fixed_bytes: 1000,
                 };
                 let overhead = 0.001;
-                let rates = Rates { read_bytes_per_second, read_latency, compute, overhead, contention: 1.0 };
+                let (contention, hindrance) = (1.0, 1.0);
+                let rates =
+                    Rates { read_bytes_per_second, read_latency, compute, overhead, contention, hindrance };
                 (shape, rates, kept, buffers)
             },
         )
@@ -114,6 +117,7 @@ mod tests {
             compute: vec![1.0, 1.0],
             overhead: 0.0,
             contention: 1.0,
+            hindrance: 1.0,
         };
         let error = predict(&shape, &rates, &[true], 2).unwrap_err().to_string();
         assert!(error.contains("2 times for 1 parts"), "{error}");

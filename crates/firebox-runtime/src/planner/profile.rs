@@ -29,6 +29,9 @@ pub struct DeviceProfile {
     /// How many times longer computing takes while something is read.
     #[serde(default = "undisturbed")]
     pub contention: f64,
+    /// How many times longer reading takes while something computes.
+    #[serde(default = "undisturbed")]
+    pub hindrance: f64,
 }
 
 impl DeviceProfile {
@@ -42,6 +45,7 @@ impl DeviceProfile {
             part_overhead: 1e-4,
             step_overhead: 1e-3,
             contention: 1.1,
+            hindrance: 1.0,
         }
     }
 
@@ -65,6 +69,7 @@ impl DeviceProfile {
             compute: shape.parts.iter().map(|part| seconds(part.kept_bytes)).collect(),
             overhead: self.step_overhead,
             contention: self.contention,
+            hindrance: self.hindrance,
         })
     }
 
@@ -74,7 +79,8 @@ impl DeviceProfile {
         at_least("read_latency", self.read_latency, 0.0)?;
         at_least("part_overhead", self.part_overhead, 0.0)?;
         at_least("step_overhead", self.step_overhead, 0.0)?;
-        at_least("contention", self.contention, 1.0)
+        at_least("contention", self.contention, 1.0)?;
+        at_least("hindrance", self.hindrance, 1.0)
     }
 }
 

@@ -20,9 +20,14 @@ pub struct Rates {
     /// How many times longer computing takes while something is read.
     #[serde(default = "undisturbed")]
     pub contention: f64,
+    /// How many times longer reading takes while something computes: both want the memory, and reads through the page
+    /// cache are copied by the same cores.
+    #[serde(default = "undisturbed")]
+    pub hindrance: f64,
 }
 
-/// The contention of a machine on which reading does not disturb computing.
+/// The contention of a machine on which reading does not disturb computing, and its hindrance where it is the same the other
+/// way round.
 pub(super) fn undisturbed() -> f64 {
     1.0
 }
@@ -39,6 +44,7 @@ impl Rates {
         at_least("read_latency", self.read_latency, 0.0)?;
         at_least("overhead", self.overhead, 0.0)?;
         at_least("contention", self.contention, 1.0)?;
+        at_least("hindrance", self.hindrance, 1.0)?;
         self.compute.iter().try_for_each(|&seconds| at_least("compute", seconds, 0.0))?;
         if self.compute.len() == shape.parts.len() {
             return Ok(());
