@@ -144,7 +144,7 @@ fn what_cannot_be_used_is_stood_in_for_and_tried_later() {
 fn it_is_known_where_every_head_is() {
     let wardrobe = Wardrobe::new(&[("a", 4), ("b", 4), ("broken", 1), ("slow", 1)]);
     wardrobe.change("broken", |made| made.fails = true);
-    wardrobe.change("slow", |made| made.delay = Duration::from_millis(300));
+    wardrobe.change("slow", |made| made.delay = Duration::from_secs(1));
     let rack = wardrobe.rack(RackConfig::default());
     let a = rack.wear("a").head.unwrap();
     rack.hint("b");
@@ -192,10 +192,10 @@ fn a_guess_without_room_is_no_failure() {
 #[test]
 fn who_is_late_is_not_waited_for_and_comes_in_the_end() {
     let wardrobe = Wardrobe::new(&[("code", 10)]);
-    wardrobe.change("code", |made| made.delay = Duration::from_millis(300));
+    wardrobe.change("code", |made| made.delay = Duration::from_secs(1));
     let rack = wardrobe.rack(RackConfig { patience: Duration::from_millis(30), ..RackConfig::default() });
     let found = rack.wear("code");
-    assert!(found.head.is_none() && found.took < Duration::from_millis(200), "{:?}", found.took);
+    assert!(found.head.is_none() && found.took < Duration::from_millis(700), "{:?}", found.took);
     assert!(matches!(found.instead.as_deref(), Some(RuntimeError::HeadLate { .. })));
     rack.settle();
     assert_eq!(worn(&rack, "code"), "code 1");
