@@ -389,13 +389,13 @@ fn a_client_that_leaves_ends_the_answer_and_keeps_the_session() {
 fn there_are_only_so_many_sessions_and_idle_ones_go() {
     let server = start(|config| {
         config.sessions.most = 2;
-        config.sessions.idle = Duration::from_millis(300);
+        config.sessions.idle = Duration::from_secs(2);
     });
     let talker = Talker::of(&server, "");
     let first = talker.begin(json!({}));
     talker.begin(json!({}));
     talker.ask("POST", "/v1/sessions", &json!({})).fails_saying(429, "2 sessions");
-    std::thread::sleep(Duration::from_millis(400));
+    std::thread::sleep(Duration::from_millis(2200));
     talker.begin(json!({}));
     talker.ask("GET", &first, &Value::Null).text(404);
 }
