@@ -36,7 +36,8 @@ pub struct Scheduler {
     heat: Heat,
     lanes: BTreeMap<LaneId, Lane>,
     lane_of: HashMap<TaskId, LaneId>,
-    made: u64,
+    lanes_made: u32,
+    tasks_made: u64,
     running: Option<Running>,
     last_share: Duration,
     last_demotion: Option<Duration>,
@@ -60,7 +61,8 @@ impl Scheduler {
             heat: Heat::Nominal,
             lanes: BTreeMap::new(),
             lane_of: HashMap::new(),
-            made: 0,
+            lanes_made: 0,
+            tasks_made: 0,
             running: None,
             last_share: Duration::ZERO,
             last_demotion: None,
@@ -68,9 +70,10 @@ impl Scheduler {
         }
     }
 
-    /// Makes a lane for a model.
+    /// Makes a lane for a model. It is none that was dropped: who still means that one does not mean the new one.
     pub fn lane(&mut self, name: &str) -> LaneId {
-        let id = LaneId(self.lanes.keys().next_back().map_or(0, |last| last.0 + 1));
+        let id = LaneId(self.lanes_made);
+        self.lanes_made += 1;
         self.lanes.insert(id, Lane::new(name));
         id
     }
@@ -84,8 +87,8 @@ impl Scheduler {
 
     /// Adds a task. A lane that was dropped takes none, and whatever is told of such a task is ignored.
     pub fn add(&mut self, now: Duration, lane: LaneId, task: Task) -> TaskId {
-        let id = TaskId(self.made);
-        self.made += 1;
+        let id = TaskId(self.tasks_made);
+        self.tasks_made += 1;
         if let Some(found) = self.lanes.get_mut(&lane) {
             self.counters.classes[task.priority as usize].tasks += 1;
             found.tasks.insert(id, Track::new(task, now, &self.config));

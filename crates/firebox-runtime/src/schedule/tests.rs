@@ -299,6 +299,20 @@ fn settings_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn a_new_lane_is_none_that_was_dropped() {
+    let mut scheduler = Scheduler::new(ScheduleConfig::default());
+    let (_stays, gone) = (scheduler.lane("stays"), scheduler.lane("gone"));
+    scheduler.drop_lane(gone);
+    let new = scheduler.lane("new");
+    assert_ne!(new, gone);
+    let lost = scheduler.add(ms(0), gone, interactive());
+    assert_eq!(scheduler.due(lost), None);
+    scheduler.add(ms(0), new, interactive());
+    scheduler.drop_lane(gone);
+    assert_eq!(scheduler.choose(ms(0), |_| Readiness::Ready), Choice::Run { lane: new, until: ms(50) });
+}
+
+#[test]
 fn nonsense_is_survived() {
     let mut scheduler = Scheduler::new(ScheduleConfig::default());
     let lane = scheduler.lane("gone");
