@@ -405,5 +405,5 @@ fn nobody_waits_for_the_disk_of_another() {
     // Whoever waited for a read would say nothing meanwhile, and would do so at nearly every one.
     let held_up = gaps.iter().filter(|gap| **gap > SLOW_READ * 3 / 4).count();
     assert!(reads > 20 && gaps.len() > reads, "{reads} reads, {} tokens", came.len());
-    assert!(held_up <= reads / 5, "{held_up} of {reads}, {:?} at most", gaps.iter().max());
+    assert!(held_up <= 3, "{held_up} of {reads}, {:?} at most", gaps.iter().max());
 }
