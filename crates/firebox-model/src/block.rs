@@ -42,6 +42,11 @@ impl Block {
         &self.feed_forward
     }
 
+    /// Whether it is made of nothing but what its checkpoint has.
+    pub(crate) fn is_original(&self) -> bool {
+        !matches!(self.mixer, Mixer::Own(_)) && !matches!(self.feed_forward, FeedForward::Own(_))
+    }
+
     pub(crate) fn with_mixer(&self, mixer: Mixer) -> Self {
         Self { mixer, ..self.clone() }
     }

@@ -57,7 +57,7 @@ impl Decoder {
         let config = decoder_config(checkpoint.config())?;
         let taken = RefCell::default();
         let root = Weights::new(checkpoint, device, &taken);
-        let whole = Whole::load(&config, &root)?;
+        let whole = Whole::load(checkpoint, &config, &root)?;
         Self::checked(Parts::Whole(whole), config, &root)
     }
 
@@ -133,24 +133,22 @@ impl Decoder {
     }
 
     /// Weights and block of a layer that may be replaced.
-    fn replaceable(&self, layer: usize) -> Result<(&Whole, &Block), ModelError> {
+    fn replaceable(&self, layer: usize) -> Result<(&Whole, Arc<Block>), ModelError> {
         let reason = match &self.parts {
             Parts::Streamed(_) => {
                 "the model is read from disk while it runs; open it without a limit of memory".into()
             }
-            Parts::Whole(whole) => match whole.blocks.get(layer) {
-                Some(block) => return Ok((whole, block)),
-                None => format!("there are {}, counted from 0", self.layers()),
-            },
+            Parts::Whole(whole) if layer < self.layers() => {
+                return Ok((whole, whole.block(layer, &self.config, &self.device)?));
+            }
+            Parts::Whole(_) => format!("there are {}, counted from 0", self.layers()),
         };
         Err(ModelError::Misplaced { layer, reason })
     }
 
     fn with_block(&self, layer: usize, block: Block, whole: &Whole, change: String) -> Self {
-        let mut whole = whole.clone();
-        whole.blocks[layer] = Arc::new(block);
         Self {
-            parts: Parts::Whole(whole),
+            parts: Parts::Whole(whole.with_block(layer, block)),
             final_norm: self.final_norm.clone(),
             config: self.config.clone(),
             device: self.device.clone(),
@@ -232,6 +230,14 @@ impl Decoder {
     /// The first layer that heads take the place of, if there are heads.
     pub fn split(&self) -> Option<usize> {
         self.split.get().copied()
+    }
+
+    /// Lets go of the layers that heads stand for. They are built again when somebody goes through them. What is streamed
+    /// is kept by whoever has planned it.
+    pub fn let_go_of_own(&self) {
+        if let (Parts::Whole(whole), Some(split)) = (&self.parts, self.split()) {
+            whole.let_go_from(split);
+        }
     }
 
     /// Which layer of a sequence keeps the hidden states at the split: one behind the blocks.
@@ -463,7 +469,7 @@ impl Decoder {
 
     pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {
         match &self.parts {
-            Parts::Whole(whole) => Ok(whole.blocks[index].clone()),
+            Parts::Whole(whole) => whole.block(index, &self.config, &self.device),
             Parts::Streamed(streamed) => streamed.block(index),
         }
     }

@@ -30,6 +30,7 @@ mod pooling;
 mod rope;
 mod rows;
 mod shelf;
+mod slot;
 mod streamed;
 mod tower;
 mod weights;

@@ -1,7 +1,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
@@ -18,6 +18,7 @@ use crate::experts::Elsewhere;
 use crate::matrix::Matrix;
 use crate::partition::Partition;
 use crate::shelf::Shelf;
+use crate::slot::Slot;
 use crate::weights::{Weights, matrix};
 
 /// How a decoder reads what it does not keep.
@@ -107,24 +108,6 @@ impl Turns {
             Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
-    }
-}
-
-/// A place for a part in memory.
-#[derive(Debug)]
-struct Slot<T>(RwLock<Option<Arc<T>>>);
-
-impl<T> Slot<T> {
-    fn new() -> Self {
-        Self(RwLock::new(None))
-    }
-
-    fn get(&self) -> Option<Arc<T>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, part: Option<Arc<T>>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = part;
     }
 }
 

@@ -1,26 +1,37 @@
+use std::cell::RefCell;
 use std::sync::Arc;
+
+use burn::tensor::Device;
+use firebox_store::Checkpoint;
 
 use crate::ModelError;
 use crate::block::Block;
 use crate::config::DecoderConfig;
 use crate::matrix::Matrix;
+use crate::slot::Slot;
 use crate::weights::Weights;
 
 /// The weights of a decoder, all of them there: over mapped files on devices that share the machine's memory, in their
 /// own memory on others.
 #[derive(Debug, Clone)]
 pub(crate) struct Whole {
+    checkpoint: Checkpoint,
     pub embedding: Arc<Matrix>,
-    pub blocks: Vec<Arc<Block>>,
+    /// Empty where heads stand for one and nobody has gone through it since.
+    blocks: Vec<Slot<Block>>,
     /// The embedding, where that serves.
     pub unembedding: Arc<Matrix>,
 }
 
 impl Whole {
-    pub fn load(config: &DecoderConfig, root: &Weights<'_>) -> Result<Self, ModelError> {
+    pub fn load(
+        checkpoint: &Checkpoint,
+        config: &DecoderConfig,
+        root: &Weights<'_>,
+    ) -> Result<Self, ModelError> {
         let DecoderConfig { vocab_size, hidden_size, .. } = *config;
         let blocks = (0..config.blocks.len())
-            .map(|index| config.load_block(index, root).map(Arc::new))
+            .map(|index| config.load_block(index, root).map(Slot::from))
             .collect::<Result<_, _>>()?;
         let embedding = Arc::new(root.matrix(&config.embedding_name(), vocab_size, hidden_size)?);
         let unembedding = if config.tied_embeddings {
@@ -28,7 +39,39 @@ impl Whole {
         } else {
             Arc::new(root.matrix(&config.unembedding_name(), vocab_size, hidden_size)?)
         };
-        Ok(Self { embedding, blocks, unembedding })
+        Ok(Self { checkpoint: checkpoint.clone(), embedding, blocks, unembedding })
+    }
+
+    /// A block, built again if it was let go.
+    pub fn block(
+        &self,
+        index: usize,
+        config: &DecoderConfig,
+        device: &Device,
+    ) -> Result<Arc<Block>, ModelError> {
+        if let Some(block) = self.blocks[index].get() {
+            return Ok(block);
+        }
+        let taken = RefCell::default();
+        let block = Arc::new(config.load_block(index, &Weights::new(&self.checkpoint, device, &taken))?);
+        self.blocks[index].set(Some(block.clone()));
+        Ok(block)
+    }
+
+    /// The same weights with another block.
+    pub fn with_block(&self, index: usize, block: Block) -> Self {
+        let mut whole = self.clone();
+        whole.blocks[index] = block.into();
+        whole
+    }
+
+    /// Lets go of the blocks from `first` on that the checkpoint can give back.
+    pub fn let_go_from(&self, first: usize) {
+        for slot in self.blocks.iter().skip(first) {
+            if slot.get().is_some_and(|block| block.is_original()) {
+                slot.set(None);
+            }
+        }
     }
 }
 
@@ -50,5 +93,31 @@ impl DecoderConfig {
     /// Builds a block over tensors under their full names.
     pub(crate) fn load_block(&self, index: usize, root: &Weights<'_>) -> Result<Block, ModelError> {
         Block::load(&self.blocks[index], &root.within(&self.block_prefix(index)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::decoder::decoder_config;
+
+    #[test]
+    fn a_block_that_was_let_go_is_built_again() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
+        let checkpoint = Checkpoint::open(fixture).unwrap();
+        let (config, device) = (decoder_config(checkpoint.config()).unwrap(), Device::flex());
+        let taken = RefCell::default();
+        let root = Weights::new(&checkpoint, &device, &taken);
+        let whole = Whole::load(&checkpoint, &config, &root).unwrap();
+        let there = |whole: &Whole| whole.blocks.iter().filter(|slot| slot.get().is_some()).count();
+        let layers = config.blocks.len();
+        assert_eq!(there(&whole), layers);
+        whole.let_go_from(1);
+        assert_eq!(there(&whole), 1);
+        let built = whole.block(1, &config, &device).unwrap();
+        assert!(Arc::ptr_eq(&built, &whole.block(1, &config, &device).unwrap()), "it stays");
+        assert_eq!(there(&whole), 2);
     }
 }

@@ -132,8 +132,10 @@ impl Model {
         config.budget = config.budget.or_else(|| Some(self.fit.as_ref()?.budget().clone()));
         let heads = match installed(&self.checkpoint)? {
             Some(heads) => {
+                let decoder = self.decoder()?;
+                decoder.let_go_of_own();
                 release_own(&heads);
-                let source = Arc::new(InstalledHeads::new(heads, self.decoder()?));
+                let source = Arc::new(InstalledHeads::new(heads, decoder));
                 Some(HeadRack::new(source, config)?)
             }
             None => None,
