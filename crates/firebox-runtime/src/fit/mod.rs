@@ -4,6 +4,7 @@ mod commons;
 mod keeper;
 mod kept;
 mod probe;
+mod round;
 mod sentry;
 mod tenant;
 mod turns;
@@ -40,10 +41,10 @@ const SLACK: u64 = 20 << 20;
 /// A step with nothing kept may turn out faster than predicted: see [`ResidencyPlan`].
 const CAUTION: f64 = 0.8;
 
-/// Layers that are in memory together while a model is probed: more tell more, if they take no more than this part of
-/// the memory.
-const PROBED_LAYERS: usize = 6;
-const PROBE_SHARE: u64 = 8;
+/// A model is probed with as many parts in memory as take this share of what is left there, and as are read within so many
+/// seconds: few weights stay in a processor's caches, where many do not, and compute faster than they ever will.
+const PROBE_SHARE: u64 = 2;
+const PROBE_READING: f64 = 0.5;
 
 /// How a model is to be fitted into memory.
 #[derive(Debug, Clone, PartialEq)]
@@ -210,7 +211,7 @@ impl Model {
 /// Measures how fast this machine runs a model, without running it: see [`planner::plan`](crate::planner::plan).
 pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Result<Rates, RuntimeError> {
     let decoder = Decoder::stream(checkpoint, device, &streaming(None, 0))?;
-    probed(&decoder, shape, PROBED_LAYERS)
+    probed(&decoder, shape, available().unwrap_or(0))
 }
 
 /// Bytes a second that the disk gives of a model, past the page cache.
@@ -239,8 +240,12 @@ fn available() -> Option<u64> {
     pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available)
 }
 
-fn probed(decoder: &Decoder, shape: &Shape, at_once: usize) -> Result<Rates, RuntimeError> {
+/// Probes a model in so many bytes of memory, the ring not among them.
+fn probed(decoder: &Decoder, shape: &Shape, left: u64) -> Result<Rates, RuntimeError> {
     let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
+    let largest = shape.parts.iter().map(|part| part.kept_bytes).max().unwrap_or(0).max(1);
+    let soon = (streamed.reading().1 * PROBE_READING) as u64;
+    let at_once = (soon.min(left / PROBE_SHARE) / largest).clamp(1, streamed.parts() as u64) as usize;
     Probe { decoder, streamed, shape, at_once }.rates()
 }
 
@@ -263,10 +268,9 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     // Says whether there is enough memory at all before any is taken; how fast it is does not matter for that.
     let guess = DeviceProfile::conservative().rates(&shape)?;
     plan(&shape, &guess, config.memory, config.mode, context)?;
-    let largest = shape.parts.iter().map(|part| part.kept_bytes).max().unwrap_or(0).max(1);
-    let at_once = (config.memory / PROBE_SHARE / largest).clamp(1, PROBED_LAYERS as u64) as usize;
     streamed.set_buffers(FEWEST_BUFFERS);
-    let rates = probed(decoder, &shape, at_once)?;
+    let taken = shape.fixed_bytes + shape.ring_bytes(FEWEST_BUFFERS);
+    let rates = probed(decoder, &shape, config.memory.saturating_sub(taken))?;
     streamed.set_buffers(0);
     shape.fixed_bytes = fixed_bytes(shape.fixed_bytes);
     let mut plan = plan(&shape, &rates, config.memory, config.mode, context)?;

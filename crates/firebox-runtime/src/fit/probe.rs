@@ -7,10 +7,14 @@ use firebox_cache::{KvType, Pool, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_model::{Decoder, Input, Pass, Streamed};
 
+use super::round::{Round, explained};
 use crate::RuntimeError;
-use crate::planner::{Prediction, Rates, Shape, predict};
+use crate::planner::{Rates, Shape};
 
-/// How often layers compute while they are read, and parts that are kept.
+/// Layers that compute while they are read.
+const READ: usize = 6;
+
+/// How often they do, and parts that are kept.
 const READ_REPEATS: usize = 3;
 const KEPT_REPEATS: usize = 9;
 
@@ -25,26 +29,13 @@ const ROUNDS: f64 = 0.5;
 const ROUND_REPEATS: usize = 3;
 const MOST_ROUNDS: usize = 15;
 
-/// A round that waits a smaller share of its time says nothing about reading.
-const WAITS: f64 = 0.1;
-
-/// How far the rate of rounds is looked for from that of single layers, as a factor, how far computing is thought to hold
-/// reading up, and in how many halvings both are found.
-const FARTHEST: f64 = 8.0;
-const MOST_HINDRANCE: f64 = 8.0;
-const HALVINGS: usize = 30;
-
-/// How often the rate of reading and what holds it up are fitted in turn, since each says something of both.
-const FITS: usize = 4;
-
 /// Measures how fast a machine reads and computes the parts of a decoder that nothing is kept of, in a few
 /// seconds at most.
 ///
-/// Some layers compute while the next ones are read, and then while they are kept and nothing is; the difference is what
-/// being read costs computing. Other layers are taken to be as fast, byte for byte, as those of their kind. Then as many
-/// parts as are read soon go round and round as they always will, all of them read at first and then half of them kept. The rate
-/// of reading becomes what explains how long the first takes, since readers that have run for a while are faster than those that
-/// have just begun; how much computing holds it up is what explains the second.
+/// Some layers compute while the next ones are read, and then while they are kept and nothing is; other layers are taken to be
+/// as fast, byte for byte, as those of their kind. Then parts go round and round as they always will: as many as are read
+/// soon, all of them read; some with every other one kept; and the unembedding behind layers that are kept. How fast parts are
+/// read, and what reading and computing cost each other, becomes what [explains](explained) all three.
 pub(super) struct Probe<'a> {
     pub decoder: &'a Decoder,
     pub streamed: &'a Streamed,
@@ -59,21 +50,23 @@ impl Probe<'_> {
     }
 
     fn measured(&self) -> Result<Rates, RuntimeError> {
-        let (layers, all) = (self.layers(), self.decoder.layers());
+        let all = self.decoder.layers();
         self.streamed.read_ahead(0..all);
         // The first reads find buffers that were never used, and threads that sleep.
         let sequence = RefCell::new(self.sequence());
-        let times = || self.layer_times(layers, &mut sequence.borrow_mut(), &[0]);
-        times()?;
+        let times = |layers| self.layer_times(layers, &mut sequence.borrow_mut(), &[0]);
+        let read = self.layers(self.at_once.min(READ));
+        times(read)?;
         let before = self.streamed.report();
-        let disturbed = typical(READ_REPEATS, times)?;
+        let disturbed = typical(READ_REPEATS, || times(read))?;
         let after = self.streamed.report();
 
         let buffers = self.streamed.buffers();
         self.streamed.read_ahead(0..0);
         self.streamed.set_buffers(0);
+        let layers = self.layers(self.at_once);
         self.layer_times(layers, &mut sequence.borrow_mut(), &[0; DEPTH])?;
-        let alone = self.kept(0..layers, times)?;
+        let alone = self.kept(0..layers, || times(layers))?;
         let blocks = all..self.streamed.parts().min(all + self.at_once);
         let rows = self.kept(blocks.clone(), || self.row_times(blocks.len()))?;
         self.streamed.set_buffers(buffers);
@@ -84,77 +77,49 @@ impl Probe<'_> {
             Some(block) => self.seconds(part, &alone, |other| config[other] == *block),
             None => self.seconds(part, &rows, |_| true),
         });
-        self.calibrated(Rates {
+        let rates = Rates {
             read_bytes_per_second: bytes as f64 / reading.as_secs_f64().max(1e-9),
             read_latency: 0.0,
             compute: compute.collect(),
             overhead: self.beginning()?,
-            contention: (behind_first(&disturbed) / behind_first(&alone)).max(1.0),
+            contention: (behind_first(&disturbed) / behind_first(&alone[..read])).max(1.0),
             hindrance: 1.0,
-        })
-    }
-
-    /// The same rates, but for those of reading, with which it is predicted how long rounds were seen to take.
-    fn calibrated(&self, rates: Rates) -> Result<Rates, RuntimeError> {
-        let parts = self.round(&rates);
-        let all_read = self.seen(vec![false; parts])?;
-        if !all_read.says_how_reading_goes() {
-            return Ok(rates);
-        }
-        let fitted = self.reading_as_seen(rates, &all_read)?;
-        // The ring's buffers are in memory beside what is kept.
-        let pairs = self.at_once.saturating_sub(self.streamed.buffers()).min(self.decoder.layers() / 2);
-        if pairs == 0 {
-            return Ok(fitted);
-        }
-        let half_kept = self.seen([true, false].repeat(pairs))?;
-        if !half_kept.says_how_reading_goes() {
-            return Ok(fitted);
-        }
-        // Both at once is never slower than one after the other.
-        let most = MOST_HINDRANCE.min(fitted.contention / (fitted.contention - 1.0));
-        (0..FITS).try_fold(fitted, |rates, _| {
-            let hindrance = crossing(1.0, most, |hindrance| {
-                let rates = Rates { hindrance, ..rates.clone() };
-                Ok(self.foretold(&rates, &half_kept)?.seconds_per_token < half_kept.seconds)
-            })?;
-            self.reading_as_seen(Rates { hindrance, ..rates }, &all_read)
-        })
-    }
-
-    /// The same rates, but for that of reading, which explains how long a round has taken.
-    fn reading_as_seen(&self, rates: Rates, round: &Round) -> Result<Rates, RuntimeError> {
-        let rate = rates.read_bytes_per_second;
-        let read_bytes_per_second = crossing(rate / FARTHEST, rate * FARTHEST, |read_bytes_per_second| {
-            let rates = Rates { read_bytes_per_second, ..rates.clone() };
-            Ok(self.foretold(&rates, round)?.seconds_per_token > round.seconds)
-        })?;
-        Ok(Rates { read_bytes_per_second, ..rates })
-    }
-
-    /// Goes round and round through the first parts, of which these are kept.
-    fn seen(&self, kept: Vec<bool>) -> Result<Round, RuntimeError> {
-        let (parts, sequence) = (kept.len(), RefCell::new(self.sequence()));
-        let are_kept = || (0..parts).filter(|&part| kept[part]);
-        are_kept().try_for_each(|part| self.streamed.keep(part))?;
-        self.streamed.read_ahead(0..parts);
-        let round = || {
-            let waited = self.streamed.report().waiting;
-            let seconds = self.round_time(parts, &mut sequence.borrow_mut())?;
-            Ok(vec![seconds, (self.streamed.report().waiting - waited).as_secs_f64()])
         };
+        explained(rates.clone(), self.shape, buffers, &self.rounds(&rates)?)
+    }
+
+    /// Ways in which parts go round.
+    fn rounds(&self, rates: &Rates) -> Result<Vec<Round>, RuntimeError> {
+        let (layers, parts) = (self.decoder.layers(), self.streamed.parts());
+        let mut rounds = vec![self.seen((0..self.round(rates)).map(|part| (part, false)).collect())?];
+        // The ring's buffers are in memory beside what is kept.
+        let kept = self.at_once.saturating_sub(self.streamed.buffers()).min(layers);
+        let half = kept.min(layers / 2);
+        if half > 0 {
+            rounds.push(self.seen((0..2 * half).map(|part| (part, part % 2 == 0)).collect())?);
+        }
+        if kept > 0 && parts > layers {
+            let unembedding = (layers..parts).map(|part| (part, false));
+            rounds.push(self.seen((0..kept).map(|part| (part, true)).chain(unembedding).collect())?);
+        }
+        Ok(rounds)
+    }
+
+    /// Goes round and round through some parts, of which these are kept: some of the first layers, then some of the first blocks of
+    /// the unembedding.
+    fn seen(&self, parts: Vec<(usize, bool)>) -> Result<Round, RuntimeError> {
+        let sequence = RefCell::new(self.sequence());
+        let with = |kept: bool| parts.iter().filter(move |part| part.1 == kept).map(|part| part.0);
+        with(true).try_for_each(|part| self.streamed.keep(part))?;
+        let first = with(false).next().unwrap_or(0);
+        self.streamed.read_ahead(first..with(false).next_back().unwrap_or(first) + 1);
+        let layers = parts.iter().filter(|part| part.0 < self.decoder.layers()).count();
+        let round = || Ok(vec![self.round_time(layers, parts.len() - layers, &mut sequence.borrow_mut())?]);
         let rounds = (ROUNDS / round()?[0]).ceil() as usize;
         let times = typical(rounds.clamp(ROUND_REPEATS, MOST_ROUNDS), round)?;
         self.streamed.read_ahead(0..0);
-        are_kept().for_each(|part| self.streamed.let_go(part));
-        Ok(Round { kept, seconds: times[0], waiting: times[1] })
-    }
-
-    fn foretold(&self, rates: &Rates, round: &Round) -> Result<Prediction, RuntimeError> {
-        let parts = round.kept.len();
-        let shape = Shape { parts: self.shape.parts[..parts].to_vec(), ..self.shape.clone() };
-        let rates = Rates { compute: rates.compute[..parts].to_vec(), ..rates.clone() };
-        predict(&shape, &rates, &round.kept, self.streamed.buffers())
+        with(true).for_each(|part| self.streamed.let_go(part));
+        Ok(Round { parts, seconds: times[0] })
     }
 
     /// How many of the first parts are read before a round is long enough.
@@ -165,23 +130,27 @@ impl Probe<'_> {
             left -= rates.read_seconds(part.bytes);
             fits
         });
-        parts.count().max(self.layers())
+        parts.count().max(self.layers(self.at_once.min(READ)))
     }
 
-    /// Seconds that one token takes through some parts while they are read.
-    fn round_time(&self, parts: usize, sequence: &mut SequenceCache) -> Result<f64, RuntimeError> {
-        let layers = self.decoder.layers();
+    /// Seconds that one token takes through so many of the first layers and then blocks of the unembedding.
+    fn round_time(
+        &self,
+        layers: usize,
+        blocks: usize,
+        sequence: &mut SequenceCache,
+    ) -> Result<f64, RuntimeError> {
         let began = Instant::now();
-        self.layer_times(parts.min(layers), sequence, &[0])?;
-        self.row_times(parts.saturating_sub(layers))?;
+        self.layer_times(layers, sequence, &[0])?;
+        self.row_times(blocks)?;
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// Enough of the first layers that there is more than one of every kind, if there is.
-    fn layers(&self) -> usize {
+    /// So many of the first layers, or more, so that there is one of every kind.
+    fn layers(&self, count: usize) -> usize {
         let blocks = &self.decoder.config().blocks;
         let firsts = (0..blocks.len()).filter(|&layer| !blocks[..layer].contains(&blocks[layer]));
-        (firsts.max().unwrap_or(0) + self.at_once).min(blocks.len())
+        (firsts.max().unwrap_or(0) + count).min(blocks.len())
     }
 
     /// What `measure` finds of some parts while they are kept.
@@ -250,36 +219,10 @@ impl Probe<'_> {
         let first = if parts[part].is_layer { 0 } else { self.decoder.layers() };
         let per_byte = |other: usize| measured[other] / parts[first + other].bytes.max(1) as f64;
         // The first one wakes threads that have had nothing to do.
-        let rates = (1..measured.len()).filter(|&other| is_alike(other)).map(per_byte).collect();
-        median(rates).unwrap_or_else(|| per_byte(0)) * parts[part].bytes as f64
+        let rates: Vec<f64> = (1..measured.len()).filter(|&other| is_alike(other)).map(per_byte).collect();
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        (if rates.is_empty() { per_byte(0) } else { mean }) * parts[part].bytes as f64
     }
-}
-
-/// Parts that went round, and how long that took.
-struct Round {
-    kept: Vec<bool>,
-    seconds: f64,
-    /// Of these, how many nothing computed in because a read was not done.
-    waiting: f64,
-}
-
-impl Round {
-    fn says_how_reading_goes(&self) -> bool {
-        self.waiting >= WAITS * self.seconds
-    }
-}
-
-/// Where between two values, which both are above 0, something stops being so.
-fn crossing(
-    mut so: f64,
-    mut otherwise: f64,
-    is_so: impl Fn(f64) -> Result<bool, RuntimeError>,
-) -> Result<f64, RuntimeError> {
-    for _ in 0..HALVINGS {
-        let middle = (so * otherwise).sqrt();
-        *(if is_so(middle)? { &mut so } else { &mut otherwise }) = middle;
-    }
-    Ok((so * otherwise).sqrt())
 }
 
 /// Waits until a device has done what it was given.

@@ -81,7 +81,7 @@ impl Shape {
 
     /// What a ring of buffers takes. Each has room for the largest part, so that what is kept may change while a model
     /// runs and the ring stays.
-    pub(super) fn ring_bytes(&self, buffers: usize) -> u64 {
+    pub(crate) fn ring_bytes(&self, buffers: usize) -> u64 {
         let largest = self.parts.iter().map(|part| part.bytes).max().unwrap_or(0);
         buffers as u64 * (largest + largest / READ_BESIDE)
     }
