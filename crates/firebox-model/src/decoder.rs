@@ -232,11 +232,11 @@ impl Decoder {
         self.split.get().copied()
     }
 
-    /// Lets go of the layers that heads stand for. They are built again when somebody goes through them. What is streamed
-    /// is kept by whoever has planned it.
-    pub fn let_go_of_own(&self) {
-        if let (Parts::Whole(whole), Some(split)) = (&self.parts, self.split()) {
-            whole.let_go_from(split);
+    /// Lets go of the layers from `first` on, which heads stand for. They are built again when somebody goes through them, and
+    /// stay then. What is streamed is kept by whoever has planned it.
+    pub fn let_go_from(&self, first: usize) {
+        if let Parts::Whole(whole) = &self.parts {
+            whole.let_go_from(first);
         }
     }
 

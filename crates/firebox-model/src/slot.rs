@@ -13,6 +13,11 @@ impl<T> Slot<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Puts a part in unless there is one, and returns the one that is there then.
+    pub fn fill(&self, part: Arc<T>) -> Arc<T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).get_or_insert(part).clone()
+    }
+
     pub fn set(&self, part: Option<Arc<T>>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = part;
     }

@@ -11,8 +11,8 @@ use crate::matrix::Matrix;
 use crate::slot::Slot;
 use crate::weights::Weights;
 
-/// The weights of a decoder, all of them there: over mapped files on devices that share the machine's memory, in their
-/// own memory on others.
+/// The weights of a decoder as they stand: over mapped files on devices that share the machine's memory, in their own memory
+/// on others.
 #[derive(Debug, Clone)]
 pub(crate) struct Whole {
     checkpoint: Checkpoint,
@@ -53,9 +53,8 @@ impl Whole {
             return Ok(block);
         }
         let taken = RefCell::default();
-        let block = Arc::new(config.load_block(index, &Weights::new(&self.checkpoint, device, &taken))?);
-        self.blocks[index].set(Some(block.clone()));
-        Ok(block)
+        let block = config.load_block(index, &Weights::new(&self.checkpoint, device, &taken))?;
+        Ok(self.blocks[index].fill(Arc::new(block)))
     }
 
     /// The same weights with another block.

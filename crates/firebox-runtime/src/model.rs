@@ -133,8 +133,7 @@ impl Model {
         let heads = match installed(&self.checkpoint)? {
             Some(heads) => {
                 let decoder = self.decoder()?;
-                decoder.let_go_of_own();
-                release_own(&heads);
+                release_own(&decoder, &heads);
                 let source = Arc::new(InstalledHeads::new(heads, decoder));
                 Some(HeadRack::new(source, config)?)
             }
@@ -279,10 +278,12 @@ impl Model {
     }
 }
 
-/// Lets pages go that opening the model has touched of the layers that heads stand for: while a head of tensors is worn nobody
-/// looks at them, and who does look finds them in the file. A wish: heads that cannot be listed are told of when one is asked for.
-fn release_own(heads: &Heads) {
+/// Lets go of the layers that heads stand for, and of their pages that opening the model has touched: while a head of tensors is
+/// worn nobody looks at them, and who does look finds them in the file. A wish: heads that cannot be listed are told of when
+/// one is asked for.
+fn release_own(decoder: &Decoder, heads: &Heads) {
     let Some(split) = heads.list().ok().and_then(|heads| Some(heads.first()?.split)) else { return };
+    decoder.let_go_from(split);
     let model = heads.model();
     for segment in model.segments() {
         if matches!(segment.id, SegmentId::Layer(layer) if layer >= split) {

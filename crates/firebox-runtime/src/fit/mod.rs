@@ -43,8 +43,11 @@ const CAUTION: f64 = 0.8;
 
 /// A model is probed with as many parts in memory as take this share of what is left there, and as are read within so many
 /// seconds: few weights stay in a processor's caches, where many do not, and compute faster than they ever will.
-const PROBE_SHARE: u64 = 2;
+const PROBE_SHARE: f64 = 0.5;
 const PROBE_READING: f64 = 0.5;
+
+/// Where the system does not say what is left.
+const PROBE_BYTES: u64 = 1 << 30;
 
 /// How a model is to be fitted into memory.
 #[derive(Debug, Clone, PartialEq)]
@@ -211,7 +214,7 @@ impl Model {
 /// Measures how fast this machine runs a model, without running it: see [`planner::plan`](crate::planner::plan).
 pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Result<Rates, RuntimeError> {
     let decoder = Decoder::stream(checkpoint, device, &streaming(None, 0))?;
-    probed(&decoder, shape, available().unwrap_or(0))
+    probed(&decoder, shape, u64::MAX)
 }
 
 /// Bytes a second that the disk gives of a model, past the page cache.
@@ -240,12 +243,14 @@ fn available() -> Option<u64> {
     pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available)
 }
 
-/// Probes a model in so many bytes of memory, the ring not among them.
+/// Probes a model in so many bytes of memory beside the ring, if the system has them.
 fn probed(decoder: &Decoder, shape: &Shape, left: u64) -> Result<Rates, RuntimeError> {
     let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
     let largest = shape.parts.iter().map(|part| part.kept_bytes).max().unwrap_or(0).max(1);
     let soon = (streamed.reading().1 * PROBE_READING) as u64;
-    let at_once = (soon.min(left / PROBE_SHARE) / largest).clamp(1, streamed.parts() as u64) as usize;
+    let left = left.min(available().unwrap_or(PROBE_BYTES));
+    let room = (left as f64 * PROBE_SHARE) as u64;
+    let at_once = (soon.min(room) / largest).clamp(1, streamed.parts() as u64) as usize;
     Probe { decoder, streamed, shape, at_once }.rates()
 }
 

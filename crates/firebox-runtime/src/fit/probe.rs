@@ -91,16 +91,17 @@ impl Probe<'_> {
     /// Ways in which parts go round.
     fn rounds(&self, rates: &Rates) -> Result<Vec<Round>, RuntimeError> {
         let (layers, parts) = (self.decoder.layers(), self.streamed.parts());
-        let mut rounds = vec![self.seen((0..self.round(rates)).map(|part| (part, false)).collect())?];
-        // The ring's buffers are in memory beside what is kept.
-        let kept = self.at_once.saturating_sub(self.streamed.buffers()).min(layers);
+        let all = self.soon(0..parts, rates).max(self.layers(self.at_once.min(READ)));
+        let mut rounds = vec![self.seen((0..all).map(|part| (part, false)).collect())?];
+        let kept = self.at_once.min(layers);
         let half = kept.min(layers / 2);
         if half > 0 {
             rounds.push(self.seen((0..2 * half).map(|part| (part, part % 2 == 0)).collect())?);
         }
-        if kept > 0 && parts > layers {
-            let unembedding = (layers..parts).map(|part| (part, false));
-            rounds.push(self.seen((0..kept).map(|part| (part, true)).chain(unembedding).collect())?);
+        let blocks = layers..layers + self.soon(layers..parts, rates);
+        if !blocks.is_empty() {
+            let blocks = blocks.map(|part| (part, false));
+            rounds.push(self.seen((0..kept).map(|part| (part, true)).chain(blocks).collect())?);
         }
         Ok(rounds)
     }
@@ -122,15 +123,15 @@ impl Probe<'_> {
         Ok(Round { parts, seconds: times[0] })
     }
 
-    /// How many of the first parts are read before a round is long enough.
-    fn round(&self, rates: &Rates) -> usize {
+    /// How many of these parts are read before a round is long enough.
+    fn soon(&self, parts: Range<usize>, rates: &Rates) -> usize {
         let mut left = ROUND;
-        let parts = self.shape.parts.iter().take_while(|part| {
+        let parts = self.shape.parts[parts].iter().take_while(|part| {
             let fits = left > 0.0;
             left -= rates.read_seconds(part.bytes);
             fits
         });
-        parts.count().max(self.layers(self.at_once.min(READ)))
+        parts.count()
     }
 
     /// Seconds that one token takes through so many of the first layers and then blocks of the unembedding.

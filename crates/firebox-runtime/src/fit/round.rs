@@ -1,5 +1,5 @@
 use crate::RuntimeError;
-use crate::planner::{Prediction, Rates, Shape, predict};
+use crate::planner::{Rates, Shape, predict};
 
 /// Some parts of a model that one token went through again and again.
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub(super) struct Round {
     pub seconds: f64,
 }
 
-/// What rounds say something about.
+/// What rounds say something about, but a single one only about the first.
 const KNOBS: [fn(&mut Rates) -> &mut f64; 3] =
     [|rates| &mut rates.read_bytes_per_second, |rates| &mut rates.contention, |rates| &mut rates.hindrance];
 
@@ -19,9 +19,16 @@ const KNOBS: [fn(&mut Rates) -> &mut f64; 3] =
 const FARTHEST: f64 = 8.0;
 const MOST_DISTURBANCE: f64 = 8.0;
 
-/// By what factor knobs are turned at first, and at last.
+/// What it counts, beside rounds that are not foretold well, that reading is faster or slower than it was thought to be: where
+/// computing takes longer than reading, rounds do not say.
+const DOUBT: f64 = 0.01;
+
+/// By what factor knobs are turned at first and at last, how much better rounds have to be foretold for knobs to be turned as far
+/// again, and how often they are turned at most.
 const FIRST_TURN: f64 = 1.25;
 const LAST_TURN: f64 = 1.005;
+const BETTER: f64 = 1e-3;
+const MOST_TURNS: usize = 200;
 
 /// The rates with which these rounds are best foretold, all of them alike.
 pub(super) fn explained(
@@ -40,16 +47,22 @@ pub(super) fn explained(
             && 1.0 / contention + 1.0 / hindrance >= 1.0
     };
     let fault = |rates: &Rates| {
-        rounds.iter().try_fold(0.0, |sum, round| {
-            let foretold = round.foretold(shape, rates, buffers)?.seconds_per_token;
+        let doubt = DOUBT * (rates.read_bytes_per_second / thought).ln().powi(2);
+        rounds.iter().try_fold(doubt, |sum, round| {
+            let foretold = round.foretold(shape, rates, buffers)?;
             Ok::<_, RuntimeError>(sum + (foretold / round.seconds).ln().powi(2))
         })
     };
+    let knobs = if rounds.len() > 1 { &KNOBS[..] } else { &KNOBS[..rounds.len()] };
+    let rates = Rates { contention: rates.contention.clamp(1.0, MOST_DISTURBANCE), ..rates };
     let mut best = (fault(&rates)?, rates);
     let mut turn = FIRST_TURN;
-    while turn > LAST_TURN {
+    for _ in 0..MOST_TURNS {
+        if turn < LAST_TURN {
+            break;
+        }
         let before = best.0;
-        for knob in KNOBS {
+        for knob in knobs {
             for factor in [turn, 1.0 / turn] {
                 let mut turned = best.1.clone();
                 *knob(&mut turned) *= factor;
@@ -65,7 +78,8 @@ pub(super) fn explained(
                 }
             }
         }
-        if best.0 >= before {
+        let is_better = best.0 < before * (1.0 - BETTER);
+        if !is_better {
             turn = turn.sqrt();
         }
     }
@@ -73,12 +87,13 @@ pub(super) fn explained(
 }
 
 impl Round {
-    fn foretold(&self, shape: &Shape, rates: &Rates, buffers: usize) -> Result<Prediction, RuntimeError> {
+    /// Seconds that it takes with such rates.
+    fn foretold(&self, shape: &Shape, rates: &Rates, buffers: usize) -> Result<f64, RuntimeError> {
         let parts = || self.parts.iter().map(|&(part, _)| part);
         let shape = Shape { parts: parts().map(|part| shape.parts[part]).collect(), ..shape.clone() };
         let rates = Rates { compute: parts().map(|part| rates.compute[part]).collect(), ..rates.clone() };
         let kept: Vec<bool> = self.parts.iter().map(|&(_, kept)| kept).collect();
-        predict(&shape, &rates, &kept, buffers)
+        Ok(predict(&shape, &rates, &kept, buffers)?.seconds_per_token)
     }
 }
 
@@ -102,7 +117,7 @@ mod tests {
         let behind = (0..8).map(|part| (part, true)).chain((20..28).map(|part| (part, false))).collect();
         let seen = |parts| {
             let mut round = Round { parts, seconds: 0.0 };
-            round.seconds = round.foretold(shape, rates, BUFFERS).unwrap().seconds_per_token;
+            round.seconds = round.foretold(shape, rates, BUFFERS).unwrap();
             round
         };
         [all, half, behind].map(seen).into()
@@ -135,6 +150,23 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn where_computing_takes_longer_rounds_say_nothing_of_reading() {
+        let shape = model();
+        let thought = Rates {
+            read_bytes_per_second: 50e9,
+            read_latency: 0.0,
+            compute: vec![1e-3; 28],
+            overhead: 0.0,
+            contention: 40.0,
+            hindrance: 1.0,
+        };
+        let so = Rates { contention: 1.2, ..thought.clone() };
+        let found = explained(thought, &shape, BUFFERS, &rounds(&shape, &so)).unwrap();
+        assert!((found.read_bytes_per_second / 50e9 - 1.0).abs() < 0.1, "{found:?}");
+        assert!((found.contention / 1.2 - 1.0).abs() < 0.1, "{found:?}");
     }
 
     #[test]
