@@ -42,7 +42,7 @@ const SLACK: u64 = 20 << 20;
 const CAUTION: f64 = 0.8;
 
 /// A model is probed with as many parts in memory as take this share of what is left there, and as are read within so many
-/// seconds: few weights stay in a processor's caches, where many do not, and compute faster than they ever will.
+/// seconds: a few weights may stay in a processor's caches, where many do not.
 const PROBE_SHARE: f64 = 0.5;
 const PROBE_READING: f64 = 0.5;
 
