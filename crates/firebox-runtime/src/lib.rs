@@ -6,6 +6,8 @@ mod benchmark;
 mod branches;
 mod budget;
 mod bytes;
+#[cfg(target_os = "linux")]
+mod code;
 mod condenser;
 mod constraint;
 mod conversation;

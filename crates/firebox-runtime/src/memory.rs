@@ -1,5 +1,8 @@
 use std::sync::OnceLock;
 
+#[cfg(target_os = "linux")]
+use crate::code;
+
 /// The most memory this process has had resident, in bytes; absent where the system does not say.
 pub fn peak_resident_bytes() -> Option<u64> {
     status_field("VmHWM:")
@@ -29,7 +32,8 @@ static GIVE_BACK: OnceLock<fn()> = OnceLock::new();
 
 /// Says how the allocator of this program gives memory back that was freed; the first to say so is believed. Allocators
 /// keep it for what comes next, and opening a model frees tens of megabytes that would be missing from its
-/// [budget](crate::fit) for good.
+/// [budget](crate::fit) for good. A program that says so also lets go of the pages of its code once a model is open; what runs on
+/// comes back from the page cache.
 pub fn give_back_by(give_back: fn()) {
     let _ = GIVE_BACK.set(give_back);
 }
@@ -38,6 +42,15 @@ pub fn give_back_by(give_back: fn()) {
 pub(crate) fn give_back() {
     if let Some(give_back) = GIVE_BACK.get() {
         give_back();
+    }
+}
+
+/// The same once something was opened, and the code that did it goes too.
+pub(crate) fn give_back_with_code() {
+    give_back();
+    #[cfg(target_os = "linux")]
+    if GIVE_BACK.get().is_some() {
+        code::let_go();
     }
 }
 

@@ -12,7 +12,7 @@ use firebox_text::Tokenizer;
 use crate::budget::Charge;
 use crate::fit::Fit;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
-use crate::memory::give_back;
+use crate::memory::{give_back, give_back_with_code};
 use crate::telemetry::{Meters, Reporter, Telemetry};
 use crate::{RuntimeError, Saved, Session};
 
@@ -86,6 +86,7 @@ impl Model {
         let model =
             Self { network, tokenizer, checkpoint, fit: None, paid: None, heads: None, telemetry, meters };
         model.report();
+        give_back_with_code();
         Ok(model)
     }
 
@@ -278,7 +279,7 @@ impl Model {
     }
 }
 
-/// Lets go of the layers that heads stand for, and of their pages that opening the model has touched: while a head of tensors is
+/// Lets go of the layers that heads stand for, and of the pages that opening them has touched: while a head of tensors is
 /// worn nobody looks at them, and who does look finds them in the file. A wish: heads that cannot be listed are told of when
 /// one is asked for.
 fn release_own(decoder: &Decoder, heads: &Heads) {
@@ -290,6 +291,7 @@ fn release_own(decoder: &Decoder, heads: &Heads) {
             let _ = model.release(segment.id);
         }
     }
+    give_back_with_code();
 }
 
 /// What heads a model may have; files of GGUF have none.

@@ -35,10 +35,10 @@ const DEPTH: u32 = 16;
 /// Rounds of decoding with a head and without one, in turn, and the tokens of each.
 const DECODING: (usize, usize) = (15, 32);
 
-/// Pairs of processes whose peaks are compared: they differ by two per cent.
+/// Pairs of processes whose peaks are compared: they differ by half a per cent.
 const PEAKS: usize = 5;
 
-/// A model that decodes with a head on, or as it is.
+/// A model that decodes with a head on and all others in memory, or as it is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Wearing {
     model: PathBuf,
@@ -70,6 +70,10 @@ impl Wearing {
             return Ok((model, session));
         };
         let model = model.with_heads(RackConfig::default())?;
+        if let Some(rack) = model.heads() {
+            rack.names().iter().for_each(|name| rack.hint(name));
+            rack.settle();
+        }
         let mut session = model.session()?;
         session.use_head(head).instead.map_or(Ok(()), Err)?;
         Ok((model, session))

@@ -10,6 +10,7 @@ use firebox_model::{Head, ModelError};
 use super::HeadHistory;
 use super::retry::Retry;
 use super::source::{HeadSource, ReadyHead, Requantized};
+use crate::memory::give_back_with_code;
 use crate::telemetry::{Counter, Gauge, Kind, Meters, Telemetry};
 use crate::{Account, Budget, Charge, RuntimeError};
 
@@ -559,6 +560,8 @@ fn load_all(shared: &Weak<Shared>) {
             let mut state = shared.state();
             let Some(wanted) = state.wanted.pop_front() else {
                 state.has_loader = false;
+                drop(state);
+                give_back_with_code();
                 return;
             };
             state.loading = Some(wanted.name.clone());
