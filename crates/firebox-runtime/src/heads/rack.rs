@@ -23,6 +23,9 @@ const EVENTS: usize = 256;
 /// How many heads are made ready because they are likely next.
 const LIKELY: usize = 2;
 
+/// How long after the last head was loaded what that took goes back: whoever waited for it runs on first.
+const AFTERWARDS: Duration = Duration::from_millis(100);
+
 /// How a rack works.
 #[derive(Debug, Clone)]
 pub struct RackConfig {
@@ -561,6 +564,8 @@ fn load_all(shared: &Weak<Shared>) {
             let Some(wanted) = state.wanted.pop_front() else {
                 state.has_loader = false;
                 drop(state);
+                drop(shared);
+                thread::sleep(AFTERWARDS);
                 give_back_with_code();
                 return;
             };
