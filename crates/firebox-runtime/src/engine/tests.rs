@@ -1,9 +1,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -384,9 +384,14 @@ fn others_run_in_the_place_of_who_is_held() {
     assert_eq!(ended, [other, slow]);
 }
 
-/// Heads that take long to come, and then are none.
+/// Heads that do not come before so many requests have ended, or half a minute is over, and then are none.
 #[derive(Debug)]
-struct Slow;
+struct Slow {
+    after: usize,
+    ended: Arc<AtomicUsize>,
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl HeadSource for Slow {
     fn names(&self) -> Result<Vec<String>, RuntimeError> {
@@ -402,7 +407,10 @@ impl HeadSource for Slow {
     }
 
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
-        std::thread::sleep(Duration::from_millis(300));
+        let began = Instant::now();
+        while self.ended.load(Ordering::Relaxed) < self.after && began.elapsed() < PATIENCE / 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Err(RuntimeError::NoHead { name: name.into() })
     }
 }
@@ -410,7 +418,10 @@ impl HeadSource for Slow {
 #[test]
 fn others_run_while_a_request_is_prepared() {
     let (mut host, clock) = small(2);
-    let rack = HeadRack::new(Arc::new(Slow), RackConfig::default()).unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let slow = Slow { after: 4, ended: count.clone() };
+    let rack =
+        HeadRack::new(Arc::new(slow), RackConfig { patience: PATIENCE, ..RackConfig::default() }).unwrap();
     let session = || {
         let (_, model) = host.models().next().unwrap();
         model.session().unwrap().with_heads(rack.clone())
@@ -427,6 +438,7 @@ fn others_run_while_a_request_is_prepared() {
     let mut told = |id: RequestId, event: Event| {
         if event.is_last() {
             ended.push(id);
+            count.fetch_add(1, Ordering::Relaxed);
         }
         if let Event::Failed(failure) = event {
             failed.insert(id, failure.error);
