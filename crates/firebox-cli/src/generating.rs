@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
 use firebox_runtime::fit::FitConfig;
@@ -17,6 +16,7 @@ use crate::hub;
 use crate::interrupt::Interrupt;
 use crate::outcome::usage;
 use crate::prompt::PromptArgs;
+use crate::rack::RackArgs;
 use crate::router::{AUTO, Router};
 use crate::sampling::SamplingArgs;
 use crate::speculating::SpeculatingArgs;
@@ -52,6 +52,8 @@ pub struct GeneratingArgs {
     #[arg(long, value_name = "NAME", env = "FIREBOX_HEAD")]
     pub head: Option<String>,
     #[command(flatten)]
+    pub rack: RackArgs,
+    #[command(flatten)]
     pub device: DeviceArgs,
     #[command(flatten)]
     pub fitting: FittingArgs,
@@ -78,7 +80,7 @@ impl GeneratingArgs {
         let model = open_fitted(name, &self.device, fit.as_ref(), console)?;
         // Which head usually follows which; a guess that cannot be read is no guess.
         let history = history_file().and_then(|path| HeadHistory::open(path).ok()).unwrap_or_default();
-        Ok(model.with_heads(RackConfig { history, ..RackConfig::default() })?)
+        Ok(model.with_heads(RackConfig { history, ..self.rack.config() })?)
     }
 
     /// A session of a model, which stops at Ctrl-C.
@@ -156,11 +158,6 @@ impl GeneratingArgs {
             sampler: self.sampling.config(recommended, tokenizer)?,
         })
     }
-}
-
-/// The same rack, which rather waits for a head than lets another stand in for it.
-pub fn patient(config: RackConfig) -> RackConfig {
-    RackConfig { patience: Duration::from_secs(60), ..config }
 }
 
 /// Where the user's habits are kept.

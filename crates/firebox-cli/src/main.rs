@@ -43,6 +43,7 @@ mod plot;
 mod pocket;
 mod prompt;
 mod pull;
+mod rack;
 mod router;
 mod run;
 mod sampling;

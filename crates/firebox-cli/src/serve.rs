@@ -8,7 +8,6 @@ use anyhow::Context as _;
 use clap::Args;
 use firebox_runtime::engine::HostConfig;
 use firebox_runtime::fit::{Commons, Fit, FitConfig, Terms};
-use firebox_runtime::heads::RackConfig;
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Device, Model, RuntimeError};
 use firebox_server::{Keys, Offer, Server, ServerConfig, SessionsConfig};
@@ -21,6 +20,7 @@ use crate::fitting::{FittingArgs, say_fit};
 use crate::generating::opened_device;
 use crate::hub;
 use crate::outcome::{Outcome, usage};
+use crate::rack::RackArgs;
 use crate::sharing::Sharing;
 
 /// Options of `firebox serve`.
@@ -56,6 +56,8 @@ pub struct ServeArgs {
     /// Seconds that a request may take as a whole, its answer included [default: as long as it takes]
     #[arg(long, value_name = "SECONDS", env = "FIREBOX_TIME_LIMIT", value_parser = clap::value_parser!(u32).range(1..))]
     time_limit: Option<u32>,
+    #[command(flatten)]
+    rack: RackArgs,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -215,6 +217,7 @@ struct Opening {
     sharing: Option<(Commons, Terms)>,
     /// How it is fitted into memory that it does not share.
     fit: Option<FitConfig>,
+    rack: RackArgs,
     heads: Vec<String>,
 }
 
@@ -237,6 +240,7 @@ impl Opening {
             device: device.clone(),
             sharing: sharing.map(|sharing| (sharing.commons().clone(), sharing.terms(entry))),
             fit: fitting.config(CacheType::default(), None),
+            rack: args.rack.clone(),
             heads: entry.heads.clone(),
         })
     }
@@ -252,7 +256,7 @@ impl Opening {
         if model.decoder().is_err() {
             return Ok(model);
         }
-        let model = model.with_heads(RackConfig::default())?;
+        let model = model.with_heads(self.rack.config())?;
         if let Some(rack) = model.heads() {
             self.heads.iter().for_each(|head| rack.hint(head));
         }
