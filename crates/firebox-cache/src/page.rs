@@ -11,6 +11,9 @@ use crate::remembered::Remembered;
 /// Positions of a page.
 pub const PAGE: usize = 128;
 
+/// Positions that a layer of a page has room for at least.
+const LEAST: usize = 64;
+
 /// Keys and values of up to [`PAGE`] positions in all layers. Several sequences may read the same page; slots are
 /// written once, by whoever has claimed them.
 #[derive(Debug)]
@@ -28,9 +31,9 @@ struct Content {
     kept: bool,
 }
 
-/// The tensors of a page, layer by layer, each made when it is first used: a machine takes its time to
-/// give memory that was never used, and whoever shares it should not wait for all layers at once. There are none for
-/// recurrent ones.
+/// The tensors of a page, layer by layer, each made when it is first used and larger when there is more to hold: a machine
+/// takes its time to give memory that was never used, and most conversations end before their last page is full. There are
+/// none for recurrent layers.
 #[derive(Debug)]
 pub(crate) struct Room(Vec<Option<Remembered>>);
 
@@ -43,35 +46,40 @@ impl Room {
     pub fn furnished(layout: &Layout) -> Self {
         let mut room = Self::new(layout);
         for layer in 0..layout.layers.len() {
-            room.layer(layer, layout);
+            room.layer(layer, PAGE, layout);
         }
         room
     }
 
-    fn layer(&mut self, layer: usize, layout: &Layout) -> Option<&mut Remembered> {
+    /// What holds a layer, with room for so many positions.
+    fn layer(&mut self, layer: usize, positions: usize, layout: &Layout) -> Option<&mut Remembered> {
         let held = self.0.get_mut(layer)?;
-        if held.is_none() {
+        if held.as_ref().is_none_or(|held| held.positions() < positions) {
+            let positions = positions.next_power_of_two().clamp(LEAST, PAGE);
             let Layout { layers, kept, device } = layout;
-            *held = match layers[layer] {
+            let mut larger = match layers[layer] {
                 LayerLayout::Attention { kv_heads, head_dim } => {
-                    let side = || empty(*kept, kv_heads, head_dim, device);
-                    Some(Remembered::Attention { keys: side(), values: side() })
+                    let side = || empty(*kept, [kv_heads, positions, head_dim], device);
+                    Remembered::Attention { keys: side(), values: side() }
                 }
                 LayerLayout::States { width } => {
-                    Some(Remembered::States(empty(KvType::F32, 1, width, device)))
+                    Remembered::States(empty(KvType::F32, [1, positions, width], device))
                 }
-                LayerLayout::Recurrent => None,
+                LayerLayout::Recurrent => return None,
             };
+            if let Some(held) = held.take() {
+                larger.assign(0, held);
+            }
+            *held = Some(larger);
         }
         held.as_mut()
     }
 }
 
-fn empty(kept: KvType, kv_heads: usize, head_dim: usize, device: &Device) -> Stored {
+fn empty(kept: KvType, shape: [usize; 3], device: &Device) -> Stored {
     match kept {
         KvType::F32 | KvType::F16 => {
-            let shape = [kv_heads, PAGE, head_dim];
-            let count = kv_heads * PAGE * head_dim;
+            let count = shape.iter().product();
             // Of zeros that are handed over: to fill a tensor takes as much memory again, for a moment, and a
             // machine with virtual memory of its own is slow to give it.
             let (zeros, dtype) = match kept {
@@ -81,10 +89,14 @@ fn empty(kept: KvType, kv_heads: usize, head_dim: usize, device: &Device) -> Sto
             let zeros = TensorData::from_bytes(zeros, shape, dtype);
             Stored::Float(Tensor::from_data(zeros, (device, dtype)))
         }
-        KvType::Int8 => Stored::Bytes {
-            words: Tensor::<3, Int>::zeros([kv_heads, PAGE, head_dim.div_ceil(4)], (device, DType::I32)),
-            scales: Tensor::zeros([kv_heads, PAGE], (device, DType::F32)),
-        },
+        KvType::Int8 => {
+            let [kv_heads, positions, head_dim] = shape;
+            let words = [kv_heads, positions, head_dim.div_ceil(4)];
+            Stored::Bytes {
+                words: Tensor::<3, Int>::zeros(words, (device, DType::I32)),
+                scales: Tensor::zeros([kv_heads, positions], (device, DType::F32)),
+            }
+        }
     }
 }
 
@@ -128,7 +140,7 @@ impl Page {
 
     /// Fills slots from `at` on.
     pub fn write(&self, layer: usize, at: usize, added: Remembered) {
-        if let Some(held) = self.content().room.layer(layer, self.pool.layout()) {
+        if let Some(held) = self.content().room.layer(layer, at + added.positions(), self.pool.layout()) {
             held.assign(at, added);
         }
     }
@@ -138,7 +150,7 @@ impl Page {
         let (mut content, other) = (self.content(), other.content());
         for (layer, from) in other.room.0.iter().enumerate() {
             if let Some(from) = from
-                && let Some(to) = content.room.layer(layer, self.pool.layout())
+                && let Some(to) = content.room.layer(layer, from.positions(), self.pool.layout())
             {
                 to.assign(0, from.clone());
             }
@@ -148,7 +160,8 @@ impl Page {
     /// Replaces the keys of some slots.
     pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(Stored) -> Stored) {
         let mut content = self.content();
-        if let Some(Remembered::Attention { keys, .. }) = content.room.layer(layer, self.pool.layout()) {
+        let layout = self.pool.layout();
+        if let Some(Remembered::Attention { keys, .. }) = content.room.layer(layer, slots.end, layout) {
             let changed = change(keys.part(slots.clone()));
             keys.assign(slots.start, changed);
         }
@@ -156,7 +169,7 @@ impl Page {
 
     /// What some slots hold, where it lies.
     pub fn read(&self, layer: usize, slots: &Range<usize>) -> Option<Remembered> {
-        Some(self.content().room.layer(layer, self.pool.layout())?.part(slots.clone()))
+        Some(self.content().room.layer(layer, slots.end, self.pool.layout())?.part(slots.clone()))
     }
 
     /// A panic while the lock was held has left tensors whole: they are values that are replaced.
@@ -177,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layer_takes_memory_when_it_is_written_to() {
+    fn a_layer_takes_memory_as_it_is_written_to() {
         let attention = LayerLayout::Attention { kv_heads: 1, head_dim: 4 };
         let layers = vec![attention, LayerLayout::Recurrent, attention];
         let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
@@ -189,13 +202,19 @@ mod tests {
             page.write(layer, 3, Remembered::Attention { keys: side(), values: side() });
         }
         assert_eq!(made(&page), [false, false, true]);
+        let room = |page: &Page| page.content().room.0[2].as_ref().map(Remembered::positions);
+        assert_eq!(room(&page), Some(LEAST));
+        page.write(2, 70, Remembered::Attention { keys: side(), values: side() });
+        assert_eq!(room(&page), Some(PAGE));
         let copy = pool.take().unwrap();
         copy.copy(&page);
         assert_eq!(made(&copy), [false, false, true]);
-        let Some(Remembered::Attention { keys: Stored::Float(keys), .. }) = copy.read(2, &(2..4)) else {
-            panic!("it was written to");
-        };
-        assert_eq!(keys.try_into_vec_as::<f32>().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        for slots in [2..4, 69..71] {
+            let Some(Remembered::Attention { keys: Stored::Float(keys), .. }) = copy.read(2, &slots) else {
+                panic!("it was written to");
+            };
+            assert_eq!(keys.try_into_vec_as::<f32>().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        }
 
         drop((page, copy));
         assert_eq!((pool.pages(), pool.free_pages()), (2, 2));

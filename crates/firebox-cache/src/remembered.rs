@@ -17,6 +17,13 @@ pub enum Remembered {
 }
 
 impl Remembered {
+    /// How many positions.
+    pub(crate) fn positions(&self) -> usize {
+        match self {
+            Self::Attention { keys: held, .. } | Self::States(held) => held.positions(),
+        }
+    }
+
     /// Some of the positions, where they lie.
     pub(crate) fn part(&self, positions: Range<usize>) -> Self {
         match self {
