@@ -2,7 +2,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use firebox_store::{Checkpoint, StoreError, TensorInfo, Tensors, Weight};
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +11,7 @@ use crate::bridge::Bridge;
 use crate::config::DecoderConfig;
 use crate::matrix::Matrix;
 use crate::norm::RmsNorm;
+use crate::slot::Slot;
 use crate::weights::Weights;
 use crate::{Decoder, ModelError};
 
@@ -21,11 +22,21 @@ use crate::{Decoder, ModelError};
 pub struct Head {
     id: Arc<str>,
     form: HeadForm,
-    blocks: Vec<Arc<Block>>,
+    split: usize,
+    /// Empty where they can be built and nobody has put the head on.
+    blocks: Vec<Slot<Block>>,
+    source: Option<Source>,
     bridge: Option<Bridge>,
     final_norm: RmsNorm,
     /// Absent where the decoder's serves.
     unembedding: Option<Arc<Matrix>>,
+}
+
+/// What blocks are built from.
+#[derive(Debug)]
+struct Source {
+    tensors: Arc<dyn Tensors + Send + Sync>,
+    checkpoint: Checkpoint,
 }
 
 /// What a head is made of.
@@ -117,7 +128,7 @@ impl Head {
     /// remembers is kept under it.
     pub fn load(
         id: &str,
-        tensors: &dyn Tensors,
+        tensors: Arc<dyn Tensors + Send + Sync>,
         form: &HeadForm,
         split: usize,
         decoder: &Decoder,
@@ -127,10 +138,11 @@ impl Head {
         decoder.check_split(split)?;
         form.check()?;
         let taken = RefCell::default();
-        let all = Overlaid { over: tensors, under: checkpoint };
+        let all = Overlaid { over: &*tensors, under: checkpoint };
         let root = Weights::new(&all, decoder.device(), &taken).adapted(form.adapter_scale());
         let head = Self::over(id, form, split, config, &root, |name| tensors.info(name).is_some())?;
         root.all_taken(|_| false)?;
+        let head = head.over_source(Source { tensors, checkpoint: checkpoint.clone() }, decoder.device());
         // Only now: a split stays, and a head that cannot be loaded has no say in where.
         decoder.split_at(split)?;
         Ok(head)
@@ -147,7 +159,7 @@ impl Head {
     ) -> Result<Self, ModelError> {
         let layers = if form.has_blocks() { split..config.blocks.len() } else { 0..0 };
         let blocks: Result<_, ModelError> =
-            layers.map(|layer| config.load_block(layer, root).map(Arc::new)).collect();
+            layers.map(|layer| config.load_block(layer, root).map(Slot::from)).collect();
         let bridge = match form {
             HeadForm::Bridge { width } => Some(Bridge::load(*width, config, root)?),
             _ => None,
@@ -163,11 +175,29 @@ impl Head {
         Ok(Self {
             id: id.into(),
             form: form.clone(),
+            split,
             blocks: blocks?,
+            source: None,
             bridge,
             final_norm: RmsNorm::load(&config.final_norm, &root.within(&config.names.prefix))?,
             unembedding: unembedding.map(Arc::new),
         })
+    }
+
+    /// Lets go of blocks that can be built again over what lies in memory: of many heads few are worn. On other devices
+    /// they are what is in memory.
+    fn over_source(mut self, source: Source, device: &Device) -> Self {
+        if *device == Device::flex() {
+            self.blocks.iter().for_each(|slot| slot.set(None));
+            self.source = Some(source);
+        }
+        self
+    }
+
+    /// Builds its layers over the decoder's, where it can build them and has not, so that the next pass need not.
+    pub fn build(&self, decoder: &Decoder) -> Result<(), ModelError> {
+        (self.split..self.split + self.blocks.len())
+            .try_for_each(|layer| self.block(layer, decoder).map(drop))
     }
 
     /// Which one it is.
@@ -190,9 +220,16 @@ impl Head {
         self.form.has_blocks()
     }
 
-    /// The layers in place of those from the split on; none where it goes without.
-    pub(crate) fn blocks(&self) -> &[Arc<Block>] {
-        &self.blocks
+    /// What is in the place of one of the decoder's layers from the split on; nothing where it goes without them.
+    pub(crate) fn block(&self, layer: usize, decoder: &Decoder) -> Result<Option<Arc<Block>>, ModelError> {
+        let Some(slot) = layer.checked_sub(self.split).and_then(|index| self.blocks.get(index)) else {
+            return Ok(None);
+        };
+        let (None, Some(source)) = (slot.get(), &self.source) else { return Ok(slot.get()) };
+        let all = Overlaid { over: &*source.tensors, under: &source.checkpoint };
+        let taken = RefCell::default();
+        let root = Weights::new(&all, decoder.device(), &taken).adapted(self.form.adapter_scale());
+        Ok(Some(slot.fill(Arc::new(decoder.config().load_block(layer, &root)?))))
     }
 
     /// From hidden states after its last layer to what its unembedding reads.
@@ -212,5 +249,51 @@ impl DecoderConfig {
     /// What a head's own unembedding is called, whether or not the model's is the embedding.
     pub(crate) fn own_unembedding_name(&self) -> String {
         format!("{}.weight", self.names.unembedding)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl Tensors for Nothing {
+        fn path(&self) -> &Path {
+            Path::new("nothing")
+        }
+
+        fn info(&self, _: &str) -> Option<&TensorInfo> {
+            None
+        }
+
+        fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+            Err(StoreError::MissingTensor { model: "nothing".into(), tensor: name.into() })
+        }
+
+        fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+            Box::new(std::iter::empty())
+        }
+    }
+
+    #[test]
+    fn layers_are_built_when_the_head_is_put_on_or_somebody_goes_through_them() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
+        let checkpoint = Checkpoint::open(fixture).unwrap();
+        let decoder = Decoder::load(&checkpoint, &Device::flex()).unwrap();
+        let split = decoder.layers() - 2;
+        let head =
+            || Head::load("own", Arc::new(Nothing), &HeadForm::Blocks, split, &decoder, &checkpoint).unwrap();
+        let built = |head: &Head| head.blocks.iter().map(|slot| slot.get().is_some()).collect::<Vec<_>>();
+        let through = head();
+        assert_eq!(built(&through), [false; 2]);
+        assert!(through.block(split - 1, &decoder).unwrap().is_none(), "the trunk's");
+        let block = through.block(split + 1, &decoder).unwrap().unwrap();
+        assert_eq!(built(&through), [false, true]);
+        assert!(Arc::ptr_eq(&block, &through.block(split + 1, &decoder).unwrap().unwrap()), "it stays");
+        let on = head();
+        on.build(&decoder).unwrap();
+        assert_eq!(built(&on), [true; 2]);
     }
 }

@@ -138,10 +138,7 @@ impl Pass {
         }
         for part in &mut self.parts {
             let block = match &part.head {
-                Some(head) => {
-                    let first = model.split().unwrap_or(0);
-                    head.blocks().get(layer - first).cloned()
-                }
+                Some(head) => head.block(layer, model)?,
                 None => Some(model.block(layer)?),
             };
             // A head without layers waits for those that have some.

@@ -108,7 +108,7 @@ pub use heads::{
 };
 pub use import::{ImportOptions, ImportReport, Progress, import};
 pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
-pub use portion::{Loaded, Portion, Tensors, Unmapped};
+pub use portion::{Loaded, Loan, Portion, Tensors, Unmapped};
 pub use quantize::{encode, is_quantized, quantize};
 pub use segment::{Segment, SegmentId};
 pub use spare::Spare;

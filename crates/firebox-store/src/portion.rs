@@ -142,25 +142,39 @@ impl Portion {
 pub struct Loaded {
     portion: Arc<Portion>,
     bytes: Bytes,
-    /// Says of a buffer that goes back to where it came from that it does not any more.
-    detached: Option<Arc<AtomicBool>>,
+    loan: Option<Loan>,
+}
+
+/// Of a buffer that goes back to where it came from: whether it still does.
+#[derive(Debug, Clone, Default)]
+pub struct Loan(Arc<AtomicBool>);
+
+impl Loan {
+    /// Keeps the buffer from going back. Whether it would have gone back.
+    pub fn keep(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Loaded {
-    pub(crate) fn new(portion: Arc<Portion>, bytes: Bytes, detached: Option<Arc<AtomicBool>>) -> Self {
-        Self { portion, bytes, detached }
+    pub(crate) fn new(portion: Arc<Portion>, bytes: Bytes, loan: Option<Loan>) -> Self {
+        Self { portion, bytes, loan }
     }
 
-    /// Keeps its buffer from going back to where it came from. Whether it would have gone there.
-    pub fn detach(&self) -> bool {
-        self.detached.as_ref().is_some_and(|detached| !detached.swap(true, Ordering::Relaxed))
+    /// What its buffer is on, where that goes back to where it came from.
+    pub fn loan(&self) -> Option<&Loan> {
+        self.loan.as_ref()
     }
 
     /// The same in memory of its own, so that the buffer can be used again.
     pub fn copied(&self) -> Result<Self, StoreError> {
         let mut copy = anonymous(self.portion.buffer_bytes)?;
         copy[..self.portion.buffer_bytes].copy_from_slice(&self.bytes[..self.portion.buffer_bytes]);
-        Ok(Self { portion: self.portion.clone(), bytes: Bytes::from_owner(copy), detached: None })
+        Ok(Self { portion: self.portion.clone(), bytes: Bytes::from_owner(copy), loan: None })
     }
 }
 

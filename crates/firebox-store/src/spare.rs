@@ -1,12 +1,11 @@
 //! Memory that one read leaves to the next.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapMut;
 
 use crate::error::StoreError;
-use crate::portion::anonymous;
+use crate::portion::{Loan, anonymous};
 
 /// Where memory goes that was [read](crate::HeadFiles::read) into, once nothing refers to it any more, and whence the next
 /// read takes it: memory that is new to a process comes slower than many a disk reads. Of two pieces the larger one is
@@ -30,7 +29,7 @@ impl Spare {
     pub(crate) fn lend(&self, bytes: usize) -> Result<Lent, StoreError> {
         let kept = self.kept().take().filter(|memory| memory.len() >= bytes);
         let memory = Some(kept.map_or_else(|| anonymous(bytes), Ok)?);
-        Ok(Lent { memory, home: self.clone(), detached: Arc::default() })
+        Ok(Lent { memory, home: self.clone(), loan: Loan::default() })
     }
 
     fn kept(&self) -> MutexGuard<'_, Option<MmapMut>> {
@@ -42,8 +41,7 @@ impl Spare {
 pub(crate) struct Lent {
     memory: Option<MmapMut>,
     home: Spare,
-    /// Whether it does not go back any more.
-    pub(crate) detached: Arc<AtomicBool>,
+    pub(crate) loan: Loan,
 }
 
 impl AsRef<[u8]> for Lent {
@@ -60,7 +58,7 @@ impl AsMut<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take().filter(|_| !self.detached.load(Ordering::Relaxed)) else {
+        let Some(memory) = self.memory.take().filter(|_| !self.loan.is_kept()) else {
             return;
         };
         let mut kept = self.home.kept();
@@ -79,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_comes_back_and_is_used_again_unless_it_is_detached() {
+    fn memory_comes_back_and_is_used_again_unless_it_is_kept() {
         let spare = Spare::default();
         let mut first = spare.lend(8192).unwrap();
         first.as_mut()[8191] = 7;
@@ -88,7 +86,7 @@ mod tests {
         assert_eq!(spare.bytes(), 8192);
         let second = spare.lend(4096).unwrap();
         assert_eq!((second.as_ref().as_ptr(), spare.bytes()), (place, 0));
-        second.detached.store(true, Ordering::Relaxed);
+        assert!(second.loan.keep());
         drop(second);
         assert_eq!(spare.bytes(), 0);
     }

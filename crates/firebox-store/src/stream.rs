@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use memmap2::MmapMut;
 
 use crate::disk::ReadAt;
 use crate::error::StoreError;
-use crate::portion::{Loaded, Portion, anonymous};
+use crate::portion::{Loaded, Loan, Portion, anonymous};
 use ring::{Ring, Wanted};
 
 /// How a stream reads.
@@ -149,10 +149,9 @@ impl Iterator for Order<'_> {
             observer.waited(portion, began);
         }
         let loaded = |buffer| {
-            let detached = Arc::<AtomicBool>::default();
-            let lease =
-                Lease { buffer: Some(buffer), shared: self.shared.clone(), detached: detached.clone() };
-            Loaded::new(self.shared.portions[portion].clone(), Bytes::from_owner(lease), Some(detached))
+            let loan = Loan::default();
+            let lease = Lease { buffer: Some(buffer), shared: self.shared.clone(), loan: loan.clone() };
+            Loaded::new(self.shared.portions[portion].clone(), Bytes::from_owner(lease), Some(loan))
         };
         Some(read.map(loaded))
     }
@@ -174,8 +173,7 @@ impl Drop for Order<'_> {
 struct Lease {
     buffer: Option<MmapMut>,
     shared: Arc<Shared>,
-    /// Whether it does not go back any more.
-    detached: Arc<AtomicBool>,
+    loan: Loan,
 }
 
 impl AsRef<[u8]> for Lease {
@@ -187,7 +185,7 @@ impl AsRef<[u8]> for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take()
-            && !self.detached.load(Ordering::Relaxed)
+            && !self.loan.is_kept()
         {
             self.shared.state().give_back(buffer);
             self.shared.changed.notify_all();
@@ -333,7 +331,7 @@ impl Stream {
 
     /// Lets what was read stay where it is for as long as anything refers to it. Another buffer takes the place of its own.
     pub fn detach(&self, loaded: &Loaded) {
-        if loaded.detach() {
+        if loaded.loan().is_some_and(Loan::keep) {
             self.shared.state().made -= 1;
             self.shared.changed.notify_all();
         }

@@ -639,7 +639,7 @@ fn a_head_is_read_into_memory_that_is_used_again() {
     assert_eq!(weight.data, large.data);
     drop(weight);
     let loaded = head.read(&spare).unwrap();
-    assert!(loaded.detach());
+    assert!(loaded.loan().unwrap().keep());
     drop(loaded);
     assert_eq!(spare.bytes(), 0);
 }

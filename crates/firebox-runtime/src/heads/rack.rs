@@ -23,8 +23,9 @@ const EVENTS: usize = 256;
 /// How many heads are made ready because they are likely next.
 const LIKELY: usize = 2;
 
-/// How long after the last head was loaded what that took goes back: whoever waited for it runs on first.
-const AFTERWARDS: Duration = Duration::from_millis(100);
+/// How long after the last head was loaded what that took goes back: whoever waited for it has gone on by then, and has not yet
+/// taken all that a token takes.
+const AFTERWARDS: Duration = Duration::from_millis(20);
 
 /// How a rack works.
 #[derive(Debug, Clone)]
@@ -217,7 +218,10 @@ impl HeadRack {
     /// long or fails, the fallback is taken, or the model's own last layers where there is no fallback.
     pub fn wear(&self, name: &str) -> Worn {
         let began = Instant::now();
-        let found = self.0.wear(name, began);
+        let found = self.0.wear(name, began).and_then(|(head, waited)| {
+            self.0.source.build(&head)?;
+            Ok((head, waited))
+        });
         let (head, instead, waited) = match found {
             Ok((head, waited)) => (Some(head), None, waited),
             Err(reason) => {
@@ -509,11 +513,11 @@ impl State {
     /// Takes a head down. Where nobody wears it, its memory is left to the next one, and what was charged for it with it.
     fn take_down(&mut self, name: &str) -> Option<ReadyHead> {
         let Hanging { ready, charge, .. } = self.hanging.remove(name)?;
-        if let Some(memory) = &ready.memory {
+        if let Some(loan) = &ready.loan {
             if Arc::strong_count(&ready.head) == 1 {
                 self.left = charge;
             } else {
-                memory.detach();
+                loan.keep();
             }
         }
         Some(ready)

@@ -2,7 +2,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use firebox_model::{Decoder, Head, HeadForm};
-use firebox_store::{HeadFiles, Heads, Loaded, Quantization, SegmentId, Spare, StoreError, Tensors as _};
+use firebox_store::{HeadFiles, Heads, Loan, Quantization, SegmentId, Spare, StoreError, Tensors as _};
 
 use crate::RuntimeError;
 
@@ -19,6 +19,11 @@ pub trait HeadSource: Debug + Send + Sync {
 
     /// Reads a head into memory and builds it.
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError>;
+
+    /// Builds what a head needs beside its bytes, before somebody puts it on.
+    fn build(&self, _head: &Head) -> Result<(), RuntimeError> {
+        Ok(())
+    }
 
     /// Where the memory of heads goes that are no longer used, if it is used again.
     fn spare(&self) -> Option<&Spare> {
@@ -37,8 +42,8 @@ pub struct ReadyHead {
     pub bytes: u64,
     /// How its weights and those of the trunk are quantized, where they differ.
     pub requantized: Option<Requantized>,
-    /// The memory it lies in, where that is used again.
-    pub memory: Option<Loaded>,
+    /// What the memory is on that it lies in, where that is used again.
+    pub loan: Option<Loan>,
 }
 
 /// A change of quantization between trunk and head: what passes is in f32 and quantized anew for the head's products.
@@ -102,7 +107,8 @@ impl HeadSource for InstalledHeads {
         let memory = files.read(&self.spare)?;
         // What a sequence remembers is kept under it, in files too: the same name is not enough.
         let id = format!("{name} {}", files.hash());
-        let head = Head::load(&id, &memory, &form, files.split(), &self.decoder, self.heads.model())?;
+        let (loan, memory) = (memory.loan().cloned(), Arc::new(memory));
+        let head = Head::load(&id, memory, &form, files.split(), &self.decoder, self.heads.model())?;
         let (trunk, own) = (self.heads.model().quantization(), files.quantization());
         Ok(ReadyHead {
             head: Arc::new(head),
@@ -110,8 +116,12 @@ impl HeadSource for InstalledHeads {
             bytes: self.bytes_of(&files),
             requantized: (form == HeadForm::Blocks && trunk != own)
                 .then_some(Requantized { trunk, head: own }),
-            memory: Some(memory),
+            loan,
         })
+    }
+
+    fn build(&self, head: &Head) -> Result<(), RuntimeError> {
+        Ok(head.build(&self.decoder)?)
     }
 
     fn spare(&self) -> Option<&Spare> {

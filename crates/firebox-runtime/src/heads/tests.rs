@@ -96,9 +96,15 @@ impl HeadSource for Wardrobe {
         }
         let decoder = self.model.decoder()?;
         let id = format!("{name} {generation}");
-        let head =
-            Head::load(&id, &Nothing, &HeadForm::Blocks, self.split, &decoder, self.model.checkpoint())?;
-        Ok(ReadyHead { head: Arc::new(head), generation, bytes, requantized: None, memory: None })
+        let head = Head::load(
+            &id,
+            Arc::new(Nothing),
+            &HeadForm::Blocks,
+            self.split,
+            &decoder,
+            self.model.checkpoint(),
+        )?;
+        Ok(ReadyHead { head: Arc::new(head), generation, bytes, requantized: None, loan: None })
     }
 }
 

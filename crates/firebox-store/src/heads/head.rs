@@ -252,8 +252,8 @@ impl HeadFiles {
         let is_there = self.resident_bytes().is_some_and(|resident| resident >= self.bytes());
         let method = if is_there { ReadMethod::Buffered } else { ReadMethod::Direct };
         portion.read(&Files { catalog, method }, memory.as_mut())?;
-        let detached = memory.detached.clone();
-        Ok(Loaded::new(Arc::new(portion), Bytes::from_owner(memory), Some(detached)))
+        let loan = memory.loan.clone();
+        Ok(Loaded::new(Arc::new(portion), Bytes::from_owner(memory), Some(loan)))
     }
 
     /// Drops the head's pages, from the page cache too where no other process uses them. What is touched later is read
