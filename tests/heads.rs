@@ -77,9 +77,9 @@ impl Wardrobe {
         let head = |path: &PathBuf| {
             // All of its tensors, those of the trunk too: only a head's own are asked for.
             let tensors = Checkpoint::open(path).unwrap();
-            let own = Own { tensors, split };
+            let own = Arc::new(Own { tensors, split });
             let id = path.file_name().unwrap().to_str().unwrap();
-            Arc::new(Head::load(id, &own, &HeadForm::Blocks, split, &decoder, trunk.checkpoint()).unwrap())
+            Arc::new(Head::load(id, own, &HeadForm::Blocks, split, &decoder, trunk.checkpoint()).unwrap())
         };
         let heads = paths.iter().map(head).collect();
         let wholes = paths.iter().map(|path| open(path)).collect();
@@ -327,16 +327,17 @@ fn a_head_that_cannot_be_loaded_splits_nothing() {
     let model = Model::open(fixture("llama"), &device("cpu").unwrap()).unwrap();
     let decoder = model.decoder().unwrap();
     let tensors = Checkpoint::open(fixture("llama")).unwrap();
-    let load = |own: &dyn firebox::store::Tensors, split: usize| {
+    let load = |own: Arc<dyn firebox::store::Tensors + Send + Sync>, split: usize| {
         Head::load("head", own, &HeadForm::Blocks, split, &decoder, model.checkpoint())
     };
     // Those of the trunk are not a head's.
-    assert!(matches!(load(&tensors, 1).unwrap_err(), ModelError::ExtraTensors { .. }));
+    assert!(matches!(load(Arc::new(tensors.clone()), 1).unwrap_err(), ModelError::ExtraTensors { .. }));
     assert_eq!(decoder.split(), None);
-    load(&Own { tensors: tensors.clone(), split: 2 }, 2).unwrap();
+    let own = |split: usize| Arc::new(Own { tensors: tensors.clone(), split });
+    load(own(2), 2).unwrap();
     assert_eq!(decoder.split(), Some(2));
     for split in [3, 4] {
-        let refused = load(&Own { tensors: tensors.clone(), split }, split).unwrap_err();
+        let refused = load(own(split), split).unwrap_err();
         assert!(matches!(refused, ModelError::Config { .. }), "{refused}");
     }
 }

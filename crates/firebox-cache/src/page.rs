@@ -67,8 +67,8 @@ impl Room {
                 }
                 LayerLayout::Recurrent => return None,
             };
-            if let Some(held) = held.take() {
-                larger.assign(0, held);
+            if let Some(held) = held {
+                larger.assign(0, held.clone());
             }
             *held = Some(larger);
         }
@@ -145,7 +145,7 @@ impl Page {
         }
     }
 
-    /// Writes over all slots what they hold in another page: as a whole, which is several times as fast as in parts.
+    /// Writes what another page has room for over the same slots: as a whole, which is several times as fast as in parts.
     pub fn copy(&self, other: &Self) {
         let (mut content, other) = (self.content(), other.content());
         for (layer, from) in other.room.0.iter().enumerate() {

@@ -561,8 +561,8 @@ impl State {
 }
 
 /// Loads what is wanted, one after the other, until there is nothing more.
-fn load_all(shared: &Weak<Shared>) {
-    while let Some(shared) = shared.upgrade() {
+fn load_all(rack: &Weak<Shared>) {
+    while let Some(shared) = rack.upgrade() {
         let wanted = {
             let mut state = shared.state();
             let Some(wanted) = state.wanted.pop_front() else {
@@ -570,7 +570,10 @@ fn load_all(shared: &Weak<Shared>) {
                 drop(state);
                 drop(shared);
                 thread::sleep(AFTERWARDS);
-                give_back_with_code();
+                // Another loader needs what would go, and lets it go in the end.
+                if !rack.upgrade().is_some_and(|shared| shared.state().has_loader) {
+                    give_back_with_code();
+                }
                 return;
             };
             state.loading = Some(wanted.name.clone());

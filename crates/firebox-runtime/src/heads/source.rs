@@ -4,7 +4,7 @@ use std::sync::Arc;
 use firebox_model::{Decoder, Head, HeadForm};
 use firebox_store::{HeadFiles, Heads, Loan, Quantization, SegmentId, Spare, StoreError, Tensors as _};
 
-use crate::RuntimeError;
+use crate::{Device, RuntimeError};
 
 /// Where heads come from.
 pub trait HeadSource: Debug + Send + Sync {
@@ -107,8 +107,14 @@ impl HeadSource for InstalledHeads {
         let memory = files.read(&self.spare)?;
         // What a sequence remembers is kept under it, in files too: the same name is not enough.
         let id = format!("{name} {}", files.hash());
-        let (loan, memory) = (memory.loan().cloned(), Arc::new(memory));
-        let head = Head::load(&id, memory, &form, files.split(), &self.decoder, self.heads.model())?;
+        // To other devices weights are copied, and with them goes what was charged for this memory.
+        let is_used_here = *self.decoder.device() == Device::flex();
+        if let Some(loan) = memory.loan().filter(|_| !is_used_here) {
+            loan.keep();
+        }
+        let loan = memory.loan().filter(|_| is_used_here).cloned();
+        let head =
+            Head::load(&id, Arc::new(memory), &form, files.split(), &self.decoder, self.heads.model())?;
         let (trunk, own) = (self.heads.model().quantization(), files.quantization());
         Ok(ReadyHead {
             head: Arc::new(head),
