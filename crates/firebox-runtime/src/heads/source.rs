@@ -17,7 +17,7 @@ pub trait HeadSource: Debug + Send + Sync {
     /// How many bytes of memory a head takes.
     fn bytes(&self, name: &str) -> Result<u64, RuntimeError>;
 
-    /// Reads a head into memory and builds it.
+    /// Reads a head into memory, and sees that it can be built.
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError>;
 
     /// Builds what a head needs beside its bytes, before somebody puts it on.
