@@ -11,7 +11,7 @@ use firebox::{
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::default())?;
+    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::patient())?;
     let tokens = |text: &str| model.tokenizer()?.encode(text, false).map_err(RuntimeError::from);
     // Turns have 128 tokens; who needs more forgets the oldest as a whole, and the rest closes up.
     let policy = WholeTurns { afterwards: Afterwards::CloseUp };

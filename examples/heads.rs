@@ -8,7 +8,7 @@ use firebox::heads::RackConfig;
 use firebox::{Generation, GenerationConfig, Model, OWN_HEAD, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::default())?;
+    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::patient())?;
     let tokenizer = model.tokenizer()?.clone();
     let rack = model.heads().ok_or("the pocket model has heads")?;
     println!("heads: {}", rack.names().join(", "));

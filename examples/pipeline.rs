@@ -11,7 +11,7 @@ use firebox::heads::RackConfig;
 use firebox::{GenerationConfig, Model, RuntimeError, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::default())?;
+    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::patient())?;
     let tokenizer = model.tokenizer()?.clone();
     let engine = Engine::start(HostConfig::default())?;
     engine.add("pocket", model.clone())?;

@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let installed = Heads::open(&bundle)?.install(&files, "pirate")?;
     println!("installed as generation {}", installed.generation);
 
-    let model = Model::open(&bundle, &device("cpu")?)?.with_heads(RackConfig::default())?;
+    let model = Model::open(&bundle, &device("cpu")?)?.with_heads(RackConfig::patient())?;
     let prompt = tokenizer.encode("<|user|>My name is Ivy.<|end|><|assistant|>", false)?;
     for head in ["chat", "pirate"] {
         let mut session = model.session()?;

@@ -179,8 +179,7 @@ fn retries_come_when_their_time_is_over() {
     let path = folder.path().join("pocket");
     copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket"), &path);
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
-    let patience = Duration::from_secs(60);
-    let model = model.with_heads(RackConfig { patience, ..RackConfig::default() }).unwrap();
+    let model = model.with_heads(RackConfig::patient()).unwrap();
     let rack = model.heads().unwrap();
     rack.settle();
     assert!(rack.wear("chat").instead.is_none());

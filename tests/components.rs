@@ -332,7 +332,7 @@ fn heads_change_over_a_trunk_with_components() {
     let memory = pocket().decoder().unwrap().memories()[1];
     let own = pocket().with_mixer(1, |there| Around(there, memory)).unwrap();
     let own = own.with_feed_forward(5, SameAs).unwrap();
-    let models = [pocket(), own].map(|model| model.with_heads(RackConfig::default()).unwrap());
+    let models = [pocket(), own].map(|model| model.with_heads(RackConfig::patient()).unwrap());
     for head in ["chat", "code"] {
         let [expected, found] = models.each_ref().map(|model| {
             let prompt = "<|user|>Write a loop from 3 to 12.<|end|><|assistant|>";

@@ -385,7 +385,7 @@ fn terms() -> Terms {
 
 /// Whatever a model has let go of is back, as soon as its threads have ended.
 fn given_back(budget: &Budget) {
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if budget.left() == budget.total() {
             return;
         }

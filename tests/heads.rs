@@ -306,7 +306,7 @@ fn an_adapter_is_the_weights_it_would_make() {
     safetensors::serialize_to_file(views, None, &whole.join("model.safetensors")).unwrap();
 
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::default()).unwrap();
+    let model = model.with_heads(RackConfig::patient()).unwrap();
     let mut session = model.session().unwrap();
     assert!(session.use_head("adapted").instead.is_none());
     let found = session.feed(&tokens(3, 30)).unwrap();
@@ -370,7 +370,7 @@ fn a_bridge_leaves_no_trace() {
     let folder = tempfile::tempdir().unwrap();
     let path = bridged(folder.path());
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::default()).unwrap();
+    let model = model.with_heads(RackConfig::patient()).unwrap();
     let (mut session, mut plain) = (model.session().unwrap(), model.session().unwrap());
     for (step, fed) in [tokens(1, 50), tokens(2, 70), tokens(3, 1), tokens(4, 20)].into_iter().enumerate() {
         // A head that is not there is stood in for.
@@ -390,7 +390,7 @@ fn heads_of_a_fitted_model_are_charged_to_its_budget() {
     let model = Model::open_within(&path, &device("cpu").unwrap(), &config).unwrap();
     let budget = model.fit().unwrap().budget().clone();
     let before = budget.held(Account::Weights);
-    let model = model.with_heads(RackConfig::default()).unwrap();
+    let model = model.with_heads(RackConfig::patient()).unwrap();
     assert!(model.session().unwrap().use_head(FALLBACK).instead.is_none());
     assert!(budget.held(Account::Weights) > before);
 }
@@ -418,7 +418,7 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     let ran = |session: &mut Session| bits(&session.feed(&tokens(9, 3)).unwrap());
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
     let budget = Budget::new(1 << 30);
-    let config = RackConfig { budget: Some(budget.clone()), ..RackConfig::default() };
+    let config = RackConfig { budget: Some(budget.clone()), ..RackConfig::patient() };
     let model = model.with_heads(config).unwrap();
     let rack = model.heads().unwrap();
     let (one, other) = ("head-1", "head-2");
@@ -467,7 +467,7 @@ fn a_classifier_reads_the_trunk() {
     head.write(folder.path().join("head")).unwrap();
     Heads::open(&path).unwrap().install(folder.path().join("head"), "router").unwrap();
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::default()).unwrap();
+    let model = model.with_heads(RackConfig::patient()).unwrap();
     let mut session = model.session().unwrap();
     session.feed(&tokens(1, 40)).unwrap();
     let router = model.heads().unwrap().wear("router").head.unwrap();

@@ -19,8 +19,3 @@ impl RackArgs {
         RackConfig { patience: Duration::from_millis(self.head_wait.into()), ..RackConfig::default() }
     }
 }
-
-/// A rack that rather waits for a head than lets another stand in for it.
-pub fn patient() -> RackConfig {
-    RackConfig { patience: Duration::from_secs(60), ..RackConfig::default() }
-}

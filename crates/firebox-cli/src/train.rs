@@ -4,6 +4,7 @@ use std::io::stderr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{Model, OWN_HEAD};
 use firebox_train::pocket::{Examination, Recipe, Report, Score, Task, Watch, Workshop};
 use firebox_train::{Dashboard, Lines, Progress};
@@ -16,7 +17,6 @@ use crate::generating::opened_device;
 use crate::hub;
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
-use crate::rack::patient;
 
 /// How often a plain line is written.
 const LINES_EVERY: u64 = 50;
@@ -91,7 +91,7 @@ fn make(args: &TrainArgs, recipe: &Recipe, console: &Console) -> anyhow::Result<
 }
 
 fn evaluate(args: &TrainArgs, recipe: &Recipe, path: &Path, console: &Console) -> anyhow::Result<()> {
-    let model = Model::open(path, &opened_device(&args.device)?)?.with_heads(patient())?;
+    let model = Model::open(path, &opened_device(&args.device)?)?.with_heads(RackConfig::patient())?;
     let examination = Examination { model: &model, plan: &recipe.evaluation, kept: args.cache_type.into() };
     let report = examination.hold(&mut |head| console.detail(format!("asking {}", named(head))))?;
     let remembered = |naive| -> anyhow::Result<Option<Score>> {

@@ -13,9 +13,6 @@ const IN_THE_SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/
 /// The same beside the program, where the command `firebox` has it too.
 const BESIDE_THE_PROGRAM: &str = "../share/firebox/pocket";
 
-/// Whoever names a head rather waits for it than has another stand in.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// An opened model that one can talk to.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -40,7 +37,7 @@ impl Opened {
             None => Model::open(path, &cpu)?,
         };
         let context = model.decoder()?.config().max_positions;
-        let model = model.with_heads(RackConfig { patience: PATIENCE, ..RackConfig::default() })?;
+        let model = model.with_heads(RackConfig::patient())?;
         // Nobody talks to a model whose text cannot be read.
         model.tokenizer()?;
         let capacity = Capacity::of(context, None, None);

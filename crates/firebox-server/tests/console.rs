@@ -20,7 +20,7 @@ fn somebody_talks_and_sees_what_happens_inside() {
     };
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let model = Model::open(here.join("../../assets/pocket"), &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::default()).unwrap();
+    let model = model.with_heads(RackConfig::patient()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut config = ServerConfig {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),

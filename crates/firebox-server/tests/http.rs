@@ -296,7 +296,7 @@ fn who_only_waits_holds_up_no_end() {
     let began = std::time::Instant::now();
     server.stop();
     server.ends();
-    assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
     assert_eq!(waiting.read_some(), 0);
     drop(silent);
 }

@@ -23,7 +23,7 @@ use client::{Answer, Running};
 fn pocket() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
     let model = Model::open(path, &device("cpu").unwrap()).unwrap();
-    model.with_heads(RackConfig::default()).unwrap()
+    model.with_heads(RackConfig::patient()).unwrap()
 }
 
 fn start(change: impl FnOnce(&mut ServerConfig)) -> Running {
@@ -376,7 +376,7 @@ fn a_client_that_leaves_ends_the_answer_and_keeps_the_session() {
     drop(client);
     let began = std::time::Instant::now();
     while talker.get(&session)["busy"] == true {
-        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(began.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(20));
     }
     let turns = talker.turns(&session);
@@ -387,17 +387,27 @@ fn a_client_that_leaves_ends_the_answer_and_keeps_the_session() {
 
 #[test]
 fn there_are_only_so_many_sessions_and_idle_ones_go() {
-    let server = start(|config| {
-        config.sessions.most = 2;
-        config.sessions.idle = Duration::from_secs(2);
+    // On a machine that stands still meanwhile the first is idle before the third is asked for.
+    let refused = (0..5).any(|doubled| {
+        let idle = Duration::from_secs(2 << doubled);
+        let server = start(|config| {
+            config.sessions.most = 2;
+            config.sessions.idle = idle;
+        });
+        let talker = Talker::of(&server, "");
+        let first = talker.begin(json!({}));
+        talker.begin(json!({}));
+        let third = talker.ask("POST", "/v1/sessions", &json!({}));
+        let refused = third.status != 200;
+        if refused {
+            third.fails_saying(429, "2 sessions");
+            std::thread::sleep(idle + idle / 10);
+            talker.begin(json!({}));
+        }
+        talker.ask("GET", &first, &Value::Null).text(404);
+        refused
     });
-    let talker = Talker::of(&server, "");
-    let first = talker.begin(json!({}));
-    talker.begin(json!({}));
-    talker.ask("POST", "/v1/sessions", &json!({})).fails_saying(429, "2 sessions");
-    std::thread::sleep(Duration::from_millis(2200));
-    talker.begin(json!({}));
-    talker.ask("GET", &first, &Value::Null).text(404);
+    assert!(refused);
 }
 
 #[test]

@@ -68,7 +68,7 @@ proptest! {
 fn until_there(stream: &Stream, portion: usize) {
     let began = std::time::Instant::now();
     while !stream.aim(portion) {
-        assert!(began.elapsed().as_secs() < 20, "portion {portion} never comes");
+        assert!(began.elapsed().as_secs() < 60, "portion {portion} never comes");
         std::thread::sleep(std::time::Duration::from_micros(100));
     }
 }
@@ -91,7 +91,7 @@ fn what_is_aimed_at_comes_without_being_waited_for() {
         stream.set_buffers(0);
         let began = std::time::Instant::now();
         while stream.made_buffers() > 0 {
-            assert!(began.elapsed().as_secs() < 20, "nobody wants anything any more");
+            assert!(began.elapsed().as_secs() < 60, "nobody wants anything any more");
         }
     }
 }

@@ -18,8 +18,7 @@ fn folder() -> PathBuf {
 }
 
 fn model() -> Model {
-    let config = RackConfig { patience: Duration::from_secs(60), ..RackConfig::default() };
-    Model::open(folder(), &device("cpu").unwrap()).unwrap().with_heads(config).unwrap()
+    Model::open(folder(), &device("cpu").unwrap()).unwrap().with_heads(RackConfig::patient()).unwrap()
 }
 
 fn plan(conversations_per_task: usize) -> EvaluationPlan {

@@ -150,7 +150,7 @@ fn what_it_makes_is_a_model_with_heads_that_can_be_examined() {
     assert_eq!(names, ["chat", "code", ROUTER, "summarize", FALLBACK]);
 
     let model = Model::open(&path, &device().without_autodiff()).unwrap();
-    let model = model.with_heads(RackConfig::default()).unwrap();
+    let model = model.with_heads(RackConfig::patient()).unwrap();
     let examination = Examination { model: &model, plan: &recipe.evaluation, kept: KvType::F32 };
     let report = examination.hold(&mut |_| {}).unwrap();
     // The model's own layers, three heads and the fallback.

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{Model, Saved, Session, TurnKind};
 use firebox_text::{ChatTemplate, Message, TextError};
 
@@ -11,7 +12,6 @@ use crate::generating::open;
 use crate::outcome::usage;
 use crate::pocket::pocket_model;
 use crate::prompt::Prompter;
-use crate::rack::patient;
 
 /// Options of `firebox session rewind`.
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
         Some(path) => path.clone(),
         None => pocket_model()?,
     };
-    let model = open(&path, &args.device, console)?.with_heads(patient())?;
+    let model = open(&path, &args.device, console)?.with_heads(RackConfig::patient())?;
     let mut session = Saved::open(&args.file, &model, kept.summary.kept)?.session()?;
     let turns = usize::from(args.turns);
     let note = match kept.messages {

@@ -235,6 +235,26 @@ fn a_closed_stdout_ends_it_quietly() {
     assert!(!ran.stderr.contains("error"), "{}", ran.stderr);
 }
 
+/// Waits until a process has computed for a third of a second, however slow the machine is.
+#[cfg(target_os = "linux")]
+fn works_a_while(child: &Child) {
+    // In hundredths of a second, by the process and by the system for it.
+    let worked = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let before = worked();
+    while worked() < before + 33 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(all(unix, not(target_os = "linux")))]
+fn works_a_while(_: &Child) {
+    std::thread::sleep(Duration::from_millis(500));
+}
+
 #[cfg(unix)]
 pub fn signal(child: &Child, name: &str) {
     let pid = child.id().to_string();
@@ -248,11 +268,11 @@ fn ctrl_c_stops_the_answer_and_still_reports() {
     let model = gguf("llama");
     let args = args!["run", model, "Hello", "-n", "1000000", "-c", "1000000", "--ignore-eos", "--json"];
     let child = firebox_opened(args);
-    std::thread::sleep(Duration::from_millis(500));
+    works_a_while(&child);
     signal(&child, "INT");
     let began = Instant::now();
     let ran = Ran::from(child.wait_with_output().unwrap()).ends_with(INTERRUPTED);
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(60));
     let json = ran.json();
     assert_eq!(json["finish"], "cancelled");
     assert!(!json["tokens"].as_array().unwrap().is_empty());
@@ -265,7 +285,7 @@ fn ctrl_c_stops_a_long_prompt_too() {
     let ids: Vec<String> = (0..30_000).map(|at| (at % 150).to_string()).collect();
     let args = args!["run", model, "--ids", ids.join(","), "-c", "1000000", "--json"];
     let child = firebox_opened(args);
-    std::thread::sleep(Duration::from_millis(500));
+    works_a_while(&child);
     signal(&child, "INT");
     let json = Ran::from(child.wait_with_output().unwrap()).ends_with(INTERRUPTED).json();
     assert_eq!(json["finish"], "cancelled");
@@ -278,7 +298,7 @@ fn a_second_ctrl_c_ends_it_at_once() {
     let model = fixture("gguf/llama/hf");
     let args = args!["run", model, "--ids", "1", "-c", "1000000", "--ignore-eos", "--json"];
     let child = firebox_opened(args);
-    std::thread::sleep(Duration::from_millis(500));
+    works_a_while(&child);
     // Stopped, it sees both together.
     signal(&child, "STOP");
     signal(&child, "INT");

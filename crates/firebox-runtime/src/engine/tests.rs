@@ -420,8 +420,7 @@ fn others_run_while_a_request_is_prepared() {
     let (mut host, clock) = small(2);
     let count = Arc::new(AtomicUsize::new(0));
     let slow = Slow { after: 4, ended: count.clone() };
-    let rack =
-        HeadRack::new(Arc::new(slow), RackConfig { patience: PATIENCE, ..RackConfig::default() }).unwrap();
+    let rack = HeadRack::new(Arc::new(slow), RackConfig::patient()).unwrap();
     let session = || {
         let (_, model) = host.models().next().unwrap();
         model.session().unwrap().with_heads(rack.clone())

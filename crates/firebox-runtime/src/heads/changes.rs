@@ -1,6 +1,6 @@
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use firebox_store::{Checkpoint, Heads};
 
@@ -9,9 +9,6 @@ use crate::{Device, Model, OWN_HEAD, RuntimeError, Session};
 
 /// Under this name nothing can be installed.
 const NOBODY: &str = "";
-
-/// Whoever measures a head waits for it.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What changes of heads take, in seconds, beside opening the model anew.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,10 +40,9 @@ impl Changes {
         Checkpoint::open(path).and_then(|checkpoint| checkpoint.evict()).map_err(RuntimeError::from)?;
         let files = || -> Result<_, RuntimeError> { Ok(Heads::open(path)?.head(name)?) };
         files()?.release().map_err(RuntimeError::from)?;
-        let rack = RackConfig { patience: PATIENCE, ..RackConfig::default() };
 
         let began = Instant::now();
-        let model = Model::open(path, device)?.with_heads(rack)?;
+        let model = Model::open(path, device)?.with_heads(RackConfig::patient())?;
         let mut session = model.session()?;
         worn(&mut session, name)?;
         session.feed(prompt)?;

@@ -40,6 +40,13 @@ pub struct RackConfig {
     pub history: HeadHistory,
 }
 
+impl RackConfig {
+    /// One that rather waits for a head than lets another stand in for it.
+    pub fn patient() -> Self {
+        Self { patience: Duration::from_secs(60), ..Self::default() }
+    }
+}
+
 impl Default for RackConfig {
     fn default() -> Self {
         Self {

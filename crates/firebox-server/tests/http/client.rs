@@ -131,7 +131,7 @@ impl Running {
         let began = Instant::now();
         while self.metric_of(name, model) != expected {
             let found = self.metric_of(name, model);
-            assert!(began.elapsed() < Duration::from_secs(20), "{name} is {found}");
+            assert!(began.elapsed() < PATIENCE, "{name} is {found}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -182,7 +182,7 @@ fn who_dribbles_is_told_and_left() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(Answer::parse(&client.rest()).status, 408);
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn a_request_takes_no_longer_than_it_may() {
     let limited = |server: &Running, body: &Value| {
         let began = Instant::now();
         let answer = server.post("/v1/completions", body);
-        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(90), "{:?}", began.elapsed());
         answer
     };
     // Nobody says a word before the time is over.
@@ -23,14 +23,14 @@ fn a_request_takes_no_longer_than_it_may() {
     server.comes_to("firebox_running_requests", 0);
     body["stream"] = true.into();
     // A machine that is busy may take longer until there is anything to send.
-    let (server, text) = (0..6)
+    let (server, text) = (0..10)
         .find_map(|doubled| {
             let time = Duration::from_millis(60 << doubled);
             let server = Running::start(|config| config.request_time = Some(time));
             let answer = limited(&server, &body);
             (answer.status == 200).then(|| (server, answer.text(200)))
         })
-        .expect("a stream begins within two seconds");
+        .expect("a stream begins within half a minute");
     let events: Vec<&str> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
     // A fast machine may have said everything before.
     if events.last() != Some(&"data: [DONE]") {
@@ -49,6 +49,19 @@ fn a_request_takes_no_longer_than_it_may() {
     server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
 }
 
+/// Of two times the first is a third of the second at most. A machine that is slower for the first than it was for the second gets
+/// other chances.
+fn sometime_within_a_third(measure: impl FnMut() -> (Duration, Duration)) {
+    let mut seen = Vec::new();
+    for (part, whole) in std::iter::repeat_with(measure).take(5) {
+        if part < whole / 3 {
+            return;
+        }
+        seen.push((part, whole));
+    }
+    panic!("{seen:?}");
+}
+
 #[test]
 fn vectors_of_many_texts_hold_up_nobody_whether_their_client_stays_or_leaves() {
     let (_folder, encoder) = sentence_encoder();
@@ -56,25 +69,31 @@ fn vectors_of_many_texts_hold_up_nobody_whether_their_client_stays_or_leaves() {
     let texts: Vec<String> = (0..2048).map(|at| format!("the quick brown fox {at} ").repeat(10)).collect();
     let many = json!({"model": "bert", "input": texts});
     let few = json!({"model": "bert", "input": "the quick brown fox"});
+    let embed = |body: &Value| server.post("/v1/embeddings", body).ok();
     let timed = |body: &Value| {
         let began = Instant::now();
-        let found = server.post("/v1/embeddings", body).ok();
-        (began.elapsed(), found)
+        embed(body);
+        began.elapsed()
     };
-    let (whole, found) = timed(&many);
+    let found = embed(&many);
     assert_eq!(found["data"].as_array().unwrap().len(), texts.len());
     // In turns they are what they are alone.
-    let (_, alone) = timed(&json!({"model": "bert", "input": texts[1500]}));
+    let alone = embed(&json!({"model": "bert", "input": texts[1500]}));
     assert_eq!(found["data"][1500]["embedding"], alone["data"][0]["embedding"]);
-    let (beside, _) = thread::scope(|scope| {
-        scope.spawn(|| timed(&many));
-        thread::sleep(whole / 4);
-        timed(&few)
+    sometime_within_a_third(|| {
+        let whole = timed(&many);
+        let beside = thread::scope(|scope| {
+            scope.spawn(|| embed(&many));
+            thread::sleep(whole / 4);
+            timed(&few)
+        });
+        (beside, whole)
     });
-    assert!(beside < whole / 3, "{beside:?} beside {whole:?}");
-    let client = server.open("/v1/embeddings", &many);
-    thread::sleep(whole / 8);
-    drop(client);
-    let (after, _) = timed(&few);
-    assert!(after < whole / 3, "{after:?} after {whole:?}");
+    sometime_within_a_third(|| {
+        let whole = timed(&many);
+        let client = server.open("/v1/embeddings", &many);
+        thread::sleep(whole / 8);
+        drop(client);
+        (timed(&few), whole)
+    });
 }

@@ -41,9 +41,8 @@ impl Plains {
     pub fn open() -> Self {
         let plain = |(name, path): (&'static str, &str)| {
             let model = Model::open(root(path), &device("cpu").unwrap()).unwrap();
-            let patience = std::time::Duration::from_secs(60);
-            let rack = RackConfig { patience, ..RackConfig::default() };
-            let model = if name == "pocket" { model.with_heads(rack).unwrap() } else { model };
+            let model =
+                if name == "pocket" { model.with_heads(RackConfig::patient()).unwrap() } else { model };
             // Their files stay open, and are not to be counted as somebody's who has forgotten them.
             for head in HEADS.into_iter().flatten().filter(|_| name == "pocket") {
                 assert!(model.session().unwrap().use_head(head).instead.is_none());
