@@ -1,5 +1,4 @@
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use firebox_runtime::fit::FitConfig;
 use firebox_runtime::heads::RackConfig;

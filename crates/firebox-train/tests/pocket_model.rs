@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{KvType, Model, device};

@@ -1,6 +1,6 @@
 //! A client that does what it is told, well or badly.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -168,7 +168,7 @@ impl Client {
     /// Waits for something to come. How much it was.
     pub fn read_some(&mut self) -> usize {
         let mut bytes = [0; 4096];
-        let count = self.stream.read(&mut bytes).unwrap();
+        let count = read_some(&mut self.stream, &mut bytes);
         self.read.extend(&bytes[..count]);
         count
     }
@@ -177,6 +177,16 @@ impl Client {
     pub fn rest(&mut self) -> String {
         let _ = self.stream.read_to_end(&mut self.read);
         String::from_utf8(std::mem::take(&mut self.read)).unwrap()
+    }
+}
+
+/// What there is to read, in a process that may be stopped and go on meanwhile.
+pub fn read_some(stream: &mut TcpStream, bytes: &mut [u8]) -> usize {
+    loop {
+        match stream.read(bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            count => return count.unwrap(),
+        }
     }
 }
 

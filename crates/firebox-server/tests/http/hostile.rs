@@ -160,7 +160,7 @@ fn who_leaves_in_the_middle_frees_the_place() {
 fn who_does_not_read_is_left() {
     let server = Running::start(|config| {
         config.host.admission.most_running = 1;
-        config.patience = Duration::from_millis(300);
+        config.patience = Duration::from_secs(3);
     });
     let mut client = server.open("/v1/completions", &endless());
     client.read_some();
@@ -172,14 +172,14 @@ fn who_does_not_read_is_left() {
 
 #[test]
 fn who_dribbles_is_told_and_left() {
-    let server = Running::start(|config| config.patience = Duration::from_millis(300));
+    let server = Running::start(|config| config.patience = Duration::from_secs(1));
     let began = Instant::now();
     let mut client = server.connect();
     for byte in "POST /v1/completions HTTP/1.1\r\nX-Slow: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa".as_bytes() {
         if client.stream.write_all(&[*byte]).is_err() {
             break;
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(40));
     }
     assert_eq!(Answer::parse(&client.rest()).status, 408);
     assert!(began.elapsed() < Duration::from_secs(60));

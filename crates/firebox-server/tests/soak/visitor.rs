@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, request};
+use crate::client::{Answer, read_some, request};
 use crate::deed::{Beginning, Deed, Heard};
 use crate::house::{HEADS, House, MODELS};
 use crate::plain::Plains;
@@ -321,7 +321,7 @@ impl Visit<'_> {
         stream.write_all(request(&format!("{path}/say"), "", &body.to_string()).as_bytes()).unwrap();
         let (mut read, mut bytes) = (String::new(), [0; 1024]);
         loop {
-            let count = stream.read(&mut bytes).unwrap();
+            let count = read_some(&mut stream, &mut bytes);
             read.push_str(&String::from_utf8_lossy(&bytes[..count]));
             if count == 0 || read.matches("\"delta\"").count() >= pieces {
                 break;
