@@ -158,15 +158,18 @@ fn who_leaves_in_the_middle_frees_the_place() {
 
 #[test]
 fn who_does_not_read_is_left() {
+    const PATIENCE: Duration = Duration::from_secs(3);
     let server = Running::start(|config| {
         config.host.admission.most_running = 1;
-        config.patience = Duration::from_secs(3);
+        config.patience = PATIENCE;
     });
     let mut client = server.open("/v1/completions", &endless());
     client.read_some();
     // Nobody reads: what is sent fills up, and then it is over.
     server.comes_to("firebox_running_requests", 0);
     server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
+    // What was said to its end is lost as well, when its time is over.
+    std::thread::sleep(PATIENCE + Duration::from_secs(1));
     assert!(!client.rest().contains("[DONE]"));
 }
 
