@@ -5,7 +5,6 @@
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -301,7 +300,7 @@ fn a_pipeline_has_an_answer_whatever_fails() {
     }
 }
 
-/// Asks four times as much as two models answer, for so long. Returns what the schedule came to, and how many requests were
+/// Asks four times as much as two models can answer, for so long. Returns what the schedule came to, and how many requests were
 /// refused.
 fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
     let (llama, qwen) = (model("llama"), model("qwen3"));
@@ -313,16 +312,20 @@ fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
         let name = if index.is_multiple_of(2) { "llama" } else { "qwen" };
         Request::new(name, prompt(index * 97, 8)).with_config(tokens(40)).with_priority(priority)
     };
-    // However fast the machine is from one second to the next: whenever one has been answered, four more ask.
-    let answered = Arc::new(AtomicU32::new(0));
+    // How many a second it can answer.
+    let began = Instant::now();
+    let asked: Vec<_> = (0..32).map(|index| engine.generate(request(index, Priority::Normal))).collect();
+    for answering in asked {
+        answering.wait().unwrap();
+    }
+    let each = began.elapsed() / 32;
     let (began, mut refused, mut listening) = (Instant::now(), 0, Vec::new());
     for index in 0u32.. {
-        while index >= 32 + 4 * answered.load(Ordering::Relaxed) && began.elapsed() < time {
-            thread::sleep(Duration::from_millis(1));
-        }
-        if began.elapsed() >= time {
+        let due = began + each * index / 4;
+        if due - began > time {
             break;
         }
+        thread::sleep(due.saturating_duration_since(Instant::now()));
         // Few are pinned: what must always be answered has to fit.
         let priority = match index % 16 {
             0 => Priority::Pinned,
@@ -330,12 +333,8 @@ fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
             5..=10 => Priority::Normal,
             _ => Priority::Background,
         };
-        let (answering, answered) = (engine.generate(request(index, priority)), answered.clone());
-        listening.push(thread::spawn(move || {
-            let tokens = answering.wait()?.summary.tokens.len();
-            answered.fetch_add(1, Ordering::Relaxed);
-            Ok(tokens)
-        }));
+        let answering = engine.generate(request(index, priority));
+        listening.push(thread::spawn(move || answering.wait().map(|outcome| outcome.summary.tokens.len())));
         // Finished ones are looked at meanwhile, so that there are not thousands of threads.
         let (done, going): (Vec<_>, Vec<_>) =
             listening.into_iter().partition(thread::JoinHandle::is_finished);
@@ -360,7 +359,7 @@ fn judged(answered: thread::JoinHandle<Result<usize, RuntimeError>>) -> usize {
 
 #[test]
 fn too_much_is_refused_and_everybody_gets_on() {
-    // A machine that stands still for seconds gets more of them.
+    // A machine that has become faster since it was measured is asked again, and for longer, one that stands still too.
     let all_get_on = |seconds: u64| {
         let (counters, refused) = overloaded(Duration::from_secs(seconds));
         eprintln!("{refused} refused, {counters:?}");

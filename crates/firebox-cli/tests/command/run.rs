@@ -244,8 +244,9 @@ fn works_a_while(child: &Child) {
         let (_, fields) = stat.rsplit_once(')').unwrap();
         fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>()
     };
-    let before = worked();
+    let (began, before) = (Instant::now(), worked());
     while worked() < before + 33 {
+        assert!(began.elapsed() < Duration::from_secs(120), "it does nothing");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
