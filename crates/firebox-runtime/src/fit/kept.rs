@@ -154,12 +154,20 @@ impl Kept<'_> {
         }
     }
 
-    /// Puts a part in the place of one that should be kept after it, so that those that are not kept lie far from each other.
+    /// Puts a part in the place of one that is better not kept, so that those that are not kept lie far from each other.
     pub fn takes_place(&mut self, part: usize, bytes: u64) -> bool {
+        let (parts, missing) = (self.streamed.parts(), self.missing());
         let order = &self.keeper.order;
-        let kept = (0..self.streamed.parts()).filter(|&part| self.streamed.is_kept(part));
+        let goes_first = |other: &usize| {
+            if self.few_are_missing() {
+                is_apart(*other, missing, parts) && !is_apart(part, missing, parts)
+            } else {
+                order[*other] > order[part]
+            }
+        };
+        let kept = (0..parts).filter(|&part| self.streamed.is_kept(part)).filter(goes_first);
         let Some(last) = kept.max_by_key(|&part| order[part]) else { return false };
-        if order[last] < order[part] || self.keeper.budget.left() + self.bytes(last) < bytes {
+        if self.keeper.budget.left() + self.bytes(last) < bytes {
             return false;
         }
         self.let_go(last);
@@ -236,9 +244,13 @@ impl Kept<'_> {
         (0..self.streamed.parts()).filter(|&part| !self.streamed.is_kept(part)).count()
     }
 
+    fn few_are_missing(&self) -> bool {
+        self.missing() * FEW_MISSING <= self.streamed.parts()
+    }
+
     /// The buffers that others are asked to make room for.
     fn few_buffers(&self) -> usize {
-        if self.missing() * FEW_MISSING <= self.streamed.parts() { 1 } else { FEWEST_BUFFERS }
+        if self.few_are_missing() { 1 } else { FEWEST_BUFFERS }
     }
 
     /// Whether it has another number of buffers than it should.
@@ -258,6 +270,12 @@ impl Kept<'_> {
         let buffers = self.streamed.made_buffers().max(self.streamed.buffers());
         self.state.ring.bytes() > (buffers * self.streamed.buffer_bytes()) as u64
     }
+}
+
+/// Whether a part is one of `missing` that lie as far from each other as they can. One pass follows the other, so that the first
+/// part comes after the last.
+fn is_apart(part: usize, missing: usize, parts: usize) -> bool {
+    part * missing % parts < missing
 }
 
 impl Residency for Kept<'_> {
@@ -286,5 +304,24 @@ impl Residency for Kept<'_> {
     fn let_go(&mut self, part: usize) {
         self.streamed.let_go(part);
         self.state.weights[part] = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_lies_as_far_apart_as_it_can() {
+        for parts in 1..80 {
+            for missing in 1..=parts {
+                let mut apart: Vec<usize> =
+                    (0..parts).filter(|&part| is_apart(part, missing, parts)).collect();
+                assert_eq!(apart.len(), missing);
+                apart.push(apart[0] + parts);
+                let nearest = apart.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap();
+                assert_eq!(nearest, parts / missing, "{missing} of {parts}: {apart:?}");
+            }
+        }
     }
 }

@@ -1,5 +1,5 @@
-use std::cmp::Reverse;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cmp::{Ordering, Reverse};
+use std::sync::atomic::{self, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -105,7 +105,7 @@ impl Tenant {
         let mut state = lock(&self.state);
         let changes = state.urgency.is_some() != urgency.is_some();
         if changes && let Some(tenants) = self.tenants.upgrade() {
-            state.since = tenants.clock.fetch_add(1, Ordering::Relaxed) + 1;
+            state.since = tenants.clock.fetch_add(1, atomic::Ordering::Relaxed) + 1;
         }
         state.urgency = urgency;
         changes
@@ -118,13 +118,20 @@ impl Tenant {
         (self.is_pinned, wanted.key(), since, Reverse(self.bytes))
     }
 
-    /// Whether it may take from another what that keeps: it is more urgent, or as urgent, and a byte saves it more reading,
-    /// because all of its parts are needed more often.
+    /// Whether it may take from another what that keeps: its requests matter more, or as much, and a byte saves it more reading,
+    /// because all of its parts are needed more often. Who waits for a first token needs every part once, so that what it
+    /// takes would be worth nothing to it, and what it has it is about to use.
     pub fn comes_before(&self, other: &Self) -> bool {
         let (own, its) = (self.wanted(), other.wanted());
         let is_smaller = self.bytes * SMALLER.0 < other.bytes * SMALLER.1;
-        let answers = own.urgency.is_some_and(|urgency| !urgency.awaited);
-        !other.is_pinned && (own.key() > its.key() || (own.key() == its.key() && answers && is_smaller))
+        let is_awaited = |wanted: Wanted| wanted.urgency.is_some_and(|urgency| urgency.awaited);
+        let rank = |wanted: Wanted| wanted.urgency.map(|urgency| urgency.priority);
+        !other.is_pinned
+            && match rank(own).cmp(&rank(its)) {
+                Ordering::Greater => true,
+                Ordering::Equal => own.urgency.is_some() && is_smaller && !is_awaited(its),
+                Ordering::Less => false,
+            }
     }
 }
 
@@ -244,17 +251,22 @@ mod tests {
     }
 
     #[test]
-    fn memory_goes_to_who_is_urgent_then_to_who_waits_then_to_the_smaller() {
+    fn memory_goes_to_who_is_urgent_then_to_the_smaller() {
         let tenants = tenants();
         let (small, large) = (tenant(&tenants, 100, false), tenant(&tenants, 1000, false));
         let pinned = tenant(&tenants, 10, true);
         assert!(!small.comes_before(&large) && !large.comes_before(&small), "nobody wants either");
         large.set_wanted(urgency(Priority::Normal, true));
         assert!(large.comes_before(&small) && !large.comes_before(&pinned));
+        small.set_wanted(urgency(Priority::Normal, false));
+        assert!(!small.comes_before(&large), "what the large one has it is about to use");
+        assert!(!large.comes_before(&small), "it would use once what the small one uses all the time");
         small.set_wanted(urgency(Priority::Normal, true));
-        assert!(!small.comes_before(&large) && !large.comes_before(&small), "both wait");
         large.set_wanted(urgency(Priority::Normal, false));
-        assert!(small.comes_before(&large) && !large.comes_before(&small));
+        assert!(
+            small.comes_before(&large) && !large.comes_before(&small),
+            "it reads its parts now, and can keep them"
+        );
         small.set_wanted(urgency(Priority::Normal, false));
         assert!(small.comes_before(&large) && !large.comes_before(&small), "it is read more often");
         large.set_wanted(urgency(Priority::Interactive, false));

@@ -70,11 +70,14 @@ impl fmt::Display for Placement {
     }
 }
 
-/// The numbers below `count`, with any few of the first far from each other: in the order of their bits read backwards.
+/// The numbers below `count`, any few of the first far from each other in a circle: halves, then quarters, and so on.
 pub(crate) fn spread(count: usize) -> impl Iterator<Item = usize> {
     let bits = count.next_power_of_two().trailing_zeros();
     let reversed = move |at: usize| (0..bits).fold(0, |number, bit| number << 1 | (at >> bit & 1));
-    (0..count.next_power_of_two()).map(reversed).filter(move |&at| at < count)
+    let mut seen = vec![false; count];
+    (0..count.next_power_of_two())
+        .map(move |at| reversed(at) * count >> bits)
+        .filter(move |&at| seen.get_mut(at).is_some_and(|seen| !std::mem::replace(seen, true)))
 }
 
 /// A placement and the speed it was predicted to have.
@@ -211,6 +214,23 @@ mod tests {
         assert_eq!(Placement::LastN.layers(3, 16), [15, 14, 13]);
         assert_eq!(Placement::Interleaved.layers(4, 16), [2, 10, 6, 14]);
         assert_eq!(Placement::Exactly(vec![7, 3]).layers(1, 16), [7]);
+    }
+
+    #[test]
+    fn any_few_of_what_is_spread_lie_far_from_each_other() {
+        for count in 0..70 {
+            let spread: Vec<usize> = spread(count).collect();
+            let mut sorted = spread.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..count), "{spread:?}");
+            for few in 2..=count / 2 {
+                let mut first = spread[..few].to_vec();
+                first.sort_unstable();
+                first.push(first[0] + count);
+                let nearest = first.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap();
+                assert!(nearest >= count / few.next_power_of_two(), "{few} of {count}: {first:?}");
+            }
+        }
     }
 
     #[test]
