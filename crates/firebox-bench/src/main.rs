@@ -65,6 +65,9 @@ struct Args {
     /// A Python that has llama-cpp-python and gguf, to measure llama.cpp beside it
     #[arg(long, value_name = "PYTHON")]
     peer: Option<PathBuf>,
+    /// Tokens of the prompt that answers are measured beside, 2048 if nobody says; 32768 take a good while
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    long: Option<u32>,
     /// How often everything is measured; medians are shown
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
@@ -112,6 +115,7 @@ fn reported(args: &Args) -> anyhow::Result<bool> {
         model: args.model.as_ref().map(absolute).transpose()?,
         // A name without a folder is looked for where programs are.
         peer: args.peer.clone(),
+        long: args.long.map(|tokens| tokens as usize),
         rounds: args.rounds.map_or(if args.quick { 1 } else { 3 }, usize::from),
         is_quick: args.quick,
     };
@@ -186,10 +190,11 @@ impl Target {
 fn conditions(machine: &Machine, setup: &Setup, minutes: f64) -> Vec<String> {
     let build = if cfg!(debug_assertions) { "a build without optimisation" } else { "a release build" };
     let rounds = if setup.rounds == 1 { "one round".into() } else { format!("{} rounds", setup.rounds) };
+    let long = setup.long.map_or(String::new(), |tokens| format!("; the long prompt has {tokens} tokens"));
     vec![
         format!("{machine}."),
         format!(
-            "{}; {build}, {rounds} of each in turn, medians, {minutes:.0} minutes in all. `firebox-report` wrote this; \
+            "{}{long}; {build}, {rounds} of each in turn, medians, {minutes:.0} minutes in all. `firebox-report` wrote this; \
              change nothing by hand.",
             setup.described()
         ),

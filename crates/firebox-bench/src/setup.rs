@@ -55,6 +55,8 @@ pub struct Setup {
     pub model: Option<PathBuf>,
     /// A Python that has llama.cpp.
     pub peer: Option<PathBuf>,
+    /// Tokens of a long prompt, where somebody says.
+    pub long: Option<usize>,
     pub rounds: usize,
     pub is_quick: bool,
 }

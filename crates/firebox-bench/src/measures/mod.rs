@@ -3,6 +3,7 @@
 mod foreign;
 pub mod heads;
 pub mod models;
+mod prompt;
 mod published;
 mod requests;
 pub mod run;
@@ -36,6 +37,12 @@ pub const ALL: &[Measure] = &[
         says: "many requests of one model",
         figures: requests::FIGURES,
         run: requests::measure,
+    },
+    Measure {
+        name: "prompt",
+        says: "answers beside a long prompt",
+        figures: prompt::FIGURES,
+        run: prompt::measure,
     },
     Measure { name: "heads", says: "changes of heads", figures: heads::FIGURES, run: heads::measure },
     Measure {

@@ -12,14 +12,10 @@ use crate::energy::Energy;
 use crate::figure::{Declared, Figures, compared, times};
 use crate::setup::Setup;
 
-const PROMPT: usize = 32;
+pub const PROMPT: usize = 32;
 
-/// Tokens of an answer, and of a long prompt beside one.
-const TOKENS: (usize, usize) = (200, 12);
-const LONG: (usize, usize) = (2048, 48);
-
-/// The first tokens of an answer come from a host that finds its pace.
-const SETTLING: usize = 8;
+/// Tokens of an answer.
+pub const TOKENS: (usize, usize) = (200, 12);
 
 /// So many requests at once.
 const AT_ONCE: [(usize, &str); 4] =
@@ -34,7 +30,6 @@ pub const FIGURES: &[Declared] = &[
     times("requests.energy", "J/token", "one after the other"),
     compared("requests.switch", "µs", "µs", "another layer of the same model"),
     compared("requests.slowest_switch", "µs", "µs", "another layer of the same model"),
-    times("requests.beside_prompt", "ms", "alone"),
 ];
 
 pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
@@ -43,38 +38,37 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     together(&model, setup.rounds, tokens, figures)?;
     for _ in 0..setup.rounds {
         switching(&model, tokens, figures)?;
-        beside_a_long_prompt(&model, tokens, setup.usual_or(LONG.0, LONG.1), figures)?;
     }
     Ok(())
 }
 
-fn host(model: &Model) -> anyhow::Result<Host> {
+pub fn host(model: &Model) -> anyhow::Result<Host> {
     let mut host = Host::new(HostConfig::default())?;
     host.add("model", model.clone())?;
     Ok(host)
 }
 
-fn request(model: &str, vocab: usize, from: usize, prompt: usize, tokens: usize) -> Request {
+pub fn request(model: &str, vocab: usize, from: usize, prompt: usize, tokens: usize) -> Request {
     let prompt = (0..prompt).map(|at| ((100 + (from + at) * 7919 % 6991) % vocab) as u32).collect();
     let config =
         GenerationConfig { max_tokens: Some(tokens), ignore_end: true, ..GenerationConfig::default() };
     Request::new(model, prompt).with_config(config).with_priority(Priority::Interactive)
 }
 
-fn submit(host: &mut Host, request: Request, clock: &WallClock) -> anyhow::Result<RequestId> {
+pub fn submit(host: &mut Host, request: Request, clock: &WallClock) -> anyhow::Result<RequestId> {
     Ok(host.submit(request, clock.now()).map_err(|failure| failure.error)?)
 }
 
 /// When the tokens of each request came.
 #[derive(Default)]
-struct Heard {
-    tokens: HashMap<RequestId, Vec<Duration>>,
+pub struct Heard {
+    pub tokens: HashMap<RequestId, Vec<Duration>>,
     last: Option<Duration>,
     failure: Option<RuntimeError>,
 }
 
 impl Heard {
-    fn hear(&mut self, clock: &WallClock, id: RequestId, event: Event) {
+    pub fn hear(&mut self, clock: &WallClock, id: RequestId, event: Event) {
         match event {
             Event::Piece(piece) if piece.token.is_some() => {
                 self.tokens.entry(id).or_default().push(clock.now());
@@ -86,7 +80,7 @@ impl Heard {
     }
 
     /// A figure without a request that failed would be about something else.
-    fn check(&mut self) -> anyhow::Result<()> {
+    pub fn check(&mut self) -> anyhow::Result<()> {
         self.failure.take().map_or(Ok(()), |failure| Err(failure.into()))
     }
 }
@@ -187,51 +181,7 @@ fn switching(model: &Model, tokens: usize, figures: &mut Figures) -> anyhow::Res
     Ok(())
 }
 
-fn beside_a_long_prompt(
-    model: &Model,
-    tokens: usize,
-    long: usize,
-    figures: &mut Figures,
-) -> anyhow::Result<()> {
-    let vocab = model.decoder()?.config().vocab_size;
-    let gaps = |heard: &Heard, id: RequestId, until: Duration| -> Vec<Duration> {
-        let times = heard.tokens.get(&id).map_or(&[][..], Vec::as_slice);
-        let times: Vec<Duration> = times.iter().copied().filter(|at| *at <= until).collect();
-        times.windows(2).map(|pair| pair[1] - pair[0]).collect()
-    };
-    let (mut host, clock, mut heard) = (host(model)?, WallClock::default(), Heard::default());
-    // So many tokens that it lasts longer than the prompt.
-    let id = submit(&mut host, request("model", vocab, 1, PROMPT, tokens + 2 * long), &clock)?;
-    while heard.tokens.get(&id).is_none_or(|tokens| tokens.len() < SETTLING) {
-        host.work(&clock, &mut |id, event| heard.hear(&clock, id, event));
-        heard.check()?;
-    }
-    let other = submit(&mut host, request("model", vocab, 5, long, 1), &clock)?;
-    while !heard.tokens.contains_key(&other) {
-        host.work(&clock, &mut |id, event| heard.hear(&clock, id, event));
-        heard.check()?;
-    }
-    let said = heard.tokens[&id].len();
-    let disturbed = gaps(&heard, id, clock.now());
-    for id in [id, other] {
-        host.cancel(id, clock.now(), &mut |_, _| {});
-    }
-    run(&mut host, &clock, &mut heard)?;
-
-    // As many tokens as it had beside the other one: the longer an answer is, the longer a token takes.
-    let mut alone = Heard::default();
-    let id = submit(&mut host, request("model", vocab, 1, PROMPT, said.max(tokens)), &clock)?;
-    run(&mut host, &clock, &mut alone)?;
-    let undisturbed = gaps(&alone, id, Duration::MAX);
-    let slowest = |times: Vec<Duration>| {
-        let mut times: Vec<Duration> = times.into_iter().skip(SETTLING).collect();
-        quantile(&mut times, 0.99).as_secs_f64() * 1e3
-    };
-    let (ours, baseline) = (slowest(disturbed), slowest(undisturbed));
-    figures.add_pair("requests.beside_prompt", ours / baseline, ours, baseline)
-}
-
-fn quantile(times: &mut [Duration], share: f64) -> Duration {
+pub fn quantile(times: &mut [Duration], share: f64) -> Duration {
     times.sort_unstable();
     let at = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
     times.get(at).copied().unwrap_or_default()
