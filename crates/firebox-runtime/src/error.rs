@@ -77,6 +77,15 @@ pub enum RuntimeError {
         /// What it reports.
         reason: String,
     },
+    /// The device is gone: it was reset or taken away, or its driver has given up.
+    #[error(
+        "the device is lost: {reason}; what was asked is not answered, and models on other devices go on: open the model anew, \
+         on another device if this one stays away"
+    )]
+    DeviceLost {
+        /// What it reports.
+        reason: String,
+    },
     /// The device or a component panicked while it computed.
     #[error(
         "computing panicked: {reason}; what was asked is not answered, and other models go on: ask again, and open the model \

@@ -2,6 +2,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::tensor::{Device, Tensor};
 use firebox_cache::{CacheError, PAGE, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_model::{Decoder, Input, ModelError, Pass, Passed, Wanted};
@@ -242,7 +243,7 @@ impl Lane {
             // Recurrent states that others could go on from are kept on the way.
             let stop = one_stop.filter(|stop| *stop > session.cache.len());
             let most = stop.map_or(left, |stop| left.min(stop - session.cache.len()));
-            let due = shielded(|| {
+            let due = shielded(self.decoder.device(), || {
                 let due = session.due(if need == Need::Step { 1 } else { most.max(1) })?;
                 session.cache.reserve(due.tokens.len())?;
                 Ok(due)
@@ -290,7 +291,7 @@ impl Lane {
         let trunk = self.decoder.split().filter(|_| inputs.iter().all(|input| input.head.is_some()));
         let parts = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
         let decoder = self.decoder.clone();
-        match on_pool(decoder.device(), || shielded(|| Ok(decoder.begin_pass(&inputs, asked)?))) {
+        match computed(&decoder, || Ok(decoder.begin_pass(&inputs, asked)?)) {
             Ok(pass) => Some(Running { pass, members, rows, parts, took: Duration::ZERO }),
             Err(error) => {
                 self.fail(&members, error, told, stepped);
@@ -302,7 +303,7 @@ impl Lane {
     fn run_layer(&mut self, running: &mut Running) -> Result<(), RuntimeError> {
         let decoder = self.decoder.clone();
         let mut caches = self.caches(&running.members);
-        on_pool(decoder.device(), || shielded(|| Ok(running.pass.step(&decoder, &mut caches)?)))
+        computed(&decoder, || Ok(running.pass.step(&decoder, &mut caches)?))
     }
 
     /// Those of some members, which are in the order of the sequences.
@@ -343,9 +344,8 @@ impl Lane {
             return self.pass_ends(need, passed, took);
         }
         let decoder = self.decoder.clone();
-        let logits = on_pool(decoder.device(), || {
-            shielded(|| pass.logits(&decoder, Wanted::Last).map_err(Into::into).and_then(read))
-        });
+        let logits =
+            computed(&decoder, || pass.logits(&decoder, Wanted::Last).map_err(Into::into).and_then(read));
         let logits = match logits {
             Ok(logits) => logits,
             Err(error) => return self.fail(&members, error, told, stepped),
@@ -420,10 +420,38 @@ impl Lane {
     }
 }
 
-/// Computes something that may panic: a device that is lost, or a component of somebody else's. That ends what was asked, and
-/// not the engine with all else that is asked of it.
-fn shielded<R>(work: impl FnOnce() -> Result<R, RuntimeError>) -> Result<R, RuntimeError> {
+/// Computes with a model where its device does best.
+fn computed<R: Send>(
+    decoder: &Decoder,
+    work: impl FnOnce() -> Result<R, RuntimeError> + Send,
+) -> Result<R, RuntimeError> {
+    let device = decoder.device();
+    on_pool(device, || shielded(device, work))
+}
+
+/// Computes something on a device that may be lost, or with a component of somebody else's that may panic. That ends what was
+/// asked, and not the engine with all else that is asked of it.
+fn shielded<R>(device: &Device, work: impl FnOnce() -> Result<R, RuntimeError>) -> Result<R, RuntimeError> {
     // What was being computed is thrown away, and sessions go back to where they were before.
-    catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|panic| Err(RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() }))
+    let done = catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() }));
+    match done {
+        // What a device that is gone does to those who ask it for something says little about why.
+        Err(error @ (RuntimeError::Panicked { .. } | RuntimeError::Readback { .. })) => {
+            Err(lost(device).unwrap_or(error))
+        }
+        done => done,
+    }
+}
+
+/// Why nothing can be asked of a device any more, if so: a number that it is to count up does not come back.
+fn lost(device: &Device) -> Option<RuntimeError> {
+    let counted = || read(Tensor::<1>::zeros([1], device).add_scalar(1.0));
+    let reason = match catch_unwind(AssertUnwindSafe(counted)) {
+        Ok(Ok(number)) if number == [1.0] => return None,
+        Ok(Ok(number)) => format!("it says that 0 + 1 is {number:?}"),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => panic_message(&*panic).to_owned(),
+    };
+    Some(RuntimeError::DeviceLost { reason })
 }

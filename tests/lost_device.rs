@@ -1,0 +1,94 @@
+//! A graphics device that is lost in the middle of an answer: what was asked of it fails and says why, what it had said is
+//! there still, and models on other devices go on.
+
+#![cfg(feature = "wgpu")]
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use burn::tensor::Device;
+use firebox::engine::{Engine, Event, HostConfig, Request};
+use firebox::{Generation, GenerationConfig, Model, RuntimeError, device};
+
+const SAID: usize = 5;
+
+fn tokens(most: usize) -> GenerationConfig {
+    GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
+}
+
+fn open(device: &Device) -> Model {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/qwen3");
+    Model::open(fixture, device).unwrap()
+}
+
+fn alone(model: &Model, prompt: &[u32], most: usize) -> Vec<u32> {
+    let mut session = model.session().unwrap();
+    let mut generation = Generation::begin(&mut session, None, prompt, tokens(most)).unwrap();
+    while generation.next_piece().unwrap().is_some() {}
+    generation.finish().unwrap().tokens
+}
+
+/// Whether an error is about a device that is gone.
+fn is_lost(error: &RuntimeError) -> bool {
+    match error {
+        RuntimeError::Together { source } => is_lost(source),
+        other => matches!(other, RuntimeError::DeviceLost { .. }),
+    }
+}
+
+#[test]
+fn a_lost_device_fails_what_is_asked_of_it_and_nothing_else() {
+    let Ok((gpu, setup)) = Device::wgpu_options().init_with_setup() else {
+        println!("passed over: there is no wgpu device here");
+        return;
+    };
+    let cpu = open(&device("cpu").unwrap());
+    let prompt: Vec<u32> = (0..20).map(|at| 3 + at * 31 % 150).collect();
+    let expected = alone(&cpu, &prompt, 40);
+    let engine = Engine::start(HostConfig::default()).unwrap();
+    engine.add("lost", open(&gpu)).unwrap();
+    engine.add("other", cpu.clone()).unwrap();
+    let ask =
+        |model: &str, most| engine.generate(Request::new(model, prompt.clone()).with_config(tokens(most)));
+    let others = [ask("other", 40), ask("other", 40)];
+    let mut said = Vec::new();
+    let mut failure = None;
+    for event in ask("lost", 10_000) {
+        match event {
+            Event::Piece(piece) => {
+                said.extend(piece.token);
+                if said.len() == SAID {
+                    setup.device.destroy();
+                }
+            }
+            Event::Failed(failed) => failure = Some(failed),
+            Event::Waiting { .. } => {}
+            Event::Finished(_) => panic!("it was answered by a device that is gone"),
+        }
+    }
+    let failure = failure.unwrap();
+    assert!(is_lost(&failure.error), "{:?}", failure.error);
+    // What was said is known, and another device goes on from it.
+    let session = failure.session.expect("it is handed back");
+    assert!(said.len() >= SAID);
+    assert!(session.tokens().starts_with(&prompt));
+    let known = &session.tokens()[prompt.len()..];
+    assert!(said.starts_with(known) && known.len() + 1 >= said.len(), "{known:?} of {said:?}");
+    let goes_on = alone(&cpu, session.tokens(), 4);
+    assert_eq!(goes_on, alone(&cpu, &[prompt.as_slice(), known].concat(), 4));
+    // Whoever asks later is told as well, and does not wait for ever.
+    for event in ask("lost", 4) {
+        match event {
+            Event::Failed(failure) => assert!(is_lost(&failure.error), "{:?}", failure.error),
+            Event::Waiting { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    for other in others {
+        assert_eq!(other.wait().unwrap().summary.tokens, expected);
+    }
+    assert_eq!(ask("other", 40).wait().unwrap().summary.tokens, expected);
+    // The model can be let go of.
+    engine.remove("lost").unwrap();
+    assert_eq!(ask("other", 40).wait().unwrap().summary.tokens, expected);
+}
