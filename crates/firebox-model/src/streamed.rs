@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
+use firebox_kernels::linear::multiply_each;
 use firebox_store::{
     Checkpoint, Loaded, Portion, ReadAt, ReadMethod, ReadObserver, Stream, StreamConfig, StreamReport,
     Tensors, probes, reading_rate,
@@ -358,9 +359,15 @@ impl Streamed {
     }
 
     pub(crate) fn unembed(&self, hidden: &Tensor<2>) -> Result<Tensor<2>, ModelError> {
-        let blocks = 0..self.unembedding.len();
-        let mut logits =
-            blocks.map(|block| self.unembed_rows(block, hidden)).collect::<Result<Vec<_>, _>>()?;
+        let kept: Option<Vec<_>> = self.unembedding.iter().map(Slot::get).collect();
+        let mut logits = match kept {
+            // Threads meet once for all blocks that are there, not once for each.
+            Some(blocks) => multiply_each(hidden.clone(), blocks.iter().map(|rows| rows.weight()).collect()),
+            None => {
+                let blocks = 0..self.unembedding.len();
+                blocks.map(|block| self.unembed_rows(block, hidden)).collect::<Result<_, _>>()?
+            }
+        };
         Ok(if logits.len() == 1 { logits.remove(0) } else { Tensor::cat(logits, 1) })
     }
 

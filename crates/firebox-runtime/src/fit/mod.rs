@@ -214,7 +214,7 @@ impl Model {
 /// Measures how fast this machine runs a model, without running it: see [`planner::plan`](crate::planner::plan).
 pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Result<Rates, RuntimeError> {
     let decoder = Decoder::stream(checkpoint, device, &streaming(None, 0))?;
-    probed(&decoder, shape, u64::MAX)
+    probed(&decoder, shape, u64::MAX, shape.parts.len())
 }
 
 /// Bytes a second that the disk gives of a model, past the page cache.
@@ -243,14 +243,14 @@ fn available() -> Option<u64> {
     pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available)
 }
 
-/// Probes a model in so many bytes of memory beside the ring, if the system has them.
-fn probed(decoder: &Decoder, shape: &Shape, left: u64) -> Result<Rates, RuntimeError> {
+/// Probes a model in so many bytes of memory beside the ring, if the system has them, and with so many parts in it at most.
+fn probed(decoder: &Decoder, shape: &Shape, left: u64, most: usize) -> Result<Rates, RuntimeError> {
     let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
     let largest = shape.parts.iter().map(|part| part.kept_bytes).max().unwrap_or(0).max(1);
     let soon = (streamed.reading().1 * PROBE_READING) as u64;
     let left = left.min(available().unwrap_or(PROBE_BYTES));
     let room = (left as f64 * PROBE_SHARE) as u64;
-    let at_once = (soon.min(room) / largest).clamp(1, streamed.parts() as u64) as usize;
+    let at_once = (soon.min(room) / largest).clamp(1, most.min(streamed.parts()) as u64) as usize;
     Probe { decoder, streamed, shape, at_once }.rates()
 }
 
@@ -275,7 +275,10 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     plan(&shape, &guess, config.memory, config.mode, context)?;
     streamed.set_buffers(FEWEST_BUFFERS);
     let taken = shape.fixed_bytes + shape.ring_bytes(FEWEST_BUFFERS);
-    let rates = probed(decoder, &shape, config.memory.saturating_sub(taken))?;
+    // Who asks for few layers means to spare memory, while they are probed too.
+    let few = config.layers.filter(|count| *count < streamed.layers());
+    let most = few.map_or(streamed.parts(), |count| count.max(probe::READ));
+    let rates = probed(decoder, &shape, config.memory.saturating_sub(taken), most)?;
     streamed.set_buffers(0);
     shape.fixed_bytes = fixed_bytes(shape.fixed_bytes);
     let mut plan = plan(&shape, &rates, config.memory, config.mode, context)?;
