@@ -76,7 +76,7 @@ pub(crate) fn spread(count: usize) -> impl Iterator<Item = usize> {
     let reversed = move |at: usize| (0..bits).fold(0, |number, bit| number << 1 | (at >> bit & 1));
     let mut seen = vec![false; count];
     (0..count.next_power_of_two())
-        .map(move |at| reversed(at) * count >> bits)
+        .map(move |at| (reversed(at) * count) >> bits)
         .filter(move |&at| seen.get_mut(at).is_some_and(|seen| !std::mem::replace(seen, true)))
 }
 
