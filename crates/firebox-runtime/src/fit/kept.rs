@@ -156,10 +156,10 @@ impl Kept<'_> {
 
     /// Puts a part in the place of one that is better not kept, so that those that are not kept lie far from each other.
     pub fn takes_place(&mut self, part: usize, bytes: u64) -> bool {
-        let (parts, missing) = (self.streamed.parts(), self.missing());
+        let (parts, missing, few) = (self.streamed.parts(), self.missing(), self.few_are_missing());
         let order = &self.keeper.order;
         let goes_first = |other: &usize| {
-            if self.few_are_missing() {
+            if few {
                 is_apart(*other, missing, parts) && !is_apart(part, missing, parts)
             } else {
                 order[*other] > order[part]
