@@ -9,6 +9,7 @@
 pub mod activation;
 pub mod attend;
 pub mod convolution;
+mod crew;
 pub mod cross_entropy;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -43,5 +44,5 @@ pub fn on_pool<R: Send>(device: &Device, work: impl FnOnce() -> R + Send) -> R {
     let on_flex = flex::is_flex(device);
     #[cfg(feature = "autodiff")]
     let on_flex = on_flex || graph::records(device);
-    if on_flex { rayon::scope(|_| work()) } else { work() }
+    if on_flex { crew::with_all_awake(work) } else { work() }
 }

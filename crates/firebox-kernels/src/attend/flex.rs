@@ -3,13 +3,13 @@ use std::ops::Range;
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use rayon::prelude::*;
 
 use super::kernel::{Block, Gathered, Place, Scene, Tile};
 use super::merge::Parts;
 use super::rows::StoredRows;
 use super::stored::Held;
 use super::{AttendOps, Attended, Attending, Part, Span, Stored, Visibility};
+use crate::crew::share;
 use crate::flex::{dims, elements, tensor};
 use crate::simd::{Kernel, Lanes, dispatch};
 
@@ -176,7 +176,7 @@ fn gather(scenes: &[(Scene<'_>, usize)]) -> (Vec<f32>, Vec<f32>) {
             dispatch(AllBlocks { scene, task });
         }
     } else if all.len() >= 2 * threads {
-        all.par_iter_mut().for_each(|(scene, task)| dispatch(AllBlocks { scene, task }));
+        share(&mut all, |(scene, task)| dispatch(AllBlocks { scene, task }));
     } else {
         // Too few for all threads: the blocks apart, and put together in their order.
         for (scene, task) in &mut all {
@@ -246,7 +246,7 @@ fn gather_in_waves(scene: &Scene<'_>, task: &mut Task<'_>, threads: usize) {
         .collect();
     let mut all = scene.nothing_gathered(&task.rows);
     for wave in blocks.chunks(tiles.len().max(1)) {
-        tiles.par_iter_mut().zip(wave).for_each(|((tile, gathered), block)| {
+        share(tiles.iter_mut().zip(wave), |((tile, gathered), block)| {
             dispatch(OneBlock { tile, block: *block, gathered });
         });
         dispatch(Join { parts: &tiles[..wave.len()], all: &mut all });

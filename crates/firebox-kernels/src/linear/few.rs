@@ -8,7 +8,7 @@ use super::product::Place;
 use crate::simd::Lanes;
 
 /// Rows that meet a line together. With more, turning a weight once costs less than adding up across lanes for every row.
-pub(super) const MOST_ROWS: usize = 2;
+pub(super) const MOST_ROWS: usize = 3;
 
 /// Rows of a weight from `first` on, and what they meet.
 pub(super) struct Few<'a, W> {
@@ -43,6 +43,7 @@ impl<W: IntegerRows> Few<'_, W> {
     pub fn multiply<L: Lanes>(&self, results: &mut [&mut [f32]]) {
         match results.len() {
             1 => self.rows::<L, 1>(results),
+            2 => self.rows::<L, 2>(results),
             _ => self.rows::<L, MOST_ROWS>(results),
         }
     }

@@ -6,8 +6,6 @@
 
 use std::marker::PhantomData;
 
-use rayon::prelude::*;
-
 use super::activations::{Activations, Integers, Quantized, Rounding};
 use super::direct;
 use super::few;
@@ -17,6 +15,7 @@ use super::panel::{
 };
 #[cfg(feature = "autodiff")]
 use super::unpacked::{Unpack, UnpackIntegers};
+use crate::crew::share;
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Multiplications below which a second thread costs more than it gains.
@@ -129,7 +128,7 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
             weight.multiply(&input, part);
         }
     } else {
-        parts.into_par_iter().for_each(|(weight, part)| weight.multiply(&input, part));
+        share(parts, |(weight, part)| weight.multiply(&input, part));
     }
     results
 }

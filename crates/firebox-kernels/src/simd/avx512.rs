@@ -1,5 +1,5 @@
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, _CMP_LT_OQ, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_ps,
+    __m128i, __m256i, __m512, _CMP_LT_OQ, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_storeu_ps,
     _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512, _mm512_castps512_ps128,
     _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
     _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps,
@@ -161,6 +161,6 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn prefetch(address: *const u8) {
         // SAFETY: a prefetch of an address that is not mapped does nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
     }
 }

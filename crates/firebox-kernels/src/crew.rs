@@ -1,0 +1,190 @@
+//! The threads of the pool at work together on many short operations.
+//!
+//! A step of decoding is some hundred products with short work for one thread between them. A thread of rayon's pool that
+//! has nothing to do looks for a few dozen rounds and then sleeps, and waking it takes longer than many a product, above
+//! all on virtual machines. So while there is work every now and then, threads look on for longer, and who waits for the
+//! last piece of a product does not sleep at once.
+
+use std::cell::Cell;
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rayon::{Scope, Yield};
+
+/// For how long a thread looks on that has found nothing: longer than what one thread does alone between two operations,
+/// or between two steps.
+const PATIENCE: Duration = Duration::from_micros(500);
+
+/// For how long it looks at most, whatever it finds. One that waits for something of another computation may begin to look
+/// too, and what it waited for has come long before.
+const LONGEST: Duration = Duration::from_millis(100);
+
+/// Looks between two that are told the time and let others have the core.
+const LOOKS: usize = 8;
+
+/// Pauses between two looks, which touch what the other threads write.
+const PAUSES: usize = 16;
+
+/// Threads that have a duty. Where there are several pools all count together: too many in one, and the others sleep as
+/// rayon's threads do.
+static AWAKE: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static DUTY: Cell<Duty> = const { Cell::new(Duty::None) };
+}
+
+/// What a thread does that is not to sleep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Duty {
+    None,
+    /// Looks for work, or does what it has found.
+    Looks,
+    /// Others wait for what it computes: it is not to begin looking.
+    Computes,
+}
+
+/// Runs something on a thread of the pool, and has the others look for work as long as some comes.
+pub(crate) fn with_all_awake<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| {
+        let _computes = Shift::begin(Duty::Computes);
+        if AWAKE.load(Ordering::Relaxed) < rayon::current_num_threads() {
+            rayon::spawn_broadcast(|_| look_for_work());
+        }
+        work()
+    })
+}
+
+/// Has all threads work on some pieces, each of which takes the next one when it has done one.
+pub(crate) fn share<T: Send>(pieces: impl IntoIterator<Item = T>, work: impl Fn(T) + Sync) {
+    let pieces: Vec<Mutex<Option<T>>> = pieces.into_iter().map(|piece| Mutex::new(Some(piece))).collect();
+    let (next, left) = (AtomicUsize::new(0), AtomicUsize::new(pieces.len()));
+    let take_all = || {
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let _counted = Counted(&left);
+            let piece = piece.lock().unwrap_or_else(PoisonError::into_inner).take();
+            piece.into_iter().for_each(&work);
+        }
+    };
+    let helpers = rayon::current_num_threads().min(pieces.len()).saturating_sub(1);
+    if helpers == 0 {
+        return take_all();
+    }
+    // Also while the scope waits for its helpers.
+    let _computes = Shift::begin(Duty::Computes);
+    rayon::scope(|scope| {
+        call(scope, helpers, &take_all);
+        take_all();
+        // Should it take longer, the scope waits as rayon does.
+        while_patient(|| {
+            spin_loop();
+            left.load(Ordering::Acquire) > 0
+        });
+    });
+}
+
+/// Has so many others help, of whom the first two call the rest in turn: many that sleep are not woken by one.
+fn call<'scope>(scope: &Scope<'scope>, helpers: usize, help: &'scope (impl Fn() + Sync)) {
+    let of_first = helpers.div_ceil(2);
+    for helpers in [of_first, helpers - of_first].into_iter().filter(|helpers| *helpers > 0) {
+        scope.spawn(move |scope| {
+            call(scope, helpers - 1, help);
+            help();
+        });
+    }
+}
+
+fn look_for_work() {
+    if DUTY.get() != Duty::None {
+        return;
+    }
+    let _looks = Shift::begin(Duty::Looks);
+    let began = Instant::now();
+    let mut found = true;
+    while found && began.elapsed() < LONGEST {
+        while_patient(|| {
+            (0..PAUSES).for_each(|_| spin_loop());
+            found = rayon::yield_now() == Some(Yield::Executed);
+            !found
+        });
+    }
+}
+
+/// Goes on as long as there is reason to, but not for long.
+fn while_patient(mut goes_on: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        if (0..LOOKS).any(|_| !goes_on()) {
+            return;
+        }
+        thread::yield_now();
+    }
+}
+
+/// A piece that is under way, done when it is dropped.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A thread has a duty until this is dropped, and then the one before.
+struct Shift {
+    before: Duty,
+}
+
+impl Shift {
+    fn begin(duty: Duty) -> Self {
+        Self { before: change(duty) }
+    }
+}
+
+impl Drop for Shift {
+    fn drop(&mut self) {
+        change(self.before);
+    }
+}
+
+fn change(duty: Duty) -> Duty {
+    let before = DUTY.replace(duty);
+    match (before, duty) {
+        (Duty::None, Duty::Looks | Duty::Computes) => drop(AWAKE.fetch_add(1, Ordering::Relaxed)),
+        (Duty::Looks | Duty::Computes, Duty::None) => drop(AWAKE.fetch_sub(1, Ordering::Relaxed)),
+        _ => {}
+    }
+    before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_is_worked_on_once() {
+        for count in [0, 1, 2, 7, 100] {
+            let mut pieces = vec![0; count];
+            with_all_awake(|| share(pieces.iter_mut().enumerate(), |(at, piece)| *piece += at + 1));
+            assert_eq!(pieces, (1..=count).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_piece_that_panics_is_told_when_all_have_ended() {
+        let ended = AtomicUsize::new(0);
+        let shared = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            share(0..16, |at| {
+                assert_ne!(at, 3, "as it should");
+                thread::sleep(Duration::from_millis(2));
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+        }));
+        assert!(shared.is_err());
+        let before = ended.load(Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(20));
+        assert_eq!(ended.load(Ordering::Relaxed), before, "pieces go on behind one's back");
+    }
+}
