@@ -9,7 +9,7 @@ use firebox_runtime::{KvType, device};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig, reading_rate};
 
 use crate::child::{self, Task};
-use crate::figure::{Declared, Figures, alone, compared, times};
+use crate::figure::{Declared, Figures, alone, compared, spread, times};
 use crate::measures::run::{Kept, PLENTY, Ran, Run};
 use crate::setup::Setup;
 
@@ -53,6 +53,22 @@ fn decode(decoder: &Decoder, pool: &Pool, batch: usize, steps: usize) -> anyhow:
     Ok(times.iter().sum::<f64>() / steps as f64)
 }
 
+/// The same of one sequence by two decoders, step by step in turn, and medians: what a machine gives changes within seconds.
+fn decode_in_turn(decoders: [&Decoder; 2], pool: &Pool, steps: usize) -> anyhow::Result<[f64; 2]> {
+    let mut caches = [[SequenceCache::new(pool)], [SequenceCache::new(pool)]];
+    let mut times = [Vec::new(), Vec::new()];
+    for (decoder, caches) in decoders.iter().zip(&mut caches) {
+        step(decoder, caches, DEPTH)?;
+        step(decoder, caches, 1)?;
+    }
+    for at in 0..steps {
+        for which in [at % 2, 1 - at % 2] {
+            times[which].push(step(decoders[which], &mut caches[which], 1)?);
+        }
+    }
+    Ok(times.map(|times| spread(times).median))
+}
+
 /// Seconds of a prompt, after another that fills the buffers.
 fn prompt(decoder: &Decoder, pool: &Pool, tokens: usize) -> anyhow::Result<f64> {
     let fed = |_| step(decoder, &mut [SequenceCache::new(pool)], tokens);
@@ -88,8 +104,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let even = even_prompt(&kept, &pool, reads()?)?;
     for _ in 0..setup.rounds {
         let before = reads()?;
-        let one = decode(&plain, &pool, 1, tokens)?;
-        let all = decode(&kept, &pool, 1, tokens)?;
+        let [one, all] = decode_in_turn([&plain, &kept], &pool, tokens)?;
         parts(&streamed)?.set_buffers(BUFFERS);
         let ahead = decode(&streamed, &pool, 1, tokens)?;
         let together = decode(&streamed, &pool, BATCH, tokens)?;
@@ -109,8 +124,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let checkpoint = Checkpoint::open(setup.q4())?;
     let (plain, kept) = (Decoder::load(&checkpoint, &cpu)?, all_kept(&checkpoint)?);
     for _ in 0..setup.rounds {
-        let one = decode(&plain, &pool, 1, 4 * tokens)?;
-        let all = decode(&kept, &pool, 1, 4 * tokens)?;
+        let [one, all] = decode_in_turn([&plain, &kept], &pool, 4 * tokens)?;
         figures.more("streaming.all_kept_q4", 1.0 / all, 1.0 / one)?;
     }
     Ok(())
