@@ -1,8 +1,8 @@
 //! The threads of the pool at work together on many short operations.
 //!
 //! A step of decoding is some hundred products with short work for one thread between them. A thread of rayon's pool that
-//! has nothing to do looks for a few dozen rounds and then sleeps, and waking it takes longer than many a product, above
-//! all on virtual machines. So while there is work every now and then, threads look on for longer, and who waits for the
+//! has nothing to do looks for a few dozen rounds and then sleeps, and waking it can take as long as a small product does:
+//! some 40 µs on a virtual machine. So while there is work every now and then, threads look on for longer, and who waits for the
 //! last piece of a product does not sleep at once.
 
 use std::cell::Cell;
@@ -19,7 +19,7 @@ use rayon::{Scope, Yield};
 const PATIENCE: Duration = Duration::from_micros(500);
 
 /// For how long it looks at most, whatever it finds. One that waits for something of another computation may begin to look
-/// too, and what it waited for has come long before.
+/// too, and waits for so much longer at most.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// Looks between two that are told the time and let others have the core.

@@ -7,7 +7,8 @@ use super::panel::{BLOCK_CHUNKS, Floats, HALF_QUADS, IntegerRows, OUTPUTS, Unpac
 use super::product::Place;
 use crate::simd::Lanes;
 
-/// Rows that meet a line together. With more, turning a weight once costs less than adding up across lanes for every row.
+/// Rows that meet a line together. With more, it depends on the processor whether turning a weight once costs less than
+/// adding up across lanes for every row.
 pub(super) const MOST_ROWS: usize = 3;
 
 /// Rows of a weight from `first` on, and what they meet.

@@ -160,7 +160,7 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn prefetch(address: *const u8) {
-        // Into the second level: more lines can be on their way to it at once than to the first.
+        // Into the second level: where it differed from the first, products were faster.
         // SAFETY: a prefetch of an address that is not mapped does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
     }
