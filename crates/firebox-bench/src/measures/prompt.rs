@@ -21,6 +21,7 @@ const MOST_ALONE: usize = 50;
 
 pub const FIGURES: &[Declared] = &[
     times("prompt.beside", "ms", "alone"),
+    times("prompt.first", "ms", "alone"),
     compared("prompt.speed", "tok/s", "tok/s", "the answers beside it"),
 ];
 
@@ -44,6 +45,15 @@ struct Reader {
     asked: usize,
 }
 
+/// What somebody notices of an answer.
+#[derive(Default)]
+struct Noticed {
+    /// From the question to the first token.
+    firsts: Vec<Duration>,
+    /// What lay between tokens.
+    gaps: Vec<Duration>,
+}
+
 impl Reader {
     fn new(model: &Model, tokens: usize) -> anyhow::Result<Self> {
         let vocab = model.decoder()?.config().vocab_size;
@@ -51,10 +61,10 @@ impl Reader {
         Ok(Self { host, clock, heard, vocab, tokens, asked: 0 })
     }
 
-    fn ask(&mut self) -> anyhow::Result<RequestId> {
+    fn ask(&mut self) -> anyhow::Result<(RequestId, Duration)> {
         self.asked += 1;
         let request = request("model", self.vocab, self.asked * 37, PROMPT, self.tokens);
-        submit(&mut self.host, request, &self.clock)
+        Ok((submit(&mut self.host, request, &self.clock)?, self.clock.now()))
     }
 
     fn work(&mut self) -> anyhow::Result<Worked> {
@@ -67,45 +77,61 @@ impl Reader {
         self.heard.tokens.get(&id).map_or(&[], Vec::as_slice)
     }
 
-    /// What lay between the tokens of an answer.
     fn gaps(&self, id: RequestId) -> impl Iterator<Item = Duration> {
         self.said(id).windows(2).map(|pair| pair[1] - pair[0])
     }
 
+    fn notice(&self, (id, asked): (RequestId, Duration), noticed: &mut Noticed) {
+        noticed.firsts.extend(self.said(id).first().map(|first| first.saturating_sub(asked)));
+        noticed.gaps.extend(self.gaps(id));
+    }
+
     fn beside(mut self, long: usize, figures: &mut Figures) -> anyhow::Result<()> {
-        let mut reading = self.ask()?;
-        while self.said(reading).len() < SETTLING {
+        let (settling, _) = self.ask()?;
+        while self.said(settling).len() < SETTLING {
             self.work()?;
         }
         let began = self.clock.now();
         let prompt = request("model", self.vocab, 5, long, 1);
         let prompt = submit(&mut self.host, prompt, &self.clock)?;
-        let (mut disturbed, mut answers) = (Vec::new(), 0);
+        let mut disturbed = Noticed::default();
+        let mut reading = None;
         while self.said(prompt).is_empty() {
             self.work()?;
             // Whoever has read an answer asks for the next.
-            if self.said(reading).len() == self.tokens {
-                disturbed.extend(self.gaps(reading).skip(if answers == 0 { SETTLING } else { 0 }));
-                answers += 1;
-                reading = self.ask()?;
+            let (id, _) = reading.unwrap_or((settling, began));
+            if self.said(id).len() == self.tokens {
+                if let Some(read) = reading {
+                    self.notice(read, &mut disturbed);
+                }
+                reading = Some(self.ask()?);
             }
         }
         let ended = self.clock.now();
-        disturbed.extend(self.gaps(reading).skip(if answers == 0 { SETTLING } else { 0 }));
-        self.host.cancel(reading, ended, &mut |_, _| {});
+        disturbed.gaps.extend(self.gaps(settling).skip(SETTLING));
+        let (last, _) = reading.unwrap_or((settling, began));
+        if let Some(read) = reading {
+            self.notice(read, &mut disturbed);
+        }
+        self.host.cancel(last, ended, &mut |_, _| {});
         while !matches!(self.work()?, Worked::Idle) {}
 
-        let mut undisturbed = Vec::new();
-        for _ in 0..answers.clamp(1, MOST_ALONE) {
+        let mut undisturbed = Noticed::default();
+        for _ in 0..disturbed.firsts.len().clamp(1, MOST_ALONE) {
             let alone = self.ask()?;
             while !matches!(self.work()?, Worked::Idle) {}
-            undisturbed.extend(self.gaps(alone));
+            self.notice(alone, &mut undisturbed);
         }
-        let slowest = |times: &mut Vec<Duration>| quantile(times, 0.99).as_secs_f64() * 1e3;
-        let (ours, baseline) = (slowest(&mut disturbed), slowest(&mut undisturbed));
-        figures.add_pair("prompt.beside", ours / baseline, ours, baseline)?;
+        let slowest = |times: &mut [Duration]| quantile(times, 0.99).as_secs_f64() * 1e3;
         let took = (ended - began).as_secs_f64();
-        let (fed, read) = (long as f64 / took, disturbed.len() as f64 / took);
+        let (fed, read) = (long as f64 / took, disturbed.gaps.len() as f64 / took);
+        let (ours, baseline) = (slowest(&mut disturbed.gaps), slowest(&mut undisturbed.gaps));
+        figures.add_pair("prompt.beside", ours / baseline, ours, baseline)?;
+        if !disturbed.firsts.is_empty() {
+            let median = |times: &mut [Duration]| quantile(times, 0.5).as_secs_f64() * 1e3;
+            let (ours, baseline) = (median(&mut disturbed.firsts), median(&mut undisturbed.firsts));
+            figures.add_pair("prompt.first", ours / baseline, ours, baseline)?;
+        }
         figures.add_pair("prompt.speed", fed, fed, read).context("no time has passed")
     }
 }

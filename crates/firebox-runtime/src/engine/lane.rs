@@ -10,6 +10,7 @@ use firebox_text::panic_message;
 
 use crate::engine::clock::Clock;
 use crate::engine::event::Event;
+use crate::engine::portions::{Prompt, portions};
 use crate::engine::rhythm::Rhythm;
 use crate::engine::sequence::{Need, RequestId, Sequence};
 use crate::lost::Due;
@@ -221,40 +222,28 @@ impl Lane {
 
     /// Begins a pass of all that need it.
     fn begin(&mut self, needs: &[Need], told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
-        let beside =
-            needs == [Need::Feed] && self.sequences.iter().any(|one| !one.held && one.need() == Need::Step);
-        let mut left = if beside { self.rhythm.rows() } else { usize::MAX };
+        let answers = self.sequences.iter().any(|one| !one.held && one.need() == Need::Step);
+        let rows = match needs {
+            [Need::Feed] if answers => self.rhythm.rows(),
+            [Need::Feed] => self.rhythm.rows_alone(self.decoder.layers()),
+            // What comes from disk is read once for all of it.
+            _ => usize::MAX,
+        };
+        let takes = self.takes(needs, rows);
         let mut dues: Vec<(usize, Due)> = Vec::new();
         let mut failed = Vec::new();
-        let mut order: Vec<usize> = (0..self.sequences.len()).collect();
+        let mut order: Vec<usize> = (0..takes.len()).filter(|&at| takes[at] > 0).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(self.sequences[at].priority));
         for at in order {
-            let one = &self.sequences[at];
-            let (id, need, one_stop) = (one.id, one.need(), one.stop);
-            if one.held || !needs.contains(&need) || self.is_passing(id) {
-                continue;
-            }
+            let id = self.sequences[at].id;
             let session = &mut self.sequences[at].session;
-            // Prompts fill a pass one after the other: what is urgent or came first should be there first.
-            left = left.min(session.chunk);
-            if need == Need::Feed && left == 0 {
-                continue;
-            }
-            // Recurrent states that others could go on from are kept on the way.
-            let stop = one_stop.filter(|stop| *stop > session.cache.len());
-            let most = stop.map_or(left, |stop| left.min(stop - session.cache.len()));
             let due = shielded(self.decoder.device(), || {
-                let due = session.due(if need == Need::Step { 1 } else { most.max(1) })?;
+                let due = session.due(takes[at])?;
                 session.cache.reserve(due.tokens.len())?;
                 Ok(due)
             });
             match due {
-                Ok(due) => {
-                    if need == Need::Feed {
-                        left -= due.tokens.len();
-                    }
-                    dues.push((at, due));
-                }
+                Ok(due) => dues.push((at, due)),
                 Err(
                     RuntimeError::Cache(CacheError::PoolExhausted { .. })
                     | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })),
@@ -272,6 +261,32 @@ impl Lane {
             self.drop_failed(id, error, told, stepped);
         }
         self.over(dues, told, stepped)
+    }
+
+    /// How many tokens of every sequence a pass takes that has so many rows for prompts.
+    fn takes(&self, needs: &[Need], rows: usize) -> Vec<usize> {
+        let joins = |one: &Sequence| !one.held && needs.contains(&one.need()) && !self.is_passing(one.id);
+        let (mut takes, mut most) = (vec![0; self.sequences.len()], usize::MAX);
+        let (mut fed, mut prompts) = (Vec::new(), Vec::new());
+        for (at, one) in self.sequences.iter().enumerate().filter(|(_, one)| joins(one)) {
+            if one.need() == Need::Step {
+                takes[at] = 1;
+                continue;
+            }
+            let Sequence { session, priority, stop, .. } = one;
+            most = most.min(session.chunk);
+            // Recurrent states that others could go on from are kept on the way.
+            let stop = stop.and_then(|stop| stop.checked_sub(session.cache.len())).filter(|left| *left > 0);
+            let tokens = stop.map_or(session.behind(), |left| left.min(session.behind()));
+            prompts.push(Prompt { priority: *priority, tokens });
+            fed.push(at);
+        }
+        // There is one for who came first and one for somebody else.
+        let rows = rows.max(fed.len().min(2)).min(most);
+        for (at, tokens) in fed.into_iter().zip(portions(rows, &prompts)) {
+            takes[at] = tokens;
+        }
+        takes
     }
 
     fn over(&mut self, dues: Vec<(usize, Due)>, told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {

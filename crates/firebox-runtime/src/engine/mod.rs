@@ -10,6 +10,7 @@ mod host;
 mod hosted;
 mod lane;
 mod pipeline;
+mod portions;
 mod preparing;
 mod request;
 mod rhythm;

@@ -8,6 +8,9 @@ const FIRST_ROWS: usize = 16;
 const NEWEST: f64 = 0.3;
 /// Layers of a prompt that fit between two steps of answers, at least.
 const LAYERS: f64 = 2.0;
+/// Seconds that a pass of prompts takes where nobody waits for the next token, about: who comes meanwhile waits for its end,
+/// and other models for that of a layer. Longer ones are no faster, row by row.
+const PASS: f64 = 0.4;
 
 /// How long a prompt may go on between two steps of answers: as long as a step takes.
 #[derive(Debug, Default)]
@@ -43,6 +46,14 @@ impl Rhythm {
         let Some(step) = self.step else { return false };
         let layer = self.row.unwrap_or(0.0) * rows.unwrap_or_else(|| self.rows()) as f64;
         self.fed == 0.0 || self.fed + layer <= step
+    }
+
+    /// How many rows of prompts go through so many layers together where there are no answers beside them.
+    pub fn rows_alone(&self, layers: usize) -> usize {
+        match self.row {
+            Some(row) if row > 0.0 => ((PASS / layers.max(1) as f64 / row) as usize).max(1),
+            _ => usize::MAX,
+        }
     }
 
     /// How many rows of a prompt go through the layers together beside answers.

@@ -325,6 +325,48 @@ fn together_each_says_what_it_says_alone() {
     });
 }
 
+/// Neither beside somebody's answer, when a pass of prompts is short, nor without.
+#[test]
+fn a_question_does_not_wait_for_a_book() {
+    let (model, clock) = (models().remove(0), MadeUp(AtomicU64::new(0)));
+    let (book, question, answer) = (RequestId(0), RequestId(1), RequestId(2));
+    for beside in [false, true] {
+        let decoder = model.decoder().unwrap();
+        let pool = Pool::new(decoder.layout(KvType::F32));
+        let mut lane = Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
+        let mut order = Vec::new();
+        let mut told = |id: RequestId, event: Event| match event {
+            Event::Piece(_) if !order.contains(&id) => order.push(id),
+            Event::Failed(failure) => panic!("{}", failure.error),
+            _ => {}
+        };
+        let mut join = |lane: &mut Lane, id: RequestId, prompt: usize, most: usize| {
+            let config =
+                GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() };
+            let asked =
+                Asked { prompt: (0..prompt as u32).map(|at| 3 + at % 150).collect(), config, capacity: None };
+            let answer = Answer::new(asked.config.clone(), None).unwrap();
+            let (session, scope) = (session(&model, &asked), String::new());
+            let mut sequence =
+                Sequence::new(id, session, asked.prompt, answer, scope, Priority::Normal, clock.now());
+            sequence.starts(lane.prefixes(), clock.now());
+            lane.join(sequence);
+        };
+        if beside {
+            join(&mut lane, answer, 3, 100);
+            (0..20).for_each(|_| drop(lane.step(&clock, &mut told)));
+        }
+        join(&mut lane, book, 300, 1);
+        (0..5).for_each(|_| drop(lane.step(&clock, &mut told)));
+        join(&mut lane, question, 20, 1);
+        while lane.has_work() {
+            lane.step(&clock, &mut told);
+        }
+        order.retain(|id| *id != answer);
+        assert_eq!(order, [question, book], "beside an answer: {beside}");
+    }
+}
+
 /// A host of one model in which so many requests run at once, and what it has told.
 fn small(most_running: usize) -> (Host, MadeUp) {
     let admission = AdmissionConfig { most_running, ..AdmissionConfig::default() };
