@@ -9,8 +9,10 @@ const NEWEST: f64 = 0.3;
 /// Layers of a prompt that fit between two steps of answers, at least.
 const LAYERS: f64 = 2.0;
 /// Seconds that a pass of prompts takes where nobody waits for the next token, about: who comes meanwhile waits for its end,
-/// and other models for that of a layer. Longer ones are no faster, row by row.
+/// and other models for that of a layer. Longer ones are hardly faster, row by row.
 const PASS: f64 = 0.4;
+/// Rows that are worth reading a model's weights for, however long they take.
+const WORTH_READING: usize = 32;
 
 /// How long a prompt may go on between two steps of answers: as long as a step takes.
 #[derive(Debug, Default)]
@@ -51,7 +53,7 @@ impl Rhythm {
     /// How many rows of prompts go through so many layers together where there are no answers beside them.
     pub fn rows_alone(&self, layers: usize) -> usize {
         match self.row {
-            Some(row) if row > 0.0 => ((PASS / layers.max(1) as f64 / row) as usize).max(1),
+            Some(row) if row > 0.0 => ((PASS / layers.max(1) as f64 / row) as usize).max(WORTH_READING),
             _ => usize::MAX,
         }
     }
