@@ -70,3 +70,25 @@ impl Rhythm {
 fn blend(mean: &mut Option<f64>, newest: f64) {
     *mean = Some(mean.map_or(newest, |mean| mean + NEWEST * (newest - mean)));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_of_prompts_alone_is_short_unless_that_is_no_use() {
+        let mut rhythm = Rhythm::default();
+        assert_eq!(rhythm.rows_alone(28), usize::MAX, "nothing was measured");
+        rhythm.layer(Need::Feed, 512, Duration::from_millis(120));
+        let rows = rhythm.rows_alone(28);
+        let took = rows as f64 * 28.0 * 0.12 / 512.0;
+        assert!((0.38..0.41).contains(&took), "{rows} rows take {took} s");
+        // A layer that takes as long whatever goes through it.
+        let mut slow = Rhythm::default();
+        slow.layer(Need::Feed, 512, Duration::from_millis(50));
+        for _ in 0..100 {
+            slow.layer(Need::Feed, slow.rows_alone(28), Duration::from_millis(50));
+        }
+        assert_eq!(slow.rows_alone(28), WORTH_READING);
+    }
+}
