@@ -340,7 +340,7 @@ fn a_question_does_not_wait_for_a_book() {
             Event::Failed(failure) => panic!("{}", failure.error),
             _ => {}
         };
-        let mut join = |lane: &mut Lane, id: RequestId, prompt: usize, most: usize| {
+        let join = |lane: &mut Lane, id: RequestId, prompt: usize, most: usize| {
             let config =
                 GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() };
             let asked =
