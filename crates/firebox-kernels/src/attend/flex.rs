@@ -227,10 +227,12 @@ impl Kernel for AllBlocks<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { scene, task } = self;
-        let mut tile = Tile::new(scene, task.kv_head, task.rows.clone());
-        let (mut all, mut next) = (scene.nothing_gathered(&task.rows), scene.nothing_gathered(&task.rows));
-        for block in scene.blocks(&task.rows) {
-            tile.gather::<L>(block, &mut next);
+        let rows = task.rows.clone();
+        let mut tile = Tile::new(scene, task.kv_head, rows.clone());
+        let (mut all, mut next) = (scene.nothing_gathered(&rows), scene.nothing_gathered(&rows));
+        let mut blocks = scene.blocks(&rows).peekable();
+        while let Some(block) = blocks.next() {
+            tile.gather::<L>(block, blocks.peek().copied(), &mut next);
             all.add(&next);
         }
         task.finish(&all, scene.head_dim);
@@ -264,7 +266,7 @@ struct OneBlock<'a, 'b> {
 impl Kernel for OneBlock<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        self.tile.gather::<L>(self.block, self.gathered);
+        self.tile.gather::<L>(self.block, None, self.gathered);
     }
 }
 

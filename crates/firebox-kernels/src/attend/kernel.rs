@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::products::{Products, Weighted};
-use super::rows::{ConvertedRows, StoredRows};
+use super::rows::{Ahead, ConvertedRows, StoredRows};
 use super::{Attending, BLOCK, Visibility};
 use crate::simd::{LANES, Lanes, exp, tanh};
 
@@ -177,9 +177,10 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Replaces what `gathered` holds by what the queries gather from one block.
+    /// Replaces what `gathered` holds by what the queries gather from one block. The keys of the next one are on their way
+    /// then.
     #[inline(always)]
-    pub fn gather<L: Lanes>(&mut self, block: Block, gathered: &mut Gathered) {
+    pub fn gather<L: Lanes>(&mut self, block: Block, next: Option<Block>, gathered: &mut Gathered) {
         gathered.sums.fill(0.0);
         gathered.highest.fill(f32::NEG_INFINITY);
         gathered.totals.fill(0.0);
@@ -197,7 +198,7 @@ impl<'a> Tile<'a> {
         }
         let mut at = all.start / PANEL * PANEL;
         while at < all.end {
-            self.sum_panel::<L>(place, at..(at + PANEL).min(all.end), &mut gathered.sums);
+            self.sum_panel::<L>(place, at..(at + PANEL).min(all.end), next, &mut gathered.sums);
             at += PANEL;
         }
     }
@@ -237,7 +238,8 @@ impl<'a> Tile<'a> {
     fn score_panel<L: Lanes>(&mut self, place: &Place<'_>, slots: Range<usize>) {
         let (scene, head, width) = (self.scene, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
-        let products = Products { queries: &self.queries, seen: &self.seen, slots, width };
+        let ahead = self.ahead::<L>(&place.values, at[0]..at[0] + at.len());
+        let products = Products { queries: &self.queries, seen: &self.seen, slots, width, ahead };
         if in_place::<L>(&place.keys, self.seen.len()) && width == scene.head_dim {
             match &place.keys {
                 StoredRows::F32(rows) => {
@@ -297,12 +299,32 @@ impl<'a> Tile<'a> {
         (highest_score, total.sum())
     }
 
+    /// Rows to ask the memory for meanwhile.
+    #[inline(always)]
+    fn ahead<'s, L: Lanes>(&self, stored: &'s StoredRows, positions: Range<usize>) -> Option<Ahead<'s>> {
+        let converted = !in_place::<L>(stored, self.seen.len());
+        let (head, head_dim) = (self.kv_head, self.scene.head_dim);
+        converted.then_some(Ahead { stored, head, positions, head_dim })
+    }
+
     /// Adds the weighted values of some slots.
     #[inline(always)]
-    fn sum_panel<L: Lanes>(&mut self, place: &Place<'_>, slots: Range<usize>, sums: &mut [f32]) {
+    fn sum_panel<L: Lanes>(
+        &mut self,
+        place: &Place<'_>,
+        slots: Range<usize>,
+        next: Option<Block>,
+        sums: &mut [f32],
+    ) {
         let (scene, head, width) = (self.scene, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
-        let weighted = Weighted { weights: &self.scores, seen: &self.seen, slots, width };
+        let ahead = next.and_then(|next| {
+            let place = &scene.spans[next.span];
+            let start = next.index * BLOCK;
+            let upto = |slot: usize| (start + slot).min(place.positions);
+            self.ahead::<L>(&place.keys, upto(slots.start)..upto(slots.end))
+        });
+        let weighted = Weighted { weights: &self.scores, seen: &self.seen, slots, width, ahead };
         if in_place::<L>(&place.values, self.seen.len()) && width == scene.head_dim {
             match &place.values {
                 StoredRows::F32(rows) => weighted.sum::<L, _>(&rows.in_place::<f32>(head, at), sums),

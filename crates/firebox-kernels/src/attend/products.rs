@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::BLOCK;
-use super::rows::{Row, Rows};
+use super::rows::{Ahead, Row, Rows};
 use crate::simd::{LANES, Lanes};
 
 /// Keys that are multiplied with the same queries while both are in registers.
@@ -22,6 +22,8 @@ pub(super) struct Products<'a> {
     pub slots: Range<usize>,
     /// Of a head, in whole vectors.
     pub width: usize,
+    /// What is read next, unless rows ask for those behind them.
+    pub ahead: Option<Ahead<'a>>,
 }
 
 impl Products<'_> {
@@ -47,7 +49,10 @@ impl Products<'_> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
     fn score_few<L: Lanes, R: Rows, const QUERIES: usize>(&self, first: usize, keys: &R, scores: &mut [f32]) {
-        let Self { queries, seen, slots, width } = self;
+        let Self { queries, seen, slots, width, ahead } = self;
+        if let Some(ahead) = ahead {
+            ahead.ask::<L>(first..first + QUERIES, seen.len());
+        }
         let chunks = width / LANES;
         let (mut start, mut end) = (usize::MAX, 0);
         let mut query: [&[[f32; LANES]]; QUERIES] = [&[]; QUERIES];
@@ -112,6 +117,8 @@ pub(super) struct Weighted<'a> {
     pub slots: Range<usize>,
     /// Of a head, in whole vectors.
     pub width: usize,
+    /// What is read next, unless rows ask for those behind them.
+    pub ahead: Option<Ahead<'a>>,
 }
 
 impl Weighted<'_> {
@@ -137,6 +144,9 @@ impl Weighted<'_> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A query is of starts, ends and sums at once.
     fn sum_few<L: Lanes, R: Rows, const QUERIES: usize>(&self, first: usize, values: &R, sums: &mut [f32]) {
+        if let Some(ahead) = &self.ahead {
+            ahead.ask::<L>(first..first + QUERIES, self.seen.len());
+        }
         let mut starts = [0; QUERIES];
         let mut ends = [0; QUERIES];
         let (mut start, mut end) = (0, usize::MAX);

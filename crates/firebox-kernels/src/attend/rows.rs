@@ -1,5 +1,7 @@
 //! Rows of stored keys or values, as f32: converted vector by vector whenever they are read, or before.
 
+use std::ops::Range;
+
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -37,6 +39,29 @@ fn prefetch<L: Lanes, T>(vector: &[T; LANES]) {
     L::prefetch(vector.as_ptr().cast::<u8>().wrapping_add(BYTES_AHEAD));
 }
 
+/// Bytes that arrive together.
+const LINE: usize = 64;
+
+/// Rows of a head that are converted next, and so are not asked for by those before them.
+pub(super) struct Ahead<'a> {
+    pub stored: &'a StoredRows,
+    pub head: usize,
+    pub positions: Range<usize>,
+    pub head_dim: usize,
+}
+
+impl Ahead<'_> {
+    /// Asks for as large a share of the rows as some of all queries are: whoever asks for more at once waits.
+    #[inline(always)]
+    pub fn ask<L: Lanes>(&self, queries: Range<usize>, all: usize) {
+        let Self { stored, head, positions, head_dim } = self;
+        let share = |query: usize| positions.start + positions.len() * query / all;
+        for position in share(queries.start)..share(queries.end) {
+            stored.prefetch::<L>(*head, position, *head_dim);
+        }
+    }
+}
+
 /// What is stored for every head and position, read where it lies.
 pub(super) enum StoredRows {
     F32(Strided),
@@ -69,6 +94,19 @@ impl StoredRows {
     pub fn heads(&self) -> usize {
         let (Self::F32(rows) | Self::F16(rows) | Self::Bytes { bytes: rows, .. }) = self;
         rows.tensor.layout().shape().dims::<3>()[0]
+    }
+
+    /// Asks for a row.
+    #[inline(always)]
+    fn prefetch<L: Lanes>(&self, head: usize, position: usize, width: usize) {
+        let (row, bytes): (&[u8], usize) = match self {
+            Self::F32(rows) => (bytemuck::cast_slice(rows.from::<f32>(head, position)), 4 * width),
+            Self::F16(rows) => (bytemuck::cast_slice(rows.from::<u16>(head, position)), 2 * width),
+            Self::Bytes { bytes, .. } => (bytes.from(head, position), width),
+        };
+        for line in row[..bytes].chunks(LINE) {
+            L::prefetch(line.as_ptr());
+        }
     }
 
     /// Converts a row, of which `row` takes as much as it has room for.

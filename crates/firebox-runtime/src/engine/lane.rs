@@ -10,8 +10,8 @@ use firebox_text::panic_message;
 
 use crate::engine::clock::Clock;
 use crate::engine::event::Event;
-use crate::engine::portions::{Prompt, portions};
-use crate::engine::rhythm::Rhythm;
+use crate::engine::portions::{Prompt, Room, portions};
+use crate::engine::rhythm::{Rhythm, Work};
 use crate::engine::sequence::{Need, RequestId, Sequence};
 use crate::lost::Due;
 use crate::session::read;
@@ -40,6 +40,7 @@ struct Running {
     pass: Pass,
     members: Vec<Member>,
     rows: usize,
+    work: Work,
     /// Parts that it needs of the model, from the first on; of the unembedding the first block stands for all.
     parts: usize,
     took: Duration,
@@ -134,7 +135,7 @@ impl Lane {
         match (&self.answering, &self.feeding) {
             (Some(answering), _) => next(answering),
             (None, Some(feeding)) if self.parts() && self.wants(Need::Step) => {
-                if self.rhythm.may_feed(Some(feeding.rows)) { next(feeding) } else { 0 }
+                if self.rhythm.may_feed(Some(feeding.work)) { next(feeding) } else { 0 }
             }
             (None, feeding) => feeding.as_ref().map_or(0, next),
         }
@@ -161,7 +162,7 @@ impl Lane {
         let done = if ends { Ok(()) } else { self.run_layer(&mut running) };
         let layer = clock.now().saturating_sub(began);
         running.took += layer;
-        self.rhythm.layer(need, running.rows, layer);
+        self.rhythm.layer(need, running.work, layer);
         match done {
             Err(error) => self.fail(&running.members, error, told, &mut stepped),
             // An unembedding that is not in memory is waited for like another layer.
@@ -203,9 +204,9 @@ impl Lane {
         }
         let steps = self.wants(Need::Step);
         let feeds = self.feeding.is_some() || self.wants(Need::Feed);
-        let rows = self.feeding.as_ref().map(|running| running.rows);
+        let work = self.feeding.as_ref().map(|running| running.work);
         let order = match (steps, feeds) {
-            (true, true) if self.rhythm.may_feed(rows) => [Need::Feed, Need::Step],
+            (true, true) if self.rhythm.may_feed(work) => [Need::Feed, Need::Step],
             _ => [Need::Step, Need::Feed],
         };
         order.into_iter().find(|&need| {
@@ -222,14 +223,7 @@ impl Lane {
 
     /// Begins a pass of all that need it.
     fn begin(&mut self, needs: &[Need], told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
-        let answers = self.sequences.iter().any(|one| !one.held && one.need() == Need::Step);
-        let rows = match needs {
-            [Need::Feed] if answers => self.rhythm.rows(),
-            [Need::Feed] => self.rhythm.rows_alone(self.decoder.layers()),
-            // What comes from disk is read once for all of it.
-            _ => usize::MAX,
-        };
-        let takes = self.takes(needs, rows);
+        let takes = self.takes(needs);
         let mut dues: Vec<(usize, Due)> = Vec::new();
         let mut failed = Vec::new();
         let mut order: Vec<usize> = (0..takes.len()).filter(|&at| takes[at] > 0).collect();
@@ -263,8 +257,8 @@ impl Lane {
         self.over(dues, told, stepped)
     }
 
-    /// How many tokens of every sequence a pass takes that has so many rows for prompts.
-    fn takes(&self, needs: &[Need], rows: usize) -> Vec<usize> {
+    /// How many tokens of every sequence a pass takes.
+    fn takes(&self, needs: &[Need]) -> Vec<usize> {
         let joins = |one: &Sequence| !one.held && needs.contains(&one.need()) && !self.is_passing(one.id);
         let (mut takes, mut most) = (vec![0; self.sequences.len()], usize::MAX);
         let (mut fed, mut prompts) = (Vec::new(), Vec::new());
@@ -275,18 +269,31 @@ impl Lane {
             }
             let Sequence { session, priority, stop, .. } = one;
             most = most.min(session.chunk);
+            let before = session.cache.len();
             // Recurrent states that others could go on from are kept on the way.
-            let stop = stop.and_then(|stop| stop.checked_sub(session.cache.len())).filter(|left| *left > 0);
+            let stop = stop.and_then(|stop| stop.checked_sub(before)).filter(|left| *left > 0);
             let tokens = stop.map_or(session.behind(), |left| left.min(session.behind()));
-            prompts.push(Prompt { priority: *priority, tokens });
+            prompts.push(Prompt { priority: *priority, tokens, row: self.rhythm.takes(Work::of(1, before)) });
             fed.push(at);
         }
-        // There is one for who came first and one for somebody else.
-        let rows = rows.max(fed.len().min(2)).min(most);
-        for (at, tokens) in fed.into_iter().zip(portions(rows, &prompts)) {
+        let room = self.room(needs, &prompts).at_most(most);
+        for (at, tokens) in fed.into_iter().zip(portions(room, &prompts)) {
             takes[at] = tokens;
         }
         takes
+    }
+
+    /// How much of prompts a pass takes.
+    fn room(&self, needs: &[Need], prompts: &[Prompt]) -> Room {
+        let row = prompts.iter().map(|prompt| prompt.row).fold(0.0, f64::max);
+        match needs {
+            [Need::Feed] if self.sequences.iter().any(|one| !one.held && one.need() == Need::Step) => {
+                self.rhythm.beside(row)
+            }
+            [Need::Feed] => self.rhythm.alone(self.decoder.layers(), row),
+            // What comes from disk is read once for all of it.
+            _ => Room::ALL,
+        }
     }
 
     fn over(&mut self, dues: Vec<(usize, Due)>, told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
@@ -301,13 +308,17 @@ impl Lane {
         let members: Vec<Member> = members.collect();
         let inputs: Vec<Input<'_>> =
             dues.iter().map(|(at, due)| self.sequences[*at].session.input(due)).collect();
-        let rows = members.iter().map(|member| member.tokens).sum();
+        let (mut rows, mut work) = (0, Work::default());
+        for member in &members {
+            rows += member.tokens;
+            work += Work::of(member.tokens, member.before);
+        }
         let asked = members.iter().any(|member| member.asks);
         let trunk = self.decoder.split().filter(|_| inputs.iter().all(|input| input.head.is_some()));
         let parts = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
         let decoder = self.decoder.clone();
         match computed(&decoder, || Ok(decoder.begin_pass(&inputs, asked)?)) {
-            Ok(pass) => Some(Running { pass, members, rows, parts, took: Duration::ZERO }),
+            Ok(pass) => Some(Running { pass, members, rows, work, parts, took: Duration::ZERO }),
             Err(error) => {
                 self.fail(&members, error, told, stepped);
                 None

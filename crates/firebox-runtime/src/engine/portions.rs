@@ -7,25 +7,66 @@ use crate::schedule::Priority;
 pub(crate) struct Prompt {
     pub priority: Priority,
     pub tokens: usize,
+    /// Seconds that a layer takes for one of them.
+    pub row: f64,
 }
 
-/// How many tokens of each of several prompts go through the layers together, of so many at most; the prompts are in the
-/// order in which they came.
+/// How much goes through a layer together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub rows: usize,
+    pub seconds: f64,
+}
+
+impl Room {
+    /// For all there is.
+    pub const ALL: Self = Self { rows: usize::MAX, seconds: f64::INFINITY };
+
+    /// For what a layer takes so long for.
+    pub fn seconds(seconds: f64) -> Self {
+        Self { seconds, ..Self::ALL }
+    }
+
+    /// The same, for so many rows at most.
+    pub fn at_most(self, rows: usize) -> Self {
+        Self { rows: self.rows.min(rows), ..self }
+    }
+
+    fn half(self) -> Self {
+        Self { rows: self.rows / 2, seconds: self.seconds / 2.0 }
+    }
+
+    /// How many rows of a prompt it has room for.
+    fn rows_of(self, prompt: &Prompt) -> usize {
+        self.rows.min((self.seconds / prompt.row) as usize)
+    }
+
+    /// What is left beside some rows of a prompt.
+    fn beside(self, rows: usize, prompt: &Prompt) -> Self {
+        let seconds = (self.seconds - rows as f64 * prompt.row).max(0.0);
+        Self { rows: self.rows.saturating_sub(rows), seconds }
+    }
+}
+
+/// How many tokens of each of several prompts go through the layers together; the prompts are in the order in which they
+/// came.
 ///
 /// Those that are urgent come first. Of those that are as urgent who came first has half, so that it gets on whoever
-/// else comes, and the other half is for who has the least left: a question does not wait for a book.
-pub(crate) fn portions(rows: usize, prompts: &[Prompt]) -> Vec<usize> {
+/// else comes, and the other half is for who has the least left: a question does not wait for a book. However little room
+/// there is, there is one token for who came first and one for somebody else.
+pub(crate) fn portions(room: Room, prompts: &[Prompt]) -> Vec<usize> {
     let mut portions = vec![0; prompts.len()];
     let urgency = |at: usize| Reverse(prompts[at].priority);
     let Some(first) = (0..prompts.len()).min_by_key(|&at| urgency(at)) else { return portions };
-    portions[first] = prompts[first].tokens.min(rows / 2);
-    let mut left = rows - portions[first];
+    portions[first] = room.half().rows_of(&prompts[first]).max(1).min(prompts[first].tokens);
+    let mut left = room.beside(portions[first], &prompts[first]);
     let mut order: Vec<usize> = (0..prompts.len()).collect();
     order.sort_by_key(|&at| (urgency(at), prompts[at].tokens));
-    for at in order {
-        let more = left.min(prompts[at].tokens - portions[at]);
+    for (turn, at) in order.into_iter().enumerate() {
+        let least = usize::from(turn == 0 && at != first);
+        let more = left.rows_of(&prompts[at]).max(least).min(prompts[at].tokens - portions[at]);
         portions[at] += more;
-        left -= more;
+        left = left.beside(more, &prompts[at]);
     }
     portions
 }
@@ -39,41 +80,58 @@ mod tests {
     const PRIORITIES: [Priority; 3] = [Priority::Background, Priority::Normal, Priority::Interactive];
 
     fn normal(tokens: usize) -> Prompt {
-        Prompt { priority: Priority::Normal, tokens }
+        Prompt { priority: Priority::Normal, tokens, row: 0.001 }
+    }
+
+    fn rows(rows: usize) -> Room {
+        Room::ALL.at_most(rows)
     }
 
     #[test]
     fn a_short_one_passes_a_long_one_that_gets_on() {
-        assert_eq!(portions(16, &[normal(1000)]), [16]);
-        assert_eq!(portions(16, &[normal(1000), normal(5)]), [11, 5]);
-        assert_eq!(portions(16, &[normal(1000), normal(900), normal(50)]), [8, 0, 8]);
+        assert_eq!(portions(rows(16), &[normal(1000)]), [16]);
+        assert_eq!(portions(rows(16), &[normal(1000), normal(5)]), [11, 5]);
+        assert_eq!(portions(rows(16), &[normal(1000), normal(900), normal(50)]), [8, 0, 8]);
         assert_eq!(
-            portions(16, &[normal(1000), normal(1000)]),
+            portions(rows(16), &[normal(1000), normal(1000)]),
             [16, 0],
             "of two alike the first is done first"
         );
-        let urgent = Prompt { priority: Priority::Interactive, tokens: 40 };
-        assert_eq!(portions(16, &[normal(1000), normal(5), urgent]), [0, 0, 16]);
+        let urgent = Prompt { priority: Priority::Interactive, ..normal(40) };
+        assert_eq!(portions(rows(16), &[normal(1000), normal(5), urgent]), [0, 0, 16]);
+    }
+
+    #[test]
+    fn rows_that_attend_to_much_are_fewer() {
+        let book = Prompt { row: 0.004, ..normal(1000) };
+        let room = Room::seconds(0.016);
+        assert_eq!(portions(room, &[book]), [4]);
+        assert_eq!(portions(room, &[book, normal(5)]), [2, 5], "what is left is no whole row of the book");
+        assert_eq!(portions(room, &[normal(100), book]), [16, 0]);
+        assert_eq!(portions(room, &[book, normal(100)]), [2, 8]);
+        assert_eq!(portions(Room::seconds(0.001), &[book]), [1]);
+        assert_eq!(portions(Room::seconds(0.001), &[book, normal(5), normal(9)]), [1, 1, 0]);
+        assert_eq!(portions(Room::ALL, &[book, Prompt { row: 0.0, ..normal(9) }]), [1000, 9]);
     }
 
     proptest! {
         #[test]
         fn no_row_is_left_over_and_who_came_first_gets_on(
-            rows in 2usize..600,
+            room in 2usize..600,
             prompts in prop::collection::vec((0usize..3, 1usize..900), 1..9),
         ) {
             let prompts: Vec<Prompt> = prompts
                 .into_iter()
-                .map(|(priority, tokens)| Prompt { priority: PRIORITIES[priority], tokens })
+                .map(|(priority, tokens)| Prompt { priority: PRIORITIES[priority], ..normal(tokens) })
                 .collect();
-            let portions = portions(rows, &prompts);
+            let portions = portions(rows(room), &prompts);
             let all: usize = prompts.iter().map(|prompt| prompt.tokens).sum();
-            prop_assert_eq!(portions.iter().sum::<usize>(), rows.min(all));
+            prop_assert_eq!(portions.iter().sum::<usize>(), room.min(all));
             let fits = |(portion, prompt): (&usize, &Prompt)| *portion <= prompt.tokens;
             prop_assert!(portions.iter().zip(&prompts).all(fits));
             let most = prompts.iter().map(|prompt| prompt.priority).max().unwrap();
             let first = prompts.iter().position(|prompt| prompt.priority == most).unwrap();
-            prop_assert!(portions[first] >= prompts[first].tokens.min(rows / 2));
+            prop_assert!(portions[first] >= prompts[first].tokens.min(room / 2));
         }
     }
 }
