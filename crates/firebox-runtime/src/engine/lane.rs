@@ -286,10 +286,10 @@ impl Lane {
     /// How much of prompts a pass takes.
     fn room(&self, needs: &[Need], prompts: &[Prompt]) -> Room {
         let row = prompts.iter().map(|prompt| prompt.row).fold(0.0, f64::max);
+        let answering = self.sequences.iter().any(|one| !one.held && one.need() == Need::Step);
         match needs {
-            [Need::Feed] if self.sequences.iter().any(|one| !one.held && one.need() == Need::Step) => {
-                self.rhythm.beside(row)
-            }
+            // Of several prompts one is answered while the pass of the others goes on.
+            [Need::Feed] if answering || prompts.len() > 1 => self.rhythm.beside(row),
             [Need::Feed] => self.rhythm.alone(self.decoder.layers(), row),
             // What comes from disk is read once for all of it.
             _ => Room::ALL,
