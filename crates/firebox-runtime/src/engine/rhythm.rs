@@ -112,8 +112,8 @@ impl Rhythm {
         self.layer.unwrap_or_default().of(work)
     }
 
-    /// How much of prompts goes through so many layers together where there are no answers beside them. A layer takes so
-    /// long for a row of theirs.
+    /// How much of a prompt goes through so many layers together where there is nothing beside it. A layer takes so long for a
+    /// row of it.
     pub fn alone(&self, layers: usize, row: f64) -> Room {
         match self.layer {
             Some(_) => Room::seconds((PASS / layers.max(1) as f64).max(WORTH_READING * row)),
@@ -121,7 +121,7 @@ impl Rhythm {
         }
     }
 
-    /// How much of prompts goes through the layers together beside answers.
+    /// How much of prompts goes through the layers together beside answers, or beside each other.
     pub fn beside(&self, row: f64) -> Room {
         match (self.step, self.layer) {
             (Some(step), Some(_)) => {
@@ -164,8 +164,6 @@ mod tests {
         );
         let (_, few, took) = beside([3.0, 0.1, 0.125], 16_384);
         assert!(few < worth && (12.0..=13.1).contains(&took), "{few} rows take {took} ms");
-        let (_, one, _) = beside([100.0, 1.0, 1.0], 16_384);
-        assert_eq!(one, 1, "however long it takes");
     }
 
     #[test]
