@@ -39,11 +39,19 @@ pub(crate) struct Lane {
 struct Running {
     pass: Pass,
     members: Vec<Member>,
-    rows: usize,
-    work: Work,
     /// Parts that it needs of the model, from the first on; of the unembedding the first block stands for all.
     parts: usize,
     took: Duration,
+}
+
+impl Running {
+    fn rows(&self) -> usize {
+        self.members.iter().map(|member| member.tokens).sum()
+    }
+
+    fn work(&self) -> Work {
+        self.members.iter().map(|member| Work::of(member.tokens, member.before)).sum()
+    }
 }
 
 #[derive(Debug)]
@@ -135,7 +143,7 @@ impl Lane {
         match (&self.answering, &self.feeding) {
             (Some(answering), _) => next(answering),
             (None, Some(feeding)) if self.parts() && self.wants(Need::Step) => {
-                if self.rhythm.may_feed(Some(feeding.work)) { next(feeding) } else { 0 }
+                if self.rhythm.may_feed(Some(feeding.work())) { next(feeding) } else { 0 }
             }
             (None, feeding) => feeding.as_ref().map_or(0, next),
         }
@@ -162,7 +170,7 @@ impl Lane {
         let done = if ends { Ok(()) } else { self.run_layer(&mut running) };
         let layer = clock.now().saturating_sub(began);
         running.took += layer;
-        self.rhythm.layer(need, running.work, layer);
+        self.rhythm.layer(need, running.work(), layer);
         match done {
             Err(error) => self.fail(&running.members, error, told, &mut stepped),
             // An unembedding that is not in memory is waited for like another layer.
@@ -204,7 +212,7 @@ impl Lane {
         }
         let steps = self.wants(Need::Step);
         let feeds = self.feeding.is_some() || self.wants(Need::Feed);
-        let work = self.feeding.as_ref().map(|running| running.work);
+        let work = self.feeding.as_ref().map(Running::work);
         let order = match (steps, feeds) {
             (true, true) if self.rhythm.may_feed(work) => [Need::Feed, Need::Step],
             _ => [Need::Step, Need::Feed],
@@ -308,17 +316,12 @@ impl Lane {
         let members: Vec<Member> = members.collect();
         let inputs: Vec<Input<'_>> =
             dues.iter().map(|(at, due)| self.sequences[*at].session.input(due)).collect();
-        let (mut rows, mut work) = (0, Work::default());
-        for member in &members {
-            rows += member.tokens;
-            work += Work::of(member.tokens, member.before);
-        }
         let asked = members.iter().any(|member| member.asks);
         let trunk = self.decoder.split().filter(|_| inputs.iter().all(|input| input.head.is_some()));
         let parts = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
         let decoder = self.decoder.clone();
         match computed(&decoder, || Ok(decoder.begin_pass(&inputs, asked)?)) {
-            Ok(pass) => Some(Running { pass, members, rows, work, parts, took: Duration::ZERO }),
+            Ok(pass) => Some(Running { pass, members, parts, took: Duration::ZERO }),
             Err(error) => {
                 self.fail(&members, error, told, stepped);
                 None
@@ -349,7 +352,8 @@ impl Lane {
         told: Told<'_>,
         stepped: &mut Stepped,
     ) {
-        let Running { pass, members, rows, took, .. } = running;
+        let rows = running.rows();
+        let Running { pass, members, took, .. } = running;
         let began = clock.now();
         let mut keep = Vec::new();
         for member in &members {

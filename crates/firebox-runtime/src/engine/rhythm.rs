@@ -1,4 +1,4 @@
-use std::ops::AddAssign;
+use std::iter::Sum;
 use std::time::Duration;
 
 use crate::engine::portions::Room;
@@ -48,10 +48,12 @@ impl Work {
     }
 }
 
-impl AddAssign for Work {
-    fn add_assign(&mut self, other: Self) {
-        self.rows += other.rows;
-        self.attended += other.attended;
+impl Sum for Work {
+    fn sum<I: Iterator<Item = Self>>(works: I) -> Self {
+        works.fold(Self::default(), |all, work| Self {
+            rows: all.rows + work.rows,
+            attended: all.attended + work.attended,
+        })
     }
 }
 
@@ -173,11 +175,9 @@ mod tests {
         // The book goes on, now and then beside a question. What rows cost and what attending does is known some questions later.
         let mut before = 100;
         for pass in 0..400 {
-            let mut work = Work::of(10, before);
+            let question = (pass % 7 == 0).then(|| Work::of(16, 30));
+            let work: Work = [Work::of(10, before)].into_iter().chain(question).sum();
             before += 50;
-            if pass % 7 == 0 {
-                work += Work::of(16, 30);
-            }
             let ms = took[0] + took[1] * work.rows + took[2] * work.attended;
             if pass > 120 {
                 let foretold = rhythm.takes(work) * 1e3;
