@@ -62,27 +62,24 @@ impl SamplingArgs {
         recommended: Option<&Value>,
         tokenizer: Option<&Tokenizer>,
     ) -> anyhow::Result<SamplerConfig> {
-        let field = |name: &str| recommended.and_then(|file| file.get(name));
-        let number = |name: &str| field(name).and_then(Value::as_f64).map(|number| number as f32);
-        let recommended_temperature = match field("do_sample").and_then(Value::as_bool) {
-            Some(false) => Some(0.0),
-            _ => number("temperature"),
+        let usual = SamplerConfig {
+            temperature: TEMPERATURE,
+            top_k: TOP_K,
+            top_p: TOP_P,
+            min_p: MIN_P,
+            ..SamplerConfig::default()
         };
-        let recommended_top_k = field("top_k").and_then(Value::as_u64).map(|k| k as usize);
-        let off = SamplerConfig::default();
+        let unasked = usual.recommended_by(recommended);
         Ok(SamplerConfig {
-            temperature: self.temp.or(recommended_temperature).unwrap_or(TEMPERATURE),
-            top_k: self.top_k.or(recommended_top_k).unwrap_or(TOP_K),
-            top_p: self.top_p.or(number("top_p")).unwrap_or(TOP_P),
-            min_p: self.min_p.or(number("min_p")).unwrap_or(MIN_P),
-            typical_p: self.typical.or(number("typical_p")).unwrap_or(off.typical_p),
-            repetition_penalty: self
-                .repeat_penalty
-                .or(number("repetition_penalty"))
-                .unwrap_or(off.repetition_penalty),
-            penalty_window: self.repeat_last_n.unwrap_or(off.penalty_window),
-            presence_penalty: self.presence_penalty.unwrap_or(off.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(off.frequency_penalty),
+            temperature: self.temp.unwrap_or(unasked.temperature),
+            top_k: self.top_k.unwrap_or(unasked.top_k),
+            top_p: self.top_p.unwrap_or(unasked.top_p),
+            min_p: self.min_p.unwrap_or(unasked.min_p),
+            typical_p: self.typical.unwrap_or(unasked.typical_p),
+            repetition_penalty: self.repeat_penalty.unwrap_or(unasked.repetition_penalty),
+            penalty_window: self.repeat_last_n.unwrap_or(unasked.penalty_window),
+            presence_penalty: self.presence_penalty.unwrap_or(unasked.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(unasked.frequency_penalty),
             logit_bias: self.biases(tokenizer)?,
             seed: self.seed.unwrap_or_else(random_seed),
         })

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::RuntimeError;
 
@@ -61,6 +62,26 @@ impl SamplerConfig {
     /// Always the likeliest token.
     pub fn greedy() -> Self {
         Self::default()
+    }
+
+    /// The same, but for what the makers of a model recommend: their `generation_config.json`, if there is one.
+    #[must_use]
+    pub fn recommended_by(mut self, makers: Option<&Value>) -> Self {
+        let field = |name: &str| makers.and_then(|file| file.get(name));
+        for (name, setting) in [
+            ("temperature", &mut self.temperature),
+            ("top_p", &mut self.top_p),
+            ("min_p", &mut self.min_p),
+            ("typical_p", &mut self.typical_p),
+            ("repetition_penalty", &mut self.repetition_penalty),
+        ] {
+            *setting = field(name).and_then(Value::as_f64).map_or(*setting, |number| number as f32);
+        }
+        self.top_k = field("top_k").and_then(Value::as_u64).map_or(self.top_k, |k| k as usize);
+        if field("do_sample").and_then(Value::as_bool) == Some(false) {
+            self.temperature = 0.0;
+        }
+        self
     }
 
     fn check(&self) -> Result<(), RuntimeError> {

@@ -78,32 +78,22 @@ pub(crate) fn config(fields: &Fields<'_>, served: &Served) -> Result<GenerationC
     })
 }
 
-fn sampler(fields: &Fields<'_>, recommended: Option<&Value>) -> Result<SamplerConfig, ApiError> {
-    let makers = |name: &str| recommended.and_then(|file| file.get(name));
-    let number = |name: &str| makers(name).and_then(Value::as_f64);
-    let temperature = match makers("do_sample").and_then(Value::as_bool) {
-        Some(false) => Some(0.0),
-        _ => number("temperature"),
+fn sampler(fields: &Fields<'_>, makers: Option<&Value>) -> Result<SamplerConfig, ApiError> {
+    let unasked = SamplerConfig { temperature: 1.0, ..SamplerConfig::default() }.recommended_by(makers);
+    let wished = |name, least, most, unasked| -> Result<f32, ApiError> {
+        Ok(fields.number(name, least, most)?.map_or(unasked, |number| number as f32))
     };
-    let top_k = makers("top_k").and_then(Value::as_u64);
-    let off = SamplerConfig::default();
-    let or = |wished: Option<f64>, makers: Option<f64>, else_: f32| {
-        wished.or(makers).map_or(else_, |number| number as f32)
-    };
+    let top_k = fields.whole("top_k", 0, u64::from(u32::MAX))?;
     Ok(SamplerConfig {
-        temperature: or(fields.number("temperature", 0.0, 100.0)?, temperature, 1.0),
-        top_k: fields.whole("top_k", 0, u64::from(u32::MAX))?.or(top_k).map_or(off.top_k, |k| k as usize),
-        top_p: or(fields.number("top_p", 0.0, 1.0)?, number("top_p"), off.top_p),
-        min_p: or(fields.number("min_p", 0.0, 1.0)?, number("min_p"), off.min_p),
-        typical_p: or(fields.number("typical_p", 0.0, 1.0)?, number("typical_p"), off.typical_p),
-        repetition_penalty: or(
-            fields.number("repetition_penalty", 0.01, 100.0)?,
-            number("repetition_penalty"),
-            off.repetition_penalty,
-        ),
-        presence_penalty: or(fields.number("presence_penalty", -2.0, 2.0)?, None, off.presence_penalty),
-        frequency_penalty: or(fields.number("frequency_penalty", -2.0, 2.0)?, None, off.frequency_penalty),
-        penalty_window: off.penalty_window,
+        temperature: wished("temperature", 0.0, 100.0, unasked.temperature)?,
+        top_k: top_k.map_or(unasked.top_k, |k| k as usize),
+        top_p: wished("top_p", 0.0, 1.0, unasked.top_p)?,
+        min_p: wished("min_p", 0.0, 1.0, unasked.min_p)?,
+        typical_p: wished("typical_p", 0.0, 1.0, unasked.typical_p)?,
+        repetition_penalty: wished("repetition_penalty", 0.01, 100.0, unasked.repetition_penalty)?,
+        presence_penalty: wished("presence_penalty", -2.0, 2.0, unasked.presence_penalty)?,
+        frequency_penalty: wished("frequency_penalty", -2.0, 2.0, unasked.frequency_penalty)?,
+        penalty_window: unasked.penalty_window,
         logit_bias: biases(fields)?,
         seed: seed(fields)?,
     })
