@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use firebox_text::Tokenizer;
 use serde_json::{Value, json};
 use utoipa_axum::routes;
 
@@ -57,11 +58,20 @@ async fn detokenize(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<J
     let served = app.catalog.find(fields.text("model")?).await?.served;
     let tokens = fields.tokens("tokens", fields.needed_list("tokens")?)?;
     let tokenizer = served.tokenizer()?.clone();
-    let known = tokenizer.vocab_size();
-    if let Some(at) = tokens.iter().position(|&token| token as usize >= known) {
-        let unknown = format!("{} is no token; the vocabulary has {known}", tokens[at]);
-        return Err(fields.wrong(&format!("tokens[{at}]"), unknown));
-    }
+    expect_known(&fields, "tokens", &tokens, &tokenizer)?;
     let text = blocking(move || Ok(tokenizer.decode(&tokens, false))).await?;
     Ok(Json(json!({ "prompt": text, "content": text })))
+}
+
+/// What is no token would be left out of the text silently.
+pub(crate) fn expect_known(
+    fields: &Fields<'_>,
+    field: &str,
+    tokens: &[u32],
+    tokenizer: &Tokenizer,
+) -> Result<(), ApiError> {
+    let known = tokenizer.vocab_size();
+    let Some(at) = tokens.iter().position(|&token| token as usize >= known) else { return Ok(()) };
+    let unknown = format!("{} is no token; the vocabulary has {known}", tokens[at]);
+    Err(fields.wrong(&format!("{field}[{at}]"), unknown))
 }

@@ -18,6 +18,7 @@ use crate::completions::{Prompt, prompts};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::schema::{EmbeddingList, EmbeddingRequest, Ranking, RerankRequest};
+use crate::tokens::expect_known;
 
 /// Texts of one request.
 const MOST_TEXTS: usize = 2048;
@@ -42,12 +43,18 @@ async fn embed(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<V
     let chosen = app.catalog.find(fields.text("model")?).await?;
     let given = prompts(&fields, "input")?;
     expect_few(&fields, "input", given.len())?;
+    let alone = given.len() == 1;
     let mut texts = Vec::with_capacity(given.len());
-    for prompt in given {
+    for (index, prompt) in given.into_iter().enumerate() {
         texts.push(match prompt {
             Prompt::Text(text) => text,
             // Models read texts; what tokens spell is read as they are.
-            Prompt::Tokens(tokens) => chosen.served.tokenizer()?.decode(&tokens, true),
+            Prompt::Tokens(tokens) => {
+                let tokenizer = chosen.served.tokenizer()?;
+                let field = if alone { "input".into() } else { format!("input[{index}]") };
+                expect_known(&fields, &field, &tokens, tokenizer)?;
+                tokenizer.decode(&tokens, true)
+            }
         });
     }
     if let Some(at) = texts.iter().position(String::is_empty) {

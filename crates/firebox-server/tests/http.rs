@@ -271,6 +271,10 @@ fn texts_become_vectors_and_are_ranked() {
     let found = server.post("/v1/embeddings", &json!({"model": "llama", "input": "Hello"})).ok();
     assert_eq!(found["data"][0]["embedding"].as_array().unwrap().len(), 32);
     server.post("/v1/embeddings", &json!({"input": "Hello"})).fails(400, "model");
+    for (input, wrong) in [(json!([3, 9_999_999]), "input[1]"), (json!([[3], [4, 9_999_999]]), "input[1][1]")]
+    {
+        server.post("/v1/embeddings", &json!({"model": "llama", "input": input})).fails(400, wrong);
+    }
 }
 
 #[test]
