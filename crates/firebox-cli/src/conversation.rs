@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use firebox_runtime::heads::Router;
 use firebox_runtime::telemetry::Counter;
 use firebox_runtime::{
     Finish, GenerationConfig, Model, OWN_HEAD, RuntimeError, Session, Speculation, Summary,
@@ -12,7 +13,7 @@ use crate::console::Console;
 use crate::generating::answer;
 use crate::interrupt::Interrupt;
 use crate::prompt::Prompter;
-use crate::router::{AUTO, Router};
+use crate::router::{AUTO, choose};
 
 /// A conversation with a model.
 pub struct Conversation {
@@ -166,7 +167,7 @@ impl Conversation {
         session.rewind(kept);
         session.meters().add(Counter::CachedTokens, kept as u64);
         if let Some(router) = &self.router {
-            router.choose(session, &ids[kept..], console)?;
+            choose(router, session, &ids[kept..], console)?;
         }
         let mut config = self.config.clone();
         config.sampler.seed = config.sampler.seed.wrapping_add(self.answers);

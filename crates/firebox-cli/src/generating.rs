@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use firebox_runtime::fit::FitConfig;
-use firebox_runtime::heads::{HeadHistory, RackConfig};
+use firebox_runtime::heads::{HeadHistory, RackConfig, Router};
 use firebox_runtime::{Device, Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
 use firebox_text::Tokenizer;
 
@@ -17,7 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::outcome::usage;
 use crate::prompt::PromptArgs;
 use crate::rack::RackArgs;
-use crate::router::{AUTO, Router};
+use crate::router::AUTO;
 use crate::sampling::SamplingArgs;
 use crate::speculating::SpeculatingArgs;
 use crate::tracing::TraceArgs;

@@ -18,6 +18,7 @@ use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, usage};
 use crate::pocket::pocket_model;
 use crate::prompt::Prompter;
+use crate::router::choose;
 use crate::tokens::parse_ids;
 
 /// Options of `firebox run`.
@@ -109,7 +110,7 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     let mut session = args.generating.session(&model, &interrupt)?;
     // A router knows messages, and no texts that are to go on.
     if let Some(router) = args.generating.router(&session)?.filter(|_| !continues) {
-        router.choose(&mut session, &prompt, console)?;
+        choose(&router, &mut session, &prompt, console)?;
     }
     let mut speculation = args.generating.speculation(&model, &interrupt, console)?;
     let seed = config.sampler.seed;

@@ -324,7 +324,7 @@ fn panicked(panic: &(dyn Any + Send)) -> FireboxError {
 fn status(error: &FireboxError) -> FireboxStatus {
     match error {
         FireboxError::InvalidArgument { .. } => FireboxStatus::InvalidArgument,
-        FireboxError::Model { .. } | FireboxError::NoPocketModel { .. } => FireboxStatus::Model,
+        FireboxError::Model { .. } => FireboxStatus::Model,
         FireboxError::NoHead { .. } | FireboxError::NoFact { .. } => FireboxStatus::NotFound,
         FireboxError::Full { .. } => FireboxStatus::Full,
         FireboxError::File { .. } | FireboxError::ForeignFile { .. } => FireboxStatus::File,

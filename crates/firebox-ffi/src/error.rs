@@ -21,15 +21,6 @@ pub enum FireboxError {
         /// Why.
         source: RuntimeError,
     },
-    /// No model was named, and the pocket model is not there.
-    #[error(
-        "no model was named, and the pocket model is neither in the sources of this library nor at {}; name a model",
-        beside.display()
-    )]
-    NoPocketModel {
-        /// Where it would be beside the program.
-        beside: PathBuf,
-    },
     /// A head is not there, or cannot be used.
     #[error("head {name:?} cannot be used: {source}")]
     NoHead {

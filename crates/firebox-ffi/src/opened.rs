@@ -1,16 +1,10 @@
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use firebox_runtime::fit::FitConfig;
 use firebox_runtime::heads::RackConfig;
-use firebox_runtime::{Capacity, Model, RuntimeError, Saved, Script, Session, device};
+use firebox_runtime::{Capacity, Model, RuntimeError, Saved, Script, Session, device, pocket_model};
 
 use crate::FireboxError;
-
-/// The pocket model in the source tree that the library was built from.
-const IN_THE_SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/pocket");
-
-/// The same beside the program, where the command `firebox` has it too.
-const BESIDE_THE_PROGRAM: &str = "../share/firebox/pocket";
 
 /// An opened model that one can talk to.
 #[derive(Debug)]
@@ -25,8 +19,8 @@ pub(crate) struct Opened {
 impl Opened {
     /// By its path, or the pocket model; in so many bytes for the whole process, or as a whole.
     pub fn open(path: Option<&Path>, memory: Option<u64>) -> Result<Self, FireboxError> {
-        let path = path.map_or_else(pocket_model, |path| Ok(path.to_owned()))?;
-        Self::loaded(&path, memory).map_err(|source| FireboxError::Model { source })
+        let path = path.map_or_else(pocket_model, |path| Ok(path.to_owned()));
+        path.and_then(|path| Self::loaded(&path, memory)).map_err(|source| FireboxError::Model { source })
     }
 
     fn loaded(path: &Path, memory: Option<u64>) -> Result<Self, RuntimeError> {
@@ -51,13 +45,4 @@ impl Opened {
         let session = self.model.restored_in(&saved, pool)?;
         Ok((session, saved.note().to_owned()))
     }
-}
-
-fn pocket_model() -> Result<PathBuf, FireboxError> {
-    let program = std::env::current_exe().unwrap_or_default();
-    let beside = program.parent().unwrap_or(Path::new(".")).join(BESIDE_THE_PROGRAM);
-    // The recipe alone is no model.
-    let is_there = |place: &Path| place.join("config.json").is_file();
-    let places = [PathBuf::from(IN_THE_SOURCES), beside.clone()];
-    places.into_iter().find(|place| is_there(place)).ok_or(FireboxError::NoPocketModel { beside })
 }

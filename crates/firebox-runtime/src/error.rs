@@ -23,6 +23,15 @@ pub enum RuntimeError {
     /// The sequence could not remember, or not forget, what it should.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// No model was named, and the pocket model is not there.
+    #[error(
+        "no model was named, and the pocket model is neither in the sources of this program nor at {}; name a model",
+        beside.display()
+    )]
+    NoPocketModel {
+        /// Where it would be beside the program.
+        beside: PathBuf,
+    },
     /// A pass that several sequences took together failed.
     #[error("a pass of several sequences failed: {source}")]
     Together {

@@ -29,6 +29,7 @@ mod paused;
 mod perplexity;
 pub mod placement;
 pub mod planner;
+mod pocket;
 mod prefix;
 pub mod pressure;
 pub mod relevance;
@@ -75,6 +76,7 @@ pub use memory::{
 pub use model::Model;
 pub use paused::{Paused, Said};
 pub use perplexity::{Divergence, Perplexity, perplexity};
+pub use pocket::pocket_model;
 pub use prefix::{Origin, PersistentPrefix, PrefixOptions};
 pub use sampler::{Sampler, SamplerConfig, likeliest};
 pub use saved::{Saved, SavedSummary};

@@ -4,6 +4,7 @@ mod changes;
 mod classifying;
 mod rack;
 mod retry;
+mod router;
 mod source;
 
 /// Which head usually follows which.
@@ -11,6 +12,7 @@ pub use crate::succession::Succession as HeadHistory;
 pub use changes::Changes;
 pub use classifying::Likelihood;
 pub use rack::{FALLBACK, HeadEvent, HeadRack, HeadState, RackConfig, Worn};
+pub use router::Router;
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};
 
 #[cfg(test)]
