@@ -94,7 +94,12 @@ fn is_fit(schema: &Value, value: &Value) -> bool {
     match schema["type"].as_str().unwrap() {
         "null" => value.is_null(),
         "boolean" => value.is_boolean(),
-        "integer" => value.is_i64() && within(value.as_f64().unwrap(), "minimum", "maximum"),
+        // "-0" is an integer, which serde_json reads as a number that is none.
+        "integer" => {
+            let number = value.as_f64();
+            let negative_zero = number.is_some_and(|number| number == 0.0 && number.is_sign_negative());
+            (value.is_i64() || negative_zero) && within(number.unwrap(), "minimum", "maximum")
+        }
         "number" => value.as_f64().is_some_and(|number| within(number, "minimum", "maximum")),
         "string" => {
             let Some(text) = value.as_str() else { return false };
