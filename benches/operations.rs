@@ -39,7 +39,7 @@ fn weight(format: &str, inputs: usize, outputs: usize) -> (Weight, usize) {
     let data = TensorData::new(bits, [outputs, words]);
     let words_tensor = Tensor::<2, Int>::from_data(data, (&Device::flex(), DType::I32));
     let scales = numbers([outputs, inputs / 32]).cast(DType::F16);
-    let grouping = Grouping { inputs, group: 32, four_bits };
+    let grouping = Grouping { inputs, group: 32, four_bits, tiled: true };
     let bytes = outputs * (4 * words + inputs / 16);
     (Weight::Grouped { words: words_tensor, scales, grouping }, bytes)
 }

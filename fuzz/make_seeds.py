@@ -119,7 +119,7 @@ def main():
         "segments": [
             {"id": "embed", "file": "segments/embed.safetensors", "bytes": 640, "hash": "0" * 64, "tensors": [
                 {"name": "model.embed_tokens.weight", "shape": [4, 33],
-                 "encoding": {"grouped": {"bits": "q4", "group": 32}}}]},
+                 "encoding": {"tiled": {"bits": "q4", "group": 32}}}]},
             {"id": "layer-0000", "file": "segments/layer-0000.safetensors", "bytes": 640, "hash": "f" * 64,
              "tensors": [
                 {"name": "model.layers.0.input_layernorm.weight", "shape": [4], "encoding": {"plain": "F32"}},
@@ -134,7 +134,7 @@ def main():
         "segments": [
             {"id": "layer-0001", "file": "layer-0001.safetensors", "bytes": 640, "hash": "f" * 64, "tensors": [
                 {"name": "model.layers.1.mlp.up_proj.lora_A.weight", "shape": [4, 33],
-                 "encoding": {"grouped": {"bits": "q4", "group": 32}}}]},
+                 "encoding": {"tiled": {"bits": "q4", "group": 32}}}]},
             {"id": "final", "file": "final.safetensors", "bytes": 8, "hash": "a" * 64, "tensors": []},
         ],
     }

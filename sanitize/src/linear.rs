@@ -6,6 +6,19 @@ pub struct Grouping {
     pub inputs: usize,
     pub group: usize,
     pub four_bits: bool,
+    pub tiled: bool,
+}
+
+pub const TILE_ROWS: usize = 16;
+
+impl Grouping {
+    pub fn row_words(&self) -> usize {
+        if self.four_bits { self.inputs.div_ceil(32) * 4 } else { self.inputs.div_ceil(4) }
+    }
+
+    pub fn groups(&self) -> usize {
+        self.inputs.div_ceil(self.group)
+    }
 }
 
 #[path = "../../crates/firebox-kernels/src/linear/activations.rs"]
@@ -14,18 +27,16 @@ mod activations;
 mod blocks;
 #[path = "../../crates/firebox-kernels/src/linear/direct.rs"]
 mod direct;
-#[path = "../../crates/firebox-kernels/src/linear/few.rs"]
-mod few;
-#[path = "../../crates/firebox-kernels/src/linear/grouped.rs"]
-mod grouped;
-#[path = "../../crates/firebox-kernels/src/linear/line.rs"]
-mod line;
 #[path = "../../crates/firebox-kernels/src/linear/panel.rs"]
 mod panel;
 #[path = "../../crates/firebox-kernels/src/linear/plain.rs"]
 mod plain;
 #[path = "../../crates/firebox-kernels/src/linear/product.rs"]
 mod product;
+#[path = "../../crates/firebox-kernels/src/linear/tiles.rs"]
+mod tiles;
+#[path = "../../crates/firebox-kernels/src/linear/uneven.rs"]
+mod uneven;
 
 /// Products of weights in buffers that end where the weight does.
 #[cfg(test)]
@@ -33,9 +44,10 @@ mod tests {
     use super::Grouping;
     use super::activations::Activations;
     use super::blocks::{Block, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-    use super::grouped::{ByteRows, GroupedRows, NibbleRows, UnevenRows};
     use super::plain::{Bf16, F16, F32, PlainRows};
     use super::product::{FloatWeight, IntegerWeight, Multiplicand, decode, multiply};
+    use super::tiles::{Eight, Four, Tiles};
+    use super::uneven::UnevenRows;
 
     fn bytes(count: usize) -> Box<[u8]> {
         (0..count).map(|i| (i * 31 % 251) as u8).collect()
@@ -43,7 +55,7 @@ mod tests {
 
     fn check(weight: &dyn Multiplicand, outputs: usize, inputs: usize) {
         let padded = inputs.next_multiple_of(32);
-        for rows in [1, 2, 3, 7, 13] {
+        for rows in [1, 2, 3, 5, 7, 13] {
             let number = |i: usize| if i % padded < inputs { (i % 17) as f32 - 8.0 } else { 0.0 };
             let values: Vec<f32> = (0..rows * padded).map(number).collect();
             let x = Activations { rows, padded, values: &values };
@@ -69,24 +81,38 @@ mod tests {
 
     #[test]
     fn grouped_weights() {
+        for outputs in [1, 15, 16, 17, 33, 40] {
+            for inputs in INPUTS {
+                for (group, tiled) in
+                    [32, 64, 96, 128].into_iter().flat_map(|group| [(group, false), (group, true)])
+                {
+                    for four_bits in [false, true] {
+                        let grouping = Grouping { inputs, group, four_bits, tiled };
+                        let scales: Box<[u16]> = vec![0x3C00; outputs * grouping.groups()].into();
+                        let words: Box<[u32]> = (0..(outputs * grouping.row_words()) as u32).collect();
+                        if four_bits {
+                            check(&Tiles::<Four>::new(&words, &scales, outputs, grouping), outputs, inputs);
+                        } else {
+                            check(&Tiles::<Eight>::new(&words, &scales, outputs, grouping), outputs, inputs);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn uneven_weights() {
         for outputs in OUTPUTS {
             for inputs in INPUTS {
-                for group in [32, 48, 64, 128, 1000] {
-                    let groups = inputs.div_ceil(group);
-                    let scales: Box<[u16]> = vec![0x3C00; outputs * groups].into();
-                    let strides = (inputs.next_multiple_of(4), inputs.div_ceil(32) * 16);
-                    let (eight, four) = (bytes(outputs * strides.0), bytes(outputs * strides.1));
-                    let rows = |bytes, stride, four_bits| {
-                        let grouping = Grouping { inputs, group, four_bits };
-                        GroupedRows::new(bytes, stride, &scales, groups, grouping)
-                    };
-                    let (eight, four) = (rows(&eight, strides.0, false), rows(&four, strides.1, true));
-                    if group % 32 == 0 {
-                        check(&IntegerWeight(ByteRows(eight)), outputs, inputs);
-                        check(&IntegerWeight(NibbleRows(four)), outputs, inputs);
-                    } else {
-                        check(&FloatWeight(UnevenRows(eight)), outputs, inputs);
-                        check(&FloatWeight(UnevenRows(four)), outputs, inputs);
+                for group in [48, 1000] {
+                    for four_bits in [false, true] {
+                        let grouping = Grouping { inputs, group, four_bits, tiled: false };
+                        let scales: Box<[u16]> = vec![0x3C00; outputs * grouping.groups()].into();
+                        let stride = 4 * grouping.row_words();
+                        let bytes = bytes(outputs * stride);
+                        let rows = UnevenRows::new(&bytes, stride, &scales, grouping);
+                        check(&FloatWeight(rows), outputs, inputs);
                     }
                 }
             }

@@ -37,16 +37,11 @@ pub fn warm_up(device: &Device, formats: &Formats) {
         }
         for &grouping in &formats.grouped {
             let inputs = grouping.group.next_multiple_of(NIBBLE_CHUNK);
-            let words = inputs / if grouping.four_bits { 8 } else { 4 };
-            let words = Tensor::<2, Int>::zeros([1, words], (device, DType::I32));
+            let grouping = Grouping { inputs, tiled: false, ..grouping };
+            let words = Tensor::<2, Int>::zeros([1, grouping.row_words()], (device, DType::I32));
             let scales = if device.supports_dtype(DType::F16) { DType::F16 } else { DType::F32 };
-            let scales = zeros([1, inputs.div_ceil(grouping.group)], scales);
-            multiply_grouped(
-                zeros([rows, inputs], DType::F32),
-                words,
-                scales,
-                Grouping { inputs, ..grouping },
-            );
+            let scales = zeros([1, grouping.groups()], scales);
+            multiply_grouped(zeros([rows, inputs], DType::F32), words, scales, grouping);
         }
     }
     let weight = || Tensor::<1>::zeros([4], (device, DType::F32));

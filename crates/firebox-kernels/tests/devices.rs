@@ -85,9 +85,11 @@ proptest! {
     #[test]
     fn grouped_weights(
         rows in some_rows(), outputs in 1usize..140, inputs in 1usize..300,
-        group in prop_oneof![Just(32usize), Just(128), Just(96), Just(48)], four_bits: bool, seed in 0u64..1000,
+        group in prop_oneof![Just(32usize), Just(128), Just(96), Just(48)], four_bits: bool, tiled: bool,
+        seed in 0u64..1000,
     ) {
-        check_grouped(rows, outputs, Grouping { inputs, group, four_bits }, seed);
+        let tiled = tiled && group.is_multiple_of(32);
+        check_grouped(rows, outputs, Grouping { inputs, group, four_bits, tiled }, seed);
     }
 
     #[test]
@@ -220,8 +222,8 @@ fn products_of_usual_sizes() {
         check_plain(rows, 512, 70, DType::F32, 1);
         check_plain(rows, 512, 70, DType::F16, 2);
         for four_bits in [false, true] {
-            check_grouped(rows, 70, Grouping { inputs: 1024, group: 128, four_bits }, 3);
-            check_grouped(rows, 70, Grouping { inputs: 992, group: 64, four_bits }, 4);
+            check_grouped(rows, 70, Grouping { inputs: 1024, group: 128, four_bits, tiled: true }, 3);
+            check_grouped(rows, 70, Grouping { inputs: 992, group: 64, four_bits, tiled: true }, 4);
         }
     }
 }
@@ -229,7 +231,7 @@ fn products_of_usual_sizes() {
 /// Few rows or many: what a row gives does not depend on the ones beside it.
 #[test]
 fn rows_do_not_see_each_other() {
-    let grouping = Grouping { inputs: 96, group: 32, four_bits: true };
+    let grouping = Grouping { inputs: 96, group: 32, four_bits: true, tiled: true };
     let (words, scales) = grouped(50, grouping, 1);
     let x = random([70, grouping.inputs], 2);
     for device in devices_with_own() {
@@ -246,7 +248,7 @@ fn rows_do_not_see_each_other() {
 /// Not on ndarray, whose product of no rows divides by zero.
 #[test]
 fn no_rows_give_no_rows() {
-    let grouping = Grouping { inputs: 64, group: 32, four_bits: true };
+    let grouping = Grouping { inputs: 64, group: 32, four_bits: true, tiled: false };
     let (words, scales) = grouped(5, grouping, 1);
     for device in devices_with_own() {
         let none = Tensor::<2>::zeros([0, 64], &device);
@@ -261,7 +263,7 @@ fn no_rows_give_no_rows() {
 
 #[test]
 fn what_is_not_a_number_stays_in_its_row() {
-    let grouping = Grouping { inputs: 70, group: 32, four_bits: true };
+    let grouping = Grouping { inputs: 70, group: 32, four_bits: true, tiled: true };
     let (words, scales) = grouped(33, grouping, 1);
     for rows in [3, 20] {
         let clean = random([rows, 70], 2);
@@ -294,7 +296,7 @@ fn other_layouts_of_memory_are_read_right() {
 
 #[test]
 fn warming_up_runs_everywhere() {
-    let grouping = Grouping { inputs: 4096, group: 32, four_bits: true };
+    let grouping = Grouping { inputs: 4096, group: 32, four_bits: true, tiled: false };
     for device in devices() {
         let formats = Formats {
             plain: vec![DType::F32],

@@ -123,7 +123,10 @@ proptest! {
     ) {
         let inputs = 32 * chunks + beyond;
         // Uneven groups are multiplied as numbers, others as integers.
-        let grouping = |group, four_bits| Grouping { inputs, group, four_bits };
+        let grouping = |group: usize, four_bits| {
+            let tiled = group.is_multiple_of(32) && seed.is_multiple_of(2);
+            Grouping { inputs, group, four_bits, tiled }
+        };
         let dense = |dtype| Weight::Dense(random([outputs, inputs], seed).cast(dtype));
         let weight = match kind {
             0 => dense(DType::F32),
@@ -607,7 +610,7 @@ fn products_with_blocks() {
 /// So many outputs that not all are unpacked at once.
 #[test]
 fn products_with_a_large_frozen_weight() {
-    let grouping = Grouping { inputs: 4096, group: 32, four_bits: true };
+    let grouping = Grouping { inputs: 4096, group: 32, four_bits: true, tiled: true };
     let (words, scales) = grouped(700, grouping, 1);
     let weight = linear::reference::dequantize(words.clone(), scales.clone(), grouping).autodiff();
     let x = random([3, 4096], 2).autodiff().require_grad();
@@ -622,7 +625,7 @@ fn products_with_a_large_frozen_weight() {
 
 #[test]
 fn products_with_several_weights() {
-    let grouping = Grouping { inputs: 64, group: 32, four_bits: false };
+    let grouping = Grouping { inputs: 64, group: 32, four_bits: false, tiled: true };
     let (words, scales) = grouped(9, grouping, 5);
     let scales = scales.mul_scalar(0.02);
     let blocks = random_blocks(BlockFormat::Q8_0, 11 * 2);

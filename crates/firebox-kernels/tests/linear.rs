@@ -7,7 +7,7 @@ mod support;
 
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::{Weight, multiply, multiply_each, multiply_grouped, reference};
+use firebox_kernels::linear::{Weight, gather_grouped, multiply, multiply_each, multiply_grouped, reference};
 use proptest::prelude::*;
 use support::{assert_close, bits, grouped, random, values};
 
@@ -33,8 +33,12 @@ fn grouping() -> impl Strategy<Value = Grouping> {
         prop_oneof![3 => 1usize..300, 1 => 300usize..1300],
         prop_oneof![Just(32usize), Just(64), Just(128), Just(48), Just(1000)],
         any::<bool>(),
+        any::<bool>(),
     )
-        .prop_map(|(inputs, group, four_bits)| Grouping { inputs, group, four_bits })
+        .prop_map(|(inputs, group, four_bits, tiled)| {
+            // Tiles have groups of whole chunks.
+            Grouping { inputs, group, four_bits, tiled: tiled && group.is_multiple_of(32) }
+        })
 }
 
 /// The same elements from the `at`-th on in a buffer.
@@ -82,6 +86,17 @@ proptest! {
         within(matrix(rows, grouping.inputs, seed), if grouping.four_bits { 257.0 * tolerance } else { tolerance });
     }
 
+    #[test]
+    fn gathered_rows(
+        outputs in 1usize..70, grouping in grouping(), seed in 0u64..1000, picks in prop::collection::vec(0usize..1000, 1..9),
+    ) {
+        let (words, scales) = grouped(outputs, grouping, seed);
+        let picks: Vec<i64> = picks.into_iter().map(|pick| (pick % outputs) as i64).collect();
+        let indices = Tensor::<1, Int>::from_data(picks.as_slice(), &Device::flex());
+        let expected = reference::dequantize(words.clone(), scales.clone(), grouping).select(0, indices.clone());
+        prop_assert_eq!(bits(gather_grouped(words, scales, grouping, indices)), bits(expected));
+    }
+
     /// Weights lie in a mapped file wherever an element may.
     #[test]
     fn weights_anywhere(
@@ -119,7 +134,7 @@ proptest! {
 /// Large enough that several threads share the work.
 #[test]
 fn threads_do_not_change_a_bit() {
-    let grouping = Grouping { inputs: 1024, group: 32, four_bits: true };
+    let grouping = Grouping { inputs: 1024, group: 32, four_bits: true, tiled: true };
     let (words, scales) = grouped(1500, grouping, 3);
     let x = matrix(17, grouping.inputs, 5);
     let weight = matrix(1500, grouping.inputs, 11).cast(DType::F16);
@@ -167,7 +182,7 @@ fn other_layouts_of_memory_are_read_right() {
 #[test]
 fn weights_do_not_see_each_other() {
     for rows in [1, 3, 20] {
-        let grouping = |four_bits| Grouping { inputs: 320, group: 32, four_bits };
+        let grouping = |four_bits| Grouping { inputs: 320, group: 32, four_bits, tiled: true };
         let x = matrix(rows, 320, 1);
         let (four, four_scales) = grouped(33, grouping(true), 2);
         let (eight, eight_scales) = grouped(1500, grouping(false), 3);

@@ -225,7 +225,7 @@ fn parts() {
     }
     let (x, weight) = (leaf([512, 1024], 1), random([1024, 1024], 2));
     for four_bits in [false, true] {
-        let grouping = Grouping { inputs: 1024, group: 32, four_bits };
+        let grouping = Grouping { inputs: 1024, group: 32, four_bits, tiled: true };
         let (words, scales) = grouped(1024, grouping, 1);
         compare(
             &format!("frozen product, four bits {four_bits}"),

@@ -38,12 +38,7 @@ impl Matrix {
         match self {
             Self::Dense(dense) => dense.weight.val().select(0, indices).cast(DType::F32),
             Self::Grouped(grouped) => {
-                let words = grouped.words.val().select(0, indices.clone());
-                linear::reference::dequantize(
-                    words,
-                    grouped.scales.val().select(0, indices),
-                    grouped.grouping,
-                )
+                linear::gather_grouped(grouped.words.val(), grouped.scales.val(), grouped.grouping, indices)
             }
             Self::Blocks(blocks) => {
                 linear::dequantize_blocks(blocks.bytes.val().select(0, indices), blocks.format)
@@ -65,7 +60,8 @@ impl DenseMatrix {
     }
 }
 
-/// A weight of 8-bit or 4-bit integers, packed into 32-bit words as the store lays them out.
+/// A weight of 8-bit or 4-bit integers, packed into 32-bit words: in tiles of rows as the store
+/// lays them out where the device multiplies with those, one row after the other elsewhere.
 #[derive(Module, Debug)]
 pub struct GroupedMatrix {
     /// `[outputs, words]`

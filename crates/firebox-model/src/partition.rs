@@ -1,7 +1,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firebox_store::{Checkpoint, Portion};
+use firebox_store::{Checkpoint, Portion, TILE_ROWS};
 
 use crate::ModelError;
 use crate::config::DecoderConfig;
@@ -56,7 +56,7 @@ impl Partition {
     }
 }
 
-/// The rows of a matrix in as few blocks of equal size as are no larger than `most` bytes.
+/// The rows of a matrix in as few blocks of equal size as are no larger than `most` bytes. They are whole tiles.
 fn row_blocks(
     checkpoint: &Checkpoint,
     name: &str,
@@ -64,7 +64,8 @@ fn row_blocks(
     most: u64,
 ) -> impl Iterator<Item = Range<usize>> {
     let bytes = checkpoint.info(name).map_or(0, |info| info.bytes);
-    let blocks = bytes.div_ceil(most.max(1)).clamp(1, rows.max(1) as u64) as usize;
-    let each = rows.div_ceil(blocks).max(1);
+    let blocks = bytes.div_ceil(most.max(1)).clamp(1, rows.max(1) as u64);
+    let largest = (most * rows as u64 / bytes.max(1)) as usize / TILE_ROWS * TILE_ROWS;
+    let each = rows.div_ceil(blocks as usize).next_multiple_of(TILE_ROWS).min(largest.max(TILE_ROWS));
     (0..rows).step_by(each).map(move |start| start..rows.min(start + each))
 }

@@ -243,9 +243,19 @@ pub(crate) fn matrix(
                     scales.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect();
                 Tensor::from_data(TensorData::new(widened, [outputs, groups]), device)
             };
-            let grouping =
-                Grouping { inputs, group: quantization.group, four_bits: quantization.bits == Bits::Q4 };
-            Ok(Matrix::Grouped(GroupedMatrix::new(words(weight, outputs, device), scales, grouping)))
+            let grouping = Grouping {
+                inputs,
+                group: quantization.group,
+                four_bits: quantization.bits == Bits::Q4,
+                tiled: true,
+            };
+            let words = words(weight, outputs, device);
+            let (words, scales, grouping) = if linear::multiplies_tiles(device) {
+                (words, scales, grouping)
+            } else {
+                linear::in_rows(words, scales, grouping)
+            };
+            Ok(Matrix::Grouped(GroupedMatrix::new(words, scales, grouping)))
         }
         Encoding::Block(block) if linear::multiplies_blocks(device) => {
             let row_bytes = inputs / block.block_len() * block.block_bytes();
@@ -268,26 +278,23 @@ fn widened<const D: usize>(
     Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), device))
 }
 
-/// Packed bytes as rows of 32-bit words: every device has those, few have 8-bit tensors.
+/// Packed bytes as 32-bit words: every device has those, few have 8-bit tensors.
 fn words(weight: Weight, rows: usize, device: &Device) -> Tensor<2, Int> {
     const WORD: usize = size_of::<u32>();
-    let row_bytes = weight.data.len() / rows;
-    let words = row_bytes.div_ceil(WORD);
-    let words = if row_bytes.is_multiple_of(WORD) && weight.data.as_ptr().cast::<u32>().is_aligned() {
-        data(weight.data, [rows, words], DType::I32)
+    let shape = [rows, weight.data.len() / WORD / rows.max(1)];
+    let words = if weight.data.as_ptr().cast::<u32>().is_aligned() {
+        data(weight.data, shape, DType::I32)
     } else {
-        let mut padded = Vec::with_capacity(rows * words * WORD);
-        for row in weight.data.chunks_exact(row_bytes) {
-            padded.extend_from_slice(row);
-            padded.resize(padded.len().next_multiple_of(WORD), 0);
-        }
-        TensorData::from_bytes_vec(padded, [rows, words], DType::I32)
+        let words: Vec<i32> =
+            weight.data.as_chunks().0.iter().map(|word| i32::from_ne_bytes(*word)).collect();
+        TensorData::new(words, shape)
     };
     Tensor::from_data(words, (device, DType::I32))
 }
 
-// Nibbles are multiplied in the order they are stored in.
+// Integers are multiplied in the order they are stored in.
 const _: () = assert!(firebox_store::Q4_CHUNK == linear::NIBBLE_CHUNK);
+const _: () = assert!(firebox_store::TILE_ROWS == linear::TILE_ROWS);
 
 /// A parameter that training may later make trainable; nothing is copied.
 pub(crate) fn param<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {

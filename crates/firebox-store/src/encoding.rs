@@ -112,9 +112,13 @@ impl Bits {
 
 /// Firebox's own quantization: symmetric, one f16 scale per `group` consecutive inputs of an output row.
 ///
-/// `q8` is I8 `[out, in]`. `q4` is U8 `[out, ceil(in / 32) * 16]`: within a chunk of 32 inputs, byte `j` holds
-/// input `j` in its low and input `j + 16` in its high half, each with 8 added; the last chunk is filled with
-/// zeros (8). Scales are F16 `[out, ceil(in / group)]`.
+/// A row of `q8` is a signed byte for every input. A row of `q4` is 16 bytes for every chunk of 32 inputs: byte `j` holds
+/// input `j` in its low and input `j + 16` in its high half, each with 8 added; the last chunk is filled with zeros (8).
+/// Either is filled up to whole words of four bytes.
+///
+/// Rows lie side by side in tiles of [`TILE_ROWS`]: of each tile the first words of all rows, then the second ones, and so
+/// on; the last tile has as many rows as are left. F16 scales, `ceil(in / group)` of a row, lie likewise, scale by scale.
+/// That is the order in which a product of sixteen outputs at a time reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quantization {
@@ -126,6 +130,12 @@ pub struct Quantization {
 
 /// Inputs that share one 16-byte chunk in the q4 layout.
 pub const Q4_CHUNK: usize = 32;
+
+/// Rows of a quantized matrix that lie side by side.
+pub const TILE_ROWS: usize = 16;
+
+/// Bytes of a row that lie together in a tile.
+pub(crate) const TILE_WORD: usize = 4;
 
 impl Quantization {
     /// Says what is wrong with the group size, if anything: a group must cover whole q4 chunks, so that one chunk
@@ -140,7 +150,7 @@ impl Quantization {
     /// Bytes that one row of `inputs` weights takes, scales apart. None where that overflows.
     pub fn row_bytes(&self, inputs: usize) -> Option<usize> {
         match self.bits {
-            Bits::Q8 => Some(inputs),
+            Bits::Q8 => inputs.checked_next_multiple_of(TILE_WORD),
             Bits::Q4 => inputs.div_ceil(Q4_CHUNK).checked_mul(Q4_CHUNK / 2),
         }
     }
@@ -231,14 +241,43 @@ const MAX_RANK: usize = 32;
 
 /// How a tensor's numbers are written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "lowercase", try_from = "Written")]
 pub enum Encoding {
     /// One element after another.
     Plain(Dtype),
     /// Firebox's own quantization, scales in a tensor of their own.
+    #[serde(rename = "tiled")]
     Grouped(Quantization),
     /// Blocks of GGUF, scales inside.
     Block(BlockType),
+}
+
+/// An encoding as some version has written it.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Written {
+    Plain(Dtype),
+    Tiled(Quantization),
+    /// One row after the other.
+    Grouped(Quantization),
+    Block(BlockType),
+}
+
+impl TryFrom<Written> for Encoding {
+    type Error = String;
+
+    fn try_from(written: Written) -> Result<Self, String> {
+        Ok(match written {
+            Written::Plain(dtype) => Self::Plain(dtype),
+            Written::Tiled(quantization) => Self::Grouped(quantization),
+            Written::Block(block) => Self::Block(block),
+            Written::Grouped(quantization) => {
+                return Err(format!(
+                    "{quantization} as earlier versions of Firebox wrote it, row by row; import the model or train the head again"
+                ));
+            }
+        })
+    }
 }
 
 impl Encoding {
@@ -317,7 +356,7 @@ impl Encoding {
     pub fn align(&self) -> usize {
         match self {
             Self::Plain(dtype) => dtype.size(),
-            Self::Grouped(_) => 1,
+            Self::Grouped(_) => TILE_WORD,
             Self::Block(_) => 2,
         }
     }
@@ -339,4 +378,19 @@ pub(crate) fn element_count(shape: &[usize]) -> Option<usize> {
     // a shape of [0, huge, huge] is refused, since later arithmetic on its strides would overflow.
     let strides = shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim.max(1)))?;
     Some(if shape.contains(&0) { 0 } else { strides })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_earlier_versions_packed_row_by_row_is_refused() {
+        let packed = Encoding::Grouped(Quantization { bits: Bits::Q4, group: 32 });
+        let written = serde_json::to_string(&packed).unwrap();
+        assert_eq!(serde_json::from_str::<Encoding>(&written).unwrap(), packed);
+        let earlier = written.replace("tiled", "grouped");
+        let error = serde_json::from_str::<Encoding>(&earlier).unwrap_err().to_string();
+        assert!(error.contains("import the model"), "{error}");
+    }
 }

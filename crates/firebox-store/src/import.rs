@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::catalog::{Place, Span, TensorInfo};
 use crate::checkpoint::{Checkpoint, SourceKind, combined_hash};
-use crate::encoding::{Encoding, Quantization};
+use crate::encoding::{Encoding, Quantization, TILE_ROWS};
 use crate::error::StoreError;
 use crate::excerpt::Shape;
 use crate::files::{self, File};
@@ -21,7 +21,7 @@ use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
 use crate::heads;
 use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, file_of};
 use crate::partial::{Partial, sync_folder};
-use crate::quantize::{is_quantized, quantize_row};
+use crate::quantize::{is_quantized, quantize_tiles};
 use crate::segment::SegmentId;
 use crate::text::{GGUF_VOCABULARY, TokenizerSource};
 use crate::weight::decode;
@@ -30,7 +30,7 @@ use crate::writer::{Plan, TensorWriter};
 /// Bytes of a tensor in memory at a time. Large enough for a disk to stream, small beside any model.
 const BUFFER: usize = 4 << 20;
 
-/// The longest row that can be quantized: it has to be in memory as a whole.
+/// The longest row that can be quantized: those of a tile have to be in memory as a whole.
 const MAX_ROW: usize = 1 << 20;
 
 /// Files that go into the bundle as they are.
@@ -271,7 +271,9 @@ impl Import<'_> {
         // A span is made of equal rows: that is what the shape was checked against.
         let row_bytes = place.data.len / rows.max(1);
         let row_scale_bytes = place.scales.map_or(0, |scales| scales.len / rows.max(1));
-        let chunk = (BUFFER / (inputs * size_of::<f32>())).clamp(1, rows.max(1));
+        // Whole tiles, of what is read and of what is written.
+        let chunk =
+            (BUFFER / (inputs * size_of::<f32>())).max(1).next_multiple_of(TILE_ROWS).min(rows.max(1));
         let mut spill = self.open_spill()?;
         let mut raw = vec![0; chunk * row_bytes];
         let mut raw_scales = vec![0; chunk * row_scale_bytes];
@@ -289,10 +291,8 @@ impl Import<'_> {
             packed.clear();
             scales.clear();
             decode(info.encoding, inputs, raw, raw_scales, &mut values);
-            for (at, values) in values.chunks_exact(inputs).enumerate() {
-                quantize_row(quantization, values, &mut packed, &mut scales)
-                    .map_err(|reason| fault(format!("row {}: {reason}", row + at)))?;
-            }
+            quantize_tiles(quantization, &values, inputs, &mut packed, &mut scales)
+                .map_err(|(at, reason)| fault(format!("row {}: {reason}", row + at)))?;
             writer.write(&packed)?;
             spill.write_all(&scales).map_err(|error| StoreError::io(&self.spill, "write", error))?;
             row += count;

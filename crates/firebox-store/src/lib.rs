@@ -93,6 +93,7 @@ mod spare;
 mod stream;
 mod tensor_file;
 mod text;
+mod tile;
 mod trunk;
 mod verify;
 mod weight;
@@ -101,7 +102,7 @@ mod writer;
 pub use catalog::TensorInfo;
 pub use checkpoint::{Checkpoint, SourceKind};
 pub use disk::{ReadAt, ReadMethod, probes, reading_rate};
-pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization};
+pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_ROWS};
 pub use error::{Fault, StoreError};
 pub use heads::{
     HEAD, HeadFiles, HeadGeneration, HeadInfo, HeadManifest, HeadRow, HeadTable, Heads, NewHead, is_head_name,

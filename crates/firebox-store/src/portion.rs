@@ -11,8 +11,10 @@ use memmap2::MmapMut;
 use crate::catalog::{Span, TensorInfo};
 use crate::checkpoint::Checkpoint;
 use crate::disk::{BLOCK, ReadAt};
+use crate::encoding::{Encoding, TILE_ROWS, TILE_WORD};
 use crate::error::StoreError;
 use crate::mapping::aligned_copy;
+use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 
 /// Spans that lie nearer to each other are read as one: what lies between costs less than another request.
@@ -282,35 +284,57 @@ impl Checkpoint {
         Ok(Portion::new(self.path(), tensors))
     }
 
-    /// Some rows of a matrix, as a matrix of the same name.
+    /// Some rows of a matrix, as a matrix of the same name. Of a quantized one whole tiles.
     pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<Portion, StoreError> {
         Ok(Portion::new(self.path(), vec![self.rows_of(name, rows)?]))
     }
 
     /// Single rows of a matrix, in the order asked for.
     pub fn gather(&self, name: &str, rows: &[usize], disk: &dyn ReadAt) -> Result<Weight, StoreError> {
-        let (info, ..) = self.rows_of(name, 0..0)?;
+        let (mut info, ..) = self.rows_of(name, 0..0)?;
+        let height = self.entry(name)?.0.shape[0];
+        let tiled = matches!(info.encoding, Encoding::Grouped(_));
         let (mut data, mut scales) = (Vec::new(), Vec::new());
         for &row in rows {
-            let (_, span, scale_span) = self.rows_of(name, row..row + 1)?;
-            for (span, out) in [(Some(span), &mut data), (scale_span, &mut scales)] {
-                let Some(span) = span else { continue };
-                // Rows are far shorter than a block, and neighbours come with them.
-                let portion = Portion::new(self.path(), vec![(info.clone(), span, None)]);
-                let mut buffer = vec![0u8; portion.buffer_bytes];
-                portion.read(disk, &mut buffer)?;
-                out.extend_from_slice(&buffer[portion.tensors[0].data.clone()]);
+            let first = if tiled { row - row % TILE_ROWS } else { row };
+            let last = if tiled { height.min(first + TILE_ROWS).max(row + 1) } else { row + 1 };
+            let (_, span, scale_span) = self.rows_of(name, first..last)?;
+            let (lanes, lane) = (last - first, row - first);
+            let bytes = self.near(&info, span, disk)?;
+            if tiled {
+                tile::put_row::<TILE_WORD>(&bytes, lanes, lane, &mut data);
+            } else {
+                data.extend(bytes);
+            }
+            if let Some(span) = scale_span {
+                tile::put_row::<SCALE>(&self.near(&info, span, disk)?, lanes, lane, &mut scales);
             }
         }
+        if tiled && !rows.is_empty() {
+            data = tile::of_rows::<TILE_WORD>(&data, rows.len());
+            scales = tile::of_rows::<SCALE>(&scales, rows.len());
+        }
         let has_scales = !scales.is_empty();
+        info.shape[0] = rows.len();
         Ok(Weight {
-            shape: vec![rows.len(), info.shape[1]],
+            shape: info.shape,
             name: info.name,
             encoding: info.encoding,
             data: aligned_copy(&data),
             scales: has_scales.then(|| aligned_copy(&scales)),
             mapped: false,
         })
+    }
+
+    /// A few bytes of a tensor. They are far shorter than a block, and neighbours come with them.
+    fn near(&self, info: &TensorInfo, span: Span, disk: &dyn ReadAt) -> Result<Vec<u8>, StoreError> {
+        let portion = Portion::new(self.path(), vec![(info.clone(), span, None)]);
+        let mut buffer = vec![0u8; portion.buffer_bytes];
+        portion.read(disk, &mut buffer)?;
+        let Range { start, end } = portion.tensors[0].data;
+        buffer.truncate(end);
+        buffer.drain(..start);
+        Ok(buffer)
     }
 
     /// Reads a portion into memory of its own, which the system gets back as soon as it is dropped.
@@ -332,6 +356,11 @@ impl Checkpoint {
         };
         if rows.end > height || rows.start > rows.end {
             return Err(fault(format!("rows {} to {} of {height}", rows.start, rows.end)));
+        }
+        let whole = |row: usize| row == height || row.is_multiple_of(TILE_ROWS);
+        if matches!(info.encoding, Encoding::Grouped(_)) && !(whole(rows.start) && whole(rows.end)) {
+            let reason = format!("rows {} to {} are not whole tiles of {TILE_ROWS}", rows.start, rows.end);
+            return Err(fault(reason));
         }
         let part = |span: Span| {
             let row = span.len / height.max(1);

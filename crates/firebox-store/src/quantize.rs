@@ -4,11 +4,12 @@ use bytes::Bytes;
 use half::{bf16, f16};
 
 use crate::catalog::TensorInfo;
-use crate::encoding::{Bits, Dtype, Encoding, Q4_CHUNK, Quantization, element_count};
+use crate::encoding::{Bits, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_ROWS, TILE_WORD, element_count};
 use crate::error::StoreError;
 use crate::excerpt::Shape;
 use crate::mapping::aligned_copy;
 use crate::segment::SegmentId;
+use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 
 /// Ends of the names of matrices that are multiplied with, or looked up in, and so are worth quantizing. Left out on
@@ -57,10 +58,8 @@ pub fn quantize(
     let mut data = Vec::with_capacity(bytes);
     let mut scales = Vec::new();
     if shape[1] > 0 {
-        for (row, values) in values.chunks_exact(shape[1]).enumerate() {
-            quantize_row(quantization, values, &mut data, &mut scales)
-                .map_err(|reason| fault(format!("row {row}: {reason}")))?;
-        }
+        quantize_tiles(quantization, values, shape[1], &mut data, &mut scales)
+            .map_err(|(row, reason)| fault(format!("row {row}: {reason}")))?;
     }
     Ok(Weight {
         name: name.to_owned(),
@@ -109,8 +108,31 @@ pub fn encode(name: &str, values: &[f32], shape: &[usize], encoding: Encoding) -
     })
 }
 
+/// Appends the packed values of rows from the first of a tile on, and their scales; says which row cannot be packed.
+pub(crate) fn quantize_tiles(
+    quantization: Quantization,
+    values: &[f32],
+    inputs: usize,
+    data: &mut Vec<u8>,
+    scales: &mut Vec<u8>,
+) -> Result<(), (usize, String)> {
+    let (mut rows, mut row_scales) = (Vec::new(), Vec::new());
+    for (tile, values) in values.chunks(TILE_ROWS * inputs).enumerate() {
+        rows.clear();
+        row_scales.clear();
+        let count = values.len() / inputs;
+        for (row, values) in values.chunks_exact(inputs).enumerate() {
+            quantize_row(quantization, values, &mut rows, &mut row_scales)
+                .map_err(|reason| (tile * TILE_ROWS + row, reason))?;
+        }
+        tile::put_side_by_side::<TILE_WORD>(&rows, count, data);
+        tile::put_side_by_side::<SCALE>(&row_scales, count, scales);
+    }
+    Ok(())
+}
+
 /// Appends one row's packed values and its scales.
-pub(crate) fn quantize_row(
+fn quantize_row(
     quantization: Quantization,
     row: &[f32],
     data: &mut Vec<u8>,
@@ -143,6 +165,8 @@ pub(crate) fn quantize_row(
             }
         }
     }
+    // Rows of a tile are as long as each other, so this fills up every one of them alike.
+    data.resize(data.len().next_multiple_of(TILE_WORD), 0);
     Ok(())
 }
 

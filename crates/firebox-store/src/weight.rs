@@ -3,10 +3,11 @@
 use bytes::Bytes;
 use half::{bf16, f16};
 
-use crate::encoding::{Bits, Dtype, Encoding, Q4_CHUNK, Quantization, element_count};
+use crate::encoding::{Bits, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_WORD, element_count};
 use crate::error::StoreError;
 use crate::excerpt::Shape;
 use crate::gguf::dequant;
+use crate::tile::{self, SCALE};
 
 /// A tensor as it is stored.
 #[derive(Debug, Clone)]
@@ -60,7 +61,8 @@ impl Weight {
     }
 }
 
-/// Appends the elements of whole rows of `inputs` elements. The lengths are the caller's to check.
+/// Appends the elements of whole rows of `inputs` elements, where they are quantized from the first of a tile on. The
+/// lengths are the caller's to check.
 pub(crate) fn decode(encoding: Encoding, inputs: usize, data: &[u8], scales: &[u8], out: &mut Vec<f32>) {
     match encoding {
         Encoding::Plain(dtype) => decode_plain(dtype, data, out),
@@ -93,16 +95,23 @@ fn decode_plain(dtype: Dtype, data: &[u8], out: &mut Vec<f32>) {
 
 fn decode_grouped(quantization: Quantization, inputs: usize, data: &[u8], scales: &[u8], out: &mut Vec<f32>) {
     let Some(row_bytes) = quantization.row_bytes(inputs).filter(|bytes| *bytes > 0) else { return };
-    let row_scales = quantization.row_scales(inputs) * size_of::<f16>();
-    for (row, scales) in data.chunks_exact(row_bytes).zip(scales.chunks_exact(row_scales)) {
-        let scales = scales.as_chunks::<2>().0;
-        out.extend((0..inputs).map(|input| {
-            let value = match quantization.bits {
-                Bits::Q8 => f32::from(row[input] as i8),
-                Bits::Q4 => f32::from(q4_nibble(row, input)) - 8.0,
-            };
-            value * f16::from_le_bytes(scales[input / quantization.group]).to_f32()
-        }));
+    let scale_bytes = quantization.row_scales(inputs) * SCALE;
+    let (mut row, mut row_scales) = (Vec::new(), Vec::new());
+    for ((tile, rows), (scales, _)) in tile::tiles(data, row_bytes).zip(tile::tiles(scales, scale_bytes)) {
+        for lane in 0..rows {
+            row.clear();
+            row_scales.clear();
+            tile::put_row::<TILE_WORD>(tile, rows, lane, &mut row);
+            tile::put_row::<SCALE>(scales, rows, lane, &mut row_scales);
+            let scales = row_scales.as_chunks::<SCALE>().0;
+            out.extend((0..inputs).map(|input| {
+                let value = match quantization.bits {
+                    Bits::Q8 => f32::from(row[input] as i8),
+                    Bits::Q4 => f32::from(q4_nibble(&row, input)) - 8.0,
+                };
+                value * f16::from_le_bytes(scales[input / quantization.group]).to_f32()
+            }));
+        }
     }
 }
 

@@ -7,10 +7,11 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use firebox_store::{
-    Bits, Checkpoint, Dtype, Encoding, ImportOptions, MANIFEST, Progress, Quantization, SegmentId,
-    SourceKind, StoreError, import, verify,
+    Bits, Checkpoint, Dtype, Encoding, ImportOptions, MANIFEST, Progress, Quantization, ReadMethod,
+    SegmentId, SourceKind, StoreError, Tensors, import, verify,
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -187,6 +188,39 @@ fn gguf_blocks_are_kept_or_requantized() {
 }
 
 #[test]
+fn rows_of_a_quantized_matrix_are_those_of_the_whole() {
+    let folder = tempdir().unwrap();
+    // Two tiles and eight rows.
+    let block =
+        |block: usize| [0x00, 0x38].into_iter().chain((0..32).map(move |i| (block * 7 + i * 5) as u8));
+    let blocks = (0..40 * 2).flat_map(block).collect();
+    let gguf = Gguf::model("qwen3").tensor("blk.0.attn_q.weight", &[40, 64], 8, blocks);
+    let source = write(folder.path(), "m.gguf", &gguf.build());
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    for quantization in [Q4, Q8] {
+        let bundle = folder.path().join(quantization.to_string());
+        import(&source, &bundle, &quantizing(quantization), &mut quiet).unwrap();
+        let checkpoint = Checkpoint::open(&bundle).unwrap();
+        let disk = checkpoint.disk(ReadMethod::Buffered);
+        let whole = checkpoint.weight(name).unwrap().to_f32().unwrap();
+        let row = |row: usize| &whole[row * 64..][..64];
+
+        let picks = [39, 0, 17, 32, 16, 17, 15, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 31];
+        let found = checkpoint.gather(name, &picks, &*disk).unwrap().to_f32().unwrap();
+        assert_eq!(found, picks.map(row).concat());
+        assert!(checkpoint.gather(name, &[40], &*disk).is_err());
+
+        for rows in [0..16, 16..40, 32..40, 0..40, 16..16] {
+            let portion = Arc::new(checkpoint.rows(name, rows.clone()).unwrap());
+            let loaded = checkpoint.read(&portion, &*disk).unwrap();
+            assert_eq!(loaded.weight(name).unwrap().to_f32().unwrap(), whole[rows.start * 64..rows.end * 64]);
+        }
+        let error = checkpoint.rows(name, 8..24).unwrap_err().to_string();
+        assert!(error.contains("whole tiles"), "{error}");
+    }
+}
+
+#[test]
 fn trunks_have_hashes_of_their_own() {
     let folder = tempdir().unwrap();
     let source = llama(&folder.path().join("source"));
@@ -289,8 +323,8 @@ fn damaged_bundles_are_refused() {
         (with("/segments/0/tensors/0/shape", json!([1920])), "[out, in]"),
         (with("/segments/0/tensors/0/encoding", json!({"plain": "F32"})), "manifest means"),
         (with("/segments/0/tensors/0/encoding", json!({"plain": "U8"})), "not in the manifest"),
-        (with("/segments/0/tensors/0/encoding/grouped/group", json!(64)), "scales"),
-        (with("/segments/0/tensors/0/encoding/grouped/group", json!(33)), "group"),
+        (with("/segments/0/tensors/0/encoding/tiled/group", json!(64)), "scales"),
+        (with("/segments/0/tensors/0/encoding/tiled/group", json!(33)), "group"),
         (with("/segments/0/tensors/0/encoding", json!({"block": "Q4_K"})), "256"),
         (with("/segments/0/tensors", json!([])), "not in the manifest"),
     ] {

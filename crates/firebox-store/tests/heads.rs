@@ -506,10 +506,7 @@ fn damaged_heads_are_refused() {
         (with("/segments/0/tensors/0/name", json!("model.layers.1.x")), "not in the file"),
         (with("/segments/0/tensors/0/shape", json!([40, 41])), "manifest means"),
         (with("/segments/0/tensors/0/shape", json!([u64::MAX, 40])), "address space"),
-        (
-            with("/segments/0/tensors/0/encoding", json!({"grouped": {"bits": "q8", "group": 64}})),
-            "one scheme",
-        ),
+        (with("/segments/0/tensors/0/encoding", json!({"tiled": {"bits": "q8", "group": 64}})), "one scheme"),
     ] {
         fs::write(&description, head).unwrap();
         refused(HeadFiles::open(&two), &[word, "head"]);

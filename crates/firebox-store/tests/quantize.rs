@@ -1,7 +1,7 @@
 //! The quantized layout, against a plain restatement of its definition.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
-use firebox_store::{Bits, Q4_CHUNK, Quantization, Weight, quantize};
+use firebox_store::{Bits, Q4_CHUNK, Quantization, TILE_ROWS, Weight, quantize};
 use half::f16;
 use proptest::prelude::*;
 
@@ -20,14 +20,21 @@ fn defined(row: &[f32], quantization: Quantization) -> Vec<(i32, f16)> {
         .collect()
 }
 
+/// Where something of a row is among what a matrix has of its kind, `width` in each row: tile by tile, side by side.
+fn place(rows: usize, width: usize, row: usize, at: usize) -> usize {
+    let first = row - row % TILE_ROWS;
+    let lanes = TILE_ROWS.min(rows - first);
+    first * width + at * lanes + row - first
+}
+
 /// The stored integer of an input, read from the packed row.
 fn stored(weight: &Weight, row: usize, input: usize, quantization: Quantization) -> i32 {
-    let inputs = weight.shape[1];
+    let (rows, inputs) = (weight.shape[0], weight.shape[1]);
+    let byte = |width: usize, at: usize| weight.data[4 * place(rows, width, row, at / 4) + at % 4];
     match quantization.bits {
-        Bits::Q8 => i32::from(weight.data[row * inputs + input] as i8),
+        Bits::Q8 => i32::from(byte(inputs.div_ceil(4), input) as i8),
         Bits::Q4 => {
-            let row_bytes = inputs.div_ceil(32) * 16;
-            let byte = weight.data[row * row_bytes + input / 32 * 16 + input % 16];
+            let byte = byte(inputs.div_ceil(32) * 4, input / 32 * 16 + input % 16);
             let nibble = if input % 32 < 16 { byte & 15 } else { byte >> 4 };
             i32::from(nibble) - 8
         }
@@ -37,14 +44,14 @@ fn stored(weight: &Weight, row: usize, input: usize, quantization: Quantization)
 proptest! {
     #[test]
     fn the_layout_is_as_defined(
-        rows in 1usize..4,
+        rows in 1usize..40,
         inputs in 1usize..200,
         group in prop::sample::select(vec![32usize, 64, 96, 128]),
         q8 in any::<bool>(),
         seed in prop::collection::vec(-4.0f32..4.0, 800),
     ) {
         let quantization = Quantization { bits: if q8 { Bits::Q8 } else { Bits::Q4 }, group };
-        let values: Vec<f32> = (0..rows * inputs).map(|i| seed[i % 800] * (i as f32 * 0.01).exp()).collect();
+        let values: Vec<f32> = (0..rows * inputs).map(|i| seed[i % 800] * ((i % 800) as f32 * 0.01).exp()).collect();
         let weight = quantize("w", &values, [rows, inputs], quantization).unwrap();
         let scales = weight.scales.clone().unwrap();
         prop_assert_eq!(scales.len(), rows * inputs.div_ceil(group) * 2);
@@ -52,7 +59,7 @@ proptest! {
         for (row, values) in values.chunks(inputs).enumerate() {
             for (input, (value, scale)) in defined(values, quantization).into_iter().enumerate() {
                 prop_assert_eq!(stored(&weight, row, input, quantization), value);
-                let at = (row * inputs.div_ceil(group) + input / group) * 2;
+                let at = 2 * place(rows, inputs.div_ceil(group), row, input / group);
                 prop_assert_eq!(f16::from_le_bytes([scales[at], scales[at + 1]]), scale);
                 prop_assert_eq!(decoded[row * inputs + input], value as f32 * scale.to_f32());
             }
@@ -75,7 +82,8 @@ fn halves_go_to_the_even() {
     let quantization = Quantization { bits: Bits::Q8, group: 32 };
     let weight = quantize("w", &[127.0, 0.5, 1.5, 2.5, -0.5, -1.5], [1, 6], quantization).unwrap();
     let values: Vec<i8> = weight.data.iter().map(|byte| *byte as i8).collect();
-    assert_eq!(values, [127, 0, 2, 2, 0, -2]);
+    assert_eq!(values[..6], [127, 0, 2, 2, 0, -2]);
+    assert_eq!(values[6..], [0, 0], "a row is whole words");
 }
 
 #[test]

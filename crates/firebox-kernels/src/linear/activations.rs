@@ -1,11 +1,7 @@
 //! Rows of activations, as numbers and as integers.
 
-use std::sync::OnceLock;
-
-use rayon::prelude::*;
-
-use super::line::{Line, LineInput};
 use super::panel::{CHUNK, IntegerRows, QUADS};
+use crate::crew::share;
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// How exactly activations become integers.
@@ -35,6 +31,15 @@ impl Rounding {
 /// Elements from which on a second thread is worth waking.
 const SINGLE_THREAD_ELEMENTS: usize = 1 << 15;
 
+/// Rows of a [`Few`] that others follow: those that meet two panels at once where there are registers for so many.
+const FEW: usize = 6;
+
+/// Rows up to which the last ones, or the only ones, are one [`Few`]: what a tile meets at once.
+pub(super) const LAST_FEW: usize = 8;
+
+/// Chunks of a row that a thread rounds at a time.
+const PIECE_CHUNKS: usize = 32;
+
 /// `[rows, inputs]`, padded with zeros to whole chunks.
 pub(super) struct Activations<'a> {
     pub rows: usize,
@@ -43,33 +48,34 @@ pub(super) struct Activations<'a> {
     pub values: &'a [f32],
 }
 
-/// Rows as integers with a scale for every chunk. No integer sum of a chunk can overflow.
+/// Rows as integers with a scale for every chunk, by fews. No integer sum of a chunk can overflow.
 pub(super) struct Quantized {
+    pub rows: usize,
+    /// Of a row.
     pub chunks: usize,
-    pub integers: Vec<Integers>,
-    pub scales: Vec<f32>,
-    /// What [`lines`](Self::lines) has made.
-    lines: [OnceLock<Vec<LineInput>>; 2],
+    integers: Vec<Integers>,
 }
 
-impl Quantized {
-    fn new(chunks: usize, integers: Vec<Integers>, scales: Vec<f32>) -> Self {
-        Self { chunks, integers, scales, lines: Default::default() }
-    }
-
-    /// The rows as lines of a weight meet them.
-    pub fn lines<W: IntegerRows>(&self, line: Line) -> &[LineInput] {
-        self.lines[line as usize].get_or_init(|| line.inputs::<W>(self))
-    }
+/// A few rows, chunk by chunk, as they are multiplied: the chunks that meet the same weights lie side by side, because
+/// there are too few registers for pointers to every row.
+#[derive(Clone, Copy)]
+pub(super) struct Few<'a> {
+    /// The first row.
+    pub first: usize,
+    pub rows: usize,
+    /// The first chunk of every row, then the second ones.
+    pub integers: &'a [Integers],
 }
 
-/// One chunk.
+/// One chunk of a row.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Integers {
     /// In the form that products take on this processor.
     pub quads: [[u32; 2]; QUADS],
     /// The sums of the first and the second half: what an offset of the weights counts times.
     pub sums: [i32; 2],
+    /// No number if an activation is infinite or none.
+    pub scale: f32,
 }
 
 impl Integers {
@@ -79,28 +85,77 @@ impl Integers {
     pub fn sum(&self) -> i32 {
         self.sums[0].wrapping_add(self.sums[1])
     }
+
+    /// What a weight's zero of so much takes away from a product.
+    #[inline(always)]
+    pub fn offset(&self, zero: i32) -> u32 {
+        self.sum().wrapping_mul(-zero) as u32
+    }
+
+    /// The same of half a chunk.
+    #[inline(always)]
+    pub fn half_offset(&self, zero: i32, half: usize) -> u32 {
+        self.sums[half].wrapping_mul(-zero) as u32
+    }
+}
+
+impl<'a> Few<'a> {
+    /// From one chunk on, those of `ROWS` of these rows.
+    #[inline(always)]
+    pub fn chunks<const ROWS: usize>(
+        self,
+        row: usize,
+        from: usize,
+    ) -> impl Iterator<Item = &'a [Integers; ROWS]> {
+        let chunks = self.integers.get(from * self.rows..).unwrap_or_default();
+        chunks.chunks_exact(self.rows).map_while(move |chunk| chunk[row..].first_chunk())
+    }
+}
+
+/// The fews of so many rows, each with its first one.
+fn fews(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+    let whole = rows.saturating_sub(LAST_FEW).div_ceil(FEW);
+    let last = rows - whole * FEW;
+    (0..whole).map(|few| (few * FEW, FEW)).chain((last > 0).then_some((whole * FEW, last)))
+}
+
+impl Quantized {
+    pub fn fews(&self) -> impl Iterator<Item = Few<'_>> {
+        fews(self.rows).map(|(first, rows)| {
+            let integers = &self.integers[first * self.chunks..][..rows * self.chunks];
+            Few { first, rows, integers }
+        })
+    }
 }
 
 impl Activations<'_> {
     pub fn quantize(&self, rounding: Rounding) -> Quantized {
+        self.quantize_by(rounding, |pieces| {
+            if self.values.len() < SINGLE_THREAD_ELEMENTS {
+                pieces.into_iter().for_each(dispatch);
+            } else {
+                share(pieces, dispatch);
+            }
+        })
+    }
+
+    fn quantize_by(&self, rounding: Rounding, work: impl FnOnce(Vec<Piece<'_>>)) -> Quantized {
         let chunks = self.padded / CHUNK;
-        let count = self.rows * chunks;
-        let mut integers = vec![Integers::default(); count];
-        let mut scales = vec![0.0; count];
-        let row = chunks.max(1);
-        let work = integers
-            .par_chunks_mut(row)
-            .zip(scales.par_chunks_mut(row))
-            .zip(self.values.par_chunks(self.padded.max(1)));
-        let one_row = |((integers, scales), values): ((&mut [Integers], &mut [f32]), &[f32])| {
-            dispatch(QuantizeRow { values, rounding, integers, scales });
-        };
-        if self.values.len() < SINGLE_THREAD_ELEMENTS {
-            work.with_min_len(usize::MAX).for_each(one_row);
-        } else {
-            work.for_each(one_row);
+        let mut integers = vec![Integers::default(); self.rows * chunks];
+        let mut pieces = Vec::new();
+        let mut rest = &mut integers[..];
+        for (first, rows) in fews(self.rows) {
+            let (few, others) = rest.split_at_mut(rows * chunks);
+            rest = others;
+            for (at, integers) in few.chunks_mut(PIECE_CHUNKS * rows).enumerate() {
+                let from = at * PIECE_CHUNKS * CHUNK;
+                let values =
+                    (first..first + rows).map(|row| &self.values[row * self.padded + from..]).collect();
+                pieces.push(Piece { values, rounding, integers });
+            }
         }
-        Quantized::new(chunks, integers, scales)
+        work(pieces);
+        Quantized { rows: self.rows, chunks, integers }
     }
 }
 
@@ -108,35 +163,33 @@ impl Activations<'_> {
 impl Activations<'_> {
     /// As products on these lanes take them.
     pub fn quantize_on<L: Lanes>(&self, rounding: Rounding) -> Quantized {
-        let chunks = self.padded / CHUNK;
-        let mut integers = vec![Integers::default(); self.rows * chunks];
-        let mut scales = vec![0.0; self.rows * chunks];
-        let (integers_of, scales_of) = (&mut integers, &mut scales);
-        QuantizeRow { values: self.values, rounding, integers: integers_of, scales: scales_of }.run::<L>();
-        Quantized::new(chunks, integers, scales)
+        self.quantize_by(rounding, |pieces| pieces.into_iter().for_each(Kernel::run::<L>))
     }
 }
 
-struct QuantizeRow<'a> {
-    values: &'a [f32],
+/// Some chunks of a few rows.
+struct Piece<'a> {
+    /// Of every row, from the first of the chunks on.
+    values: Vec<&'a [f32]>,
     rounding: Rounding,
     integers: &'a mut [Integers],
-    scales: &'a mut [f32],
 }
 
-impl Kernel for QuantizeRow<'_> {
+impl Kernel for Piece<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let chunks = self.integers.iter_mut().zip(self.scales);
-        for (values, (integers, scale)) in self.values.as_chunks::<CHUNK>().0.iter().zip(chunks) {
-            *scale = quantize_chunk::<L>(values, self.rounding, integers);
+        let rows = self.values.len();
+        for (row, values) in self.values.iter().enumerate() {
+            let integers = self.integers[row..].iter_mut().step_by(rows);
+            for (values, integers) in values.as_chunks().0.iter().zip(integers) {
+                *integers = quantize_chunk::<L>(values, self.rounding);
+            }
         }
     }
 }
 
-/// Returns the scale. A chunk with an element that is infinite or no number has a scale that is none either.
 #[inline(always)]
-fn quantize_chunk<L: Lanes>(values: &[f32; CHUNK], rounding: Rounding, chunk: &mut Integers) -> f32 {
+fn quantize_chunk<L: Lanes>(values: &[f32; CHUNK], rounding: Rounding) -> Integers {
     let (halves, _) = values.as_chunks::<LANES>();
     let (first, second) = (L::load(&halves[0]), L::load(&halves[1]));
     let magnitude = magnitude(first).max(magnitude(second)).store();
@@ -150,17 +203,16 @@ fn quantize_chunk<L: Lanes>(values: &[f32; CHUNK], rounding: Rounding, chunk: &m
     // Smaller than this, the inverse of the scale would be infinite; and nothing that small changes a sum.
     let inverse = L::splat(if scale > 1e-36 { 1.0 / scale } else { 0.0 });
     let (first, second) = (first.mul(inverse).round(), second.mul(inverse).round());
-    let mut sums = [0i32; 2];
-    for (sum, half) in sums.iter_mut().zip([first, second]) {
+    let mut chunk = Integers { scale: scale + poison, ..Integers::default() };
+    for (sum, half) in chunk.sums.iter_mut().zip([first, second]) {
         for integer in L::store_words(half) {
             *sum = sum.wrapping_add(integer as i32);
         }
     }
-    chunk.sums = sums;
     let (lower, upper) = chunk.quads.split_at_mut(QUADS / 2);
     lower.copy_from_slice(&L::quads(first));
     upper.copy_from_slice(&L::quads(second));
-    scale + poison
+    chunk
 }
 
 #[inline(always)]
@@ -176,8 +228,8 @@ mod tests {
     const ROUNDINGS: [(Rounding, f32); 2] = [(Rounding::Sixteen, 65_000.0), (Rounding::Eight, 253.0)];
 
     fn quantized(values: &[f32; CHUNK], rounding: Rounding) -> ([f32; CHUNK], f32) {
-        let mut chunk = Integers::default();
-        let scale = quantize_chunk::<Portable>(values, rounding, &mut chunk);
+        let chunk = quantize_chunk::<Portable>(values, rounding);
+        let scale = chunk.scale;
         let mut found = [0.0; CHUNK];
         for (quad, [even, odd]) in chunk.quads.iter().enumerate() {
             for (at, integer) in
@@ -222,9 +274,8 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = [1.0; CHUNK];
             values[17] = bad;
-            let mut chunk = Integers::default();
             for (rounding, _) in ROUNDINGS {
-                assert!(quantize_chunk::<Portable>(&values, rounding, &mut chunk).is_nan(), "{bad}");
+                assert!(quantize_chunk::<Portable>(&values, rounding).scale.is_nan(), "{bad}");
             }
         }
     }

@@ -11,7 +11,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 use burn_cubecl::kernel::into_contiguous;
 
-use super::LinearOps;
+use super::{Grouping, LinearOps};
 use crate::cube::{
     MOST_CUBES, dims, element, floats, plane_size, room, signed_bytes, sum_line, sum_vector, vector_size,
     zeroed,
@@ -87,10 +87,9 @@ impl LinearOps for CubeBackend {
         x: FloatTensor<Self>,
         words: IntTensor<Self>,
         scales: FloatTensor<Self>,
-        inputs: usize,
-        group: usize,
-        four_bits: bool,
+        grouping: Grouping,
     ) -> FloatTensor<Self> {
+        let Grouping { inputs, group, four_bits, .. } = grouping;
         let (x, words, scales) = (floats(x), into_contiguous(words), into_contiguous(scales));
         assert_eq!(words.dtype.size(), 4, "packed integers are 32-bit words, not {:?}", words.dtype);
         let ([rows, _], [outputs, row_words], [_, groups]) = (dims(&x), dims(&words), dims(&scales));

@@ -1,7 +1,7 @@
 //! A single row of activations times a weight, or a few, the case of decoding: the same sums as with many rows, to the
 //! last bit, and nothing between the memory and the multiplication.
 
-use super::activations::{Integers, Quantized};
+use super::activations::{Few, Integers};
 use super::panel::{
     BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, Unpacked,
 };
@@ -51,7 +51,7 @@ fn across<L: Lanes>(vectors: &[Floats; OUTPUTS]) -> L {
 
 /// What a few rows take from a block while it is unpacked, in place of a panel.
 struct RowsBlock<'a, L: Lanes, const ROWS: usize> {
-    x: [&'a [Integers]; ROWS],
+    x: &'a [[Integers; ROWS]],
     small: bool,
     dots: [[[L::Words; ROWS]; 2]; BLOCK_CHUNKS],
     scales: [[L; 2]; BLOCK_CHUNKS],
@@ -63,7 +63,7 @@ impl<L: Lanes, const ROWS: usize> RowsBlock<'_, L, ROWS> {
     #[inline(always)]
     fn nothing(small: bool) -> Self {
         Self {
-            x: [&[]; ROWS],
+            x: &[],
             small,
             dots: [[[L::splat_word(0); ROWS]; 2]; BLOCK_CHUNKS],
             scales: [[L::zero(); 2]; BLOCK_CHUNKS],
@@ -79,8 +79,8 @@ impl<L: Lanes, const ROWS: usize> Unpacked<L> for RowsBlock<'_, L, ROWS> {
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]) {
         let mut sums = [[L::splat_word(0); 2]; ROWS];
         for (at, bytes) in quads.into_iter().enumerate() {
-            for (sums, x) in sums.iter_mut().zip(self.x) {
-                *sums = L::dot_quads(*sums, bytes, &x[chunk].quads[half * HALF_QUADS + at], self.small);
+            for (sums, x) in sums.iter_mut().zip(&self.x[chunk]) {
+                *sums = L::dot_quads(*sums, bytes, &x.quads[half * HALF_QUADS + at], self.small);
             }
         }
         self.dots[chunk][half] = sums.map(L::dot);
@@ -100,36 +100,34 @@ impl<L: Lanes, const ROWS: usize> Unpacked<L> for RowsBlock<'_, L, ROWS> {
 /// The products of a few rows, whose weights are multiplied while they are unpacked.
 #[inline(always)]
 pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
-    x: &Quantized,
+    x: Few<'_>,
     weight: &W,
     first: usize,
     weight_rows: usize,
     results: &mut [&mut [f32]],
 ) {
+    let (x, _) = x.integers.as_chunks::<ROWS>();
     let mut unpacked = RowsBlock::<L, ROWS>::nothing(W::COARSE);
     for at in (0..results[0].len()).step_by(OUTPUTS) {
         let place = Place::new(first, at, weight_rows);
-        for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
-            let from = block * BLOCK_CHUNKS;
-            let count = BLOCK_CHUNKS.min(x.chunks - from);
-            for i in 0..ROWS {
-                unpacked.x[i] = &x.integers[i * x.chunks + from..][..count];
-            }
+        for (block, x) in x.chunks(BLOCK_CHUNKS).enumerate() {
+            unpacked.x = x;
             weight.unpack::<L, _>(place.row, block, &mut unpacked);
-            let RowsBlock { x: rows, dots, scales, least, .. } = &unpacked;
+            let RowsBlock { dots, scales, least, .. } = &unpacked;
             for i in 0..ROWS {
                 let mut sum = L::zero();
-                for (chunk, integers) in rows[i].iter().enumerate() {
-                    let x_scale = L::splat(x.scales[i * x.chunks + from + chunk]);
+                for (chunk, x) in x.iter().enumerate() {
+                    let integers = &x[i];
+                    let x_scale = L::splat(integers.scale);
                     let [low, high] = [dots[chunk][0][i], dots[chunk][1][i]];
                     if W::HALVED {
                         for (half, dot) in [low, high].into_iter().enumerate() {
-                            let offset = L::splat_word(integers.offset::<W>(half));
+                            let offset = L::splat_word(integers.half_offset(W::ZERO, half));
                             let dot = L::to_floats(L::add_words(offset, dot)).mul(x_scale);
                             sum = sum.mul_add(dot, scales[chunk][half]);
                         }
                     } else {
-                        let offset = L::splat_word(integers.offset::<W>(0));
+                        let offset = L::splat_word(integers.offset(W::ZERO));
                         let dot = L::add_words(offset, L::add_words(low, high));
                         sum = sum.mul_add(L::to_floats(dot).mul(x_scale), scales[chunk][0]);
                     }

@@ -4,10 +4,11 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::activations::Activations;
 use super::blocks::{BlockFormat, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use super::grouped::{ByteRows, GroupedRows, NibbleRows, UnevenRows};
 use super::panel::{CHUNK, IntegerRows, OUTPUTS};
 use super::plain::{Bf16, F16, F32, PlainRows};
 use super::product::{self, FloatWeight, IntegerWeight, Multiplicand};
+use super::tiles::{Eight, Four, Tiles};
+use super::uneven::UnevenRows;
 use super::{BlockOps, Grouping, LinearOps, Weight};
 use crate::flex::{bytes, dims, elements, tensor};
 
@@ -20,11 +21,9 @@ impl LinearOps for Flex {
         x: FlexTensor,
         words: FlexTensor,
         scales: FlexTensor,
-        inputs: usize,
-        group: usize,
-        four_bits: bool,
+        grouping: Grouping,
     ) -> FlexTensor {
-        one(x, FlexWeight::Grouped { words, scales, grouping: Grouping { inputs, group, four_bits } })
+        one(x, FlexWeight::Grouped { words, scales, grouping })
     }
 }
 
@@ -78,6 +77,9 @@ impl FlexWeight {
     pub fn prepared(self) -> Self {
         match self {
             Self::Dense(weight) => Self::Dense(whole_panels(weight)),
+            Self::Grouped { words, scales, grouping } if grouping.group.is_multiple_of(CHUNK) => {
+                Self::Grouped { words: words.to_contiguous(), scales: scales.to_contiguous(), grouping }
+            }
             Self::Grouped { words, scales, grouping } => {
                 Self::Grouped { words: whole_panels(words), scales: whole_panels(scales), grouping }
             }
@@ -111,19 +113,16 @@ impl FlexWeight {
                 }
             }
             Self::Grouped { words, scales, grouping } => {
-                let ([rows, words_per_row], [scaled_rows, groups]) = (dims(words), dims(scales));
-                let stride = words_per_row * size_of::<u32>();
-                let Grouping { inputs, group, four_bits } = *grouping;
-                let row_bytes = if four_bits { inputs.div_ceil(CHUNK) * CHUNK / 2 } else { inputs };
-                assert!(stride >= row_bytes && rows == scaled_rows, "words of another shape");
-                assert_eq!(groups, inputs.div_ceil(group), "as many scales as groups");
-                let rows = GroupedRows::new(bytes(words), stride, elements(scales), groups, *grouping);
+                let ([rows, row_words], [scaled_rows, groups]) = (dims(words), dims(scales));
+                assert!(rows == scaled_rows && groups == grouping.groups(), "as many scales as groups");
                 if !grouping.group.is_multiple_of(CHUNK) {
-                    Box::new(FloatWeight(UnevenRows(rows)))
+                    let stride = row_words * size_of::<u32>();
+                    let rows = UnevenRows::new(bytes(words), stride, elements(scales), *grouping);
+                    Box::new(FloatWeight(rows))
                 } else if grouping.four_bits {
-                    Box::new(IntegerWeight(NibbleRows(rows)))
+                    Box::new(Tiles::<Four>::new(elements(words), elements(scales), rows, *grouping))
                 } else {
-                    Box::new(IntegerWeight(ByteRows(rows)))
+                    Box::new(Tiles::<Eight>::new(elements(words), elements(scales), rows, *grouping))
                 }
             }
             Self::Blocks { bytes, format } => with_blocks(bytes, *format, Multiplicands),

@@ -116,7 +116,7 @@ fn packed_gradient(gradient: &[f32], weight: &FlexWeight, size: Size) -> Vec<f32
         let count = together.min(outputs - first);
         let values = &mut unpacked[..count * inputs];
         values.par_chunks_mut(OUTPUTS * inputs).enumerate().for_each(|(panel, values)| {
-            let place = Place::new(first + panel * OUTPUTS, 0, outputs.max(OUTPUTS));
+            let place = Place::new(first + panel * OUTPUTS, 0, multiplicand.padded(outputs));
             multiplicand.unpack(place, inputs, values);
         });
         let right = Plain { values, stride: inputs, columns: inputs };

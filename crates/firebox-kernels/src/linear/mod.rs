@@ -5,16 +5,15 @@ mod blocks;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod direct;
-mod few;
 mod flex;
 #[cfg(feature = "autodiff")]
 mod gradient;
-mod grouped;
-mod line;
 mod panel;
 mod plain;
 mod product;
 pub mod reference;
+mod tiles;
+mod uneven;
 #[cfg(feature = "autodiff")]
 mod unpacked;
 
@@ -31,16 +30,40 @@ use crate::graph;
 /// Inputs whose nibbles are stored together: byte `i` of 16 holds input `i` low and input `i + 16` high.
 pub const NIBBLE_CHUNK: usize = 32;
 
+/// Rows of a weight that lie side by side where it is [`tiled`](Grouping::tiled).
+pub const TILE_ROWS: usize = 16;
+
 /// How a weight of small integers is laid out: rows of packed integers, viewed as 32-bit words, and a
 /// half-precision scale for every group of inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grouping {
     /// Inputs of a row; the last group may be short.
     pub inputs: usize,
-    /// Inputs that share a scale.
+    /// Inputs that share a scale. Whole chunks of [`NIBBLE_CHUNK`] where rows are in tiles.
     pub group: usize,
     /// Nibbles offset by eight, in whole chunks of [`NIBBLE_CHUNK`]; otherwise signed bytes.
     pub four_bits: bool,
+    /// Whether rows are in tiles of [`TILE_ROWS`]: of each tile the first words of all rows, then the second ones, and
+    /// scales likewise. The last tile has as many rows as are left. Otherwise one row comes after the other.
+    ///
+    /// The CPU multiplies with tiles, and turns anything else for every product. Accelerators want rows: see [`in_rows`].
+    pub tiled: bool,
+}
+
+impl Grouping {
+    /// 32-bit words that a row takes at least.
+    pub fn row_words(&self) -> usize {
+        if self.four_bits {
+            self.inputs.div_ceil(NIBBLE_CHUNK) * NIBBLE_CHUNK / 8
+        } else {
+            self.inputs.div_ceil(4)
+        }
+    }
+
+    /// Scales of a row.
+    pub fn groups(&self) -> usize {
+        self.inputs.div_ceil(self.group)
+    }
 }
 
 /// A weight of `[outputs, inputs]` in one of the forms that can be multiplied with.
@@ -131,13 +154,13 @@ pub fn multiply_grouped(
     if !has_own(&device) || !(is_flex(&device) || grouping.group.is_multiple_of(NIBBLE_CHUNK)) {
         return reference::multiply_grouped(x, words, scales, grouping);
     }
+    let (words, scales, grouping) =
+        if is_flex(&device) { (words, scales, grouping) } else { in_rows(words, scales, grouping) };
     Tensor::from_dispatch(<Dispatched as LinearOps>::multiply_grouped(
         x.into_dispatch(),
         words.into_dispatch(),
         scales.into_dispatch(),
-        grouping.inputs,
-        grouping.group,
-        grouping.four_bits,
+        grouping,
     ))
 }
 
@@ -166,8 +189,46 @@ pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2
     Tensor::from_dispatch(<Dispatched as BlockOps>::dequantize_blocks(bytes.into_dispatch(), format))
 }
 
+/// A weight of small integers with one row after the other, which is how accelerators read it.
+pub fn in_rows(
+    words: Tensor<2, Int>,
+    scales: Tensor<2>,
+    grouping: Grouping,
+) -> (Tensor<2, Int>, Tensor<2>, Grouping) {
+    if !grouping.tiled {
+        return (words, scales, grouping);
+    }
+    (reference::in_rows(words), reference::in_rows(scales), Grouping { tiled: false, ..grouping })
+}
+
+/// The numbers that rows of a weight of small integers stand for: `[indices, inputs]` in f32.
+pub fn gather_grouped(
+    words: Tensor<2, Int>,
+    scales: Tensor<2>,
+    grouping: Grouping,
+    indices: Tensor<1, Int>,
+) -> Tensor<2> {
+    let (words, scales) = if grouping.tiled {
+        let indices: Vec<usize> = indices.into_data().iter::<i64>().map(|index| index as usize).collect();
+        (reference::rows_of_tiles(words, &indices), reference::rows_of_tiles(scales, &indices))
+    } else {
+        (words.select(0, indices.clone()), scales.select(0, indices))
+    };
+    reference::dequantize(words, scales, Grouping { tiled: false, ..grouping })
+}
+
 /// Whether a device computes with GGUF blocks as they are.
 pub fn multiplies_blocks(device: &Device) -> bool {
+    is_cpu(device)
+}
+
+/// Whether a device multiplies with tiles of rows as they are.
+pub fn multiplies_tiles(device: &Device) -> bool {
+    is_cpu(device)
+}
+
+/// Whether the operations of a device are those for Flex, gradients or not.
+fn is_cpu(device: &Device) -> bool {
     #[cfg(feature = "autodiff")]
     if graph::records(device) {
         return true;
@@ -184,9 +245,7 @@ pub(crate) trait LinearOps: Backend {
         x: FloatTensor<Self>,
         words: IntTensor<Self>,
         scales: FloatTensor<Self>,
-        inputs: usize,
-        group: usize,
-        four_bits: bool,
+        grouping: Grouping,
     ) -> FloatTensor<Self>;
 }
 

@@ -1,7 +1,6 @@
 //! A few outputs of a weight, unpacked for the multiplication: lanes are outputs, so that an activation meets
 //! sixteen of them at once and no sum ever runs across lanes.
 
-use super::line::{Line, LineInput};
 use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 
 /// Outputs of one panel.
@@ -219,30 +218,12 @@ pub(super) trait IntegerRows: Sync {
     const OFFSET: bool = false;
     /// Whether it meets small integers, see [`Rounding`](super::activations::Rounding).
     const COARSE: bool = false;
-    /// How rows are packed whose integers follow each other in the memory. Such a format has one scale for a chunk, and
-    /// adds nothing to its numbers.
-    const LINE: Option<Line> = None;
 
     fn inputs(&self) -> usize;
 
     /// Unpacks one block of inputs of sixteen rows from `row` on. What lies beyond the last input may be any integer:
     /// activations are zero there.
     fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U);
-
-    /// The products of a line of a row with some rows of activations, each in the order of [`Line::lane`].
-    fn line_dots<L: Lanes, const ROWS: usize>(
-        &self,
-        _row: usize,
-        _line: usize,
-        _x: [&LineInput; ROWS],
-    ) -> [L::Words; ROWS] {
-        unreachable!("only formats with lines have products of lines")
-    }
-
-    /// The scales alone, as [`unpack`](Self::unpack) gives them.
-    fn line_scales<L: Lanes, U: Unpacked<L>>(&self, _row: usize, _block: usize, _unpacked: &mut U) {
-        unreachable!("only formats with lines have scales of lines")
-    }
 }
 
 impl Floats {

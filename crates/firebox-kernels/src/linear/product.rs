@@ -6,12 +6,11 @@
 
 use std::marker::PhantomData;
 
-use super::activations::{Activations, Integers, Quantized, Rounding};
+use super::activations::{Activations, Few, Quantized, Rounding};
 use super::direct;
-use super::few;
 use super::panel::{
-    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, IntegerPanel, IntegerRows, OUTPUTS,
-    QUADS, TILE_OUTPUTS,
+    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows,
+    OUTPUTS, QUADS, TILE_OUTPUTS,
 };
 #[cfg(feature = "autodiff")]
 use super::unpacked::{Unpack, UnpackIntegers};
@@ -28,6 +27,11 @@ const PIECES_PER_THREAD: usize = 4;
 pub(super) trait Multiplicand: Sync {
     /// How it meets activations: as integers, or as numbers.
     fn takes(&self) -> Option<Rounding>;
+
+    /// The rows it has in the memory, at least those of one panel, where so many are wanted.
+    fn padded(&self, outputs: usize) -> usize {
+        outputs.max(OUTPUTS)
+    }
 
     /// Multiplies all rows with consecutive outputs.
     fn multiply(&self, x: &Input<'_>, part: Part<'_>);
@@ -48,7 +52,7 @@ pub(super) struct Input<'a> {
 pub(super) struct Part<'a> {
     /// The first of them.
     pub first: usize,
-    /// Rows of the weight, at least those of one panel.
+    /// Rows of the weight, as [`Multiplicand::padded`] has them.
     pub weight_rows: usize,
     /// For every row the results of these outputs, zero before.
     pub results: Vec<&'a mut [f32]>,
@@ -114,7 +118,11 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
         for from in (0..outputs).step_by(outputs_per_piece) {
             parts.push((
                 weight,
-                Part { first: from, weight_rows: outputs.max(OUTPUTS), results: Vec::with_capacity(x.rows) },
+                Part {
+                    first: from,
+                    weight_rows: weight.padded(outputs),
+                    results: Vec::with_capacity(x.rows),
+                },
             ));
         }
         for row in result.chunks_mut(outputs.max(1)) {
@@ -177,17 +185,21 @@ impl Place {
     }
 }
 
-/// One block of two panels, and where their sums go.
+/// The sums of one row with two panels. They are kept beside each other until they are whole: rows of results can lie so
+/// far apart that all of them meet in a few lines of the cache.
+type Sums = [Floats; 2];
+
+/// One block of two panels.
 trait Tile<L: Lanes> {
-    /// Adds the products of `ROWS` rows from `row` on to their results.
-    fn multiply<const ROWS: usize>(&self, row: usize, results: &mut [&mut [f32]]);
+    /// Adds the products of `ROWS` rows from `row` on to their sums.
+    fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]);
 
     /// All rows, as many at a time as the registers have room for.
     #[inline(always)]
-    fn multiply_all(&self, results: &mut [&mut [f32]]) {
+    fn multiply_all(&self, sums: &mut [Sums]) {
         let mut row = 0;
-        while row < results.len() {
-            let some = &mut results[row..];
+        while row < sums.len() {
+            let some = &mut sums[row..];
             // The last ones in pieces that are alike: a single row leaves the multiplication waiting for itself.
             row += match some.len() {
                 rest if L::TILE_ROWS >= 6 && (rest == 6 || rest > 8) => {
@@ -215,6 +227,24 @@ trait Tile<L: Lanes> {
     }
 }
 
+#[inline(always)]
+fn add<L: Lanes, const ROWS: usize>(sums: &mut [Sums], first: [L; ROWS], second: [L; ROWS]) {
+    for ([sum0, sum1], (first, second)) in sums.iter_mut().zip(first.into_iter().zip(second)) {
+        *sum0 = Floats::from_lanes(sum0.lanes::<L>().add(first));
+        *sum1 = Floats::from_lanes(sum1.lanes::<L>().add(second));
+    }
+}
+
+/// Adds whole sums to the results and begins anew.
+#[inline(always)]
+fn hand_over<L: Lanes>(sums: &mut [Sums], places: (Place, Place), results: &mut [&mut [f32]]) {
+    for (sums, results) in sums.iter_mut().zip(results) {
+        places.0.add(results, sums[0].lanes::<L>());
+        places.1.add(results, sums[1].lanes::<L>());
+        *sums = Sums::default();
+    }
+}
+
 struct FloatProduct<'a, W> {
     x: &'a Activations<'a>,
     weight: &'a W,
@@ -229,14 +259,15 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
             return direct::float_row::<L, W>(x.values, weight, first, weight_rows, result);
         }
         let mut panels = (FloatPanel::default(), FloatPanel::default());
+        let mut sums = vec![Sums::default(); x.rows];
         for at in (0..results[0].len()).step_by(TILE_OUTPUTS) {
             let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
             for block in 0..x.padded.div_ceil(BLOCK) {
                 weight.unpack::<L>(places.0.row, block, &mut panels.0);
                 weight.unpack::<L>(places.1.row, block, &mut panels.1);
-                let tile = FloatTile { x, block, panel0: &panels.0, panel1: &panels.1, places };
-                Tile::<L>::multiply_all(&tile, &mut results);
+                Tile::<L>::multiply_all(&FloatTile { x, block, panels: &panels }, &mut sums);
             }
+            hand_over::<L>(&mut sums, places, &mut results);
         }
     }
 }
@@ -244,16 +275,14 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
 struct FloatTile<'a> {
     x: &'a Activations<'a>,
     block: usize,
-    panel0: &'a FloatPanel,
-    panel1: &'a FloatPanel,
-    places: (Place, Place),
+    panels: &'a (FloatPanel, FloatPanel),
 }
 
 impl<L: Lanes> Tile<L> for FloatTile<'_> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // An input is of all rows at once.
-    fn multiply<const ROWS: usize>(&self, row: usize, results: &mut [&mut [f32]]) {
-        let Self { x, block, panel0, panel1, places } = *self;
+    fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
+        let Self { x, block, panels: (panel0, panel1) } = *self;
         let count = BLOCK_STEPS.min(x.padded / LANES - block * BLOCK_STEPS);
         let mut steps: [&[[f32; LANES]]; ROWS] = [&[]; ROWS];
         for i in 0..ROWS {
@@ -278,89 +307,83 @@ impl<L: Lanes> Tile<L> for FloatTile<'_> {
                 totals1[i] = totals1[i].add(sums1[i]);
             }
         }
-        for i in 0..ROWS {
-            places.0.add(results[i], totals0[i]);
-            places.1.add(results[i], totals1[i]);
-        }
+        add::<L, ROWS>(sums, totals0, totals1);
     }
 }
 
-struct IntegerProduct<'a, W> {
-    x: &'a Quantized,
-    weight: &'a W,
-    part: Part<'a>,
+/// Products with a weight that is unpacked.
+pub(super) struct IntegerProduct<'a, W> {
+    pub x: &'a Quantized,
+    pub weight: &'a W,
+    pub part: Part<'a>,
 }
 
 impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
-        if let Some(line) = W::LINE
-            && L::READS_ROWS
-            && results.len() <= few::MOST_ROWS
-        {
-            return few::Few { x, weight, line, first, weight_rows }.multiply::<L>(&mut results);
-        }
-        match results.len() {
-            1 => return direct::integer_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results),
-            2 => return direct::integer_rows::<L, W, 2>(x, weight, first, weight_rows, &mut results),
-            3 => return direct::integer_rows::<L, W, 3>(x, weight, first, weight_rows, &mut results),
-            4 => return direct::integer_rows::<L, W, 4>(x, weight, first, weight_rows, &mut results),
+        match (x.rows, x.fews().next()) {
+            (1, Some(x)) => {
+                return direct::integer_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results);
+            }
+            (2, Some(x)) => {
+                return direct::integer_rows::<L, W, 2>(x, weight, first, weight_rows, &mut results);
+            }
+            (3, Some(x)) => {
+                return direct::integer_rows::<L, W, 3>(x, weight, first, weight_rows, &mut results);
+            }
+            (4, Some(x)) => {
+                return direct::integer_rows::<L, W, 4>(x, weight, first, weight_rows, &mut results);
+            }
             _ => {}
         }
         let mut panels = (IntegerPanel::default(), IntegerPanel::default());
+        let mut sums = vec![Sums::default(); x.rows];
         for at in (0..results[0].len()).step_by(TILE_OUTPUTS) {
             let places = (Place::new(first, at, weight_rows), Place::new(first, at + OUTPUTS, weight_rows));
             for block in 0..x.chunks.div_ceil(BLOCK_CHUNKS) {
                 weight.unpack::<L, _>(places.0.row, block, &mut panels.0);
                 weight.unpack::<L, _>(places.1.row, block, &mut panels.1);
-                let format = PhantomData::<W>;
-                let tile = IntegerTile { x, block, panel0: &panels.0, panel1: &panels.1, places, format };
-                Tile::<L>::multiply_all(&tile, &mut results);
+                let (panels, format) = (&panels, PhantomData::<W>);
+                for few in x.fews() {
+                    let sums = &mut sums[few.first..][..few.rows];
+                    Tile::<L>::multiply_all(&IntegerTile { few, block, panels, format }, sums);
+                }
             }
+            hand_over::<L>(&mut sums, places, &mut results);
         }
     }
 }
 
 struct IntegerTile<'a, W> {
-    x: &'a Quantized,
+    few: Few<'a>,
     block: usize,
-    panel0: &'a IntegerPanel,
-    panel1: &'a IntegerPanel,
-    places: (Place, Place),
+    panels: &'a (IntegerPanel, IntegerPanel),
     format: PhantomData<W>,
 }
 
 impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
-    fn multiply<const ROWS: usize>(&self, row: usize, results: &mut [&mut [f32]]) {
-        let Self { x, block, panel0, panel1, places, .. } = *self;
-        let first = block * BLOCK_CHUNKS;
-        let chunks = BLOCK_CHUNKS.min(x.chunks - first);
+    fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
+        let Self { few, block, panels: (panel0, panel1), .. } = *self;
         let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
-        let nothing = Integers::default();
-        for chunk in 0..chunks {
-            let of_row = |i: usize| (row + i) * x.chunks + first + chunk;
-            let mut integers = [&nothing; ROWS];
-            let mut scales = [L::zero(); ROWS];
-            for i in 0..ROWS {
-                integers[i] = &x.integers[of_row(i)];
-                scales[i] = L::splat(x.scales[of_row(i)]);
-            }
+        let zero = L::splat_word(0);
+        let chunks = few.chunks::<ROWS>(row, block * BLOCK_CHUNKS).take(BLOCK_CHUNKS);
+        for (chunk, x) in chunks.enumerate() {
             let halves = if W::HALVED { 2 } else { 1 };
             for half in 0..halves {
-                let zero = L::splat_word(0);
                 let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
                 for i in 0..ROWS {
-                    let offset = L::splat_word(integers[i].offset::<W>(half));
-                    (dots0[i][1], dots1[i][1]) = (offset, offset);
+                    let offset =
+                        if W::HALVED { x[i].half_offset(W::ZERO, half) } else { x[i].offset(W::ZERO) };
+                    (dots0[i][1], dots1[i][1]) = (L::splat_word(offset), L::splat_word(offset));
                 }
                 for quad in half * QUADS / halves..(half + 1) * QUADS / halves {
                     let weight0 = panel0.quads[chunk][quad].words::<L>();
                     let weight1 = panel1.quads[chunk][quad].words::<L>();
                     for i in 0..ROWS {
-                        let quad = &integers[i].quads[quad];
+                        let quad = &x[i].quads[quad];
                         dots0[i] = L::dot_quads(dots0[i], weight0, quad, W::COARSE);
                         dots1[i] = L::dot_quads(dots1[i], weight1, quad, W::COARSE);
                     }
@@ -368,33 +391,21 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
                 let scale0 = panel0.scales[chunk][half].lanes::<L>();
                 let scale1 = panel1.scales[chunk][half].lanes::<L>();
                 for i in 0..ROWS {
-                    sums0[i] = sums0[i].mul_add(L::to_floats(L::dot(dots0[i])).mul(scales[i]), scale0);
-                    sums1[i] = sums1[i].mul_add(L::to_floats(L::dot(dots1[i])).mul(scales[i]), scale1);
+                    let scale = L::splat(x[i].scale);
+                    sums0[i] = sums0[i].mul_add(L::to_floats(L::dot(dots0[i])).mul(scale), scale0);
+                    sums1[i] = sums1[i].mul_add(L::to_floats(L::dot(dots1[i])).mul(scale), scale1);
                 }
             }
             if W::OFFSET {
                 let (least0, least1) = (panel0.least[chunk].lanes::<L>(), panel1.least[chunk].lanes::<L>());
                 for i in 0..ROWS {
-                    let sum = scales[i].mul(L::splat(integers[i].sum() as f32));
+                    let sum = L::splat(x[i].scale).mul(L::splat(x[i].sum() as f32));
                     sums0[i] = sums0[i].mul_add(sum, least0);
                     sums1[i] = sums1[i].mul_add(sum, least1);
                 }
             }
         }
-        for i in 0..ROWS {
-            places.0.add(results[i], sums0[i]);
-            places.1.add(results[i], sums1[i]);
-        }
-    }
-}
-
-impl Integers {
-    /// What the zero of a weight's bytes takes away from a product, of half a chunk where halves have scales of their
-    /// own.
-    #[inline(always)]
-    pub fn offset<W: IntegerRows>(&self, half: usize) -> u32 {
-        let sum = if W::HALVED { self.sums[half] } else { self.sum() };
-        sum.wrapping_mul(-W::ZERO) as u32
+        add::<L, ROWS>(sums, sums0, sums1);
     }
 }
 
@@ -437,13 +448,11 @@ fn number<W: IntegerRows>(panel: &IntegerPanel, input: usize, lane: usize) -> f3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linear::Grouping;
     use crate::linear::blocks::{BlockRows, Q4K, Q5_0, Q6K};
-    use crate::linear::grouped::{ByteRows, GroupedRows, NibbleRows};
     use crate::linear::plain::{Bf16, F16, F32, PlainRows};
     use crate::simd::on_each_kind;
 
-    /// A line and a half, three blocks.
+    /// Three blocks.
     const INPUTS: usize = 768;
     const OUTPUTS: usize = 41;
 
@@ -492,8 +501,7 @@ mod tests {
             for rows in [1, 2, 3, 7, 13] {
                 let found = alike(rows, self.name, |x, results| {
                     let x = x.quantize_on::<L>(Rounding::of::<W>());
-                    let rows = x.scales.len() / x.chunks;
-                    IntegerProduct { x: &x, weight: self.weight, part: part(rows, results) }.run::<L>();
+                    IntegerProduct { x: &x, weight: self.weight, part: part(x.rows, results) }.run::<L>();
                 });
                 // What activations are off by adds up like a random walk.
                 let off = if W::COARSE { 1e-2 } else { 4e-5 };
@@ -535,16 +543,6 @@ mod tests {
     /// The processor of a test machine takes the widest lanes; others have to be right too.
     #[test]
     fn every_kind_of_lanes_multiplies_integers() {
-        let scales = vec![0x3000; OUTPUTS * INPUTS / 32];
-        let (eight, four) = (bytes(OUTPUTS * INPUTS), bytes(OUTPUTS * INPUTS / 2));
-        let rows = |bytes, stride, four_bits| {
-            let grouping = Grouping { inputs: INPUTS, group: 32, four_bits };
-            GroupedRows::new(bytes, stride, &scales, INPUTS / 32, grouping)
-        };
-        let weight = ByteRows(rows(&eight, INPUTS, false));
-        on_each_kind(|name| Integer { name, weight: &weight });
-        let weight = NibbleRows(rows(&four, INPUTS / 2, true));
-        on_each_kind(|name| Integer { name, weight: &weight });
         let blocks = bytes(OUTPUTS * INPUTS);
         let weight = BlockRows::<Q5_0>::new(&blocks[..OUTPUTS * INPUTS / 32 * 22], INPUTS);
         on_each_kind(|name| Integer { name, weight: &weight });

@@ -1,9 +1,10 @@
 //! What the operations mean, in Burn's own. Runs wherever there is no version for the device, differentiable
 //! where the device is, and is what tests compare with.
 
+use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::{Grouping, NIBBLE_CHUNK};
+use super::{Grouping, NIBBLE_CHUNK, TILE_ROWS};
 
 /// See [`multiply`](super::multiply).
 pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
@@ -22,7 +23,7 @@ pub fn multiply_grouped(
 
 /// The numbers that rows of words and their scales stand for: `[rows, inputs]` in f32.
 pub fn dequantize(words: Tensor<2, Int>, scales: Tensor<2>, grouping: Grouping) -> Tensor<2> {
-    let Grouping { inputs, group, four_bits } = grouping;
+    let (words, scales, Grouping { inputs, group, four_bits, .. }) = super::in_rows(words, scales, grouping);
     let [rows, word_count] = words.dims();
     let bytes = (0..4)
         .map(|byte| words.clone().bitwise_right_shift_scalar(8 * byte).bitwise_and_scalar(0xFF))
@@ -47,4 +48,35 @@ pub fn dequantize(words: Tensor<2, Int>, scales: Tensor<2>, grouping: Grouping) 
         .reshape([rows, groups * group])
         .narrow(1, 0, inputs);
     integers.narrow(1, 0, inputs).float().cast(DType::F32).mul(scales)
+}
+
+/// Rows in tiles, see [`Grouping::tiled`], one after the other.
+pub fn in_rows<K: Basic>(tiles: Tensor<2, K>) -> Tensor<2, K> {
+    let [rows, width] = tiles.dims();
+    let whole = rows - rows % TILE_ROWS;
+    let turned = |from: usize, rows: usize, of_tile: usize| {
+        let tiles = tiles.clone().narrow(0, from, rows).reshape([rows / of_tile, width, of_tile]);
+        tiles.swap_dims(1, 2).reshape([rows, width])
+    };
+    let mut parts = Vec::new();
+    if whole > 0 {
+        parts.push(turned(0, whole, TILE_ROWS));
+    }
+    if rows > whole {
+        parts.push(turned(whole, rows - whole, rows - whole));
+    }
+    if parts.is_empty() { tiles } else { Tensor::cat(parts, 0) }
+}
+
+/// Some rows of those that are in tiles, one after the other.
+pub fn rows_of_tiles<K: Basic>(tiles: Tensor<2, K>, indices: &[usize]) -> Tensor<2, K> {
+    let [rows, width] = tiles.dims();
+    let mut places = Vec::with_capacity(indices.len() * width);
+    for &index in indices {
+        let first = index - index % TILE_ROWS;
+        let lanes = TILE_ROWS.min(rows - first);
+        places.extend((0..width).map(|at| (first * width + at * lanes + index - first) as i64));
+    }
+    let places = Tensor::<1, Int>::from_data(places.as_slice(), &tiles.device());
+    tiles.reshape([rows * width]).select(0, places).reshape([indices.len(), width])
 }

@@ -194,41 +194,6 @@ impl Integers for Avx512 {
         }
     }
 
-    const READS_ROWS: bool = true;
-
-    #[inline(always)]
-    fn load_bytes(bytes: &[u8; 4 * LANES]) -> __m512i {
-        // SAFETY: see above.
-        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    fn dot_words(sums: __m512i, bytes: __m512i, quads: &[u32; LANES]) -> __m512i {
-        // SAFETY: see above.
-        unsafe { _mm512_dpbusd_epi32(sums, bytes, Self::load_words(quads)) }
-    }
-
-    #[inline(always)]
-    fn sum_quarters([a, b, c, d]: [__m512i; 4]) -> __m512i {
-        // SAFETY: see above.
-        unsafe {
-            let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-            let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-            _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
-        }
-    }
-
-    #[inline(always)]
-    fn add_quarters(first: __m512i, second: __m512i) -> __m512i {
-        // SAFETY: see above.
-        unsafe {
-            _mm512_add_epi32(
-                _mm512_shuffle_i32x4::<0x88>(first, second),
-                _mm512_shuffle_i32x4::<0xDD>(first, second),
-            )
-        }
-    }
-
     #[inline(always)]
     fn dot([upper, lower]: [__m512i; 2]) -> __m512i {
         Self::add_words(Self::shl::<8>(upper), lower)

@@ -64,31 +64,6 @@ pub(crate) trait Integers: Copy {
         small: bool,
     ) -> [Self::Words; 2];
 
-    /// Whether reading a row from end to end and adding up its lanes is faster than turning sixteen rows. The
-    /// operations that this takes are there only where it is.
-    const READS_ROWS: bool = false;
-
-    /// Sixty-four bytes as sixteen words.
-    fn load_bytes(_bytes: &[u8; 4 * LANES]) -> Self::Words {
-        unreachable!("rows are turned instead")
-    }
-
-    /// Adds the products of the four unsigned bytes of every word with four signed ones.
-    fn dot_words(_sums: Self::Words, _bytes: Self::Words, _quads: &[u32; LANES]) -> Self::Words {
-        unreachable!("rows are turned instead")
-    }
-
-    /// The sums of the four words in every quarter of four vectors: word `4 * q + v` is that of quarter `q` of vector
-    /// `v`.
-    fn sum_quarters(_vectors: [Self::Words; 4]) -> Self::Words {
-        unreachable!("rows are turned instead")
-    }
-
-    /// Adds neighbouring quarters: first those of one vector, then those of the other.
-    fn add_quarters(_first: Self::Words, _second: Self::Words) -> Self::Words {
-        unreachable!("rows are turned instead")
-    }
-
     /// What the two sums stand for.
     fn dot(sums: [Self::Words; 2]) -> Self::Words;
 

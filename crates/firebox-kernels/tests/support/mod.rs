@@ -4,7 +4,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::{BlockFormat, NIBBLE_CHUNK};
+use firebox_kernels::linear::BlockFormat;
 
 /// The devices of this build on which operations are not those of Burn alone, which promise less.
 pub fn devices_with_own() -> Vec<Device> {
@@ -29,20 +29,14 @@ pub fn devices() -> Vec<Device> {
 
 /// Random packed integers and scales of a layout.
 pub fn grouped(outputs: usize, grouping: Grouping, seed: u64) -> (Tensor<2, Int>, Tensor<2>) {
-    let row_bytes = if grouping.four_bits {
-        grouping.inputs.div_ceil(NIBBLE_CHUNK) * NIBBLE_CHUNK / 2
-    } else {
-        grouping.inputs.next_multiple_of(4)
-    };
-    let words = row_bytes / 4;
+    let words = grouping.row_words();
     let bits: Vec<i32> = numbers(outputs * words, seed)
         .iter()
         .map(|x| (x.to_bits() as i32).wrapping_mul(0x2C1B_3C6D))
         .collect();
     let device = Device::flex();
     let words = Tensor::from_data(TensorData::new(bits, [outputs, words]), (&device, DType::I32));
-    let groups = grouping.inputs.div_ceil(grouping.group);
-    (words, random([outputs, groups], seed + 1).cast(DType::F16))
+    (words, random([outputs, grouping.groups()], seed + 1).cast(DType::F16))
 }
 
 /// Numbers between -1 and 1 that repeat for a seed.

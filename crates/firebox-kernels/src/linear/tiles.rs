@@ -1,0 +1,413 @@
+//! Weights of signed bytes or nibbles with a half-precision scale for every group of inputs, sixteen rows side by side
+//! in the memory as they are in a panel: what is read is multiplied with as it comes.
+//!
+//! The same sums as with a panel, to the last bit.
+
+use std::borrow::Cow;
+use std::marker::PhantomData;
+
+use super::activations::{Few, Integers, LAST_FEW, Quantized, Rounding};
+use super::panel::{BLOCK_CHUNKS, CHUNK, HALF_QUADS, IntegerRows, OUTPUTS, QUADS, Unpacked};
+use super::product::{Input, IntegerProduct, Multiplicand, Part, Place};
+#[cfg(feature = "autodiff")]
+use super::unpacked::{Unpack, UnpackIntegers};
+use super::{Grouping, TILE_ROWS};
+use crate::simd::{Kernel, LANES, Lanes, dispatch};
+
+const _: () = assert!(TILE_ROWS == OUTPUTS && OUTPUTS == LANES);
+
+/// Bytes between what is read and what is asked for: about what arrives while the memory answers.
+const BYTES_AHEAD: usize = 8192;
+
+/// How many bits an integer has.
+pub(super) trait Bits: Sync {
+    /// The byte that stands for zero.
+    const ZERO: i32;
+    /// Whether it meets small integers, see [`Rounding`].
+    const COARSE: bool;
+    /// Words of a row that a chunk takes.
+    const WORDS: usize;
+
+    /// The unsigned bytes of the chunk that these words begin with.
+    fn quads<L: Lanes>(words: &[[u32; LANES]]) -> [L::Words; QUADS];
+}
+
+/// Signed bytes.
+pub(super) struct Eight;
+
+impl Bits for Eight {
+    const ZERO: i32 = 128;
+    const COARSE: bool = false;
+    const WORDS: usize = QUADS;
+
+    #[inline(always)]
+    fn quads<L: Lanes>(words: &[[u32; LANES]]) -> [L::Words; QUADS] {
+        let (mut quads, turn) = ([L::splat_word(0); QUADS], L::splat_word(0x8080_8080));
+        // There are no others, here and below: rows are as long as whole chunks.
+        let Some(words) = words.first_chunk::<QUADS>() else { return quads };
+        for k in 0..QUADS {
+            quads[k] = L::xor(L::load_words(&words[k]), turn);
+        }
+        quads
+    }
+}
+
+/// Nibbles offset by eight, in whole chunks: the first half of a chunk is low, the second high.
+pub(super) struct Four;
+
+impl Bits for Four {
+    const ZERO: i32 = 8;
+    const COARSE: bool = true;
+    const WORDS: usize = HALF_QUADS;
+
+    #[inline(always)]
+    fn quads<L: Lanes>(words: &[[u32; LANES]]) -> [L::Words; QUADS] {
+        let (mut quads, mask) = ([L::splat_word(0); QUADS], L::splat_word(0x0F0F_0F0F));
+        let Some(words) = words.first_chunk::<HALF_QUADS>() else { return quads };
+        for k in 0..HALF_QUADS {
+            let bytes = L::load_words(&words[k]);
+            quads[k] = L::and(bytes, mask);
+            quads[k + HALF_QUADS] = L::and(L::shr::<4>(bytes), mask);
+        }
+        quads
+    }
+}
+
+/// Rows of packed integers by sixteen, word by word: the first words of all sixteen, then the second ones.
+pub(super) struct Tiles<'a, B> {
+    words: Cow<'a, [u32]>,
+    /// The same by groups.
+    scales: Cow<'a, [u16]>,
+    /// Rows of the tiles that are whole.
+    whole: usize,
+    /// The tile of the rows that are left, with zeros for those that it lacks.
+    last: (Vec<u32>, Vec<u16>),
+    /// Whole chunks.
+    row_words: usize,
+    groups: usize,
+    grouping: Grouping,
+    bits: PhantomData<B>,
+}
+
+/// Sixteen rows.
+#[derive(Clone, Copy)]
+struct Tile<'a> {
+    /// By words of a row.
+    words: &'a [[u32; LANES]],
+    /// By groups.
+    scales: &'a [[u16; LANES]],
+    chunks_per_group: usize,
+}
+
+impl<'a, B: Bits> Tiles<'a, B> {
+    /// `rows` rows with an equal part of the words and scales each, in tiles or one row after the other. Those are
+    /// copied, and so are rows that end within a chunk.
+    ///
+    /// # Panics
+    /// If there are too few words or scales.
+    pub fn new(words: &'a [u32], scales: &'a [u16], mut rows: usize, grouping: Grouping) -> Self {
+        let (mut row_words, groups) = (words.len() / rows.max(1), scales.len() / rows.max(1));
+        assert!(words.len() == rows * row_words && scales.len() == rows * groups, "rows of another length");
+        assert!(rows == 0 || row_words >= grouping.row_words(), "rows of {row_words} words for {grouping:?}");
+        assert!(rows == 0 || groups == grouping.groups(), "{groups} scales of a row for {grouping:?}");
+        let (mut words, mut scales) = (Cow::Borrowed(words), Cow::Borrowed(scales));
+        if !grouping.tiled {
+            (words, scales) = (turned(&words, row_words).into(), turned(&scales, groups).into());
+            rows = rows.next_multiple_of(TILE_ROWS);
+        }
+        if !row_words.is_multiple_of(B::WORDS) {
+            let whole_chunks = row_words.next_multiple_of(B::WORDS);
+            words = lengthened(&words, row_words, whole_chunks).into();
+            row_words = whole_chunks;
+        }
+        let whole = rows - rows % TILE_ROWS;
+        let last =
+            (widened(&words[whole * row_words..], row_words), widened(&scales[whole * groups..], groups));
+        Self { words, scales, whole, last, row_words, groups, grouping, bits: PhantomData }
+    }
+
+    /// Sixteen rows from a multiple of sixteen on.
+    #[inline(always)]
+    fn tile(&self, row: usize) -> Tile<'_> {
+        let (words, scales) = if row < self.whole {
+            (
+                &self.words[row * self.row_words..][..TILE_ROWS * self.row_words],
+                &self.scales[row * self.groups..][..TILE_ROWS * self.groups],
+            )
+        } else {
+            (&*self.last.0, &*self.last.1)
+        };
+        Tile {
+            words: words.as_chunks().0,
+            scales: scales.as_chunks().0,
+            chunks_per_group: self.grouping.group / CHUNK,
+        }
+    }
+}
+
+/// Tiles of longer rows, which go on with zeros.
+fn lengthened(tiles: &[u32], width: usize, wanted: usize) -> Vec<u32> {
+    let mut lengthened = Vec::with_capacity(tiles.len() / width * wanted);
+    for tile in tiles.chunks(TILE_ROWS * width) {
+        lengthened.extend_from_slice(tile);
+        lengthened.resize(lengthened.len() + tile.len() / width * (wanted - width), 0);
+    }
+    lengthened
+}
+
+/// A tile of fewer than sixteen rows, with zeros for the others.
+fn widened<T: Copy + Default>(tile: &[T], width: usize) -> Vec<T> {
+    let mut widened = vec![T::default(); if tile.is_empty() { 0 } else { TILE_ROWS * width }];
+    let rows = tile.len() / width.max(1);
+    for (to, from) in widened.chunks_exact_mut(TILE_ROWS).zip(tile.chunks_exact(rows.max(1))) {
+        to[..rows].copy_from_slice(from);
+    }
+    widened
+}
+
+/// Rows one after the other as tiles, with zeros for the rows that the last one lacks.
+fn turned<T: Copy + Default>(rows: &[T], width: usize) -> Vec<T> {
+    let width = width.max(1);
+    let mut tiles = vec![T::default(); (rows.len() / width).next_multiple_of(TILE_ROWS) * width];
+    let tiles_of_rows = tiles.chunks_exact_mut(TILE_ROWS * width).zip(rows.chunks(TILE_ROWS * width));
+    for (tile, rows) in tiles_of_rows {
+        for (lane, row) in rows.chunks_exact(width).enumerate() {
+            for (to, from) in tile[lane..].iter_mut().step_by(TILE_ROWS).zip(row) {
+                *to = *from;
+            }
+        }
+    }
+    tiles
+}
+
+/// The unsigned bytes of the chunk that these words begin with. Asks for what comes later.
+#[inline(always)]
+fn read_chunk<L: Lanes, B: Bits>(words: &[[u32; LANES]]) -> [L::Words; QUADS] {
+    let ahead = words.as_ptr().cast::<u8>().wrapping_add(BYTES_AHEAD);
+    for k in 0..B::WORDS {
+        L::prefetch(ahead.wrapping_add(k * size_of::<[u32; LANES]>()));
+    }
+    B::quads::<L>(words)
+}
+
+impl<B: Bits> IntegerRows for Tiles<'_, B> {
+    const ZERO: i32 = B::ZERO;
+    const COARSE: bool = B::COARSE;
+
+    fn inputs(&self) -> usize {
+        self.grouping.inputs
+    }
+
+    #[inline(always)]
+    fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
+        let tile = self.tile(row);
+        let first = block * BLOCK_CHUNKS;
+        for chunk in 0..BLOCK_CHUNKS.min(self.inputs().div_ceil(CHUNK) - first) {
+            let [a, b, c, d, e, f, g, h] = read_chunk::<L, B>(&tile.words[(first + chunk) * B::WORDS..]);
+            unpacked.bytes(chunk, 0, [a, b, c, d]);
+            unpacked.bytes(chunk, 1, [e, f, g, h]);
+            unpacked.scale(chunk, 0, L::from_f16(&tile.scales[(first + chunk) / tile.chunks_per_group]));
+        }
+    }
+}
+
+impl<B: Bits> Multiplicand for Tiles<'_, B> {
+    fn takes(&self) -> Option<Rounding> {
+        Some(Rounding::of::<Self>())
+    }
+
+    fn padded(&self, outputs: usize) -> usize {
+        outputs.next_multiple_of(TILE_ROWS)
+    }
+
+    fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
+        let Some(x) = (if B::COARSE { &x.coarse } else { &x.fine }) else { return };
+        // With more rows a panel that stays in the first-level cache is worth filling.
+        if x.rows <= LAST_FEW {
+            dispatch(TileProduct { x, weight: self, part });
+        } else {
+            dispatch(IntegerProduct { x, weight: self, part });
+        }
+    }
+
+    #[cfg(feature = "autodiff")]
+    fn unpack(&self, place: Place, inputs: usize, values: &mut [f32]) {
+        dispatch(UnpackIntegers(Unpack { weight: self, place, inputs, values }));
+    }
+}
+
+/// Products with a few rows.
+struct TileProduct<'a, W> {
+    x: &'a Quantized,
+    weight: &'a W,
+    part: Part<'a>,
+}
+
+impl<B: Bits> Kernel for TileProduct<'_, Tiles<'_, B>> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
+        let Some(x) = x.fews().next() else { return };
+        for at in (0..results[0].len()).step_by(OUTPUTS) {
+            let place = Place::new(first, at, weight_rows);
+            let tile = weight.tile(place.row);
+            let mut row = 0;
+            while let Some(rest @ 1..) = x.rows.checked_sub(row) {
+                let some = &mut results[row..];
+                row += match rest {
+                    5 if L::TILE_ROWS >= 6 => tile.multiply::<L, B, 5>(x, row, place, some),
+                    6 if L::TILE_ROWS >= 6 => tile.multiply::<L, B, 6>(x, row, place, some),
+                    7 if L::TILE_ROWS >= 6 => tile.multiply::<L, B, 7>(x, row, place, some),
+                    8.. if L::TILE_ROWS >= 6 => tile.multiply::<L, B, 8>(x, row, place, some),
+                    1 => tile.multiply::<L, B, 1>(x, row, place, some),
+                    2 => tile.multiply::<L, B, 2>(x, row, place, some),
+                    3 | 5 | 6 => tile.multiply::<L, B, 3>(x, row, place, some),
+                    _ => tile.multiply::<L, B, 4>(x, row, place, some),
+                };
+            }
+        }
+    }
+}
+
+impl Tile<'_> {
+    /// Adds the products of `ROWS` rows of activations from `row` on to their results. Returns how many they were.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
+    fn multiply<L: Lanes, B: Bits, const ROWS: usize>(
+        &self,
+        x: Few<'_>,
+        row: usize,
+        place: Place,
+        results: &mut [&mut [f32]],
+    ) -> usize {
+        let zero = L::splat_word(0);
+        let mut totals = [L::zero(); ROWS];
+        let (mut scales, mut scale, mut chunks_of_group) = (self.scales.iter(), L::zero(), 0);
+        for (block, words) in self.words.chunks(BLOCK_CHUNKS * B::WORDS).enumerate() {
+            let mut sums = [L::zero(); ROWS];
+            let chunks = x.chunks::<ROWS>(row, block * BLOCK_CHUNKS).zip(words.chunks_exact(B::WORDS));
+            for (x, words) in chunks {
+                if chunks_of_group == 0 {
+                    // A group of inputs has scales.
+                    scale = scales.next().map_or(L::zero(), L::from_f16);
+                    chunks_of_group = self.chunks_per_group;
+                }
+                chunks_of_group -= 1;
+                let quads = read_chunk::<L, B>(words);
+                for i in 0..ROWS {
+                    let Integers { quads: integers, scale: x_scale, .. } = &x[i];
+                    // Every half has a sum of its own: a product does not wait for all others.
+                    let (mut first, mut second) = ([zero, L::splat_word(x[i].offset(B::ZERO))], [zero; 2]);
+                    for k in 0..HALF_QUADS {
+                        first = L::dot_quads(first, quads[k], &integers[k], B::COARSE);
+                        let k = k + HALF_QUADS;
+                        second = L::dot_quads(second, quads[k], &integers[k], B::COARSE);
+                    }
+                    let dot = L::add_words(L::dot(first), L::dot(second));
+                    sums[i] = sums[i].mul_add(L::to_floats(dot).mul(L::splat(*x_scale)), scale);
+                }
+            }
+            for i in 0..ROWS {
+                totals[i] = totals[i].add(sums[i]);
+            }
+        }
+        for i in 0..ROWS {
+            place.add(results[i], totals[i]);
+        }
+        ROWS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::activations::Activations;
+    use crate::simd::on_each_kind;
+
+    /// Two blocks and a part of a chunk.
+    const INPUTS: usize = 2 * 256 + 12;
+    /// Two tiles and nine rows.
+    const ROWS: usize = 41;
+
+    fn words(count: usize) -> Vec<u32> {
+        (0..count as u32).map(|i| i.wrapping_mul(0x9E37_79B9) ^ i.rotate_left(17)).collect()
+    }
+
+    /// No infinities.
+    fn scales(count: usize) -> Vec<u16> {
+        (0..count).map(|i| 0x2800 + (i * 131 % 0x800) as u16).collect()
+    }
+
+    fn grouping(group: usize, four_bits: bool, tiled: bool) -> Grouping {
+        Grouping { inputs: INPUTS, group, four_bits, tiled }
+    }
+
+    struct Few<'a, B>(&'static str, &'a Tiles<'a, B>);
+
+    impl<B: Bits> Kernel for Few<'_, B> {
+        fn run<L: Lanes>(self) {
+            let Self(name, weight) = self;
+            let padded = INPUTS.next_multiple_of(CHUNK);
+            for rows in 1..=LAST_FEW {
+                let number =
+                    |i: usize| if i % padded < INPUTS { (i * 29 % 61) as f32 / 30.0 - 1.0 } else { 0.0 };
+                let values: Vec<f32> = (0..rows * padded).map(number).collect();
+                let x = Activations { rows, padded, values: &values }
+                    .quantize_on::<L>(Rounding::of::<Tiles<'_, B>>());
+                let results = |product: &dyn Fn(Part<'_>)| {
+                    let mut results = vec![0f32; rows * ROWS];
+                    let weight_rows = weight.padded(ROWS);
+                    product(Part { first: 0, weight_rows, results: results.chunks_mut(ROWS).collect() });
+                    results.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let few = results(&|part| TileProduct { x: &x, weight, part }.run::<L>());
+                let panels = results(&|part| IntegerProduct { x: &x, weight, part }.run::<L>());
+                assert_eq!(few, panels, "{name}, {rows} rows");
+                assert!(
+                    few.iter().any(|bits| f32::from_bits(*bits) != 0.0),
+                    "{name}: nothing was multiplied"
+                );
+            }
+        }
+    }
+
+    fn few_are_like_many<B: Bits>(four_bits: bool) {
+        for group in [32, 96] {
+            let grouping = grouping(group, four_bits, true);
+            let (words, scales) = (words(ROWS * grouping.row_words()), scales(ROWS * grouping.groups()));
+            let tiles = Tiles::<B>::new(&words, &scales, ROWS, grouping);
+            on_each_kind(|name| Few(name, &tiles));
+        }
+    }
+
+    #[test]
+    fn few_rows_have_the_sums_of_many_on_every_kind_of_lanes() {
+        few_are_like_many::<Four>(true);
+        few_are_like_many::<Eight>(false);
+    }
+
+    #[test]
+    fn rows_that_are_turned_are_the_same_tiles() {
+        for four_bits in [false, true] {
+            let in_rows = grouping(32, four_bits, false);
+            let (width, groups) = (in_rows.row_words(), in_rows.groups());
+            let (rows, row_scales) = (words(ROWS * width), scales(ROWS * groups));
+            let (mut tiles, mut tile_scales) = (Vec::new(), Vec::new());
+            for from in (0..ROWS).step_by(TILE_ROWS) {
+                let lanes = from..ROWS.min(from + TILE_ROWS);
+                for at in 0..width {
+                    tiles.extend(lanes.clone().map(|row| rows[row * width + at]));
+                }
+                for at in 0..groups {
+                    tile_scales.extend(lanes.clone().map(|row| row_scales[row * groups + at]));
+                }
+            }
+            let turned = Tiles::<Four>::new(&rows, &row_scales, ROWS, in_rows);
+            let tiled = Tiles::<Four>::new(&tiles, &tile_scales, ROWS, Grouping { tiled: true, ..in_rows });
+            for row in (0..ROWS).step_by(TILE_ROWS) {
+                let (turned, tiled) = (turned.tile(row), tiled.tile(row));
+                assert_eq!((turned.words, turned.scales), (tiled.words, tiled.scales));
+            }
+        }
+    }
+}
