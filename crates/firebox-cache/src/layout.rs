@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use firebox_kernels::attend::Stored;
 
 /// What keys and values are kept in.
@@ -14,11 +14,10 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// Numbers `[kv_heads, positions, head_dim]` as they are kept.
+    /// Numbers `[kv_heads, positions, head_dim]` as they can be [assigned](Stored::assign) to what keeps them.
     pub(crate) fn store(self, numbers: Tensor<3>) -> Stored {
         match self {
-            Self::F32 => Stored::Float(numbers.cast(DType::F32)),
-            Self::F16 => Stored::Float(numbers.cast(DType::F16)),
+            Self::F32 | Self::F16 => Stored::Float(numbers),
             Self::Int8 => Stored::quantize(numbers),
         }
     }

@@ -3,14 +3,16 @@ use std::ops::Range;
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use super::kernel::{Block, Gathered, Place, Scene, Tile};
 use super::merge::Parts;
-use super::rows::StoredRows;
+use super::rows::{StoredRows, Strided};
 use super::stored::Held;
 use super::{AttendOps, Attended, Attending, Part, Span, Stored, Visibility};
 use crate::crew::share;
-use crate::flex::{dims, elements, tensor};
+use crate::flex::{dims, elements, tensor, whole};
 use crate::simd::{Kernel, Lanes, dispatch};
 
 const ON_FLEX: &str = "all tensors of an attention are on one device";
@@ -95,6 +97,39 @@ pub(super) fn attend_each(query: Tensor<3>, parts: &[Part]) -> Attended {
         output: Tensor::from_primitive::<Flex>(tensor(output, [rows, heads, head_dim])),
         log_sum_exp: Tensor::from_primitive::<Flex>(tensor(log_sum_exp, [rows, heads])),
     }
+}
+
+/// Writes numbers of f32 over the positions from `at` on, as whatever is stored.
+///
+/// # Panics
+/// If the tensors are not on Flex, shapes contradict each other, or what is stored is neither f32 nor f16.
+pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3> {
+    let mut stored = whole(stored.try_into_primitive::<Flex>().expect(ON_FLEX));
+    let added = added.try_into_primitive::<Flex>().expect(ON_FLEX);
+    let ([heads, positions, width], [added_heads, count, added_width]) = (dims(&stored), dims(&added));
+    assert!(
+        (heads, width) == (added_heads, added_width) && at + count <= positions,
+        "{added_heads} heads of {added_width} over {heads} of {width}, {count} of {positions} positions from {at} on"
+    );
+    let added = Strided::rows(added);
+    let places = (0..heads).flat_map(|head| (0..count).map(move |index| (head, index)));
+    let place = |(head, index)| ((head * positions + at + index) * width, added.from::<f32>(head, index));
+    match stored.dtype() {
+        DType::F32 => {
+            let numbers = stored.storage_mut::<f32>();
+            for (to, row) in places.map(place) {
+                numbers[to..to + width].copy_from_slice(&row[..width]);
+            }
+        }
+        DType::F16 => {
+            let numbers = stored.storage_mut::<f16>();
+            for (to, row) in places.map(place) {
+                numbers[to..to + width].convert_from_f32_slice(&row[..width]);
+            }
+        }
+        other => panic!("keys and values are f32, f16 or bytes, not {other:?}"),
+    }
+    Tensor::from_primitive::<Flex>(stored)
 }
 
 fn places(spans: &[Span]) -> Vec<Place<'_>> {

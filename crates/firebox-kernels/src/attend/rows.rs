@@ -153,7 +153,7 @@ pub(super) struct Strided {
 
 impl Strided {
     /// `[heads, positions, width]` with rows that are contiguous; a copy if they are not.
-    fn rows(tensor: FlexTensor) -> Self {
+    pub fn rows(tensor: FlexTensor) -> Self {
         let strides = tensor.layout().strides();
         if strides[2] == 1 && strides[0] >= 0 && strides[1] >= 0 {
             let (head, position) = (strides[0] as usize, strides[1] as usize);
@@ -181,7 +181,7 @@ impl Strided {
 
     /// All elements from those of a head and position on.
     #[inline(always)]
-    fn from<T: bytemuck::Pod>(&self, head: usize, position: usize) -> &[T] {
+    pub fn from<T: bytemuck::Pod>(&self, head: usize, position: usize) -> &[T] {
         let elements: &[T] = bytemuck::cast_slice(self.tensor.bytes());
         &elements[self.start + head * self.head + position * self.position..]
     }

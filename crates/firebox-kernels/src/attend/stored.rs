@@ -4,8 +4,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{DType, Int, Tensor};
 
-use super::{AttendOps, reference};
-use crate::flex::{Dispatched, has_own};
+use super::{AttendOps, flex, reference};
+use crate::flex::{Dispatched, has_own, is_flex};
 
 /// Bytes in a word.
 const WORD: usize = 4;
@@ -61,14 +61,17 @@ impl Stored {
         }
     }
 
-    /// Writes what is stored alike over the positions from `at` on: in place, where nobody else holds the numbers.
+    /// Writes over the positions from `at` on: in place, where nobody else holds the numbers. Floats become what is stored.
     ///
     /// # Panics
-    /// If one are floats and the other bytes.
+    /// If one are floats and the other bytes, or shapes contradict each other.
     pub fn assign(&mut self, at: usize, added: Self) {
         match (self, added) {
             (Self::Float(values), Self::Float(added)) => {
-                let [heads, count, width] = added.dims();
+                if added.dtype() == DType::F32 && is_flex(&values.device()) && is_flex(&added.device()) {
+                    return values.inplace(|values| flex::assign(values, at, added));
+                }
+                let ([heads, count, width], added) = (added.dims(), added.cast(values.dtype()));
                 values.inplace(|values| values.slice_assign([0..heads, at..at + count, 0..width], added));
             }
             (Self::Bytes { words, scales }, Self::Bytes { words: added_words, scales: added_scales }) => {

@@ -192,32 +192,46 @@ impl Kernel for Piece<'_> {
 fn quantize_chunk<L: Lanes>(values: &[f32; CHUNK], rounding: Rounding) -> Integers {
     let (halves, _) = values.as_chunks::<LANES>();
     let (first, second) = (L::load(&halves[0]), L::load(&halves[1]));
-    let magnitude = magnitude(first).max(magnitude(second)).store();
-    let mut peak = 0f32;
-    for lane in magnitude {
-        peak = if lane > peak { lane } else { peak };
-    }
+    let peak = peak(values);
     // Zero, unless an element is infinite or no number.
-    let poison = first.mul(L::zero()).add(second.mul(L::zero())).sum();
+    let poison = peak * 0.0;
     let scale = peak / rounding.largest();
     // Smaller than this, the inverse of the scale would be infinite; and nothing that small changes a sum.
     let inverse = L::splat(if scale > 1e-36 { 1.0 / scale } else { 0.0 });
     let (first, second) = (first.mul(inverse).round(), second.mul(inverse).round());
     let mut chunk = Integers { scale: scale + poison, ..Integers::default() };
-    for (sum, half) in chunk.sums.iter_mut().zip([first, second]) {
-        for integer in L::store_words(half) {
-            *sum = sum.wrapping_add(integer as i32);
-        }
-    }
+    chunk.sums = [sum(L::store_words(first)), sum(L::store_words(second))];
     let (lower, upper) = chunk.quads.split_at_mut(QUADS / 2);
     lower.copy_from_slice(&L::quads(first));
     upper.copy_from_slice(&L::quads(second));
     chunk
 }
 
+/// By halves, as lanes are added fastest.
 #[inline(always)]
-fn magnitude<L: Lanes>(numbers: L) -> L {
-    numbers.max(L::zero().sub(numbers))
+fn sum(mut integers: [u32; LANES]) -> i32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for at in 0..width {
+            integers[at] = integers[at].wrapping_add(integers[at + width]);
+        }
+        width /= 2;
+    }
+    integers[0] as i32
+}
+
+/// The largest magnitude; no number if there is one that is none: the bits of those are larger than those of infinity.
+#[inline(always)]
+fn peak(values: &[f32; CHUNK]) -> f32 {
+    let mut bits = values.map(|value| value.abs().to_bits());
+    let mut width = CHUNK / 2;
+    while width > 0 {
+        for at in 0..width {
+            bits[at] = bits[at].max(bits[at + width]);
+        }
+        width /= 2;
+    }
+    f32::from_bits(bits[0])
 }
 
 #[cfg(test)]

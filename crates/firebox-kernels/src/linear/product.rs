@@ -20,8 +20,8 @@ use crate::simd::{Kernel, LANES, Lanes, dispatch};
 /// Multiplications below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 17;
 
-/// Several pieces for each thread, so that one which is interrupted does not hold up the others.
-const PIECES_PER_THREAD: usize = 4;
+/// Multiplications below which a piece costs more to take than there is to wait for whoever took the last one.
+const SMALLEST_PIECE: usize = 1 << 16;
 
 /// A weight that can be multiplied with.
 pub(super) trait Multiplicand: Sync {
@@ -110,25 +110,19 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
     };
     let input = Input { numbers: x, fine: rounded(Rounding::Sixteen), coarse: rounded(Rounding::Eight) };
     let single = x.rows * x.padded * total < SINGLE_THREAD_WORK;
-    let pieces = if single { 1 } else { PIECES_PER_THREAD * rayon::current_num_threads() };
-    let outputs_per_piece = total.div_ceil(pieces).next_multiple_of(TILE_OUTPUTS);
+    let threads = if single { 1 } else { rayon::current_num_threads() };
+    let smallest = (SMALLEST_PIECE / (x.rows * x.padded)).next_multiple_of(TILE_OUTPUTS);
     let mut parts = Vec::new();
+    let mut left = total;
     for (&(weight, outputs), result) in weights.iter().zip(&mut results) {
-        let first = parts.len();
-        for from in (0..outputs).step_by(outputs_per_piece) {
-            parts.push((
-                weight,
-                Part {
-                    first: from,
-                    weight_rows: weight.padded(outputs),
-                    results: Vec::with_capacity(x.rows),
-                },
-            ));
-        }
-        for row in result.chunks_mut(outputs.max(1)) {
-            for ((_, part), result) in parts[first..].iter_mut().zip(row.chunks_mut(outputs_per_piece)) {
-                part.results.push(result);
-            }
+        let mut rows: Vec<&mut [f32]> = result.chunks_mut(outputs.max(1)).collect();
+        let mut first = 0;
+        while first < outputs {
+            let piece = piece(left, threads, smallest).min(outputs - first);
+            let results = rows.iter_mut().map(|row| row.split_off_mut(..piece).unwrap_or_default()).collect();
+            parts.push((weight, Part { first, weight_rows: weight.padded(outputs), results }));
+            first += piece;
+            left -= piece;
         }
     }
     if single {
@@ -139,6 +133,13 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
         share(parts, |(weight, part)| weight.multiply(&input, part));
     }
     results
+}
+
+/// How many of the outputs that are left come next. Ever fewer: threads that take the last pieces end at almost the same time,
+/// also where one of them was interrupted.
+fn piece(left: usize, threads: usize, smallest: usize) -> usize {
+    let share = if threads > 1 { left.div_ceil(2 * threads) } else { left };
+    share.next_multiple_of(TILE_OUTPUTS).max(smallest)
 }
 
 /// The numbers that the rows of a weight stand for, `[outputs, inputs]`.
