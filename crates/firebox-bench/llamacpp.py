@@ -144,9 +144,13 @@ def measure(path, threads, prompt, depth, tokens, *batches):
             feed([(step + sequence, depth + step, sequence, True) for sequence in range(width)])
         return width * tokens / (time.perf_counter() - began)
 
+    # Not the time that its context takes to make, which is for many sequences.
+    began = time.perf_counter()
+    fill(1, 0)
+    first = load + time.perf_counter() - began
     prefill()
     decode(1)
-    result = {"load": load, "prefill": prefill(), "decode": [decode(width) for width in batches]}
+    result = {"first": first, "prefill": prefill(), "decode": [decode(width) for width in batches]}
     result["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(result))
 

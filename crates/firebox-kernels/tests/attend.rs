@@ -332,6 +332,39 @@ proptest! {
         prop_assert!(values(off).into_iter().all(|off| off <= 0.0));
     }
 
+    /// Keys of a pass, turned as attention has them, over what somebody else may hold too.
+    #[test]
+    fn what_is_assigned_is_what_a_cast_would_write(
+        heads in 1usize..4,
+        head_dim in 1usize..70,
+        from in 0usize..3,
+        tokens in 1usize..6,
+        at in 0usize..4,
+        half: bool,
+        held: bool,
+        seed in 0u64..1000,
+    ) {
+        let room = at + tokens + seed as usize % 3;
+        let storage = if half { Storage::F16 } else { Storage::F32 };
+        // Some are too large for half precision.
+        let pass = random([from + tokens, heads, head_dim], seed).mul_scalar(1e5);
+        let dtype = if half { DType::F16 } else { DType::F32 };
+        let added = pass.narrow(0, from, tokens).swap_dims(0, 1);
+        let Stored::Float(before) = storage.store(random([heads, room, head_dim], seed + 1))
+        else { unreachable!() };
+        let slots = [0..heads, at..at + tokens, 0..head_dim];
+        let expected = before.clone().slice_assign(slots, added.clone().cast(dtype));
+        let untouched = values(before.clone().cast(DType::F32));
+        let other = held.then(|| before.clone());
+        let mut stored = Stored::Float(before);
+        stored.assign(at, Stored::Float(added));
+        let Stored::Float(found) = stored else { unreachable!() };
+        found.into_data().assert_eq(&expected.into_data(), true);
+        if let Some(other) = other {
+            prop_assert_eq!(values(other.cast(DType::F32)), untouched);
+        }
+    }
+
     /// Nothing sensible comes out, but something does for every row and head.
     #[test]
     fn no_numbers(case in cases(300), what in 0usize..4, at in 0usize..1000) {

@@ -2,6 +2,7 @@
 //! it should.
 
 mod answer;
+mod arrival;
 mod benchmark;
 mod branches;
 mod budget;

@@ -39,8 +39,8 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
             segment.segment().map_err(|reason| Fault::new("segments", reason).in_file(&manifest_path))?;
         let file = folder.resolve(&manifest_path, &format!("segment {id}: file"), &segment.file)?;
         let mapping = Mapping::open(&file)?;
-        let mut found = read_segment(segment, &mapping, files.len(), "import the model again")
-            .map_err(|fault| fault.in_file(&file))?;
+        let read = || read_segment(segment, &mapping, files.len(), "import the model again");
+        let mut found = mapping.sparsely(read).map_err(|fault| fault.in_file(&file))?;
         for (info, _) in &mut found {
             // The manifest's word, not the name's: a bundle may one day divide a model differently.
             info.segment = id;

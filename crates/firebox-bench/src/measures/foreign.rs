@@ -22,25 +22,25 @@ pub const FIGURES: &[Declared] = &[
     times("foreign.f16_four", "tok/s", OTHER),
     times("foreign.f16_eight", "tok/s", OTHER),
     times("foreign.f16_memory", "MB", OTHER),
-    times("foreign.f16_load", "s", OTHER),
+    times("foreign.f16_first", "s", OTHER),
     times("foreign.q8_prompt", "tok/s", OTHER),
     times("foreign.q8_one", "tok/s", OTHER),
     times("foreign.q8_four", "tok/s", OTHER),
     times("foreign.q8_eight", "tok/s", OTHER),
     times("foreign.q8_memory", "MB", OTHER),
-    times("foreign.q8_load", "s", OTHER),
+    times("foreign.q8_first", "s", OTHER),
     times("foreign.q4_prompt", "tok/s", OTHER),
     times("foreign.q4_one", "tok/s", OTHER),
     times("foreign.q4_four", "tok/s", OTHER),
     times("foreign.q4_eight", "tok/s", OTHER),
     times("foreign.q4_memory", "MB", OTHER),
-    times("foreign.q4_load", "s", OTHER),
+    times("foreign.q4_first", "s", OTHER),
     times("foreign.q4_k_m_prompt", "tok/s", OTHER),
     times("foreign.q4_k_m_one", "tok/s", OTHER),
     times("foreign.q4_k_m_four", "tok/s", OTHER),
     times("foreign.q4_k_m_eight", "tok/s", OTHER),
     times("foreign.q4_k_m_memory", "MB", OTHER),
-    times("foreign.q4_k_m_load", "s", OTHER),
+    times("foreign.q4_k_m_first", "s", OTHER),
 ];
 
 const BATCHES: [(usize, &str); 3] = [(1, "one"), (4, "four"), (8, "eight")];
@@ -83,7 +83,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
                 figures.more(&figure(words), speed(&ours)?, speed(&theirs)?)?;
             }
             figures.more(&figure("memory"), ours.peak as f64 / 1e6, theirs.peak as f64 / 1e6)?;
-            figures.more(&figure("load"), ours.load, theirs.load)?;
+            figures.more(&figure("first"), ours.first, theirs.first)?;
         }
     }
     Ok(())

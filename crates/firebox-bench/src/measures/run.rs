@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 /// More memory than any model takes that is measured.
 pub const PLENTY: u64 = 1 << 40;
 
+/// One that every made model knows.
+const TOKEN: u32 = 100;
+
 /// Which layers are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kept {
@@ -50,7 +53,8 @@ pub struct Run {
 /// What came of it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ran {
-    pub load: f64,
+    /// Seconds from opening it to what follows a first token.
+    pub first: f64,
     pub prefill: f64,
     /// Tokens a second of each number of sequences.
     pub decode: Vec<f64>,
@@ -81,7 +85,8 @@ impl Run {
             None => Model::open(&self.model, &cpu)?,
             Some(memory) => Model::open_within(&self.model, &cpu, &self.fit(memory))?,
         };
-        let load = began.elapsed().as_secs_f64();
+        model.session()?.feed(&[TOKEN])?;
+        let first = began.elapsed().as_secs_f64();
         let config = BenchmarkConfig {
             prompt: self.prompt,
             depth: self.depth,
@@ -97,7 +102,7 @@ impl Run {
         });
         let peak =
             peak_resident_bytes().context("this system does not say how much memory a process took")?;
-        Ok(Ran { load, prefill: prefill_tps, decode: decode_tps.into_values().collect(), peak, foretold })
+        Ok(Ran { first, prefill: prefill_tps, decode: decode_tps.into_values().collect(), peak, foretold })
     }
 
     fn fit(&self, memory: u64) -> FitConfig {

@@ -541,6 +541,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn pieces_become_smaller_and_end_with_small_ones() {
+        for (threads, smallest, total) in [(1, 32, 5000), (2, 64, 151_936), (2, 32, 1000), (7, 96, 40_961)] {
+            let (mut left, mut pieces) = (total, Vec::new());
+            while left > 0 {
+                pieces.push(piece(left, threads, smallest).min(left));
+                left -= pieces[pieces.len() - 1];
+            }
+            assert!(pieces.is_sorted_by(|a, b| a >= b), "{pieces:?}");
+            assert!(pieces[0] <= total.div_ceil(threads).max(smallest), "{pieces:?}");
+            assert!(threads == 1 || pieces[pieces.len() - 1] <= smallest, "{pieces:?}");
+            assert!(pieces.len() <= 1 + total / smallest, "{pieces:?}");
+        }
+    }
+
     /// The processor of a test machine takes the widest lanes; others have to be right too.
     #[test]
     fn every_kind_of_lanes_multiplies_integers() {

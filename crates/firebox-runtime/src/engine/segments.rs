@@ -7,6 +7,8 @@ use burn::tensor::Device;
 use firebox_model::Decoder;
 use firebox_store::{Checkpoint, SegmentId};
 
+use crate::arrival;
+
 /// Layers that are read ahead of the one that runs next.
 const AHEAD: usize = 3;
 
@@ -32,22 +34,11 @@ struct Part {
 impl Segments {
     /// Those of a model. One that streams its weights reads ahead by itself.
     pub fn of(checkpoint: &Checkpoint, decoder: &Decoder, fetcher: &Arc<Fetcher>) -> Self {
-        let last = decoder.layers().saturating_sub(1);
         // Elsewhere weights are copies, and nobody touches the files again.
         let mapped = decoder.streamed().is_none() && *decoder.device() == Device::flex();
-        let segments = if mapped { checkpoint.segments() } else { Vec::new() };
-        let unembedding = if decoder.config().tied_embeddings { SegmentId::Embed } else { SegmentId::Final };
-        let parts = segments.into_iter().filter_map(|segment| {
-            let layer = match segment.id {
-                SegmentId::Layer(layer) => layer,
-                id if id == unembedding => last,
-                // Of an embedding a few rows are touched.
-                _ => return None,
-            };
-            Some(Part { id: segment.id, layer, there: Arc::default() })
-        });
-        let mut parts: Vec<Part> = parts.collect();
-        parts.sort_by_key(|part| part.layer);
+        let touched = mapped.then(|| arrival::touched(checkpoint, decoder.config()));
+        let touched = touched.into_iter().flatten();
+        let parts = touched.map(|(layer, id)| Part { id, layer, there: Arc::default() }).collect();
         Self { checkpoint: checkpoint.clone(), parts, fetcher: fetcher.clone() }
     }
 
