@@ -1,5 +1,6 @@
 //! The mapped weights that a pass touches, and having them come from the disk before it does.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use firebox_model::config::FeedForwardConfig;
@@ -7,6 +8,9 @@ use firebox_model::{Architecture, DecoderConfig};
 use firebox_store::{Checkpoint, SegmentId};
 
 use crate::pressure;
+
+/// Threads that read: a disk is rarely busy with what one of them waits for.
+const READERS: usize = 2;
 
 /// The segments that a pass reads whole, each with the layer that it is needed for, in that order.
 pub(crate) fn touched(checkpoint: &Checkpoint, config: &DecoderConfig) -> Vec<(usize, SegmentId)> {
@@ -23,10 +27,9 @@ pub(crate) fn touched(checkpoint: &Checkpoint, config: &DecoderConfig) -> Vec<(u
     segments
 }
 
-/// Asks for all of a decoder that is about to be opened, without waiting for it: the disk reads while its tokenizer is made and
-/// its first layers run. Not for a mixture, of which few experts may ever be chosen, nor for what is more than half of the
-/// memory to spare.
-pub(crate) fn ask_for_all(checkpoint: &Checkpoint) {
+/// Reads all of a decoder that is about to be opened, and does not wait for it: the disk reads while its tokenizer is made and its
+/// first layers run. Not a mixture, of which few experts may ever be chosen, nor what is more than half of the memory to spare.
+pub(crate) fn read_all_of(checkpoint: &Checkpoint) {
     // Any fault of the configuration is told by whoever builds the model.
     let Ok(Architecture::Decoder(config)) = Architecture::from_json(checkpoint.config()) else { return };
     let is_mixture = |feed_forward: &_| matches!(feed_forward, FeedForwardConfig::MixtureOfExperts(_));
@@ -38,14 +41,17 @@ pub(crate) fn ask_for_all(checkpoint: &Checkpoint) {
     if spare.is_none_or(|spare| all > spare / 2) {
         return;
     }
-    let (segments, checkpoint) = (touched(checkpoint, &config), checkpoint.clone());
-    let ask = move || {
-        for (_, segment) in segments {
-            // What cannot be read is told to whoever touches it.
-            let _ = checkpoint.prefetch(segment);
-        }
-    };
-    // On a thread of its own, since a disk that has much to do makes waiting of asking. Without one, pages come when they
-    // are touched.
-    drop(thread::Builder::new().name("firebox-ask".into()).spawn(ask));
+    let segments = Arc::new(Mutex::new(touched(checkpoint, &config).into_iter()));
+    for _ in 0..READERS {
+        let (segments, checkpoint) = (segments.clone(), checkpoint.clone());
+        let next = move || segments.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let read = move || {
+            while let Some((_, segment)) = next() {
+                // What cannot be read is told to whoever touches it.
+                let _ = checkpoint.populate(segment);
+            }
+        };
+        // Without a thread, pages come when they are touched.
+        drop(thread::Builder::new().name("firebox-read".into()).spawn(read));
+    }
 }

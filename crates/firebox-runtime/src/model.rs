@@ -9,7 +9,7 @@ use firebox_model::{
 use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
 
-use crate::arrival::ask_for_all;
+use crate::arrival::read_all_of;
 use crate::budget::Charge;
 use crate::fit::Fit;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
@@ -48,7 +48,7 @@ impl Model {
     /// The same, from a checkpoint that is open already.
     pub fn from_checkpoint(checkpoint: Checkpoint, device: &Device) -> Result<Self, RuntimeError> {
         if *device == Device::flex() {
-            ask_for_all(&checkpoint);
+            read_all_of(&checkpoint);
         }
         Self::over(checkpoint, |checkpoint| Network::load(checkpoint, device))
     }

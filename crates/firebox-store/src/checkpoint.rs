@@ -235,8 +235,13 @@ impl Checkpoint {
     }
 
     /// Reads a segment into memory and waits for it, where the system has a call for that; otherwise
-    /// [asks](Self::prefetch) for it.
+    /// [asks](Self::prefetch) for it. It comes in large pages where there are such.
     pub fn populate(&self, segment: SegmentId) -> Result<(), StoreError> {
+        // All of it before any of it is touched: a page is no larger than what was wished for until then.
+        self.for_each_span(segment, |file, span| {
+            file.enlarge_pages(span.start, span.len);
+            Ok(())
+        })?;
         self.for_each_span(segment, |file, span| file.populate_range(span.start, span.len))
     }
 
