@@ -20,7 +20,7 @@ use crate::planner::{DeviceProfile, FEWEST_BUFFERS, Mode, PROGRAM_BYTES, Plan, R
 use crate::{Model, RuntimeError, pressure};
 
 /// What the program comes to take when models run, beyond what it takes before: code that runs, and what the allocators of
-/// several threads keep. What it takes in truth is looked at all the time.
+/// several threads keep. What it takes in truth is looked at all the time, and charged instead.
 const PROGRAM: u64 = 40 << 20;
 
 /// What a model takes beside its weights and the table of its tokenizer: its norms, and what they are found by.
@@ -133,21 +133,21 @@ impl Commons {
     /// The same in a program that comes to take so many bytes more for other things than its models.
     pub fn beside_program(memory: u64, more: u64) -> Result<Self, RuntimeError> {
         let budget = Budget::new(memory);
-        let program = resident_bytes().unwrap_or(0).saturating_add(PROGRAM).saturating_add(more);
-        let program = budget.charge(Account::Program, program)?;
-        Self::begin(budget, Some(program))
+        let least = resident_bytes().unwrap_or(0).saturating_add(more);
+        let program = budget.charge(Account::Program, least.saturating_add(PROGRAM))?;
+        Self::begin(budget, Some(program), least)
     }
 
     /// So many bytes for the models, beside what else the process has.
     pub fn beside(budget: &Budget) -> Result<Self, RuntimeError> {
-        Self::begin(budget.clone(), None)
+        Self::begin(budget.clone(), None, 0)
     }
 
-    fn begin(budget: Budget, program: Option<Charge>) -> Result<Self, RuntimeError> {
+    fn begin(budget: Budget, program: Option<Charge>, least: u64) -> Result<Self, RuntimeError> {
         Ok(Self {
             activations: Arc::new(Mutex::new(budget.charge(Account::Activations, 0)?)),
             whole: Arc::default(),
-            tenants: Arc::new(Tenants::new(&budget, program)),
+            tenants: Arc::new(Tenants::new(&budget, program, least)),
             budget,
         })
     }
@@ -177,7 +177,8 @@ impl Commons {
         let source = InTurn::new(&checkpoint, terms.method, &self.tenants.disk, &turn);
         let profile = DeviceProfile::conservative();
         let streaming = StreamedConfig {
-            stream: StreamConfig { buffers: 0, ..StreamConfig::default() },
+            // While one of them reads, the other one gets memory for what is read next: both take about as long.
+            stream: StreamConfig { buffers: 0, readers: 2 },
             method: Some(terms.method),
             room: 0,
             source: Some(Arc::new(source)),
@@ -236,7 +237,7 @@ impl Commons {
         let pages = (self.budget.total() - taken - standing) / shape.kv_bytes_per_token.max(1);
         plan.kv_tokens = (usize::try_from(pages).unwrap_or(usize::MAX) / PAGE * PAGE).min(context);
         let budget = self.budget.slice(0)?;
-        let keeper = Keeper::among(&budget, streamed.parts())?;
+        let keeper = Keeper::among(&budget, streamed.parts(), streamed.layers())?;
         let tenants = Arc::downgrade(&self.tenants);
         budget.ask_when_short(move || tenants.upgrade().is_some_and(|tenants| give_way(&tenants)));
         let tenant = Arc::new(Tenant {

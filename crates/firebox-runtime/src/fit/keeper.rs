@@ -16,7 +16,7 @@ use crate::telemetry::{Kind, Meters};
 use crate::thermal::{self, Thermometer};
 
 use super::kept::{Gave, Kept};
-use super::tenant::{Tenant, Tenants, Urgency};
+use super::tenant::{AHEAD, Tenant, Tenants, Urgency};
 
 /// Steps from one look at the thermometer to the next.
 const STEPS_PER_READING: usize = 64;
@@ -76,13 +76,17 @@ impl Keeper {
         Ok(Arc::new(Self { budget, buffers, order, tenancy, state: Mutex::new(state) }))
     }
 
-    /// The same for one of several models that share a budget. Any few of its parts that are not kept lie far from each other,
-    /// so that there is something to compute while they are read.
-    pub fn among(budget: &Budget, parts: usize) -> Result<Arc<Self>, RuntimeError> {
+    /// The same for one of several models that share a budget. Any few of its layers that are not kept lie far from each other,
+    /// so that there is something to compute while they are read. What comes after the layers is kept before them: nobody else
+    /// runs while one block of an unembedding after the other is waited for.
+    pub fn among(budget: &Budget, parts: usize, layers: usize) -> Result<Arc<Self>, RuntimeError> {
         let mut keeper = Self::new(budget, parts, FEWEST_BUFFERS)?;
         if let Some(keeper) = Arc::get_mut(&mut keeper) {
-            for (at, part) in spread(parts).enumerate() {
-                keeper.order[parts - 1 - part] = parts - 1 - at;
+            for (at, layer) in spread(layers).enumerate() {
+                keeper.order[layers - 1 - layer] = parts - 1 - at;
+            }
+            for part in layers..parts {
+                keeper.order[part] = part - layers;
             }
         }
         Ok(keeper)
@@ -137,9 +141,14 @@ impl Keeper {
     pub fn look_at_program(&self, streamed: &Streamed) {
         let Some(Tenancy { tenants, .. }) = self.tenancy() else { return };
         let Some(takes) = tenants.program_takes() else { return };
+        // What it may come to take is nothing that others let go of something for.
+        let least = takes.saturating_sub(AHEAD);
+        if tenants.charge_program(takes).is_ok() || tenants.program_bytes() >= least {
+            return;
+        }
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
-        let _ = kept.insist(|_| tenants.charge_program(takes));
+        let _ = kept.insist(|_| tenants.charge_program(least));
     }
 
     /// Says how much the model is wanted from now on. Only who is wanted has buffers.
@@ -350,5 +359,21 @@ impl Ledger for Pages {
         let left = state.pages.bytes().saturating_sub(bytes as u64);
         // Less can always be held.
         drop(state.pages.resize(left));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_after_the_layers_is_kept_before_them() {
+        for (layers, parts) in [(1, 2), (4, 4), (32, 35), (33, 40)] {
+            let keeper = Keeper::among(&Budget::unlimited(), parts, layers).unwrap();
+            let mut order = keeper.order.clone();
+            assert!(order[layers..].iter().all(|at| *at < parts - layers), "{order:?}");
+            order.sort_unstable();
+            assert!(order.into_iter().eq(0..parts));
+        }
     }
 }

@@ -154,18 +154,21 @@ impl Kept<'_> {
         }
     }
 
-    /// Puts a part in the place of one that is better not kept, so that those that are not kept lie far from each other.
+    /// Puts a part in the place of one that is better not kept, so that those that are not kept lie far from each other. Whoever
+    /// waits for a first token should not wait for that one to be read instead.
     pub fn takes_place(&mut self, part: usize, bytes: u64) -> bool {
-        let (parts, missing, few) = (self.streamed.parts(), self.missing(), self.few_are_missing());
+        let is_awaited = |tenancy: &Tenancy| tenancy.tenant.wanted().is_awaited();
+        let from = if self.keeper.tenancy().is_some_and(is_awaited) { part } else { self.streamed.parts() };
+        let (layers, missing, few) = (self.streamed.layers(), self.missing(), self.few_are_missing());
         let order = &self.keeper.order;
         let goes_first = |other: &usize| {
             if few {
-                is_apart(*other, missing, parts) && !is_apart(part, missing, parts)
+                is_apart(*other, missing, layers) && !is_apart(part, missing, layers)
             } else {
                 order[*other] > order[part]
             }
         };
-        let kept = (0..parts).filter(|&part| self.streamed.is_kept(part)).filter(goes_first);
+        let kept = (0..from).filter(|&part| self.streamed.is_kept(part)).filter(goes_first);
         let Some(last) = kept.max_by_key(|&part| order[part]) else { return false };
         if self.keeper.budget.left() + self.bytes(last) < bytes {
             return false;
@@ -272,10 +275,10 @@ impl Kept<'_> {
     }
 }
 
-/// Whether a part is one of `missing` that lie as far from each other as they can. One pass follows the other, so that the first
-/// part comes after the last.
-fn is_apart(part: usize, missing: usize, parts: usize) -> bool {
-    part * missing % parts < missing
+/// Whether a part is one of `missing` layers that lie as far from each other as they can. One pass follows the other, so that the
+/// first layer comes after the last.
+fn is_apart(part: usize, missing: usize, layers: usize) -> bool {
+    part < layers && part * missing % layers < missing
 }
 
 impl Residency for Kept<'_> {
@@ -313,14 +316,14 @@ mod tests {
 
     #[test]
     fn what_is_missing_lies_as_far_apart_as_it_can() {
-        for parts in 1..80 {
-            for missing in 1..=parts {
+        for layers in 1..80 {
+            for missing in 1..=layers {
                 let mut apart: Vec<usize> =
-                    (0..parts).filter(|&part| is_apart(part, missing, parts)).collect();
+                    (0..layers + 3).filter(|&part| is_apart(part, missing, layers)).collect();
                 assert_eq!(apart.len(), missing);
-                apart.push(apart[0] + parts);
+                apart.push(apart[0] + layers);
                 let nearest = apart.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap();
-                assert_eq!(nearest, parts / missing, "{missing} of {parts}: {apart:?}");
+                assert_eq!(nearest, layers / missing, "{missing} of {layers}: {apart:?}");
             }
         }
     }

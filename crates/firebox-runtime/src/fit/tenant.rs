@@ -25,7 +25,10 @@ const SMALLER: (u64, u64) = (4, 3);
 const LOOKS: Duration = Duration::from_millis(20);
 
 /// What the program may come to take more until it is looked at again.
-const AHEAD: u64 = 16 << 20;
+pub(super) const AHEAD: u64 = 8 << 20;
+
+/// Looks in a row after which what was seen in none of them is not expected any more.
+const LOOKS_TO_SETTLE: u32 = 25;
 
 /// How much a model is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +55,27 @@ pub(super) struct Tenants {
 #[derive(Debug)]
 struct Program {
     charge: Charge,
+    /// What it is charged in any case.
+    least: u64,
     looked: Instant,
+    /// The most that it should have been charged since so many looks.
+    most: u64,
+    looks: u32,
+}
+
+impl Program {
+    /// What it should be charged from now on, where that is something else than it is: more at once, less once it has not
+    /// come near what it is charged for a while.
+    fn settle(&mut self, takes: u64) -> Option<u64> {
+        let charged = self.charge.bytes();
+        self.most = self.most.max(takes).max(self.least);
+        self.looks += 1;
+        if takes <= charged && self.looks < LOOKS_TO_SETTLE {
+            return None;
+        }
+        self.looks = 0;
+        Some(std::mem::take(&mut self.most)).filter(|most| *most != charged)
+    }
 }
 
 /// What was last seen of the system's memory.
@@ -87,11 +110,13 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// What decides first; more is more urgent.
-    fn key(&self) -> (bool, Priority, bool) {
-        match self.urgency {
-            Some(Urgency { priority, awaited }) => (true, priority, awaited),
-            None => (false, Priority::Background, false),
-        }
+    fn key(&self) -> Option<Priority> {
+        self.urgency.map(|urgency| urgency.priority)
+    }
+
+    /// Whether somebody waits for its first token.
+    pub fn is_awaited(&self) -> bool {
+        self.urgency.is_some_and(|urgency| urgency.awaited)
     }
 }
 
@@ -124,20 +149,20 @@ impl Tenant {
     pub fn comes_before(&self, other: &Self) -> bool {
         let (own, its) = (self.wanted(), other.wanted());
         let is_smaller = self.bytes * SMALLER.0 < other.bytes * SMALLER.1;
-        let is_awaited = |wanted: Wanted| wanted.urgency.is_some_and(|urgency| urgency.awaited);
-        let rank = |wanted: Wanted| wanted.urgency.map(|urgency| urgency.priority);
         !other.is_pinned
-            && match rank(own).cmp(&rank(its)) {
+            && match own.key().cmp(&its.key()) {
                 Ordering::Greater => true,
-                Ordering::Equal => own.urgency.is_some() && is_smaller && !is_awaited(its),
+                Ordering::Equal => own.urgency.is_some() && is_smaller && !its.is_awaited(),
                 Ordering::Less => false,
             }
     }
 }
 
 impl Tenants {
-    pub fn new(budget: &Budget, program: Option<Charge>) -> Self {
-        let program = program.map(|charge| Mutex::new(Program { charge, looked: Instant::now() }));
+    /// A program is charged what it is expected to take, and later what it does, but never less than `least`.
+    pub fn new(budget: &Budget, program: Option<Charge>, least: u64) -> Self {
+        let begun = |charge| Program { charge, least, looked: Instant::now(), most: 0, looks: 0 };
+        let program = program.map(|charge| Mutex::new(begun(charge)));
         Self {
             budget: budget.clone(),
             program,
@@ -154,26 +179,34 @@ impl Tenants {
         self.program.as_ref().map_or(0, charged)
     }
 
-    /// What the program should be charged, now and then, where that is more than it is: code that had not run before, and
-    /// whatever an allocator keeps for itself.
+    /// What the program should be charged, now and then, where that is something else than it is: code that had not run before,
+    /// and whatever an allocator keeps for itself.
     pub fn program_takes(&self) -> Option<u64> {
-        let mut program = lock(self.program.as_ref()?);
-        if program.looked.elapsed() < LOOKS {
-            return None;
+        let program = self.program.as_ref()?;
+        {
+            let mut program = lock(program);
+            if program.looked.elapsed() < LOOKS {
+                return None;
+            }
+            program.looked = Instant::now();
         }
-        program.looked = Instant::now();
-        drop(program);
-        self.program_takes_now()
+        let takes = self.program_seen()?;
+        lock(program).settle(takes)
     }
 
-    /// The same, whenever that was looked at last.
+    /// What the program should be charged where that is more than it is, whenever that was looked at last.
     pub fn program_takes_now(&self) -> Option<u64> {
+        let takes = self.program_seen()?;
+        Some(takes).filter(|takes| *takes > self.program_bytes())
+    }
+
+    fn program_seen(&self) -> Option<u64> {
         let charged = lock(self.program.as_ref()?).charge.bytes();
         // What is there only before or only after is taken to be there.
         let before = self.accounted(charged);
         let resident = resident_bytes()?;
         let accounted = before.max(self.accounted(charged));
-        Some(resident.saturating_sub(accounted) + AHEAD).filter(|takes| *takes > charged)
+        Some(resident.saturating_sub(accounted) + AHEAD)
     }
 
     pub fn charge_program(&self, bytes: u64) -> Result<(), RuntimeError> {
@@ -247,7 +280,7 @@ mod tests {
     }
 
     fn tenants() -> Arc<Tenants> {
-        Arc::new(Tenants::new(&Budget::unlimited(), None))
+        Arc::new(Tenants::new(&Budget::unlimited(), None, 0))
     }
 
     #[test]
@@ -287,6 +320,39 @@ mod tests {
         made.sort_by_cached_key(|tenant| tenant.worth());
         let order: Vec<u64> = made.iter().map(|tenant| tenant.bytes).collect();
         assert_eq!(order, [300, 100, 200, 500, 400], "who is wanted comes behind, and last who is pinned");
+    }
+
+    #[test]
+    fn of_two_that_are_as_urgent_the_larger_one_gives_up_first() {
+        let tenants = tenants();
+        let mut made = [100, 1000].map(|bytes| tenant(&tenants, bytes, false));
+        made[0].set_wanted(urgency(Priority::Normal, false));
+        made[1].set_wanted(urgency(Priority::Normal, true));
+        made.sort_by_cached_key(|tenant| tenant.worth());
+        assert_eq!(
+            made[0].bytes, 1000,
+            "it needs a part of its own once while the other one needs all of its parts"
+        );
+    }
+
+    #[test]
+    fn a_program_is_charged_what_it_is_seen_to_take() {
+        let budget = Budget::new(1000);
+        let charge = budget.charge(Account::Program, 500).unwrap();
+        let mut program = Program { charge, least: 100, looked: Instant::now(), most: 0, looks: 0 };
+        let mut charged_after = |takes: &[u64]| {
+            for &takes in takes {
+                if let Some(bytes) = program.settle(takes) {
+                    program.charge.resize(bytes).unwrap();
+                }
+            }
+            program.charge.bytes()
+        };
+        let looks = LOOKS_TO_SETTLE as usize;
+        assert_eq!(charged_after(&vec![200; looks - 1]), 500, "it may have been chance");
+        assert_eq!(charged_after(&[300, 200]), 300, "the most of what was seen");
+        assert_eq!(charged_after(&[600]), 600, "more is charged at once");
+        assert_eq!(charged_after(&vec![50; looks]), 100, "what it is charged in any case");
     }
 
     #[test]
