@@ -1,11 +1,12 @@
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use firebox_model::Decoder;
 
 use super::keeper::Keeper;
 use crate::RuntimeError;
+use crate::memory::anonymous_bytes;
 use crate::pressure::{Level, Pressure, PressureSource, read_all};
 
 /// Nobody takes memory faster than the kernel clears pages for a few threads at once.
@@ -20,6 +21,10 @@ const WITH_NOTHING_KEPT: Duration = Duration::from_millis(32);
 /// Memory may come to be short for other reasons than that somebody takes it: a limit may be lowered.
 const LONGEST: Duration = Duration::from_millis(250);
 
+/// Until a part is gone after somebody began to take memory: the shortest time from one look to the next, two ticks of the
+/// system's clock by which it may be late where all cores are busy, and letting go.
+const REACTION: Duration = Duration::from_millis(16);
+
 /// Looks how short memory is while passes run, and has parts let go of at once where it is: whoever takes memory suddenly
 /// has it within fewer milliseconds than a pass takes. Ends soon after the model.
 pub(super) fn keep_watch(
@@ -28,8 +33,9 @@ pub(super) fn keep_watch(
     mut sources: Vec<Box<dyn PressureSource>>,
 ) -> Result<(), RuntimeError> {
     let (keeper, decoder) = (Arc::downgrade(keeper), Arc::downgrade(decoder));
+    let mut others = Others::default();
     let watch = move || {
-        while let Some(wait) = look(&keeper, &decoder, &mut sources) {
+        while let Some(wait) = look(&keeper, &decoder, &mut sources, &mut others) {
             thread::sleep(wait);
         }
     };
@@ -42,8 +48,14 @@ fn look(
     keeper: &Weak<Keeper>,
     decoder: &Weak<Decoder>,
     sources: &mut [Box<dyn PressureSource>],
+    others: &mut Others,
 ) -> Option<Duration> {
-    let pressure = read_all(sources).unwrap_or_default();
+    let mut pressure = read_all(sources).unwrap_or_default();
+    if let Some(available) = pressure.available
+        && others.take(Instant::now(), available, anonymous_bytes().unwrap_or(0))
+    {
+        pressure.level = pressure.level.max(Level::Some);
+    }
     let (keeper, decoder) = (keeper.upgrade()?, decoder.upgrade()?);
     let streamed = decoder.streamed()?;
     if let Some(tenancy) = keeper.tenancy() {
@@ -56,6 +68,25 @@ fn look(
     Some(until_next(pressure).max(if keeps { SHORTEST } else { WITH_NOTHING_KEPT }))
 }
 
+/// What others leave of the memory.
+#[derive(Default)]
+struct Others {
+    /// When that was seen last, and what they left.
+    seen: Option<(Instant, u64)>,
+}
+
+impl Others {
+    /// Whether they take so much that what is available is gone before anything could be let go of, where so much is this
+    /// process's own. What it takes itself was paid for before.
+    fn take(&mut self, now: Instant, available: u64, own: u64) -> bool {
+        let leave = available + own;
+        let Some((then, left)) = self.seen.replace((now, leave)) else { return false };
+        let seconds = now.duration_since(then).as_secs_f64().max(f64::EPSILON);
+        let rate = (left.saturating_sub(leave) as f64 / seconds).min(BYTES_PER_SECOND as f64);
+        rate * REACTION.as_secs_f64() > available as f64
+    }
+}
+
 /// Half as long as it takes at least until what is available is taken.
 fn until_next(pressure: Pressure) -> Duration {
     let Some(available) = pressure.available else { return LONGEST };
@@ -66,6 +97,21 @@ fn until_next(pressure: Pressure) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_take_fast_is_foreseen() {
+        const MIB: u64 = 1 << 20;
+        let begun = Instant::now();
+        let at = |millis| begun + Duration::from_millis(millis);
+        let mut others = Others::default();
+        assert!(!others.take(at(0), 20 * MIB, 100 * MIB), "nothing is known yet");
+        assert!(!others.take(at(4), 12 * MIB, 108 * MIB), "it took that itself");
+        assert!(!others.take(at(104), 11 * MIB, 108 * MIB), "a megabyte in a tenth of a second");
+        assert!(others.take(at(108), 8 * MIB, 108 * MIB), "in 16 ms all of it is gone");
+        assert!(!others.take(at(112), 30 * MIB, 84 * MIB), "it let go of 24 and they took 2");
+        assert!(!others.take(at(116), 80 * MIB, 84 * MIB));
+        assert!(!others.take(at(120), 72 * MIB, 84 * MIB), "as fast as can be, but there is much left");
+    }
 
     #[test]
     fn the_less_there_is_the_sooner_it_looks_again() {
