@@ -374,6 +374,11 @@ impl Checkpoint {
     }
 }
 
+/// Memory is made by pieces of so many bytes, which are one large page: nobody else of the process can give memory back, or be given
+/// some, while a piece is made.
+#[cfg(target_os = "linux")]
+const POPULATED: usize = 2 << 20;
+
 /// Zeroed memory that begins on a page and goes back to the system as a whole.
 pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
     let map = MmapMut::map_anon(bytes.max(1));
@@ -381,8 +386,12 @@ pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
     // Wishes, which older systems do not know: large pages cost less to find, and pages that are there before a read
     // begins do not interrupt it.
     #[cfg(target_os = "linux")]
-    for wish in [memmap2::Advice::HugePage, memmap2::Advice::PopulateWrite] {
-        drop(map.advise(wish));
+    {
+        drop(map.advise(memmap2::Advice::HugePage));
+        for start in (0..bytes).step_by(POPULATED) {
+            let bytes = POPULATED.min(bytes - start);
+            drop(map.advise_range(memmap2::Advice::PopulateWrite, start, bytes));
+        }
     }
     Ok(map)
 }

@@ -154,28 +154,23 @@ impl Kept<'_> {
         }
     }
 
-    /// Puts a part in the place of one that is better not kept, so that those that are not kept lie far from each other. Whoever
-    /// waits for a first token should not wait for that one to be read instead.
+    /// Puts a part in the place of one that is better not kept: what comes after the layers in that of a layer, and a layer that
+    /// lies near another one that is missing in that of one that does not. That is one part more to read, and memory that is new
+    /// to be read into; whoever waits for a first token should not wait for those.
     pub fn takes_place(&mut self, part: usize, bytes: u64) -> bool {
         let is_awaited = |tenancy: &Tenancy| tenancy.tenant.wanted().is_awaited();
-        let from = if self.keeper.tenancy().is_some_and(is_awaited) { part } else { self.streamed.parts() };
-        let (layers, missing, few) = (self.streamed.layers(), self.missing(), self.few_are_missing());
-        let order = &self.keeper.order;
-        let goes_first = |other: &usize| {
-            if few {
-                is_apart(*other, missing, layers) && !is_apart(part, missing, layers)
-            } else {
-                order[*other] > order[part]
-            }
-        };
-        let kept = (0..from).filter(|&part| self.streamed.is_kept(part)).filter(goes_first);
-        let Some(last) = kept.max_by_key(|&part| order[part]) else { return false };
-        if self.keeper.budget.left() + self.bytes(last) < bytes {
+        if self.keeper.tenancy().is_some_and(is_awaited) || !self.few_are_missing() {
             return false;
         }
-        self.let_go(last);
+        let layers = self.streamed.layers();
+        let missing: Vec<usize> = (0..layers).filter(|&layer| !self.streamed.is_kept(layer)).collect();
+        let Some(other) = better_missing(part, &missing, layers) else { return false };
+        if self.keeper.budget.left() + self.bytes(other) < bytes {
+            return false;
+        }
+        self.let_go(other);
         let charge = self.keeper.budget.charge(Account::Weights, bytes).ok();
-        self.state.log(Event::Shed { layers: vec![last] }, self.streamed);
+        self.state.log(Event::Shed { layers: vec![other] }, self.streamed);
         self.state.weights[part] = charge;
         self.state.weights[part].is_some()
     }
@@ -275,10 +270,22 @@ impl Kept<'_> {
     }
 }
 
-/// Whether a part is one of `missing` layers that lie as far from each other as they can. One pass follows the other, so that the
-/// first layer comes after the last.
-fn is_apart(part: usize, missing: usize, layers: usize) -> bool {
-    part < layers && part * missing % layers < missing
+/// The layer that should be missing instead of a part that is, where there is one: farther from all others that are `missing`, if
+/// the part lies nearer to one of them by more than one layer than if all were spread evenly. One pass follows the other, so
+/// that the first layer comes after the last.
+fn better_missing(part: usize, missing: &[usize], layers: usize) -> Option<usize> {
+    let others = || missing.iter().copied().filter(|other| *other != part);
+    let distance = |layer: usize| {
+        let between = |other: usize| layer.abs_diff(other).min(layers - layer.abs_diff(other));
+        others().map(between).min().unwrap_or(layers)
+    };
+    let own = if part < layers { distance(part) + 1 } else { 0 };
+    if own >= layers / missing.len().max(1) && part < layers {
+        return None;
+    }
+    let kept = (0..layers).filter(|layer| *layer != part && !missing.contains(layer));
+    let (farthest, other) = kept.map(|layer| (distance(layer), layer)).max()?;
+    (farthest >= own).then_some(other)
 }
 
 impl Residency for Kept<'_> {
@@ -314,17 +321,55 @@ impl Residency for Kept<'_> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_missing_lies_as_far_apart_as_it_can() {
-        for layers in 1..80 {
-            for missing in 1..=layers {
-                let mut apart: Vec<usize> =
-                    (0..layers + 3).filter(|&part| is_apart(part, missing, layers)).collect();
-                assert_eq!(apart.len(), missing);
-                apart.push(apart[0] + layers);
-                let nearest = apart.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap();
-                assert_eq!(nearest, layers / missing, "{missing} of {layers}: {apart:?}");
+    /// Passes until nothing changes any more, from some layers that are missing, and how often one took another's place.
+    fn settled(missing: &mut [usize], layers: usize) -> usize {
+        let mut changes = 0;
+        loop {
+            let before = changes;
+            for at in 0..missing.len() {
+                if let Some(other) = better_missing(missing[at], missing, layers) {
+                    missing[at] = other;
+                    changes += 1;
+                }
+            }
+            if changes == before {
+                return changes;
             }
         }
+    }
+
+    fn nearest(missing: &[usize], layers: usize) -> usize {
+        let mut all = missing.to_vec();
+        all.sort_unstable();
+        all.push(all[0] + layers);
+        all.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap()
+    }
+
+    #[test]
+    fn what_is_missing_comes_to_lie_far_apart_with_few_changes() {
+        for layers in [12, 18, 32, 36, 80] {
+            for count in 1..=layers / FEW_MISSING {
+                for from in [0, layers - count] {
+                    let mut missing: Vec<usize> = (from..from + count).collect();
+                    let changes = settled(&mut missing, layers);
+                    let most = layers / count;
+                    assert!(2 * nearest(&missing, layers) >= most, "{missing:?} of {layers}");
+                    assert!(changes <= 3 * count, "{changes} for {count} of {layers}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_lies_far_apart_stays() {
+        for mut missing in [vec![3, 7, 11, 15, 19, 23, 27, 29, 31], vec![0, 16], vec![5], vec![1, 12, 23]] {
+            assert_eq!(settled(&mut missing, 32), 0, "{missing:?}");
+        }
+    }
+
+    #[test]
+    fn a_layer_makes_place_for_what_comes_after_the_layers() {
+        assert_eq!(better_missing(33, &[0], 32), Some(16));
+        assert!(better_missing(33, &[], 32).is_some());
     }
 }
