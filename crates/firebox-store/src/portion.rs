@@ -374,8 +374,8 @@ impl Checkpoint {
     }
 }
 
-/// Memory is made by pieces of so many bytes, which are one large page: nobody else of the process can give memory back, or be given
-/// some, while a piece is made.
+/// Memory is made by pieces of so many bytes, as many as a large page has: nobody else of the process can give memory back, or be
+/// given some, while a piece is made.
 #[cfg(target_os = "linux")]
 const POPULATED: usize = 2 << 20;
 

@@ -154,7 +154,7 @@ impl Kept<'_> {
         }
     }
 
-    /// Puts a part in the place of one that is better not kept: what comes after the layers in that of a layer, and a layer that
+    /// Where few are missing, puts a part in the place of one that is better not kept: what comes after the layers in that of a layer, and a layer that
     /// lies near another one that is missing in that of one that does not. That is one part more to read, and memory that is new
     /// to be read into; whoever waits for a first token should not wait for those.
     pub fn takes_place(&mut self, part: usize, bytes: u64) -> bool {
@@ -168,10 +168,12 @@ impl Kept<'_> {
         if self.keeper.budget.left() + self.bytes(other) < bytes {
             return false;
         }
+        // One charge becomes the other, so that nobody takes it in between.
+        let charge = self.state.weights[other].take();
         self.let_go(other);
-        let charge = self.keeper.budget.charge(Account::Weights, bytes).ok();
         self.state.log(Event::Shed { layers: vec![other] }, self.streamed);
-        self.state.weights[part] = charge;
+        self.state.weights[part] =
+            charge.and_then(|mut charge| charge.resize(bytes).is_ok().then_some(charge));
         self.state.weights[part].is_some()
     }
 
@@ -299,6 +301,10 @@ impl Residency for Kept<'_> {
 
     fn bytes(&self, part: usize) -> u64 {
         self.streamed.kept_bytes(part)
+    }
+
+    fn rank(&self, part: usize) -> usize {
+        self.keeper.order[part]
     }
 
     fn keep(&mut self, part: usize) -> Result<(), RuntimeError> {

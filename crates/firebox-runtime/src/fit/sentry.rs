@@ -12,7 +12,7 @@ use crate::pressure::{Level, Pressure, PressureSource, read_all};
 /// Nobody takes memory faster than the kernel clears pages for a few threads at once.
 const BYTES_PER_SECOND: u64 = 2 << 30;
 
-/// Reading the system's files takes a twelfth of a millisecond: two percent of one core.
+/// Reading the system's files takes an eighth of a millisecond: three percent of one core.
 const SHORTEST: Duration = Duration::from_millis(4);
 
 /// Where nothing is kept there is nothing to let go of, and more is kept only while there is plenty.
@@ -24,6 +24,9 @@ const LONGEST: Duration = Duration::from_millis(250);
 /// Until a part is gone after somebody began to take memory: the shortest time from one look to the next, two ticks of the
 /// system's clock by which it may be late where all cores are busy, and letting go.
 const REACTION: Duration = Duration::from_millis(16);
+
+/// Nobody takes so many bytes before it was looked at twice.
+const FAR: u64 = BYTES_PER_SECOND / 8;
 
 /// Looks how short memory is while passes run, and has parts let go of at once where it is: whoever takes memory suddenly
 /// has it within fewer milliseconds than a pass takes. Ends soon after the model.
@@ -52,7 +55,7 @@ fn look(
 ) -> Option<Duration> {
     let mut pressure = read_all(sources).unwrap_or_default();
     if let Some(available) = pressure.available
-        && others.take(Instant::now(), available, anonymous_bytes().unwrap_or(0))
+        && others.take(Instant::now(), available, || anonymous_bytes().unwrap_or(0))
     {
         pressure.level = pressure.level.max(Level::Some);
     }
@@ -73,17 +76,27 @@ fn look(
 struct Others {
     /// When that was seen last, and what they left.
     seen: Option<(Instant, u64)>,
+    /// Bytes a second that they took then.
+    rate: f64,
 }
 
 impl Others {
     /// Whether they take so much that what is available is gone before anything could be let go of, where so much is this
-    /// process's own. What it takes itself was paid for before.
-    fn take(&mut self, now: Instant, available: u64, own: u64) -> bool {
-        let leave = available + own;
-        let Some((then, left)) = self.seen.replace((now, leave)) else { return false };
-        let seconds = now.duration_since(then).as_secs_f64().max(f64::EPSILON);
-        let rate = (left.saturating_sub(leave) as f64 / seconds).min(BYTES_PER_SECOND as f64);
-        rate * REACTION.as_secs_f64() > available as f64
+    /// process's own: what it takes itself was paid for before. Seen only once it may be that marks were moved, or that something
+    /// was taken between two readings.
+    fn take(&mut self, now: Instant, available: u64, own: impl FnOnce() -> u64) -> bool {
+        if available == 0 || available > FAR {
+            // How much is missing is not known, or it does not matter yet.
+            *self = Self::default();
+            return false;
+        }
+        let leave = available + own();
+        let before = self.rate;
+        self.rate = self.seen.replace((now, leave)).map_or(0.0, |(then, left)| {
+            let seconds = now.duration_since(then).as_secs_f64().max(f64::EPSILON);
+            (left.saturating_sub(leave) as f64 / seconds).min(BYTES_PER_SECOND as f64)
+        });
+        self.rate.min(before) * REACTION.as_secs_f64() > available as f64
     }
 }
 
@@ -104,13 +117,22 @@ mod tests {
         let begun = Instant::now();
         let at = |millis| begun + Duration::from_millis(millis);
         let mut others = Others::default();
-        assert!(!others.take(at(0), 20 * MIB, 100 * MIB), "nothing is known yet");
-        assert!(!others.take(at(4), 12 * MIB, 108 * MIB), "it took that itself");
-        assert!(!others.take(at(104), 11 * MIB, 108 * MIB), "a megabyte in a tenth of a second");
-        assert!(others.take(at(108), 8 * MIB, 108 * MIB), "in 16 ms all of it is gone");
-        assert!(!others.take(at(112), 30 * MIB, 84 * MIB), "it let go of 24 and they took 2");
-        assert!(!others.take(at(116), 80 * MIB, 84 * MIB));
-        assert!(!others.take(at(120), 72 * MIB, 84 * MIB), "as fast as can be, but there is much left");
+        let mut take =
+            |millis, available: u64, own: u64| others.take(at(millis), available * MIB, || own * MIB);
+        assert!(!take(0, 20, 100), "nothing is known yet");
+        assert!(!take(4, 12, 108), "it took that itself");
+        assert!(!take(104, 10, 108), "two megabytes in a tenth of a second");
+        assert!(!take(108, 7, 108), "seen once");
+        assert!(take(112, 4, 108), "in 16 ms all of it is gone");
+        assert!(!take(116, 20, 84), "it let go of 24 and they took 8");
+        assert!(!take(120, 80, 84));
+        assert!(!take(124, 72, 84) && !take(128, 64, 84), "as fast as can be, but there is much left");
+        assert!(!take(132, 0, 84), "it is short already");
+        assert!(
+            !take(136, 14, 60) && !take(140, 10, 60),
+            "what was missing before is nothing that they took"
+        );
+        assert!(take(144, 6, 60));
     }
 
     #[test]

@@ -64,17 +64,23 @@ struct Program {
 }
 
 impl Program {
-    /// What it should be charged from now on, where that is something else than it is: more at once, less once it has not
-    /// come near what it is charged for a while.
-    fn settle(&mut self, takes: u64) -> Option<u64> {
+    /// Takes in what it takes by now, and what it may take at most. Says what it should be charged where that is more than it is;
+    /// less it is charged at once, when it has not come near what it is charged for a while.
+    fn settle(&mut self, takes: u64, at_most: u64) -> Option<u64> {
         let charged = self.charge.bytes();
-        self.most = self.most.max(takes).max(self.least);
+        self.most = self.most.max(at_most).max(self.least);
         self.looks += 1;
-        if takes <= charged && self.looks < LOOKS_TO_SETTLE {
-            return None;
+        if takes > charged {
+            (self.most, self.looks) = (0, 0);
+            return Some(takes);
         }
-        self.looks = 0;
-        Some(std::mem::take(&mut self.most)).filter(|most| *most != charged)
+        if self.looks >= LOOKS_TO_SETTLE {
+            let most = std::mem::take(&mut self.most);
+            self.looks = 0;
+            // Less can always be held.
+            drop(self.charge.resize(most.min(charged)));
+        }
+        None
     }
 }
 
@@ -179,8 +185,8 @@ impl Tenants {
         self.program.as_ref().map_or(0, charged)
     }
 
-    /// What the program should be charged, now and then, where that is something else than it is: code that had not run before,
-    /// and whatever an allocator keeps for itself.
+    /// What the program should be charged where that is more than it is, looked at now and then: code that had not run before, and
+    /// whatever an allocator keeps for itself. Where it is less, it is charged that.
     pub fn program_takes(&self) -> Option<u64> {
         let program = self.program.as_ref()?;
         {
@@ -190,40 +196,57 @@ impl Tenants {
             }
             program.looked = Instant::now();
         }
-        let takes = self.program_seen()?;
-        lock(program).settle(takes)
+        let (takes, at_most) = self.program_seen()?;
+        lock(program).settle(takes, at_most)
     }
 
     /// What the program should be charged where that is more than it is, whenever that was looked at last.
     pub fn program_takes_now(&self) -> Option<u64> {
-        let takes = self.program_seen()?;
+        let (takes, _) = self.program_seen()?;
         Some(takes).filter(|takes| *takes > self.program_bytes())
     }
 
-    fn program_seen(&self) -> Option<u64> {
-        let charged = lock(self.program.as_ref()?).charge.bytes();
+    /// What the program takes, and what it may take at most: all that is charged need not be there.
+    fn program_seen(&self) -> Option<(u64, u64)> {
+        let charged = self.program_bytes();
         // What is there only before or only after is taken to be there.
-        let before = self.accounted(charged);
+        let before = (self.accounted(charged), self.there());
         let resident = resident_bytes()?;
-        let accounted = before.max(self.accounted(charged));
-        Some(resident.saturating_sub(accounted) + AHEAD)
+        let (accounted, there) = (before.0.max(self.accounted(charged)), before.1.min(self.there()));
+        Some((resident.saturating_sub(accounted) + AHEAD, resident.saturating_sub(there) + AHEAD))
     }
 
+    /// Charges the program more than before, if that is more.
     pub fn charge_program(&self, bytes: u64) -> Result<(), RuntimeError> {
-        self.program.as_ref().map_or(Ok(()), |program| lock(program).charge.resize(bytes))
+        let Some(mut program) = self.program.as_ref().map(lock) else { return Ok(()) };
+        if bytes > program.charge.bytes() { program.charge.resize(bytes) } else { Ok(()) }
     }
 
-    /// Bytes of models that are there: of buffers those that were made. An allocator keeps what a pass has given back.
+    /// Bytes of models that may be there: of buffers those that were made. An allocator keeps for a while what a pass has given
+    /// back.
     fn accounted(&self, program: u64) -> u64 {
+        let accounts = [Account::Weights, Account::Streams, Account::Activations, Account::Program];
+        let held: u64 = accounts.iter().map(|account| self.budget.held(*account)).sum();
+        (self.made_buffers() + held).saturating_sub(program)
+    }
+
+    /// Bytes of models that are there for certain: no pages of files, which come and go, nothing that a pass takes only while it
+    /// computes, and nothing of models that are being opened.
+    fn there(&self) -> u64 {
+        let accounts = [Account::Weights, Account::Streams, Account::Program];
+        let keepers: Vec<_> = lock(&self.all).iter().filter_map(|tenant| tenant.keeper.upgrade()).collect();
+        let held =
+            |keeper: &Arc<Keeper>| accounts.map(|account| keeper.budget.held(account)).iter().sum::<u64>();
+        self.made_buffers() + keepers.iter().map(held).sum::<u64>()
+    }
+
+    fn made_buffers(&self) -> u64 {
         let buffers = |tenant: &Arc<Tenant>| {
             let decoder = tenant.decoder.upgrade()?;
             let streamed = decoder.streamed()?;
             Some((streamed.made_buffers() * streamed.buffer_bytes()) as u64)
         };
-        let buffers: u64 = lock(&self.all).iter().filter_map(buffers).sum();
-        let accounts = [Account::Weights, Account::Streams, Account::Activations, Account::Program];
-        let held: u64 = accounts.iter().map(|account| self.budget.held(*account)).sum();
-        (buffers + held).saturating_sub(program)
+        lock(&self.all).iter().filter_map(buffers).sum()
     }
 
     pub fn add(&self, tenant: Arc<Tenant>) {
@@ -340,19 +363,21 @@ mod tests {
         let budget = Budget::new(1000);
         let charge = budget.charge(Account::Program, 500).unwrap();
         let mut program = Program { charge, least: 100, looked: Instant::now(), most: 0, looks: 0 };
-        let mut charged_after = |takes: &[u64]| {
-            for &takes in takes {
-                if let Some(bytes) = program.settle(takes) {
+        let mut charged_after = |seen: &[(u64, u64)]| {
+            for &(takes, at_most) in seen {
+                if let Some(bytes) = program.settle(takes, at_most) {
                     program.charge.resize(bytes).unwrap();
                 }
             }
             program.charge.bytes()
         };
         let looks = LOOKS_TO_SETTLE as usize;
-        assert_eq!(charged_after(&vec![200; looks - 1]), 500, "it may have been chance");
-        assert_eq!(charged_after(&[300, 200]), 300, "the most of what was seen");
-        assert_eq!(charged_after(&[600]), 600, "more is charged at once");
-        assert_eq!(charged_after(&vec![50; looks]), 100, "what it is charged in any case");
+        let seen = |takes| (takes, takes);
+        assert_eq!(charged_after(&vec![seen(200); looks - 1]), 500, "it may have been chance");
+        assert_eq!(charged_after(&[seen(300), seen(200)]), 300, "the most of what was seen");
+        assert_eq!(charged_after(&[seen(600)]), 600, "more is charged at once");
+        assert_eq!(charged_after(&vec![(50, 700); looks]), 600, "what is charged need not be there");
+        assert_eq!(charged_after(&vec![seen(50); looks]), 100, "what it is charged in any case");
     }
 
     #[test]

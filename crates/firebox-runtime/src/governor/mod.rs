@@ -15,6 +15,7 @@ mod watch;
 pub use config::{GovernorConfig, ResidencyPlan};
 pub use event::Event;
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -39,6 +40,11 @@ pub trait Residency {
     fn is_kept(&self, layer: usize) -> bool;
     /// Bytes that keeping the layer takes.
     fn bytes(&self, layer: usize) -> u64;
+    /// The larger, the sooner the layer goes. The last one is the one that a pass comes to last, so that there is most time to read
+    /// it.
+    fn rank(&self, layer: usize) -> usize {
+        layer
+    }
     /// Lets a layer stay in memory from now on.
     fn keep(&mut self, layer: usize) -> Result<(), RuntimeError>;
     /// Lets a layer go; from now on it is read whenever it is needed.
@@ -179,9 +185,11 @@ impl Governor {
         vec![Event::Thrash { step_time, expected, major_faults }, self.shed(count, kept, residency)]
     }
 
-    /// Lets the last layers go: the pass comes to them last, so that there is most time to read them.
+    /// Lets those layers go that rank last.
     fn shed(&mut self, count: usize, kept: &[usize], residency: &mut dyn Residency) -> Event {
-        let layers: Vec<usize> = kept.iter().rev().take(count).copied().collect();
+        let mut layers = kept.to_vec();
+        layers.sort_by_key(|&layer| Reverse(residency.rank(layer)));
+        layers.truncate(count);
         layers.iter().for_each(|&layer| residency.let_go(layer));
         self.begin_again();
         self.check.begin_again();
