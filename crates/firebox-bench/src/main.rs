@@ -171,19 +171,25 @@ fn reported(args: &Args) -> anyhow::Result<bool> {
 struct Target {
     path: PathBuf,
     folder: PathBuf,
-    text: String,
 }
 
 impl Target {
     fn open(path: &Path) -> anyhow::Result<Self> {
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        markers::replaced(&text, "").with_context(|| path.display().to_string())?;
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        Ok(Self { path: path.to_owned(), folder, text })
+        let target = Self { path: path.to_owned(), folder };
+        target.with("")?;
+        Ok(target)
+    }
+
+    /// What it is with a report in it. It may have been changed elsewhere since it was looked at last.
+    fn with(&self, report: &str) -> anyhow::Result<String> {
+        let shown = || self.path.display().to_string();
+        let text = fs::read_to_string(&self.path).with_context(|| format!("cannot read {}", shown()))?;
+        markers::replaced(&text, report).with_context(shown)
     }
 
     fn write(&self, report: &Report) -> anyhow::Result<()> {
-        written(&self.path, &markers::replaced(&self.text, &report.markdown())?)
+        written(&self.path, &self.with(&report.markdown())?)
     }
 }
 

@@ -38,8 +38,9 @@ pub(crate) use tenant::Urgency;
 /// sampler, logits.
 const SLACK: u64 = 20 << 20;
 
-/// A step with nothing kept may turn out faster than predicted: see [`ResidencyPlan`].
-const CAUTION: f64 = 0.8;
+/// A step with nothing kept may turn out faster than predicted: see [`ResidencyPlan`]. By more than a tenth it hardly does, because the
+/// probe has gone such rounds; with more caution, layers whose keeping saves less are let go of only to find that out.
+const CAUTION: f64 = 0.9;
 
 /// A model is probed with as many parts in memory as take this share of what is left there, and as are read within so many
 /// seconds: a few weights may stay in a processor's caches, where many do not.
