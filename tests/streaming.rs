@@ -127,27 +127,64 @@ fn whatever_is_kept_the_numbers_are_the_same() {
     }
 }
 
+/// Pieces of a block stay or not on their own, and are multiplied with together.
+#[test]
+fn blocks_in_pieces_compute_the_same() {
+    let scratch = tempfile::tempdir().unwrap();
+    for path in checkpoints(scratch.path()) {
+        let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
+        let expected = [1, 4].map(|batch| run(&plain, batch, |_| ()));
+        for pieces in [2, 3, 4, 99] {
+            let decoder = streamed(&path, "cpu", &StreamedConfig { pieces, ..config(2) });
+            let streamed = parts(&decoder);
+            let is_mixture = streamed.has_experts();
+            assert!(streamed.blocks().iter().all(|block| block.len() <= pieces));
+            assert!(streamed.blocks().iter().all(|block| (block.len() > 1) != is_mixture));
+            assert!(streamed.blocks().iter().cloned().flatten().eq(0..streamed.block_parts()));
+            let placements: [&dyn Fn(usize) -> bool; 5] = [
+                &|_| false,
+                &|part| part % 2 == 0,
+                &|part| part % 5 > 1,
+                &|part| streamed.blocks().iter().all(|block| block.start != part),
+                &|_| true,
+            ];
+            for (index, placement) in placements.iter().enumerate() {
+                keep(&decoder, placement);
+                for (batch, expected) in [1, 4].into_iter().zip(&expected) {
+                    let found = run(&decoder, batch, |_| ());
+                    assert!(found == *expected, "{}, {pieces} pieces, placement {index}", path.display());
+                }
+            }
+        }
+    }
+}
+
 /// Whoever sees that memory is short does not wait for the end of a pass.
 #[test]
 fn parts_may_go_and_come_in_the_middle_of_a_pass() {
     let path = fixtures("gguf/llama/hf");
     let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
     let expected = run(&plain, 2, |_| ());
-    let decoder = streamed(&path, "cpu", &config(2));
+    for pieces in [1, 3] {
+        change_in_the_middle(&streamed(&path, "cpu", &StreamedConfig { pieces, ..config(2) }), &expected);
+    }
+}
+
+fn change_in_the_middle(decoder: &Decoder, expected: &[Vec<f32>]) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let count = parts(&decoder).parts();
+            let count = parts(decoder).parts();
             for at in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
                 let part = at * 7 % count;
                 match at % 3 {
-                    0 => parts(&decoder).keep(part).unwrap(),
-                    1 => parts(&decoder).let_go(part),
-                    _ => parts(&decoder).set_buffers(at % 4),
+                    0 => parts(decoder).keep(part).unwrap(),
+                    1 => parts(decoder).let_go(part),
+                    _ => parts(decoder).set_buffers(at % 4),
                 }
             }
         });
-        let same = (0..20).all(|_| run(&decoder, 2, |_| ()) == expected);
+        let same = (0..20).all(|_| run(decoder, 2, |_| ()) == expected);
         done.store(true, Ordering::Relaxed);
         assert!(same);
     });
@@ -181,20 +218,26 @@ fn read_bytes(decoder: &Decoder, from: u64) -> (u64, u64) {
 
 #[test]
 fn nothing_is_read_that_is_kept_and_nothing_twice() {
-    let decoder = streamed(&fixtures("gguf/llama/hf"), "cpu", &config(3));
-    run(&decoder, 1, |_| ());
-    let before = parts(&decoder).report().bytes;
-    run(&decoder, 4, |_| ());
-    let (read, round) = read_bytes(&decoder, before);
+    for pieces in [1, 4] {
+        let config = StreamedConfig { pieces, ..config(3) };
+        read_once_a_round(&streamed(&fixtures("gguf/llama/hf"), "cpu", &config));
+    }
+}
+
+fn read_once_a_round(decoder: &Decoder) {
+    run(decoder, 1, |_| ());
+    let before = parts(decoder).report().bytes;
+    run(decoder, 4, |_| ());
+    let (read, round) = read_bytes(decoder, before);
     // Four prompts leave out the unembedding. A few parts more than were needed may have been read ahead.
     let passes = (4 + STEPS + 1) as u64;
-    let ahead = 3 * parts(&decoder).portions().iter().map(|portion| portion.bytes()).max().unwrap();
+    let ahead = 3 * parts(decoder).portions().iter().map(|portion| portion.bytes()).max().unwrap();
     assert!(read + ahead >= (STEPS as u64 + 1) * round, "{read} of rounds of {round}");
     assert!(read <= passes * round + ahead, "{read} of rounds of {round}");
-    keep(&decoder, |_| true);
-    let before = parts(&decoder).report().portions;
-    run(&decoder, 1, |_| ());
-    assert!(parts(&decoder).report().portions - before <= 3, "only what was being read ahead");
+    keep(decoder, |_| true);
+    let before = parts(decoder).report().portions;
+    run(decoder, 1, |_| ());
+    assert!(parts(decoder).report().portions - before <= 3, "only what was being read ahead");
 }
 
 /// Only experts that are chosen are read, and those that there is room for only once.
@@ -227,13 +270,13 @@ proptest! {
     /// Parts come and go between passes, and so do buffers.
     #[test]
     fn what_is_kept_may_change_between_passes(
-        buffers in 1usize..5,
+        (buffers, pieces) in (1usize..5, 1usize..6),
         changes in prop::collection::vec((0usize..20, any::<bool>(), 1usize..5), 1..30),
     ) {
         for fixture in ["gguf/qwen3_5_text/hf", "gguf/gemma3_text/model.gguf", "gguf/qwen3_moe/hf"] {
             let path = fixtures(fixture);
             let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
-            let decoder = streamed(&path, "cpu", &config(buffers));
+            let decoder = streamed(&path, "cpu", &StreamedConfig { pieces, ..config(buffers) });
             let mut changes = changes.iter().cycle();
             let found = run(&decoder, 2, |_| {
                 for &(part, kept, buffers) in changes.by_ref().take(3) {
@@ -254,8 +297,8 @@ fn passes_side_by_side_take_turns() {
     let path = fixtures("gguf/llama/hf");
     let plain = Decoder::load(&Checkpoint::open(&path).unwrap(), &device("cpu").unwrap()).unwrap();
     let expected = run(&plain, 1, |_| ());
-    for buffers in [1, 2, 3] {
-        let decoder = Arc::new(streamed(&path, "cpu", &config(buffers)));
+    for (buffers, pieces) in [(1, 1), (2, 1), (3, 1), (1, 4), (3, 4)] {
+        let decoder = Arc::new(streamed(&path, "cpu", &StreamedConfig { pieces, ..config(buffers) }));
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {

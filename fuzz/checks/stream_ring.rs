@@ -41,7 +41,7 @@ impl World {
         let (portion, ring) = (which % self.portions, &mut self.ring);
         match what {
             0..=2 => {
-                let wanted = ring.ask(portion);
+                let wanted = ring.ask(portion, 1 + usize::from(what == 2));
                 ring.next = portion;
                 self.asked.push((wanted.id, wanted.portion));
             }
@@ -64,10 +64,9 @@ impl World {
             13 => self.end_reading(which, true),
             14 => {
                 ring.skipped[portion] = which >= 8;
-                ring.aim.take_if(|aim| which >= 8 && *aim == portion);
                 ring.drop_stale();
             }
-            15 if which % 2 == 0 => ring.aim = Some(portion),
+            15 if which % 2 == 0 => ring.aim = portion..self.portions.min(portion + 1 + which / 8),
             15 => {
                 ring.round = portion.min(which)..self.portions;
                 ring.drop_stale();
@@ -84,8 +83,7 @@ impl World {
         let Some(at) = self.ring.ready.iter().position(|(ready, _)| *ready == portion) else { return false };
         let Some((_, read)) = self.ring.ready.remove(at) else { return false };
         self.ring.forget(id);
-        self.ring.next = portion + 1;
-        self.ring.aim.take_if(|aim| *aim == portion);
+        self.ring.taken(portion);
         self.asked.retain(|(other, _)| *other != id);
         self.lent.extend(read);
         true

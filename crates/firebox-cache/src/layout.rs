@@ -65,14 +65,16 @@ pub struct Layout {
 impl Layout {
     /// Bytes that the keys and values of one position take in all layers together.
     pub fn bytes_per_position(&self) -> usize {
-        self.layers
-            .iter()
-            .map(|layer| match *layer {
-                LayerLayout::Attention { kv_heads, head_dim } => 2 * kv_heads * self.kept.row_bytes(head_dim),
-                LayerLayout::Recurrent => 0,
-                LayerLayout::States { width } => KvType::F32.row_bytes(width),
-            })
-            .sum()
+        self.layers.iter().map(|layer| self.layer_bytes(*layer)).sum()
+    }
+
+    /// Bytes that one position takes in a layer.
+    pub(crate) fn layer_bytes(&self, layer: LayerLayout) -> usize {
+        match layer {
+            LayerLayout::Attention { kv_heads, head_dim } => 2 * kv_heads * self.kept.row_bytes(head_dim),
+            LayerLayout::Recurrent => 0,
+            LayerLayout::States { width } => KvType::F32.row_bytes(width),
+        }
     }
 
     /// Whether any layer has a recurrent state.

@@ -1,11 +1,11 @@
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::attend::Stored;
 
 use crate::layout::{KvType, LayerLayout, Layout};
-use crate::pool::Pool;
+use crate::pool::{Ledger, Pool};
 use crate::remembered::Remembered;
 
 /// Positions of a page.
@@ -35,16 +35,22 @@ struct Content {
 /// takes its time to give memory that was never used, and most conversations end before their last page is full. There are
 /// none for recurrent layers.
 #[derive(Debug)]
-pub(crate) struct Room(Vec<Option<Remembered>>);
+pub(crate) struct Room {
+    layers: Vec<Option<Remembered>>,
+    /// Bytes of them.
+    bytes: usize,
+    /// Who is told of those.
+    ledger: Option<Arc<dyn Ledger>>,
+}
 
 impl Room {
-    pub fn new(layout: &Layout) -> Self {
-        Self(layout.layers.iter().map(|_| None).collect())
+    pub fn new(layout: &Layout, ledger: Option<&Arc<dyn Ledger>>) -> Self {
+        Self { layers: layout.layers.iter().map(|_| None).collect(), bytes: 0, ledger: ledger.cloned() }
     }
 
     /// With all that there will ever be in it.
-    pub fn furnished(layout: &Layout) -> Self {
-        let mut room = Self::new(layout);
+    pub fn furnished(layout: &Layout, ledger: Option<&Arc<dyn Ledger>>) -> Self {
+        let mut room = Self::new(layout, ledger);
         for layer in 0..layout.layers.len() {
             room.layer(layer, PAGE, layout);
         }
@@ -53,8 +59,9 @@ impl Room {
 
     /// What holds a layer, with room for so many positions.
     fn layer(&mut self, layer: usize, positions: usize, layout: &Layout) -> Option<&mut Remembered> {
-        let held = self.0.get_mut(layer)?;
-        if held.as_ref().is_none_or(|held| held.positions() < positions) {
+        let held = self.layers.get_mut(layer)?;
+        let before = held.as_ref().map_or(0, Remembered::positions);
+        if held.is_none() || before < positions {
             let positions = positions.next_power_of_two().clamp(LEAST, PAGE);
             let Layout { layers, kept, device } = layout;
             let mut larger = match layers[layer] {
@@ -71,8 +78,21 @@ impl Room {
                 larger.assign(0, held.clone());
             }
             *held = Some(larger);
+            let more = (positions - before) * layout.layer_bytes(layers[layer]);
+            self.bytes += more;
+            if let Some(ledger) = &self.ledger {
+                ledger.filled(more);
+            }
         }
         held.as_mut()
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(ledger) = &self.ledger {
+            ledger.emptied(self.bytes);
+        }
     }
 }
 
@@ -148,7 +168,7 @@ impl Page {
     /// Writes what another page has room for over the same slots: as a whole, which is several times as fast as in parts.
     pub fn copy(&self, other: &Self) {
         let (mut content, other) = (self.content(), other.content());
-        for (layer, from) in other.room.0.iter().enumerate() {
+        for (layer, from) in other.room.layers.iter().enumerate() {
             if let Some(from) = from
                 && let Some(to) = content.room.layer(layer, from.positions(), self.pool.layout())
             {
@@ -181,12 +201,15 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let content = self.content.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.pool.give(std::mem::replace(&mut content.room, Room(Vec::new())));
+        let nothing = Room { layers: Vec::new(), bytes: 0, ledger: None };
+        self.pool.give(std::mem::replace(&mut content.room, nothing));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -194,7 +217,7 @@ mod tests {
         let attention = LayerLayout::Attention { kv_heads: 1, head_dim: 4 };
         let layers = vec![attention, LayerLayout::Recurrent, attention];
         let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
-        let made = |page: &Page| page.content().room.0.iter().map(Option::is_some).collect::<Vec<_>>();
+        let made = |page: &Page| page.content().room.layers.iter().map(Option::is_some).collect::<Vec<_>>();
         let page = pool.take().unwrap();
         assert_eq!(made(&page), [false; 3]);
         let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
@@ -202,7 +225,7 @@ mod tests {
             page.write(layer, 3, Remembered::Attention { keys: side(), values: side() });
         }
         assert_eq!(made(&page), [false, false, true]);
-        let room = |page: &Page| page.content().room.0[2].as_ref().map(Remembered::positions);
+        let room = |page: &Page| page.content().room.layers[2].as_ref().map(Remembered::positions);
         assert_eq!(room(&page), Some(LEAST));
         page.write(2, 70, Remembered::Attention { keys: side(), values: side() });
         assert_eq!(room(&page), Some(PAGE));
@@ -220,5 +243,51 @@ mod tests {
         assert_eq!((pool.pages(), pool.free_pages()), (2, 2));
         pool.reserve(3);
         assert_eq!(made(&pool.take().unwrap()), [true, false, true]);
+    }
+
+    /// Allows everything, and counts what pages have come to take.
+    #[derive(Debug, Default)]
+    struct Taken(AtomicUsize);
+
+    impl Ledger for Taken {
+        fn may_make(&self, _: usize) -> bool {
+            true
+        }
+        fn has_room(&self, _: usize) -> bool {
+            true
+        }
+        fn unmade(&self, _: usize) {}
+        fn filled(&self, bytes: usize) {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+        }
+        fn emptied(&self, bytes: usize) {
+            self.0.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_page_tells_what_it_has_come_to_take() {
+        let layers =
+            vec![LayerLayout::Attention { kv_heads: 1, head_dim: 4 }, LayerLayout::States { width: 3 }];
+        let layout = Layout { layers, kept: KvType::F16, device: Device::flex() };
+        let (taken, all) = (Arc::new(Taken::default()), PAGE * layout.bytes_per_position());
+        let pool = Pool::with_ledger(layout, taken.clone());
+        let bytes = || taken.0.load(Ordering::Relaxed);
+        let page = pool.take().unwrap();
+        assert_eq!((pool.bytes(), bytes()), (all, 0));
+        let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
+        for (at, expected) in [(3, LEAST), (9, LEAST), (70, PAGE)] {
+            page.write(0, at, Remembered::Attention { keys: side(), values: side() });
+            assert_eq!(bytes(), expected * 2 * 4 * 2);
+        }
+        let copy = pool.take().unwrap();
+        copy.copy(&page);
+        assert_eq!(bytes(), 2 * PAGE * 2 * 4 * 2);
+        drop((page, copy));
+        assert_eq!((pool.pages(), bytes()), (0, 0));
+        pool.reserve(1);
+        assert_eq!(bytes(), all, "with all that there will ever be in it");
+        pool.shrink();
+        assert_eq!(bytes(), 0);
     }
 }

@@ -17,6 +17,14 @@ pub trait Ledger: std::fmt::Debug + Send + Sync {
     fn has_room(&self, bytes: usize) -> bool;
     /// So many bytes of pages are there no longer.
     fn unmade(&self, bytes: usize);
+    /// Pages have come to take so many bytes more of those that were allowed: they take memory as they are filled.
+    fn filled(&self, bytes: usize) {
+        let _ = bytes;
+    }
+    /// They take so many bytes less.
+    fn emptied(&self, bytes: usize) {
+        let _ = bytes;
+    }
 }
 
 /// Has pages that nobody is using now.
@@ -138,7 +146,7 @@ impl Pool {
         stock.reserved = stock.reserved.max(pages);
         while stock.free.len() < pages && self.may_make(&stock) {
             stock.made += 1;
-            stock.free.push(Room::furnished(self.layout()));
+            stock.free.push(Room::furnished(self.layout(), self.0.ledger.as_ref()));
         }
     }
 
@@ -175,7 +183,7 @@ impl Pool {
                 None => {
                     stock.made += 1;
                     drop(stock);
-                    Room::new(self.layout())
+                    Room::new(self.layout(), self.0.ledger.as_ref())
                 }
             };
             return Ok(Arc::new(Page::new(room, self.clone())));
@@ -191,7 +199,7 @@ impl Pool {
             None => {
                 stock.made += 1;
                 drop(stock);
-                Room::new(self.layout())
+                Room::new(self.layout(), self.0.ledger.as_ref())
             }
         };
         Some(Arc::new(Page::new(room, self.clone())))

@@ -26,6 +26,7 @@ mod norm;
 mod observer;
 mod partition;
 mod pass;
+mod pieces;
 mod pooling;
 mod rope;
 mod rows;

@@ -4,27 +4,41 @@ use std::sync::Arc;
 use firebox_store::{Checkpoint, Portion, TILE_ROWS};
 
 use crate::ModelError;
-use crate::config::DecoderConfig;
+use crate::config::{BlockConfig, DecoderConfig, FeedForwardConfig};
 use crate::shelf::EXPERTS;
 
-/// A decoder's weights in the parts in which they are read: its blocks, then its unembedding in blocks of rows. The
-/// embedding is none of them: of it only the rows of the tokens at hand are ever read.
+/// A decoder's weights in the parts in which they are read: its blocks, each in one piece or a few, then its unembedding in
+/// blocks of rows. The embedding is none of them: of it only the rows of the tokens at hand are ever read.
 #[derive(Debug, Clone)]
 pub struct Partition {
     /// What a pass reads: the blocks but for their experts, and the rows of the unembedding.
     pub portions: Vec<Arc<Portion>>,
     /// The blocks with all of their experts.
     pub whole: Vec<Arc<Portion>>,
+    /// Which portions are a block's.
+    pub blocks: Vec<Range<usize>>,
 }
 
 impl Partition {
-    /// How a checkpoint of that configuration is read.
+    /// How a checkpoint of that configuration is read, block by block.
     pub fn of(checkpoint: &Checkpoint, config: &DecoderConfig) -> Result<Self, ModelError> {
+        Self::in_pieces(checkpoint, config, 1)
+    }
+
+    /// The same with every block in so many pieces at most, as its tensors can be divided. Those of a mixture of experts stay whole.
+    pub fn in_pieces(
+        checkpoint: &Checkpoint,
+        config: &DecoderConfig,
+        pieces: usize,
+    ) -> Result<Self, ModelError> {
         if config.blocks.is_empty() {
             let reason = "no layers; there is nothing to stream".into();
             return Err(ModelError::Config { field: "num_hidden_layers".into(), reason });
         }
-        let (mut portions, mut whole) = (Vec::new(), Vec::new());
+        let is_mixture =
+            |block: &BlockConfig| matches!(block.feed_forward, FeedForwardConfig::MixtureOfExperts(_));
+        let pieces = if config.blocks.iter().any(is_mixture) { 1 } else { pieces };
+        let (mut portions, mut whole, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..config.blocks.len() {
             let prefix = config.block_prefix(index);
             let names: Vec<&str> = checkpoint
@@ -34,7 +48,10 @@ impl Partition {
                 .collect();
             let is_expert = |name: &str| name[prefix.len()..].starts_with(EXPERTS);
             whole.push(Arc::new(checkpoint.portion(names.iter().copied())?));
-            portions.push(Arc::new(checkpoint.portion(names.into_iter().filter(|name| !is_expert(name)))?));
+            let first = portions.len();
+            let others = names.into_iter().filter(|name| !is_expert(name));
+            portions.extend(checkpoint.divided(others, pieces)?.into_iter().map(Arc::new));
+            blocks.push(first..portions.len());
         }
         // As large as the blocks, so that the same buffers hold them.
         let largest = portions.iter().map(|portion| portion.bytes()).max().unwrap_or(0);
@@ -42,17 +59,25 @@ impl Partition {
         for rows in row_blocks(checkpoint, &unembedding, config.vocab_size, largest) {
             portions.push(Arc::new(checkpoint.rows(&unembedding, rows)?));
         }
-        Ok(Self { portions, whole })
+        Ok(Self { portions, whole, blocks })
     }
 
     /// Bytes of memory that keeping a part takes, experts included.
     pub fn kept_bytes(&self, part: usize) -> u64 {
-        self.whole.get(part).unwrap_or_else(|| &self.portions[part]).buffer_bytes() as u64
+        let block = self.blocks.binary_search_by_key(&part, |pieces| pieces.start);
+        let whole = block.ok().filter(|block| self.blocks[*block].len() == 1).map(|block| &self.whole[block]);
+        whole.unwrap_or_else(|| &self.portions[part]).buffer_bytes() as u64
     }
 
-    /// How many of the parts are blocks.
-    pub fn layers(&self) -> usize {
-        self.whole.len()
+    /// How many of the parts are of blocks.
+    pub fn block_parts(&self) -> usize {
+        self.blocks.last().map_or(0, |pieces| pieces.end)
+    }
+
+    /// The block that a part is of, unless it is of the unembedding.
+    pub fn block_of(&self, part: usize) -> Option<usize> {
+        let block = self.blocks.partition_point(|pieces| pieces.end <= part);
+        (block < self.blocks.len()).then_some(block)
     }
 }
 

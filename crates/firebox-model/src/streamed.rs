@@ -18,6 +18,7 @@ use crate::decoder::indices;
 use crate::experts::Elsewhere;
 use crate::matrix::Matrix;
 use crate::partition::Partition;
+use crate::pieces::{Pieces, Together};
 use crate::shelf::Shelf;
 use crate::slot::Slot;
 use crate::weights::{Weights, matrix};
@@ -35,10 +36,14 @@ pub struct StreamedConfig {
     pub source: Option<Arc<dyn ReadAt>>,
     /// Bytes a second that the disk is known to read; measured where it is not said.
     pub rate: Option<f64>,
+    /// In how many pieces a block is read at most, each of which is kept or not: one, unless it is said. More of them leave less
+    /// that is not kept where something has to be, and take smaller buffers, but a device that has memory of its own needs
+    /// them twice.
+    pub pieces: usize,
 }
 
-/// The weights of a decoder, in parts: its blocks, then its unembedding in blocks of rows that are as large. Each is
-/// kept in memory, or read whenever it is needed. Of the embedding only the rows of the tokens at hand are ever read.
+/// The weights of a decoder, in parts: its blocks, or pieces of them, then its unembedding in blocks of rows that are as large. Each
+/// is kept in memory, or read whenever it is needed. Of the embedding only the rows of the tokens at hand are ever read.
 ///
 /// What is kept changes nothing but the time and the memory that a pass takes, and may change between any two steps.
 #[derive(Debug)]
@@ -57,7 +62,7 @@ pub struct Streamed {
     embedding: String,
     watcher: Slot<Box<dyn Watcher>>,
     turns: Turns,
-    blocks: Vec<Slot<Block>>,
+    blocks: Vec<Pieces>,
     unembedding: Vec<Slot<Matrix>>,
 }
 
@@ -66,9 +71,9 @@ pub trait Watcher: std::fmt::Debug + Send + Sync {
     /// A pass of so many rows has ended and has taken so long.
     fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration);
 
-    /// Whether a part that was read for a pass stays from then on, which takes so many bytes of memory.
-    fn keeps(&self, streamed: &Streamed, part: usize, bytes: u64) -> bool {
-        let _ = (streamed, part, bytes);
+    /// Whether a part that was read for a pass stays from then on.
+    fn keeps(&self, streamed: &Streamed, part: usize) -> bool {
+        let _ = (streamed, part);
         false
     }
 
@@ -77,9 +82,6 @@ pub trait Watcher: std::fmt::Debug + Send + Sync {
         let _ = (streamed, part);
     }
 }
-
-/// A part that is read into a buffer of which it leaves more than this part empty is kept as a copy.
-const WASTE: u64 = 8;
 
 /// Who streams: whole passes one after the other, which would only take each other's buffers, and single steps of passes
 /// that others interleave. A thread of the pool that waits within one of them may begin another on top of it, which would wait
@@ -127,7 +129,7 @@ impl Streamed {
         let shape = [config.vocab_size, config.hidden_size];
         root.check(&config.embedding_name(), &shape)?;
         root.check(&config.unembedding_name(), &shape)?;
-        let partition = Partition::of(checkpoint, config)?;
+        let partition = Partition::in_pieces(checkpoint, config, streaming.pieces.max(1))?;
         let portions = &partition.portions;
         let (method, rate) = match (&streaming.source, streaming.method) {
             (None, None) => checkpoint.fastest_reading(portions, streaming.room)?,
@@ -140,10 +142,11 @@ impl Streamed {
         };
         let disk = |method| streaming.source.clone().unwrap_or_else(|| checkpoint.disk(method));
         let shelf = Shelf::open(checkpoint, config, root.device(), disk(method), streaming.stream)?;
-        let (blocks, rest) = (config.blocks.len(), portions.len() - config.blocks.len());
+        let rest = portions.len() - partition.block_parts();
         Ok(Self {
             stream: Stream::new(disk(method), portions.clone(), streaming.stream)?,
             shelf: shelf.map(Arc::new),
+            blocks: partition.blocks.iter().cloned().map(Pieces::new).collect(),
             partition,
             method,
             rate,
@@ -151,7 +154,6 @@ impl Streamed {
             embedding: config.embedding_name(),
             watcher: Slot::new(),
             turns: Turns::default(),
-            blocks: (0..blocks).map(|_| Slot::new()).collect(),
             unembedding: (0..rest).map(|_| Slot::new()).collect(),
             checkpoint: checkpoint.clone(),
             config: config.clone(),
@@ -159,14 +161,19 @@ impl Streamed {
         })
     }
 
-    /// How many parts there are. The blocks come first.
+    /// How many parts there are. Those of blocks come first.
     pub fn parts(&self) -> usize {
-        self.blocks.len() + self.unembedding.len()
+        self.block_parts() + self.unembedding.len()
     }
 
-    /// How many of them are blocks.
-    pub fn layers(&self) -> usize {
-        self.blocks.len()
+    /// How many of them are of blocks.
+    pub fn block_parts(&self) -> usize {
+        self.partition.block_parts()
+    }
+
+    /// Which parts each block is read in.
+    pub fn blocks(&self) -> &[Range<usize>] {
+        &self.partition.blocks
     }
 
     /// What the parts are on disk, but for experts.
@@ -176,10 +183,15 @@ impl Streamed {
 
     /// Whether a part is kept in memory.
     pub fn is_kept(&self, part: usize) -> bool {
-        match part.checked_sub(self.layers()) {
-            None => self.blocks[part].get().is_some(),
-            Some(block) => self.unembedding[block].get().is_some(),
+        match self.partition.block_of(part) {
+            Some(block) => self.blocks[block].is_kept(part),
+            None => self.unembedding[part - self.block_parts()].get().is_some(),
         }
+    }
+
+    /// How many buffers are needed at once: the parts of one block that are not kept, of the block with most of them.
+    pub fn most_missing(&self) -> usize {
+        self.blocks.iter().map(|pieces| pieces.missing().count()).max().unwrap_or(0)
     }
 
     /// Reads a part and keeps it.
@@ -188,43 +200,47 @@ impl Streamed {
             return Ok(());
         }
         let read = |portion| self.checkpoint.read(portion, self.stream.disk());
-        match part.checked_sub(self.layers()) {
-            None => {
-                let block = self.built(part, &read(&self.partition.whole[part])?, None)?;
-                self.put(part, &self.blocks[part], block);
-            }
-            Some(block) => {
-                let rows = self.multiplier(&read(&self.partition.portions[part])?)?;
-                self.put(part, &self.unembedding[block], rows);
-            }
+        let Some(index) = self.partition.block_of(part) else {
+            let rows = self.multiplier(&read(&self.partition.portions[part])?)?;
+            self.put(part, || self.unembedding[part - self.block_parts()].set(Some(rows)));
+            return Ok(());
+        };
+        let pieces = &self.blocks[index];
+        if pieces.is_one() {
+            let block = self.built(index, &read(&self.partition.whole[index])?, None)?;
+            self.put(part, || pieces.put_block(block));
+        } else {
+            let piece = read(&self.partition.portions[part])?;
+            self.put(part, || pieces.put(part, Arc::new(piece)));
         }
         Ok(())
     }
 
-    fn put<T>(&self, part: usize, slot: &Slot<T>, built: Arc<T>) {
+    fn put(&self, part: usize, put: impl FnOnce()) {
         // In that order: whoever sees that it is kept may let go of it at once, and then it is not to be skipped.
         self.stream.skip(part, true);
-        slot.set(Some(built));
+        put();
     }
 
     /// Keeps a part no longer. Its memory goes as soon as no pass is using it.
     pub fn let_go(&self, part: usize) {
         self.stream.skip(part, false);
-        match part.checked_sub(self.layers()) {
-            None => self.blocks[part].set(None),
-            Some(block) => self.unembedding[block].set(None),
+        match self.partition.block_of(part) {
+            Some(block) => self.blocks[block].let_go(part),
+            None => self.unembedding[part - self.block_parts()].set(None),
         }
     }
 
-    /// Has a part read before others, unless it is kept, and says whether a pass can have it now without waiting. The first
-    /// block of the unembedding stands for all of them.
-    pub fn aim(&self, part: usize) -> bool {
-        let missing = if part < self.layers() {
-            Some(part).filter(|part| !self.is_kept(*part))
-        } else {
-            (part..self.parts()).find(|part| !self.is_kept(*part))
-        };
-        missing.is_none_or(|part| self.stream.aim(part))
+    /// Has what a step of a pass needs read before other parts, unless it is kept, and says whether the pass can have it now
+    /// without waiting. Steps are the blocks, then the unembedding, all of which its first missing part stands for.
+    pub fn aim(&self, step: usize) -> bool {
+        match self.blocks.get(step) {
+            Some(pieces) => pieces.missing().next().is_none() || self.stream.aim(pieces.parts()),
+            None => {
+                let missing = (self.block_parts()..self.parts()).find(|part| !self.is_kept(*part));
+                missing.is_none_or(|part| self.stream.aim(part..part + 1))
+            }
+        }
     }
 
     /// Nobody is going to need a part soon.
@@ -328,26 +344,42 @@ impl Streamed {
     }
 
     pub(crate) fn expect(&self, layers: usize, logits: bool) {
-        self.stream.read_ahead(0..if logits { self.parts() } else { layers });
+        let of_layers = layers.checked_sub(1).map_or(0, |last| self.blocks[last].parts().end);
+        self.stream.read_ahead(0..if logits { self.parts() } else { of_layers });
     }
 
     pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {
-        match self.blocks[index].get() {
-            Some(block) => Ok(block),
-            None => {
-                let loaded = self.stream.take(index)?;
-                match &self.shelf {
-                    // What is kept has all of its experts, and this has none.
-                    Some(shelf) => {
-                        let experts = Elsewhere { shelf: shelf.clone(), layer: index };
-                        self.built(index, &loaded, Some(experts))
-                    }
-                    None => self.passing(index, loaded, &self.blocks[index], |loaded| {
-                        self.built(index, loaded, None)
-                    }),
-                }
-            }
+        let pieces = &self.blocks[index];
+        if let Some(block) = pieces.block() {
+            return Ok(block);
         }
+        if let Some(shelf) = &self.shelf {
+            // What is kept has all of its experts, and this has none.
+            let experts = Elsewhere { shelf: shelf.clone(), layer: index };
+            return self.built(index, &self.stream.take(pieces.parts().start)?, Some(experts));
+        }
+        let mut there: Vec<_> = pieces.parts().map(|part| pieces.piece(part)).collect();
+        let missing: Vec<usize> =
+            pieces.parts().zip(&there).filter(|(_, piece)| piece.is_none()).map(|(part, _)| part).collect();
+        let read = self.stream.take_all(&missing)?;
+        let read: Vec<Passing<'_>> =
+            missing.iter().zip(read).map(|(part, loaded)| self.passing(*part, loaded)).collect();
+        for passing in &read {
+            there[passing.part - pieces.parts().start] = Some(passing.loaded.clone());
+        }
+        let there: Vec<_> = there.into_iter().flatten().collect();
+        let block = self.built(index, &Together(&there), None)?;
+        for passing in read {
+            let part = passing.part;
+            passing.stays(|loaded| match pieces.is_one() {
+                true => pieces.put_block(block.clone()),
+                false => pieces.put(part, loaded),
+            });
+        }
+        if !pieces.is_one() && pieces.missing().next().is_none() {
+            pieces.put_block(block.clone());
+        }
+        Ok(block)
     }
 
     pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
@@ -376,48 +408,30 @@ impl Streamed {
         let rows = match self.unembedding[block].get() {
             Some(rows) => rows,
             None => {
-                let part = self.layers() + block;
-                let slot = &self.unembedding[block];
-                self.passing(part, self.stream.take(part)?, slot, |loaded| self.multiplier(loaded))?
+                let part = self.block_parts() + block;
+                let passing = self.passing(part, self.stream.take(part)?);
+                let rows = self.multiplier(&passing.loaded)?;
+                passing.stays(|_| self.unembedding[block].set(Some(rows.clone())));
+                rows
             }
         };
         Ok(rows.multiply(hidden.clone()))
     }
 
     /// What was read for a pass, and stays if the watcher says so.
-    fn passing<T>(
-        &self,
-        part: usize,
-        loaded: Loaded,
-        slot: &Slot<T>,
-        build: impl Fn(&Loaded) -> Result<Arc<T>, ModelError>,
-    ) -> Result<Arc<T>, ModelError> {
-        let (bytes, buffer) = (self.kept_bytes(part), self.stream.buffer_bytes() as u64);
-        let copies = buffer - bytes > buffer / WASTE;
-        let bytes = if copies { bytes } else { buffer };
-        let Some(watcher) = self.watcher.get().filter(|watcher| watcher.keeps(self, part, bytes)) else {
-            return build(&loaded);
-        };
-        let stays = if copies { loaded.copied().ok() } else { Some(loaded.clone()) };
-        let Some(stays) = stays else {
-            // There is less memory than was thought; the pass needs none.
-            watcher.could_not_keep(self, part);
-            return build(&loaded);
-        };
-        let built = build(&stays).inspect_err(|_| watcher.could_not_keep(self, part))?;
-        self.stream.detach(&stays);
-        self.put(part, slot, built.clone());
-        Ok(built)
+    fn passing(&self, part: usize, loaded: Loaded) -> Passing<'_> {
+        let watcher = self.watcher.get().filter(|watcher| watcher.keeps(self, part));
+        Passing { streamed: self, part, loaded: Arc::new(loaded), watcher }
     }
 
     fn built(
         &self,
         index: usize,
-        loaded: &Loaded,
+        tensors: &dyn Tensors,
         experts: Option<Elsewhere>,
     ) -> Result<Arc<Block>, ModelError> {
         let taken = RefCell::default();
-        let weights = Weights::new(loaded, &self.device, &taken).without_experts(experts);
+        let weights = Weights::new(tensors, &self.device, &taken).without_experts(experts);
         self.config.load_block(index, &weights).map(Arc::new)
     }
 
@@ -426,5 +440,32 @@ impl Streamed {
         let weight = loaded.weight(names.first().copied().unwrap_or_default())?;
         let rows = weight.shape[0];
         matrix(weight, [rows, self.config.hidden_size], &self.device).map(Arc::new)
+    }
+}
+
+/// A part that was read for a pass. If the watcher wants it to stay, and it does not, the watcher is told.
+struct Passing<'a> {
+    streamed: &'a Streamed,
+    part: usize,
+    loaded: Arc<Loaded>,
+    /// Who wants it to stay.
+    watcher: Option<Arc<Box<dyn Watcher>>>,
+}
+
+impl Passing<'_> {
+    /// Puts it where it stays, if it is to.
+    fn stays(mut self, put: impl FnOnce(Arc<Loaded>)) {
+        if self.watcher.take().is_some() {
+            self.streamed.stream.detach(&self.loaded);
+            self.streamed.put(self.part, || put(self.loaded.clone()));
+        }
+    }
+}
+
+impl Drop for Passing<'_> {
+    fn drop(&mut self) {
+        if let Some(watcher) = self.watcher.take() {
+            watcher.could_not_keep(self.streamed, self.part);
+        }
     }
 }

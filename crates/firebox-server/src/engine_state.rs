@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -257,23 +258,28 @@ fn segments(served: &Served) -> Vec<Value> {
     let on_cpu =
         decoder.as_ref().is_none_or(|decoder| device("cpu").is_ok_and(|cpu| cpu == *decoder.device()));
     let parts = served.residency();
-    // It is read like the layers are, wherever the checkpoint has it.
-    let unembedding = |streamed: &Streamed| {
-        let blocks = streamed.layers()..streamed.parts();
+    // Of some of the parts in which it is read, how many bytes they have, and the share of them that is kept.
+    let kept = |streamed: &Streamed, read: Range<usize>| {
         let sum =
             |parts: &mut dyn Iterator<Item = usize>| parts.map(|part| streamed.kept_bytes(part)).sum::<u64>();
-        let (all, kept) = (sum(&mut blocks.clone()), sum(&mut blocks.filter(|part| streamed.is_kept(*part))));
+        let (all, kept) = (sum(&mut read.clone()), sum(&mut read.filter(|part| streamed.is_kept(*part))));
+        (all, kept as f64 / all.max(1) as f64)
+    };
+    // It is read like the layers are, wherever the checkpoint has it.
+    let unembedding = |streamed: &Streamed| {
+        let (all, kept) = kept(streamed, streamed.block_parts()..streamed.parts());
         let is_apart = parts.iter().any(|(id, bytes, _)| *id == SegmentId::Final && *bytes >= all / 2);
-        (if is_apart { SegmentId::Final } else { SegmentId::Embed }, kept as f64 / all.max(1) as f64)
+        (if is_apart { SegmentId::Final } else { SegmentId::Embed }, kept)
     };
     let unembedding = streamed.map(unembedding);
     let of = |(id, bytes, share): &(SegmentId, u64, f64)| {
-        let kept = match (streamed, id) {
-            (Some(streamed), SegmentId::Layer(layer)) if *layer < streamed.layers() => {
-                Some(if streamed.is_kept(*layer) { 1.0 } else { 0.0 })
+        let block = match (streamed, id) {
+            (Some(streamed), SegmentId::Layer(layer)) => {
+                streamed.blocks().get(*layer).map(|read| kept(streamed, read.clone()).1)
             }
-            _ => unembedding.filter(|(place, _)| place == id).map(|(_, kept)| kept),
+            _ => None,
         };
+        let kept = block.or(unembedding.filter(|(place, _)| place == id).map(|(_, kept)| kept));
         let (state, resident) = match kept {
             Some(0.0) => ("streamed", 0.0),
             Some(kept) => ("resident", kept),

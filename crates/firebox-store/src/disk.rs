@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::StoreError;
-use crate::portion::{Portion, anonymous};
+use crate::memory::anonymous;
+use crate::portion::Portion;
 
 /// What offsets, lengths and addresses are multiples of when the page cache is passed by: no disk of today asks for
 /// more.

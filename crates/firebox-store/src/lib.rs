@@ -84,6 +84,7 @@ mod huggingface;
 mod import;
 mod manifest;
 mod mapping;
+mod memory;
 mod partial;
 mod portion;
 mod quantize;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use memmap2::MmapMut;
 
 use crate::catalog::{Span, TensorInfo};
 use crate::checkpoint::Checkpoint;
@@ -14,6 +13,7 @@ use crate::disk::{BLOCK, ReadAt};
 use crate::encoding::{Encoding, TILE_ROWS, TILE_WORD};
 use crate::error::StoreError;
 use crate::mapping::aligned_copy;
+use crate::memory::{anonymous, trim};
 use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 
@@ -172,10 +172,16 @@ impl Loaded {
         self.loan.as_ref()
     }
 
+    /// Gives back to the system what lies behind it in its buffer, which nobody may read into any more.
+    pub(crate) fn trim(&self) {
+        trim(&self.bytes, self.portion.buffer_bytes);
+    }
+
     /// The same in memory of its own, so that the buffer can be used again.
     pub fn copied(&self) -> Result<Self, StoreError> {
-        let mut copy = anonymous(self.portion.buffer_bytes)?;
-        copy[..self.portion.buffer_bytes].copy_from_slice(&self.bytes[..self.portion.buffer_bytes]);
+        let bytes = self.portion.buffer_bytes;
+        let mut copy = anonymous(bytes)?;
+        copy[..bytes].copy_from_slice(&self.bytes[..bytes]);
         Ok(Self { portion: self.portion.clone(), bytes: Bytes::from_owner(copy), loan: None })
     }
 }
@@ -284,6 +290,35 @@ impl Checkpoint {
         Ok(Portion::new(self.path(), tensors))
     }
 
+    /// Tensors in so many portions at most, of about the same size, each of tensors that lie one after the other.
+    pub fn divided<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a str>,
+        most: usize,
+    ) -> Result<Vec<Portion>, StoreError> {
+        let mut tensors = names
+            .into_iter()
+            .map(|name| {
+                self.entry(name).map(|(info, place)| (info.bytes, (place.data.file, place.data.start), name))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        tensors.sort_by_key(|(_, place, _)| *place);
+        let each = tensors.iter().map(|(bytes, ..)| bytes).sum::<u64>().div_ceil(most.max(1) as u64).max(1);
+        let mut portions: Vec<Vec<&str>> = Vec::new();
+        let (mut before, mut at) = (0, None);
+        for (bytes, _, name) in tensors {
+            // By where its middle lies.
+            let belongs = (before + bytes / 2) / each;
+            before += bytes;
+            match portions.last_mut() {
+                Some(last) if at == Some(belongs) => last.push(name),
+                _ => portions.push(vec![name]),
+            }
+            at = Some(belongs);
+        }
+        portions.into_iter().map(|names| self.portion(names)).collect()
+    }
+
     /// Some rows of a matrix, as a matrix of the same name. Of a quantized one whole tiles.
     pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<Portion, StoreError> {
         Ok(Portion::new(self.path(), vec![self.rows_of(name, rows)?]))
@@ -372,26 +407,4 @@ impl Checkpoint {
         info.bytes = (data.len + scales.map_or(0, |span| span.len)) as u64;
         Ok((info, data, scales))
     }
-}
-
-/// Memory is made by pieces of so many bytes, as many as a large page has: nobody else of the process can give memory back, or be
-/// given some, while a piece is made.
-#[cfg(target_os = "linux")]
-const POPULATED: usize = 2 << 20;
-
-/// Zeroed memory that begins on a page and goes back to the system as a whole.
-pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
-    let map = MmapMut::map_anon(bytes.max(1));
-    let map = map.map_err(|source| StoreError::Memory { bytes: bytes as u64, source })?;
-    // Wishes, which older systems do not know: large pages cost less to find, and pages that are there before a read
-    // begins do not interrupt it.
-    #[cfg(target_os = "linux")]
-    {
-        drop(map.advise(memmap2::Advice::HugePage));
-        for start in (0..bytes).step_by(POPULATED) {
-            let bytes = POPULATED.min(bytes - start);
-            drop(map.advise_range(memmap2::Advice::PopulateWrite, start, bytes));
-        }
-    }
-    Ok(map)
 }

@@ -5,18 +5,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memmap2::MmapMut;
 
 use crate::error::StoreError;
-use crate::portion::{Loan, anonymous};
+use crate::memory::anonymous;
+use crate::portion::Loan;
 
 /// Where memory goes that was [read](crate::HeadFiles::read) into, once nothing refers to it any more, and whence the next
 /// read takes it: memory that is new to a process comes slower than many a disk reads. Of two pieces the larger one is
 /// kept. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Spare(Arc<Mutex<Option<MmapMut>>>);
+pub struct Spare(Arc<Mutex<Option<Piece>>>);
+
+#[derive(Debug)]
+struct Piece {
+    memory: MmapMut,
+    /// Those that were asked for: it has room for more, which takes no memory.
+    bytes: usize,
+}
 
 impl Spare {
     /// Bytes that are kept for whoever reads next.
     pub fn bytes(&self) -> usize {
-        self.kept().as_ref().map_or(0, |memory| memory.len())
+        self.kept().as_ref().map_or(0, |piece| piece.bytes)
     }
 
     /// Gives what is kept back to the system.
@@ -27,44 +35,45 @@ impl Spare {
 
     /// Memory for so many bytes. What is kept goes back to the system where it is too small.
     pub(crate) fn lend(&self, bytes: usize) -> Result<Lent, StoreError> {
-        let kept = self.kept().take().filter(|memory| memory.len() >= bytes);
-        let memory = Some(kept.map_or_else(|| anonymous(bytes), Ok)?);
-        Ok(Lent { memory, home: self.clone(), loan: Loan::default() })
+        let kept = self.kept().take().filter(|piece| piece.bytes >= bytes);
+        let new = || anonymous(bytes).map(|memory| Piece { memory, bytes });
+        let piece = Some(kept.map_or_else(new, Ok)?);
+        Ok(Lent { piece, home: self.clone(), loan: Loan::default() })
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<MmapMut>> {
+    fn kept(&self) -> MutexGuard<'_, Option<Piece>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Memory that goes back to where it came from.
 pub(crate) struct Lent {
-    memory: Option<MmapMut>,
+    piece: Option<Piece>,
     home: Spare,
     pub(crate) loan: Loan,
 }
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        self.memory.as_deref().unwrap_or(&[])
+        self.piece.as_ref().map_or(&[], |piece| &piece.memory)
     }
 }
 
 impl AsMut<[u8]> for Lent {
     fn as_mut(&mut self) -> &mut [u8] {
-        self.memory.as_deref_mut().unwrap_or(&mut [])
+        self.piece.as_mut().map_or(&mut [], |piece| &mut piece.memory)
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take().filter(|_| !self.loan.is_kept()) else {
+        let Some(piece) = self.piece.take().filter(|_| !self.loan.is_kept()) else {
             return;
         };
         let mut kept = self.home.kept();
         let smaller = match &*kept {
-            Some(other) if other.len() >= memory.len() => Some(memory),
-            _ => kept.replace(memory),
+            Some(other) if other.bytes >= piece.bytes => Some(piece),
+            _ => kept.replace(piece),
         };
         drop(kept);
         // What goes back to the system does so while nobody waits for the lock.

@@ -19,7 +19,8 @@ use memmap2::MmapMut;
 
 use crate::disk::ReadAt;
 use crate::error::StoreError;
-use crate::portion::{Loaded, Loan, Portion, anonymous};
+use crate::memory::anonymous;
+use crate::portion::{Loaded, Loan, Portion};
 use ring::{Ring, Wanted};
 
 /// How a stream reads.
@@ -138,8 +139,7 @@ impl Iterator for Order<'_> {
             state = self.shared.wait(state);
         };
         state.forget(id);
-        state.next = portion + 1;
-        state.aim.take_if(|aim| *aim == portion);
+        state.taken(portion);
         drop(state);
         self.shared.changed.notify_all();
         let counts = &self.shared.counts;
@@ -284,17 +284,30 @@ impl Stream {
         self.order([portion]).next().unwrap_or_else(|| unreachable!("one was ordered"))
     }
 
+    /// Several portions that are needed at once, as soon as all are there. If there are fewer buffers, more are made for that, but
+    /// not for several who do so at the same time: they could wait for each other.
+    ///
+    /// # Panics
+    /// If there is no such portion.
+    pub fn take_all(&self, portions: &[usize]) -> Result<Vec<Loaded>, StoreError> {
+        self.ordered(portions.iter().copied(), portions.len()).collect()
+    }
+
     /// Several portions, each as soon as it is there, while the next ones are being read.
     ///
     /// # Panics
     /// If there is no such portion.
     pub fn order(&self, portions: impl IntoIterator<Item = usize>) -> Order<'_> {
+        self.ordered(portions, 1)
+    }
+
+    fn ordered(&self, portions: impl IntoIterator<Item = usize>, together: usize) -> Order<'_> {
         let count = self.shared.portions.len();
         let mut state = self.shared.state();
         let coming: VecDeque<Wanted> = portions
             .into_iter()
             .inspect(|portion| assert!(*portion < count, "portion {portion} of {count}"))
-            .map(|portion| state.ask(portion))
+            .map(|portion| state.ask(portion, together))
             .collect();
         if let Some(first) = coming.front() {
             state.next = first.portion;
@@ -304,20 +317,22 @@ impl Stream {
         Order { shared: &self.shared, coming }
     }
 
-    /// Has a portion read before all that nobody waits for, and says whether it can be [taken](Self::take) without
-    /// waiting: because it is there, or because it could not be read, which whoever takes it is told. What lies
-    /// farthest ahead gives up its buffer for it.
+    /// Has portions that lie one after the other read before all that nobody waits for, those that are skipped excepted, and says
+    /// whether they can be [taken](Self::take) without waiting: because they are there, or because they could not be read, which
+    /// whoever takes them is told. What lies farthest ahead gives up its buffer for them; if there are fewer buffers, more are made.
     ///
     /// # Panics
-    /// If there is no such portion.
-    pub fn aim(&self, portion: usize) -> bool {
+    /// If there are no such portions.
+    pub fn aim(&self, portions: Range<usize>) -> bool {
         let mut state = self.shared.state();
-        assert!(portion < state.skipped.len(), "portion {portion} of {}", state.skipped.len());
-        if state.ready.iter().any(|(ready, _)| *ready == portion) || state.failed.contains(&portion) {
+        assert!(portions.end <= state.skipped.len(), "portions {portions:?} of {}", state.skipped.len());
+        let missing = || portions.clone().filter(|portion| !state.skipped[*portion]);
+        if missing().all(|portion| state.is_there(portion)) {
             return true;
         }
-        if state.aim.replace(portion) != Some(portion) {
-            state.next = portion;
+        if state.aim != portions {
+            state.next = portions.start;
+            state.aim = portions;
             drop(state);
             self.shared.changed.notify_all();
         }
@@ -326,12 +341,14 @@ impl Stream {
 
     /// Aims at nothing any more.
     pub fn rest(&self) {
-        self.shared.state().aim = None;
+        self.shared.state().aim = 0..0;
     }
 
-    /// Lets what was read stay where it is for as long as anything refers to it. Another buffer takes the place of its own.
+    /// Lets what was read stay where it is for as long as anything refers to it. What it leaves empty of its buffer goes back to the system,
+    /// and another buffer takes its place.
     pub fn detach(&self, loaded: &Loaded) {
         if loaded.loan().is_some_and(Loan::keep) {
+            loaded.trim();
             self.shared.state().made -= 1;
             self.shared.changed.notify_all();
         }
@@ -351,7 +368,6 @@ impl Stream {
     pub fn skip(&self, portion: usize, skipped: bool) {
         let mut state = self.shared.state();
         state.skipped[portion] = skipped;
-        state.aim.take_if(|aim| skipped && *aim == portion);
         state.drop_stale();
         drop(state);
         self.shared.changed.notify_all();

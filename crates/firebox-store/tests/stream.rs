@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -64,11 +65,11 @@ proptest! {
     }
 }
 
-/// Waits for a portion as somebody does who has other things to do meanwhile.
-fn until_there(stream: &Stream, portion: usize) {
+/// Waits for portions as somebody does who has other things to do meanwhile.
+fn until_there(stream: &Stream, portions: Range<usize>) {
     let began = std::time::Instant::now();
-    while !stream.aim(portion) {
-        assert!(began.elapsed().as_secs() < 60, "portion {portion} never comes");
+    while !stream.aim(portions.clone()) {
+        assert!(began.elapsed().as_secs() < 60, "portions {portions:?} never come");
         std::thread::sleep(std::time::Duration::from_micros(100));
     }
 }
@@ -80,18 +81,45 @@ fn what_is_aimed_at_comes_without_being_waited_for() {
     for buffers in 0..3 {
         let stream = stream(&checkpoint, buffers, 1);
         for portion in [3, 4, 11, 0, 7, 7, 2] {
-            until_there(&stream, portion);
+            until_there(&stream, portion..portion + 1);
             let before = stream.report().missed;
             check(&checkpoint, &stream.take(portion).unwrap());
             assert_eq!(stream.report().missed, before, "it was there");
         }
-        stream.aim(5);
+        stream.aim(5..6);
         stream.skip(5, true);
         stream.rest();
         stream.set_buffers(0);
         let began = std::time::Instant::now();
         while stream.made_buffers() > 0 {
             assert!(began.elapsed().as_secs() < 60, "nobody wants anything any more");
+        }
+    }
+}
+
+/// Portions that are needed at once come together, whatever is in the buffers and however few there are.
+#[test]
+fn what_is_needed_at_once_comes_together() {
+    let checkpoint = checkpoint();
+    for buffers in 0..5 {
+        let stream = stream(&checkpoint, buffers, 1);
+        for (portions, skipped) in [(3..6, None), (4..8, Some(5)), (0..1, None), (9..12, Some(9))] {
+            if let Some(skipped) = skipped {
+                stream.skip(skipped, true);
+            }
+            until_there(&stream, portions.clone());
+            let before = stream.report().missed;
+            let wanted: Vec<usize> = portions.filter(|portion| Some(*portion) != skipped).collect();
+            let loaded = stream.take_all(&wanted).unwrap();
+            assert_eq!(stream.report().missed, before, "they were there");
+            let given: Vec<_> = loaded.iter().map(|loaded| loaded.names().next().unwrap()).collect();
+            let names: Vec<_> = checkpoint.tensors().map(|info| info.name.as_str()).collect();
+            assert!(wanted.iter().map(|portion| names[*portion]).eq(given));
+            loaded.iter().for_each(|loaded| check(&checkpoint, loaded));
+        }
+        // Nor do they have to be aimed at.
+        for loaded in stream.take_all(&[7, 6, 10, 11]).unwrap() {
+            check(&checkpoint, &loaded);
         }
     }
 }

@@ -401,11 +401,11 @@ impl Hosted {
         }
     }
 
-    /// Where weights are streamed, whether the part that comes next is there and nobody streams beside the engine. If it is
+    /// Where weights are streamed, whether what the next step needs is there and nobody streams beside the engine. If it is
     /// not there, it is read before others from then on.
     fn aims(&self) -> Option<bool> {
         let streamed = self.lane.decoder().streamed()?;
-        Some(!streamed.is_taken() && self.lane.upcoming_part().is_none_or(|part| streamed.aim(part)))
+        Some(!streamed.is_taken() && self.lane.upcoming_step().is_none_or(|step| streamed.aim(step)))
     }
 
     /// Says how much the model is wanted, where that is news: memory goes where it is.

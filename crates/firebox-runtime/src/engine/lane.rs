@@ -39,8 +39,8 @@ pub(crate) struct Lane {
 struct Running {
     pass: Pass,
     members: Vec<Member>,
-    /// Parts that it needs of the model, from the first on; of the unembedding the first block stands for all.
-    parts: usize,
+    /// Steps that it consists of: blocks, from the first on, then the unembedding.
+    steps: usize,
     took: Duration,
 }
 
@@ -149,10 +149,10 @@ impl Lane {
         }
     }
 
-    /// The part that comes next of a model that streams; none where nothing more is needed of it.
-    pub fn upcoming_part(&self) -> Option<usize> {
+    /// The step that comes next of a model that streams; none where nothing more is to be read for it.
+    pub fn upcoming_step(&self) -> Option<usize> {
         let Some(running) = &self.feeding else { return Some(0) };
-        Some(running.pass.next_layer()).filter(|part| *part < running.parts)
+        Some(running.pass.next_layer()).filter(|step| *step < running.steps)
     }
 
     /// Runs one layer of one pass, and after the last one chooses the tokens that follow.
@@ -176,7 +176,7 @@ impl Lane {
             // An unembedding that is not in memory is waited for like another layer.
             Ok(())
                 if running.pass.next_layer() < layers
-                    || (!ends && running.parts > layers && !self.parts()) =>
+                    || (!ends && running.steps > layers && !self.parts()) =>
             {
                 *self.slot(need) = Some(running);
             }
@@ -318,10 +318,10 @@ impl Lane {
             dues.iter().map(|(at, due)| self.sequences[*at].session.input(due)).collect();
         let asked = members.iter().any(|member| member.asks);
         let trunk = self.decoder.split().filter(|_| inputs.iter().all(|input| input.head.is_some()));
-        let parts = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
+        let steps = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
         let decoder = self.decoder.clone();
         match computed(&decoder, || Ok(decoder.begin_pass(&inputs, asked)?)) {
-            Ok(pass) => Some(Running { pass, members, parts, took: Duration::ZERO }),
+            Ok(pass) => Some(Running { pass, members, steps, took: Duration::ZERO }),
             Err(error) => {
                 self.fail(&members, error, told, stepped);
                 None

@@ -1,3 +1,4 @@
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
@@ -35,6 +36,9 @@ const NEVER: Duration = Duration::from_secs(1 << 20);
 /// Rows of a prompt that go through the layers together, where nobody says: many share one read of the weights, and what
 /// they take all models together need once.
 const ROWS: usize = 128;
+
+/// Pieces that a block is read in, each of which stays or not: about as large as its largest matrices.
+const PIECES: usize = 4;
 
 /// Milliseconds that are waited for who is about to give something up: it may have to read a part before.
 const PATIENCE: usize = 2000;
@@ -184,6 +188,8 @@ impl Commons {
             source: Some(Arc::new(source)),
             // Who waits for its first answer should not wait for a measurement.
             rate: Some(profile.read_bytes_per_second),
+            // What is not kept is read for every token, and what is being read takes the place of what could be kept.
+            pieces: if *device == Device::flex() { PIECES } else { 1 },
         };
         let mut model = Model::streamed(checkpoint, device, &streaming)?;
         let decoder = model.decoder()?;
@@ -224,7 +230,8 @@ impl Commons {
         plan.chunk = plan.chunk.min(terms.rows.max(1));
 
         let bytes: u64 = (0..streamed.parts()).map(|part| streamed.kept_bytes(part)).sum();
-        let ring = FEWEST_BUFFERS as u64 * streamed.buffer_bytes() as u64;
+        let pieces = streamed.blocks().iter().map(Range::len).max().unwrap_or(1);
+        let ring = (FEWEST_BUFFERS * pieces * streamed.buffer_bytes()) as u64;
         let weights = if terms.pinned { bytes } else { ring };
         let standing = shape.fixed_bytes + weights;
         let kv_bytes = (context as u64).saturating_mul(shape.kv_bytes_per_token);
@@ -237,7 +244,7 @@ impl Commons {
         let pages = (self.budget.total() - taken - standing) / shape.kv_bytes_per_token.max(1);
         plan.kv_tokens = (usize::try_from(pages).unwrap_or(usize::MAX) / PAGE * PAGE).min(context);
         let budget = self.budget.slice(0)?;
-        let keeper = Keeper::among(&budget, streamed.parts(), streamed.layers())?;
+        let keeper = Keeper::among(&budget, streamed.parts(), streamed.blocks())?;
         let tenants = Arc::downgrade(&self.tenants);
         budget.ask_when_short(move || tenants.upgrade().is_some_and(|tenants| give_way(&tenants)));
         let tenant = Arc::new(Tenant {

@@ -1,5 +1,7 @@
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use crate::telemetry::{Kind, Meters};
 use crate::thermal::{self, Thermometer};
 
 use super::kept::{Gave, Kept};
-use super::tenant::{AHEAD, Tenant, Tenants, Urgency};
+use super::tenant::{Takes, Tenant, Tenants, Urgency};
 
 /// Steps from one look at the thermometer to the next.
 const STEPS_PER_READING: usize = 64;
@@ -33,6 +35,8 @@ pub(super) struct Keeper {
     pub order: Vec<usize>,
     /// With whom it shares the budget, if with anybody.
     tenancy: OnceLock<Tenancy>,
+    /// Bytes that are charged for pages of keys and values and that those have not come to take yet.
+    unfilled: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -72,21 +76,29 @@ impl Keeper {
         };
         let buffers = buffers.max(FEWEST_BUFFERS);
         let order = (0..parts).collect();
-        let (budget, tenancy) = (budget.clone(), OnceLock::new());
-        Ok(Arc::new(Self { budget, buffers, order, tenancy, state: Mutex::new(state) }))
+        let (budget, tenancy, unfilled) = (budget.clone(), OnceLock::new(), AtomicU64::new(0));
+        Ok(Arc::new(Self { budget, buffers, order, tenancy, unfilled, state: Mutex::new(state) }))
     }
 
-    /// The same for one of several models that share a budget. Any few of its layers that are not kept lie far from each other,
-    /// so that there is something to compute while they are read. What comes after the layers is kept before them: nobody else
-    /// runs while one block of an unembedding after the other is waited for.
-    pub fn among(budget: &Budget, parts: usize, layers: usize) -> Result<Arc<Self>, RuntimeError> {
+    /// The same for one of several models that share a budget, whose `blocks` are read in those parts. Any few parts that are not
+    /// kept are of blocks that lie far from each other, so that there is something to compute while they are read. What comes
+    /// after the blocks is kept before them: nobody else runs while one part of an unembedding after the other is waited for.
+    pub fn among(budget: &Budget, parts: usize, blocks: &[Range<usize>]) -> Result<Arc<Self>, RuntimeError> {
         let mut keeper = Self::new(budget, parts, FEWEST_BUFFERS)?;
         if let Some(keeper) = Arc::get_mut(&mut keeper) {
-            for (at, layer) in spread(layers).enumerate() {
-                keeper.order[layers - 1 - layer] = parts - 1 - at;
+            let most = blocks.iter().map(Range::len).max().unwrap_or(0);
+            let nth = |block: usize, piece: usize| {
+                Some(blocks[block].start + piece).filter(|part| blocks[block].contains(part))
+            };
+            let blocks_apart = || spread(blocks.len()).map(|block| blocks.len() - 1 - block);
+            let last_first =
+                (0..most).flat_map(|piece| blocks_apart().filter_map(move |block| nth(block, piece)));
+            for (at, part) in last_first.enumerate() {
+                keeper.order[part] = parts - 1 - at;
             }
-            for part in layers..parts {
-                keeper.order[part] = part - layers;
+            let of_blocks = blocks.last().map_or(0, |pieces| pieces.end);
+            for part in of_blocks..parts {
+                keeper.order[part] = part - of_blocks;
             }
         }
         Ok(keeper)
@@ -100,6 +112,11 @@ impl Keeper {
 
     pub fn tenancy(&self) -> Option<&Tenancy> {
         self.tenancy.get()
+    }
+
+    /// Bytes that are charged for pages of keys and values and that those have not come to take yet.
+    pub fn unfilled(&self) -> u64 {
+        self.unfilled.load(Ordering::Relaxed)
     }
 
     /// Charges what the model cannot do without. Others let go of what they keep for it.
@@ -140,15 +157,14 @@ impl Keeper {
     /// next one who wants something is refused it.
     pub fn look_at_program(&self, streamed: &Streamed) {
         let Some(Tenancy { tenants, .. }) = self.tenancy() else { return };
-        let Some(takes) = tenants.program_takes() else { return };
+        let Some(Takes { charged, seen }) = tenants.program_takes() else { return };
         // What it may come to take is nothing that others let go of something for.
-        let least = takes.saturating_sub(AHEAD);
-        if tenants.charge_program(takes).is_ok() || tenants.program_bytes() >= least {
+        if tenants.charge_program(charged).is_ok() || tenants.program_bytes() >= seen {
             return;
         }
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
-        let _ = kept.insist(|_| tenants.charge_program(least));
+        let _ = kept.insist(|_| tenants.charge_program(seen));
     }
 
     /// Says how much the model is wanted from now on. Only who is wanted has buffers.
@@ -309,8 +325,9 @@ impl Watcher for Looker {
         self.0.look_at_program(streamed);
     }
 
-    fn keeps(&self, streamed: &Streamed, part: usize, bytes: u64) -> bool {
+    fn keeps(&self, streamed: &Streamed, part: usize) -> bool {
         let Some(Tenancy { tenants, .. }) = self.0.tenancy() else { return false };
+        let bytes = streamed.kept_bytes(part);
         if !tenants.has_room(bytes) {
             return false;
         }
@@ -347,7 +364,11 @@ impl Ledger for Pages {
         let mut state = self.keeper.state();
         let wanted = state.pages.bytes() + bytes as u64;
         let mut kept = Kept { keeper: &self.keeper, streamed, state: &mut state };
-        kept.insist(|kept| kept.state.pages.resize(wanted)).is_ok()
+        let may = kept.insist(|kept| kept.state.pages.resize(wanted)).is_ok();
+        if may {
+            self.keeper.unfilled.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+        may
     }
 
     fn has_room(&self, bytes: usize) -> bool {
@@ -359,6 +380,15 @@ impl Ledger for Pages {
         let left = state.pages.bytes().saturating_sub(bytes as u64);
         // Less can always be held.
         drop(state.pages.resize(left));
+        self.keeper.unfilled.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn filled(&self, bytes: usize) {
+        self.keeper.unfilled.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn emptied(&self, bytes: usize) {
+        self.keeper.unfilled.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 
@@ -368,10 +398,16 @@ mod tests {
 
     #[test]
     fn what_comes_after_the_layers_is_kept_before_them() {
-        for (layers, parts) in [(1, 2), (4, 4), (32, 35), (33, 40)] {
-            let keeper = Keeper::among(&Budget::unlimited(), parts, layers).unwrap();
+        for (layers, pieces, rest) in [(1, 1, 1), (4, 1, 0), (32, 1, 3), (33, 4, 7)] {
+            let blocks: Vec<_> = (0..layers).map(|block| block * pieces..(block + 1) * pieces).collect();
+            let parts = layers * pieces + rest;
+            let keeper = Keeper::among(&Budget::unlimited(), parts, &blocks).unwrap();
             let mut order = keeper.order.clone();
-            assert!(order[layers..].iter().all(|at| *at < parts - layers), "{order:?}");
+            assert!(order[layers * pieces..].iter().all(|at| *at < rest), "{order:?}");
+            for block in blocks {
+                let last = order[block].iter().filter(|at| **at >= parts - layers);
+                assert_eq!(last.count(), 1, "any few that are missing are of different blocks");
+            }
             order.sort_unstable();
             assert!(order.into_iter().eq(0..parts));
         }

@@ -106,8 +106,8 @@ impl Kept<'_> {
             // Somebody is reading into a buffer, and gives it back then.
             return if self.pays_for_more_than_needed() { Gave::Busy } else { Gave::Nothing };
         }
-        // Who kept everything had no buffers, and needs some now: of what it has given up itself.
-        while tenant.wanted().urgency.is_some() && self.state.ring.bytes() == 0 {
+        // Who kept everything, or all but one part of every block, needs more buffers now: of what it has given up itself.
+        while tenant.wanted().urgency.is_some() && self.state.ring.bytes() < self.least_ring() {
             if !self.set_ring(self.few_buffers()) && !matches!(self.let_last_go(), Gave::Some) {
                 break;
             }
@@ -162,7 +162,7 @@ impl Kept<'_> {
         if self.keeper.tenancy().is_some_and(is_awaited) || !self.few_are_missing() {
             return false;
         }
-        let layers = self.streamed.layers();
+        let layers = self.streamed.block_parts();
         let missing: Vec<usize> = (0..layers).filter(|&layer| !self.streamed.is_kept(layer)).collect();
         let Some(other) = better_missing(part, &missing, layers) else { return false };
         if self.keeper.budget.left() + self.bytes(other) < bytes {
@@ -182,8 +182,7 @@ impl Kept<'_> {
         let each = self.streamed.buffer_bytes() as u64;
         let missing = self.missing() as u64;
         let Some(smaller) = self.state.ring.bytes().checked_sub(each) else { return false };
-        // A copy is there beside the buffer for a while.
-        if bytes < each || missing * each > self.state.ring.bytes() {
+        if missing * each > self.state.ring.bytes() {
             return false;
         }
         self.streamed.set_buffers((smaller / each) as usize);
@@ -214,11 +213,12 @@ impl Kept<'_> {
         let is_idle = |tenancy: &Tenancy| tenancy.tenant.wanted().urgency.is_none();
         let needs_none = self.keeps_all() || self.keeper.tenancy().is_some_and(is_idle);
         let most = if self.keeper.tenancy().is_some() { self.few_buffers() } else { self.keeper.buffers };
-        let wanted = if needs_none { 0 } else { heat.prefetch_depth(most).max(1) };
+        let at_once = self.streamed.most_missing().max(1);
+        let wanted = if needs_none { 0 } else { heat.prefetch_depth(most).max(at_once) };
         let each = self.streamed.buffer_bytes() as u64;
         if self.keeper.tenancy().is_some() && !needs_none {
             // Nobody can do without, and somebody can always give up as much.
-            let least = wanted.min(FEWEST_BUFFERS) as u64 * each;
+            let least = wanted.min(FEWEST_BUFFERS * at_once) as u64 * each;
             if self.state.ring.bytes() < least {
                 let _ = self.insist(|kept| kept.state.ring.resize(least));
             }
@@ -250,7 +250,13 @@ impl Kept<'_> {
 
     /// The buffers that others are asked to make room for.
     fn few_buffers(&self) -> usize {
-        if self.few_are_missing() { 1 } else { FEWEST_BUFFERS }
+        let at_once = self.streamed.most_missing().max(1);
+        if self.few_are_missing() { at_once } else { FEWEST_BUFFERS * at_once }
+    }
+
+    /// Bytes of the buffers without which no pass goes on.
+    fn least_ring(&self) -> u64 {
+        (self.streamed.most_missing() * self.streamed.buffer_bytes()) as u64
     }
 
     /// Whether it has another number of buffers than it should.

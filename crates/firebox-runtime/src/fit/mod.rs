@@ -277,7 +277,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     streamed.set_buffers(FEWEST_BUFFERS);
     let taken = shape.fixed_bytes + shape.ring_bytes(FEWEST_BUFFERS);
     // Who asks for few layers means to spare memory, while they are probed too.
-    let few = config.layers.filter(|count| *count < streamed.layers());
+    let few = config.layers.filter(|count| *count < streamed.block_parts());
     let most = few.map_or(streamed.parts(), |count| count.max(probe::READ));
     let rates = probed(decoder, &shape, config.memory.saturating_sub(taken), most)?;
     streamed.set_buffers(0);
@@ -294,7 +294,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     let ledger = Arc::new(Pages { keeper: keeper.clone(), decoder: decoder.clone() });
     let pool = Pool::with_ledger(decoder.layout(config.kept), ledger);
     pool.reserve(plan.kv_tokens.div_ceil(PAGE));
-    let parts = kept_parts(&plan, streamed.layers(), streamed.parts());
+    let parts = kept_parts(&plan, streamed.block_parts(), streamed.parts());
     keeper.keep_all(streamed, &parts, config.layers.is_some(), available)?;
     if streamed.has_experts() {
         // The rest is for sequences that become longer than was planned.

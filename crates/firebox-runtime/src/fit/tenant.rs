@@ -10,7 +10,7 @@ use super::turns::{Disk, Turn};
 use crate::RuntimeError;
 use crate::budget::{Account, Budget, Charge};
 use crate::governor::GovernorConfig;
-use crate::memory::resident_bytes;
+use crate::memory::{give_back, resident_bytes};
 use crate::pressure::{Level, Pressure};
 use crate::schedule::Priority;
 
@@ -25,10 +25,13 @@ const SMALLER: (u64, u64) = (4, 3);
 const LOOKS: Duration = Duration::from_millis(20);
 
 /// What the program may come to take more until it is looked at again.
-pub(super) const AHEAD: u64 = 8 << 20;
+const AHEAD: u64 = 8 << 20;
+
+/// The same where what it takes has changed by no more than half as much for a while.
+const AHEAD_IF_STEADY: u64 = 4 << 20;
 
 /// Looks in a row after which what was seen in none of them is not expected any more.
-const LOOKS_TO_SETTLE: u32 = 25;
+const LOOKS_TO_SETTLE: u32 = 12;
 
 /// How much a model is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,29 +61,50 @@ struct Program {
     /// What it is charged in any case.
     least: u64,
     looked: Instant,
-    /// The most that it should have been charged since so many looks.
+    /// The most that it may have taken since so many looks, and the least.
     most: u64,
+    fewest: u64,
     looks: u32,
+    /// What it may come to take more until the next look.
+    ahead: u64,
+}
+
+/// What a program should be charged, and how much of that it takes already.
+pub(super) struct Takes {
+    pub charged: u64,
+    pub seen: u64,
 }
 
 impl Program {
+    fn new(charge: Charge, least: u64) -> Self {
+        Self { charge, least, looked: Instant::now(), most: 0, fewest: u64::MAX, looks: 0, ahead: AHEAD }
+    }
+
     /// Takes in what it takes by now, and what it may take at most. Says what it should be charged where that is more than it is;
     /// less it is charged at once, when it has not come near what it is charged for a while.
-    fn settle(&mut self, takes: u64, at_most: u64) -> Option<u64> {
+    fn settle(&mut self, seen: u64, at_most: u64) -> Option<Takes> {
         let charged = self.charge.bytes();
-        self.most = self.most.max(at_most).max(self.least);
+        self.most = self.most.max(at_most);
+        self.fewest = self.fewest.min(at_most);
         self.looks += 1;
-        if takes > charged {
-            (self.most, self.looks) = (0, 0);
-            return Some(takes);
+        if seen + self.ahead > charged {
+            self.look_anew();
+            self.ahead = AHEAD;
+            return Some(Takes { charged: seen + AHEAD, seen });
         }
         if self.looks >= LOOKS_TO_SETTLE {
-            let most = std::mem::take(&mut self.most);
-            self.looks = 0;
+            let is_steady = self.most - self.fewest <= AHEAD_IF_STEADY / 2;
+            self.ahead = if is_steady { AHEAD_IF_STEADY } else { AHEAD };
+            let should = (self.most + self.ahead).max(self.least);
+            self.look_anew();
             // Less can always be held.
-            drop(self.charge.resize(most.min(charged)));
+            drop(self.charge.resize(should.min(charged)));
         }
         None
+    }
+
+    fn look_anew(&mut self) {
+        (self.most, self.fewest, self.looks) = (0, u64::MAX, 0);
     }
 }
 
@@ -167,8 +191,7 @@ impl Tenant {
 impl Tenants {
     /// A program is charged what it is expected to take, and later what it does, but never less than `least`.
     pub fn new(budget: &Budget, program: Option<Charge>, least: u64) -> Self {
-        let begun = |charge| Program { charge, least, looked: Instant::now(), most: 0, looks: 0 };
-        let program = program.map(|charge| Mutex::new(begun(charge)));
+        let program = program.map(|charge| Mutex::new(Program::new(charge, least)));
         Self {
             budget: budget.clone(),
             program,
@@ -187,7 +210,7 @@ impl Tenants {
 
     /// What the program should be charged where that is more than it is, looked at now and then: code that had not run before, and
     /// whatever an allocator keeps for itself. Where it is less, it is charged that.
-    pub fn program_takes(&self) -> Option<u64> {
+    pub fn program_takes(&self) -> Option<Takes> {
         let program = self.program.as_ref()?;
         {
             let mut program = lock(program);
@@ -196,14 +219,16 @@ impl Tenants {
             }
             program.looked = Instant::now();
         }
-        let (takes, at_most) = self.program_seen()?;
-        lock(program).settle(takes, at_most)
+        // What an allocator keeps is nothing that a part of a model should go for.
+        give_back();
+        let (seen, at_most) = self.program_seen()?;
+        lock(program).settle(seen, at_most)
     }
 
     /// What the program should be charged where that is more than it is, whenever that was looked at last.
     pub fn program_takes_now(&self) -> Option<u64> {
-        let (takes, _) = self.program_seen()?;
-        Some(takes).filter(|takes| *takes > self.program_bytes())
+        let (seen, _) = self.program_seen()?;
+        Some(seen + AHEAD).filter(|takes| *takes > self.program_bytes())
     }
 
     /// What the program takes, and what it may take at most: all that is charged need not be there.
@@ -213,7 +238,7 @@ impl Tenants {
         let before = (self.accounted(charged), self.there());
         let resident = resident_bytes()?;
         let (accounted, there) = (before.0.max(self.accounted(charged)), before.1.min(self.there()));
-        Some((resident.saturating_sub(accounted) + AHEAD, resident.saturating_sub(there) + AHEAD))
+        Some((resident.saturating_sub(accounted), resident.saturating_sub(there)))
     }
 
     /// Charges the program more than before, if that is more.
@@ -222,22 +247,28 @@ impl Tenants {
         if bytes > program.charge.bytes() { program.charge.resize(bytes) } else { Ok(()) }
     }
 
-    /// Bytes of models that may be there: of buffers those that were made. An allocator keeps for a while what a pass has given
-    /// back.
+    /// Bytes of models that may be there: of buffers those that were made, of pages what they have come to take. An allocator keeps for
+    /// a while what a pass has given back.
     fn accounted(&self, program: u64) -> u64 {
         let accounts = [Account::Weights, Account::Streams, Account::Activations, Account::Program];
         let held: u64 = accounts.iter().map(|account| self.budget.held(*account)).sum();
-        (self.made_buffers() + held).saturating_sub(program)
+        let unfilled: u64 = self.keepers().iter().map(|keeper| keeper.unfilled()).sum();
+        (self.made_buffers() + held).saturating_sub(program + unfilled)
     }
 
     /// Bytes of models that are there for certain: no pages of files, which come and go, nothing that a pass takes only while it
     /// computes, and nothing of models that are being opened.
     fn there(&self) -> u64 {
         let accounts = [Account::Weights, Account::Streams, Account::Program];
-        let keepers: Vec<_> = lock(&self.all).iter().filter_map(|tenant| tenant.keeper.upgrade()).collect();
-        let held =
-            |keeper: &Arc<Keeper>| accounts.map(|account| keeper.budget.held(account)).iter().sum::<u64>();
-        self.made_buffers() + keepers.iter().map(held).sum::<u64>()
+        let held = |keeper: &Arc<Keeper>| {
+            let held: u64 = accounts.iter().map(|account| keeper.budget.held(*account)).sum();
+            held.saturating_sub(keeper.unfilled())
+        };
+        self.made_buffers() + self.keepers().iter().map(held).sum::<u64>()
+    }
+
+    fn keepers(&self) -> Vec<Arc<Keeper>> {
+        lock(&self.all).iter().filter_map(|tenant| tenant.keeper.upgrade()).collect()
     }
 
     fn made_buffers(&self) -> u64 {
@@ -360,24 +391,31 @@ mod tests {
 
     #[test]
     fn a_program_is_charged_what_it_is_seen_to_take() {
-        let budget = Budget::new(1000);
-        let charge = budget.charge(Account::Program, 500).unwrap();
-        let mut program = Program { charge, least: 100, looked: Instant::now(), most: 0, looks: 0 };
-        let mut charged_after = |seen: &[(u64, u64)]| {
-            for &(takes, at_most) in seen {
-                if let Some(bytes) = program.settle(takes, at_most) {
-                    program.charge.resize(bytes).unwrap();
+        const MB: u64 = 1 << 20;
+        let budget = Budget::new(1000 * MB);
+        let charge = budget.charge(Account::Program, 500 * MB).unwrap();
+        let mut program = Program::new(charge, 100 * MB);
+        let mut charged_after = |looks: &[(u64, u64)]| {
+            for &(seen, at_most) in looks {
+                if let Some(takes) = program.settle(seen * MB, at_most * MB) {
+                    assert_eq!(takes.seen, seen * MB);
+                    program.charge.resize(takes.charged).unwrap();
                 }
             }
-            program.charge.bytes()
+            program.charge.bytes() / MB
         };
         let looks = LOOKS_TO_SETTLE as usize;
         let seen = |takes| (takes, takes);
         assert_eq!(charged_after(&vec![seen(200); looks - 1]), 500, "it may have been chance");
-        assert_eq!(charged_after(&[seen(300), seen(200)]), 300, "the most of what was seen");
-        assert_eq!(charged_after(&[seen(600)]), 600, "more is charged at once");
-        assert_eq!(charged_after(&vec![(50, 700); looks]), 600, "what is charged need not be there");
+        assert_eq!(charged_after(&[seen(300)]), 308, "the most of what was seen, and some");
+        assert_eq!(charged_after(&[seen(600)]), 608, "more is charged at once");
+        assert_eq!(charged_after(&vec![(50, 700); looks]), 608, "what is charged need not be there");
         assert_eq!(charged_after(&vec![seen(50); looks]), 100, "what it is charged in any case");
+        assert_eq!(charged_after(&vec![seen(200); looks]), 208, "it has just come to take that");
+        assert_eq!(charged_after(&vec![seen(200); looks]), 204, "it takes the same all the time");
+        assert_eq!(charged_after(&[seen(201)]), 209, "no more");
+        let restless: Vec<_> = (0..looks as u64).map(|at| seen(190 + at % 4)).collect();
+        assert_eq!(charged_after(&restless), 201);
     }
 
     #[test]

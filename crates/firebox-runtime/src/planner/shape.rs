@@ -55,7 +55,7 @@ impl Shape {
         let parts = partition.portions.iter().enumerate().map(|(index, portion)| Part {
             bytes: portion.bytes() + experts_read(config, &partition, index),
             kept_bytes: partition.kept_bytes(index),
-            is_layer: index < partition.layers(),
+            is_layer: index < partition.block_parts(),
         });
         let parts = parts.collect();
         let layers = config.blocks.iter().map(|block| block.layout()).collect();

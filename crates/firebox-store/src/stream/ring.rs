@@ -21,8 +21,8 @@ pub(super) struct Ring {
     next_id: u64,
     /// Where reading ahead begins.
     pub next: usize,
-    /// What somebody is going to ask for, and does something else until it is there.
-    pub aim: Option<usize>,
+    /// What somebody is going to ask for, but for what is skipped, and does something else until it is there.
+    pub aim: Range<usize>,
     /// What a round consists of.
     pub round: Range<usize>,
     pub skipped: Vec<bool>,
@@ -37,6 +37,8 @@ pub(super) struct Wanted {
     pub portion: usize,
     /// Whether somebody does nothing else until it is there.
     pub waited_for: bool,
+    /// With how many it is needed at once, itself included.
+    pub together: usize,
 }
 
 impl Ring {
@@ -52,7 +54,7 @@ impl Ring {
             failed: Vec::new(),
             next_id: 0,
             next: 0,
-            aim: None,
+            aim: 0..0,
             round: 0..portions,
             skipped: vec![false; portions],
             stopped: false,
@@ -67,8 +69,9 @@ impl Ring {
         }
     }
 
-    pub fn ask(&mut self, portion: usize) -> Wanted {
-        let wanted = Wanted { id: self.next_id, portion, waited_for: false };
+    /// Asks for a portion that is needed at once with others, `together` of them.
+    pub fn ask(&mut self, portion: usize, together: usize) -> Wanted {
+        let wanted = Wanted { id: self.next_id, portion, waited_for: false, together };
         self.next_id += 1;
         self.wanted.push(wanted);
         self.failed.retain(|failed| *failed != portion);
@@ -89,13 +92,35 @@ impl Ring {
         self.reading.contains(&portion) || self.ready.iter().any(|(ready, _)| *ready == portion)
     }
 
+    /// Whether it can be read before somebody asks for it.
+    fn may_come(&self, portion: usize) -> bool {
+        !self.skipped[portion] && !self.failed.contains(&portion) && !self.is_coming(portion)
+    }
+
     fn is_wanted(&self, portion: usize) -> bool {
         self.wanted.iter().any(|wanted| wanted.portion == portion)
     }
 
     /// Whether somebody has asked for it or is going to.
     fn is_spared(&self, portion: usize) -> bool {
-        self.aim == Some(portion) || self.is_wanted(portion)
+        self.is_aimed_at(portion) || self.is_wanted(portion)
+    }
+
+    fn is_aimed_at(&self, portion: usize) -> bool {
+        self.aim.contains(&portion) && !self.skipped[portion]
+    }
+
+    /// Whether it can be taken without waiting, or could not be read, which whoever takes it is told.
+    pub fn is_there(&self, portion: usize) -> bool {
+        self.failed.contains(&portion) || self.ready.iter().any(|(ready, _)| *ready == portion)
+    }
+
+    /// A portion was taken: those before it are not waited for any more.
+    pub fn taken(&mut self, portion: usize) {
+        self.next = portion + 1;
+        if self.aim.contains(&portion) {
+            self.aim.start = portion + 1;
+        }
     }
 
     fn is_waited_for(&self, portion: usize) -> bool {
@@ -106,9 +131,9 @@ impl Ring {
         !self.free.is_empty() || self.made < self.buffers
     }
 
-    /// Whether what is waited for can be read: for that there is always one buffer.
-    fn has_some_buffer(&self) -> bool {
-        self.has_buffer() || self.made == 0
+    /// Whether what is waited for can be read: there are always as many buffers as are needed together.
+    fn has_buffer_of(&self, together: usize) -> bool {
+        self.has_buffer() || self.made < together
     }
 
     /// What to read next, if there is something and a buffer for it. What is waited for comes before what was asked for,
@@ -116,28 +141,26 @@ impl Ring {
     pub fn job(&mut self) -> Option<usize> {
         let missing = |state: &Self, waited_for: bool| {
             let mut wanted = state.wanted.iter().filter(|wanted| wanted.waited_for || !waited_for);
-            wanted.find(|wanted| !state.is_coming(wanted.portion)).map(|wanted| wanted.portion)
+            wanted.find(|wanted| !state.is_coming(wanted.portion)).copied()
         };
-        if let Some(portion) = missing(self, true) {
-            while !self.has_some_buffer()
+        if let Some(Wanted { portion, together, .. }) = missing(self, true) {
+            while !self.has_buffer_of(together)
                 && (self.sacrifice(Self::is_spared) || self.sacrifice(Self::is_waited_for))
             {}
-            return self.has_some_buffer().then_some(portion);
+            return self.has_buffer_of(together).then_some(portion);
         }
-        if let Some(portion) = self.aim.filter(|aim| !self.is_coming(*aim) && !self.failed.contains(aim)) {
-            while !self.has_some_buffer() && self.sacrifice(Self::is_spared) {}
-            return self.has_some_buffer().then_some(portion);
+        if let Some(portion) = self.aim.clone().find(|portion| self.may_come(*portion)) {
+            let together = self.aim.clone().filter(|portion| self.is_aimed_at(*portion)).count();
+            while !self.has_buffer_of(together) && self.sacrifice(Self::is_spared) {}
+            return self.has_buffer_of(together).then_some(portion);
         }
-        if let Some(portion) = missing(self, false) {
+        if let Some(Wanted { portion, .. }) = missing(self, false) {
             while !self.has_buffer() && self.sacrifice(Self::is_spared) {}
             return self.has_buffer().then_some(portion);
         }
         let Range { start, end } = self.round;
         let next = self.next.clamp(start, end);
-        let may_come = |portion: &usize| {
-            !self.skipped[*portion] && !self.failed.contains(portion) && !self.is_coming(*portion)
-        };
-        (next..end).chain(start..next).filter(|_| self.has_buffer()).find(may_come)
+        (next..end).chain(start..next).filter(|_| self.has_buffer()).find(|portion| self.may_come(*portion))
     }
 
     /// Drops a portion that was read and is not spared, the one that is needed last, if there is one. Where there are more

@@ -1,0 +1,70 @@
+//! Memory that weights are read into.
+
+use memmap2::MmapMut;
+
+use crate::error::StoreError;
+
+/// Bytes of a large page. Memory is made by as many at a time: nobody else of the process can give memory back, or be given some,
+/// while it is made.
+const LARGE: usize = 2 << 20;
+
+/// Zeroed memory of at least so many bytes, which goes back to the system as a whole. It begins on a page, on a large one where it has
+/// some, and there is room for addresses behind it that takes no memory.
+pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
+    // Linux has only whole numbers of large pages begin on one: others have one page less that is large, and two ends.
+    let room = if bytes < LARGE { bytes.max(1) } else { bytes.next_multiple_of(LARGE) };
+    let map = MmapMut::map_anon(room);
+    let map = map.map_err(|source| StoreError::Memory { bytes: bytes as u64, source })?;
+    // Wishes, which older systems do not know: large pages cost less to find, and pages that are there before a read
+    // begins do not interrupt it. A large page at the end would be more than was asked for.
+    #[cfg(target_os = "linux")]
+    {
+        use memmap2::Advice;
+        let large = bytes / LARGE * LARGE;
+        drop(map.advise_range(Advice::HugePage, 0, large));
+        drop(map.advise_range(Advice::NoHugePage, large, room - large));
+        for start in (0..bytes).step_by(LARGE) {
+            drop(map.advise_range(Advice::PopulateWrite, start, LARGE.min(bytes - start)));
+        }
+    }
+    Ok(map)
+}
+
+/// Gives back to the system what lies behind so many bytes of private memory. Its pages are empty from then on.
+#[cfg(target_os = "linux")]
+pub(crate) fn trim(memory: &[u8], bytes: usize) {
+    // SAFETY: sysconf takes a number and touches no memory.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(LARGE);
+    let from = bytes.next_multiple_of(page);
+    if from < memory.len() {
+        // SAFETY: the range lies within the memory, which begins on a page, and no tensor lies there: those of what was read end before.
+        unsafe {
+            libc::madvise(
+                memory.as_ptr().add(from).cast_mut().cast(),
+                memory.len() - from,
+                libc::MADV_DONTNEED,
+            )
+        };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn trim(_: &[u8], _: usize) {}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_trimmed_is_empty_and_the_rest_is_what_it_was() {
+        let bytes = LARGE + 3 * 4096;
+        let mut memory = anonymous(bytes).unwrap();
+        memory[..bytes].fill(7);
+        for kept in [bytes, LARGE + 4096, 5000, 0] {
+            trim(&memory, kept);
+            assert!(memory[..kept].iter().all(|byte| *byte == 7));
+            let page = 64 << 10;
+            assert!(memory.iter().skip(kept.next_multiple_of(page)).all(|byte| *byte == 0));
+        }
+    }
+}
