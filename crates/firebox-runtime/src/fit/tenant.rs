@@ -28,7 +28,7 @@ const LOOKS: Duration = Duration::from_millis(20);
 const AHEAD: u64 = 8 << 20;
 
 /// The same where what it takes has changed by no more than half as much for a while.
-const AHEAD_IF_STEADY: u64 = 4 << 20;
+const AHEAD_IF_STEADY: u64 = 6 << 20;
 
 /// Looks in a row after which what was seen in none of them is not expected any more.
 const LOOKS_TO_SETTLE: u32 = 12;
@@ -87,7 +87,7 @@ impl Program {
         self.most = self.most.max(at_most);
         self.fewest = self.fewest.min(at_most);
         self.looks += 1;
-        if seen + self.ahead > charged {
+        if self.outgrows(seen) {
             self.look_anew();
             self.ahead = AHEAD;
             return Some(Takes { charged: seen + AHEAD, seen });
@@ -101,6 +101,11 @@ impl Program {
             drop(self.charge.resize(should.min(charged)));
         }
         None
+    }
+
+    /// Whether taking so much it should be charged more than it is.
+    fn outgrows(&self, seen: u64) -> bool {
+        seen + self.ahead > self.charge.bytes()
     }
 
     fn look_anew(&mut self) {
@@ -219,9 +224,12 @@ impl Tenants {
             }
             program.looked = Instant::now();
         }
-        // What an allocator keeps is nothing that a part of a model should go for.
-        give_back();
-        let (seen, at_most) = self.program_seen()?;
+        let (mut seen, mut at_most) = self.program_seen()?;
+        if lock(program).outgrows(seen) {
+            // What an allocator keeps is nothing that a part of a model should go for.
+            give_back();
+            (seen, at_most) = self.program_seen()?;
+        }
         lock(program).settle(seen, at_most)
     }
 
@@ -412,10 +420,10 @@ mod tests {
         assert_eq!(charged_after(&vec![(50, 700); looks]), 608, "what is charged need not be there");
         assert_eq!(charged_after(&vec![seen(50); looks]), 100, "what it is charged in any case");
         assert_eq!(charged_after(&vec![seen(200); looks]), 208, "it has just come to take that");
-        assert_eq!(charged_after(&vec![seen(200); looks]), 204, "it takes the same all the time");
+        assert_eq!(charged_after(&vec![seen(200); looks]), 206, "it takes the same all the time");
         assert_eq!(charged_after(&[seen(201)]), 209, "no more");
-        let restless: Vec<_> = (0..looks as u64).map(|at| seen(190 + at % 4)).collect();
-        assert_eq!(charged_after(&restless), 201);
+        let restless: Vec<_> = (0..looks as u64).map(|at| seen(190 + at % 6)).collect();
+        assert_eq!(charged_after(&restless), 203);
     }
 
     #[test]
