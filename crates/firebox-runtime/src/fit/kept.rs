@@ -154,17 +154,17 @@ impl Kept<'_> {
         }
     }
 
-    /// Where few are missing, puts a part in the place of one that is better not kept: what comes after the layers in that of a layer, and a layer that
-    /// lies near another one that is missing in that of one that does not. That is one part more to read, and memory that is new
-    /// to be read into; whoever waits for a first token should not wait for those.
+    /// Where few are missing, puts a part in the place of one that is better not kept: what comes after the blocks in that of a part
+    /// of a block, and a part of a block that lies near another one that is missing in that of one that does not. That is one part
+    /// more to read, and memory that is new to be read into; whoever waits for a first token should not wait for those.
     pub fn takes_place(&mut self, part: usize, bytes: u64) -> bool {
         let is_awaited = |tenancy: &Tenancy| tenancy.tenant.wanted().is_awaited();
         if self.keeper.tenancy().is_some_and(is_awaited) || !self.few_are_missing() {
             return false;
         }
-        let layers = self.streamed.block_parts();
-        let missing: Vec<usize> = (0..layers).filter(|&layer| !self.streamed.is_kept(layer)).collect();
-        let Some(other) = better_missing(part, &missing, layers) else { return false };
+        let of_blocks = self.streamed.block_parts();
+        let missing: Vec<usize> = (0..of_blocks).filter(|&part| !self.streamed.is_kept(part)).collect();
+        let Some(other) = better_missing(part, &missing, of_blocks) else { return false };
         if self.keeper.budget.left() + self.bytes(other) < bytes {
             return false;
         }
@@ -278,21 +278,21 @@ impl Kept<'_> {
     }
 }
 
-/// The layer that should be missing instead of a part that is, where there is one: farther from all others that are `missing`, if
-/// the part lies nearer to one of them by more than one layer than if all were spread evenly. One pass follows the other, so
-/// that the first layer comes after the last.
-fn better_missing(part: usize, missing: &[usize], layers: usize) -> Option<usize> {
+/// The part of a block that should be missing instead of a part that is, where there is one: farther from all others that are
+/// `missing`, if the part lies nearer to one of them by more than one than if all were spread evenly. One pass follows the other, so
+/// that the first of the parts `of_blocks` comes after the last.
+fn better_missing(part: usize, missing: &[usize], of_blocks: usize) -> Option<usize> {
     let others = || missing.iter().copied().filter(|other| *other != part);
-    let distance = |layer: usize| {
-        let between = |other: usize| layer.abs_diff(other).min(layers - layer.abs_diff(other));
-        others().map(between).min().unwrap_or(layers)
+    let distance = |part: usize| {
+        let between = |other: usize| part.abs_diff(other).min(of_blocks - part.abs_diff(other));
+        others().map(between).min().unwrap_or(of_blocks)
     };
-    let own = if part < layers { distance(part) + 1 } else { 0 };
-    if own >= layers / missing.len().max(1) && part < layers {
+    let own = if part < of_blocks { distance(part) + 1 } else { 0 };
+    if own >= of_blocks / missing.len().max(1) && part < of_blocks {
         return None;
     }
-    let kept = (0..layers).filter(|layer| *layer != part && !missing.contains(layer));
-    let (farthest, other) = kept.map(|layer| (distance(layer), layer)).max()?;
+    let kept = (0..of_blocks).filter(|other| *other != part && !missing.contains(other));
+    let (farthest, other) = kept.map(|other| (distance(other), other)).max()?;
     (farthest >= own).then_some(other)
 }
 
