@@ -46,9 +46,11 @@ struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let made = self.stock.get_mut().unwrap_or_else(PoisonError::into_inner).made;
+        let stock = self.stock.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // What they took is told of before they are gone.
+        stock.free.clear();
         if let Some(ledger) = &self.ledger {
-            ledger.unmade(made * PAGE * self.layout.bytes_per_position());
+            ledger.unmade(stock.made * PAGE * self.layout.bytes_per_position());
         }
     }
 }
