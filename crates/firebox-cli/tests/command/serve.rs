@@ -168,7 +168,9 @@ fn models_share_a_memory_that_is_smaller_than_they_are() {
         segments.iter().map(|segment| segment["state"].as_str().unwrap().to_owned()).collect()
     };
     assert!(!states("small").contains(&"streamed".to_owned()), "who is pinned stays: {:?}", states("small"));
-    assert!(states("large").contains(&"streamed".to_owned()), "{:?}", states("large"));
+    // Who was asked last may have taken from the other one until all of it was there.
+    let rest = [states("middle"), states("large")].concat();
+    assert!(rest.contains(&"streamed".to_owned()), "{rest:?}");
     drop(server);
     for ((name, prompt, most), said) in asked.iter().zip(said) {
         assert_eq!(said, alone(&folder.path().join(name), prompt, *most), "{name}");
