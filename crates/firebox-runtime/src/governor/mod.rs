@@ -59,6 +59,14 @@ pub struct Governor {
     check: Interval,
     pace: Pace,
     patience: Patience,
+    trial: Option<Trial>,
+}
+
+/// Layers that were let go of only to see what streaming costs.
+struct Trial {
+    layers: Vec<usize>,
+    /// What a step took with them.
+    step_time: Duration,
 }
 
 impl Governor {
@@ -77,6 +85,7 @@ impl Governor {
             check: Interval::new(config.check_tokens, config.check_time),
             pace: Pace::new(plan.step_time, plan.streaming_step_time),
             patience: Patience::default(),
+            trial: None,
             plan,
             config,
         }
@@ -120,6 +129,12 @@ impl Governor {
         if is_step && let Some(thrash) = self.pace.thrash(self.share_of_plan(kept.len())) {
             return self.retreat(thrash, &kept, residency);
         }
+        if is_step && kept.is_empty() && self.watch.pressure().level == Level::None {
+            let events = self.conclude(residency);
+            if !events.is_empty() {
+                return events;
+            }
+        }
         if due { self.regular_check(&kept, residency) } else { Vec::new() }
     }
 
@@ -162,6 +177,7 @@ impl Governor {
 
     /// Lets layers go because memory is short.
     fn relieve(&mut self, kept: &[usize], residency: &mut dyn Residency) -> Vec<Event> {
+        self.trial = None;
         if kept.is_empty() {
             self.patience.disturbed();
             return Vec::new();
@@ -181,8 +197,32 @@ impl Governor {
         let all = thrash.dearer_than_streaming || !self.pace.streaming_is_measured();
         let count = if all { kept.len() } else { kept.len().div_ceil(2) };
         let Thrash { step_time, expected, major_faults, .. } = thrash;
-        self.patience.failed(kept.len());
+        if major_faults == 0 && !self.pace.streaming_is_measured() {
+            self.trial = Some(Trial { layers: kept.to_vec(), step_time });
+        } else {
+            self.patience.failed(kept.len());
+        }
         vec![Event::Thrash { step_time, expected, major_faults }, self.shed(count, kept, residency)]
+    }
+
+    /// Keeps the layers of a trial again if steps without them are dearer.
+    fn conclude(&mut self, residency: &mut dyn Residency) -> Vec<Event> {
+        let Some(Trial { layers, step_time }) = &self.trial else { return Vec::new() };
+        let Some(is_dearer) = self.pace.is_dearer_without(*step_time) else { return Vec::new() };
+        let layers = layers.clone();
+        self.trial = None;
+        if !is_dearer {
+            self.patience.failed(layers.len());
+            return Vec::new();
+        }
+        // What was seen last was seen while they took their memory.
+        self.watch.look(0, Duration::ZERO, true);
+        if self.watch.pressure().level != Level::None {
+            return self.relieve(&[], residency);
+        }
+        let mut events = vec![Event::Learned { step_time: self.pace.streaming() }];
+        events.extend(self.keep(layers, 0, residency));
+        events
     }
 
     /// Lets those layers go that rank last.
@@ -206,7 +246,12 @@ impl Governor {
     fn grow(&mut self, kept: usize, residency: &mut dyn Residency) -> Vec<Event> {
         let most = self.growth(kept);
         let missing = |layer: &usize| *layer < residency.layers() && !residency.is_kept(*layer);
-        let missing: Vec<usize> = self.plan.keep.iter().copied().filter(missing).take(most).collect();
+        let missing = self.plan.keep.iter().copied().filter(missing).take(most).collect();
+        self.keep(missing, kept, residency)
+    }
+
+    /// Keeps layers, as far as memory goes, beside so many that are kept.
+    fn keep(&mut self, missing: Vec<usize>, kept: usize, residency: &mut dyn Residency) -> Vec<Event> {
         let mut events = Vec::new();
         let mut available = self.watch.pressure().available;
         for layer in missing {

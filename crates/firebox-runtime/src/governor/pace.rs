@@ -2,13 +2,15 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// What is plainly wrong shows in the median of so few steps: two may be hiccups, three are not.
-const FEW: usize = 5;
+pub(super) const FEW: usize = 5;
 /// Plainly dearer than streaming: more than noise and other programs make of a step.
 const PLAINLY_DEARER: f64 = 2.0;
 /// What is only a little wrong shows in the median of more steps.
 const MANY: usize = 32;
 /// A little dearer than streaming: about five times what the median of so many steps wavers by.
 const DEARER: f64 = 1.06;
+/// Dearer by more than the medians of few steps and of many waver by.
+const SURELY_DEARER: f64 = 1.03;
 /// Dearer than planned: a plan does not know how much there is to attend to, so that only with page faults this counts.
 const DEARER_THAN_PLANNED: f64 = 1.5;
 
@@ -79,6 +81,17 @@ impl Pace {
         let dearer = times(self.streaming, DEARER);
         let beyond = |step: &Step| step.time.as_secs_f64() / streaming - 1.0;
         self.steps.iter().filter(|step| step.time > dearer && streaming > 0.0).map(beyond).sum()
+    }
+
+    /// What a few steps take now, with nothing kept, which becomes what streaming costs if it is more than that. `None` while there are too
+    /// few.
+    pub fn is_dearer_without(&mut self, step_time: Duration) -> Option<bool> {
+        let found = self.median(FEW)?;
+        let dearer = found > times(step_time, SURELY_DEARER);
+        if dearer {
+            (self.streaming, self.measured) = (found, true);
+        }
+        Some(dearer)
     }
 
     /// Takes what steps take now for what streaming costs; there is news if that is another cost than before.

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::pace::FEW;
 use super::simulation::{LAYER_BYTES, Run, Says};
 use super::*;
 use crate::pressure::Warning;
@@ -185,6 +186,39 @@ fn steps_dearer_than_planned_count_when_pages_were_missing() {
 fn nothing_stays_slower_than_streaming() {
     let mut run = Run::new(24, 20, 200);
     (0..40).for_each(|_| run.step(Duration::from_millis(26), 0, Says::Nothing));
+    assert_eq!(run.kept(), 0);
+}
+
+/// Nobody but streaming itself says what it costs; where it was expected to cost less than it does, that is a matter of a few
+/// steps.
+#[test]
+fn what_was_no_dearer_than_streaming_is_kept_again_at_once() {
+    for (planned, percent) in [(4, 80), (10, 60), (20, 30)] {
+        let mut run = Run::on(Duration::from_millis(1), 28, planned, 200, percent);
+        run.machine.capacity = 30;
+        run.steps(32, Says::Truth);
+        assert_eq!(run.kept(), 0, "{planned} layers were dearer than expected");
+        run.steps(FEW, Says::Truth);
+        assert_eq!(run.machine.kept(), (0..planned).collect::<Vec<_>>());
+        assert_eq!(run.machine.changes, 2 * planned);
+        run.steps(64 * 100, Says::Truth);
+        assert_eq!(run.machine.changes, 2 * planned, "it is known now");
+        // And it is known what is dearer.
+        (0..40).for_each(|_| run.step(Duration::from_millis(31), 0, Says::Truth));
+        assert_eq!(run.kept(), 0);
+    }
+}
+
+#[test]
+fn it_is_not_where_memory_is_short_by_then() {
+    let mut run = Run::on(Duration::from_millis(1), 28, 4, 200, 80);
+    run.steps(32, Says::Truth);
+    let none = Pressure { level: Level::None, available: Some(LAYER_BYTES * 5 / 2) };
+    run.steps(FEW, Says::This(none));
+    assert_eq!(run.kept(), 2);
+    let mut run = Run::on(Duration::from_millis(1), 28, 4, 200, 80);
+    run.steps(32, Says::Truth);
+    run.steps(60, this(Level::Some));
     assert_eq!(run.kept(), 0);
 }
 
