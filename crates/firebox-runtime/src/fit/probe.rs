@@ -12,7 +12,7 @@ use crate::RuntimeError;
 use crate::planner::{Rates, Shape};
 
 /// Layers that compute while they are read.
-pub(super) const READ: usize = 6;
+pub(super) const READ: usize = 5;
 
 /// How often they do, and parts that are kept.
 const READ_REPEATS: usize = 3;

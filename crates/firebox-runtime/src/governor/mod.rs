@@ -207,9 +207,10 @@ impl Governor {
 
     /// Keeps the layers of a trial again if steps without them are dearer.
     fn conclude(&mut self, residency: &mut dyn Residency) -> Vec<Event> {
-        let Some(Trial { layers, step_time }) = &self.trial else { return Vec::new() };
-        let Some(is_dearer) = self.pace.is_dearer_without(*step_time) else { return Vec::new() };
-        let layers = layers.clone();
+        let Some(trial) = &self.trial else { return Vec::new() };
+        let Some(is_dearer) = self.pace.is_dearer_without(trial.step_time) else { return Vec::new() };
+        let was_kept = |layer: &usize| trial.layers.contains(layer);
+        let layers: Vec<usize> = self.plan.keep.iter().copied().filter(was_kept).collect();
         self.trial = None;
         if !is_dearer {
             self.patience.failed(layers.len());
