@@ -6,16 +6,20 @@ use std::path::PathBuf;
 use clap::Args;
 use firebox_model::config::DecoderConfig;
 use firebox_model::{Architecture, EncoderConfig};
+use firebox_runtime::parse_bytes;
 use firebox_store::{Checkpoint, SourceKind, TensorInfo, TokenizerSource};
 use firebox_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::args::{CacheType, DeviceArgs};
 use crate::columns::table;
 use crate::console::{Console, Style, grouped, human_bytes};
-use crate::hub;
+use crate::fitting::PlanMode;
 use crate::layers::{LayerRun, activation, layer_runs, rope};
 use crate::outcome::Outcome;
+use crate::plan::Wanted;
+use crate::{hub, plan};
 
 /// As much of a chat template as tells one family from another.
 const TEMPLATE_LINES: usize = 4;
@@ -27,12 +31,17 @@ pub struct InspectArgs {
     /// The model
     #[arg(value_name = "MODEL")]
     model: PathBuf,
+    /// Also measure what to keep of it in so much memory, such as 800M or 1.5G, and say why
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_bytes)]
+    memory: Option<u64>,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// A format's name, as manifests spell it.
@@ -63,6 +72,8 @@ struct Contents {
     segments: Vec<SegmentSummary>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tensors: Vec<TensorSummary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    placement: Option<plan::Report>,
 }
 
 /// Of the network.
@@ -118,10 +129,21 @@ struct TensorSummary {
     bytes: u64,
 }
 
-/// Shows what is in a model, without reading its weights.
+/// Shows what is in a model, without reading its weights unless their placement is asked for.
 pub fn inspect(args: &InspectArgs, console: &Console) -> anyhow::Result<Outcome> {
     let checkpoint = Checkpoint::open(hub::resolve(&args.model)?)?;
-    let contents = Contents::of(&checkpoint, args.tensors);
+    let mut contents = Contents::of(&checkpoint, args.tensors);
+    if let Some(memory) = args.memory {
+        let wanted = Wanted {
+            memory,
+            mode: PlanMode::default().into(),
+            context: 0,
+            cache_type: CacheType::default(),
+            profile: None,
+            device: &args.device,
+        };
+        contents.placement = Some(plan::Report::of(&checkpoint, args.model.clone(), &wanted)?);
+    }
     if args.json {
         console.json(&contents)?
     } else {
@@ -159,6 +181,7 @@ impl Contents {
             tokenizer: tokenizer.map(|(_, summary)| summary),
             segments: segments(checkpoint),
             tensors: if with_tensors { tensors(checkpoint) } else { Vec::new() },
+            placement: None,
         }
     }
 
@@ -216,6 +239,10 @@ impl Contents {
         }
         parts.push(console.styled(Style::Strong, "Segments"));
         parts.push(segments_table(&self.segments));
+        if let Some(placement) = &self.placement {
+            parts.push(console.styled(Style::Strong, "Placement"));
+            parts.push(table(None, &[], placement.choice()));
+        }
         if !self.tensors.is_empty() {
             parts.push(console.styled(Style::Strong, "Tensors"));
             parts.push(tensors_table(&self.tensors));

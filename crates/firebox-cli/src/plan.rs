@@ -53,9 +53,21 @@ pub struct PlanArgs {
     device: DeviceArgs,
 }
 
+/// What is planned for.
+pub struct Wanted<'a> {
+    pub memory: u64,
+    pub mode: Mode,
+    /// Tokens; 0 is what the model was trained for.
+    pub context: usize,
+    pub cache_type: CacheType,
+    pub profile: Option<&'a Path>,
+    pub device: &'a DeviceArgs,
+}
+
+/// A plan, and what it is made from.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
-    model: &'a Path,
+pub struct Report {
+    model: PathBuf,
     /// Where the rates are from.
     rates: String,
     layers: usize,
@@ -71,30 +83,15 @@ struct Report<'a> {
 /// Says how many layers to keep in so much memory and how fast a model is then going to run, without running it.
 pub fn plan(args: &PlanArgs, console: &Console) -> anyhow::Result<Outcome> {
     let checkpoint = Checkpoint::open(hub::resolve(&args.model)?)?;
-    let Architecture::Decoder(config) = Architecture::from_json(checkpoint.config())? else {
-        let remedy = "it is small enough to keep all of it; plan a decoder such as qwen3";
-        return Err(RuntimeError::Kind { found: "a sentence encoder", remedy }.into());
-    };
-    let shape = Shape::of(&checkpoint, &config, args.cache_type.into())?;
-    let (source, rates) = match &args.device_profile {
-        Some(path) => rates_of_profile(path, &shape)?,
-        None => {
-            let device = opened_device(&args.device)?;
-            ("measured on this machine".into(), fit::measure(&checkpoint, &device, &shape)?)
-        }
-    };
-    let context = if args.ctx_size == 0 { config.max_positions } else { args.ctx_size };
-    let report = Report {
-        model: &args.model,
-        rates: source,
-        layers: shape.layers(),
-        layer_bytes: shape.parts.iter().filter(|part| part.is_layer).map(|part| part.kept_bytes).sum(),
-        unembedding_bytes: shape.unembedding_bytes(),
-        memory_bytes: args.memory,
+    let wanted = Wanted {
+        memory: args.memory,
         mode: args.mode.into(),
-        context,
-        plan: planner::plan(&shape, &rates, args.memory, args.mode.into(), context)?,
+        context: args.ctx_size,
+        cache_type: args.cache_type,
+        profile: args.device_profile.as_deref(),
+        device: &args.device,
     };
+    let report = Report::of(&checkpoint, args.model.clone(), &wanted)?;
     if let Some(path) = &args.plot {
         let image = plot::plan(&report.plan, args.memory)?;
         std::fs::write(path, image).with_context(|| format!("cannot write {}", path.display()))?;
@@ -113,13 +110,50 @@ fn rates_of_profile(path: &Path, shape: &Shape) -> anyhow::Result<(String, Rates
     Ok((format!("of {}, from {}", profile.name, path.display()), profile.rates(shape)?))
 }
 
-impl Report<'_> {
+impl Report {
+    /// What is best, at rates that are measured where no profile has them.
+    pub fn of(checkpoint: &Checkpoint, model: PathBuf, wanted: &Wanted<'_>) -> anyhow::Result<Self> {
+        let Architecture::Decoder(config) = Architecture::from_json(checkpoint.config())? else {
+            let remedy = "it is small enough to keep all of it; plan a decoder such as qwen3";
+            return Err(RuntimeError::Kind { found: "a sentence encoder", remedy }.into());
+        };
+        let shape = Shape::of(checkpoint, &config, wanted.cache_type.into())?;
+        let (rates_from, rates) = match wanted.profile {
+            Some(path) => rates_of_profile(path, &shape)?,
+            None => {
+                let device = opened_device(wanted.device)?;
+                ("measured on this machine".into(), fit::measure(checkpoint, &device, &shape)?)
+            }
+        };
+        let context = if wanted.context == 0 { config.max_positions } else { wanted.context };
+        Ok(Self {
+            model,
+            rates: rates_from,
+            layers: shape.layers(),
+            layer_bytes: shape.parts.iter().filter(|part| part.is_layer).map(|part| part.kept_bytes).sum(),
+            unembedding_bytes: shape.unembedding_bytes(),
+            memory_bytes: wanted.memory,
+            mode: wanted.mode,
+            context,
+            plan: planner::plan(&shape, &rates, wanted.memory, wanted.mode, context)?,
+        })
+    }
+
     fn readable(&self) -> String {
-        let plan = &self.plan;
         let facts = [
             ("model", self.model.display().to_string()),
             ("layers", format!("{}, {} together", self.layers, human_bytes(self.layer_bytes))),
             ("unembedding", human_bytes(self.unembedding_bytes)),
+        ];
+        let facts = facts.map(|(name, value)| [name.to_owned(), value]);
+        let facts = table(None, &[], facts.into_iter().chain(self.choice()));
+        format!("{facts}\n\n{}", self.rows())
+    }
+
+    /// What was chosen, from what, and why.
+    pub fn choice(&self) -> [[String; 2]; 7] {
+        let plan = &self.plan;
+        let choice = [
             ("rates", self.rates.clone()),
             ("memory", human_bytes(self.memory_bytes)),
             ("room for", format!("{} tokens", grouped(plan.kv_tokens as u64))),
@@ -128,8 +162,7 @@ impl Report<'_> {
             ("keeps", self.kept()),
             ("speed", format!("{} tok/s", speed(&plan.prediction))),
         ];
-        let facts = table(None, &[], facts.map(|(name, value)| [name.to_owned(), value]));
-        format!("{facts}\n\n{}", self.rows())
+        choice.map(|(name, value)| [name.to_owned(), value])
     }
 
     fn streamed(&self) -> String {

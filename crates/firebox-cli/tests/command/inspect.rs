@@ -54,3 +54,25 @@ fn colours_are_for_terminals() {
     assert!(!firebox_with(args!["inspect", model]).ends_with(0).stdout.contains('\x1b'));
     assert!(firebox_with(args!["inspect", model, "--color", "always"]).ends_with(0).stdout.contains('\x1b'));
 }
+
+/// The same as `firebox plan` has it.
+#[test]
+fn a_placement_is_explained_where_memory_is_given() {
+    let model = fixture("reference/llama");
+    let json = firebox_with(args!["inspect", model, "--memory", "2G", "--json"]).ends_with(0).json();
+    let planned = firebox_with(args!["plan", model, "--memory", "2G", "--json"]).ends_with(0).json();
+    let placement = &json["placement"];
+    for same in ["kept_layers", "keep_unembedding", "buffers", "memory_bytes", "mode", "context", "kv_tokens"]
+    {
+        assert!(!planned[same].is_null(), "no {same}");
+        assert_eq!(placement[same], planned[same], "{same}");
+    }
+    assert!(!placement["explanation"]["compared"].is_null(), "{placement}");
+    let text = firebox_with(args!["inspect", model, "--memory", "2G"]).ends_with(0).stdout;
+    for word in ["Placement", "measured on this machine", "all layers and the unembedding", "tok/s"] {
+        assert!(text.contains(word), "no {word:?} in\n{text}");
+    }
+    let without = firebox_with(args!["inspect", model, "--json"]).ends_with(0).json();
+    assert!(without["placement"].is_null());
+    firebox_with(args!["inspect", model, "--memory", "1M"]).fails(UNUSABLE, &["too little"]);
+}
