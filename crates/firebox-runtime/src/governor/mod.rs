@@ -129,7 +129,7 @@ impl Governor {
         if is_step && let Some(thrash) = self.pace.thrash(self.share_of_plan(kept.len())) {
             return self.retreat(thrash, &kept, residency);
         }
-        if is_step && kept.is_empty() && self.watch.pressure().level == Level::None {
+        if is_step && kept.is_empty() {
             let events = self.conclude(residency);
             if !events.is_empty() {
                 return events;
@@ -208,7 +208,7 @@ impl Governor {
     /// Keeps the layers of a trial again if steps without them are dearer.
     fn conclude(&mut self, residency: &mut dyn Residency) -> Vec<Event> {
         let Some(trial) = &self.trial else { return Vec::new() };
-        let Some(is_dearer) = self.pace.is_dearer_without(trial.step_time) else { return Vec::new() };
+        let Some(is_dearer) = self.pace.learn_if_dearer(trial.step_time) else { return Vec::new() };
         let was_kept = |layer: &usize| trial.layers.contains(layer);
         let layers: Vec<usize> = self.plan.keep.iter().copied().filter(was_kept).collect();
         self.trial = None;

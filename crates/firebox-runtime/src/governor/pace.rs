@@ -83,9 +83,9 @@ impl Pace {
         self.steps.iter().filter(|step| step.time > dearer && streaming > 0.0).map(beyond).sum()
     }
 
-    /// What a few steps take now, with nothing kept, which becomes what streaming costs if it is more than that. `None` while there are too
-    /// few.
-    pub fn is_dearer_without(&mut self, step_time: Duration) -> Option<bool> {
+    /// Takes what steps take now for what streaming costs where that is dearer than a step with layers kept was. Whether it is, or
+    /// `None` while there are too few steps.
+    pub fn learn_if_dearer(&mut self, step_time: Duration) -> Option<bool> {
         let found = self.median(FEW)?;
         let dearer = found > times(step_time, SURELY_DEARER);
         if dearer {
