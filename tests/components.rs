@@ -118,7 +118,7 @@ impl OwnMixer for SameAttention {
             let attending = Attending { position, window: None, scale, softcap: None };
             parts.push(Part { rows: count, spans: cache.spans(position, None), attending });
         }
-        Ok(self.output.forward(attend_each(query, &parts)))
+        Ok(self.output.forward(attend_each(query, parts)))
     }
 }
 

@@ -8,7 +8,7 @@ use burn::backend::{Backend, Flex, backend_extension};
 use burn::tensor::{DType, Element, Tensor, activation};
 use rayon::prelude::*;
 
-use crate::flex::{Dispatched, dims, elements, is_flex, tensor};
+use crate::flex::{Dispatched, dims, elements, is_flex, ordered, tensor};
 use crate::simd::{Kernel, LANES, Lanes, dispatch, sigmoid, wide};
 
 /// Channels whose sums are kept in registers together.
@@ -155,7 +155,7 @@ fn compute<T: Term, S: Sum + From<T>>(
     taps: FlexTensor,
     silu: bool,
 ) -> (FlexTensor, FlexTensor) {
-    let (x, earlier, taps) = (x.to_contiguous(), earlier.to_contiguous(), taps.to_contiguous());
+    let (x, earlier, taps) = (ordered(x), ordered(earlier), ordered(taps));
     let [count, channels] = dims(&x);
     let [before, _] = dims(&earlier);
     assert_eq!(dims(&taps), [channels, before + 1], "taps for other channels or another kernel");

@@ -34,10 +34,18 @@ pub fn host(device: &Device) -> Device {
 /// Where the operations of this crate are looked up by device.
 pub(crate) type Dispatched = Dispatch;
 
-/// The tensor with its elements in order and nothing beside them, so that its storage is what it holds. Takes the
-/// tensor, so that one that nobody else holds can be written to in place.
+/// The tensor with its elements in order, wherever they begin: to be read. Takes the tensor, because the layout of another
+/// handle is memory of its own.
+pub(crate) fn ordered(tensor: FlexTensor) -> FlexTensor {
+    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
+}
+
+/// The same with nothing beside them, so that its storage is what it holds. One that nobody else holds can be written to
+/// in place.
 pub(crate) fn whole(tensor: FlexTensor) -> FlexTensor {
-    tensor.to_contiguous()
+    let bytes = tensor.layout().num_elements() * tensor.dtype().size();
+    let is_whole = tensor.is_contiguous() && tensor.bytes().len() == bytes;
+    if is_whole { tensor } else { tensor.to_contiguous() }
 }
 
 /// The bytes of a contiguous tensor.

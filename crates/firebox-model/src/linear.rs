@@ -35,24 +35,26 @@ impl Linear {
 
     /// From `[rows, inputs]` to `[rows, outputs]`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let product = self.weight.multiply(x.clone());
-        self.completed(product, x)
+        let adapted = self.adapter.as_ref().map(|_| x.clone());
+        self.completed(self.weight.multiply(x), adapted)
     }
 
     /// Several of them on the same input, which costs less than one after the other.
     pub fn forward_each<const N: usize>(linears: [&Self; N], x: Tensor<2>) -> [Tensor<2>; N] {
         let weights = linears.iter().map(|linear| linear.weight.weight()).collect();
-        let mut products = multiply_each(x.clone(), weights).into_iter();
+        let adapted = linears.map(|linear| linear.adapter.as_ref().map(|_| x.clone()));
+        let mut products = multiply_each(x, weights).into_iter().zip(adapted);
         linears.map(|linear| match products.next() {
-            Some(product) => linear.completed(product, x.clone()),
+            Some((product, x)) => linear.completed(product, x),
             None => unreachable!("every weight has a product"),
         })
     }
 
-    fn completed(&self, product: Tensor<2>, x: Tensor<2>) -> Tensor<2> {
-        let product = match &self.adapter {
-            Some(adapter) => product.add(adapter.forward(x)),
-            None => product,
+    /// With what an adapter makes of the input, and the bias.
+    fn completed(&self, product: Tensor<2>, x: Option<Tensor<2>>) -> Tensor<2> {
+        let product = match (&self.adapter, x) {
+            (Some(adapter), Some(x)) => product.add(adapter.forward(x)),
+            _ => product,
         };
         match &self.bias {
             Some(bias) => product.add(bias.val().unsqueeze()),

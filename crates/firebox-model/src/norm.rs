@@ -28,10 +28,7 @@ impl RmsNorm {
 
     /// Normalises the last dimension.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let shape = x.shape();
-        let width = self.weight.shape()[0];
-        let rows = x.reshape([shape.num_elements() / width, width]);
-        rms_norm(rows, self.weight.val(), self.epsilon, self.weight_offset).reshape(shape)
+        rms_norm(x, self.weight.val(), self.epsilon, self.weight_offset)
     }
 
     /// The sum of two tensors `[rows, width]`, and the sum normalised.

@@ -8,11 +8,11 @@ use half::slice::HalfFloatSliceExt;
 
 use super::kernel::{Block, Gathered, Place, Scene, Tile};
 use super::merge::Parts;
-use super::rows::{StoredRows, Strided};
+use super::rows::{LINE, StoredRows, Strided};
 use super::stored::Held;
 use super::{AttendOps, Attended, Attending, Part, Span, Stored, Visibility};
 use crate::crew::share;
-use crate::flex::{dims, elements, tensor, whole};
+use crate::flex::{dims, elements, ordered, tensor, whole};
 use crate::simd::{Kernel, Lanes, dispatch};
 
 const ON_FLEX: &str = "all tensors of an attention are on one device";
@@ -27,6 +27,9 @@ const TILE_QUERIES: usize = 128;
 /// Blocks that a thread gathers from before what they gave is put together.
 const BLOCKS_PER_THREAD: usize = 8;
 
+/// Bytes of a head that are asked for before they are written over.
+const MOST_ASKED_FOR: usize = 1024;
+
 impl AttendOps for Flex {
     fn attend_span(
         query: FlexTensor,
@@ -36,8 +39,8 @@ impl AttendOps for Flex {
         visible: Option<Visibility>,
         attending: Attending,
     ) -> (FlexTensor, FlexTensor) {
-        let place = Place::new(keys, values, position, visible.as_ref());
-        let query = query.to_contiguous();
+        let place = Place::new(keys, values, position, visible);
+        let query = ordered(query);
         let [rows, heads, head_dim] = dims(&query);
         let scene = Scene::of(elements(&query), [heads, head_dim], vec![place], attending);
         let (output, log_sum_exp) = gather(&[(scene, rows)]);
@@ -45,7 +48,7 @@ impl AttendOps for Flex {
     }
 
     fn merge(outputs: FlexTensor, log_sum_exps: FlexTensor, rows: usize) -> (FlexTensor, FlexTensor) {
-        let (outputs, log_sum_exps) = (outputs.to_contiguous(), log_sum_exps.to_contiguous());
+        let (outputs, log_sum_exps) = (ordered(outputs), ordered(log_sum_exps));
         let [_, heads, head_dim] = dims(&outputs);
         let parts = Parts {
             outputs: elements(&outputs),
@@ -58,7 +61,7 @@ impl AttendOps for Flex {
     }
 
     fn quantize(values: FlexTensor) -> (FlexTensor, FlexTensor) {
-        let values = values.to_contiguous();
+        let values = ordered(values);
         let [heads, positions, head_dim] = dims(&values);
         let words_per_row = head_dim.div_ceil(4);
         let mut words = vec![0i32; heads * positions * words_per_row];
@@ -81,16 +84,17 @@ impl AttendOps for Flex {
 ///
 /// # Panics
 /// If the tensors are not all on Flex, as operations of Burn do for tensors of different devices.
-pub(super) fn attend_each(query: Tensor<3>, parts: &[Part]) -> Attended {
-    let query = query.try_into_primitive::<Flex>().expect(ON_FLEX).to_contiguous();
+pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Attended {
+    let query = ordered(query.try_into_primitive::<Flex>().expect(ON_FLEX));
     assert_eq!(query.dtype(), DType::F32, "queries are f32");
     let [rows, heads, head_dim] = dims(&query);
     let mut queries = elements(&query);
     let mut scenes = Vec::with_capacity(parts.len());
-    for part in parts {
-        let (of_part, rest) = queries.split_at(part.rows * heads * head_dim);
+    for Part { rows, spans, attending } in parts {
+        let (of_part, rest) = queries.split_at(rows * heads * head_dim);
         queries = rest;
-        scenes.push((Scene::of(of_part, [heads, head_dim], places(&part.spans), part.attending), part.rows));
+        let places = spans.into_iter().map(Place::of).collect();
+        scenes.push((Scene::of(of_part, [heads, head_dim], places, attending), rows));
     }
     let (output, log_sum_exp) = gather(&scenes);
     Attended {
@@ -112,6 +116,13 @@ pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3
         "{added_heads} heads of {added_width} over {heads} of {width}, {count} of {positions} positions from {at} on"
     );
     let added = Strided::rows(added);
+    let size = stored.dtype().size();
+    dispatch(AskFor {
+        bytes: stored.bytes(),
+        first: at * width * size,
+        every: positions * width * size,
+        count: count * width * size,
+    });
     let places = (0..heads).flat_map(|head| (0..count).map(move |index| (head, index)));
     let place = |(head, index)| ((head * positions + at + index) * width, added.from::<f32>(head, index));
     match stored.dtype() {
@@ -132,22 +143,44 @@ pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3
     Tensor::from_primitive::<Flex>(stored)
 }
 
-fn places(spans: &[Span]) -> Vec<Place<'_>> {
-    let held = |stored: &Stored| match stored {
-        Stored::Float(values) => Held::Float(values.clone().try_into_primitive::<Flex>().expect(ON_FLEX)),
-        Stored::Bytes { words, scales } => Held::Bytes {
-            words: words.clone().try_into_primitive::<Flex>().expect(ON_FLEX),
-            scales: scales.clone().try_into_primitive::<Flex>().expect(ON_FLEX),
-        },
-    };
-    spans
-        .iter()
-        .map(|span| Place::new(held(&span.keys), held(&span.values), span.position, span.visible.as_ref()))
-        .collect()
+/// Asks for what is about to be written over, a part of every head: written one after the other, each would wait for the
+/// memory.
+struct AskFor<'a> {
+    bytes: &'a [u8],
+    first: usize,
+    every: usize,
+    count: usize,
 }
 
-impl<'a> Place<'a> {
-    fn new(keys: Held<Flex>, values: Held<Flex>, position: usize, visible: Option<&'a Visibility>) -> Self {
+impl Kernel for AskFor<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        // More than fits the cache would push out what was asked for first.
+        if self.count > MOST_ASKED_FOR {
+            return;
+        }
+        for head in self.bytes.chunks(self.every.max(1)) {
+            let Some(part) = head.get(self.first..self.first + self.count) else { return };
+            for line in part.chunks(LINE) {
+                L::prefetch(line.as_ptr());
+            }
+        }
+    }
+}
+
+impl Place {
+    fn of(span: Span) -> Self {
+        let held = |stored| match stored {
+            Stored::Float(values) => Held::Float(values.try_into_primitive::<Flex>().expect(ON_FLEX)),
+            Stored::Bytes { words, scales } => Held::Bytes {
+                words: words.try_into_primitive::<Flex>().expect(ON_FLEX),
+                scales: scales.try_into_primitive::<Flex>().expect(ON_FLEX),
+            },
+        };
+        Self::new(held(span.keys), held(span.values), span.position, span.visible)
+    }
+
+    fn new(keys: Held<Flex>, values: Held<Flex>, position: usize, visible: Option<Visibility>) -> Self {
         let [_, positions, _] = match &keys {
             Held::Float(keys) => dims(keys),
             Held::Bytes { words, .. } => dims(words),
@@ -160,7 +193,7 @@ impl<'a> Scene<'a> {
     fn of(
         queries: &'a [f32],
         [heads, head_dim]: [usize; 2],
-        spans: Vec<Place<'a>>,
+        spans: Vec<Place>,
         attending: Attending,
     ) -> Self {
         let kv_heads = spans.first().map_or(heads, |span| span.keys.heads());
@@ -264,8 +297,11 @@ impl Kernel for AllBlocks<'_, '_> {
         let Self { scene, task } = self;
         let rows = task.rows.clone();
         let mut tile = Tile::new(scene, task.kv_head, rows.clone());
-        let (mut all, mut next) = (scene.nothing_gathered(&rows), scene.nothing_gathered(&rows));
         let mut blocks = scene.blocks(&rows).peekable();
+        if let Some(first) = blocks.peek() {
+            tile.ask_for::<L>(*first);
+        }
+        let (mut all, mut next) = (scene.nothing_gathered(&rows), scene.nothing_gathered(&rows));
         while let Some(block) = blocks.next() {
             tile.gather::<L>(block, blocks.peek().copied(), &mut next);
             all.add(&next);
@@ -344,7 +380,7 @@ mod tests {
         let (mut output, mut total) = (vec![0.0; head_dim], 0.0);
         let place = &scene.spans[0];
         for index in scene.attending.visible(row, place.position, POSITIONS) {
-            if !place.visible.is_none_or(|visible| visible.contains(index)) {
+            if !place.visible.as_ref().is_none_or(|visible| visible.contains(index)) {
                 continue;
             }
             let at = head / (HEADS / KV_HEADS) * POSITIONS + index;
@@ -379,7 +415,7 @@ mod tests {
                     heads: HEADS,
                     kv_heads: KV_HEADS,
                     head_dim,
-                    spans: vec![Place::new(held(&keys), held(&values), 3, visible)],
+                    spans: vec![Place::new(held(&keys), held(&values), 3, visible.cloned())],
                     attending: Attending { position: POSITIONS - 2, window, scale: 0.2, softcap },
                 };
                 let kinds = std::cell::RefCell::new(Vec::new());

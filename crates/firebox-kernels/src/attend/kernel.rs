@@ -23,18 +23,18 @@ pub(super) struct Scene<'a> {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    pub spans: Vec<Place<'a>>,
+    pub spans: Vec<Place>,
     pub attending: Attending,
 }
 
 /// A span, as the kernel reads it.
-pub(super) struct Place<'a> {
+pub(super) struct Place {
     pub keys: StoredRows,
     pub values: StoredRows,
     pub positions: usize,
     /// The position of the first key.
     pub position: usize,
-    pub visible: Option<&'a Visibility>,
+    pub visible: Option<Visibility>,
 }
 
 /// Up to [`BLOCK`] positions of a span.
@@ -186,38 +186,36 @@ impl<'a> Tile<'a> {
         gathered.totals.fill(0.0);
         let place = &self.scene.spans[block.span];
         let all = self.look(place, block.index);
-        let mut at = all.start / PANEL * PANEL;
-        while at < all.end {
-            self.score_panel::<L>(place, at..(at + PANEL).min(all.end));
-            at += PANEL;
+        let start = all.start / PANEL * PANEL;
+        for at in (start..all.end).step_by(PANEL) {
+            self.score_panel::<L>(place, at..(at + PANEL).min(all.end), at == start);
         }
         for query in 0..self.seen.len() {
             let (highest, total) = self.weigh::<L>(query);
             gathered.highest[query] = highest;
             gathered.totals[query] = total;
         }
-        let mut at = all.start / PANEL * PANEL;
-        while at < all.end {
+        for at in (start..all.end).step_by(PANEL) {
+            let next = next.map(|next| (next, at == start));
             self.sum_panel::<L>(place, at..(at + PANEL).min(all.end), next, &mut gathered.sums);
-            at += PANEL;
         }
     }
 
     /// Finds the visible positions of a block and what each query sees of them. Returns what any of them sees.
     #[inline(always)]
-    fn look(&mut self, place: &Place<'_>, block: usize) -> Range<usize> {
+    fn look(&mut self, place: &Place, block: usize) -> Range<usize> {
         let scene = self.scene;
         let start = block * BLOCK;
         let end = place.positions.min(start + BLOCK);
         self.slots.clear();
-        match place.visible {
+        match &place.visible {
             None => self.slots.extend(start..end),
             Some(visible) => self.slots.extend((start..end).filter(|index| visible.contains(*index))),
         }
         let (mut from, mut to) = (usize::MAX, 0);
         for (row, seen) in self.rows.clone().zip(self.seen.chunks_exact_mut(scene.sharing())) {
             let visible = scene.attending.visible(row, place.position, place.positions);
-            let (first, last) = match place.visible {
+            let (first, last) = match &place.visible {
                 None => (visible.start.clamp(start, end) - start, visible.end.clamp(start, end) - start),
                 Some(_) => (
                     self.slots.partition_point(|slot| *slot < visible.start),
@@ -233,12 +231,12 @@ impl<'a> Tile<'a> {
         from.min(to)..to
     }
 
-    /// The scores of some slots, before they are scaled.
+    /// The scores of some slots, before they are scaled: of the first of a block, or of later ones.
     #[inline(always)]
-    fn score_panel<L: Lanes>(&mut self, place: &Place<'_>, slots: Range<usize>) {
+    fn score_panel<L: Lanes>(&mut self, place: &Place, slots: Range<usize>, first: bool) {
         let (scene, head, width) = (self.scene, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
-        let ahead = self.ahead::<L>(&place.values, at[0]..at[0] + at.len());
+        let ahead = self.ahead::<L>(&place.values, at[0]..at[0] + at.len(), first);
         let products = Products { queries: &self.queries, seen: &self.seen, slots, width, ahead };
         if in_place::<L>(&place.keys, self.seen.len()) && width == scene.head_dim {
             match &place.keys {
@@ -299,30 +297,51 @@ impl<'a> Tile<'a> {
         (highest_score, total.sum())
     }
 
-    /// Rows to ask the memory for meanwhile.
+    /// Asks the memory for the first keys of a block.
     #[inline(always)]
-    fn ahead<'s, L: Lanes>(&self, stored: &'s StoredRows, positions: Range<usize>) -> Option<Ahead<'s>> {
-        let converted = !in_place::<L>(stored, self.seen.len());
-        let (head, head_dim) = (self.kv_head, self.scene.head_dim);
-        converted.then_some(Ahead { stored, head, positions, head_dim })
+    pub fn ask_for<L: Lanes>(&self, block: Block) {
+        let place = &self.scene.spans[block.span];
+        let start = block.index * BLOCK;
+        if let Some(ahead) = self.ahead::<L>(&place.keys, start..place.positions.min(start + PANEL), true) {
+            ahead.ask::<L>(0..1, 1);
+        }
     }
 
-    /// Adds the weighted values of some slots.
+    /// Rows to ask the memory for meanwhile. Those that are read in place ask for the ones behind them, so that nobody has
+    /// asked for the first.
+    #[inline(always)]
+    fn ahead<'s, L: Lanes>(
+        &self,
+        stored: &'s StoredRows,
+        mut positions: Range<usize>,
+        first: bool,
+    ) -> Option<Ahead<'s>> {
+        let (head, head_dim) = (self.kv_head, self.scene.head_dim);
+        if in_place::<L>(stored, self.seen.len()) {
+            if !first {
+                return None;
+            }
+            positions.end = positions.end.min(positions.start + stored.rows_ahead(head_dim));
+        }
+        Some(Ahead { stored, head, positions, head_dim })
+    }
+
+    /// Adds the weighted values of some slots. `next` is the block after this one, and whether these slots are the first.
     #[inline(always)]
     fn sum_panel<L: Lanes>(
         &mut self,
-        place: &Place<'_>,
+        place: &Place,
         slots: Range<usize>,
-        next: Option<Block>,
+        next: Option<(Block, bool)>,
         sums: &mut [f32],
     ) {
         let (scene, head, width) = (self.scene, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
-        let ahead = next.and_then(|next| {
+        let ahead = next.and_then(|(next, first)| {
             let place = &scene.spans[next.span];
             let start = next.index * BLOCK;
             let upto = |slot: usize| (start + slot).min(place.positions);
-            self.ahead::<L>(&place.keys, upto(slots.start)..upto(slots.end))
+            self.ahead::<L>(&place.keys, upto(slots.start)..upto(slots.end), first)
         });
         let weighted = Weighted { weights: &self.scores, seen: &self.seen, slots, width, ahead };
         if in_place::<L>(&place.values, self.seen.len()) && width == scene.head_dim {

@@ -89,9 +89,8 @@ impl Span {
 
     /// Panics unless queries of this shape can attend to it.
     fn check(&self, heads: usize, head_dim: usize) {
-        self.keys.check(heads, self.len(), head_dim);
-        self.values.check(heads, self.len(), head_dim);
-        assert_eq!(self.keys.kv_heads(), self.values.kv_heads(), "as many heads of keys as of values");
+        let [keys, values] = [&self.keys, &self.values].map(|stored| stored.check(heads, head_dim));
+        assert_eq!(keys, values, "as many heads and positions of keys as of values");
     }
 }
 
@@ -138,7 +137,7 @@ pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attend
         }
         let empty = rows * heads * head_dim == 0 || spans.iter().all(Span::is_empty);
         let part = || Part { rows, spans: spans.to_vec(), attending };
-        vec![if empty { nothing() } else { flex::attend_each(query.clone(), &[part()]) }]
+        vec![if empty { nothing() } else { flex::attend_each(query.clone(), vec![part()]) }]
     } else if spans.is_empty() {
         vec![nothing()]
     } else {
@@ -165,12 +164,12 @@ pub struct Part {
 ///
 /// # Panics
 /// If the parts have other rows than the queries.
-pub fn attend_each(query: Tensor<3>, parts: &[Part]) -> Tensor<2> {
+pub fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
     let [rows, heads, head_dim] = query.dims();
     assert_eq!(parts.iter().map(|part| part.rows).sum::<usize>(), rows, "parts of other rows");
     let width = heads * head_dim;
     let recorded = || parts.iter().any(|part| recorded(&query, &part.spans));
-    if parts.len() > 1 && rows * width > 0 && is_flex(&query.device()) && !recorded() {
+    if !parts.is_empty() && rows * width > 0 && is_flex(&query.device()) && !recorded() {
         for span in parts.iter().flat_map(|part| &part.spans) {
             span.check(heads, head_dim);
         }

@@ -7,7 +7,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
 use super::stored::Held;
-use crate::flex::dims;
+use crate::flex::{dims, ordered};
 use crate::simd::{LANES, Lanes, f16_to_f32};
 
 /// Rows of keys or values, by their place in a list of positions.
@@ -40,7 +40,7 @@ fn prefetch<L: Lanes, T>(vector: &[T; LANES]) {
 }
 
 /// Bytes that arrive together.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// Rows of a head that are converted next, and so are not asked for by those before them.
 pub(super) struct Ahead<'a> {
@@ -94,6 +94,17 @@ impl StoredRows {
     pub fn heads(&self) -> usize {
         let (Self::F32(rows) | Self::F16(rows) | Self::Bytes { bytes: rows, .. }) = self;
         rows.tensor.layout().shape().dims::<3>()[0]
+    }
+
+    /// Rows that lie within [`BYTES_AHEAD`].
+    #[inline(always)]
+    pub fn rows_ahead(&self, width: usize) -> usize {
+        let bytes = match self {
+            Self::F32(_) => 4 * width,
+            Self::F16(_) => 2 * width,
+            Self::Bytes { .. } => width,
+        };
+        BYTES_AHEAD / bytes.max(1)
     }
 
     /// Asks for a row.
@@ -175,7 +186,7 @@ impl Strided {
     }
 
     fn contiguous(tensor: FlexTensor, head: usize, position: usize) -> Self {
-        let tensor = tensor.to_contiguous();
+        let tensor = ordered(tensor);
         Self { start: tensor.layout().start_offset(), head, position, tensor }
     }
 

@@ -99,19 +99,18 @@ impl Stored {
         }
     }
 
-    /// Panics unless queries of this shape can attend to it.
-    pub(super) fn check(&self, heads: usize, positions: usize, head_dim: usize) {
-        let kv_heads = self.kv_heads();
+    /// How many heads and positions there are. Panics unless queries of this shape can attend to them.
+    pub(super) fn check(&self, heads: usize, head_dim: usize) -> [usize; 2] {
+        let ([kv_heads, positions, width], expected) = match self {
+            Self::Float(values) => (values.dims(), head_dim),
+            Self::Bytes { words, .. } => (words.dims(), head_dim.div_ceil(WORD)),
+        };
         assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} query heads over {kv_heads}");
-        match self {
-            Self::Float(values) => {
-                assert_eq!(values.dims(), [kv_heads, positions, head_dim], "stored numbers");
-            }
-            Self::Bytes { words, scales } => {
-                assert_eq!(words.dims(), [kv_heads, positions, head_dim.div_ceil(WORD)], "stored words");
-                assert_eq!(scales.dims(), [kv_heads, positions], "scales of stored words");
-            }
+        assert_eq!(width, expected, "the width of what is stored for heads of {head_dim}");
+        if let Self::Bytes { scales, .. } = self {
+            assert_eq!(scales.dims(), [kv_heads, positions], "scales of stored words");
         }
+        [kv_heads, positions]
     }
 
     pub(super) fn held(&self) -> Held<Dispatch> {

@@ -3,7 +3,7 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::{DeltaOps, EPSILON, Heads};
-use crate::flex::{dims, elements, tensor, whole};
+use crate::flex::{dims, elements, ordered, tensor, whole};
 use crate::simd::{DOUBLES, Doubles, Kernel, Lanes, dispatch, wide};
 
 impl DeltaOps for Flex {
@@ -19,8 +19,7 @@ impl DeltaOps for Flex {
     ) -> (FlexTensor, FlexTensor) {
         // The memory is written in place where nobody else holds it.
         let mut memory = whole(memory);
-        let [mixed, step, decay, rate, bias] =
-            [mixed, step, decay, rate, bias].map(|tensor| tensor.to_contiguous());
+        let [mixed, step, decay, rate, bias] = [mixed, step, decay, rate, bias].map(ordered);
         let [count, channels] = dims(&mixed);
         let Heads { value_heads, key_width, value_width, .. } = heads;
         assert_eq!(channels, heads.channels(), "channels of other heads");

@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use crate::activation::{Activation, Curve, Gelu, GeluQuick, GeluTanh, Relu, ReluSquared, Silu, Tanh};
-use crate::flex::{Dispatched, dims, elements, is_flex, tensor, whole};
+use crate::flex::{Dispatched, dims, elements, is_flex, ordered, tensor, whole};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
@@ -67,7 +67,7 @@ impl GateOps for Flex {
     fn gated(gate: FlexTensor, up: FlexTensor, activation: Activation) -> FlexTensor {
         assert_eq!(dims::<2>(&gate), dims::<2>(&up), "gate and up differ in shape");
         // Over the gate's own memory where nobody else holds it.
-        let (mut gate, up) = (whole(gate), up.to_contiguous());
+        let (mut gate, up) = (whole(gate), ordered(up));
         let up: &[f32] = elements(&up);
         let pieces = gate.storage_mut::<f32>().par_chunks_mut(PIECE).zip(up.par_chunks(PIECE));
         pieces.for_each(|(gate, up)| dispatch(Product { gate, up, activation }));
@@ -75,7 +75,7 @@ impl GateOps for Flex {
     }
 
     fn gated_halves(both: FlexTensor, activation: Activation) -> FlexTensor {
-        let both = both.to_contiguous();
+        let both = ordered(both);
         let [rows, twice] = dims(&both);
         let width = twice / 2;
         let values: &[f32] = elements(&both);

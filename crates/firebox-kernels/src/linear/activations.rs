@@ -223,7 +223,11 @@ fn sum(mut integers: [u32; LANES]) -> i32 {
 /// The largest magnitude; no number if there is one that is none: the bits of those are larger than those of infinity.
 #[inline(always)]
 fn peak(values: &[f32; CHUNK]) -> f32 {
-    let mut bits = values.map(|value| value.abs().to_bits());
+    // A loop, because what `map` calls is a function of its own.
+    let mut bits = [0; CHUNK];
+    for at in 0..CHUNK {
+        bits[at] = values[at].abs().to_bits();
+    }
     let mut width = CHUNK / 2;
     while width > 0 {
         for at in 0..width {

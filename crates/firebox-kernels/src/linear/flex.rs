@@ -10,7 +10,7 @@ use super::product::{self, FloatWeight, IntegerWeight, Multiplicand};
 use super::tiles::{Eight, Four, Tiles};
 use super::uneven::UnevenRows;
 use super::{BlockOps, Grouping, LinearOps, Weight};
-use crate::flex::{bytes, dims, elements, tensor};
+use crate::flex::{bytes, dims, elements, ordered, tensor};
 
 impl LinearOps for Flex {
     fn multiply(x: FlexTensor, weight: FlexTensor) -> FlexTensor {
@@ -78,7 +78,7 @@ impl FlexWeight {
         match self {
             Self::Dense(weight) => Self::Dense(whole_panels(weight)),
             Self::Grouped { words, scales, grouping } if grouping.group.is_multiple_of(CHUNK) => {
-                Self::Grouped { words: words.to_contiguous(), scales: scales.to_contiguous(), grouping }
+                Self::Grouped { words: ordered(words), scales: ordered(scales), grouping }
             }
             Self::Grouped { words, scales, grouping } => {
                 Self::Grouped { words: whole_panels(words), scales: whole_panels(scales), grouping }
@@ -132,7 +132,7 @@ impl FlexWeight {
 
 /// A contiguous matrix with rows for at least one panel.
 fn whole_panels(matrix: FlexTensor) -> FlexTensor {
-    let matrix = matrix.to_contiguous();
+    let matrix = ordered(matrix);
     let [rows, width] = dims(&matrix);
     if rows >= OUTPUTS {
         return matrix;
@@ -152,7 +152,7 @@ pub(super) fn one(x: FlexTensor, weight: FlexWeight) -> FlexTensor {
 /// If x is not f32, the rows of x and of a weight differ in length, or a weight's tensors contradict each other.
 pub(super) fn each(x: FlexTensor, weights: Vec<FlexWeight>) -> Vec<FlexTensor> {
     assert_eq!(x.dtype(), DType::F32, "activations are f32");
-    let x = x.to_contiguous();
+    let x = ordered(x);
     let [rows, inputs] = dims(&x);
     let mut outputs = Vec::with_capacity(weights.len());
     for weight in &weights {

@@ -3,7 +3,7 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::NormOps;
-use crate::flex::{dims, elements, tensor, whole};
+use crate::flex::{dims, elements, ordered, tensor, whole};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Elements that one thread normalises before another takes part: some ten microseconds, more than waking a thread
@@ -12,17 +12,17 @@ pub(super) const PIECE: usize = 1 << 16;
 
 impl NormOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64, offset: f32) -> FlexTensor {
-        let (x, weight) = (x.to_contiguous(), weight.to_contiguous());
-        let [rows, width] = dims(&x);
-        let (values, weight): (&[f32], &[f32]) = (elements(&x), elements(&weight));
-        assert_eq!(weight.len(), width, "a weight for every element of a row");
-        let mut normed = vec![0.0; rows * width];
-        if width > 0 {
-            let piece = PIECE.div_ceil(width) * width;
-            let pieces = values.par_chunks(piece).zip(normed.par_chunks_mut(piece));
-            pieces.for_each(|(x, normed)| dispatch(Norm { x, normed, weight, epsilon, offset }));
+        // Over x where nobody else holds it.
+        let (mut x, weight) = (whole(x), ordered(weight));
+        let width = x.layout().shape().last().copied();
+        let weight: &[f32] = elements(&weight);
+        assert_eq!(Some(weight.len()), width, "a weight for every element of a row");
+        if !weight.is_empty() {
+            let piece = PIECE.div_ceil(weight.len()) * weight.len();
+            let pieces = x.storage_mut::<f32>().par_chunks_mut(piece);
+            pieces.for_each(|rows| dispatch(Norm { rows, weight, epsilon, offset }));
         }
-        tensor(normed, [rows, width])
+        x
     }
 
     fn add_rms_norm(
@@ -34,7 +34,7 @@ impl NormOps for Flex {
     ) -> (FlexTensor, FlexTensor) {
         assert_eq!(dims::<2>(&x), dims::<2>(&residual), "what is added differs in shape");
         // The sum is written over x where nobody else holds it.
-        let (mut sum, residual, weight) = (whole(x), residual.to_contiguous(), weight.to_contiguous());
+        let (mut sum, residual, weight) = (whole(x), ordered(residual), ordered(weight));
         let [rows, width] = dims(&sum);
         let (residual, weight): (&[f32], &[f32]) = (elements(&residual), elements(&weight));
         assert_eq!(weight.len(), width, "a weight for every element of a row");
@@ -53,8 +53,7 @@ impl NormOps for Flex {
 
 /// Some rows.
 struct Norm<'a> {
-    x: &'a [f32],
-    normed: &'a mut [f32],
+    rows: &'a mut [f32],
     weight: &'a [f32],
     epsilon: f64,
     offset: f32,
@@ -63,13 +62,13 @@ struct Norm<'a> {
 impl Kernel for Norm<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { x, normed, weight, epsilon, offset } = self;
+        let Self { rows, weight, epsilon, offset } = self;
         let width = weight.len();
-        for (x, normed) in x.chunks_exact(width).zip(normed.chunks_exact_mut(width)) {
-            let mean_square = sum_of_squares::<L>(x) / width as f32;
+        for row in rows.chunks_exact_mut(width) {
+            let mean_square = sum_of_squares::<L>(row) / width as f32;
             let scale = 1.0 / (mean_square + epsilon as f32).sqrt();
-            for ((normed, x), weight) in normed.iter_mut().zip(x).zip(weight) {
-                *normed = x * scale * (weight + offset);
+            for (x, weight) in row.iter_mut().zip(weight) {
+                *x = *x * scale * (weight + offset);
             }
         }
     }
@@ -96,7 +95,8 @@ impl Kernel for AddNorm<'_> {
             for (sum, residual) in sum.iter_mut().zip(residual) {
                 *sum += residual;
             }
-            Norm { x: sum, normed, weight, epsilon, offset }.run::<L>();
+            normed.copy_from_slice(sum);
+            Norm { rows: normed, weight, epsilon, offset }.run::<L>();
         }
     }
 }

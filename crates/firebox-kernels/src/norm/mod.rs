@@ -11,14 +11,25 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::flex::{Dispatched, has_own};
+use crate::flex::{Dispatched, has_own, is_flex};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 
-/// `x / sqrt(mean(x²) + epsilon) * (weight + offset)` over the last dimension of `[rows, width]`.
+/// `x / sqrt(mean(x²) + epsilon) * (weight + offset)` over the last dimension.
 ///
 /// On the CPU and on accelerators a row's bits do not depend on the rows beside it.
-pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<2> {
+pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<D> {
+    if is_flex(&x.device()) && is_flex(&weight.device()) {
+        let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+        return Tensor::from_dispatch(<Dispatched as NormOps>::rms_norm(x, weight, epsilon, offset));
+    }
+    let dims = x.dims();
+    let (outer, width) = dims.split_at(D - 1);
+    let rows = x.reshape([outer.iter().product(), width[0]]);
+    normed_rows(rows, weight, epsilon, offset).reshape(dims)
+}
+
+fn normed_rows(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<2> {
     #[cfg(feature = "autodiff")]
     if graph::records(&x.device()) || graph::records(&weight.device()) {
         return gradient::rms_norm(x, weight, epsilon, offset);
@@ -63,6 +74,7 @@ pub fn add_rms_norm(
 
 #[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
 pub(crate) trait NormOps: Backend {
+    /// Of `[rows, width]`, on Flex over the last dimension of any.
     fn rms_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -3,7 +3,7 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::RopeOps;
-use crate::flex::{dims, elements, whole};
+use crate::flex::{dims, elements, ordered, whole};
 use crate::simd::{Kernel, Lanes, dispatch};
 
 /// Elements that one thread rotates before another takes part: some ten microseconds, more than waking a thread
@@ -13,7 +13,7 @@ const PIECE: usize = 1 << 16;
 impl RopeOps for Flex {
     fn rotate(heads: FlexTensor, cos: FlexTensor, sin: FlexTensor, interleaved: bool) -> FlexTensor {
         // Turned in place where nobody else holds the heads.
-        let (mut heads, cos, sin) = (whole(heads), cos.to_contiguous(), sin.to_contiguous());
+        let (mut heads, cos, sin) = (whole(heads), ordered(cos), ordered(sin));
         let [rows, count, head_dim] = dims(&heads);
         let [angled, _, pairs] = dims(&cos);
         assert_eq!(angled, rows, "angles of other rows");
@@ -32,7 +32,7 @@ impl RopeOps for Flex {
     }
 
     fn rotate_by(keys: FlexTensor, cos: FlexTensor, sin: FlexTensor, interleaved: bool) -> FlexTensor {
-        let (mut keys, cos, sin) = (whole(keys), cos.to_contiguous(), sin.to_contiguous());
+        let (mut keys, cos, sin) = (whole(keys), ordered(cos), ordered(sin));
         let [_, positions, head_dim] = dims(&keys);
         if positions * head_dim == 0 {
             return keys;
