@@ -22,11 +22,8 @@ const PATIENCE: Duration = Duration::from_micros(500);
 /// too, and waits for so much longer at most.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// Looks for work between two that are told the time and let others have the core.
+/// Looks between two that are told the time and let others have the core.
 const LOOKS: usize = 8;
-
-/// The same for who waits for the last piece, which as a rule is done sooner than the core would be back.
-const LAST_LOOKS: usize = 64;
 
 /// Pauses between two looks, which touch what the other threads write.
 const PAUSES: usize = 16;
@@ -81,7 +78,7 @@ pub(crate) fn share<T: Send>(pieces: impl IntoIterator<Item = T>, work: impl Fn(
         call(scope, helpers, &take_all);
         take_all();
         // Should it take longer, the scope waits as rayon does.
-        while_patient(LAST_LOOKS, || {
+        while_patient(|| {
             spin_loop();
             left.load(Ordering::Acquire) > 0
         });
@@ -107,7 +104,7 @@ fn look_for_work() {
     let began = Instant::now();
     let mut found = true;
     while found && began.elapsed() < LONGEST {
-        while_patient(LOOKS, || {
+        while_patient(|| {
             (0..PAUSES).for_each(|_| spin_loop());
             found = rayon::yield_now() == Some(Yield::Executed);
             !found
@@ -115,11 +112,11 @@ fn look_for_work() {
     }
 }
 
-/// Goes on as long as there is reason to, but not for long. After so many looks others have the core.
-fn while_patient(looks: usize, mut goes_on: impl FnMut() -> bool) {
+/// Goes on as long as there is reason to, but not for long.
+fn while_patient(mut goes_on: impl FnMut() -> bool) {
     let began = Instant::now();
     while began.elapsed() < PATIENCE {
-        if (0..looks).any(|_| !goes_on()) {
+        if (0..LOOKS).any(|_| !goes_on()) {
             return;
         }
         thread::yield_now();
