@@ -85,15 +85,11 @@ impl Attention {
         let Projected { query, key, value, gate } = self.project(x, rows);
         let AttentionConfig { scale, softcap, window, .. } = self.config;
         let mut caches: Vec<_> = caches.collect();
-        if let [cache] = &mut caches[..] {
-            cache.append(key.swap_dims(0, 1), value.swap_dims(0, 1));
-        } else {
-            for (group, cache) in rows.groups.iter().zip(&mut caches) {
-                let of_group = |tensor: &Tensor<3>| {
-                    tensor.clone().narrow(0, group.rows.start, group.rows.len()).swap_dims(0, 1)
-                };
-                cache.append(of_group(&key), of_group(&value));
-            }
+        for (group, cache) in rows.groups.iter().zip(&mut caches) {
+            let of_group = |tensor: &Tensor<3>| {
+                tensor.clone().narrow(0, group.rows.start, group.rows.len()).swap_dims(0, 1)
+            };
+            cache.append(of_group(&key), of_group(&value));
         }
         // Only now: where sequences share a page, what one reads of it would make the next write a copy.
         let parts: Vec<Part> = rows

@@ -35,26 +35,30 @@ impl Linear {
 
     /// From `[rows, inputs]` to `[rows, outputs]`.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let adapted = self.adapter.as_ref().map(|_| x.clone());
-        self.completed(self.weight.multiply(x), adapted)
+        let change = self.change(&x);
+        self.completed(self.weight.multiply(x), change)
     }
 
     /// Several of them on the same input, which costs less than one after the other.
     pub fn forward_each<const N: usize>(linears: [&Self; N], x: Tensor<2>) -> [Tensor<2>; N] {
         let weights = linears.iter().map(|linear| linear.weight.weight()).collect();
-        let adapted = linears.map(|linear| linear.adapter.as_ref().map(|_| x.clone()));
-        let mut products = multiply_each(x, weights).into_iter().zip(adapted);
+        let changes = linears.map(|linear| linear.change(&x));
+        let mut products = multiply_each(x, weights).into_iter().zip(changes);
         linears.map(|linear| match products.next() {
-            Some((product, x)) => linear.completed(product, x),
+            Some((product, change)) => linear.completed(product, change),
             None => unreachable!("every weight has a product"),
         })
     }
 
-    /// With what an adapter makes of the input, and the bias.
-    fn completed(&self, product: Tensor<2>, x: Option<Tensor<2>>) -> Tensor<2> {
-        let product = match (&self.adapter, x) {
-            (Some(adapter), Some(x)) => product.add(adapter.forward(x)),
-            _ => product,
+    /// What an adapter adds.
+    fn change(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
+        self.adapter.as_ref().map(|adapter| adapter.forward(x.clone()))
+    }
+
+    fn completed(&self, product: Tensor<2>, change: Option<Tensor<2>>) -> Tensor<2> {
+        let product = match change {
+            Some(change) => product.add(change),
+            None => product,
         };
         match &self.bias {
             Some(bias) => product.add(bias.val().unsqueeze()),

@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 
 use super::kernel::{Block, Gathered, Place, Scene, Tile};
 use super::merge::Parts;
-use super::rows::{LINE, StoredRows, Strided};
+use super::rows::{StoredRows, Strided, ask_for};
 use super::stored::Held;
 use super::{AttendOps, Attended, Attending, Part, Span, Stored, Visibility};
 use crate::crew::share;
@@ -116,13 +116,12 @@ pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3
         "{added_heads} heads of {added_width} over {heads} of {width}, {count} of {positions} positions from {at} on"
     );
     let added = Strided::rows(added);
-    let size = stored.dtype().size();
-    dispatch(AskFor {
-        bytes: stored.bytes(),
-        first: at * width * size,
-        every: positions * width * size,
-        count: count * width * size,
-    });
+    let row = width * stored.dtype().size();
+    // More than fits the cache would push out what was asked for first.
+    if (1..=MOST_ASKED_FOR).contains(&(count * row)) {
+        let (bytes, every, part) = (stored.bytes(), positions * row, at * row..(at + count) * row);
+        dispatch(AskFor { bytes, every, part });
+    }
     let places = (0..heads).flat_map(|head| (0..count).map(move |index| (head, index)));
     let place = |(head, index)| ((head * positions + at + index) * width, added.from::<f32>(head, index));
     match stored.dtype() {
@@ -147,23 +146,16 @@ pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3
 /// memory.
 struct AskFor<'a> {
     bytes: &'a [u8],
-    first: usize,
+    /// Bytes of a head.
     every: usize,
-    count: usize,
+    part: Range<usize>,
 }
 
 impl Kernel for AskFor<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        // More than fits the cache would push out what was asked for first.
-        if self.count > MOST_ASKED_FOR {
-            return;
-        }
-        for head in self.bytes.chunks(self.every.max(1)) {
-            let Some(part) = head.get(self.first..self.first + self.count) else { return };
-            for line in part.chunks(LINE) {
-                L::prefetch(line.as_ptr());
-            }
+        for head in self.bytes.chunks_exact(self.every) {
+            ask_for::<L>(&head[self.part.clone()]);
         }
     }
 }

@@ -196,8 +196,8 @@ impl<'a> Tile<'a> {
             gathered.totals[query] = total;
         }
         for at in (start..all.end).step_by(PANEL) {
-            let next = next.map(|next| (next, at == start));
-            self.sum_panel::<L>(place, at..(at + PANEL).min(all.end), next, &mut gathered.sums);
+            let slots = at..(at + PANEL).min(all.end);
+            self.sum_panel::<L>(place, slots, at == start, next, &mut gathered.sums);
         }
     }
 
@@ -326,18 +326,19 @@ impl<'a> Tile<'a> {
         Some(Ahead { stored, head, positions, head_dim })
     }
 
-    /// Adds the weighted values of some slots. `next` is the block after this one, and whether these slots are the first.
+    /// Adds the weighted values of some slots, likewise. `next` is the block after this one.
     #[inline(always)]
     fn sum_panel<L: Lanes>(
         &mut self,
         place: &Place,
         slots: Range<usize>,
-        next: Option<(Block, bool)>,
+        first: bool,
+        next: Option<Block>,
         sums: &mut [f32],
     ) {
         let (scene, head, width) = (self.scene, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
-        let ahead = next.and_then(|(next, first)| {
+        let ahead = next.and_then(|next| {
             let place = &scene.spans[next.span];
             let start = next.index * BLOCK;
             let upto = |slot: usize| (start + slot).min(place.positions);

@@ -40,7 +40,15 @@ fn prefetch<L: Lanes, T>(vector: &[T; LANES]) {
 }
 
 /// Bytes that arrive together.
-pub(super) const LINE: usize = 64;
+const LINE: usize = 64;
+
+/// Asks the memory for some bytes.
+#[inline(always)]
+pub(super) fn ask_for<L: Lanes>(bytes: &[u8]) {
+    for line in bytes.chunks(LINE) {
+        L::prefetch(line.as_ptr());
+    }
+}
 
 /// Rows of a head that are converted next, and so are not asked for by those before them.
 pub(super) struct Ahead<'a> {
@@ -115,9 +123,7 @@ impl StoredRows {
             Self::F16(rows) => (bytemuck::cast_slice(rows.from::<u16>(head, position)), 2 * width),
             Self::Bytes { bytes, .. } => (bytes.from(head, position), width),
         };
-        for line in row[..bytes].chunks(LINE) {
-            L::prefetch(line.as_ptr());
-        }
+        ask_for::<L>(&row[..bytes]);
     }
 
     /// Converts a row, of which `row` takes as much as it has room for.

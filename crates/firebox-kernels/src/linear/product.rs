@@ -6,8 +6,6 @@
 
 use std::marker::PhantomData;
 
-use smallvec::SmallVec;
-
 use super::activations::{Activations, Few, Quantized, Rounding};
 use super::direct;
 use super::panel::{
@@ -57,12 +55,8 @@ pub(super) struct Part<'a> {
     /// Rows of the weight, as [`Multiplicand::padded`] has them.
     pub weight_rows: usize,
     /// For every row the results of these outputs, zero before.
-    pub results: RowsOf<'a>,
+    pub results: Vec<&'a mut [f32]>,
 }
-
-/// A place in the results of every row. There are as many of these as there are pieces of work, and with one row no memory
-/// is to be had for each.
-pub(super) type RowsOf<'a> = SmallVec<[&'a mut [f32]; 1]>;
 
 /// A weight of numbers.
 pub(super) struct FloatWeight<W>(pub W);
@@ -121,7 +115,7 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
     let mut parts = Vec::new();
     let mut left = total;
     for (&(weight, outputs), result) in weights.iter().zip(&mut results) {
-        let mut rows: RowsOf<'_> = result.chunks_mut(outputs.max(1)).collect();
+        let mut rows: Vec<&mut [f32]> = result.chunks_mut(outputs.max(1)).collect();
         let mut first = 0;
         while first < outputs {
             let piece = piece(left, threads, smallest).min(outputs - first);
@@ -252,13 +246,13 @@ fn hand_over<L: Lanes>(sums: &mut [Sums], places: (Place, Place), results: &mut 
     }
 }
 
-struct FloatProduct<'a, 'p, W> {
+struct FloatProduct<'a, W> {
     x: &'a Activations<'a>,
     weight: &'a W,
-    part: Part<'p>,
+    part: Part<'a>,
 }
 
-impl<W: FloatRows> Kernel for FloatProduct<'_, '_, W> {
+impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
@@ -319,13 +313,13 @@ impl<L: Lanes> Tile<L> for FloatTile<'_> {
 }
 
 /// Products with a weight that is unpacked.
-pub(super) struct IntegerProduct<'a, 'p, W> {
+pub(super) struct IntegerProduct<'a, W> {
     pub x: &'a Quantized,
     pub weight: &'a W,
-    pub part: Part<'p>,
+    pub part: Part<'a>,
 }
 
-impl<W: IntegerRows> Kernel for IntegerProduct<'_, '_, W> {
+impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
@@ -473,7 +467,7 @@ mod tests {
     }
 
     fn part(rows: usize, results: &mut [f32]) -> Part<'_> {
-        let results: RowsOf<'_> = results.chunks_mut(OUTPUTS).collect();
+        let results: Vec<_> = results.chunks_mut(OUTPUTS).collect();
         assert_eq!(results.len(), rows);
         Part { first: 0, weight_rows: OUTPUTS, results }
     }

@@ -237,13 +237,13 @@ impl<B: Bits> Multiplicand for Tiles<'_, B> {
 }
 
 /// Products with a few rows.
-struct TileProduct<'a, 'p, W> {
+struct TileProduct<'a, W> {
     x: &'a Quantized,
     weight: &'a W,
-    part: Part<'p>,
+    part: Part<'a>,
 }
 
-impl<B: Bits> Kernel for TileProduct<'_, '_, Tiles<'_, B>> {
+impl<B: Bits> Kernel for TileProduct<'_, Tiles<'_, B>> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
