@@ -11,8 +11,9 @@ use crate::remembered::Remembered;
 /// Positions of a page.
 pub const PAGE: usize = 128;
 
-/// Positions that a layer of a page has room for at least.
-const LEAST: usize = 64;
+/// Positions that a layer of a page has room for at least. A page is doubled as it fills: what conversations leave empty of
+/// their last ones would otherwise be more than what they need.
+const LEAST: usize = 16;
 
 /// Keys and values of up to [`PAGE`] positions in all layers. Several sequences may read the same page; slots are
 /// written once, by whoever has claimed them.
@@ -48,13 +49,18 @@ impl Room {
         Self { layers: layout.layers.iter().map(|_| None).collect(), bytes: 0, ledger: ledger.cloned() }
     }
 
-    /// With all that there will ever be in it.
-    pub fn furnished(layout: &Layout, ledger: Option<&Arc<dyn Ledger>>) -> Self {
+    /// With room for so many positions in it.
+    pub fn furnished(positions: usize, layout: &Layout, ledger: Option<&Arc<dyn Ledger>>) -> Self {
         let mut room = Self::new(layout, ledger);
         for layer in 0..layout.layers.len() {
-            room.layer(layer, PAGE, layout);
+            room.layer(layer, positions, layout);
         }
         room
+    }
+
+    /// Bytes that it takes now.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// What holds a layer, with room for so many positions.
@@ -218,7 +224,7 @@ mod tests {
         let layers = vec![attention, LayerLayout::Recurrent, attention];
         let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
         let made = |page: &Page| page.content().room.layers.iter().map(Option::is_some).collect::<Vec<_>>();
-        let page = pool.take().unwrap();
+        let page = pool.take(1).unwrap();
         assert_eq!(made(&page), [false; 3]);
         let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
         for layer in [1, 2] {
@@ -229,7 +235,7 @@ mod tests {
         assert_eq!(room(&page), Some(LEAST));
         page.write(2, 70, Remembered::Attention { keys: side(), values: side() });
         assert_eq!(room(&page), Some(PAGE));
-        let copy = pool.take().unwrap();
+        let copy = pool.take(PAGE).unwrap();
         copy.copy(&page);
         assert_eq!(made(&copy), [false, false, true]);
         for slots in [2..4, 69..71] {
@@ -241,8 +247,26 @@ mod tests {
 
         drop((page, copy));
         assert_eq!((pool.pages(), pool.free_pages()), (2, 2));
-        pool.reserve(3);
-        assert_eq!(made(&pool.take().unwrap()), [true, false, true]);
+        pool.reserve(3, PAGE);
+        assert_eq!(made(&pool.take(PAGE).unwrap()), [true, false, true]);
+    }
+
+    #[test]
+    fn pages_are_made_as_large_as_sequences_are_and_given_to_whom_they_suffice() {
+        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 4 }; 2];
+        let layout = Layout { layers, kept: KvType::F16, device: Device::flex() };
+        let position = layout.bytes_per_position();
+        let pool = Pool::new(layout);
+        pool.reserve(2, PAGE + 20);
+        let bytes = |page: &Page| page.content().room.bytes / position;
+        let taken = [1, 300, 40, 32].map(|positions| pool.take(positions).unwrap());
+        assert_eq!(taken.each_ref().map(|page| bytes(page)), [32, PAGE, PAGE, 32]);
+        assert_eq!(bytes(&pool.take(1).unwrap()), 0, "there were no more");
+        drop(taken);
+        assert_eq!(bytes(&pool.take(PAGE).unwrap()), PAGE);
+        assert_eq!(pool.free_pages(), 5);
+        pool.reserve(1, 3 * PAGE);
+        assert_eq!(pool.free_pages(), 5, "there are as many, whatever they take");
     }
 
     /// Allows everything, and counts what pages have come to take.
@@ -273,19 +297,19 @@ mod tests {
         let (taken, all) = (Arc::new(Taken::default()), PAGE * layout.bytes_per_position());
         let pool = Pool::with_ledger(layout, taken.clone());
         let bytes = || taken.0.load(Ordering::Relaxed);
-        let page = pool.take().unwrap();
+        let page = pool.take(1).unwrap();
         assert_eq!((pool.bytes(), bytes()), (all, 0));
         let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
         for (at, expected) in [(3, LEAST), (9, LEAST), (70, PAGE)] {
             page.write(0, at, Remembered::Attention { keys: side(), values: side() });
             assert_eq!(bytes(), expected * 2 * 4 * 2);
         }
-        let copy = pool.take().unwrap();
+        let copy = pool.take(1).unwrap();
         copy.copy(&page);
         assert_eq!(bytes(), 2 * PAGE * 2 * 4 * 2);
         drop((page, copy));
         assert_eq!((pool.pages(), bytes()), (0, 0));
-        pool.reserve(1);
+        pool.reserve(1, PAGE);
         assert_eq!(bytes(), all, "with all that there will ever be in it");
         pool.shrink();
         assert_eq!(bytes(), 0);

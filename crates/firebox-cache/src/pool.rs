@@ -57,6 +57,7 @@ impl Drop for Shared {
 
 #[derive(Debug)]
 struct Stock {
+    /// Those that take least memory first.
     free: Vec<Room>,
     /// How many pages there are, free ones included.
     made: usize,
@@ -64,6 +65,19 @@ struct Stock {
     most: usize,
     /// How many free ones are kept where somebody pays for them.
     reserved: usize,
+}
+
+impl Stock {
+    fn put(&mut self, room: Room) {
+        let at = self.free.partition_point(|other| other.bytes() <= room.bytes());
+        self.free.insert(at, room);
+    }
+
+    /// The smallest that has so many bytes, or the largest where none has.
+    fn pick(&mut self, bytes: usize) -> Option<Room> {
+        let at = self.free.partition_point(|room| room.bytes() < bytes).min(self.free.len().checked_sub(1)?);
+        Some(self.free.remove(at))
+    }
 }
 
 impl Pool {
@@ -75,7 +89,7 @@ impl Pool {
     /// A pool of so many pages, made now, and no more ever.
     pub fn with_pages(layout: Layout, pages: usize) -> Self {
         let pool = Self::with_stock(layout, Stock { free: Vec::new(), made: 0, most: pages, reserved: 0 });
-        pool.reserve(pages);
+        pool.reserve(pages, PAGE);
         pool
     }
 
@@ -123,7 +137,12 @@ impl Pool {
 
     /// Bytes of one page in all layers together.
     pub(crate) fn page_bytes(&self) -> usize {
-        PAGE * self.layout().bytes_per_position()
+        self.bytes_of(PAGE)
+    }
+
+    /// Bytes of so many positions of a page.
+    fn bytes_of(&self, positions: usize) -> usize {
+        positions.min(PAGE) * self.layout().bytes_per_position()
     }
 
     /// Pages made so far, free ones included.
@@ -141,14 +160,18 @@ impl Pool {
         self.pages() * self.page_bytes()
     }
 
-    /// Makes pages until so many are free, or there are as many as there may be. A machine takes its time to give memory
-    /// that was never used, which sequences then do not have to wait for.
-    pub fn reserve(&self, pages: usize) {
+    /// Makes pages until as many are free as so many sequences of so many positions take, or there are as many as there may
+    /// be. A machine takes its time to give memory that was never used, which sequences then do not have to wait for.
+    pub fn reserve(&self, sequences: usize, positions: usize) {
+        let (whole, rest) = (sequences * (positions / PAGE), positions % PAGE);
+        let pages = whole + if rest > 0 { sequences } else { 0 };
         let mut stock = self.stock();
         stock.reserved = stock.reserved.max(pages);
         while stock.free.len() < pages && self.may_make(&stock) {
             stock.made += 1;
-            stock.free.push(Room::furnished(self.layout(), self.0.ledger.as_ref()));
+            let is_whole = |room: &&Room| room.bytes() >= self.page_bytes();
+            let positions = if stock.free.iter().filter(is_whole).count() < whole { PAGE } else { rest };
+            stock.put(Room::furnished(positions, self.layout(), self.0.ledger.as_ref()));
         }
     }
 
@@ -167,9 +190,10 @@ impl Pool {
         stock.made < stock.most && paid()
     }
 
-    pub(crate) fn take(&self) -> Result<Arc<Page>, CacheError> {
+    /// A page of which so many positions are wanted now.
+    pub(crate) fn take(&self, positions: usize) -> Result<Arc<Page>, CacheError> {
         loop {
-            if let Some(page) = self.take_idle() {
+            if let Some(page) = self.take_idle(positions) {
                 return Ok(page);
             }
             if self.give_up_spare() {
@@ -177,7 +201,7 @@ impl Pool {
             }
             let mut stock = self.stock();
             // Another thread may have given one back meanwhile.
-            let room = match stock.free.pop() {
+            let room = match stock.pick(self.bytes_of(positions)) {
                 Some(room) => room,
                 None if !self.may_make(&stock) => {
                     return Err(CacheError::PoolExhausted { pages: stock.made });
@@ -192,10 +216,10 @@ impl Pool {
         }
     }
 
-    /// A page, if there is one for which nobody has to give up anything.
-    pub(crate) fn take_idle(&self) -> Option<Arc<Page>> {
+    /// The same, if there is one for which nobody has to give up anything.
+    pub(crate) fn take_idle(&self, positions: usize) -> Option<Arc<Page>> {
         let mut stock = self.stock();
-        let room = match stock.free.pop() {
+        let room = match stock.pick(self.bytes_of(positions)) {
             Some(room) => room,
             None if !self.has_room(&stock) || !self.may_make(&stock) => return None,
             None => {
@@ -233,7 +257,7 @@ impl Pool {
                 drop(room);
                 ledger.unmade(self.page_bytes());
             }
-            _ => stock.free.push(room),
+            _ => stock.put(room),
         }
     }
 

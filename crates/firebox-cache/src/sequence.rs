@@ -339,7 +339,7 @@ impl SequenceCache {
             (rest, position) = (rest - taken, position + taken);
         }
         while rest > 0 {
-            let page = match self.pool.take() {
+            let page = match self.pool.take(rest) {
                 Ok(page) => page,
                 Err(error) => {
                     self.give_up_pass();
@@ -400,7 +400,7 @@ impl SequenceCache {
 
     /// A page of its own that holds what another does, up to the end of some slots.
     fn copied_page(&self, from: &Page, slots: &Range<usize>) -> Result<Arc<Page>, CacheError> {
-        let page = self.pool.take()?;
+        let page = self.pool.take(slots.end)?;
         page.claim(0, slots.end);
         page.copy(from);
         Ok(page)
@@ -414,7 +414,7 @@ impl SequenceCache {
         position: usize,
         change: impl Fn(usize, Stored) -> Stored,
     ) -> Result<Run, CacheError> {
-        let page = self.pool.take()?;
+        let page = self.pool.take(slot + run.len())?;
         let slots = slot..page.claim(0, slot + run.len());
         for layer in 0..self.pool.layout().layers.len() {
             let copied = match run.read(layer) {

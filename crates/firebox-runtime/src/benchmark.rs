@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use firebox_cache::{KvType, PAGE, Pool, SequenceCache};
+use firebox_cache::{KvType, Pool, SequenceCache};
 use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
@@ -56,9 +56,9 @@ pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, R
         None => Pool::new(decoder.layout(config.kept)),
     };
     // As engines do that reserve a context when they begin: a first use of memory is not what is measured.
-    let most =
-        config.batches.iter().max().map_or(0, |batch| batch * (config.depth + config.tokens).div_ceil(PAGE));
-    pool.reserve(most.max(config.prompt.div_ceil(PAGE)));
+    let most = config.batches.iter().copied().max().unwrap_or(0);
+    pool.reserve(1, config.prompt);
+    pool.reserve(most, config.depth + config.tokens);
     let chunk = model.fit().map_or(PREFILL_CHUNK, |fit| fit.plan().chunk);
     let bench = Bench { decoder: &decoder, config, pool, chunk };
     bench.prefill()?;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
-use firebox_cache::{Pool, SequenceCache};
+use firebox_cache::{PAGE, Pool, SequenceCache};
 use firebox_model::{Decoder, Input, Streamed, StreamedConfig, Wanted};
 use firebox_runtime::{KvType, device};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig, reading_rate};
@@ -96,7 +96,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let kept = all_kept(&checkpoint)?;
     let streamed = Decoder::stream(&checkpoint, &cpu, &config())?;
     let pool = Pool::new(plain.layout(KvType::F16));
-    pool.reserve(2 * BATCH);
+    pool.reserve(BATCH, 2 * PAGE);
     let portions = parts(&streamed)?.portions();
     let bytes = portions.iter().map(|portion| portion.bytes()).sum::<u64>() as f64;
     let disk = checkpoint.disk(parts(&streamed)?.reading().0);

@@ -76,7 +76,7 @@ impl SequenceCache {
         }
         let run = self.runs.get(unaltered / PAGE)?;
         let Source::Page(from) = &run.source else { return None };
-        let page = self.pool.take_idle()?;
+        let page = self.pool.take_idle(tokens)?;
         page.copy(from);
         page.claim(0, tokens);
         page.keep();

@@ -293,7 +293,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     let keeper = Keeper::new(&budget, streamed.parts(), plan.buffers)?;
     let ledger = Arc::new(Pages { keeper: keeper.clone(), decoder: decoder.clone() });
     let pool = Pool::with_ledger(decoder.layout(config.kept), ledger);
-    pool.reserve(plan.kv_tokens.div_ceil(PAGE));
+    pool.reserve(1, plan.kv_tokens.next_multiple_of(PAGE));
     let parts = kept_parts(&plan, streamed.block_parts(), streamed.parts());
     keeper.keep_all(streamed, &parts, config.layers.is_some(), available)?;
     if streamed.has_experts() {
