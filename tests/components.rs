@@ -42,7 +42,7 @@ fn linear(model: &Model, name: &str) -> Linear {
     let shape = [weight.shape[0], weight.shape[1]];
     let numbers = TensorData::new(weight.to_f32().unwrap(), shape);
     let tensor = Tensor::<2>::from_data(numbers, &device("cpu").unwrap());
-    let weight = Matrix::Dense(DenseMatrix { weight: Param::initialized(ParamId::new(), tensor) });
+    let weight = Matrix::Dense(DenseMatrix::new(Param::initialized(ParamId::new(), tensor)));
     Linear { weight, bias: None, adapter: None }
 }
 

@@ -28,6 +28,7 @@ mod partition;
 mod pass;
 mod pieces;
 mod pooling;
+mod readied;
 mod rope;
 mod rows;
 mod shelf;

@@ -1,6 +1,5 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use firebox_kernels::linear::multiply_each;
 
 use crate::ModelError;
 use crate::adapter::Adapter;
@@ -41,9 +40,9 @@ impl Linear {
 
     /// Several of them on the same input, which costs less than one after the other.
     pub fn forward_each<const N: usize>(linears: [&Self; N], x: Tensor<2>) -> [Tensor<2>; N] {
-        let weights = linears.iter().map(|linear| linear.weight.weight()).collect();
         let changes = linears.map(|linear| linear.change(&x));
-        let mut products = multiply_each(x, weights).into_iter().zip(changes);
+        let weights = linears.map(|linear| &linear.weight);
+        let mut products = Matrix::multiply_each(x, &weights).into_iter().zip(changes);
         linears.map(|linear| match products.next() {
             Some((product, change)) => linear.completed(product, change),
             None => unreachable!("every weight has a product"),

@@ -1,7 +1,9 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Int, Tensor};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::{self, BlockFormat, Weight};
+use firebox_kernels::linear::{self, BlockFormat, Ready, Weight};
+
+use crate::readied::Readied;
 
 /// A weight of `[outputs, inputs]`, in whatever form it is stored.
 #[derive(Module, Debug)]
@@ -17,11 +19,32 @@ pub enum Matrix {
 impl Matrix {
     /// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32.
     pub fn multiply(&self, x: Tensor<2>) -> Tensor<2> {
-        self.weight().multiply(x)
+        let mut products = Self::multiply_each(x, &[self]);
+        // One weight has one product.
+        products.swap_remove(0)
     }
 
-    /// What the kernels multiply with.
-    pub(crate) fn weight(&self) -> Weight {
+    /// The products of the same activations with several of them.
+    pub(crate) fn multiply_each(x: Tensor<2>, matrices: &[&Self]) -> Vec<Tensor<2>> {
+        if linear::takes_ready(&x.device()) {
+            let ready: Option<Vec<&Ready>> = matrices.iter().map(|matrix| matrix.ready()).collect();
+            if let Some(ready) = ready {
+                return linear::multiply_ready(x, &ready);
+            }
+        }
+        linear::multiply_each(x, matrices.iter().map(|matrix| matrix.weight()).collect())
+    }
+
+    fn ready(&self) -> Option<&Ready> {
+        let readied = match self {
+            Self::Dense(dense) => &dense.readied,
+            Self::Grouped(grouped) => &grouped.readied,
+            Self::Blocks(blocks) => &blocks.readied,
+        };
+        readied.get_or_make(|| self.weight())
+    }
+
+    fn weight(&self) -> Weight {
         match self {
             Self::Dense(dense) => Weight::Dense(dense.weight.val()),
             Self::Grouped(grouped) => Weight::Grouped {
@@ -50,13 +73,14 @@ impl Matrix {
 /// A weight of floating-point numbers, in the dtype of its file where the device has it.
 #[derive(Module, Debug)]
 pub struct DenseMatrix {
-    /// `[outputs, inputs]`
-    pub weight: Param<Tensor<2>>,
+    weight: Param<Tensor<2>>,
+    readied: Readied,
 }
 
 impl DenseMatrix {
-    pub(crate) fn new(weight: Param<Tensor<2>>) -> Self {
-        Self { weight }
+    /// Of `[outputs, inputs]`.
+    pub fn new(weight: Param<Tensor<2>>) -> Self {
+        Self { weight, readied: Readied::default() }
     }
 }
 
@@ -65,11 +89,12 @@ impl DenseMatrix {
 #[derive(Module, Debug)]
 pub struct GroupedMatrix {
     /// `[outputs, words]`
-    pub words: Param<Tensor<2, Int>>,
+    words: Param<Tensor<2, Int>>,
     /// `[outputs, groups]`
-    pub scales: Param<Tensor<2>>,
+    scales: Param<Tensor<2>>,
     #[module(skip)]
     grouping: Grouping,
+    readied: Readied,
 }
 
 impl GroupedMatrix {
@@ -78,6 +103,7 @@ impl GroupedMatrix {
             words: Param::initialized(ParamId::new(), words),
             scales: Param::initialized(ParamId::new(), scales),
             grouping,
+            readied: Readied::default(),
         }
     }
 }
@@ -86,13 +112,14 @@ impl GroupedMatrix {
 #[derive(Module, Debug)]
 pub struct BlockMatrix {
     /// `[outputs, bytes of a row]`
-    pub bytes: Param<Tensor<2, Int>>,
+    bytes: Param<Tensor<2, Int>>,
     #[module(skip)]
     format: BlockFormat,
+    readied: Readied,
 }
 
 impl BlockMatrix {
     pub(crate) fn new(bytes: Tensor<2, Int>, format: BlockFormat) -> Self {
-        Self { bytes: Param::initialized(ParamId::new(), bytes), format }
+        Self { bytes: Param::initialized(ParamId::new(), bytes), format, readied: Readied::default() }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
-use firebox_kernels::linear::multiply_each;
 use firebox_store::{
     Checkpoint, Loaded, Portion, ReadAt, ReadMethod, ReadObserver, Stream, StreamConfig, StreamReport,
     Tensors, probes, reading_rate,
@@ -394,7 +393,10 @@ impl Streamed {
         let kept: Option<Vec<_>> = self.unembedding.iter().map(Slot::get).collect();
         let mut logits = match kept {
             // Threads meet once for all blocks that are there, not once for each.
-            Some(blocks) => multiply_each(hidden.clone(), blocks.iter().map(|rows| rows.weight()).collect()),
+            Some(blocks) => {
+                let blocks: Vec<&Matrix> = blocks.iter().map(|rows| &**rows).collect();
+                Matrix::multiply_each(hidden.clone(), &blocks)
+            }
             None => {
                 let blocks = 0..self.unembedding.len();
                 blocks.map(|block| self.unembed_rows(block, hidden)).collect::<Result<_, _>>()?

@@ -10,6 +10,7 @@ use super::flex::{FlexWeight, each, one};
 use super::panel::OUTPUTS;
 use super::plain::{Bf16, Columns, F16, F32};
 use super::product::Place;
+use super::ready::Ready;
 use super::{BlockFormat, BlockOps, Weight};
 use crate::flex::{bytes, dims, elements, tensor};
 use crate::graph::{self, Operand, integers, operand};
@@ -22,7 +23,8 @@ const UNPACKED: usize = 1 << 20;
 pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     let x = operand(x);
     let (weights, operands): (Vec<FlexWeight>, Vec<Option<Operand>>) = weights.into_iter().map(taken).unzip();
-    let products = each(x.numbers(), weights.clone());
+    let ready: Vec<Ready> = weights.iter().map(|weight| weight.clone().into()).collect();
+    let products = each(x.numbers(), &ready.iter().collect::<Vec<_>>());
     let parts = products.into_iter().zip(weights).zip(operands);
     parts.map(|((product, weight), operand)| record(x.clone(), weight, operand, product)).collect()
 }
@@ -108,7 +110,7 @@ fn packed_gradient(gradient: &[f32], weight: &FlexWeight, size: Size) -> Vec<f32
     if product.is_empty() {
         return product;
     }
-    let weight = weight.clone().prepared();
+    let weight = Ready::from(weight.clone());
     let multiplicand = weight.multiplicand();
     let together = (UNPACKED / inputs).max(1).next_multiple_of(OUTPUTS);
     let mut unpacked = vec![0.0; together.min(outputs) * inputs];

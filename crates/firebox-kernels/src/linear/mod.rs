@@ -11,6 +11,7 @@ mod gradient;
 mod panel;
 mod plain;
 mod product;
+mod ready;
 pub mod reference;
 mod tiles;
 mod uneven;
@@ -18,6 +19,7 @@ mod uneven;
 mod unpacked;
 
 pub use blocks::BlockFormat;
+pub use ready::Ready;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -99,6 +101,16 @@ impl Weight {
         }
     }
 
+    /// The same made ready for products that come again and again, where its device has a use for that.
+    pub fn ready(self) -> Option<Ready> {
+        let device = match &self {
+            Self::Dense(weight) => weight.device(),
+            Self::Grouped { words, .. } => words.device(),
+            Self::Blocks { bytes, .. } => bytes.device(),
+        };
+        is_flex(&device).then(|| flex::FlexWeight::from(self).into())
+    }
+
     /// Whether gradients of the weight itself may be wanted.
     #[cfg(feature = "autodiff")]
     fn is_recorded(&self) -> bool {
@@ -118,6 +130,19 @@ pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
         return flex::multiply_each(x, weights);
     }
     weights.into_iter().map(|weight| weight.multiply(x.clone())).collect()
+}
+
+/// The same for weights that are [ready](Weight::ready), and activations on a device that [takes](takes_ready) those.
+///
+/// # Panics
+/// If the activations are on another device.
+pub fn multiply_ready(x: Tensor<2>, weights: &[&Ready]) -> Vec<Tensor<2>> {
+    flex::multiply_ready(x, weights)
+}
+
+/// Whether activations on a device are multiplied with weights that are ready: on the CPU, unless gradients are followed.
+pub fn takes_ready(device: &Device) -> bool {
+    is_flex(device)
 }
 
 /// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of f32, f16 or bf16.

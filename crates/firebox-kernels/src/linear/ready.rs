@@ -1,0 +1,194 @@
+//! Weights as the CPU multiplies with them.
+
+use std::fmt;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, TensorData};
+use bytes::Bytes;
+
+use super::Grouping;
+use super::blocks::{BlockFormat, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::flex::FlexWeight;
+use super::panel::{CHUNK, IntegerRows, OUTPUTS};
+use super::plain::{Bf16, F16, F32, PlainRows};
+use super::product::{self, FloatWeight, IntegerWeight, Multiplicand};
+use super::tiles::{Eight, Four, Tiles};
+use super::uneven::UnevenRows;
+use crate::flex::{bytes, dims, ordered};
+
+/// A weight that has been made ready for products. What its tensors say of themselves lies in a dozen places of the memory, and a
+/// token's weights push all of them out of the caches; here it lies in one.
+#[derive(Clone)]
+pub struct Ready {
+    outputs: usize,
+    inputs: usize,
+    form: Form,
+}
+
+/// In all of them the bytes are in order, with the rows of one panel at least unless rows are in tiles.
+#[derive(Clone)]
+enum Form {
+    Dense {
+        numbers: Bytes,
+        dtype: DType,
+    },
+    /// Groups are whole chunks.
+    Tiled {
+        words: Bytes,
+        scales: Bytes,
+        grouping: Grouping,
+    },
+    Uneven {
+        words: Bytes,
+        stride: usize,
+        scales: Bytes,
+        grouping: Grouping,
+    },
+    Blocks {
+        bytes: Bytes,
+        format: BlockFormat,
+    },
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Ready").field("outputs", &self.outputs).field("inputs", &self.inputs).finish()
+    }
+}
+
+impl From<FlexWeight> for Ready {
+    /// # Panics
+    /// If a weight's tensors contradict each other.
+    fn from(weight: FlexWeight) -> Self {
+        let (outputs, inputs) = weight.shape();
+        let form = match weight {
+            FlexWeight::Dense(weight) => {
+                Form::Dense { dtype: weight.dtype(), numbers: held(whole_panels(weight)) }
+            }
+            FlexWeight::Grouped { words, scales, grouping } => {
+                let ([rows, row_words], [scaled_rows, groups]) = (dims(&words), dims(&scales));
+                assert!(rows == scaled_rows && groups == grouping.groups(), "as many scales as groups");
+                if grouping.group.is_multiple_of(CHUNK) {
+                    Form::Tiled { words: held(ordered(words)), scales: held(ordered(scales)), grouping }
+                } else {
+                    let stride = row_words * size_of::<u32>();
+                    let (words, scales) = (held(whole_panels(words)), held(whole_panels(scales)));
+                    Form::Uneven { words, stride, scales, grouping }
+                }
+            }
+            FlexWeight::Blocks { bytes, format } => Form::Blocks { bytes: held(whole_panels(bytes)), format },
+        };
+        Self { outputs, inputs, form }
+    }
+}
+
+impl Ready {
+    /// `[outputs, inputs]`
+    pub(super) fn shape(&self) -> (usize, usize) {
+        (self.outputs, self.inputs)
+    }
+
+    /// # Panics
+    /// If a dense weight is neither f32, f16 nor bf16.
+    pub(super) fn multiplicand(&self) -> Box<dyn Multiplicand + '_> {
+        match &self.form {
+            Form::Dense { numbers, dtype } => match dtype {
+                DType::F32 => Box::new(FloatWeight(PlainRows::<F32>::new(numbers, self.inputs))),
+                DType::F16 => Box::new(FloatWeight(PlainRows::<F16>::new(numbers, self.inputs))),
+                DType::BF16 => Box::new(FloatWeight(PlainRows::<Bf16>::new(numbers, self.inputs))),
+                other => panic!("weights are f32, f16 or bf16, not {other:?}"),
+            },
+            Form::Tiled { words, scales, grouping } => {
+                let (words, scales) = (bytemuck::cast_slice(words), bytemuck::cast_slice(scales));
+                if grouping.four_bits {
+                    Box::new(Tiles::<Four>::new(words, scales, self.outputs, *grouping))
+                } else {
+                    Box::new(Tiles::<Eight>::new(words, scales, self.outputs, *grouping))
+                }
+            }
+            Form::Uneven { words, stride, scales, grouping } => {
+                let rows = UnevenRows::new(words, *stride, bytemuck::cast_slice(scales), *grouping);
+                Box::new(FloatWeight(rows))
+            }
+            Form::Blocks { bytes, format } => with_blocks(bytes, *format, self.inputs, Multiplicands),
+        }
+    }
+
+    /// The numbers that GGUF blocks stand for, `[outputs, inputs]`.
+    pub(super) fn numbers_of_blocks(&self) -> Option<Vec<f32>> {
+        let Form::Blocks { bytes, format } = &self.form else { return None };
+        Some(with_blocks(bytes, *format, self.inputs, Decode { outputs: self.outputs }))
+    }
+}
+
+/// A contiguous tensor that somebody reads.
+struct Held(FlexTensor);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        bytes(&self.0)
+    }
+}
+
+/// The bytes of a contiguous tensor, which stays as long as they do.
+fn held(tensor: FlexTensor) -> Bytes {
+    Bytes::from_owner(Held(tensor))
+}
+
+/// A contiguous matrix with rows for at least one panel.
+fn whole_panels(matrix: FlexTensor) -> FlexTensor {
+    let matrix = ordered(matrix);
+    let [rows, width] = dims(&matrix);
+    if rows >= OUTPUTS {
+        return matrix;
+    }
+    let mut padded = bytes(&matrix).to_vec();
+    padded.resize(OUTPUTS * width * matrix.dtype().size(), 0);
+    FlexTensor::from_data(TensorData::from_bytes_vec(padded, [OUTPUTS, width], matrix.dtype()))
+}
+
+/// Something to do with a weight of any block format.
+trait WithRows<'a> {
+    type Result;
+    fn run(self, weight: impl IntegerRows + 'a) -> Self::Result;
+}
+
+struct Multiplicands;
+
+impl<'a> WithRows<'a> for Multiplicands {
+    type Result = Box<dyn Multiplicand + 'a>;
+
+    fn run(self, weight: impl IntegerRows + 'a) -> Self::Result {
+        Box::new(IntegerWeight(weight))
+    }
+}
+
+struct Decode {
+    outputs: usize,
+}
+
+impl<'a> WithRows<'a> for Decode {
+    type Result = Vec<f32>;
+
+    fn run(self, weight: impl IntegerRows + 'a) -> Vec<f32> {
+        product::decode(&weight, self.outputs)
+    }
+}
+
+fn with_blocks<'a, W: WithRows<'a>>(
+    bytes: &'a [u8],
+    format: BlockFormat,
+    inputs: usize,
+    work: W,
+) -> W::Result {
+    match format {
+        BlockFormat::Q8_0 => work.run(BlockRows::<Q8_0>::new(bytes, inputs)),
+        BlockFormat::Q4_0 => work.run(BlockRows::<Q4_0>::new(bytes, inputs)),
+        BlockFormat::Q4_1 => work.run(BlockRows::<Q4_1>::new(bytes, inputs)),
+        BlockFormat::Q5_0 => work.run(BlockRows::<Q5_0>::new(bytes, inputs)),
+        BlockFormat::Q5_1 => work.run(BlockRows::<Q5_1>::new(bytes, inputs)),
+        BlockFormat::Q4K => work.run(BlockRows::<Q4K>::new(bytes, inputs)),
+        BlockFormat::Q5K => work.run(BlockRows::<Q5K>::new(bytes, inputs)),
+        BlockFormat::Q6K => work.run(BlockRows::<Q6K>::new(bytes, inputs)),
+    }
+}
