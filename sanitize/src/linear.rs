@@ -27,6 +27,8 @@ mod activations;
 mod blocks;
 #[path = "../../crates/firebox-kernels/src/linear/direct.rs"]
 mod direct;
+#[path = "../../crates/firebox-kernels/src/linear/long_blocks.rs"]
+mod long_blocks;
 #[path = "../../crates/firebox-kernels/src/linear/panel.rs"]
 mod panel;
 #[path = "../../crates/firebox-kernels/src/linear/plain.rs"]

@@ -1,5 +1,8 @@
 //! Rows of activations, as numbers and as integers.
 
+use std::sync::OnceLock;
+
+use super::long_blocks::{Spread, spread};
 use super::panel::{CHUNK, IntegerRows, QUADS};
 use crate::crew::share;
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
@@ -54,6 +57,8 @@ pub(super) struct Quantized {
     /// Of a row.
     pub chunks: usize,
     integers: Vec<Integers>,
+    /// The same as [long blocks](IntegerRows::LONG) want it, once one did: there is only one such format.
+    spread: OnceLock<Vec<Spread>>,
 }
 
 /// A few rows, chunk by chunk, as they are multiplied: the chunks that meet the same weights lie side by side, because
@@ -126,6 +131,11 @@ impl Quantized {
             Few { first, rows, integers }
         })
     }
+
+    /// Rows for weights in long blocks, the first block of every row first. There is one few of them.
+    pub fn spread<L: Lanes, W: IntegerRows>(&self) -> &[Spread] {
+        self.spread.get_or_init(|| self.fews().next().map(spread::<L, W>).unwrap_or_default())
+    }
 }
 
 impl Activations<'_> {
@@ -155,7 +165,7 @@ impl Activations<'_> {
             }
         }
         work(pieces);
-        Quantized { rows: self.rows, chunks, integers }
+        Quantized { rows: self.rows, chunks, integers, spread: OnceLock::new() }
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::panel::{BLOCK_CHUNKS, CHUNK, IntegerRows, Strip, Unpacked, nibble_chunk, nibbles, signed_bytes};
-use crate::simd::Lanes;
+use super::long_blocks::RowBlock;
+use super::panel::{
+    BLOCK_CHUNKS, CHUNK, IntegerRows, Strip, Unpacked, ask_ahead, nibble_chunk, nibbles, signed_bytes,
+};
+use crate::simd::{LANES, Lanes, VECTOR_BYTES};
 
 /// A block format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +54,13 @@ pub(super) trait Block: Sync {
     const COARSE: bool = false;
     const ZERO: i32 = 0;
     const OFFSET: bool = false;
+    const LONG: bool = false;
+
+    /// One block of a row, where blocks are [long](IntegerRows::LONG).
+    #[inline(always)]
+    fn row_block<L: Lanes>(_bytes: &[u8]) -> RowBlock<L> {
+        RowBlock::nothing()
+    }
 
     /// Unpacks some chunks, whole blocks of them and at most [`BLOCK_CHUNKS`], from those bytes of sixteen rows.
     fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>);
@@ -80,6 +90,7 @@ impl<B: Block> IntegerRows for BlockRows<'_, B> {
     const COARSE: bool = B::COARSE;
     const ZERO: i32 = B::ZERO;
     const OFFSET: bool = B::OFFSET;
+    const LONG: bool = B::LONG;
 
     fn inputs(&self) -> usize {
         self.inputs
@@ -95,6 +106,14 @@ impl<B: Block> IntegerRows for BlockRows<'_, B> {
             count,
             unpacked,
         );
+    }
+
+    #[inline(always)]
+    fn row_block<L: Lanes>(&self, row: usize, block: usize) -> RowBlock<L> {
+        let at = row * Self::bytes_of(self.inputs / CHUNK) + block * B::BYTES;
+        let bytes = &self.bytes[at..][..B::BYTES];
+        ask_ahead::<L>(bytes);
+        B::row_block(bytes)
     }
 }
 
@@ -253,7 +272,29 @@ impl Block for Q6K {
     const BYTES: usize = 210;
     const CHUNKS: usize = 8;
     const HALVED: bool = true;
+    const COARSE: bool = true;
     const ZERO: i32 = 32;
+    const LONG: bool = true;
+
+    #[inline(always)]
+    fn row_block<L: Lanes>(bytes: &[u8]) -> RowBlock<L> {
+        let [a, b, c, d] = row_nibbles::<L>(bytes, 0);
+        let (high, pairs) = (vector::<L>(bytes, 128), L::splat_word(0x3030_3030));
+        let (first, second) = (L::lower_twice(high), L::upper_twice(high));
+        let (scale, _) =
+            L::half_floats(L::splat_word(u32::from(u16::from_le_bytes([bytes[208], bytes[209]]))));
+        let scales = match bytes[192..].first_chunk::<LANES>() {
+            Some(scales) => L::from_turned_i8(bytemuck::cast_ref(scales)),
+            None => L::zero(),
+        };
+        let bytes = [
+            L::or(a, L::and(L::shl_halves::<4, 2>(first), pairs)),
+            L::or(b, L::and(L::shr_halves::<0, 2>(first), pairs)),
+            L::or(c, L::and(L::shl_halves::<4, 2>(second), pairs)),
+            L::or(d, L::and(L::shr_halves::<0, 2>(second), pairs)),
+        ];
+        RowBlock { bytes, scales: scales.mul(scale) }
+    }
 
     #[inline(always)]
     fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
@@ -290,6 +331,28 @@ impl Block for Q6K {
             }
         }
     }
+}
+
+/// Some bytes of a block.
+#[inline(always)]
+fn vector<L: Lanes>(bytes: &[u8], at: usize) -> L::Words {
+    match bytes[at..].first_chunk::<VECTOR_BYTES>() {
+        Some(bytes) => L::load_bytes(bytes),
+        None => L::splat_word(0),
+    }
+}
+
+/// The low and the high nibbles of 64 bytes, and of the 64 behind those.
+#[inline(always)]
+fn row_nibbles<L: Lanes>(bytes: &[u8], at: usize) -> [L::Words; 4] {
+    let mask = L::splat_word(0x0F0F_0F0F);
+    let (first, second) = (vector::<L>(bytes, at), vector::<L>(bytes, at + VECTOR_BYTES));
+    [
+        L::and(first, mask),
+        L::and(L::shr::<4>(first), mask),
+        L::and(second, mask),
+        L::and(L::shr::<4>(second), mask),
+    ]
 }
 
 /// Nibbles of sixteen bytes with a fifth bit each, low nibbles first.

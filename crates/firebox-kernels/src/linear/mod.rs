@@ -8,6 +8,7 @@ mod direct;
 mod flex;
 #[cfg(feature = "autodiff")]
 mod gradient;
+mod long_blocks;
 mod panel;
 mod plain;
 mod product;

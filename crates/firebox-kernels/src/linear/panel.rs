@@ -1,6 +1,7 @@
 //! A few outputs of a weight, unpacked for the multiplication: lanes are outputs, so that an activation meets
 //! sixteen of them at once and no sum ever runs across lanes.
 
+use super::long_blocks::RowBlock;
 use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 
 /// Outputs of one panel.
@@ -208,6 +209,17 @@ impl<L: Lanes> Unpacked<L> for IntegerPanel {
     }
 }
 
+/// Bytes between what is read of a row and what is asked for: about what arrives while the memory answers.
+const BYTES_AHEAD: usize = 8192;
+
+/// Asks for what lies as far behind some bytes as memory takes to answer.
+#[inline(always)]
+pub(super) fn ask_ahead<L: Lanes>(bytes: &[u8]) {
+    for line in 0..bytes.len().div_ceil(CACHE_LINE) {
+        L::prefetch(bytes.as_ptr().wrapping_add(BYTES_AHEAD + line * CACHE_LINE));
+    }
+}
+
 /// A weight of `[outputs, inputs]` that unpacks to small integers with scales.
 pub(super) trait IntegerRows: Sync {
     /// Whether the halves of a chunk have scales of their own.
@@ -218,8 +230,17 @@ pub(super) trait IntegerRows: Sync {
     const OFFSET: bool = false;
     /// Whether it meets small integers, see [`Rounding`](super::activations::Rounding).
     const COARSE: bool = false;
+    /// Whether a few rows of activations are multiplied with it row by row, see [`long_blocks`](super::long_blocks). Such
+    /// weights meet small integers, have scales for halves of chunks, and nothing is added to their numbers.
+    const LONG: bool = false;
 
     fn inputs(&self) -> usize;
+
+    /// One block of a row, where it is `LONG`.
+    #[inline(always)]
+    fn row_block<L: Lanes>(&self, _row: usize, _block: usize) -> RowBlock<L> {
+        RowBlock::nothing()
+    }
 
     /// Unpacks one block of inputs of sixteen rows from `row` on. What lies beyond the last input may be any integer:
     /// activations are zero there.

@@ -6,11 +6,12 @@
 
 use std::marker::PhantomData;
 
-use super::activations::{Activations, Few, Quantized, Rounding};
+use super::activations::{Activations, Few, Integers, Quantized, Rounding};
 use super::direct;
+use super::long_blocks;
 use super::panel::{
-    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows,
-    OUTPUTS, QUADS, TILE_OUTPUTS,
+    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, HALF_QUADS, IntegerPanel,
+    IntegerRows, OUTPUTS, QUADS, TILE_OUTPUTS,
 };
 #[cfg(feature = "autodiff")]
 use super::unpacked::{Unpack, UnpackIntegers};
@@ -323,6 +324,15 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
+        if W::LONG {
+            match x.rows {
+                1 => return long_blocks::rows::<L, W, 1>(x.spread::<L, W>(), weight, first, &mut results),
+                2 => return long_blocks::rows::<L, W, 2>(x.spread::<L, W>(), weight, first, &mut results),
+                3 => return long_blocks::rows::<L, W, 3>(x.spread::<L, W>(), weight, first, &mut results),
+                4 => return long_blocks::rows::<L, W, 4>(x.spread::<L, W>(), weight, first, &mut results),
+                _ => {}
+            }
+        }
         match (x.rows, x.fews().next()) {
             (1, Some(x)) => {
                 return direct::integer_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results);
@@ -367,6 +377,9 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
     fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
+        if W::LONG {
+            return self.multiply_long::<L, ROWS>(row, sums);
+        }
         let Self { few, block, panels: (panel0, panel1), .. } = *self;
         let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
         let zero = L::splat_word(0);
@@ -407,6 +420,78 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
             }
         }
         add::<L, ROWS>(sums, sums0, sums1);
+    }
+}
+
+impl<W: IntegerRows> IntegerTile<'_, W> {
+    /// A long block, in the order in which the lanes of one are added up.
+    #[inline(always)]
+    fn multiply_long<L: Lanes, const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
+        let mut chunks = self.few.chunks::<ROWS>(row, self.block * BLOCK_CHUNKS);
+        let mut x: [Option<&[Integers; ROWS]>; BLOCK_CHUNKS] = [None; BLOCK_CHUNKS];
+        for chunk in &mut x {
+            *chunk = chunks.next();
+        }
+        let nothing = [[L::zero(); ROWS]; 2];
+        let mut of_vectors = [nothing; 2];
+        for (at, vector) in long_blocks::ADDED.into_iter().enumerate() {
+            let mut of_quarters = [nothing; 2];
+            for (at, quarter) in long_blocks::ADDED.into_iter().enumerate() {
+                let (chunk, half) = long_blocks::half_of(vector, quarter);
+                if let Some(x) = x[chunk] {
+                    self.add_half::<L, ROWS>(chunk, half, x, &mut of_quarters[at / 2]);
+                }
+            }
+            for panel in 0..2 {
+                for i in 0..ROWS {
+                    let whole = of_quarters[0][panel][i].add(of_quarters[1][panel][i]);
+                    of_vectors[at / 2][panel][i] = of_vectors[at / 2][panel][i].add(whole);
+                }
+            }
+        }
+        let [first, second] = of_vectors;
+        let mut whole = first;
+        for panel in 0..2 {
+            for i in 0..ROWS {
+                whole[panel][i] = first[panel][i].add(second[panel][i]);
+            }
+        }
+        add::<L, ROWS>(sums, whole[0], whole[1]);
+    }
+
+    /// Adds what half a chunk comes to.
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
+    fn add_half<L: Lanes, const ROWS: usize>(
+        &self,
+        chunk: usize,
+        half: usize,
+        x: &[Integers; ROWS],
+        sums: &mut [[L; ROWS]; 2],
+    ) {
+        let (panel0, panel1) = self.panels;
+        let zero = L::splat_word(0);
+        let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
+        for i in 0..ROWS {
+            let offset = L::splat_word(x[i].half_offset(W::ZERO, half));
+            (dots0[i][1], dots1[i][1]) = (offset, offset);
+        }
+        for quad in half * HALF_QUADS..(half + 1) * HALF_QUADS {
+            let weight0 = panel0.quads[chunk][quad].words::<L>();
+            let weight1 = panel1.quads[chunk][quad].words::<L>();
+            for i in 0..ROWS {
+                let quad = &x[i].quads[quad];
+                dots0[i] = L::dot_quads(dots0[i], weight0, quad, W::COARSE);
+                dots1[i] = L::dot_quads(dots1[i], weight1, quad, W::COARSE);
+            }
+        }
+        let scale0 = panel0.scales[chunk][half].lanes::<L>();
+        let scale1 = panel1.scales[chunk][half].lanes::<L>();
+        for i in 0..ROWS {
+            let scale = L::splat(x[i].scale);
+            sums[0][i] = sums[0][i].add(L::to_floats(L::dot(dots0[i])).mul(scale).mul(scale0));
+            sums[1][i] = sums[1][i].add(L::to_floats(L::dot(dots1[i])).mul(scale).mul(scale1));
+        }
     }
 }
 

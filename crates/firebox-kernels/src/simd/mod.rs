@@ -6,11 +6,16 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_bytes;
+#[cfg(target_arch = "x86_64")]
 mod avx2_integers;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
+mod avx512_bytes;
+#[cfg(target_arch = "x86_64")]
 mod avx512_integers;
+mod bytes;
 mod curves;
 mod doubles;
 mod functions;
@@ -18,6 +23,7 @@ mod integers;
 mod portable;
 pub(crate) mod wide;
 
+pub(crate) use bytes::{RowBytes, VECTOR_BYTES};
 pub(crate) use curves::{normal_share, sigmoid};
 pub(crate) use doubles::{DOUBLES, Doubles};
 pub(crate) use functions::{exp, tanh};
@@ -28,7 +34,7 @@ pub(crate) use portable::Portable;
 pub(crate) const LANES: usize = 16;
 
 /// A vector of [`LANES`] numbers.
-pub(crate) trait Lanes: Integers {
+pub(crate) trait Lanes: RowBytes {
     /// Vectors of f64 on the same processor.
     type Doubles: Doubles;
 

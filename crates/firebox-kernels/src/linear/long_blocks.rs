@@ -1,0 +1,121 @@
+//! Weights in blocks of 256 inputs with a scale for every sixteen, whose rows are multiplied with a few rows of activations as they
+//! lie in the memory: nothing is turned into columns but sums.
+//!
+//! What a block comes to is added up as [`Lanes::sums`] adds across lanes. Panels add in the same order, see [`ADDED`], so that
+//! the sums are the same to the last bit.
+
+use super::activations::Few;
+use super::panel::{BLOCK_CHUNKS, CHUNK, IntegerRows};
+use crate::simd::{LANES, Lanes, VECTOR_BYTES};
+
+/// Vectors of bytes that a block is.
+const VECTORS: usize = 4;
+
+/// Rows of the weight whose sums across lanes are found side by side.
+const TOGETHER: usize = 4;
+
+/// In which order quarters of vectors are added up, and then what comes of the vectors: the first two, the last two, then what
+/// those have come to.
+pub(super) const ADDED: [usize; VECTORS] = [0, 2, 1, 3];
+
+/// What a quarter of a vector has: the chunk, and which half of it. Its sum goes to lane `VECTORS * quarter + vector`.
+#[inline(always)]
+pub(super) fn half_of(vector: usize, quarter: usize) -> (usize, usize) {
+    (2 * vector + quarter / 2, quarter % 2)
+}
+
+/// One block of one row.
+pub(super) struct RowBlock<L: Lanes> {
+    /// Unsigned bytes in their order, none above 127.
+    pub bytes: [L::Words; VECTORS],
+    /// By lanes, see [`half_of`].
+    pub scales: L,
+}
+
+impl<L: Lanes> RowBlock<L> {
+    /// Zeros.
+    #[inline(always)]
+    pub fn nothing() -> Self {
+        Self { bytes: [L::splat_word(0); VECTORS], scales: L::zero() }
+    }
+}
+
+/// A block of a row of activations, which are small.
+#[derive(Clone)]
+#[repr(C, align(64))]
+pub(super) struct Spread {
+    integers: [[i8; VECTOR_BYTES]; VECTORS],
+    /// By lanes.
+    scales: [f32; LANES],
+    /// What a weight's zero takes away, by lanes.
+    offsets: [u32; LANES],
+}
+
+/// The first block of every row, then the second ones.
+pub(super) fn spread<L: Lanes, W: IntegerRows>(x: Few<'_>) -> Vec<Spread> {
+    let nothing =
+        Spread { integers: [[0; VECTOR_BYTES]; VECTORS], scales: [0.0; LANES], offsets: [0; LANES] };
+    let mut blocks = vec![nothing; x.integers.len() / BLOCK_CHUNKS];
+    for (at, to) in blocks.iter_mut().enumerate() {
+        let (block, row) = (at / x.rows, at % x.rows);
+        let chunk = |chunk: usize| &x.integers[(block * BLOCK_CHUNKS + chunk) * x.rows + row];
+        for (index, to) in to.integers.as_flattened_mut().chunks_exact_mut(CHUNK).enumerate() {
+            for (quad, to) in chunk(index).quads.iter().zip(to.as_chunks_mut().0) {
+                *to = L::small_integers(quad);
+            }
+        }
+        for lane in 0..LANES {
+            let (index, half) = half_of(lane % VECTORS, lane / VECTORS);
+            to.scales[lane] = chunk(index).scale;
+            to.offsets[lane] = chunk(index).half_offset(W::ZERO, half);
+        }
+    }
+    blocks
+}
+
+/// The products of a few rows.
+#[inline(always)]
+pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
+    x: &[Spread],
+    weight: &W,
+    first: usize,
+    results: &mut [&mut [f32]],
+) {
+    let outputs = results[0].len();
+    for at in (0..outputs).step_by(TOGETHER) {
+        let count = TOGETHER.min(outputs - at);
+        let mut totals = [[0.0; TOGETHER]; ROWS];
+        for (block, x) in x.as_chunks::<ROWS>().0.iter().enumerate() {
+            let mut products = [[L::zero(); TOGETHER]; ROWS];
+            for together in 0..TOGETHER {
+                // The last one again where there are fewer.
+                let held = weight.row_block::<L>(first + at + together.min(count - 1), block);
+                for i in 0..ROWS {
+                    products[i][together] = multiply::<L>(&held, &x[i]);
+                }
+            }
+            for i in 0..ROWS {
+                let sums = L::sums(products[i]);
+                for together in 0..TOGETHER {
+                    totals[i][together] += sums[together];
+                }
+            }
+        }
+        for (results, totals) in results.iter_mut().zip(totals) {
+            for (result, total) in results[at..at + count].iter_mut().zip(totals) {
+                *result += total;
+            }
+        }
+    }
+}
+
+/// What the lanes of a block come to.
+#[inline(always)]
+fn multiply<L: Lanes>(held: &RowBlock<L>, x: &Spread) -> L {
+    let mut sums = held.bytes;
+    for vector in 0..VECTORS {
+        sums[vector] = L::dot_bytes(held.bytes[vector], &x.integers[vector]);
+    }
+    let dots = L::add_words(L::load_words(&x.offsets), L::sums_of_quarters(sums));
+    L::to_floats(dots).mul(L::load(&x.scales)).mul(held.scales)
+}
