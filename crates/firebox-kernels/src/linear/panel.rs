@@ -209,8 +209,8 @@ impl<L: Lanes> Unpacked<L> for IntegerPanel {
     }
 }
 
-/// Bytes between what is read of a row and what is asked for: about what arrives while the memory answers.
-const BYTES_AHEAD: usize = 8192;
+/// Bytes between what is read and what is asked for: about what arrives while the memory answers.
+pub(super) const BYTES_AHEAD: usize = 8192;
 
 /// Asks for what lies as far behind some bytes as memory takes to answer.
 #[inline(always)]

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use super::activations::{Few, Integers, LAST_FEW, Quantized, Rounding};
-use super::panel::{BLOCK_CHUNKS, CHUNK, HALF_QUADS, IntegerRows, OUTPUTS, QUADS, Unpacked};
+use super::panel::{BLOCK_CHUNKS, BYTES_AHEAD, CHUNK, HALF_QUADS, IntegerRows, OUTPUTS, QUADS, Unpacked};
 use super::product::{Input, IntegerProduct, Multiplicand, Part, Place};
 #[cfg(feature = "autodiff")]
 use super::unpacked::{Unpack, UnpackIntegers};
@@ -15,9 +15,6 @@ use super::{Grouping, TILE_ROWS};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 const _: () = assert!(TILE_ROWS == OUTPUTS && OUTPUTS == LANES);
-
-/// Bytes between what is read and what is asked for: about what arrives while the memory answers.
-const BYTES_AHEAD: usize = 8192;
 
 /// How many bits an integer has.
 pub(super) trait Bits: Sync {
