@@ -75,6 +75,7 @@ pub(super) fn spread<L: Lanes, W: IntegerRows>(x: Few<'_>) -> Vec<Spread> {
 
 /// The products of a few rows.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)] // A row of the weight meets all rows.
 pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     x: &[Spread],
     weight: &W,
@@ -113,8 +114,8 @@ pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
 #[inline(always)]
 fn multiply<L: Lanes>(held: &RowBlock<L>, x: &Spread) -> L {
     let mut sums = held.bytes;
-    for vector in 0..VECTORS {
-        sums[vector] = L::dot_bytes(held.bytes[vector], &x.integers[vector]);
+    for (sums, integers) in sums.iter_mut().zip(&x.integers) {
+        *sums = L::dot_bytes(*sums, integers);
     }
     let dots = L::add_words(L::load_words(&x.offsets), L::sums_of_quarters(sums));
     L::to_floats(dots).mul(L::load(&x.scales)).mul(held.scales)
