@@ -68,8 +68,9 @@ struct Stock {
 }
 
 impl Stock {
+    /// Before those as large: what was used last is used next, and what never was takes no memory yet.
     fn put(&mut self, room: Room) {
-        let at = self.free.partition_point(|other| other.bytes() <= room.bytes());
+        let at = self.free.partition_point(|other| other.bytes() < room.bytes());
         self.free.insert(at, room);
     }
 

@@ -123,3 +123,39 @@ impl BlockMatrix {
         Self { bytes: Param::initialized(ParamId::new(), bytes), format, readied: Readied::default() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::module::ModuleMapper;
+    use burn::tensor::Device;
+
+    use super::*;
+
+    struct Doubles;
+
+    impl ModuleMapper for Doubles {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|tensor| tensor.mul_scalar(2.0))
+        }
+    }
+
+    #[test]
+    fn what_was_made_ready_is_made_anew_of_other_tensors() {
+        let device = Device::flex();
+        let weight = Tensor::from_floats([[1.0, 2.0], [3.0, 4.0]], &device);
+        let matrix = Matrix::Dense(DenseMatrix::new(Param::initialized(ParamId::new(), weight)));
+        let product = |matrix: &Matrix| {
+            matrix
+                .multiply(Tensor::from_floats([[1.0, 1.0]], &device))
+                .into_data()
+                .try_to_vec::<f32>()
+                .unwrap()
+        };
+        assert_eq!(product(&matrix), [3.0, 7.0]);
+        assert!(matrix.ready().is_some(), "a product has made it ready");
+        let doubled = matrix.clone().map(&mut Doubles);
+        assert_eq!((product(&matrix), product(&doubled)), (vec![3.0, 7.0], vec![6.0, 14.0]));
+        let trained = matrix.train();
+        assert_eq!(product(&trained.map(&mut Doubles).valid()), [6.0, 14.0]);
+    }
+}

@@ -4,8 +4,9 @@
 //! What a block comes to is added up as [`Lanes::sums`] adds across lanes. Panels add in the same order, see [`ADDED`], so that
 //! the sums are the same to the last bit.
 
-use super::activations::Few;
+use super::activations::{Few, Integers};
 use super::panel::{BLOCK_CHUNKS, CHUNK, IntegerRows};
+use super::product::IntegerTile;
 use crate::simd::{LANES, Lanes, VECTOR_BYTES};
 
 /// Vectors of bytes that a block is.
@@ -106,6 +107,53 @@ pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
             for (result, total) in results[at..at + count].iter_mut().zip(totals) {
                 *result += total;
             }
+        }
+    }
+}
+
+/// What the lanes of a block come to together, with both panels of a tile: added up as the lanes of a row's block are.
+#[inline(always)]
+pub(super) fn tile<L: Lanes, W: IntegerRows, const ROWS: usize>(
+    tile: &IntegerTile<'_, W>,
+    row: usize,
+) -> [[L; ROWS]; 2] {
+    let (panel0, panel1) = tile.panels;
+    let mut chunks = tile.few.chunks::<ROWS>(row, tile.block * BLOCK_CHUNKS);
+    let mut x: [Option<&[Integers; ROWS]>; BLOCK_CHUNKS] = [None; BLOCK_CHUNKS];
+    for chunk in &mut x {
+        *chunk = chunks.next();
+    }
+    let mut of_vectors = [[[L::zero(); ROWS]; 2]; 2];
+    for (at, vector) in ADDED.into_iter().enumerate() {
+        let mut of_quarters = [[[L::zero(); ROWS]; 2]; 2];
+        for (at, quarter) in ADDED.into_iter().enumerate() {
+            let (chunk, half) = half_of(vector, quarter);
+            // There is one: rows are whole blocks.
+            let Some(x) = x[chunk] else { continue };
+            let (dots0, dots1) = tile.dots::<L, ROWS>(chunk, half, x);
+            let scale0 = panel0.scales[chunk][half].lanes::<L>();
+            let scale1 = panel1.scales[chunk][half].lanes::<L>();
+            let [sums0, sums1] = &mut of_quarters[at / 2];
+            for i in 0..ROWS {
+                let scale = L::splat(x[i].scale);
+                sums0[i] = sums0[i].add(L::to_floats(L::dot(dots0[i])).mul(scale).mul(scale0));
+                sums1[i] = sums1[i].add(L::to_floats(L::dot(dots1[i])).mul(scale).mul(scale1));
+            }
+        }
+        let [mut whole, second] = of_quarters;
+        add(&mut whole, second);
+        add(&mut of_vectors[at / 2], whole);
+    }
+    let [mut whole, second] = of_vectors;
+    add(&mut whole, second);
+    whole
+}
+
+#[inline(always)]
+fn add<L: Lanes, const ROWS: usize>(sums: &mut [[L; ROWS]; 2], added: [[L; ROWS]; 2]) {
+    for (sums, added) in sums.iter_mut().zip(added) {
+        for (sum, added) in sums.iter_mut().zip(added) {
+            *sum = sum.add(added);
         }
     }
 }

@@ -16,7 +16,7 @@ use super::panel::{
 #[cfg(feature = "autodiff")]
 use super::unpacked::{Unpack, UnpackIntegers};
 use crate::crew::share;
-use crate::simd::{Kernel, LANES, Lanes, dispatch};
+use crate::simd::{self, Kernel, LANES, Lanes, dispatch};
 
 /// Multiplications below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 17;
@@ -324,28 +324,11 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
-        if W::LONG {
-            match x.rows {
-                1 => return long_blocks::rows::<L, W, 1>(x.spread::<L, W>(), weight, first, &mut results),
-                2 => return long_blocks::rows::<L, W, 2>(x.spread::<L, W>(), weight, first, &mut results),
-                3 => return long_blocks::rows::<L, W, 3>(x.spread::<L, W>(), weight, first, &mut results),
-                4 => return long_blocks::rows::<L, W, 4>(x.spread::<L, W>(), weight, first, &mut results),
-                _ => {}
-            }
-        }
-        match (x.rows, x.fews().next()) {
-            (1, Some(x)) => {
-                return direct::integer_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results);
-            }
-            (2, Some(x)) => {
-                return direct::integer_rows::<L, W, 2>(x, weight, first, weight_rows, &mut results);
-            }
-            (3, Some(x)) => {
-                return direct::integer_rows::<L, W, 3>(x, weight, first, weight_rows, &mut results);
-            }
-            (4, Some(x)) => {
-                return direct::integer_rows::<L, W, 4>(x, weight, first, weight_rows, &mut results);
-            }
+        match x.rows {
+            1 => return few_rows::<L, W, 1>(x, weight, first, weight_rows, &mut results),
+            2 => return few_rows::<L, W, 2>(x, weight, first, weight_rows, &mut results),
+            3 => return few_rows::<L, W, 3>(x, weight, first, weight_rows, &mut results),
+            4 => return few_rows::<L, W, 4>(x, weight, first, weight_rows, &mut results),
             _ => {}
         }
         let mut panels = (IntegerPanel::default(), IntegerPanel::default());
@@ -366,10 +349,30 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     }
 }
 
-struct IntegerTile<'a, W> {
-    few: Few<'a>,
-    block: usize,
-    panels: &'a (IntegerPanel, IntegerPanel),
+/// The products of a few rows without a panel.
+#[inline(always)]
+fn few_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
+    x: &Quantized,
+    weight: &W,
+    first: usize,
+    weight_rows: usize,
+    results: &mut [&mut [f32]],
+) {
+    if W::LONG {
+        long_blocks::rows::<L, W, ROWS>(x.spread::<L, W>(), weight, first, results);
+    } else if let Some(x) = x.fews().next() {
+        direct::integer_rows::<L, W, ROWS>(x, weight, first, weight_rows, results);
+    }
+}
+
+/// Integer sums of some rows with a panel, as [`Integers::dot`](crate::simd::Integers::dot) takes them.
+type Dots<L, const ROWS: usize> = [[<L as simd::Integers>::Words; 2]; ROWS];
+
+/// One block of two panels of integers.
+pub(super) struct IntegerTile<'a, W> {
+    pub few: Few<'a>,
+    pub block: usize,
+    pub panels: &'a (IntegerPanel, IntegerPanel),
     format: PhantomData<W>,
 }
 
@@ -378,30 +381,15 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
     fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
         if W::LONG {
-            return self.multiply_long::<L, ROWS>(row, sums);
+            let [whole0, whole1] = long_blocks::tile::<L, W, ROWS>(self, row);
+            return add::<L, ROWS>(sums, whole0, whole1);
         }
         let Self { few, block, panels: (panel0, panel1), .. } = *self;
         let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
-        let zero = L::splat_word(0);
         let chunks = few.chunks::<ROWS>(row, block * BLOCK_CHUNKS).take(BLOCK_CHUNKS);
         for (chunk, x) in chunks.enumerate() {
-            let halves = if W::HALVED { 2 } else { 1 };
-            for half in 0..halves {
-                let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
-                for i in 0..ROWS {
-                    let offset =
-                        if W::HALVED { x[i].half_offset(W::ZERO, half) } else { x[i].offset(W::ZERO) };
-                    (dots0[i][1], dots1[i][1]) = (L::splat_word(offset), L::splat_word(offset));
-                }
-                for quad in half * QUADS / halves..(half + 1) * QUADS / halves {
-                    let weight0 = panel0.quads[chunk][quad].words::<L>();
-                    let weight1 = panel1.quads[chunk][quad].words::<L>();
-                    for i in 0..ROWS {
-                        let quad = &x[i].quads[quad];
-                        dots0[i] = L::dot_quads(dots0[i], weight0, quad, W::COARSE);
-                        dots1[i] = L::dot_quads(dots1[i], weight1, quad, W::COARSE);
-                    }
-                }
+            for half in 0..if W::HALVED { 2 } else { 1 } {
+                let (dots0, dots1) = self.dots::<L, ROWS>(chunk, half, x);
                 let scale0 = panel0.scales[chunk][half].lanes::<L>();
                 let scale1 = panel1.scales[chunk][half].lanes::<L>();
                 for i in 0..ROWS {
@@ -424,59 +412,24 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
 }
 
 impl<W: IntegerRows> IntegerTile<'_, W> {
-    /// A long block, in the order in which the lanes of one are added up.
-    #[inline(always)]
-    fn multiply_long<L: Lanes, const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
-        let mut chunks = self.few.chunks::<ROWS>(row, self.block * BLOCK_CHUNKS);
-        let mut x: [Option<&[Integers; ROWS]>; BLOCK_CHUNKS] = [None; BLOCK_CHUNKS];
-        for chunk in &mut x {
-            *chunk = chunks.next();
-        }
-        let nothing = [[L::zero(); ROWS]; 2];
-        let mut of_vectors = [nothing; 2];
-        for (at, vector) in long_blocks::ADDED.into_iter().enumerate() {
-            let mut of_quarters = [nothing; 2];
-            for (at, quarter) in long_blocks::ADDED.into_iter().enumerate() {
-                let (chunk, half) = long_blocks::half_of(vector, quarter);
-                if let Some(x) = x[chunk] {
-                    self.add_half::<L, ROWS>(chunk, half, x, &mut of_quarters[at / 2]);
-                }
-            }
-            for panel in 0..2 {
-                for i in 0..ROWS {
-                    let whole = of_quarters[0][panel][i].add(of_quarters[1][panel][i]);
-                    of_vectors[at / 2][panel][i] = of_vectors[at / 2][panel][i].add(whole);
-                }
-            }
-        }
-        let [first, second] = of_vectors;
-        let mut whole = first;
-        for panel in 0..2 {
-            for i in 0..ROWS {
-                whole[panel][i] = first[panel][i].add(second[panel][i]);
-            }
-        }
-        add::<L, ROWS>(sums, whole[0], whole[1]);
-    }
-
-    /// Adds what half a chunk comes to.
+    /// The integers of a chunk times those of both panels, or of one half of it where halves have scales of their own.
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
-    fn add_half<L: Lanes, const ROWS: usize>(
+    pub fn dots<L: Lanes, const ROWS: usize>(
         &self,
         chunk: usize,
         half: usize,
         x: &[Integers; ROWS],
-        sums: &mut [[L; ROWS]; 2],
-    ) {
+    ) -> (Dots<L, ROWS>, Dots<L, ROWS>) {
         let (panel0, panel1) = self.panels;
         let zero = L::splat_word(0);
         let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
         for i in 0..ROWS {
-            let offset = L::splat_word(x[i].half_offset(W::ZERO, half));
-            (dots0[i][1], dots1[i][1]) = (offset, offset);
+            let offset = if W::HALVED { x[i].half_offset(W::ZERO, half) } else { x[i].offset(W::ZERO) };
+            (dots0[i][1], dots1[i][1]) = (L::splat_word(offset), L::splat_word(offset));
         }
-        for quad in half * HALF_QUADS..(half + 1) * HALF_QUADS {
+        let quads = if W::HALVED { HALF_QUADS } else { QUADS };
+        for quad in half * quads..(half + 1) * quads {
             let weight0 = panel0.quads[chunk][quad].words::<L>();
             let weight1 = panel1.quads[chunk][quad].words::<L>();
             for i in 0..ROWS {
@@ -485,13 +438,7 @@ impl<W: IntegerRows> IntegerTile<'_, W> {
                 dots1[i] = L::dot_quads(dots1[i], weight1, quad, W::COARSE);
             }
         }
-        let scale0 = panel0.scales[chunk][half].lanes::<L>();
-        let scale1 = panel1.scales[chunk][half].lanes::<L>();
-        for i in 0..ROWS {
-            let scale = L::splat(x[i].scale);
-            sums[0][i] = sums[0][i].add(L::to_floats(L::dot(dots0[i])).mul(scale).mul(scale0));
-            sums[1][i] = sums[1][i].add(L::to_floats(L::dot(dots1[i])).mul(scale).mul(scale1));
-        }
+        (dots0, dots1)
     }
 }
 
