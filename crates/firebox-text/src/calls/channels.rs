@@ -111,10 +111,10 @@ impl ChannelReader {
         if HEADERS.iter().any(|mark| mark.starts_with(rest)) {
             return false;
         }
-        if !HEADERS.iter().any(|mark| rest.starts_with(mark)) {
+        let Some(begun) = HEADERS.iter().find(|mark| rest.starts_with(**mark)) else {
             self.body = Some(Body::Text { begun: false });
             return true;
-        }
+        };
         let end =
             [MESSAGE, END, CALL, RETURN].iter().filter_map(|mark| Some((self.held.find(mark)?, *mark))).min();
         match end {
@@ -130,6 +130,10 @@ impl ChannelReader {
             None if self.held.len() <= LONGEST_HEADER + MESSAGE.len() => false,
             _ => {
                 self.body = Some(Body::Text { begun: false });
+                // Its first mark is text as well, and does not end it.
+                let opening = self.held.len() - rest.len() + begun.len();
+                let opening: String = self.held.drain(..opening).collect();
+                self.take(&opening);
                 true
             }
         }

@@ -263,6 +263,16 @@ fn channels_are_told_apart() {
 }
 
 #[test]
+fn a_header_without_end_is_text() {
+    for mark in ["<|channel|>", "<|start|>", " \n<|channel|>"] {
+        let text = format!("{mark}{}", "and so on, ".repeat(100));
+        says(CallSyntax::Channels, &text, json!([text]));
+        let ended = format!("{text}<|end|><|channel|>final<|message|>Yes.");
+        says(CallSyntax::Channels, &ended, json!([format!("{text}\n\nYes.")]));
+    }
+}
+
+#[test]
 fn an_answer_may_be_the_call() {
     let call = r#"{"name": "weather", "parameters": {"place": "a"}}"#;
     let found = json!(["weather", {"place": "a"}]);
