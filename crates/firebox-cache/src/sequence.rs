@@ -416,6 +416,12 @@ impl SequenceCache {
     ) -> Result<Run, CacheError> {
         let page = self.pool.take(slot + run.len())?;
         let slots = slot..page.claim(0, slot + run.len());
+        self.write_run(&page, slot, run, change);
+        Ok(Run::new(Source::Page(page), slots, position))
+    }
+
+    /// Writes what a run holds to a page, from a slot on.
+    fn write_run(&self, page: &Page, slot: usize, run: &Run, change: impl Fn(usize, Stored) -> Stored) {
         for layer in 0..self.pool.layout().layers.len() {
             let copied = match run.read(layer) {
                 Some(Remembered::Attention { keys, values }) => {
@@ -426,7 +432,6 @@ impl SequenceCache {
             };
             page.write(layer, slot, copied);
         }
-        Ok(Run::new(Source::Page(page), slots, position))
     }
 
     /// The cache of one layer.

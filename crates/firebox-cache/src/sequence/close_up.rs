@@ -6,7 +6,7 @@ use firebox_kernels::attend::Stored;
 use super::SequenceCache;
 use crate::error::CacheError;
 use crate::layout::{LayerLayout, Layout};
-use crate::page::PAGE;
+use crate::page::{PAGE, Page};
 use crate::run::{Run, Source};
 
 impl SequenceCache {
@@ -48,28 +48,45 @@ impl SequenceCache {
                 Source::Page(page) if alone && Arc::strong_count(page) == together.len() => page.clone(),
                 // Whoever shares it or not, the sequence reads the same spans afterwards.
                 Source::Page(page) => self.copied_page(page, &together[together.len() - 1].slots)?,
-                Source::Mapped(_) => {
-                    for (run, to) in moved {
-                        self.copy_moved(run, to, changed(run.position - to), &mut runs)?;
+                Source::Mapped(_) => match self.copied_block(together)? {
+                    Some(page) => page,
+                    None => {
+                        for (run, to) in moved {
+                            self.copy_moved(run, to, changed(run.position - to), &mut runs)?;
+                        }
+                        continue;
                     }
-                    continue;
-                }
+                },
             };
             for (run, to) in moved {
-                runs.push(Run::new(Source::Page(own.clone()), run.slots.clone(), to));
-                in_place.push((own.clone(), &run.slots, run.position - to));
+                let slots = run.in_block().unwrap_or_else(|| run.slots.clone());
+                runs.push(Run::new(Source::Page(own.clone()), slots.clone(), to));
+                in_place.push((own.clone(), slots, run.position - to));
             }
         }
         // Only now, when nothing can fail any more: an error leaves everything as it was.
         for (page, slots, back) in in_place.into_iter().filter(|(.., back)| *back > 0) {
             for layer in 0..self.pool.layout().layers.len() {
-                page.change_keys(layer, slots, |keys| changed(back)(layer, keys));
+                page.change_keys(layer, &slots, |keys| changed(back)(layer, keys));
             }
         }
         self.runs = Arc::new(runs);
         self.position = next;
         self.cover();
         Ok(())
+    }
+
+    /// A page that holds what some runs of one block of what is mapped do, at the same places, as a page would that had never
+    /// been in a file: what comes after them then lies in the same spans. Nothing where a run is longer than its block.
+    fn copied_block(&self, runs: &[Run]) -> Result<Option<Arc<Page>>, CacheError> {
+        let Some(slots) = runs.iter().map(Run::in_block).collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let end = slots.last().map_or(0, |last| last.end);
+        let page = self.pool.take(end)?;
+        page.claim(0, end);
+        for (run, slots) in runs.iter().zip(slots) {
+            self.write_run(&page, slots.start, run, |_, keys| keys);
+        }
+        Ok(Some(page))
     }
 
     fn copy_moved(
@@ -81,13 +98,6 @@ impl SequenceCache {
     ) -> Result<(), CacheError> {
         if run.position == position {
             runs.push(run.clone());
-            return Ok(());
-        }
-        // What is mapped keeps its place in a block, as it would lie in a page.
-        let slots =
-            run.in_block().filter(|_| self.runs.iter().filter(|other| other.lies_with(run)).count() == 1);
-        if let Some(slots) = slots {
-            runs.push(self.copied(run, slots.start, position, changed)?);
             return Ok(());
         }
         for start in (0..run.len()).step_by(PAGE) {

@@ -211,6 +211,22 @@ fn every_way_to_keep_is_restored() {
     }
 }
 
+/// A page with a hole in it that is full to its end: what comes next begins another, and so it has to where the page was in
+/// a file when a second hole was closed.
+#[test]
+fn holes_are_closed_in_a_file_as_in_pages() {
+    let feed = |seed, count| [Step::Begin, Step::Feed(seed, count)];
+    let turns = [feed(1, 25), feed(2, 12), feed(3, 14), feed(4, 77)].into_iter().flatten();
+    let holes = [Step::Forget(1), Step::CloseUp, Step::Forget(1), Step::CloseUp];
+    let steps: Vec<Step> = turns.chain(holes).chain(feed(5, 20)).collect();
+    for (fixture, kept) in kinds() {
+        let model = model(fixture);
+        for at in 0..=steps.len() {
+            check(&model, kept, 0, &steps, at).unwrap();
+        }
+    }
+}
+
 #[test]
 fn what_was_forgotten_is_not_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
