@@ -190,6 +190,16 @@ fn what_is_wrong_is_told_at_once() {
 }
 
 #[test]
+fn what_is_done_with_the_host_may_panic() {
+    let model = model("llama");
+    let engine = engine(&[("llama", &model)]);
+    let answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(20)));
+    let acted = engine.with_host(|_| -> usize { panic!("on purpose") });
+    assert!(matches!(acted, Err(RuntimeError::Panicked { reason }) if reason == "on purpose"));
+    assert_eq!(answering.wait().unwrap().summary.tokens.len(), 20);
+}
+
+#[test]
 fn whoever_waits_for_an_answer_owns_the_engine() {
     let model = model("llama");
     let answering = {

@@ -1,6 +1,7 @@
+use std::any::Any;
 use std::cell::RefCell;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, Tensor};
 use firebox_store::{Checkpoint, StoreError, TensorInfo, Tensors, Weight};
@@ -30,6 +31,8 @@ pub struct Head {
     final_norm: RmsNorm,
     /// Absent where the decoder's serves.
     unembedding: Option<Arc<Matrix>>,
+    /// Goes when all else is gone.
+    kept_with: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 /// What blocks are built from.
@@ -181,6 +184,7 @@ impl Head {
             bridge,
             final_norm: RmsNorm::load(&config.final_norm, &root.within(&config.names.prefix))?,
             unembedding: unembedding.map(Arc::new),
+            kept_with: OnceLock::new(),
         })
     }
 
@@ -198,6 +202,12 @@ impl Head {
     pub fn build(&self, decoder: &Decoder) -> Result<(), ModelError> {
         (self.split..self.split + self.blocks.len())
             .try_for_each(|layer| self.block(layer, decoder).map(drop))
+    }
+
+    /// Has something live for as long as the head does, be it worn by whomever: what was charged for its memory. Only the
+    /// first is taken.
+    pub fn keep_with(&self, companion: impl Any + Send + Sync) {
+        let _ = self.kept_with.set(Box::new(companion));
     }
 
     /// Which one it is.

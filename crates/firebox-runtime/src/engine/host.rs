@@ -153,10 +153,12 @@ impl Host {
         self.last.take_if(|(last, ..)| *last == lane);
         self.ran.take_if(|ran| *ran == lane);
         let Some(mut hosted) = self.hosted.remove(&lane) else { unreachable!("it was just found") };
+        hosted.lane.abandon();
         for id in asked {
             self.lanes.remove(&id);
             hosted.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, told);
         }
+        hosted.rest();
         Ok(Some(hosted.model))
     }
 
@@ -331,6 +333,7 @@ impl Host {
             hosted.tell_urgency();
         }
         let before = Noted::of(self.scheduler.counters());
+        let stopped = self.ran;
         let hosted = &self.hosted;
         let choice = self.scheduler.choose(now, |lane| hosted[&lane].readiness());
         let Choice::Run { lane, .. } = choice else {
@@ -341,8 +344,16 @@ impl Host {
             return if works { Worked::Waiting } else { Worked::Idle };
         };
         let switched = self.ran != Some(lane) && self.ran.replace(lane).is_some();
-        if switched {
+        let chosen = Noted::of(self.scheduler.counters());
+        if chosen.preemptions > before.preemptions
+            && let Some(stopped) = stopped.and_then(|stopped| self.hosted.get(&stopped))
+        {
+            stopped.model.meters().add(Counter::Preemptions, chosen.preemptions - before.preemptions);
+        }
+        if switched || chosen.quanta > before.quanta {
             self.quantum_ends();
+        }
+        if switched {
             self.tell_turns(now);
             // While this one runs, the disk brings what the next one needs.
             let next = self.scheduler.prefetch(now).find(|next| *next != lane);
@@ -428,6 +439,7 @@ impl Host {
 
 /// What the schedule had come to before a layer.
 struct Noted {
+    quanta: u64,
     overruns: u64,
     preemptions: u64,
     slips: u64,
@@ -438,6 +450,7 @@ impl Noted {
     fn of(counters: &ScheduleCounters) -> Self {
         let slips = counters.classes.iter().map(|class| class.slips).sum();
         Self {
+            quanta: counters.quanta,
             overruns: counters.overruns,
             preemptions: counters.preemptions,
             slips,
@@ -445,12 +458,11 @@ impl Noted {
         }
     }
 
-    /// Tells what has been added since.
+    /// Tells what the model that runs has added since.
     fn tell(&self, counters: &ScheduleCounters, meters: &Meters) {
         let now = Self::of(counters);
         for (counter, added) in [
             (Counter::QuantumOverruns, now.overruns - self.overruns),
-            (Counter::Preemptions, now.preemptions - self.preemptions),
             (Counter::DeadlineSlips, now.slips - self.slips),
             (Counter::Demotions, now.demotions - self.demotions),
         ] {
@@ -464,5 +476,6 @@ impl Noted {
 impl Drop for Host {
     fn drop(&mut self) {
         self.fetcher.end();
+        self.hosted.values_mut().for_each(Hosted::rest);
     }
 }

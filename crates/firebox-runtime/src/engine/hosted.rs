@@ -60,6 +60,8 @@ pub(crate) struct Hosted {
     /// How much it was said to be wanted, and when to read.
     urgency: Option<Urgency>,
     turn: Option<u32>,
+    /// As long as it is there, its pages are asked about.
+    _alive: Arc<()>,
 }
 
 impl Hosted {
@@ -72,7 +74,14 @@ impl Hosted {
         fetcher: &Arc<Fetcher>,
     ) -> Result<Self, RuntimeError> {
         let decoder = model.decoder()?;
+        let alive = Arc::new(());
+        let (asked, hosted) = (pool.clone(), Arc::downgrade(&alive));
+        model.telemetry().ask(model.meters(), "pages", move |snapshot| {
+            snapshot.gauges.insert(Gauge::KeysAndValues, asked.bytes() as u64);
+            hosted.strong_count() > 0
+        });
         Ok(Self {
+            _alive: alive,
             name: name.to_owned(),
             lane: Lane::new(decoder.clone(), prefixes),
             queue,
@@ -272,7 +281,6 @@ impl Hosted {
         }
         let ended = self.pause(scheduler, now, told);
         let meters = self.model.meters();
-        meters.set(Gauge::KeysAndValues, self.pool.bytes() as u64);
         meters.set(Gauge::WaitingRequests, self.queue.waiting() as u64);
         meters.set(Gauge::BatchLimit, self.queue.batch() as u64);
         for (ahead, ticket) in self.queue.order(now).into_iter().enumerate() {
@@ -295,6 +303,9 @@ impl Hosted {
             {
                 scheduler.remove(task);
                 if sequence.cancelled {
+                    if let Some(event) = sequence.cancel() {
+                        told(id, event);
+                    }
                     told(id, sequence.finished(now));
                     ended.push(id);
                     continue;
@@ -418,6 +429,15 @@ impl Hosted {
         if std::mem::replace(&mut self.urgency, urgency) != urgency {
             fit.set_urgency(urgency);
         }
+    }
+
+    /// Nobody asks for it any more, be it that somebody goes on using the model elsewhere.
+    pub fn rest(&mut self) {
+        self.model.meters().set(Gauge::WaitingRequests, 0);
+        if let Some(fit) = self.model.fit() {
+            fit.set_urgency(None);
+        }
+        self.tell_turn(u32::MAX);
     }
 
     /// How much the model is wanted, where it shares its memory.

@@ -124,6 +124,17 @@ impl Lane {
         Some(self.sequences.remove(at))
     }
 
+    /// Gives up the passes under way. Sequences go back to where they were before.
+    pub fn abandon(&mut self) {
+        for running in [self.answering.take(), self.feeding.take()].into_iter().flatten() {
+            for member in running.members {
+                if let Some(sequence) = self.get_mut(member.id) {
+                    sequence.session.forget_pass(member.before);
+                }
+            }
+        }
+    }
+
     /// Whether a sequence is in a pass that is not whole.
     pub fn is_passing(&self, id: RequestId) -> bool {
         let running = self.answering.iter().chain(&self.feeding);

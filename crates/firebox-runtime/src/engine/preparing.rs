@@ -9,7 +9,7 @@ use crate::answer::Answer;
 use crate::engine::event::Failure;
 use crate::engine::sequence::RequestId;
 use crate::schedule::{Task, Ticket};
-use crate::{GenerationConfig, RuntimeError, Session};
+use crate::{GenerationConfig, OWN_HEAD, RuntimeError, Session};
 
 /// What a request needs before it can wait for its turn, and what may take long: a head that is not in memory, and a
 /// grammar, for the first of which the whole vocabulary is sorted.
@@ -46,9 +46,8 @@ pub(crate) struct Preparing {
 impl Preparation {
     /// Whether it may take longer than others should have to wait for it.
     pub fn takes_long(&self) -> bool {
-        let is_there = |head: &String| {
-            self.session.heads().is_none_or(|rack| rack.in_memory().iter().any(|other| other == head))
-        };
+        let is_there =
+            |head: &String| head == OWN_HEAD || self.session.heads().is_none_or(|rack| rack.is_at_hand(head));
         self.config.grammar.is_some() || self.head.as_ref().is_some_and(|head| !is_there(head))
     }
 

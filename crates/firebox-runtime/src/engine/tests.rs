@@ -405,6 +405,33 @@ fn who_is_held_and_cancelled_ends() {
 }
 
 #[test]
+fn a_session_comes_back_from_a_model_that_is_let_go_of() {
+    let layers = models()[0].decoder().unwrap().layers();
+    // Between passes and in the middle of one, of a prompt and of an answer.
+    for works in 0..=3 * layers {
+        let (mut host, clock) = small(2);
+        let asked = answer_of(1000).in_session(host.session("model").unwrap());
+        let id = host.submit(asked, clock.now()).unwrap();
+        for _ in 0..works {
+            host.work(&clock, &mut |_, _| {});
+        }
+        let mut returned = None;
+        let mut told = |of: RequestId, event: Event| match event {
+            Event::Failed(failure) => returned = Some((of, failure.session)),
+            other => panic!("{other:?}"),
+        };
+        let model = host.remove("model", &mut told).unwrap().unwrap();
+        let (of, mut session) = returned.unwrap();
+        assert_eq!(of, id);
+        let session = session.as_mut().unwrap_or_else(|| panic!("after {works}"));
+        let mut again = model.session().unwrap();
+        let tokens = session.tokens().to_vec();
+        let expected = again.feed(&[&tokens[..], &[7]].concat()).unwrap();
+        assert_eq!(session.feed(&[7]).unwrap(), expected, "after {works}");
+    }
+}
+
+#[test]
 fn others_run_in_the_place_of_who_is_held() {
     let (mut host, clock) = small(1);
     let mut ended = Vec::new();

@@ -1,5 +1,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
@@ -8,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use async_channel::TrySendError;
+use firebox_text::panic_message;
 use futures_core::Stream;
 
 use crate::engine::clock::{Clock, WallClock};
@@ -112,14 +114,19 @@ impl Engine {
         self.send(Command::Thermometer(Box::new(thermometer)))
     }
 
-    /// Does something with the host between two layers, and waits for it.
+    /// Does something with the host between two layers, and waits for it. A panic ends what is done, and not the engine. What
+    /// it does must not call the engine and wait: that would be for itself.
     pub fn with_host<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Host) -> R + Send + 'static,
     ) -> Result<R, RuntimeError> {
         let (done, result) = channel();
-        self.send(Command::Host(Box::new(move |host| drop(done.send(act(host))))))?;
-        result.recv().map_err(|_| RuntimeError::EngineOver)
+        self.send(Command::Host(Box::new(move |host| {
+            // Models are taken in and let go of as a whole, so that none is left half there.
+            drop(done.send(catch_unwind(AssertUnwindSafe(|| act(host)))));
+        })))?;
+        let acted = result.recv().map_err(|_| RuntimeError::EngineOver)?;
+        acted.map_err(|panic| RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() })
     }
 
     /// Asks for an answer. What is wrong with the request is told by the answer's first event, which is then its last.

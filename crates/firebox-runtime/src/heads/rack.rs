@@ -232,11 +232,10 @@ impl HeadRack {
         let (head, instead, waited) = match found {
             Ok((head, waited)) => (Some(head), None, waited),
             Err(reason) => {
-                let fallback = self.0.state().worn(FALLBACK);
-                if fallback.is_none() && matches!(self.0.source.generation(FALLBACK), Ok(Some(_))) {
+                if matches!(self.0.source.generation(FALLBACK), Ok(Some(_))) {
                     self.hint(FALLBACK);
                 }
-                (fallback, Some(reason), false)
+                (self.0.state().worn(FALLBACK), Some(reason), false)
             }
         };
         Worn { head, instead, waited, took: began.elapsed() }
@@ -255,9 +254,14 @@ impl HeadRack {
     /// Makes a head ready in the background, because it may be needed soon.
     pub fn hint(&self, name: &str) {
         let mut state = self.0.state();
-        if !state.hanging.contains_key(name) && state.is_due(name) {
+        if !self.0.is_current(&state, name) && state.is_due(name) {
             self.0.want(&mut state, Wanted { name: name.to_owned(), ahead: true });
         }
+    }
+
+    /// Whether who wants to wear a head gets it without waiting.
+    pub(crate) fn is_at_hand(&self, name: &str) -> bool {
+        self.0.is_current(&self.0.state(), name)
     }
 
     /// Waits until nothing is being loaded.
@@ -270,9 +274,8 @@ impl HeadRack {
 
     /// Lets a head go. Sequences that wear it keep it; where none does, the next head may have its memory.
     pub fn let_go(&self, name: &str) {
-        // Dropped when the lock is no longer held.
-        let gone = self.0.state().take_down(name);
-        drop(gone);
+        // Under the lock, which the charge of its memory is under as well.
+        drop(self.0.state().take_down(name));
     }
 
     /// Which heads there are.
@@ -349,11 +352,7 @@ impl Shared {
         if generation.is_none() {
             return Err(Arc::new(RuntimeError::NoHead { name: name.to_owned() }));
         }
-        let held = state.hanging.get(name).map(|hanging| hanging.ready.generation);
-        if held.is_some() && held != generation {
-            state.take_down(name);
-            state.log(HeadEvent::Updated { name: name.to_owned() });
-        }
+        self.renew(&mut state, name, generation)?;
         if let Some(head) = state.worn(name) {
             return Ok((head, false));
         }
@@ -378,11 +377,8 @@ impl Shared {
             };
             let waited = self.changed.wait_timeout(state, left);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            let loaded = state.hanging.get(name).map(|hanging| hanging.ready.generation);
-            if loaded.is_some() && loaded < generation {
-                // It was under way before the one that is asked for was there.
-                state.take_down(name);
-            }
+            // It may have been under way before the one that is asked for was there.
+            self.renew(&mut state, name, generation)?;
             if let Some(head) = state.worn(name) {
                 return Ok((head, true));
             }
@@ -390,6 +386,22 @@ impl Shared {
                 return Err(reason.clone());
             }
         }
+    }
+
+    /// Whether a head is in memory, in the generation that is in use.
+    fn is_current(&self, state: &State, name: &str) -> bool {
+        let held = state.generation(name);
+        held.is_some() && self.source.generation(name).is_ok_and(|used| used == held)
+    }
+
+    /// Takes a head down that is not the one in use any more. Whose wish is older than what hangs takes that.
+    fn renew(&self, state: &mut State, name: &str, wished: Option<u64>) -> Result<(), Arc<RuntimeError>> {
+        let held = state.generation(name);
+        if held.is_some() && held != wished && held != self.source.generation(name).map_err(Arc::new)? {
+            state.take_down(name);
+            state.log(HeadEvent::Updated { name: name.to_owned() });
+        }
+        Ok(())
     }
 
     fn want(self: &Arc<Self>, state: &mut State, wanted: Wanted) {
@@ -425,6 +437,13 @@ impl Shared {
         });
         let mut state = self.state();
         let name = wanted.name.clone();
+        // What was read before it failed is spare by now, and nothing is charged for it.
+        if loaded.is_err()
+            && let Some(spare) = self.source.spare()
+        {
+            spare.clear();
+            state.left = None;
+        }
         match loaded {
             // There will be room once somebody needs it.
             Err(RuntimeError::OverBudget { .. }) if wanted.ahead => {}
@@ -436,6 +455,8 @@ impl Shared {
                 if let Some(schemes) = ready.requantized {
                     state.log(HeadEvent::Requantizing { name: name.clone(), schemes });
                 }
+                // The one before stood in until now.
+                state.take_down(&name);
                 state.hanging.insert(name.clone(), Hanging { ready, used, charge });
                 let (took, ahead) = (began.elapsed(), wanted.ahead);
                 state.meters.drawn(Kind::HeadLoad, [ahead.into(), 0], state.meters.began().and(Some(began)));
@@ -482,10 +503,8 @@ impl Shared {
                     _ => Err(error),
                 };
             };
-            let gone = state.take_down(&idle);
+            drop(state.take_down(&idle));
             state.log(HeadEvent::Evicted { name: idle });
-            drop(state);
-            drop(gone);
         }
     }
 
@@ -517,14 +536,30 @@ impl State {
         Some(hanging.ready.head.clone())
     }
 
-    /// Takes a head down. Where nobody wears it, its memory is left to the next one, and what was charged for it with it.
+    fn generation(&self, name: &str) -> Option<u64> {
+        self.hanging.get(name).map(|hanging| hanging.ready.generation)
+    }
+
+    /// Takes a head down. Where nobody wears it, its memory is left to the next one, and what was charged for it with it;
+    /// otherwise both are gone with the last who does.
     fn take_down(&mut self, name: &str) -> Option<ReadyHead> {
         let Hanging { ready, charge, .. } = self.hanging.remove(name)?;
-        if let Some(loan) = &ready.loan {
-            if Arc::strong_count(&ready.head) == 1 {
-                self.left = charge;
-            } else {
-                loan.keep();
+        let is_worn = Arc::strong_count(&ready.head) > 1;
+        match &ready.loan {
+            Some(_) if !is_worn => {
+                // Of two pieces the larger one is kept.
+                let bytes = |charge: &Option<Charge>| charge.as_ref().map_or(0, Charge::bytes);
+                if bytes(&charge) > bytes(&self.left) {
+                    self.left = charge;
+                }
+            }
+            loan => {
+                if let Some(loan) = loan {
+                    loan.keep();
+                }
+                if let Some(charge) = charge {
+                    ready.head.keep_with(charge);
+                }
             }
         }
         Some(ready)
@@ -586,7 +621,8 @@ fn load_all(rack: &Weak<Shared>) {
             state.loading = Some(wanted.name.clone());
             wanted
         };
-        if !shared.state().hanging.contains_key(&wanted.name) {
+        let is_current = shared.is_current(&shared.state(), &wanted.name);
+        if !is_current {
             shared.load(&wanted);
         }
         shared.state().loading = None;

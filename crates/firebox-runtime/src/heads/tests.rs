@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
@@ -16,6 +17,10 @@ struct Wardrobe {
     model: Model,
     split: usize,
     heads: Mutex<BTreeMap<String, Made>>,
+    /// Whether one has begun to be loaded.
+    loading: AtomicBool,
+    /// What the next question for a generation is answered, as if it had been asked some time ago.
+    stale: Mutex<Option<u64>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +64,13 @@ impl Wardrobe {
         model.decoder().unwrap().split_at(split).unwrap();
         let made = |bytes| Made { generation: 1, bytes, held_back: false, fails: false };
         let heads = heads.iter().map(|(name, bytes)| ((*name).to_owned(), made(*bytes))).collect();
-        Arc::new(Self { model, split, heads: Mutex::new(heads) })
+        Arc::new(Self {
+            model,
+            split,
+            heads: Mutex::new(heads),
+            loading: AtomicBool::default(),
+            stale: Mutex::default(),
+        })
     }
 
     fn change(&self, name: &str, change: impl FnOnce(&mut Made)) {
@@ -81,7 +92,8 @@ impl HeadSource for Wardrobe {
     }
 
     fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError> {
-        Ok(self.heads.lock().unwrap().get(name).map(|made| made.generation))
+        let made = self.heads.lock().unwrap().get(name).map(|made| made.generation);
+        Ok(self.stale.lock().unwrap().take().or(made))
     }
 
     fn bytes(&self, name: &str) -> Result<u64, RuntimeError> {
@@ -90,6 +102,7 @@ impl HeadSource for Wardrobe {
 
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
         let Made { generation, bytes, fails, .. } = self.made(name);
+        self.loading.store(true, Ordering::Relaxed);
         // Nobody waits for it for ever, and whoever waits for it to its end has found out.
         (0..6000).take_while(|_| self.made(name).held_back).for_each(|_| sleep(Duration::from_millis(10)));
         assert!(generation != PANICS, "as if a kernel had been given an impossible shape");
@@ -110,6 +123,14 @@ impl HeadSource for Wardrobe {
     }
 }
 
+#[track_caller]
+fn wait_for(what: impl Fn() -> bool) {
+    assert!((0..6000).any(|_| {
+        sleep(Duration::from_millis(10));
+        what()
+    }));
+}
+
 fn worn(rack: &HeadRack, name: &str) -> String {
     rack.wear(name).head.map_or("own".into(), |head| head.id().to_string())
 }
@@ -125,6 +146,55 @@ fn a_head_is_loaded_once_and_again_when_it_is_replaced() {
     let events: Vec<_> = rack.events().iter().map(HeadEvent::to_string).collect();
     assert_eq!(events.len(), 3, "{events:?}");
     assert!(matches!(rack.wear("none").instead.as_deref(), Some(RuntimeError::NoHead { .. })));
+}
+
+#[test]
+fn an_older_wish_is_given_the_newer_head() {
+    let wardrobe = Wardrobe::new(&[("code", 10)]);
+    wardrobe.change("code", |made| made.generation = 2);
+    let rack = wardrobe.rack(RackConfig::patient());
+    assert_eq!(worn(&rack, "code"), "code 2");
+    *wardrobe.stale.lock().unwrap() = Some(1);
+    assert_eq!(worn(&rack, "code"), "code 2");
+    assert_eq!(rack.events().len(), 1, "it is loaded once");
+}
+
+#[test]
+fn a_head_that_is_taken_back_while_it_is_loaded_is_not_worn() {
+    let wardrobe = Wardrobe::new(&[("code", 10)]);
+    wardrobe.change("code", |made| (made.generation, made.held_back) = (2, true));
+    let rack = wardrobe.rack(RackConfig::patient());
+    rack.hint("code");
+    wait_for(|| wardrobe.loading.load(Ordering::Relaxed));
+    wardrobe.change("code", |made| (made.generation, made.held_back) = (1, false));
+    assert_eq!(worn(&rack, "code"), "code 1");
+}
+
+#[test]
+fn another_fallback_takes_the_place_of_the_one_before() {
+    let wardrobe = Wardrobe::new(&[("broken", 1), (FALLBACK, 1)]);
+    wardrobe.change("broken", |made| made.fails = true);
+    let rack = wardrobe.rack(RackConfig::patient());
+    assert_eq!(worn(&rack, "broken"), "universal 1");
+    wardrobe.change(FALLBACK, |made| made.generation = 2);
+    assert_eq!(worn(&rack, "broken"), "universal 1", "nobody waits for it");
+    rack.settle();
+    assert_eq!(worn(&rack, "broken"), "universal 2");
+    assert_eq!(rack.bytes(), 1);
+}
+
+#[test]
+fn a_head_that_was_let_go_of_is_charged_for_as_long_as_it_is_worn() {
+    let wardrobe = Wardrobe::new(&[("code", 4)]);
+    let budget = Budget::new(10);
+    let rack = wardrobe.rack(RackConfig { budget: Some(budget.clone()), ..RackConfig::patient() });
+    let head = rack.wear("code").head.unwrap();
+    rack.settle();
+    rack.let_go("code");
+    assert!(rack.in_memory().is_empty());
+    assert_eq!(budget.left(), 6);
+    drop(head);
+    assert_eq!(budget.left(), 10);
 }
 
 #[test]
@@ -230,12 +300,8 @@ fn heads_that_nobody_wears_make_room() {
         assert_eq!(rack.bytes(), 5, "what can go went");
         drop(a);
     }
-    // The thread that loads may take a moment to notice.
-    let gone = (0..6000).any(|_| {
-        sleep(Duration::from_millis(10));
-        budget.left() == 10
-    });
-    assert!(gone, "a rack that is gone gives back what it held");
+    // The thread that loads may take a moment to notice that the rack is gone.
+    wait_for(|| budget.left() == 10);
 }
 
 #[test]

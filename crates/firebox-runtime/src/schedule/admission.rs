@@ -220,7 +220,7 @@ impl Queue {
 
     /// How many pinned tasks may run while others are there.
     fn most_pinned(&self, batch: usize) -> usize {
-        let others = self.entries.values().any(|entry| entry.priority != Priority::Pinned);
+        let others = self.entries.values().any(|entry| !entry.held && entry.priority != Priority::Pinned);
         if others && batch >= 2 { batch - 1 } else { batch }
     }
 
@@ -249,6 +249,8 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -304,7 +306,8 @@ mod tests {
         let [one, other, normal] =
             entered(&mut queue, [Priority::Pinned, Priority::Pinned, Priority::Normal]);
         assert_eq!(queue.update(at(0)), [Change::Start(one), Change::Start(normal)]);
-        queue.leave(normal);
+        // Who is held needs none.
+        assert_eq!(queue.hold(at(1), normal, true), Some(Change::Pause(normal)));
         assert_eq!(queue.update(at(1)), [Change::Start(other)]);
     }
 
@@ -328,10 +331,10 @@ mod tests {
         /// free place, and places are those of a line.
         #[test]
         fn everybody_runs_or_waits_in_line(
-            steps in prop::collection::vec((0u8..8, 0usize..12, 0u64..40), 1..80),
+            steps in prop::collection::vec((0u8..10, 0usize..12, 0u64..40), 1..80),
         ) {
             let mut queue = queue(4);
-            let mut there = BTreeMap::new();
+            let (mut there, mut held) = (BTreeMap::new(), BTreeSet::new());
             let mut now = Duration::ZERO;
             for (kind, value, passed) in steps {
                 now += at(passed);
@@ -342,10 +345,19 @@ mod tests {
                     }
                     4 => queue.set_room(value),
                     5 => queue.set_heat([Heat::Nominal, Heat::Fair, Heat::Serious, Heat::Critical][value % 4]),
+                    6 | 7 => {
+                        if let Some(&ticket) = there.keys().nth(value) {
+                            let is_held = !held.remove(&ticket) && held.insert(ticket);
+                            let paused = queue.hold(now, ticket, is_held).is_some();
+                            prop_assert_eq!(paused, is_held && there[&ticket]);
+                            there.entry(ticket).and_modify(|runs| *runs &= !is_held);
+                        }
+                    }
                     _ => {
                         if let Some(&ticket) = there.keys().nth(value) {
                             prop_assert!(queue.leave(ticket));
                             there.remove(&ticket);
+                            held.remove(&ticket);
                         }
                     }
                 }
@@ -358,7 +370,7 @@ mod tests {
                 }
                 let running = there.values().filter(|runs| **runs).count();
                 prop_assert_eq!(queue.running(), running);
-                prop_assert_eq!(running, queue.batch().min(there.len()));
+                prop_assert_eq!(running, queue.batch().min(there.len() - held.len()));
                 prop_assert_eq!(queue.waiting(), there.len() - running);
                 for (place, ticket) in queue.order(now).into_iter().enumerate() {
                     prop_assert_eq!(there.get(&ticket), Some(&false));

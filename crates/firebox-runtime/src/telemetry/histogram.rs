@@ -102,18 +102,14 @@ impl Distribution {
         None
     }
 
-    /// How many values were below powers of two, from one on to the first that is beyond all.
+    /// How many values were below powers of two: always the same ones, because who watches a bound from when it is first
+    /// there misses what brought it.
     pub(super) fn below_powers(&self) -> Vec<(u64, u64)> {
-        let mut below = Vec::new();
-        for power in 0..=HIGHEST_POWER {
+        let below = |power: u32| {
             let bound = 1u64 << power;
-            let end = bucket(bound).min(self.counts.len());
-            below.push((bound, self.counts[..end].iter().sum()));
-            if end == self.counts.len() {
-                break;
-            }
-        }
-        below
+            (bound, self.counts[..bucket(bound).min(self.counts.len())].iter().sum())
+        };
+        (0..=HIGHEST_POWER).map(below).collect()
     }
 }
 
