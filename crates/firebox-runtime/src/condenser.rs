@@ -60,18 +60,20 @@ impl Condenser for Extract {
     }
 }
 
-/// The tokens of facts, at most `capacity` of them: where the text has more, what the condenser makes of it.
+/// The tokens of facts, at most `capacity` of them: where the text has more, what the condenser makes of it. They stand for
+/// themselves: no text poses as a control token.
 pub fn fit_facts(
     text: &str,
     tokenizer: &Tokenizer,
     capacity: usize,
     condenser: &dyn Condenser,
 ) -> Result<Vec<u32>, RuntimeError> {
-    let whole = tokenizer.encode(text, true)?;
+    let encode = |text: &str| tokenizer.encode_literal(text, false);
+    let whole = encode(text)?;
     if whole.len() <= capacity {
         return Ok(whole);
     }
-    let encoded = |text: &str| tokenizer.encode(text, true).ok().filter(|tokens| tokens.len() <= capacity);
+    let encoded = |text: &str| encode(text).ok().filter(|tokens| tokens.len() <= capacity);
     let condensed = condenser.condense(text, &mut |text| encoded(text).is_some());
     // Another's condenser may say it fits without having asked.
     let full = CacheError::FactsFull { tokens: whole.len(), capacity };
@@ -115,7 +117,8 @@ impl Condensing {
 
 impl Session {
     /// Puts condensed facts in the place of those they were made from, and computes again what was said after them: between
-    /// two turns, and as a whole, or not at all. Facts that have come since stay. Waits until the condensing is done.
+    /// two turns, and as a whole, or not at all. Facts that have come since stay; turns that are hidden are forgotten. Waits
+    /// until the condensing is done.
     ///
     /// Returns whether it was done: not if one of the facts is no longer there, for what was made of it is out of date.
     pub fn condense(&mut self, condensing: Condensing) -> Result<bool, RuntimeError> {
@@ -180,7 +183,7 @@ mod tests {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/gguf/qwen3/model.gguf");
         let model = crate::Model::open(model, &crate::device("cpu").unwrap()).unwrap();
         let tokenizer = model.tokenizer().unwrap().clone();
-        let encode = |text: &str| tokenizer.encode(text, true).unwrap();
+        let encode = |text: &str| tokenizer.encode_literal(text, false).unwrap();
         let session = || model.session().unwrap().with_kv_type(firebox_cache::KvType::F32);
         let mut talk = session();
         talk.add_fact(&encode("hello there, whoever you are")).unwrap();

@@ -168,8 +168,7 @@ impl<'a> Conversation<'a> {
     pub fn ask(&mut self, text: &str) -> Result<Question, RuntimeError> {
         let parts = self.script.parts()?;
         let (prompt, closing) = (parts.question(text)?, parts.closing()?.len());
-        let pinned: usize = self.session.all_turns().filter(|turn| turn.pinned).map(|turn| turn.tokens).sum();
-        let room = self.capacity.turns.saturating_sub(pinned);
+        let room = self.capacity.turns.saturating_sub(self.session.pinned_tokens());
         let taken = prompt.len() + closing;
         self.expect_room(taken, room)?;
         let turn = self.session.begin_turn(&[Role::User, Role::Assistant])?;
@@ -250,6 +249,13 @@ mod tests {
         let full = conversation.add_fact(&long).map(drop);
         assert!(matches!(full, Err(RuntimeError::Cache(CacheError::FactsFull { .. }))));
         assert!(session.tokens().is_empty() && session.all_turns().next().is_none());
+
+        // A fact takes nothing from turns, be it pinned.
+        let mut conversation = Conversation::new(&script, &mut session, capacity);
+        let before = conversation.ask("Hi").unwrap().room;
+        let (fact, _) = conversation.add_fact("I am Ada.").unwrap();
+        session.pin(fact, true).unwrap();
+        assert_eq!(Conversation::new(&script, &mut session, capacity).ask("Hi").unwrap().room, before);
     }
 
     #[test]

@@ -70,6 +70,7 @@ pub fn perplexity(
             reason: "has another vocabulary, so its predictions cannot be compared",
         });
     }
+    model.session()?.expect_known(tokens)?;
     let mut sums = Sums::default();
     for window in tokens.chunks(context) {
         let open = |model: &Model, kept| {
@@ -167,5 +168,20 @@ mod tests {
         let by_hand: f64 = (0..3).map(|i| a[i].exp() * (a[i] - b[i])).sum();
         assert!(by_hand > 0.0);
         assert_eq!(sums.kl, by_hand);
+    }
+
+    #[test]
+    fn an_unknown_token_is_an_error_wherever_it_is() {
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/reference/llama");
+        let model = Model::open(fixture, &crate::device("cpu").unwrap()).unwrap();
+        for at in [0, 10, COMPARED_TOGETHER, COMPARED_TOGETHER + 1] {
+            let mut tokens = vec![5; COMPARED_TOGETHER + 2];
+            tokens[at] = 1 << 20;
+            let refused = perplexity(&model, &tokens, 256, KvType::F32, None).unwrap_err();
+            assert!(
+                matches!(refused, RuntimeError::Model(firebox_model::ModelError::Token { .. })),
+                "{refused}"
+            );
+        }
     }
 }

@@ -220,6 +220,12 @@ impl Session {
         capacity.saturating_sub(spoken.map(|turn| turn.tokens).sum())
     }
 
+    /// Tokens of turns that are never forgotten to make room for others.
+    pub fn pinned_tokens(&self) -> usize {
+        let pinned = self.all_turns().filter(|turn| turn.pinned && turn.kind == TurnKind::Turn);
+        pinned.map(|turn| turn.tokens).sum()
+    }
+
     fn forget_tokens(&mut self, tokens: Vec<Range<usize>>) {
         // From the end, so that what is still to go stays where it was.
         for range in tokens.into_iter().rev() {
@@ -235,7 +241,8 @@ impl Session {
             let facts = session.cache.turns().filter(|turn| turn.kind == TurnKind::Fact && counted(turn));
             facts.map(|turn| turn.tokens).sum()
         };
-        let tokens = held(self, |fact| fact.hidden.is_none()) + needed;
+        // One that is merely hidden may be seen again.
+        let tokens = held(self, |fact| fact.hidden != Some(Hidden::Superseded)) + needed;
         if tokens > capacity {
             return Err(CacheError::FactsFull { tokens, capacity }.into());
         }
@@ -248,8 +255,10 @@ impl Session {
         Ok(())
     }
 
+    /// One that no other has taken the place of.
     fn fact(&self, id: TurnId) -> Result<&Turn, CacheError> {
-        let mut facts = self.cache.turns().filter(|turn| turn.kind == TurnKind::Fact);
+        let stands = |turn: &&Turn| turn.kind == TurnKind::Fact && turn.hidden != Some(Hidden::Superseded);
+        let mut facts = self.cache.turns().filter(stands);
         facts.find(|turn| turn.id == id).ok_or(CacheError::NoSuchTurn { turn: id })
     }
 }
@@ -334,11 +343,25 @@ mod tests {
         let refused = session.supersede(first, &[6; 11]).unwrap_err();
         assert!(matches!(refused, RuntimeError::Cache(CacheError::FactsFull { .. })));
         assert!(session.turns().all(|turn| turn.hidden.is_none()), "a refusal changes nothing");
+        session.mask(first, true).unwrap();
+        let refused = session.add_fact(&[6; 5]);
+        assert!(refused.is_err(), "what is only hidden may be seen again");
+        session.mask(first, false).unwrap();
         // There is room for what is new once what it replaces no longer counts.
         let second = session.supersede(first, &[6; 8]).unwrap();
         assert_eq!(session.tokens(), [6; 8]);
         assert!(session.turns().all(|turn| turn.id == second));
         assert!(session.supersede(first, &[1]).is_err());
+    }
+
+    #[test]
+    fn a_fact_is_superseded_once() {
+        let mut session = session();
+        let first = session.add_fact(&[5; 6]).unwrap();
+        session.supersede(first, &[6; 6]).unwrap();
+        let refused = session.supersede(first, &[7; 6]).unwrap_err();
+        assert!(matches!(refused, RuntimeError::Cache(CacheError::NoSuchTurn { turn }) if turn == first));
+        assert_eq!(session.visible_facts().len(), 1);
     }
 
     /// What could not be added leaves nothing behind: not a fact that what is said next would become part of, and not a

@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use burn::tensor::Tensor;
 use firebox_model::{Encoder, EncoderInput, ModelError, Network, Pooling, of_length_one};
 use firebox_store::{Checkpoint, StoreError, files};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub(crate) use framed::Framed;
 pub use rerank::Ranked;
@@ -132,8 +132,16 @@ fn encoded(encoder: &Encoder, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelE
     Ok(texts.iter().map(of).collect())
 }
 
-/// How its makers pool, where they say so as those of sentence-transformers do.
+/// How its makers pool, where they say so, as those of sentence-transformers do in a file of its own and GGUF files within.
+/// To pool in another way than they do would be wrong vectors, without a word.
 fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError> {
+    if let Some(name) = checkpoint.config()["firebox"]["pooling"].as_str() {
+        return Ok(match name {
+            "first" => Some(Pooling::First),
+            "last" => Some(Pooling::Last),
+            _ => Some(Pooling::Mean),
+        });
+    }
     let path = checkpoint.path().join("1_Pooling").join("config.json");
     let file = match files::read(&path) {
         Ok(file) => file,
@@ -141,18 +149,30 @@ fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError>
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(None);
         }
-        // To pool in another way than they do would be wrong vectors, without a word.
         Err(error) => return Err(StoreError::io(&path, "read", error).into()),
     };
-    let said: Value = serde_json::from_slice(&file).unwrap_or_default();
-    let is = |mode: &str| said[mode].as_bool() == Some(true);
-    Ok(if is("pooling_mode_cls_token") {
-        Some(Pooling::First)
-    } else if is("pooling_mode_lasttoken") {
-        Some(Pooling::Last)
-    } else {
-        is("pooling_mode_mean_tokens").then_some(Pooling::Mean)
-    })
+    let malformed = |field: &str, reason: String| {
+        RuntimeError::from(StoreError::Malformed { file: path.clone(), field: field.into(), reason })
+    };
+    let said: Map<String, Value> =
+        serde_json::from_slice(&file).map_err(|error| malformed("JSON", error.to_string()))?;
+    let is_on = |(name, value): &(&String, &Value)| {
+        name.starts_with("pooling_mode_") && value.as_bool() == Some(true)
+    };
+    let on: Vec<&str> = said.iter().filter(is_on).map(|(name, _)| name.as_str()).collect();
+    match on[..] {
+        [] => Ok(None),
+        ["pooling_mode_cls_token"] => Ok(Some(Pooling::First)),
+        ["pooling_mode_lasttoken"] => Ok(Some(Pooling::Last)),
+        ["pooling_mode_mean_tokens"] => Ok(Some(Pooling::Mean)),
+        _ => Err(malformed(
+            on[0],
+            format!(
+                "{} is not supported; say with which pooling to go on, the mean for example",
+                on.join(" with ")
+            ),
+        )),
+    }
 }
 
 /// Neighbours that go through the layers together.

@@ -154,6 +154,11 @@ fn pooling_is_what_the_makers_say() {
         let found = model.embed(&TEXTS[..1], &EmbedOptions::default()).unwrap();
         assert!(close(&found[0], &by_hand(&model, &tokens(&model), pooling, true)), "{mode}");
     }
+    let (_folder, model) = encoder(0, Some("pooling_mode_max_tokens"));
+    let refused = model.embed(&TEXTS[..1], &EmbedOptions::default()).unwrap_err().to_string();
+    assert!(refused.contains("pooling_mode_max_tokens") && refused.contains("not supported"), "{refused}");
+    let options = EmbedOptions { pooling: Some(Pooling::Mean), ..EmbedOptions::default() };
+    assert!(model.embed(&TEXTS[..1], &options).is_ok());
 }
 
 #[test]

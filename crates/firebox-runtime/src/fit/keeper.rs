@@ -305,7 +305,7 @@ impl Watcher for Looker {
     fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration) {
         let mut state = self.0.state();
         let faults = state.faults.as_mut().map_or(0, MajorFaults::since_last);
-        let cooled = state.takes_temperature();
+        let heat_changed = state.takes_temperature();
         let Some(mut governor) = state.governor.take() else { return };
         let mut kept = Kept { keeper: &self.0, streamed, state: &mut state };
         // Between the layers of a model that shares the machine others run, and what it waits for is no part of its steps.
@@ -314,7 +314,7 @@ impl Watcher for Looker {
         } else {
             governor.after_pass(rows, time, &mut kept)
         };
-        if cooled || !events.is_empty() || kept.pays_for_nothing() || kept.ring_is_misfit() {
+        if heat_changed || !events.is_empty() || kept.pays_for_nothing() || kept.ring_is_misfit() {
             kept.fit_ring();
         }
         state.governor = Some(governor);

@@ -314,10 +314,13 @@ fn adjust(plan: &mut Plan, shape: &Shape, rates: &Rates, config: &FitConfig) -> 
         return Ok(());
     }
     let count = config.layers.unwrap_or(plan.kept_layers.len()).min(shape.layers());
+    let count =
+        if let Placement::Exactly(layers) = &config.placement { count.min(layers.len()) } else { count };
     plan.keep_unembedding &= config.layers.is_none() || count == shape.layers();
     let keeps_all = count == shape.layers() && plan.keep_unembedding;
     plan.buffers = if keeps_all { 0 } else { config.buffers.unwrap_or(plan.buffers.max(FEWEST_BUFFERS)) };
     plan.explanation = place(&config.placement, shape, rates, count, plan.keep_unembedding, plan.buffers)?;
+    plan.explanation.prediction.peak_bytes += shape.reserve(plan.kv_tokens, plan.chunk);
     plan.kept_layers = plan.explanation.layers.clone();
     plan.prediction = plan.explanation.prediction;
     Ok(())

@@ -125,12 +125,11 @@ impl<'a> Planner<'a> {
         let least = shape.fixed_bytes.saturating_add(kv_bytes).saturating_add(weights);
         // A piece of a prompt is no longer than what there is room for.
         let chunk = chunk(shape, memory.saturating_sub(least)).min(kv_tokens.max(FEWEST_ROWS));
-        let activations = chunk as u64 * shape.activation_bytes_per_row;
-        let needed = least.saturating_add(activations);
+        let needed = least.saturating_add(chunk as u64 * shape.activation_bytes_per_row);
         if needed > memory {
             return Err(RuntimeError::TooLittleMemory { needed, memory, kv_tokens });
         }
-        let reserve = kv_bytes + activations;
+        let reserve = shape.reserve(kv_tokens, chunk);
         Ok(Self { shape, rates, kv_tokens, chunk, reserve, left: memory - shape.fixed_bytes - reserve })
     }
 

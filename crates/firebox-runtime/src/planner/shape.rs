@@ -79,6 +79,12 @@ impl Shape {
         self.parts.iter().filter(|part| !part.is_layer).map(|part| part.kept_bytes).sum()
     }
 
+    /// What keys and values of so many tokens take, and the activations of so many rows.
+    pub(crate) fn reserve(&self, kv_tokens: usize, rows: usize) -> u64 {
+        let keys_and_values = (kv_tokens as u64).saturating_mul(self.kv_bytes_per_token);
+        keys_and_values.saturating_add((rows as u64).saturating_mul(self.activation_bytes_per_row))
+    }
+
     /// What a ring of buffers takes. Each has room for the largest part, so that what is kept may change while a model
     /// runs and the ring stays.
     pub(crate) fn ring_bytes(&self, buffers: usize) -> u64 {

@@ -148,6 +148,13 @@ pub(crate) fn config(
     if family != Family::Bert {
         rope(&keys, family, seen, &mut config)?;
     }
+    let pooling = match keys.number("pooling_type")? {
+        Some(1) => Some("mean"),
+        Some(2) => Some("first"),
+        Some(3) => Some("last"),
+        _ => None,
+    };
+    notes.extend(pooling.map(|pooling| ("pooling".into(), pooling.into())));
     notes.insert("source".into(), "gguf".into());
     config.insert("firebox".into(), Value::Object(notes));
     Ok(Value::Object(config))
@@ -480,18 +487,17 @@ fn bert(
     config.remove("num_key_value_heads");
     config.remove("attention_bias");
     // Those that do not say are embedding models all the same, and those pool by the mean.
-    let unread = match keys.number("pooling_type")? {
-        None | Some(0 | 1) => None,
-        Some(2) => Some("2, the vector of the first token (cls)".to_owned()),
-        Some(3) => Some("3, the vector of the last token".to_owned()),
-        Some(kind) => Some(kind.to_string()),
+    match keys.number("pooling_type")? {
+        None | Some(0) => notes.insert("pooling".into(), "mean".into()),
+        Some(1..=3) => None,
+        Some(kind) => {
+            return Err(Fault::unsupported(
+                keys.key("pooling_type"),
+                format!(
+                    "{kind}; use a model that takes the mean of all tokens (1), the first (2) or the last (3)"
+                ),
+            ));
+        }
     };
-    if let Some(kind) = unread {
-        return Err(Fault::unsupported(
-            keys.key("pooling_type"),
-            format!("{kind}; use a model that takes the mean of all tokens (1), as all-MiniLM and e5 do"),
-        ));
-    }
-    notes.insert("pooling".into(), "mean".into());
     Ok(())
 }

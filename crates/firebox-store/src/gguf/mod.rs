@@ -10,7 +10,7 @@
 //! | `norm_weight_offset` | what to add to a norm's weight, where the family's own offset is another (Gemma and Qwen3.5: 0 instead of 1) |
 //! | `a_log_negated_exp` | `A_log` holds `-exp(A_log)` |
 //! | `v_heads_tiled` | the value heads of linear attention run over the key heads first |
-//! | `pooling` | how an encoder's tokens become one vector: always `"mean"`, others are refused |
+//! | `pooling` | how tokens become one vector, where the file says so or it is an encoder: `"mean"`, `"first"` or `"last"` of them |
 //!
 //! Frequency factors stored as tensors become `rope_parameters`: `rope_freqs` as `{"rope_type": "firebox_factors",
 //! "factors": […]}`, by which the frequencies are divided, and `rope_factors_long` and `_short` as `longrope`.
