@@ -17,16 +17,12 @@ pub(crate) fn without_generation_tags(source: &str) -> Cow<'_, str> {
     while let Some(start) = rest.find("{%").into_iter().chain(rest.find("{#")).min() {
         let (before, at) = rest.split_at(start);
         plain.push_str(before);
-        let end = if at.starts_with("{#") { "#}" } else { "%}" };
-        let length = at.find(end).map_or(at.len(), |position| position + end.len());
+        let raw = basic_tag(at, "raw").map(|length| length + raw_length(&at[length..]));
+        let untouched = raw.or_else(|| at.starts_with("{#").then(|| comment(at)));
+        let length = untouched.unwrap_or_else(|| at.find("%}").map_or(at.len(), |position| position + 2));
         let (tag, after) = at.split_at(length);
-        plain.push_str(&renamed(tag));
+        plain.push_str(&if untouched.is_some() { Cow::Borrowed(tag) } else { renamed(tag) });
         rest = after;
-        if name(tag) == "raw" {
-            let length = raw_length(rest);
-            plain.push_str(&rest[..length]);
-            rest = &rest[length..];
-        }
     }
     plain.push_str(rest);
     Cow::Owned(plain)
@@ -46,14 +42,31 @@ fn renamed(tag: &str) -> Cow<'_, str> {
     }
 }
 
+/// The length of the comment that a text begins with. What ends it stands behind what begins it.
+pub(crate) fn comment(text: &str) -> usize {
+    text[2..].find("#}").map_or(text.len(), |end| end + 4)
+}
+
+/// The length of the tag that a text begins with, if it is nothing but this word, as minijinja reads the tags around raw text:
+/// whatever reads them otherwise takes code for text.
+pub(crate) fn basic_tag(text: &str, word: &str) -> Option<usize> {
+    let sign = |text: &'_ str| usize::from(text.starts_with(['-', '+']));
+    let trimmed = |text: &'_ str| text.len() - text.trim_ascii_start().len();
+    let mut at = "{%".len();
+    text.strip_prefix("{%")?;
+    at += sign(&text[at..]);
+    at += trimmed(&text[at..]);
+    text[at..].strip_prefix(word)?;
+    at += word.len();
+    at += trimmed(&text[at..]);
+    at += sign(&text[at..]);
+    text[at..].starts_with("%}").then_some(at + "%}".len())
+}
+
 /// How much of `rest` belongs to the raw text before `{% endraw %}`.
 pub(crate) fn raw_length(rest: &str) -> usize {
-    let tags = rest.match_indices("{%").map(|(start, _)| start);
-    let mut ends = tags.filter(|&start| {
-        let length = rest[start..].find("%}").map_or(0, |position| position + 2);
-        name(&rest[start..start + length]) == "endraw"
-    });
-    ends.next().unwrap_or(rest.len())
+    let mut tags = rest.match_indices("{%").map(|(start, _)| start);
+    tags.find(|&start| basic_tag(&rest[start..], "endraw").is_some()).unwrap_or(rest.len())
 }
 
 #[cfg(test)]

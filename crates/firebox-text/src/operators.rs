@@ -1,7 +1,7 @@
 //! Where templates build strings with operators.
 
 use crate::error::TextError;
-use crate::generation_tag::{name, raw_length};
+use crate::generation_tag::{basic_tag, comment, name, raw_length};
 
 /// The filter that passes a value on if it is not too large.
 pub(crate) const FIT: &str = "__fit";
@@ -18,11 +18,13 @@ const LONGEST: usize = 256 << 10;
 const TOKENS: usize = 8_000;
 const ELIFS: usize = 1_000;
 
-/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, and [`EACH`] on what loops go over.
+/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, and on what attributes are set to, and
+/// [`EACH`] on what loops go over.
 ///
 /// minijinja has no hook for operators, and concatenation is what builds strings without a limit. The filter stands at
 /// the end of an operand, where it binds tighter than any operator, or behind brackets around a whole chain of operators,
-/// so that nothing changes its meaning. No line changes its number.
+/// so that nothing changes its meaning. No line changes its number. Attributes of namespaces are all that a round of a loop
+/// leaves to the next, so that nothing gets deeper and deeper past them: to drop what is nested exhausts the stack.
 pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
     let invalid = |reason: &str| TextError::InvalidChatTemplate { reason: reason.to_owned() };
     if source.len() > LONGEST {
@@ -36,7 +38,10 @@ pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
         let rest = &source[start..];
         at = start + 1;
         if rest.starts_with("{#") {
-            at = start + rest.find("#}").map_or(rest.len(), |end| end + 2);
+            at = start + comment(rest);
+        } else if let Some(length) = basic_tag(rest, "raw") {
+            at = start + length;
+            at += raw_length(&source[at..]);
         } else if rest.starts_with("{{") || rest.starts_with("{%") {
             let mut tag = Tag::new(source, start + 2, &mut inserts);
             let (end, tokens) = tag.scan(if rest.starts_with("{{") { "}}" } else { "%}" });
@@ -44,11 +49,7 @@ pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
                 return Err(invalid("one of its tags has more than 8000 words and signs"));
             }
             at = end;
-            let tag = &source[start..end];
-            if name(tag) == "raw" {
-                at += raw_length(&source[at..]);
-            }
-            elifs += usize::from(name(tag).starts_with("elif"));
+            elifs += usize::from(name(&source[start..end]).starts_with("elif"));
         }
     }
     if elifs > ELIFS {
@@ -94,15 +95,17 @@ struct Chain {
     link: Link,
 }
 
-/// What is known of what a loop goes over.
+/// What is known of what a loop goes over, or of what an attribute is set to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Each {
-    /// There is no loop, or it has been dealt with.
+    /// There is none, or it has been dealt with.
     Nothing,
     /// It comes behind `in`.
-    Wanted,
-    /// It begins here.
-    From(usize),
+    Loop,
+    /// It comes behind `=`.
+    Attribute,
+    /// It begins here, and is passed through this filter.
+    From(usize, &'static str),
 }
 
 struct Tag<'a> {
@@ -119,11 +122,19 @@ struct Tag<'a> {
 impl<'a> Tag<'a> {
     fn new(source: &'a str, at: usize, inserts: &'a mut Vec<(usize, &'static str)>) -> Self {
         let at = at + usize::from(source[at..].starts_with(['-', '+']));
-        let is_loop = source[at..]
-            .trim_start()
-            .strip_prefix("for")
-            .is_some_and(|rest| rest.starts_with(char::is_whitespace));
-        let each = if is_loop { Each::Wanted } else { Each::Nothing };
+        let behind = |keyword: &str| {
+            let rest = source[at..].trim_start().strip_prefix(keyword)?;
+            rest.starts_with(|c: char| !(c.is_alphanumeric() || c == '_')).then_some(rest)
+        };
+        let sets_attribute =
+            |rest: &str| rest.split(['=', '%']).next().is_some_and(|target| target.contains('.'));
+        let each = if behind("for").is_some() {
+            Each::Loop
+        } else if behind("set").is_some_and(sets_attribute) {
+            Each::Attribute
+        } else {
+            Each::Nothing
+        };
         Self { source, at, behind: at, outer: Vec::new(), chain: Chain::default(), each, inserts }
     }
 
@@ -207,6 +218,9 @@ impl<'a> Tag<'a> {
             }
             _ => {
                 self.end_chain();
+                if first == '=' && self.each == Each::Attribute && self.outer.is_empty() {
+                    self.each = Each::From(self.at + 1, "|__fit");
+                }
                 first.len_utf8()
             }
         }
@@ -221,10 +235,10 @@ impl<'a> Tag<'a> {
             (_, "and" | "or" | "not" | "if" | "else" | "in") => {
                 self.end_chain();
                 match (self.each, word) {
-                    (Each::Wanted, "in") if self.outer.is_empty() => {
-                        self.each = Each::From(self.at + word.len());
+                    (Each::Loop, "in") if self.outer.is_empty() => {
+                        self.each = Each::From(self.at + word.len(), "|__each");
                     }
-                    (Each::From(_), "if") if self.outer.is_empty() => self.end_each(),
+                    (Each::From(_, "|__each"), "if") if self.outer.is_empty() => self.end_each(),
                     _ => {}
                 }
             }
@@ -237,11 +251,12 @@ impl<'a> Tag<'a> {
     }
 
     fn end_each(&mut self) {
-        if let Each::From(start) = std::mem::replace(&mut self.each, Each::Nothing)
+        if let Each::From(start, filter) = std::mem::replace(&mut self.each, Each::Nothing)
             && start < self.behind
         {
             self.inserts.push((start, " ("));
-            self.inserts.push((self.behind, ")|__each"));
+            self.inserts.push((self.behind, ")"));
+            self.inserts.push((self.behind, filter));
         }
     }
 
@@ -349,6 +364,14 @@ mod tests {
             ("{% for a in (b if c else []) recursive %}", "{% for a in ( (b if c else []))|E recursive %}"),
             ("{% for a in b + c %}{{ 1 in d }}", "{% for a in ( (b|F + c|F)|F)|E %}{{ 1 in d }}"),
             ("{% for a in recursive %}", "{% for a in ( recursive)|E %}"),
+            ("{% set ns.a = b if c else d %}", "{% set ns.a = ( b if c else d)|F %}"),
+            ("{%-set ns.a, b=(1, 2)-%}", "{%-set ns.a, b= ((1, 2))|F-%}"),
+            ("{% set ns.a = b == c %}", "{% set ns.a = ( b == c)|F %}"),
+            ("{% set ns.a = f(b=c) + 1 %}", "{% set ns.a = ( (f(b=c)|F + 1|F)|F)|F %}"),
+            ("{% set a = b.c %}{% set ns.a %}{% endset %}", "{% set a = b.c %}{% set ns.a %}{% endset %}"),
+            ("{#}{{ a ~ b }}#}{{ a ~ b }}", "{#}{{ a ~ b }}#}{{ (a|T ~ b|T)|F }}"),
+            ("{% raw %}{%--endraw%}{{ a ~ b }}", "{% raw %}{%--endraw%}{{ a ~ b }}"),
+            ("{%- raw +%}{%+endraw -%}{{ a ~ b }}", "{%- raw +%}{%+endraw -%}{{ (a|T ~ b|T)|F }}"),
             ("{% forms %}{% for a in %}", "{% forms %}{% for a in %}"),
         ];
         for (source, expected) in cases {

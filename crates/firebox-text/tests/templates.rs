@@ -262,6 +262,14 @@ fn templates_that_build_without_end_are_stopped() {
         "{{ strftime_now('%255Y' * 1000000) }}".to_owned(),
         "{{ [1]|batch(10000000000, 'x') }}".to_owned(),
         doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}"),
+        // What ends a comment or raw text stands where minijinja looks for it.
+        "{#}{{ \" #}".to_owned() + &doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}") + "{#\"}}#}",
+        "{% raw %}{%--endraw%}{{ \" {% endraw %}".to_owned()
+            + &doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}")
+            + "{#\"}}#}",
+        // Deeper than the stack is when it is dropped.
+        "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}".to_owned(),
+        "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set (ns.x, y) = [ns.x], 1 %}{% endfor %}".to_owned(),
         doubling.replace("BODY", "{% set ns.x = ns.x + ns.x %}"),
         doubling.replace("BODY", "{% set y = ns.x %}{% set ns.x = [(y ~ ns.x)][0] %}"),
         doubling.replace("BODY", "{% set ns.x = ns.x * 2 %}"),
