@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use crate::outcome::INTERRUPTED;
 
 /// What Ctrl-C does.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
     working: Arc<AtomicBool>,
@@ -21,7 +21,7 @@ pub struct Working<'a>(&'a Interrupt);
 impl Interrupt {
     /// Takes Ctrl-C over from the system.
     pub fn install() -> anyhow::Result<Self> {
-        let interrupt = Self { requested: Arc::default(), working: Arc::default() };
+        let interrupt = Self::default();
         let Self { requested, working } = interrupt.clone();
         ctrlc::set_handler(move || {
             if !working.load(Ordering::SeqCst) || requested.swap(true, Ordering::SeqCst) {
