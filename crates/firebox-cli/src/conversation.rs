@@ -163,6 +163,8 @@ impl Conversation {
 
     fn answer(&mut self, interrupt: &Interrupt, console: &Console) -> anyhow::Result<()> {
         let ids = self.fitting_prompt(console)?;
+        // The choice of a head is part of the work: a long message goes through the trunk for it.
+        let working = interrupt.work();
         let session = &mut self.session;
         let common = session.tokens().iter().zip(&ids).take_while(|(known, wanted)| known == wanted).count();
         // At least one token has to go through the layers for there to be logits.
@@ -178,7 +180,8 @@ impl Conversation {
         let tokenizer = Some(self.prompter.tokenizer.clone());
         let took = |_, text: &str| if text.is_empty() { Ok(()) } else { console.print(text) };
         let speculation = self.speculation.as_mut();
-        let summary = answer(session, tokenizer, &ids[kept..], config, speculation, interrupt, took)?;
+        let summary = answer(session, tokenizer, &ids[kept..], config, speculation, &working, took)?;
+        drop(working);
         if !summary.text.ends_with('\n') {
             console.line("")?;
         }
@@ -230,8 +233,10 @@ fn forget_oldest_turn(messages: &mut Vec<Message>) -> bool {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::atomic::Ordering;
 
     use firebox_runtime::device;
+    use firebox_runtime::heads::RackConfig;
     use firebox_text::ChatTemplate;
 
     use super::*;
@@ -288,5 +293,28 @@ mod tests {
         }
         assert!(forgot.contains(&true));
         assert!(!forgot.windows(2).any(|pair| pair == [true, true]), "{forgot:?}");
+    }
+
+    /// The router reads a message in pieces, and looks between them whether it is to stop.
+    #[test]
+    fn the_last_ctrl_c_does_not_stop_the_choice_of_a_head() {
+        let (interrupt, console) = (Interrupt::default(), Console::default());
+        let model = model("assets/pocket").with_heads(RackConfig::patient()).unwrap();
+        let tokenizer = model.tokenizer().unwrap().clone();
+        let template = ChatTemplate::new(model.checkpoint().text(), &tokenizer).unwrap();
+        let prompter = Prompter { tokenizer, template, thinking: None, add_special: false };
+        let config = GenerationConfig {
+            max_tokens: Some(4),
+            end_tokens: model.end_tokens(),
+            ..GenerationConfig::default()
+        };
+        let session = model.session().unwrap().with_cancel(interrupt.flag()).with_chunk(2);
+        let mut talk = Conversation::resume(prompter, config, session, None, Vec::new());
+        let router = Router::of(talk.session());
+        assert!(router.is_some());
+        talk.let_choose(router);
+        interrupt.flag().store(true, Ordering::SeqCst);
+        talk.say("My dog is called Biscuit.", &interrupt, &console).unwrap();
+        assert_ne!(talk.last().unwrap().finish, Finish::Cancelled);
     }
 }

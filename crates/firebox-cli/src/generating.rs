@@ -13,7 +13,7 @@ use crate::args::{CacheType, DeviceArgs};
 use crate::console::Console;
 use crate::fitting::{FittingArgs, say_fit};
 use crate::hub;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Working};
 use crate::outcome::usage;
 use crate::prompt::PromptArgs;
 use crate::rack::RackArgs;
@@ -206,16 +206,15 @@ pub fn answer(
     prompt: &[u32],
     config: GenerationConfig,
     speculation: Option<&mut Speculation>,
-    interrupt: &Interrupt,
+    working: &Working<'_>,
     mut took: impl FnMut(Option<u32>, &str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Summary> {
-    let _working = interrupt.work();
     let mut generation = Generation::begin(session, tokenizer, prompt, config)?;
     if let Some(speculation) = speculation {
         generation = generation.with_speculation(speculation);
     }
     loop {
-        let piece = if interrupt.requested() { generation.cancel() } else { generation.next_piece()? };
+        let piece = if working.stop_requested() { generation.cancel() } else { generation.next_piece()? };
         let Some(piece) = piece else { break };
         took(piece.token, &piece.text)?;
     }

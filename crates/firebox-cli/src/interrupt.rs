@@ -32,21 +32,23 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Begins work that Ctrl-C is to stop.
+    /// Begins work that Ctrl-C is to stop. What was asked of the work before is over.
     pub fn work(&self) -> Working<'_> {
         self.requested.store(false, Ordering::SeqCst);
         self.working.store(true, Ordering::SeqCst);
         Working(self)
     }
 
-    /// Whether the work is to stop.
-    pub fn requested(&self) -> bool {
-        self.requested.load(Ordering::SeqCst)
-    }
-
     /// The same, for those who look themselves.
     pub fn flag(&self) -> Arc<AtomicBool> {
         self.requested.clone()
+    }
+}
+
+impl Working<'_> {
+    /// Whether the work is to stop.
+    pub fn stop_requested(&self) -> bool {
+        self.0.requested.load(Ordering::SeqCst)
     }
 }
 
