@@ -1,13 +1,11 @@
 //! `firebox train`
 
-use std::io::stderr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{Device, Model, OWN_HEAD};
 use firebox_train::pocket::{Examination, Recipe, Report, Score, Task, Watch, Workshop};
-use firebox_train::{Dashboard, Lines, Progress};
 use serde_json::json;
 
 use crate::args::{CacheType, DeviceArgs};
@@ -85,12 +83,9 @@ fn make(
 ) -> anyhow::Result<Option<PathBuf>> {
     let interrupt = Interrupt::install()?;
     let workshop = Workshop::open(recipe, &args.out, device)?;
-    let mut begin = |phase: &str| -> Box<dyn Progress> {
+    let mut begin = |phase: &str| {
         console.note(phase);
-        match Dashboard::new() {
-            Some(dashboard) => Box::new(dashboard),
-            None => Box::new(Lines::new(stderr(), LINES_EVERY)),
-        }
+        console.training(LINES_EVERY)
     };
     let _working = interrupt.work();
     Ok(workshop.make(&mut Watch { begin: &mut begin, stop: &interrupt.flag() })?)

@@ -1,6 +1,5 @@
 //! `firebox head train`
 
-use std::io::stderr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,8 +10,8 @@ use firebox_runtime::Model;
 use firebox_store::{Dtype, Heads, SourceKind, StoreError, trunk_hash};
 use firebox_text::{ChatTemplate, TextError};
 use firebox_train::{
-    Aim, Dashboard, Ending, Examples, ExamplesConfig, Format, Lessons, Lines, Packed, Precision, Progress,
-    Run, Schedule, Settings, Stored, Subject, Which, boundary_states, export_head, train as train_network,
+    Aim, Ending, Examples, ExamplesConfig, Format, Lessons, Packed, Precision, Run, Schedule, Settings,
+    Stored, Subject, Which, boundary_states, export_head, train as train_network,
 };
 use serde::Serialize;
 
@@ -189,10 +188,7 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
     let samples = Packed::new(examples, args.batch_tokens, args.seed).hold_out(held_out);
     let subject = Subject { samples, states: Some(states?), aim: Aim::Targets };
     let mut lessons = Lessons::new(vec![subject], args.seed, &device);
-    let mut progress: Box<dyn Progress> = match Dashboard::new() {
-        Some(dashboard) => Box::new(dashboard),
-        None => Box::new(Lines::new(stderr(), LINES_EVERY)),
-    };
+    let mut progress = console.training(LINES_EVERY);
     let working = interrupt.work();
     let trained = train_network(begun, &mut lessons, &mut run, &mut *progress, &interrupt.flag())?;
     drop((working, progress));

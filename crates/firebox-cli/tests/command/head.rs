@@ -181,3 +181,13 @@ fn products_that_are_not_there_leave_no_run() {
     train(&model, &learnt, &run, &[&["--steps", "0"]]).fails(UNUSABLE, &["steps is 0"]);
     assert!(!run.exists());
 }
+
+#[test]
+fn a_training_says_nothing_where_it_shall_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = bundle(folder.path(), &[]);
+    let (run, learnt) = (folder.path().join("run"), data(folder.path(), " world"));
+    let ran = train(&model, &learnt, &run, &[&["--quiet", "--steps", "1"]]).ends_with(0);
+    assert_eq!(ran.stderr, "");
+    assert!(ran.stdout.contains("head"), "{}", ran.stdout);
+}
