@@ -85,16 +85,12 @@ impl GeneratingArgs {
 
     /// A session of a model, which stops at Ctrl-C.
     pub fn session(&self, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
-        self.dressed(model.session()?, model, interrupt)
+        self.dressed(model.session()?, interrupt)
     }
 
-    /// The same, for a session that was begun elsewhere.
-    pub fn dressed(&self, session: Session, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
-        let session = session.with_meters(model.session_meters());
+    /// The same, for a session of the model that was begun elsewhere.
+    pub fn dressed(&self, session: Session, interrupt: &Interrupt) -> anyhow::Result<Session> {
         let mut session = self.configured(session, interrupt);
-        if let Some(heads) = model.heads() {
-            session = session.with_heads(heads.clone());
-        }
         if let Some(name) = self.head.as_deref().filter(|name| *name != AUTO)
             && let Some(reason) = session.use_head(name).instead
         {

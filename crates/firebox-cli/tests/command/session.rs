@@ -74,3 +74,21 @@ fn only_conversations_are_removed() {
     let none = firebox_with(args!["session", "list", folder.path()]).ends_with(0);
     assert!(none.stderr.contains("--session"), "{}", none.stderr);
 }
+
+/// Templates count on a first message, and one that nobody has asked anything in has none.
+#[test]
+fn the_only_question_can_be_taken_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, session) = (folder.path().join("model"), folder.path().join("talk"));
+    firebox_with(args!["import", gguf("llama"), model]).ends_with(0);
+    let template = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}\
+                    {% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}<assistant>";
+    std::fs::write(model.join("chat_template.jinja"), template).unwrap();
+    let chat = args!["chat", model, "-n", "4", "--temp", "0", "--session", session];
+    firebox_fed(&chat, "Hello\n").ends_with(0);
+    let ran = firebox_with(args!["session", "rewind", session, "--model", model]).ends_with(0);
+    assert!(ran.stdout.starts_with("0 of "), "{}", ran.stdout);
+    let left = firebox_with(args!["session", "export", session]).ends_with(0).json();
+    assert_eq!(left, serde_json::json!([]));
+    firebox_fed(&chat, "Hello\n").ends_with(0);
+}
