@@ -178,7 +178,7 @@ fn products_that_are_not_there_leave_no_run() {
         let more = ["--steps", "1", "--lora", "2", "--targets", targets];
         train(&model, &learnt, &run, &[&more]).fails(USAGE, &["--targets", "q_porj"]);
     }
-    train(&model, &learnt, &run, &[&["--steps", "0"]]).fails(UNUSABLE, &["steps is 0"]);
+    train(&model, &learnt, &run, &[&["--steps", "0"]]).fails(USAGE, &["steps is 0"]);
     assert!(!run.exists());
 }
 
