@@ -137,14 +137,6 @@ pub enum TrainError {
         /// The learning rate it would have been taken with.
         learning_rate: f64,
     },
-    /// A line of a data file cannot be used. Readers of a whole file skip it and say so.
-    #[error("line {line}: {reason}")]
-    Line {
-        /// Its number, from one.
-        line: u64,
-        /// What is wrong with it.
-        reason: String,
-    },
     /// A file was written to while it was in use.
     #[error("{}: changed while it was in use; begin the run again", file.display())]
     Changed {
