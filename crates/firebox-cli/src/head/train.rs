@@ -82,7 +82,7 @@ pub struct TrainArgs {
     /// Decides whatever is random
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Compute the loss with weights rounded to bf16
+    /// Compute the loss with weights rounded to bf16, and store the head in it where the model is not quantized
     #[arg(long)]
     bf16: bool,
     /// Keep what the trunk makes of the data exactly, and not in half precision
@@ -205,7 +205,9 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
         // That of a run before: it is made anew from the run's own checkpoints.
         std::fs::remove_dir_all(&head)?;
     }
-    let files = export_head(&best, &form, model.checkpoint(), Dtype::F16, &head)?;
+    // What was trained rounded is stored as it was rounded.
+    let dtype = if args.bf16 { Dtype::BF16 } else { Dtype::F16 };
+    let files = export_head(&best, &form, model.checkpoint(), dtype, &head)?;
     console.line(format!("{}: {}", head.display(), human_bytes(files.bytes())))?;
     if let Some(name) = &args.install {
         let info = Heads::open(hub::resolve(&args.model)?)?.install(&head, name)?;

@@ -191,3 +191,20 @@ fn a_training_says_nothing_where_it_shall_not() {
     assert_eq!(ran.stderr, "");
     assert!(ran.stdout.contains("head"), "{}", ran.stdout);
 }
+
+#[test]
+fn a_head_is_stored_in_the_numbers_it_was_trained_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = bundle(folder.path(), &[]);
+    let learnt = data(folder.path(), " world");
+    for (name, option, dtype) in
+        [("bf16", &["--bf16"][..], safetensors::Dtype::BF16), ("f32", &[], safetensors::Dtype::F16)]
+    {
+        let run = folder.path().join(name);
+        train(&model, &learnt, &run, &[&["--steps", "1", "--install", name], option]).ends_with(0);
+        let tensors = read_tensors(&run.join("head/layer-0001.safetensors"));
+        let matrix = tensors.iter().find(|tensor| tensor.shape.len() == 2).unwrap();
+        assert_eq!(matrix.dtype, dtype, "{}", matrix.name);
+        answer(&model, Some(name));
+    }
+}
