@@ -126,7 +126,7 @@ fn begin(
                     path.display()
                 )
             })?;
-            let session = args.generating.dressed(saved.session()?, &model, interrupt)?;
+            let session = args.generating.dressed(model.restored(&saved)?, interrupt)?;
             Conversation::resume(prompter, config, session, speculation, messages)
         }
         _ => {

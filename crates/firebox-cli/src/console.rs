@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 pub use firebox_runtime::human_bytes;
+use firebox_train::{Dashboard, Lines, Progress, Silent};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -158,6 +159,17 @@ impl Console {
         bar.set_message(text.into());
         bar.enable_steady_tick(TICK);
         bar
+    }
+
+    /// Who is told how a training goes: Burn's dashboard on a terminal, else stderr, a line every so many steps.
+    pub fn training(&self, every: u64) -> Box<dyn Progress> {
+        if self.quiet {
+            return Box::new(Silent);
+        }
+        match Dashboard::new() {
+            Some(dashboard) => Box::new(dashboard),
+            None => Box::new(Lines::new(io::stderr(), every)),
+        }
     }
 
     fn remark(&self, text: &str) {

@@ -15,6 +15,9 @@ use crate::interrupt::Interrupt;
 use crate::prompt::Prompter;
 use crate::router::{AUTO, choose};
 
+/// Tokens that an answer is to have room for where nobody says how long it may get.
+const USUAL_ANSWER: usize = 256;
+
 /// A conversation with a model.
 pub struct Conversation {
     pub prompter: Prompter,
@@ -160,6 +163,8 @@ impl Conversation {
 
     fn answer(&mut self, interrupt: &Interrupt, console: &Console) -> anyhow::Result<()> {
         let ids = self.fitting_prompt(console)?;
+        // The choice of a head is part of the work: a long message goes through the trunk for it.
+        let working = interrupt.work();
         let session = &mut self.session;
         let common = session.tokens().iter().zip(&ids).take_while(|(known, wanted)| known == wanted).count();
         // At least one token has to go through the layers for there to be logits.
@@ -175,7 +180,8 @@ impl Conversation {
         let tokenizer = Some(self.prompter.tokenizer.clone());
         let took = |_, text: &str| if text.is_empty() { Ok(()) } else { console.print(text) };
         let speculation = self.speculation.as_mut();
-        let summary = answer(session, tokenizer, &ids[kept..], config, speculation, interrupt, took)?;
+        let summary = answer(session, tokenizer, &ids[kept..], config, speculation, &working, took)?;
+        drop(working);
         if !summary.text.ends_with('\n') {
             console.line("")?;
         }
@@ -187,32 +193,128 @@ impl Conversation {
         self.keep()
     }
 
-    /// The prompt, after forgetting as many of the oldest turns as it takes for an answer to fit.
+    /// The prompt, after forgetting as many of the oldest turns as it takes for an answer to fit. Where the last question
+    /// does not fit even alone, nothing is forgotten.
     fn fitting_prompt(&mut self, console: &Console) -> anyhow::Result<Vec<u32>> {
         let context = self.config.context.unwrap_or(usize::MAX);
+        let quarter = (context / 4).max(1);
+        let room = self.config.max_tokens.unwrap_or(USUAL_ANSWER).clamp(1, quarter);
+        let mut ids = self.prompter.encode(&self.messages)?;
+        if ids.len() <= context.saturating_sub(room) {
+            return Ok(ids);
+        }
+        let mut messages = self.messages.clone();
         let mut forgotten = 0;
-        let ids = loop {
-            let ids = self.prompter.encode(&self.messages)?;
-            if ids.len() < context {
-                break ids;
-            }
-            if !self.forget_oldest_turn() {
-                return Err(RuntimeError::ContextFull { tokens: ids.len() + 1, context }.into());
-            }
+        // More than this answer takes: every prompt that begins otherwise than the one before is read from its beginning.
+        while ids.len() > context.saturating_sub(quarter) && forget_oldest_turn(&mut messages) {
+            ids = self.prompter.encode(&messages)?;
             forgotten += 1;
-        };
+        }
+        if ids.len() >= context {
+            return Err(RuntimeError::ContextFull { tokens: ids.len() + 1, context }.into());
+        }
+        self.messages = messages;
         if forgotten > 0 {
             console.note(format!("(the context is full: the oldest {forgotten} of the turns are forgotten)"));
         }
         Ok(ids)
     }
+}
 
-    /// Drops the first question with all that followed up to the second. False if there is no second.
-    fn forget_oldest_turn(&mut self) -> bool {
-        let mut questions =
-            self.messages.iter().enumerate().filter(|(_, message)| message.role == "user").map(|(at, _)| at);
-        let (Some(first), Some(second)) = (questions.next(), questions.next()) else { return false };
-        self.messages.drain(first..second);
-        true
+/// Drops the first question with all that followed up to the second. False if there is no second.
+fn forget_oldest_turn(messages: &mut Vec<Message>) -> bool {
+    let mut questions =
+        messages.iter().enumerate().filter(|(_, message)| message.role == "user").map(|(at, _)| at);
+    let (Some(first), Some(second)) = (questions.next(), questions.next()) else { return false };
+    messages.drain(first..second);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::Ordering;
+
+    use firebox_runtime::device;
+    use firebox_runtime::heads::RackConfig;
+    use firebox_text::ChatTemplate;
+
+    use super::*;
+
+    fn model(path: &str) -> Model {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+        Model::open(path, &device("cpu").unwrap()).unwrap()
+    }
+
+    /// A conversation in 64 tokens, with answers of two.
+    fn talk() -> Conversation {
+        let model = model("tests/fixtures/gguf/llama/model.gguf");
+        let prompter = Prompter {
+            tokenizer: model.tokenizer().unwrap().clone(),
+            template: ChatTemplate::plain().unwrap(),
+            thinking: None,
+            add_special: true,
+        };
+        let config = GenerationConfig {
+            context: Some(64),
+            max_tokens: Some(2),
+            ignore_end: true,
+            ..GenerationConfig::default()
+        };
+        Conversation::resume(prompter, config, model.session().unwrap(), None, Vec::new())
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_takes_nothing_with_it() {
+        let (interrupt, console) = (Interrupt::default(), Console::default());
+        let mut talk = talk();
+        talk.say("Hello", &interrupt, &console).unwrap();
+        talk.say("And you", &interrupt, &console).unwrap();
+        let said = talk.messages().to_vec();
+        let error = talk.say(&"word ".repeat(100), &interrupt, &console).unwrap_err();
+        assert!(matches!(error.downcast_ref(), Some(RuntimeError::ContextFull { context: 64, .. })));
+        assert_eq!((said.len(), talk.messages()), (4, &said[..]));
+        talk.say("Hello", &interrupt, &console).unwrap();
+        assert_eq!(talk.messages().len(), 6);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_enough_for_more_than_one_message() {
+        let (interrupt, console) = (Interrupt::default(), Console::default());
+        let mut talk = talk();
+        let mut forgot = Vec::new();
+        for _ in 0..40 {
+            let before = talk.messages().len();
+            talk.say("Hello", &interrupt, &console).unwrap();
+            forgot.push(talk.messages().len() <= before);
+            assert!(!forgot[forgot.len() - 1] || talk.size().0 <= 48 + 2, "{:?}", talk.size());
+            // As long as it was asked to be, however full the context is.
+            assert_eq!(talk.last().unwrap().tokens.len(), 2);
+        }
+        assert!(forgot.contains(&true));
+        assert!(!forgot.windows(2).any(|pair| pair == [true, true]), "{forgot:?}");
+    }
+
+    /// The router reads a message in pieces, and looks between them whether it is to stop.
+    #[test]
+    fn the_last_ctrl_c_does_not_stop_the_choice_of_a_head() {
+        let (interrupt, console) = (Interrupt::default(), Console::default());
+        let model = model("assets/pocket").with_heads(RackConfig::patient()).unwrap();
+        let tokenizer = model.tokenizer().unwrap().clone();
+        let template = ChatTemplate::new(model.checkpoint().text(), &tokenizer).unwrap();
+        let prompter = Prompter { tokenizer, template, thinking: None, add_special: false };
+        let config = GenerationConfig {
+            max_tokens: Some(4),
+            end_tokens: model.end_tokens(),
+            ..GenerationConfig::default()
+        };
+        let session = model.session().unwrap().with_cancel(interrupt.flag()).with_chunk(2);
+        let mut talk = Conversation::resume(prompter, config, session, None, Vec::new());
+        let router = Router::of(talk.session());
+        assert!(router.is_some());
+        talk.let_choose(router);
+        interrupt.flag().store(true, Ordering::SeqCst);
+        talk.say("My dog is called Biscuit.", &interrupt, &console).unwrap();
+        assert_ne!(talk.last().unwrap().finish, Finish::Cancelled);
     }
 }

@@ -13,7 +13,7 @@ use crate::args::{CacheType, DeviceArgs};
 use crate::console::Console;
 use crate::fitting::{FittingArgs, say_fit};
 use crate::hub;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Working};
 use crate::outcome::usage;
 use crate::prompt::PromptArgs;
 use crate::rack::RackArgs;
@@ -85,16 +85,12 @@ impl GeneratingArgs {
 
     /// A session of a model, which stops at Ctrl-C.
     pub fn session(&self, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
-        self.dressed(model.session()?, model, interrupt)
+        self.dressed(model.session()?, interrupt)
     }
 
-    /// The same, for a session that was begun elsewhere.
-    pub fn dressed(&self, session: Session, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
-        let session = session.with_meters(model.session_meters());
+    /// The same, for a session of the model that was begun elsewhere.
+    pub fn dressed(&self, session: Session, interrupt: &Interrupt) -> anyhow::Result<Session> {
         let mut session = self.configured(session, interrupt);
-        if let Some(heads) = model.heads() {
-            session = session.with_heads(heads.clone());
-        }
         if let Some(name) = self.head.as_deref().filter(|name| *name != AUTO)
             && let Some(reason) = session.use_head(name).instead
         {
@@ -206,16 +202,15 @@ pub fn answer(
     prompt: &[u32],
     config: GenerationConfig,
     speculation: Option<&mut Speculation>,
-    interrupt: &Interrupt,
+    working: &Working<'_>,
     mut took: impl FnMut(Option<u32>, &str) -> anyhow::Result<()>,
 ) -> anyhow::Result<Summary> {
-    let _working = interrupt.work();
     let mut generation = Generation::begin(session, tokenizer, prompt, config)?;
     if let Some(speculation) = speculation {
         generation = generation.with_speculation(speculation);
     }
     loop {
-        let piece = if interrupt.requested() { generation.cancel() } else { generation.next_piece()? };
+        let piece = if working.stop_requested() { generation.cancel() } else { generation.next_piece()? };
         let Some(piece) = piece else { break };
         took(piece.token, &piece.text)?;
     }

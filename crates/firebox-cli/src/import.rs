@@ -78,6 +78,7 @@ pub fn import(args: &ImportArgs, console: &Console) -> anyhow::Result<Outcome> {
             "bytes_read": report.bytes_read,
             "bytes_written": report.bytes_written,
             "hash": report.hash,
+            "heads_left": report.heads_left,
             "peak_rss_mib": peak_resident_bytes().map(|bytes| bytes as f64 / f64::from(1 << 20)),
         }))?;
     } else {
@@ -93,6 +94,15 @@ pub fn import(args: &ImportArgs, console: &Console) -> anyhow::Result<Outcome> {
             human_bytes(report.bytes_read),
             human_bytes(report.bytes_written),
         ))?;
+    }
+    if !report.heads_left.is_empty() {
+        let rebind = if options.quantize.is_some() { " --rebind" } else { "" };
+        console.note(format!(
+            "note: heads stay with the source: {}; `firebox head add{rebind}` takes one over, from its folder below \
+             {}",
+            report.heads_left.join(", "),
+            source.join("heads").display()
+        ));
     }
     Ok(Outcome::Done)
 }

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use crate::outcome::INTERRUPTED;
 
 /// What Ctrl-C does.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
     working: Arc<AtomicBool>,
@@ -21,7 +21,7 @@ pub struct Working<'a>(&'a Interrupt);
 impl Interrupt {
     /// Takes Ctrl-C over from the system.
     pub fn install() -> anyhow::Result<Self> {
-        let interrupt = Self { requested: Arc::default(), working: Arc::default() };
+        let interrupt = Self::default();
         let Self { requested, working } = interrupt.clone();
         ctrlc::set_handler(move || {
             if !working.load(Ordering::SeqCst) || requested.swap(true, Ordering::SeqCst) {
@@ -32,21 +32,23 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Begins work that Ctrl-C is to stop.
+    /// Begins work that Ctrl-C is to stop. What was asked of the work before is over.
     pub fn work(&self) -> Working<'_> {
         self.requested.store(false, Ordering::SeqCst);
         self.working.store(true, Ordering::SeqCst);
         Working(self)
     }
 
-    /// Whether the work is to stop.
-    pub fn requested(&self) -> bool {
-        self.requested.load(Ordering::SeqCst)
-    }
-
     /// The same, for those who look themselves.
     pub fn flag(&self) -> Arc<AtomicBool> {
         self.requested.clone()
+    }
+}
+
+impl Working<'_> {
+    /// Whether the work is to stop.
+    pub fn stop_requested(&self) -> bool {
+        self.0.requested.load(Ordering::SeqCst)
     }
 }
 

@@ -100,9 +100,10 @@ fn parsed() -> anyhow::Result<(Cli, Configuration)> {
     let mut configuration = Configuration::of(&Cli::command(), &args)?;
     let matches = configuration.over(Cli::command()).get_matches_from(args);
     configuration.note(&matches);
-    configuration::expect_memory(&matches)?;
+    let models = configuration.models();
+    configuration::expect_memory(&matches, &models)?;
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    hub::know(configuration.models());
+    hub::know(models);
     Ok((cli, configuration))
 }
 

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use firebox_model::ModelError;
 use firebox_runtime::{ConstraintError, RuntimeError};
+use firebox_server::ServerError;
 use firebox_store::StoreError;
+use firebox_train::TrainError;
 
 use crate::columns::printable;
 
@@ -81,33 +83,64 @@ fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if cause.is::<Usage>() {
         return Some(USAGE);
     }
-    let of_store = |error: &StoreError| match error {
-        StoreError::HashMismatch { .. } => Some(CHECK_FAILED),
+    if let Some(error) = cause.downcast_ref() {
+        return of_server(error);
+    }
+    if let Some(error) = cause.downcast_ref() {
+        return of_training(error);
+    }
+    if let Some(error) = cause.downcast_ref() {
+        return of_runtime(error);
+    }
+    if let Some(error) = cause.downcast_ref() {
+        return of_model(error);
+    }
+    cause.downcast_ref().and_then(of_store)
+}
+
+// An error that stands for another one, word for word, is no link of the chain before it: who knows it asks for both.
+
+fn of_server(error: &ServerError) -> Option<u8> {
+    match error {
+        ServerError::Key => Some(USAGE),
+        ServerError::Runtime(error) => of_runtime(error),
         _ => None,
-    };
-    let of_model = |error: &ModelError| match error {
+    }
+}
+
+fn of_training(error: &TrainError) -> Option<u8> {
+    match error {
+        TrainError::Setting { .. } => Some(USAGE),
+        TrainError::Store(error) => of_store(error),
+        _ => None,
+    }
+}
+
+fn of_runtime(error: &RuntimeError) -> Option<u8> {
+    match error {
+        RuntimeError::ContextFull { .. } => Some(OUT_OF_CONTEXT),
+        RuntimeError::Constraint(ConstraintError::Stuck { .. } | ConstraintError::Refused { .. }) => None,
+        RuntimeError::Constraint(_)
+        | RuntimeError::Setting { .. }
+        | RuntimeError::Device { .. }
+        | RuntimeError::DraftVocabulary { .. } => Some(USAGE),
+        RuntimeError::Cancelled => Some(INTERRUPTED),
+        RuntimeError::Model(error) => of_model(error),
+        RuntimeError::Store(error) => of_store(error),
+        _ => None,
+    }
+}
+
+fn of_model(error: &ModelError) -> Option<u8> {
+    match error {
         ModelError::TooLong { .. } => Some(OUT_OF_CONTEXT),
         ModelError::Store(error) => of_store(error),
         _ => None,
-    };
-    if let Some(error) = cause.downcast_ref::<RuntimeError>() {
-        return match error {
-            RuntimeError::ContextFull { .. } => Some(OUT_OF_CONTEXT),
-            RuntimeError::Constraint(ConstraintError::Stuck { .. } | ConstraintError::Refused { .. }) => None,
-            RuntimeError::Constraint(_)
-            | RuntimeError::Setting { .. }
-            | RuntimeError::Device { .. }
-            | RuntimeError::DraftVocabulary { .. } => Some(USAGE),
-            RuntimeError::Cancelled => Some(INTERRUPTED),
-            RuntimeError::Model(error) => of_model(error),
-            RuntimeError::Store(error) => of_store(error),
-            _ => None,
-        };
     }
-    if let Some(error) = cause.downcast_ref::<ModelError>() {
-        return of_model(error);
-    }
-    cause.downcast_ref::<StoreError>().and_then(of_store)
+}
+
+fn of_store(error: &StoreError) -> Option<u8> {
+    matches!(error, StoreError::HashMismatch { .. }).then_some(CHECK_FAILED)
 }
 
 /// An error and its causes, leaving out those that the text before them repeats already.
@@ -148,6 +181,16 @@ mod tests {
         assert_eq!(code_of(&usage("no")), USAGE);
         let long = RuntimeError::Model(ModelError::TooLong { tokens: 9, longest: 8 });
         assert_eq!(code_of(&long.into()), OUT_OF_CONTEXT);
+        let wrong = || RuntimeError::Setting {
+            setting: "temperature",
+            value: "-1".into(),
+            reason: "it has to be zero or above",
+        };
+        assert_eq!(code_of(&ServerError::Runtime(wrong()).into()), USAGE);
+        assert_eq!(code_of(&ServerError::Key.into()), USAGE);
+        let setting = TrainError::Setting { setting: "steps", value: "0".into(), reason: "too few" };
+        assert_eq!(code_of(&anyhow::Error::new(setting).context("training")), USAGE);
+        assert_eq!(code_of(&TrainError::NothingToTrain.into()), UNUSABLE);
         assert_eq!(code_of(&anyhow::anyhow!("broken")), UNUSABLE);
     }
 }

@@ -19,7 +19,7 @@ use crate::outcome::Outcome;
 const RETRIES: usize = 5;
 
 /// Files beside the weights that a model is read from.
-const SMALL_FILES: [&str; 13] = [
+const SMALL_FILES: [&str; 14] = [
     "firebox.json",
     "config.json",
     "generation_config.json",
@@ -33,6 +33,8 @@ const SMALL_FILES: [&str; 13] = [
     "chat_template.jinja",
     "chat_template.json",
     "gguf-vocabulary.json",
+    // How an encoder's rows become one vector.
+    "1_Pooling/config.json",
 ];
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -383,12 +385,16 @@ mod tests {
     fn a_model_comes_once_and_without_what_is_not_read() {
         let listed = [
             "README.md",
+            "1_Pooling/config.json",
             "config.json",
             "consolidated.safetensors",
             "model.safetensors",
             "pytorch_model.bin",
         ];
-        assert_eq!(model_files(&listed).unwrap(), ["config.json", "model.safetensors"]);
+        assert_eq!(
+            model_files(&listed).unwrap(),
+            ["1_Pooling/config.json", "config.json", "model.safetensors"]
+        );
         let listed = [
             "model-00001-of-00002.safetensors",
             "model-00002-of-00002.safetensors",

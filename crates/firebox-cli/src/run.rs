@@ -108,11 +108,12 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
     let trace = args.generating.tracing.begin(&model);
     let tokenizer = model.tokenizer().ok().cloned();
     let mut session = args.generating.session(&model, &interrupt)?;
+    let mut speculation = args.generating.speculation(&model, &interrupt, console)?;
+    let working = interrupt.work();
     // A router knows messages, and no texts that are to go on.
     if let Some(router) = args.generating.router(&session)?.filter(|_| !continues) {
         choose(&router, &mut session, &prompt, console)?;
     }
-    let mut speculation = args.generating.speculation(&model, &interrupt, console)?;
     let seed = config.sampler.seed;
     let spells = tokenizer.is_some();
     let took = |token: Option<u32>, text: &str| match token {
@@ -121,7 +122,8 @@ pub fn run(args: &RunArgs, console: &Console) -> anyhow::Result<Outcome> {
         _ if text.is_empty() => Ok(()),
         _ => console.print(text),
     };
-    let summary = answer(&mut session, tokenizer, &prompt, config, speculation.as_mut(), &interrupt, took);
+    let summary = answer(&mut session, tokenizer, &prompt, config, speculation.as_mut(), &working, took);
+    drop(working);
     if let Some(trace) = trace {
         trace.save(console)?;
     }

@@ -1,13 +1,11 @@
 //! `firebox train`
 
-use std::io::stderr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use firebox_runtime::heads::RackConfig;
-use firebox_runtime::{Model, OWN_HEAD};
+use firebox_runtime::{Device, Model, OWN_HEAD};
 use firebox_train::pocket::{Examination, Recipe, Report, Score, Task, Watch, Workshop};
-use firebox_train::{Dashboard, Lines, Progress};
 use serde_json::json;
 
 use crate::args::{CacheType, DeviceArgs};
@@ -58,9 +56,10 @@ pub struct TrainArgs {
 /// Makes a model by a recipe and measures it, or measures one that is there.
 pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
     let mut recipe = Recipe::open(&args.recipe)?;
+    let device = opened_device(&args.device)?;
     let model = match &args.evaluate {
         Some(model) => hub::resolve(model)?,
-        None => match make(args, &recipe, console)? {
+        None => match make(args, &recipe, &device, console)? {
             Some(model) => model,
             None => {
                 console.note("stopped; the same command goes on");
@@ -71,27 +70,35 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
     if let Some(conversations) = args.conversations {
         recipe.evaluation.conversations_per_task = conversations;
     }
-    evaluate(args, &recipe, &model, console)?;
+    evaluate(args, &recipe, &model, &device, console)?;
     Ok(Outcome::Done)
 }
 
 /// The finished model; nothing if it was stopped.
-fn make(args: &TrainArgs, recipe: &Recipe, console: &Console) -> anyhow::Result<Option<PathBuf>> {
+fn make(
+    args: &TrainArgs,
+    recipe: &Recipe,
+    device: &Device,
+    console: &Console,
+) -> anyhow::Result<Option<PathBuf>> {
     let interrupt = Interrupt::install()?;
-    let workshop = Workshop::open(recipe, &args.out, &opened_device(&args.device)?)?;
-    let mut begin = |phase: &str| -> Box<dyn Progress> {
+    let workshop = Workshop::open(recipe, &args.out, device)?;
+    let mut begin = |phase: &str| {
         console.note(phase);
-        match Dashboard::new() {
-            Some(dashboard) => Box::new(dashboard),
-            None => Box::new(Lines::new(stderr(), LINES_EVERY)),
-        }
+        console.training(LINES_EVERY)
     };
     let _working = interrupt.work();
     Ok(workshop.make(&mut Watch { begin: &mut begin, stop: &interrupt.flag() })?)
 }
 
-fn evaluate(args: &TrainArgs, recipe: &Recipe, path: &Path, console: &Console) -> anyhow::Result<()> {
-    let model = Model::open(path, &opened_device(&args.device)?)?.with_heads(RackConfig::patient())?;
+fn evaluate(
+    args: &TrainArgs,
+    recipe: &Recipe,
+    path: &Path,
+    device: &Device,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let model = Model::open(path, device)?.with_heads(RackConfig::patient())?;
     let examination = Examination { model: &model, plan: &recipe.evaluation, kept: args.cache_type.into() };
     let report = examination.hold(&mut |head| console.detail(format!("asking {}", named(head))))?;
     let remembered = |naive| -> anyhow::Result<Option<Score>> {

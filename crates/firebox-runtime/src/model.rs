@@ -262,7 +262,7 @@ impl Model {
     }
 
     /// The same, with pages from where [its own](Self::session) have theirs.
-    pub(crate) fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
+    pub fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
         let Some(fit) = &self.fit else { return Ok(self.outfitted(saved.session()?)) };
         let (pool, layout) = (fit.pool(), saved.layout());
         if pool.layout().kept == layout.kept && pool.layout().layers == layout.layers {

@@ -34,7 +34,7 @@ const BUFFER: usize = 4 << 20;
 const MAX_ROW: usize = 1 << 20;
 
 /// Files that go into the bundle as they are.
-const COPIED: [&str; 11] = [
+const COPIED: [&str; 12] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -45,6 +45,8 @@ const COPIED: [&str; 11] = [
     "generation_config.json",
     "chat_template.jinja",
     "chat_template.json",
+    // How an encoder's rows become one vector.
+    "1_Pooling/config.json",
     GGUF_VOCABULARY,
 ];
 
@@ -359,8 +361,15 @@ fn write_text(checkpoint: &Checkpoint, folder: &Path) -> Result<(), StoreError> 
     }
     let source = Folder::open(checkpoint.path())?;
     for name in COPIED {
-        if let Some(bytes) = source.read(name, MAX_TOKENIZER)? {
-            write_file(&folder.join(name), &bytes)?;
+        let Some(bytes) = source.read(name, MAX_TOKENIZER)? else { continue };
+        let path = folder.join(name);
+        let below = files::parent(&path);
+        if below == folder {
+            write_file(&path, &bytes)?;
+        } else {
+            files::create_folder(below).map_err(|error| StoreError::io(below, "create", error))?;
+            write_file(&path, &bytes)?;
+            sync_folder(below)?;
         }
     }
     Ok(())

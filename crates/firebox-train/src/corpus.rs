@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use firebox_model::{Decoder, Fed, Tower};
+use firebox_model::{Decoder, Fed};
 
 use crate::boundary::{BoundaryCache, BoundaryKey, Stored};
 use crate::error::TrainError;
 use crate::examples::Examples;
 use crate::format::Sample;
-use crate::lesson::{Goal, Lesson, integers};
+use crate::lesson::{Goal, Lesson};
 use crate::network::Source;
 use crate::packed::Packed;
 use crate::packing::shuffled;
@@ -19,10 +19,6 @@ use crate::packing::shuffled;
 pub enum Aim {
     /// The targets of its samples.
     Targets,
-    /// What a teacher would say in their place.
-    Teacher(Box<Tower>),
-    /// That it is this one.
-    Label(u32),
 }
 
 /// One of the things to learn: samples, and what for.
@@ -68,17 +64,9 @@ pub fn boundary_states(
 }
 
 impl Subject {
-    fn lesson(&self, samples: &[(usize, Sample)], device: &Device) -> Result<Lesson, TrainError> {
-        match &self.aim {
-            Aim::Targets => Ok(self.targets(samples, device)),
-            Aim::Label(label) => self.questions(samples, *label, device),
-            Aim::Teacher(teacher) => {
-                let lesson = self.targets(samples, device);
-                let hidden =
-                    teacher.hidden(lesson.fed.clone(), &lesson.lengths).map_err(TrainError::network)?;
-                let logits = teacher.scored(hidden.select(0, integers(&lesson.rows, device)));
-                Ok(Lesson { goal: Goal::Teacher(logits), ..lesson })
-            }
+    fn lesson(&self, samples: &[(usize, Sample)], device: &Device) -> Lesson {
+        match self.aim {
+            Aim::Targets => self.targets(samples, device),
         }
     }
 
@@ -105,40 +93,6 @@ impl Subject {
         let weights = vec![1.0; rows.len()];
         Lesson { fed, lengths, rows, weights, goal: Goal::Tokens(targets) }
     }
-
-    /// What the trunk made of the token before the last answer, all of which are `label`.
-    fn questions(
-        &self,
-        samples: &[(usize, Sample)],
-        label: u32,
-        device: &Device,
-    ) -> Result<Lesson, TrainError> {
-        let Some(cache) = &self.states else {
-            let reason = "a classifier reads what a trunk made of the samples".into();
-            return Err(TrainError::NoData { what: "a subject without states".into(), reason });
-        };
-        let mut states = Vec::new();
-        for (index, sample) in samples {
-            let all = cache.states(*index);
-            let width = all.len() / sample.tokens.len().max(1);
-            let row = last_question(sample);
-            states.extend_from_slice(&all[row * width..(row + 1) * width]);
-        }
-        let count = samples.len();
-        Ok(Lesson {
-            fed: Fed::States(rows_of(states, count, device)),
-            lengths: vec![1; count],
-            rows: (0..count as u32).collect(),
-            weights: vec![1.0; count],
-            goal: Goal::Tokens(vec![label; count]),
-        })
-    }
-}
-
-/// The token after which the last answer begins.
-fn last_question(sample: &Sample) -> usize {
-    let end = sample.learn.iter().rposition(|&learn| learn).unwrap_or(0);
-    sample.learn[..end].iter().rposition(|&learn| !learn).unwrap_or(0)
 }
 
 fn rows_of(states: Vec<f32>, rows: usize, device: &Device) -> Tensor<2> {
@@ -185,7 +139,7 @@ impl Source for Lessons {
         let (subject, batch) = self.order(epoch)[index];
         let subject = &mut self.subjects[subject];
         let samples = subject.samples.batch(epoch, batch)?;
-        subject.lesson(&samples, &self.device)
+        Ok(subject.lesson(&samples, &self.device))
     }
 
     fn held_out_len(&self) -> usize {
@@ -198,7 +152,7 @@ impl Source for Lessons {
             let count = subject.samples.held_out_len();
             if at < count {
                 let samples = subject.samples.held_out(at)?;
-                return subject.lesson(&samples, &self.device);
+                return Ok(subject.lesson(&samples, &self.device));
             }
             at -= count;
         }

@@ -38,6 +38,21 @@ pub enum TrainError {
         /// The folder.
         folder: PathBuf,
     },
+    /// The run in the folder was begun with other settings.
+    #[error(
+        "{} holds a run that was begun with {setting} = {begun}, and now it is {now}; choose another folder, or delete that run",
+        folder.display()
+    )]
+    OtherRun {
+        /// The folder.
+        folder: PathBuf,
+        /// The first setting that differs, as `run.toml` spells it, with the tables that it is in.
+        setting: String,
+        /// What it was set to.
+        begun: String,
+        /// What it is set to.
+        now: String,
+    },
     /// There is no run in the folder.
     #[error("{} holds no run: it has no run.toml", folder.display())]
     NoRun {
@@ -121,14 +136,6 @@ pub enum TrainError {
         value: f64,
         /// The learning rate it would have been taken with.
         learning_rate: f64,
-    },
-    /// A line of a data file cannot be used. Readers of a whole file skip it and say so.
-    #[error("line {line}: {reason}")]
-    Line {
-        /// Its number, from one.
-        line: u64,
-        /// What is wrong with it.
-        reason: String,
     },
     /// A file was written to while it was in use.
     #[error("{}: changed while it was in use; begin the run again", file.display())]

@@ -151,6 +151,7 @@ impl Examples {
                 }
                 hasher.update(&(tokens as u64).to_le_bytes());
                 hasher.update(bytemuck::cast_slice(&sample.tokens));
+                hasher.update(bytemuck::cast_slice(&sample.learn));
                 self.summary.samples += 1;
                 self.summary.tokens += tokens as u64;
                 self.summary.targets += sample.targets() as u64;
@@ -209,8 +210,8 @@ impl Examples {
         &self.summary
     }
 
-    /// The hash of all tokens of all samples, as hexadecimal digits: of the data, and of the tokenizer and the template
-    /// as far as they matter to it.
+    /// The hash of all tokens of all samples and of which of them are learned, as hexadecimal digits: of the data, and of
+    /// the tokenizer and the template as far as they matter to it.
     pub fn fingerprint(&self) -> String {
         self.fingerprint.to_hex().to_string()
     }
@@ -319,6 +320,22 @@ mod tests {
 
         std::fs::write(&path, "{}\n").unwrap();
         assert!(matches!(Examples::open(&path, format(), config), Err(TrainError::NoData { .. })));
+    }
+
+    /// The same tokens, of which others are learned, are other data.
+    #[test]
+    fn the_fingerprint_tells_what_is_learned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data.jsonl");
+        let fingerprint = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let mut examples = Examples::open(&path, format(), ExamplesConfig::new(40)).unwrap();
+            (examples.sample(0).unwrap().tokens, examples.fingerprint())
+        };
+        let (tokens, one) = fingerprint("{\"prompt\": \"ab\", \"completion\": \"cd\"}\n");
+        let (same, other) = fingerprint("{\"prompt\": \"abc\", \"completion\": \"d\"}\n");
+        assert_eq!(tokens, same);
+        assert_ne!(one, other);
     }
 
     #[test]

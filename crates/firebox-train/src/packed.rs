@@ -54,11 +54,6 @@ impl Packed {
         self
     }
 
-    /// The examples.
-    pub fn examples(&self) -> &Examples {
-        &self.examples
-    }
-
     fn batches(&mut self, epoch: u64) -> &[Vec<usize>] {
         if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
             let lengths = self.examples.lengths();

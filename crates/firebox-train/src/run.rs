@@ -13,7 +13,7 @@ use crate::metrics::{Metrics, Record};
 use crate::optimizer::Optimizer;
 use crate::parameters::Parameter;
 use crate::plot;
-use crate::settings::Settings;
+use crate::settings::{Difference, Settings};
 
 const SETTINGS: &str = "run.toml";
 const METRICS: &str = "metrics.jsonl";
@@ -101,12 +101,12 @@ impl Run {
             Err(TrainError::NoRun { .. }) => return Self::create(folder, settings),
             run => run?,
         };
-        if run.settings == settings {
-            return Ok(run);
+        match run.settings.difference(&settings) {
+            None => Ok(run),
+            Some(Difference { setting, begun, now }) => {
+                Err(TrainError::OtherRun { folder, setting, begun, now })
+            }
         }
-        let reason =
-            "the run was begun with other settings; choose another folder, or resume without settings";
-        Err(TrainError::malformed(&folder.join(SETTINGS), reason))
     }
 
     /// Where it is.

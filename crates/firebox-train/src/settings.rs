@@ -1,6 +1,9 @@
 //! What a run is: everything that decides which weights come out of it, apart from network and data.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
 
 use crate::error::TrainError;
 use crate::precision::Precision;
@@ -41,9 +44,9 @@ pub struct Settings {
     /// The optimizer.
     #[serde(default)]
     pub optimizer: AdamSettings,
-    /// What the caller wants to remember: the model, the data.
+    /// What the caller wants to remember: the model, the data. A run goes on only where it is the same.
     #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
-    pub about: toml::Table,
+    pub about: Table,
 }
 
 /// The settings of AdamW.
@@ -81,8 +84,14 @@ impl Settings {
             patience: None,
             schedule,
             optimizer: AdamSettings::default(),
-            about: toml::Table::new(),
+            about: Table::new(),
         }
+    }
+
+    /// The first setting that is another one in `now`.
+    pub(crate) fn difference(&self, now: &Self) -> Option<Difference> {
+        let value = |settings: &Self| Value::try_from(settings).ok();
+        difference(String::new(), value(self).as_ref(), value(now).as_ref())
     }
 
     pub(crate) fn check(&self) -> Result<(), TrainError> {
@@ -123,6 +132,36 @@ impl Settings {
     }
 }
 
+/// A setting that is another one than it was.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// As `run.toml` spells it, with the tables that it is in.
+    pub setting: String,
+    pub begun: String,
+    pub now: String,
+}
+
+fn difference(setting: String, begun: Option<&Value>, now: Option<&Value>) -> Option<Difference> {
+    let nothing = Value::Table(Table::new());
+    match (begun, now) {
+        (Some(Value::Table(begun)), Some(Value::Table(now))) => {
+            let names: BTreeSet<&String> = begun.keys().chain(now.keys()).collect();
+            names.into_iter().find_map(|name| {
+                let below = if setting.is_empty() { name.clone() } else { format!("{setting}.{name}") };
+                difference(below, begun.get(name), now.get(name))
+            })
+        }
+        // A table that one of them does not have is named by what is in it.
+        (None, Some(Value::Table(_))) => difference(setting, Some(&nothing), now),
+        (Some(Value::Table(_)), None) => difference(setting, begun, Some(&nothing)),
+        _ if begun == now => None,
+        _ => {
+            let said = |value: Option<&Value>| value.map_or_else(|| "nothing".into(), Value::to_string);
+            Some(Difference { setting, begun: said(begun), now: said(now) })
+        }
+    }
+}
+
 fn one() -> u32 {
     1
 }
@@ -153,6 +192,28 @@ mod tests {
         let short = "steps = 5\n[schedule]\npeak = 0.1\n";
         assert_eq!(toml::from_str::<Settings>(short).unwrap().evaluate_every, 100);
         assert!(toml::from_str::<Settings>(&format!("stepz = 3\n{short}")).is_err());
+    }
+
+    #[test]
+    fn the_one_that_differs_is_named() {
+        let mut begun = settings();
+        let form = Table::from_iter([("scale".to_owned(), Value::from(0.1))]);
+        begun.about.insert("form".into(), Value::Table(form));
+        let text = toml::to_string_pretty(&begun).unwrap();
+        assert_eq!(begun.difference(&toml::from_str(&text).unwrap()), None);
+        type Spoil = fn(&mut Settings);
+        let others: [(&str, &str, &str, Spoil); 4] = [
+            ("steps", "10", "11", |settings| settings.steps = 11),
+            ("clip", "1.0", "nothing", |settings| settings.clip = None),
+            ("schedule.peak", "0.001", "0.5", |settings| settings.schedule.peak = 0.5),
+            ("about.form.scale", "0.1", "nothing", |settings| settings.about.clear()),
+        ];
+        for (setting, was, is, spoil) in others {
+            let mut now = begun.clone();
+            spoil(&mut now);
+            let found = begun.difference(&now).unwrap();
+            assert_eq!((&*found.setting, &*found.begun, &*found.now), (setting, was, is));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod file;
 mod model;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -102,13 +102,14 @@ impl Configuration {
     }
 }
 
-/// Refuses options about the use of memory where no memory is given, whoever could have given it.
-pub fn expect_memory(matches: &ArgMatches) -> anyhow::Result<()> {
+/// Refuses options about the use of memory where no memory is given, whoever could have given it; what the file says of
+/// models is one of those.
+pub fn expect_memory(matches: &ArgMatches, models: &[ModelEntry]) -> anyhow::Result<()> {
     if let Some((_, matches)) = matches.subcommand() {
-        return expect_memory(matches);
+        return expect_memory(matches, models);
     }
     let knows_memory = matches.try_get_raw("memory").is_ok();
-    if !knows_memory || matches.contains_id("memory") {
+    if !knows_memory || matches.contains_id("memory") || has_own_memory(matches, models) {
         return Ok(());
     }
     for id in ["mode", "keep_layers", "placement", "buffers", "read"] {
@@ -121,6 +122,20 @@ pub fn expect_memory(matches: &ArgMatches) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the file gives memory to a model that the command line names, or to one of those that are served where it
+/// names none.
+fn has_own_memory(matches: &ArgMatches, models: &[ModelEntry]) -> bool {
+    let named: Vec<&OsStr> = ["first", "place", "model", "models"]
+        .into_iter()
+        .filter_map(|id| matches.try_get_raw(id).ok().flatten())
+        .flatten()
+        .collect();
+    let serves_all = matches!(matches.try_contains_id("models"), Ok(false));
+    let is_meant =
+        |model: &ModelEntry| serves_all || named.iter().any(|name| model.is_called(Path::new(name)));
+    models.iter().any(|model| model.memory.is_some() && is_meant(model))
 }
 
 fn usual_places() -> Vec<PathBuf> {

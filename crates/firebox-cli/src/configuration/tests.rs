@@ -258,7 +258,8 @@ fn models_are_read() {
 #[test]
 fn options_about_memory_want_memory_wherever_it_is_from() {
     let asked = |configuration: &Configuration, args: &[&str]| {
-        expect_memory(&configuration.over(Cli::command()).try_get_matches_from(args).unwrap())
+        let matches = configuration.over(Cli::command()).try_get_matches_from(args).unwrap();
+        expect_memory(&matches, &configuration.models())
     };
     let without = Configuration::default();
     assert!(
@@ -274,4 +275,25 @@ fn options_about_memory_want_memory_wherever_it_is_from() {
     // A common setting is no wish of somebody who runs a model without.
     let mode = file("[defaults]\nmode = \"context\"\n").unwrap();
     assert!(asked(&mode, &["firebox", "run"]).is_ok());
+    // What the file says of a model is for that model, and for a server of all of them.
+    let text = "[[model]]\nname = \"small\"\npath = \"a\"\nmemory = \"1G\"\n[[model]]\nname = \"other\"\npath = \"b\"\n";
+    let own = file(text).unwrap();
+    for with in [
+        &["run", "small", "Hello"][..],
+        &["run", "-m", "small"],
+        &["chat", "small"],
+        &["chat", "-m", "small"],
+        &["bench", "small"],
+        &["serve", "small"],
+        &["serve", "other", "small"],
+        &["serve"],
+    ] {
+        let args: Vec<&str> = ["firebox"].iter().chain(with).chain(&["--mode", "context"]).copied().collect();
+        assert!(asked(&own, &args).is_ok(), "{args:?}");
+    }
+    for without in [&["run", "other", "small"][..], &["run"], &["chat", "other"], &["serve", "other"]] {
+        let args: Vec<&str> =
+            ["firebox"].iter().chain(without).chain(&["--placement", "last-n"]).copied().collect();
+        assert!(asked(&own, &args).is_err(), "{args:?}");
+    }
 }

@@ -1,18 +1,19 @@
 //! `firebox head train`
 
-use std::io::stderr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use clap::Args;
 use firebox_model::{AdapterPlan, HeadForm, Seeded, Tower};
 use firebox_runtime::Model;
 use firebox_store::{Dtype, Heads, SourceKind, StoreError, trunk_hash};
 use firebox_text::{ChatTemplate, TextError};
 use firebox_train::{
-    Aim, Dashboard, Ending, Examples, ExamplesConfig, Format, Lessons, Lines, Packed, Precision, Progress,
-    Run, Schedule, Settings, Stored, Subject, Which, boundary_states, export_head, train as train_network,
+    Aim, Ending, Examples, ExamplesConfig, Format, Lessons, Packed, Precision, Run, Schedule, Settings,
+    Stored, Subject, Which, boundary_states, export_head, train as train_network,
 };
+use serde::Serialize;
 
 use crate::args::DeviceArgs;
 use crate::console::{Console, human_bytes};
@@ -23,6 +24,9 @@ use crate::outcome::{Outcome, usage};
 
 /// How often a plain line is written.
 const LINES_EVERY: u64 = 10;
+
+/// The products that are changed where nobody says. No family has all of them in every layer.
+const TARGETS: &str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj";
 
 /// Options of `firebox head train`.
 #[derive(Debug, Args)]
@@ -51,7 +55,7 @@ pub struct TrainArgs {
         value_name = "NAMES",
         value_delimiter = ',',
         requires = "lora",
-        default_value = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+        default_value = TARGETS
     )]
     targets: Vec<String>,
     /// Steps to take
@@ -78,7 +82,7 @@ pub struct TrainArgs {
     /// Decides whatever is random
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Compute the loss with weights rounded to bf16
+    /// Compute the loss with weights rounded to bf16, and store the head in it where the model is not quantized
     #[arg(long)]
     bf16: bool,
     /// Keep what the trunk makes of the data exactly, and not in half precision
@@ -101,16 +105,35 @@ impl TrainArgs {
         }
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self, about: &About<'_>) -> anyhow::Result<Settings> {
         let warm_up = self.warm_up.unwrap_or(self.steps / 10);
-        Settings {
+        Ok(Settings {
             seed: self.seed,
             accumulate: self.accumulate,
             patience: self.patience,
             precision: if self.bf16 { Precision::Bf16 } else { Precision::F32 },
+            about: toml::Table::try_from(about)?,
             ..Settings::new(self.steps, Schedule { peak: self.rate, warm_up, floor: self.rate / 10.0 })
-        }
+        })
     }
+}
+
+/// What decides, beside the settings, which head comes out of a run: the checkpoints of one are not to be gone on with
+/// as those of another.
+#[derive(Serialize)]
+struct About<'a> {
+    trunk: &'a str,
+    split: usize,
+    /// The hash of the samples.
+    data: String,
+    batch_tokens: usize,
+    hold_out: usize,
+    form: &'a HeadForm,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rank: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    targets: Option<&'a [String]>,
+    states: Stored,
 }
 
 /// Trains a head.
@@ -133,29 +156,41 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
     console.note(examples.summary().to_string());
     let stored = if args.exact_states { Stored::F32 } else { Stored::F16 };
     let trunk = trunk_hash(model.checkpoint(), split)?;
-    console.note(format!("what the trunk makes of {} samples is computed once", examples.len()));
-    let folder = args.output.join("states");
-    let waiting = console.waiting("taking the samples through the trunk");
-    let states = boundary_states(&mut examples, folder, &decoder, &trunk, split, stored);
-    waiting.finish_and_clear();
-    let states = states?;
-
     let form = args.form();
     let adapters = args.lora.map(|rank| AdapterPlan { rank, targets: args.targets.clone() });
     let device = decoder.device().clone().autodiff();
     let seeded = Seeded::new(args.seed);
     let network = || Tower::head(model.checkpoint(), None, &form, adapters.as_ref(), split, &device, seeded);
     let held_out = args.hold_out.unwrap_or(examples.len() / 20);
+    let settings = args.settings(&About {
+        trunk: &trunk,
+        split,
+        data: examples.fingerprint(),
+        batch_tokens: args.batch_tokens,
+        hold_out: held_out,
+        form: &form,
+        rank: args.lora,
+        targets: args.lora.map(|_| &*args.targets),
+        states: stored,
+    })?;
+    // What can be refused is refused before a run is left behind, and that before the trunk has worked for it.
+    let begun = network()?;
+    if let Some(adapters) = &adapters {
+        expect_targets(&begun, &adapters.targets)?;
+    }
+    let mut run = Run::create_or_open(args.output.join("run"), settings).context("--output")?;
+
+    console.note(format!("what the trunk makes of {} samples is computed once", examples.len()));
+    let folder = args.output.join("states");
+    let waiting = console.waiting("taking the samples through the trunk");
+    let states = boundary_states(&mut examples, folder, &decoder, &trunk, split, stored);
+    waiting.finish_and_clear();
     let samples = Packed::new(examples, args.batch_tokens, args.seed).hold_out(held_out);
-    let subject = Subject { samples, states: Some(states), aim: Aim::Targets };
+    let subject = Subject { samples, states: Some(states?), aim: Aim::Targets };
     let mut lessons = Lessons::new(vec![subject], args.seed, &device);
-    let mut run = Run::create_or_open(args.output.join("run"), args.settings())?;
-    let mut progress: Box<dyn Progress> = match Dashboard::new() {
-        Some(dashboard) => Box::new(dashboard),
-        None => Box::new(Lines::new(stderr(), LINES_EVERY)),
-    };
+    let mut progress = console.training(LINES_EVERY);
     let working = interrupt.work();
-    let trained = train_network(network()?, &mut lessons, &mut run, &mut *progress, &interrupt.flag())?;
+    let trained = train_network(begun, &mut lessons, &mut run, &mut *progress, &interrupt.flag())?;
     drop((working, progress));
     if trained.ending == Ending::Stopped {
         console.note("stopped; the same command goes on");
@@ -170,13 +205,33 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
         // That of a run before: it is made anew from the run's own checkpoints.
         std::fs::remove_dir_all(&head)?;
     }
-    let files = export_head(&best, &form, model.checkpoint(), Dtype::F16, &head)?;
+    // What was trained rounded is stored as it was rounded.
+    let dtype = if args.bf16 { Dtype::BF16 } else { Dtype::F16 };
+    let files = export_head(&best, &form, model.checkpoint(), dtype, &head)?;
     console.line(format!("{}: {}", head.display(), human_bytes(files.bytes())))?;
     if let Some(name) = &args.install {
         let info = Heads::open(hub::resolve(&args.model)?)?.install(&head, name)?;
         console.line(format!("{name}: generation {}", info.generation))?;
     }
     Ok(Outcome::Done)
+}
+
+/// Refuses names of products that no layer of the head has; of the usual ones a family may lack some.
+fn expect_targets(network: &Tower, targets: &[String]) -> anyhow::Result<()> {
+    let trained = network.trained()?;
+    let is_there = |target: &str| {
+        let end = format!(".{target}.lora_A.weight");
+        trained.iter().any(|tensor| tensor.name.ends_with(&end))
+    };
+    let none = !targets.iter().any(|target| is_there(target));
+    let is_wrong =
+        |target: &str| none || !(is_there(target) || TARGETS.split(',').any(|usual| usual == target));
+    match targets.iter().find(|target| is_wrong(target)) {
+        Some(target) => Err(usage(format!(
+            "--targets: the head's layers have no product {target:?}; `firebox inspect` names what they have"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// How the model writes what it reads.

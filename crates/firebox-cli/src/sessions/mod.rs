@@ -43,7 +43,7 @@ pub enum SessionCommand {
 /// Options of `firebox session list`.
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// Folders, or files
+    /// Folders, or files, which have to be saved conversations
     #[arg(value_name = "PATH", default_value = ".")]
     paths: Vec<PathBuf>,
     /// Print a JSON list
@@ -129,25 +129,39 @@ fn list(args: &ListArgs, console: &Console) -> anyhow::Result<()> {
                 .filter(|path| SavedSummary::is_one(path))
                 .collect();
             found.sort();
-            files.extend(found);
+            files.extend(found.into_iter().map(|path| (path, false)));
         } else {
-            files.push(path.clone());
+            files.push((path.clone(), true));
         }
     }
-    let opened: Vec<anyhow::Result<Kept>> = files.iter().map(|path| Kept::open(path)).collect();
-    let mut all = Vec::new();
-    for kept in opened {
-        match kept {
-            Ok(kept) => all.push(kept),
-            // One that is broken does not hide the others.
-            Err(error) => console.error(&crate::outcome::in_one_line(&error)),
+    let (mut all, mut failure) = (Vec::new(), None);
+    for (path, is_named) in files {
+        let error = match Kept::open(&path) {
+            Ok(kept) => {
+                all.push(kept);
+                continue;
+            }
+            Err(error) => error,
+        };
+        // One that is broken does not hide the others. Of those that were asked for by name the last is what it all fails
+        // with.
+        let told = if is_named { failure.replace(error) } else { Some(error) };
+        if let Some(error) = told {
+            console.error(&crate::outcome::in_one_line(&error));
         }
     }
-    if args.json {
+    listed(&all, args.json, failure.is_some(), console)?;
+    failure.map_or(Ok(()), Err)
+}
+
+fn listed(all: &[Kept], json: bool, failed: bool, console: &Console) -> anyhow::Result<()> {
+    if json {
         return console.json(&all.iter().map(Kept::json).collect::<Vec<_>>());
     }
     if all.is_empty() {
-        console.note("no saved conversation; `firebox chat --session FILE` keeps one");
+        if !failed {
+            console.note("no saved conversation; `firebox chat --session FILE` keeps one");
+        }
         return Ok(());
     }
     let rows = all.iter().map(|kept| {

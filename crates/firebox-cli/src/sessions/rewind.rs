@@ -37,12 +37,14 @@ pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
         None => pocket_model()?,
     };
     let model = open(&path, &args.device, console)?.with_heads(RackConfig::patient())?;
-    let mut session = Saved::open(&args.file, &model, kept.summary.kept)?.session()?;
+    let mut session = model.restored(&Saved::open(&args.file, &model, kept.summary.kept)?)?;
     let turns = usize::from(args.turns);
     let note = match kept.messages {
         Some(mut messages) => {
             shorten(&mut messages, turns)?;
-            let ids = prompter(&model)?.encode(&messages)?;
+            // Templates count on somebody having asked something.
+            let asked = messages.iter().any(|message| message.role == "user");
+            let ids = if asked { prompter(&model)?.encode(&messages)? } else { Vec::new() };
             // The template says as well that an answer comes next; as far as that is so, it need not be taken back.
             let common =
                 session.tokens().iter().zip(&ids).take_while(|(known, wanted)| known == wanted).count();

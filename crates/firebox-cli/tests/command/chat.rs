@@ -58,6 +58,12 @@ fn a_conversation_outlives_its_process() {
         say(family, &kept, "Hello\n").ends_with(0);
         say(family, &kept, &format!("And you\n{save}")).ends_with(0);
         assert_eq!(last(), expected, "{family}");
+        // Where memory is promised, what is restored takes its pages from there.
+        std::fs::remove_file(&session).unwrap();
+        let kept = ["--session".as_ref(), session.as_os_str(), "--memory".as_ref(), "1G".as_ref()];
+        say(family, &kept, "Hello\n").ends_with(0);
+        say(family, &kept, &format!("And you\n{save}")).ends_with(0);
+        assert_eq!(last(), expected, "{family}");
     }
     let ran = say("llama", &["--session".as_ref(), session.as_os_str()], "Hello\n");
     assert!(ran.stderr.contains("trunk"), "{}", ran.stderr);

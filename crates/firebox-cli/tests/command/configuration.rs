@@ -73,6 +73,20 @@ fn models_go_by_their_names() {
 }
 
 #[test]
+fn memory_that_the_file_gives_one_model_is_memory_to_say_more_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("[[model]]\nname = \"small\"\npath = {:?}\nmemory = \"1G\"\n", gguf("llama"));
+    std::fs::write(folder.path().join("firebox.toml"), text).unwrap();
+    let run = |model: &str| {
+        let args = ["run", model, "Hello", "-n", "1", "--keep-layers", "1", "--verbose"];
+        Ran::from(firebox_in(folder.path()).args(args).output().unwrap())
+    };
+    let ran = run("small").ends_with(0);
+    assert!(ran.stderr.contains("keeps 1 layers"), "{}", ran.stderr);
+    run(gguf("llama").to_str().unwrap()).fails(USAGE, &["--keep-layers", "--memory"]);
+}
+
+#[test]
 fn memory_that_the_file_gives_is_explained_where_it_stands_in_the_way() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("firebox.toml"), "[defaults]\nmemory = \"1G\"\n").unwrap();

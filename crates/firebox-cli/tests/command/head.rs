@@ -121,3 +121,90 @@ fn a_head_learns_is_installed_and_answers() {
     let listed = firebox_with(args!["head", "list", model.as_os_str(), "--json"]).ends_with(0).json();
     assert_eq!(listed["heads"].as_array().unwrap().len(), 3);
 }
+
+/// A short training.
+fn train(model: &Path, data: &Path, run: &Path, more: &[&[&str]]) -> Ran {
+    let mut all = args!["head", "train", model, "--data", data, "-o", run].to_vec();
+    all.extend(args!["--layers", "1"]);
+    all.extend(more.concat().iter().map(Into::into));
+    firebox_with(all)
+}
+
+fn data(folder: &Path, completion: &str) -> PathBuf {
+    let path = folder.join("data.jsonl");
+    let line = format!("{{\"prompt\": \"Hello\", \"completion\": \"{completion}\"}}\n");
+    std::fs::write(&path, line.repeat(20)).unwrap();
+    path
+}
+
+/// Checkpoints of one head are not gone on with as those of another.
+#[test]
+fn a_run_goes_on_with_what_it_was_begun_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = bundle(folder.path(), &[]);
+    let run = folder.path().join("run");
+    let learnt = data(folder.path(), " world");
+    let (steps, batch, lora) = (["--steps", "2"], ["--batch-tokens", "64"], ["--lora", "4"]);
+    train(&model, &learnt, &run, &[&steps, &batch, &lora]).ends_with(0);
+    for (other, words) in [
+        (
+            &[&steps[..], &batch, &lora, &["--lora-alpha", "4"]][..],
+            &["about.form.scale = 2.0", "is 1.0", "--output", "delete"][..],
+        ),
+        (&[&steps, &batch, &lora, &["--hold-out", "2"]], &["about.hold_out = 1"]),
+        (&[&steps, &batch, &lora, &["--targets", "q_proj"]], &["about.targets"]),
+        (&[&steps, &batch, &lora, &["--exact-states"]], &["about.states = \"f16\""]),
+        (&[&steps, &batch, &lora, &["--bf16"]], &["precision"]),
+        (&[&steps, &batch], &["about.form.kind"]),
+        (&[&steps, &batch, &["--lora", "2", "--lora-alpha", "4"]], &["about.rank = 4"]),
+        (&[&steps, &lora, &["--batch-tokens", "32"]], &["about.batch_tokens = 64"]),
+        (&[&batch, &lora, &["--steps", "3"]], &["steps = 2"]),
+    ] {
+        train(&model, &learnt, &run, other).fails(UNUSABLE, words);
+    }
+    data(folder.path(), " world, hello");
+    train(&model, &learnt, &run, &[&steps, &batch, &lora]).fails(UNUSABLE, &["about.data"]);
+    data(folder.path(), " world");
+    let again = train(&model, &learnt, &run, &[&steps, &batch, &lora]).ends_with(0);
+    assert!(again.stderr.contains("going on after step 2"), "{}", again.stderr);
+}
+
+#[test]
+fn products_that_are_not_there_leave_no_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = bundle(folder.path(), &[]);
+    let (run, learnt) = (folder.path().join("run"), data(folder.path(), " world"));
+    for targets in ["q_porj", "q_proj,q_porj"] {
+        let more = ["--steps", "1", "--lora", "2", "--targets", targets];
+        train(&model, &learnt, &run, &[&more]).fails(USAGE, &["--targets", "q_porj"]);
+    }
+    train(&model, &learnt, &run, &[&["--steps", "0"]]).fails(USAGE, &["steps is 0"]);
+    assert!(!run.exists());
+}
+
+#[test]
+fn a_training_says_nothing_where_it_shall_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = bundle(folder.path(), &[]);
+    let (run, learnt) = (folder.path().join("run"), data(folder.path(), " world"));
+    let ran = train(&model, &learnt, &run, &[&["--quiet", "--steps", "1"]]).ends_with(0);
+    assert_eq!(ran.stderr, "");
+    assert!(ran.stdout.contains("head"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_head_is_stored_in_the_numbers_it_was_trained_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = bundle(folder.path(), &[]);
+    let learnt = data(folder.path(), " world");
+    for (name, option, dtype) in
+        [("bf16", &["--bf16"][..], safetensors::Dtype::BF16), ("f32", &[], safetensors::Dtype::F16)]
+    {
+        let run = folder.path().join(name);
+        train(&model, &learnt, &run, &[&["--steps", "1", "--install", name], option]).ends_with(0);
+        let tensors = read_tensors(&run.join("head/layer-0001.safetensors"));
+        let matrix = tensors.iter().find(|tensor| tensor.shape.len() == 2).unwrap();
+        assert_eq!(matrix.dtype, dtype, "{}", matrix.name);
+        answer(&model, Some(name));
+    }
+}

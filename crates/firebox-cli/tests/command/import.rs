@@ -26,6 +26,26 @@ fn a_bundle_computes_what_its_source_does() {
 }
 
 #[test]
+fn what_stands_in_a_folder_beside_the_weights_comes_along_and_what_does_not_is_told() {
+    let source = copy_of("reference/bert");
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("bundle");
+    let pooling = "{\"pooling_mode_cls_token\": true}";
+    fs::create_dir(source.path().join("1_Pooling")).unwrap();
+    fs::write(source.path().join("1_Pooling/config.json"), pooling).unwrap();
+    let ran = firebox_with(args!["import", source.path(), bundle, "--json"]).ends_with(0);
+    assert_eq!(fs::read_to_string(bundle.join("1_Pooling/config.json")).unwrap(), pooling);
+    assert_eq!((&ran.json()["heads_left"], &*ran.stderr), (&serde_json::json!([]), ""));
+
+    let pocket = fixture("../../assets/pocket");
+    let copy = folder.path().join("pocket");
+    let ran = firebox_with(args!["import", pocket, copy, "--json"]).ends_with(0);
+    let left = ran.json()["heads_left"].clone();
+    assert_eq!(left, serde_json::json!(["chat", "code", "router", "summarize", "universal"]));
+    assert!(ran.stderr.contains("router") && ran.stderr.contains("firebox head add"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_changed_byte_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = folder.path().join("bundle");

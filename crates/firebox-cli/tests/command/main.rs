@@ -30,4 +30,5 @@ mod support;
 mod tokenize;
 mod top;
 mod trace;
+mod train;
 mod verify;

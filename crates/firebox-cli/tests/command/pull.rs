@@ -14,6 +14,7 @@ fn model_files() -> Vec<(String, Vec<u8>)> {
     files.push(("pytorch_model.bin".into(), vec![0; 1000]));
     files.push(("gguf/model-Q8.gguf".into(), fs::read(gguf("llama")).unwrap()));
     files.push(("generation_config.json".into(), b"{\"do_sample\": false}".to_vec()));
+    files.push(("1_Pooling/config.json".into(), b"{\"pooling_mode_cls_token\": true}".to_vec()));
     files
 }
 
@@ -38,6 +39,8 @@ fn a_model_is_fetched_once_and_runs_by_its_name() {
     assert!(path.ends_with(format!("hub/models--org--name/snapshots/{COMMIT}")), "{}", path.display());
     assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), model_files()[1].1);
     assert!(!path.join("pytorch_model.bin").exists() && !path.join("README.md").exists());
+    // Without it an encoder would pool as its makers do not, and say nothing.
+    assert!(path.join("1_Pooling/config.json").exists());
     assert!(hub.requests().iter().all(|request| request.token.is_none()));
     firebox_with(args!["run", path, "--ids", "1", "-n", "1"]).ends_with(0);
     assert_eq!(run_pulled(home.path()).ends_with(0).json()["tokens"].as_array().unwrap().len(), 3);

@@ -74,3 +74,41 @@ fn only_conversations_are_removed() {
     let none = firebox_with(args!["session", "list", folder.path()]).ends_with(0);
     assert!(none.stderr.contains("--session"), "{}", none.stderr);
 }
+
+/// Templates count on a first message, and one that nobody has asked anything in has none.
+#[test]
+fn the_only_question_can_be_taken_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, session) = (folder.path().join("model"), folder.path().join("talk"));
+    firebox_with(args!["import", gguf("llama"), model]).ends_with(0);
+    let template = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}\
+                    {% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}<assistant>";
+    std::fs::write(model.join("chat_template.jinja"), template).unwrap();
+    let chat = args!["chat", model, "-n", "4", "--temp", "0", "--session", session];
+    firebox_fed(&chat, "Hello\n").ends_with(0);
+    let ran = firebox_with(args!["session", "rewind", session, "--model", model]).ends_with(0);
+    assert!(ran.stdout.starts_with("0 of "), "{}", ran.stdout);
+    let left = firebox_with(args!["session", "export", session]).ends_with(0).json();
+    assert_eq!(left, serde_json::json!([]));
+    firebox_fed(&chat, "Hello\n").ends_with(0);
+}
+
+#[test]
+fn a_file_that_is_named_has_to_be_a_conversation() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("talk");
+    talked(&session);
+    let [missing, other] = ["missing", "other.txt"].map(|name| folder.path().join(name));
+    std::fs::write(&other, "no session").unwrap();
+    for wrong in [&missing, &other] {
+        let ran = firebox_with(args!["session", "list", *wrong, session, "--json"]).ends_with(UNUSABLE);
+        assert_eq!(ran.json().as_array().unwrap().len(), 1, "the others are listed");
+        ran.fails(UNUSABLE, &[wrong.file_name().unwrap().to_str().unwrap()]);
+    }
+    let both = firebox_with(args!["session", "list", missing, other]).ends_with(UNUSABLE);
+    assert_eq!(both.stderr.lines().filter(|line| line.starts_with("error: ")).count(), 2, "{}", both.stderr);
+    // One that only lies in a folder is none of the user's words.
+    let broken = std::fs::read(&session).unwrap();
+    std::fs::write(folder.path().join("broken"), &broken[..broken.len() / 2]).unwrap();
+    firebox_with(args!["session", "list", folder.path()]).ends_with(0);
+}
