@@ -23,7 +23,7 @@ pub struct Message {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// What the assistant thought before it spoke.
-    #[serde(default, skip_serializing_if = "Option::is_none", alias = "reasoning")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// Tools the assistant calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]

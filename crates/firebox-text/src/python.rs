@@ -1,6 +1,7 @@
 //! What chat templates borrow from Python.
 
 use crate::budget;
+use crate::control::{CLOSE, OPEN};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, escape_formatter, filters};
 use std::fmt::Write;
@@ -115,6 +116,8 @@ impl JsonWriter {
                 '\t' => self.text.push_str("\\t"),
                 '\u{8}' => self.text.push_str("\\b"),
                 '\u{c}' => self.text.push_str("\\f"),
+                // What keeps a text from posing as a control token is no part of it.
+                OPEN | CLOSE => self.text.push(character),
                 c if c < ' ' || (self.ascii && !(' '..='~').contains(&c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         // Writing to a string cannot fail.

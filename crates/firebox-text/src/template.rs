@@ -234,7 +234,7 @@ impl ChatTemplate {
         for message in messages {
             let mut value = self.prepare(message)?;
             if message.role != "assistant" {
-                control.mark(&mut value);
+                control.mark_message(&mut value);
             }
             values.push(value);
         }
@@ -303,8 +303,8 @@ impl ChatTemplate {
         }
         // As in `transformers`: many templates write "None" for what is null, and nothing for what is missing.
         fields.retain(|_, field| !field.is_null());
-        // Thoughts go by three names; templates read the first or, for gpt-oss, the second.
-        let names = ["reasoning_content", "thinking"];
+        // Thoughts go by three names; templates read the first or, for gpt-oss, the second. Some clients send two of them.
+        let names = ["reasoning_content", "thinking", "reasoning"];
         let thought = names.iter().find_map(|name| fields.get(*name).cloned());
         if let Some(thought) = thought {
             for name in names {

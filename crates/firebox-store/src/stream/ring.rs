@@ -84,8 +84,17 @@ impl Ring {
         }
     }
 
+    /// Nobody waits for it any more. An error that nobody has taken says nothing to who asks later.
     pub fn forget(&mut self, id: u64) {
         self.wanted.retain(|wanted| wanted.id != id);
+        let Self { wanted, ready, failed, .. } = self;
+        ready.retain(|(portion, read)| {
+            let stays = read.is_ok() || wanted.iter().any(|wanted| wanted.portion == *portion);
+            if !stays {
+                failed.push(*portion);
+            }
+            stays
+        });
     }
 
     fn is_coming(&self, portion: usize) -> bool {

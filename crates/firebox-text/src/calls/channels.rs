@@ -32,7 +32,8 @@ pub(super) struct ChannelReader {
 /// A message with the thoughts that its text begins with in the field for them, as the template of gpt-oss has it.
 pub(crate) fn parted_thoughts(message: &Message) -> Message {
     let mut message = message.clone();
-    if message.role == "assistant" && message.reasoning_content.is_none() {
+    let thoughts = message.reasoning_content.as_deref().or_else(|| message.extra.get("reasoning")?.as_str());
+    if message.role == "assistant" && thoughts.is_none() {
         let text = message.text();
         let parted = text.strip_prefix(THOUGHT).and_then(|text| text.split_once(THOUGHT_END));
         if let Some((thought, said)) = parted {

@@ -78,10 +78,14 @@ pub(super) fn function_call(name: &str, arguments: Map<String, Value>) -> Functi
     FunctionCall { name: name.to_owned(), arguments: Value::String(Value::Object(arguments).to_string()) }
 }
 
+/// Whether it may be a text, be it beside nothing: then what is written without quotes is one.
 fn is_text(schema: &Value) -> bool {
+    let any = |key: &str, is: fn(&Value) -> bool| {
+        schema.get(key).and_then(Value::as_array).is_some_and(|of| of.iter().any(is))
+    };
     match schema.get("type") {
         Some(Value::String(kind)) => kind == "string",
         Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
-        _ => false,
+        _ => any("anyOf", is_text) || any("oneOf", is_text) || any("enum", Value::is_string),
     }
 }
