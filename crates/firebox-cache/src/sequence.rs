@@ -361,7 +361,7 @@ impl SequenceCache {
         match &last.source {
             Source::Mapped(_) => {
                 let Some(slots) = last.in_block().filter(|slots| slots.end < PAGE) else { return Ok(()) };
-                let run = self.copied(last, slots.start, last.position, |_, keys| keys)?;
+                let run = self.copied(last, slots.start)?;
                 let run = Run { visible: last.visible.clone(), hidden: last.hidden, ..run };
                 if let Some(last) = Arc::make_mut(&mut self.runs).last_mut() {
                     *last = run;
@@ -406,31 +406,59 @@ impl SequenceCache {
         Ok(page)
     }
 
+    /// Some runs that lie together, where nobody else reads them: at the same places, whether they were shared or in a file, so
+    /// that they and what comes next are the same spans as ever.
+    fn owned(&self, together: &[Run], alone: bool) -> Result<Vec<Run>, CacheError> {
+        let (Some(first), Some(last)) = (together.first(), together.last()) else { return Ok(Vec::new()) };
+        let blocks: Option<Vec<Range<usize>>> = together.iter().map(Run::in_block).collect();
+        let (page, places) = match (&first.source, blocks) {
+            (Source::Page(page), _) if alone && Arc::strong_count(page) == together.len() => {
+                return Ok(together.to_vec());
+            }
+            (Source::Page(page), _) => {
+                let places = together.iter().map(|run| run.slots.clone()).collect();
+                (self.copied_page(page, &last.slots)?, places)
+            }
+            (Source::Mapped(_), Some(places)) => {
+                let end = places.last().map_or(0, |last| last.end);
+                let page = self.pool.take(end)?;
+                page.claim(0, end);
+                for (run, slots) in together.iter().zip(&places) {
+                    self.write_run(&page, slots.start, run);
+                }
+                (page, places)
+            }
+            // They are longer than a page is.
+            (Source::Mapped(_), None) => {
+                let parts = together.iter().flat_map(|run| {
+                    let starts = (0..run.len()).step_by(PAGE);
+                    starts.map(|start| run.part(start..run.len().min(start + PAGE)))
+                });
+                return parts.map(|part| self.copied(&part, 0)).collect();
+            }
+        };
+        let own = |(run, slots): (&Run, Range<usize>)| Run {
+            source: Source::Page(page.clone()),
+            slots,
+            ..run.clone()
+        };
+        Ok(together.iter().zip(places).map(own).collect())
+    }
+
     /// The same keys and values in a page of their own, from `slot` on.
-    fn copied(
-        &self,
-        run: &Run,
-        slot: usize,
-        position: usize,
-        change: impl Fn(usize, Stored) -> Stored,
-    ) -> Result<Run, CacheError> {
+    fn copied(&self, run: &Run, slot: usize) -> Result<Run, CacheError> {
         let page = self.pool.take(slot + run.len())?;
         let slots = slot..page.claim(0, slot + run.len());
-        self.write_run(&page, slot, run, change);
-        Ok(Run::new(Source::Page(page), slots, position))
+        self.write_run(&page, slot, run);
+        Ok(Run::new(Source::Page(page), slots, run.position))
     }
 
     /// Writes what a run holds to a page, from a slot on.
-    fn write_run(&self, page: &Page, slot: usize, run: &Run, change: impl Fn(usize, Stored) -> Stored) {
+    fn write_run(&self, page: &Page, slot: usize, run: &Run) {
         for layer in 0..self.pool.layout().layers.len() {
-            let copied = match run.read(layer) {
-                Some(Remembered::Attention { keys, values }) => {
-                    Remembered::Attention { keys: change(layer, keys), values }
-                }
-                Some(states) => states,
-                None => continue,
-            };
-            page.write(layer, slot, copied);
+            if let Some(held) = run.read(layer) {
+                page.write(layer, slot, held);
+            }
         }
     }
 

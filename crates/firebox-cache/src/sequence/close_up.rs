@@ -6,7 +6,6 @@ use firebox_kernels::attend::Stored;
 use super::SequenceCache;
 use crate::error::CacheError;
 use crate::layout::{LayerLayout, Layout};
-use crate::page::{PAGE, Page};
 use crate::run::{Run, Source};
 
 impl SequenceCache {
@@ -33,35 +32,20 @@ impl SequenceCache {
         let (mut runs, mut next, mut in_place) = (Vec::with_capacity(self.runs.len()), 0, Vec::new());
         // Two runs may lie in one page, with what was between them forgotten.
         for together in self.runs.chunk_by(Run::lies_with) {
-            let moved: Vec<(&Run, usize)> = together
-                .iter()
-                .map(|run| {
-                    next += run.len();
-                    (run, next - run.len())
-                })
-                .collect();
-            let own = match &together[0].source {
-                _ if moved.iter().all(|(run, to)| run.position == *to) => {
-                    runs.extend_from_slice(together);
-                    continue;
+            let mut to = next;
+            next += together.iter().map(Run::len).sum::<usize>();
+            // What moves at all moves behind what was forgotten, and so does the last.
+            if together.last().is_none_or(|last| last.end() == next) {
+                runs.extend_from_slice(together);
+                continue;
+            }
+            for run in self.owned(together, alone)? {
+                if let Source::Page(page) = &run.source {
+                    in_place.push((page.clone(), run.slots.clone(), run.position - to));
                 }
-                Source::Page(page) if alone && Arc::strong_count(page) == together.len() => page.clone(),
-                // Whoever shares it or not, the sequence reads the same spans afterwards.
-                Source::Page(page) => self.copied_page(page, &together[together.len() - 1].slots)?,
-                Source::Mapped(_) => match self.copied_block(together)? {
-                    Some(page) => page,
-                    None => {
-                        for (run, to) in moved {
-                            self.copy_moved(run, to, changed(run.position - to), &mut runs)?;
-                        }
-                        continue;
-                    }
-                },
-            };
-            for (run, to) in moved {
-                let slots = run.in_block().unwrap_or_else(|| run.slots.clone());
-                runs.push(Run::new(Source::Page(own.clone()), slots.clone(), to));
-                in_place.push((own.clone(), slots, run.position - to));
+                let position = to;
+                to += run.len();
+                runs.push(Run { position, ..run });
             }
         }
         // Only now, when nothing can fail any more: an error leaves everything as it was.
@@ -73,37 +57,6 @@ impl SequenceCache {
         self.runs = Arc::new(runs);
         self.position = next;
         self.cover();
-        Ok(())
-    }
-
-    /// A page that holds what some runs of one block of what is mapped do, at the same places, as a page would that had never
-    /// been in a file: what comes after them then lies in the same spans. Nothing where a run is longer than its block.
-    fn copied_block(&self, runs: &[Run]) -> Result<Option<Arc<Page>>, CacheError> {
-        let Some(slots) = runs.iter().map(Run::in_block).collect::<Option<Vec<_>>>() else { return Ok(None) };
-        let end = slots.last().map_or(0, |last| last.end);
-        let page = self.pool.take(end)?;
-        page.claim(0, end);
-        for (run, slots) in runs.iter().zip(slots) {
-            self.write_run(&page, slots.start, run, |_, keys| keys);
-        }
-        Ok(Some(page))
-    }
-
-    fn copy_moved(
-        &self,
-        run: &Run,
-        position: usize,
-        changed: impl Fn(usize, Stored) -> Stored + Copy,
-        runs: &mut Vec<Run>,
-    ) -> Result<(), CacheError> {
-        if run.position == position {
-            runs.push(run.clone());
-            return Ok(());
-        }
-        for start in (0..run.len()).step_by(PAGE) {
-            let part = run.part(start..run.len().min(start + PAGE));
-            runs.push(self.copied(&part, 0, position + start, changed)?);
-        }
         Ok(())
     }
 }

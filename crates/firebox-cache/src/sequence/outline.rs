@@ -191,3 +191,85 @@ impl SequenceCache {
         Ok(sequence)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::sequence::LayerCache;
+    use crate::turn::TurnKind;
+
+    fn feed(sequence: &mut SequenceCache, count: usize, number: f32) {
+        let numbers = || Tensor::full([1, count, 2], number, &Device::flex());
+        sequence.reserve(count).unwrap();
+        if let LayerCache::Attention(mut cache) = sequence.layer(0) {
+            cache.append(numbers(), numbers());
+        }
+        sequence.advance();
+    }
+
+    /// Which spans are read, and what they hold.
+    fn spans(sequence: &mut SequenceCache) -> Vec<(usize, Vec<f32>)> {
+        let position = sequence.position();
+        let LayerCache::Attention(cache) = sequence.layer(0) else { unreachable!("it has one layer") };
+        let spans = cache.spans(position, None).into_iter().map(|span| {
+            let keys = span.keys.dequantize(2).try_into_vec_as::<f32>().unwrap();
+            (span.position, keys)
+        });
+        spans.collect()
+    }
+
+    /// What is done to a sequence that was in a file leaves it as if it had been in pages all the time.
+    #[test]
+    fn what_was_in_a_file_lies_as_it_would_in_pages() {
+        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 2 }];
+        let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
+        let paged = |last: usize| {
+            let mut paged = SequenceCache::new(&pool);
+            for (number, count) in [20, 10, 20, last].into_iter().enumerate() {
+                paged.begin_turn(TurnKind::Turn, Vec::new());
+                feed(&mut paged, count, number as f32);
+            }
+            paged.forget(20..30);
+            paged
+        };
+        let restored = |paged: &SequenceCache| {
+            let side = || {
+                let pages = paged.runs.chunk_by(Run::lies_with).map(|together| {
+                    let last = &together[together.len() - 1];
+                    match (Run { slots: 0..last.slots.end, ..last.clone() }).read(0) {
+                        Some(Remembered::Attention { keys: Stored::Float(keys), .. }) => keys,
+                        other => panic!("{other:?}"),
+                    }
+                });
+                Stored::Float(Tensor::cat(pages.collect(), 1))
+            };
+            let held = Remembered::Attention { keys: side(), values: side() };
+            let mapped = Arc::new(Mapped { layers: vec![Some(held)] });
+            SequenceCache::resume(&pool, &paged.outline(), &mapped, vec![None]).unwrap()
+        };
+        let acts: [fn(&mut SequenceCache); 4] = [
+            |_| {},
+            |sequence| sequence.close_up(|_, keys, back| keys.add_scalar(back as f32)).unwrap(),
+            |sequence| drop(sequence.begin_replay(0, 100).unwrap()),
+            |sequence| {
+                feed(sequence, 3, 7.0);
+                sequence.forget(0..20);
+                sequence.close_up(|_, keys, back| keys.add_scalar(back as f32)).unwrap();
+            },
+        ];
+        // Up to the end of a page, before it and beyond.
+        for last in [78, 40, 120] {
+            for (at, act) in acts.into_iter().enumerate() {
+                let mut one = paged(last);
+                let mut other = restored(&one);
+                for sequence in [&mut one, &mut other] {
+                    act(sequence);
+                    feed(sequence, 15, 8.0);
+                }
+                assert_eq!(spans(&mut other), spans(&mut one), "{last}, {at}");
+            }
+        }
+    }
+}

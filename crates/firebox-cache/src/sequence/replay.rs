@@ -7,10 +7,9 @@ use firebox_kernels::attend::Stored;
 use super::SequenceCache;
 use crate::error::CacheError;
 use crate::layout::LayerLayout;
-use crate::page::PAGE;
 use crate::recurrent::RecurrentState;
 use crate::remembered::Remembered;
-use crate::run::{Run, Source};
+use crate::run::Run;
 
 /// Tokens that layers behind the kept [hidden states](LayerLayout::States) see once more.
 #[derive(Debug)]
@@ -130,25 +129,7 @@ impl SequenceCache {
         let alone = Arc::get_mut(&mut self.runs).is_some();
         let mut runs = Vec::with_capacity(self.runs.len());
         for together in self.runs.chunk_by(Run::lies_with) {
-            match &together[0].source {
-                Source::Page(page) if alone && Arc::strong_count(page) == together.len() => {
-                    runs.extend_from_slice(together);
-                }
-                // At the same places: spans are the same whoever shares the page.
-                Source::Page(page) => {
-                    let page = self.copied_page(page, &together[together.len() - 1].slots)?;
-                    let own = |run: &Run| Run { source: Source::Page(page.clone()), ..run.clone() };
-                    runs.extend(together.iter().map(own));
-                }
-                Source::Mapped(_) => {
-                    for run in together {
-                        for start in (0..run.len()).step_by(PAGE) {
-                            let part = run.part(start..run.len().min(start + PAGE));
-                            runs.push(self.copied(&part, 0, part.position, |_, keys| keys)?);
-                        }
-                    }
-                }
-            }
+            runs.extend(self.owned(together, alone)?);
         }
         self.runs = Arc::new(runs);
         self.cover();
