@@ -88,6 +88,42 @@ fn a_head_begins_as_what_its_model_does() {
     }
 }
 
+/// A bridge begins as nothing, whatever norms of its family add to their weights, and does not stay so.
+#[test]
+fn a_bridge_of_every_family_learns() {
+    const WIDTH: usize = 3;
+    for family in FAMILIES {
+        let model = Model::open(fixture(family), &device("cpu").unwrap()).unwrap();
+        let decoder = model.decoder().unwrap();
+        let (split, form) = (decoder.layers() - 1, HeadForm::Bridge { width: WIDTH });
+        let tower = Tower::head(model.checkpoint(), None, &form, None, split, &learning(), SEEDED).unwrap();
+        let tokens = tokens(1, 30);
+        let states = decoder.hidden_after(&tokens, split).unwrap();
+        let logits = tower.forward(Fed::States(states), &[tokens.len()]).unwrap();
+        let gradients = logits.powi_scalar(2).mean().backward();
+        let mut outward = Outward { gradients: &gradients, width: WIDTH, largest: None };
+        burn::module::Module::visit(&tower, &mut outward);
+        assert!(outward.largest.unwrap() > 0.0, "{family}");
+    }
+}
+
+/// Looks for the gradient of what leads out of a bridge.
+struct Outward<'g> {
+    gradients: &'g burn::tensor::Gradients,
+    width: usize,
+    largest: Option<f32>,
+}
+
+impl burn::module::ModuleVisitor for Outward<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
+        let tensor = param.val();
+        if D == 2 && tensor.dims()[1] == self.width {
+            let gradient = tensor.grad(self.gradients).unwrap();
+            self.largest = Some(gradient.abs().max().try_into_scalar::<f32>().unwrap());
+        }
+    }
+}
+
 /// A small step against the gradient of every parameter at once makes the loss smaller by what the gradient says.
 #[test]
 fn every_family_learns() {

@@ -131,6 +131,11 @@ impl Page {
         Self { content: Mutex::new(Content { room, used: 0, kept: false }), pool }
     }
 
+    /// Bytes that it takes now.
+    pub fn bytes(&self) -> usize {
+        self.content().room.bytes()
+    }
+
     /// Takes up to `count` slots from `from` on, as far as there are and unless somebody else has gone on from there.
     /// Returns how many.
     pub fn claim(&self, from: usize, count: usize) -> usize {

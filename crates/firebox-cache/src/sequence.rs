@@ -120,16 +120,16 @@ impl SequenceCache {
         self.runs.iter().map(|run| run.position..run.end())
     }
 
-    /// Bytes of the pages it refers to, those that it shares included.
+    /// Bytes that the pages take that it refers to, those that it shares included.
     pub fn bytes(&self) -> usize {
         let pages = self.runs.iter().filter_map(|run| match &run.source {
-            Source::Page(page) => Some(Arc::as_ptr(page)),
+            Source::Page(page) => Some((Arc::as_ptr(page), page.bytes())),
             Source::Mapped(_) => None,
         });
         let mut pages: Vec<_> = pages.collect();
         pages.sort_unstable();
-        pages.dedup();
-        pages.len() * self.pool.page_bytes()
+        pages.dedup_by_key(|(page, _)| *page);
+        pages.into_iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Its turns, in order. Tokens that came before any turn was begun belong to a first one.

@@ -8,8 +8,6 @@ pub(crate) struct Initial {
     state: u64,
     seeded: Seeded,
     layers: usize,
-    /// What norms have added to their weights.
-    norm_offset: f32,
 }
 
 /// What is chosen about the beginning.
@@ -41,8 +39,8 @@ const HEAD_NORMS: [&str; 2] = ["q_norm", "k_norm"];
 
 impl Initial {
     /// For a network of so many layers.
-    pub fn new(seeded: Seeded, layers: usize, norm_offset: f32) -> Self {
-        Self { state: seeded.seed, seeded, layers, norm_offset }
+    pub fn new(seeded: Seeded, layers: usize) -> Self {
+        Self { state: seeded.seed, seeded, layers }
     }
 
     /// The tensor of that name. Tensors have to be asked for in one order to be the same again.
@@ -51,7 +49,7 @@ impl Initial {
         let is = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if shape.len() == 1 {
             let scale = if is(&HEAD_NORMS) { self.seeded.head_norms } else { 1.0 };
-            return vec![if name.contains("norm") { scale - self.norm_offset } else { 0.0 }; count];
+            return vec![if name.contains("norm") { scale } else { 0.0 }; count];
         }
         if name.ends_with(crate::adapter::OUTWARD) || name.ends_with("bridge.outward.weight") {
             return vec![0.0; count];
@@ -95,7 +93,7 @@ mod tests {
     #[test]
     fn numbers_are_as_large_as_they_should_be_and_the_same_for_a_seed() {
         let seeded = Seeded { head_norms: 1.6, ..Seeded::new(3) };
-        let mut initial = Initial::new(seeded, 8, 0.0);
+        let mut initial = Initial::new(seeded, 8);
         let mut deviation = |name: &str, shape: [usize; 2]| {
             let values = initial.numbers(name, &shape);
             let mean = values.iter().sum::<f32>() / values.len() as f32;
@@ -110,7 +108,7 @@ mod tests {
         assert_eq!(initial.numbers("model.layers.0.self_attn.q_norm.weight", &[2]), [1.6, 1.6]);
         assert_eq!(initial.numbers("model.norm.weight", &[2]), [1.0, 1.0]);
         assert_eq!(initial.numbers("model.layers.0.self_attn.q_proj.bias", &[2]), [0.0, 0.0]);
-        let again = |seed| Initial::new(Seeded::new(seed), 8, 0.0).numbers("x.weight", &[3, 3]);
+        let again = |seed| Initial::new(Seeded::new(seed), 8).numbers("x.weight", &[3, 3]);
         assert_eq!(again(5), again(5));
         assert_ne!(again(5), again(6));
     }

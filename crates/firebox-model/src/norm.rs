@@ -20,7 +20,9 @@ pub struct RmsNorm {
 impl RmsNorm {
     pub(crate) fn load(config: &NormConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         Ok(Self {
-            weight: weights.vector(&format!("{}.weight", config.name), config.width)?,
+            weight: weights
+                .added_to(config.weight_offset)
+                .vector(&format!("{}.weight", config.name), config.width)?,
             epsilon: config.epsilon,
             weight_offset: config.weight_offset,
         })

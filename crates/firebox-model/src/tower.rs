@@ -159,8 +159,7 @@ impl Tower {
     ) -> Result<Self, ModelError> {
         form.check()?;
         let (taken, parameters) = (RefCell::default(), RefCell::default());
-        let offset = config.final_norm.weight_offset;
-        let initial = RefCell::new(Initial::new(seeded, config.blocks.len(), offset));
+        let initial = RefCell::new(Initial::new(seeded, config.blocks.len()));
         let inner = device.clone().without_autodiff();
         let frozen = Weights::new(tensors, &inner, &taken).adapted(form.adapter_scale());
         let learning = Learning { what: learned, parameters: &parameters, initial: Some(&initial), adapters };

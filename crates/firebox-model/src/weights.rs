@@ -23,6 +23,8 @@ pub(crate) struct Weights<'a> {
     taken: &'a RefCell<BTreeSet<String>>,
     experts: Option<Elsewhere>,
     adapter_scale: f32,
+    /// What is added to a tensor of numbers that are made: it begins so much below them.
+    added: f32,
     learning: Option<Learning<'a>>,
 }
 
@@ -55,6 +57,7 @@ impl<'a> Weights<'a> {
             taken,
             experts: None,
             adapter_scale: 1.0,
+            added: 0.0,
             learning: None,
         }
     }
@@ -62,6 +65,11 @@ impl<'a> Weights<'a> {
     /// The same tensors, with adapters that count so much.
     pub fn adapted(self, adapter_scale: f32) -> Self {
         Self { adapter_scale, ..self }
+    }
+
+    /// The same for a norm that adds so much to its weight.
+    pub fn added_to(&self, added: f32) -> Self {
+        Self { added, ..self.clone() }
     }
 
     /// What adapters count.
@@ -155,7 +163,9 @@ impl<'a> Weights<'a> {
         match self.learning.and_then(|learning| learning.initial) {
             Some(initial) if self.tensors.info(&full).is_none() => {
                 self.taken.borrow_mut().insert(full.clone());
-                Ok(initial.borrow_mut().numbers(&full, shape))
+                let mut numbers = initial.borrow_mut().numbers(&full, shape);
+                numbers.iter_mut().for_each(|number| *number -= self.added);
+                Ok(numbers)
             }
             _ => Ok(self.take(name, shape)?.to_f32()?),
         }

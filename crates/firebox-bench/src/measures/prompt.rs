@@ -108,7 +108,7 @@ impl Reader {
             }
         }
         let ended = self.clock.now();
-        disturbed.gaps.extend(self.gaps(settling).skip(SETTLING));
+        disturbed.gaps.extend(self.gaps(settling).skip(SETTLING - 1));
         let (last, _) = reading.unwrap_or((settling, began));
         if let Some(read) = reading {
             self.notice(read, &mut disturbed);

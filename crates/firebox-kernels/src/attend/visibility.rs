@@ -8,11 +8,6 @@ use std::sync::Arc;
 pub struct Visibility(Arc<[u64]>);
 
 impl Visibility {
-    /// From the bits themselves.
-    pub fn new(words: impl Into<Arc<[u64]>>) -> Self {
-        Self(words.into())
-    }
-
     /// The bits themselves.
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     pub(super) fn words(&self) -> &[u64] {

@@ -25,8 +25,10 @@ pub struct Changes {
     pub fallback: f64,
     /// The same to the first token.
     pub fallback_first_token: f64,
-    /// Opening the model with no page of it in memory, and putting on the head, to the first token.
+    /// Opening the model with no page of it in memory, and putting on the head.
     pub reload: f64,
+    /// The same to the first token.
+    pub reload_first_token: f64,
 }
 
 impl Changes {
@@ -45,8 +47,9 @@ impl Changes {
         let model = Model::open(path, device)?.with_heads(RackConfig::patient())?;
         let mut session = model.session()?;
         worn(&mut session, name)?;
-        session.feed(prompt)?;
         let reload = began.elapsed().as_secs_f64();
+        session.feed(prompt)?;
+        let reload_first_token = began.elapsed().as_secs_f64();
 
         let own = |session: &mut Session| -> Result<(), RuntimeError> {
             session.use_head(OWN_HEAD);
@@ -77,8 +80,16 @@ impl Changes {
         let fallback = began.elapsed().as_secs_f64();
         session.feed(&[1])?;
         let fallback_first_token = began.elapsed().as_secs_f64();
-        let changes =
-            Self { warm, warm_first_token, cold, cold_first_token, fallback, fallback_first_token, reload };
+        let changes = Self {
+            warm,
+            warm_first_token,
+            cold,
+            cold_first_token,
+            fallback,
+            fallback_first_token,
+            reload,
+            reload_first_token,
+        };
         Ok((changes, model))
     }
 }
