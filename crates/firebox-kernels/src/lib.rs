@@ -29,7 +29,6 @@ mod warm_up;
 pub use activation::Activation;
 use burn::tensor::Device;
 
-pub use attend::Attending;
 pub use flex::host;
 pub use linear::Grouping;
 pub use simd::instructions;

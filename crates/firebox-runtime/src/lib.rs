@@ -69,7 +69,6 @@ pub use firebox_cache::{
 pub use firebox_kernels::instructions;
 pub use firebox_model::Pooling;
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
-pub use governor::{Governor, Residency};
 pub use logprobs::LogProbabilities;
 pub use memory::{
     anonymous_bytes, give_back_by, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes,
