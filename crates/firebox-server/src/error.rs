@@ -152,6 +152,14 @@ impl ApiError {
         self
     }
 
+    /// The same about a head that was asked for by a field. What will be over soon is not the field's fault.
+    pub fn of_head(self) -> Self {
+        match self.status {
+            StatusCode::SERVICE_UNAVAILABLE => self,
+            _ => Self::field("head", self.message),
+        }
+    }
+
     /// As it is sent.
     pub fn value(&self) -> Value {
         let Self { kind, code, param, message, .. } = self;
@@ -179,7 +187,9 @@ impl From<&RuntimeError> for ApiError {
         let message = error.to_string();
         match error {
             RuntimeError::Together { source } => Self::from(&**source),
-            RuntimeError::NotOpened { source, .. } => Self { message, ..Self::from(&**source) },
+            RuntimeError::NotOpened { source, .. } | RuntimeError::HeadNotWorn { source, .. } => {
+                Self { message, ..Self::from(&**source) }
+            }
             RuntimeError::QueueFull { .. } => {
                 let full = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
                 Self { code: Some("queue_full"), ..full }
@@ -205,10 +215,12 @@ impl From<&RuntimeError> for ApiError {
             | RuntimeError::Kind { .. } => Self::invalid(message),
             RuntimeError::EngineOver => Self::over(),
             RuntimeError::Late { .. }
+            | RuntimeError::HeadLate { .. }
             | RuntimeError::OverBudget { .. }
             | RuntimeError::TooLittleMemory { .. }
             | RuntimeError::TooLittleShared { .. }
-            | RuntimeError::Cache(CacheError::PoolExhausted { .. }) => {
+            | RuntimeError::Cache(CacheError::PoolExhausted { .. })
+            | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
             }
             _ => Self::internal(message),
@@ -241,5 +253,45 @@ impl From<&TextError> for ApiError {
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
         Self::from(&error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn not_worn(source: RuntimeError) -> RuntimeError {
+        RuntimeError::HeadNotWorn { name: "code".into(), source: Arc::new(source) }
+    }
+
+    #[test]
+    fn what_will_be_over_soon_may_be_asked_again() {
+        let late = || RuntimeError::HeadLate { name: "code".into(), waited: Duration::from_secs(1) };
+        let full = || CacheError::PoolExhausted { pages: 1 };
+        let passing = [
+            late(),
+            not_worn(late()),
+            full().into(),
+            ModelError::Cache(full()).into(),
+            not_worn(full().into()),
+        ];
+        for error in passing {
+            let told = ApiError::from(&error);
+            assert_eq!(told.status, StatusCode::SERVICE_UNAVAILABLE, "{error}");
+            assert_eq!((told.clone().of_head(), &*told.message), (told.clone(), &*error.to_string()));
+        }
+    }
+
+    #[test]
+    fn a_head_that_is_not_there_is_the_fault_of_who_asks() {
+        let missing = not_worn(RuntimeError::NoHead { name: "code".into() });
+        assert_eq!(ApiError::from(&missing).status, StatusCode::BAD_REQUEST);
+        for error in [missing, not_worn(RuntimeError::Cancelled)] {
+            let told = ApiError::from(&error).of_head();
+            assert_eq!((told.status, told.param.as_deref()), (StatusCode::BAD_REQUEST, Some("head")));
+            assert!(told.message.contains(&error.to_string()), "{}", told.message);
+        }
     }
 }

@@ -53,7 +53,7 @@ async fn load(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Va
         if loads {
             // What is worn for a moment is in memory from then on.
             if let Some(reason) = rack.wear(&name).instead {
-                return Err(ApiError::field("head", reason.to_string()));
+                return Err(ApiError::from(&*reason).of_head());
             }
         } else {
             rack.let_go(&name);

@@ -249,7 +249,7 @@ impl Dialogue {
             // Whoever names a head wants no other.
             session.use_head(before.as_deref().unwrap_or(OWN_HEAD));
             let name = head.unwrap_or(OWN_HEAD).to_owned();
-            return Err(ApiError::field("head", RuntimeError::HeadNotWorn { name, source }.to_string()));
+            return Err(ApiError::from(RuntimeError::HeadNotWorn { name, source }).of_head());
         }
         self.transcript().head = head.map(str::to_owned);
         Ok(json!({ "waited": worn.waited, "took_ms": worn.took.as_secs_f64() * 1e3 }))
