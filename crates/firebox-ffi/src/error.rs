@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use firebox_model::ModelError;
 use firebox_runtime::{CacheError, RuntimeError};
 
 /// Why a call failed. Other languages get the kind, and the text that says what to do.
@@ -94,11 +95,28 @@ impl From<RuntimeError> for FireboxError {
                 CacheError::TurnTooLong { .. }
                 | CacheError::FactsFull { .. }
                 | CacheError::PoolExhausted { .. },
-            ) => Self::Full { source },
+            )
+            | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })) => {
+                Self::Full { source }
+            }
             RuntimeError::Setting { setting, value, reason } => {
                 Self::InvalidArgument { argument: setting, reason: format!("= {value}: {reason}") }
             }
             source => Self::Failed { source },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_room_is_full_wherever_that_is_noticed() {
+        let exhausted = || CacheError::PoolExhausted { pages: 1 };
+        for source in [exhausted().into(), RuntimeError::Model(exhausted().into())] {
+            let told = FireboxError::from(source);
+            assert!(matches!(told, FireboxError::Full { .. }), "{told:?}");
         }
     }
 }

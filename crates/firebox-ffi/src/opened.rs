@@ -29,12 +29,10 @@ impl Opened {
             Some(memory) => Model::open_within(path, &cpu, &FitConfig::new(memory))?,
             None => Model::open(path, &cpu)?,
         };
-        let context = model.decoder()?.config().max_positions;
         let model = model.with_heads(RackConfig::patient())?;
         // Nobody talks to a model whose text cannot be read.
         model.tokenizer()?;
-        let capacity = Capacity::of(context, None, None);
-        Ok(Self { script: Script::of(&model)?, model, capacity })
+        Ok(Self { script: Script::of(&model)?, capacity: remembered(&model)?, model })
     }
 
     /// A session that goes on from a file.
@@ -44,5 +42,28 @@ impl Opened {
         let saved = Saved::open(path, &self.model, pool.layout().kept)?;
         let session = self.model.restored_in(&saved, pool)?;
         Ok((session, saved.note().to_owned()))
+    }
+}
+
+/// What conversations remember. A model that was fitted into a budget has pages for so many tokens and no more.
+fn remembered(model: &Model) -> Result<Capacity, RuntimeError> {
+    let pages = model.fit().map_or(usize::MAX, |fit| fit.plan().kv_tokens);
+    let context = model.decoder()?.config().max_positions.min(pages);
+    Ok(Capacity::of(context, None, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use firebox_runtime::planner::Mode;
+
+    use super::*;
+
+    #[test]
+    fn no_more_is_remembered_than_there_are_pages_for() {
+        let config = FitConfig { mode: Mode::Throughput, ..FitConfig::new(1 << 30) };
+        let model = Model::open_within(pocket_model().unwrap(), &device("cpu").unwrap(), &config).unwrap();
+        let pages = model.fit().unwrap().plan().kv_tokens;
+        assert!(pages < model.decoder().unwrap().config().max_positions);
+        assert!(remembered(&model).unwrap().fits(pages));
     }
 }
