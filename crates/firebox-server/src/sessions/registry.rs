@@ -1,10 +1,12 @@
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
+use tokio::time::timeout;
 
 use super::dialogue::Dialogue;
 use crate::app::in_turn;
@@ -27,11 +29,13 @@ impl Default for SessionsConfig {
     }
 }
 
+type All = Mutex<BTreeMap<String, Arc<Held>>>;
+
 /// The sessions of a server, each of the key that has begun it.
 #[derive(Debug)]
 pub(crate) struct Sessions {
     config: SessionsConfig,
-    held: Mutex<BTreeMap<String, Arc<Held>>>,
+    held: Arc<All>,
     /// What sessions compute beside the engine, one at a time: a few tokens behind an answer, a fact.
     computing: Arc<Semaphore>,
 }
@@ -44,6 +48,8 @@ pub(super) struct Held {
     created: u64,
     dialogue: Arc<tokio::sync::Mutex<Dialogue>>,
     seen: Mutex<Seen>,
+    /// Goes with it, which ends the wait for it to be idle.
+    _here: oneshot::Sender<Infallible>,
 }
 
 #[derive(Debug)]
@@ -62,7 +68,7 @@ pub(super) struct Taken {
 
 impl Sessions {
     pub fn new(config: SessionsConfig) -> Self {
-        Self { config, held: Mutex::default(), computing: Arc::new(Semaphore::new(1)) }
+        Self { config, held: Arc::default(), computing: Arc::new(Semaphore::new(1)) }
     }
 
     /// How many there are.
@@ -76,19 +82,24 @@ impl Sessions {
         scope: &str,
         make: impl FnOnce() -> Result<Dialogue, ApiError> + Send + 'static,
     ) -> Result<Arc<Held>, ApiError> {
-        self.expect_room()?;
+        // Making one for nothing would keep others waiting.
+        if self.count() >= self.config.most {
+            return Err(self.full());
+        }
         let made = in_turn(&self.computing, move || {
             let mut dialogue = make()?;
             let value = dialogue.value()?;
             Ok((dialogue, value))
         });
         let (dialogue, value) = made.await?;
+        let (here, gone) = oneshot::channel();
         let held = Arc::new(Held {
             id: format!("sess-{}", crate::unique()),
             scope: scope.to_owned(),
             created: crate::now(),
             dialogue: Arc::new(tokio::sync::Mutex::new(dialogue)),
             seen: Mutex::new(Seen { value, used: Instant::now() }),
+            _here: here,
         });
         let mut all = self.held();
         // Others may have come meanwhile.
@@ -96,15 +107,9 @@ impl Sessions {
             return Err(self.full());
         }
         all.insert(held.id.clone(), held.clone());
+        drop(all);
+        tokio::spawn(go_when_idle(Arc::downgrade(&self.held), held.id.clone(), self.config.idle, gone));
         Ok(held)
-    }
-
-    fn expect_room(&self) -> Result<(), ApiError> {
-        let mut all = self.held();
-        let idle = self.config.idle;
-        // Only the registry has those that nobody uses.
-        all.retain(|_, held| Arc::strong_count(held) > 1 || held.seen().used.elapsed() < idle);
-        if all.len() < self.config.most { Ok(()) } else { Err(self.full()) }
     }
 
     fn full(&self) -> ApiError {
@@ -167,7 +172,30 @@ impl Sessions {
     }
 
     fn held(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Held>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.held)
+    }
+}
+
+fn lock(all: &All) -> MutexGuard<'_, BTreeMap<String, Arc<Held>>> {
+    all.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lets a session go once nobody has asked for it for so long: it has memory that others could have.
+async fn go_when_idle(all: Weak<All>, id: String, idle: Duration, mut gone: oneshot::Receiver<Infallible>) {
+    let mut wait = idle;
+    while timeout(wait, &mut gone).await.is_err() {
+        let Some(all) = all.upgrade() else { return };
+        let mut all = lock(&all);
+        let Some(held) = all.get(&id) else { return };
+        // Only the registry has those that nobody uses.
+        let is_used = Arc::strong_count(held) > 1;
+        wait = if is_used { idle } else { idle.saturating_sub(held.seen().used.elapsed()) };
+        if wait.is_zero() {
+            let held = all.remove(&id);
+            drop(all);
+            drop(held);
+            return;
+        }
     }
 }
 
