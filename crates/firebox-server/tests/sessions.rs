@@ -317,6 +317,29 @@ fn turns_make_room_unless_they_are_pinned() {
     }
 }
 
+/// What was said is told after it is forgotten, but not for ever.
+#[test]
+fn the_oldest_texts_are_let_go_of() {
+    let server = start(|_| {});
+    let talker = Talker::of(&server, "");
+    let session = talker.begin(json!({"turn_tokens": 400, "facts": ["The user's dog is called Rex."]}));
+    let text = |round: usize| format!("{round}{}", " multiplies".repeat(340));
+    let (mut said, mut round) = (0, 0);
+    while said < 360 << 10 {
+        let body = json!({"content": text(round), "max_tokens": 1, "temperature": 0});
+        talker.post(&format!("{session}/say"), body);
+        (said, round) = (said + text(round).len(), round + 1);
+    }
+    let turns = talker.turns(&session);
+    let texts = texts(&turns);
+    let kept: usize = texts.iter().map(|text| text.len()).sum();
+    assert!((200 << 10..260 << 10).contains(&kept), "{kept}");
+    // The fact is older than all of them, and held.
+    assert_eq!(texts[0], "The user's dog is called Rex.");
+    let newest: Vec<String> = (0..round).map(text).collect();
+    assert_eq!(texts[1..], newest[round - (texts.len() - 1)..]);
+}
+
 /// What the pocket model makes of sentences says nothing of what they are about, which is found out and told.
 #[test]
 fn turns_are_not_judged_by_a_model_that_cannot_tell() {

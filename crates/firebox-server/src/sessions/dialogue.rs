@@ -136,7 +136,7 @@ impl Dialogue {
             error => error.into(),
         });
         if let Some((turn, tokens)) = opened? {
-            self.note(turn, Kind::Opening, system.unwrap_or_default(), tokens);
+            self.note(turn, Kind::Opening, system.unwrap_or_default(), tokens)?;
         }
         Ok(())
     }
@@ -147,13 +147,15 @@ impl Dialogue {
         Ok(Conversation::new(&self.served.script, session, self.capacity))
     }
 
-    fn note(&mut self, turn: TurnId, kind: Kind, text: &str, tokens: usize) {
+    fn note(&mut self, turn: TurnId, kind: Kind, text: &str, tokens: usize) -> Result<(), ApiError> {
         let (turn, text) = (turn.0, text.to_owned());
-        self.enter(Entry { turn, kind, text, answer: None, tokens, superseded_by: None });
+        self.enter(Entry { turn, kind, text, answer: None, tokens, superseded_by: None })
     }
 
-    fn enter(&mut self, entry: Entry) {
-        self.transcript().entries.push(entry);
+    fn enter(&mut self, entry: Entry) -> Result<(), ApiError> {
+        let session = self.tree.session(self.active)?;
+        self.told.entry(self.active).or_default().enter(entry, session);
+        Ok(())
     }
 
     fn transcript(&mut self) -> &mut Transcript {
@@ -225,7 +227,7 @@ impl Dialogue {
             superseded_by: None,
         };
         self.active = asked.branch;
-        self.enter(entry);
+        self.enter(entry)?;
         self.transcript().open = true;
         // What is left open now is closed before the next question.
         let _ = self.close();
@@ -399,7 +401,7 @@ impl Dialogue {
     pub fn add_fact(&mut self, text: &str) -> Result<u64, ApiError> {
         self.close()?;
         let (turn, tokens) = self.conversation()?.add_fact(text).map_err(of_fact)?;
-        self.note(turn, Kind::Fact, text, tokens);
+        self.note(turn, Kind::Fact, text, tokens)?;
         Ok(turn.0)
     }
 
@@ -419,7 +421,7 @@ impl Dialogue {
                 entry.superseded_by = Some(turn.0);
             }
         }
-        self.note(turn, Kind::Fact, text, tokens);
+        self.note(turn, Kind::Fact, text, tokens)?;
         Ok(turn.0)
     }
 

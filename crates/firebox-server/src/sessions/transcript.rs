@@ -1,8 +1,16 @@
+use std::collections::BTreeSet;
+
 use firebox_runtime::{Hidden, Role, Session, TurnKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What was said in one branch, that included which the session no longer remembers.
+/// What is kept of turns that a session no longer remembers, in bytes. They are for people to read; all of them are sent
+/// with every change.
+const FORGOTTEN: usize = 256 << 10;
+/// What a turn takes beside its texts, about.
+const AROUND: usize = 256;
+
+/// What was said in one branch, the newest included of what the session no longer remembers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Transcript {
     pub entries: Vec<Entry>,
@@ -48,9 +56,36 @@ pub(super) struct Answer {
     pub tokens_per_second: f64,
 }
 
+impl Entry {
+    fn bytes(&self) -> usize {
+        AROUND + self.text.len() + self.answer.as_ref().map_or(0, |answer| answer.text.len())
+    }
+}
+
 impl Transcript {
     pub fn entry(&self, turn: u64) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.turn == turn)
+    }
+
+    /// Adds what was said last, and lets go of the oldest of what the session no longer remembers, where that is too much.
+    pub fn enter(&mut self, entry: Entry, session: &Session) {
+        self.entries.push(entry);
+        let held = session.all_turns().map(|turn| turn.id.0).collect();
+        self.trim(&held, FORGOTTEN);
+    }
+
+    fn trim(&mut self, held: &BTreeSet<u64>, most: usize) {
+        let mut kept = 0;
+        // From the newest on: `retain` knows no other way than from the oldest.
+        self.entries.reverse();
+        self.entries.retain(|entry| {
+            if held.contains(&entry.turn) {
+                return true;
+            }
+            kept += entry.bytes();
+            kept <= most
+        });
+        self.entries.reverse();
     }
 
     /// Notes how long turns are now.
@@ -140,5 +175,28 @@ fn role(role: Role) -> &'static str {
         Role::User => "user",
         Role::Assistant => "assistant",
         Role::Tool => "tool",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_of_what_is_forgotten_goes_first() {
+        let entry = |turn| Entry {
+            turn,
+            kind: Kind::Turn,
+            text: "a".repeat(100),
+            answer: None,
+            tokens: 0,
+            superseded_by: None,
+        };
+        let mut told = Transcript { entries: (0..10).map(entry).collect(), ..Transcript::default() };
+        told.trim(&[0, 2, 8, 9].into(), 3 * (AROUND + 100) + 1);
+        let left: Vec<u64> = told.entries.iter().map(|entry| entry.turn).collect();
+        assert_eq!(left, [0, 2, 5, 6, 7, 8, 9]);
+        told.trim(&BTreeSet::new(), 0);
+        assert!(told.entries.is_empty());
     }
 }
