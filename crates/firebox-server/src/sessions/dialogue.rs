@@ -149,7 +149,7 @@ impl Dialogue {
 
     fn note(&mut self, turn: TurnId, kind: Kind, text: &str, tokens: usize) -> Result<(), ApiError> {
         let (turn, text) = (turn.0, text.to_owned());
-        self.enter(Entry { turn, kind, text, answer: None, tokens, superseded_by: None })
+        self.enter(Entry { turn, kind, text, answer: None, tokens, superseded_by: None, hidden: false })
     }
 
     fn enter(&mut self, entry: Entry) -> Result<(), ApiError> {
@@ -202,6 +202,14 @@ impl Dialogue {
         let tokens = tokenizer.encode_literal(text, false)?;
         let newest = TurnContent { text, tokens: &tokens };
         session.mask_irrelevant(scorer, newest, |tokens| Ok(tokenizer.decode(tokens, true)))?;
+        // Whom the client hid stays so, whatever is asked.
+        let Some(told) = self.told.get(&self.active) else { return Ok(()) };
+        let is_hidden = |turn: TurnId| told.entry(turn.0).is_some_and(|entry| entry.hidden);
+        let shown = session.all_turns().filter(|turn| turn.hidden.is_none()).map(|turn| turn.id);
+        let wrongly: Vec<TurnId> = shown.filter(|turn| is_hidden(*turn)).collect();
+        for turn in wrongly {
+            session.mask(turn, true)?;
+        }
         Ok(())
     }
 
@@ -225,6 +233,7 @@ impl Dialogue {
             answer: Some(answer),
             tokens: 0,
             superseded_by: None,
+            hidden: false,
         };
         self.active = asked.branch;
         self.enter(entry)?;
@@ -314,10 +323,11 @@ impl Dialogue {
     fn rewound(&mut self, turn: u64) -> Result<(), ApiError> {
         let back = self.transcript().rewind(turn);
         self.transcript().open = false;
-        let session = self.tree.session(self.active)?;
         for fact in back {
+            let hidden = self.transcript().entry(fact).is_some_and(|entry| entry.hidden);
+            let session = self.tree.session(self.active)?;
             if session.all_turns().any(|held| held.id.0 == fact) {
-                session.mask(TurnId(fact), false)?;
+                session.mask(TurnId(fact), hidden)?;
             }
         }
         self.scorers.remove(&self.active);
@@ -394,6 +404,10 @@ impl Dialogue {
         }
         if let Some(hidden) = hidden {
             session.mask(TurnId(turn), hidden)?;
+            let mut entries = self.transcript().entries.iter_mut();
+            if let Some(entry) = entries.find(|entry| entry.turn == turn) {
+                entry.hidden = hidden;
+            }
         }
         Ok(())
     }
@@ -489,5 +503,74 @@ fn of_fact(error: RuntimeError) -> ApiError {
         }
         RuntimeError::Cache(CacheError::NoSuchTurn { turn }) => no_turn(turn.0),
         error => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firebox_runtime::engine::HostConfig;
+    use firebox_runtime::relevance::{Calibration, LabelledPair};
+    use firebox_runtime::schedule::Priority;
+    use firebox_runtime::telemetry::Telemetry;
+    use firebox_runtime::{Model, device};
+
+    use super::*;
+
+    fn dialogue() -> Dialogue {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
+        let model = Model::open(path, &device("cpu").unwrap()).unwrap();
+        let (session, engine) = (model.session().unwrap(), Engine::start(HostConfig::default()).unwrap());
+        let served = Served::new("pocket", model, Priority::default(), &engine, &Telemetry::default());
+        let capacity = Capacity::of(1024, None, None);
+        Dialogue::around(Arc::new(served.unwrap()), session, capacity, Transcript::default())
+    }
+
+    /// One to which everything has to do with everything.
+    fn scorer(served: &Served) -> Similarity<OwnStates> {
+        let said = |tokens| TurnContent { text: "", tokens };
+        let [a, b] = ["My brother is called Tom.", "Two and two is four."]
+            .map(|text| served.tokenizer().unwrap().encode_literal(text, false).unwrap());
+        let pairs = [(&a, &a, true), (&b, &b, true), (&a, &b, false), (&b, &a, false)].map(
+            |(newest, earlier, related)| LabelledPair {
+                newest: said(newest),
+                earlier: said(earlier),
+                related,
+            },
+        );
+        let states = OwnStates::new(served.model.decoder().unwrap()).with_layers(0);
+        let all = Calibration { threshold: -2.0, slope: 1.0, accuracy: 1.0 };
+        Similarity::fit(states, &pairs).unwrap().with_calibration(all)
+    }
+
+    /// Asks, and keeps the question without an answer.
+    fn ask(dialogue: &mut Dialogue, text: &str) -> u64 {
+        let Asked { mut session, prompt, asked, .. } = dialogue.ask(text).unwrap();
+        session.feed(&prompt).unwrap();
+        *dialogue.tree.session(asked.branch).unwrap() = session;
+        dialogue.note(asked.turn, Kind::Turn, text, prompt.len()).unwrap();
+        asked.turn.0
+    }
+
+    #[test]
+    fn what_the_client_hid_is_not_shown_for_being_relevant() {
+        let mut dialogue = dialogue();
+        dialogue.scorer = Some(scorer(&dialogue.served));
+        let text = "My brother is called Tom.";
+        let turn = ask(&mut dialogue, text);
+        let is_hidden = |dialogue: &mut Dialogue| {
+            let session = dialogue.tree.session(dialogue.active).unwrap();
+            session.all_turns().find(|held| held.id.0 == turn).unwrap().hidden.is_some()
+        };
+        ask(&mut dialogue, text);
+        assert!(!is_hidden(&mut dialogue));
+        dialogue.mark(turn, None, Some(true)).unwrap();
+        ask(&mut dialogue, text);
+        assert!(is_hidden(&mut dialogue));
+        dialogue.fork(None).unwrap();
+        ask(&mut dialogue, text);
+        assert!(is_hidden(&mut dialogue), "in a branch as well");
+        dialogue.mark(turn, None, Some(false)).unwrap();
+        ask(&mut dialogue, text);
+        assert!(!is_hidden(&mut dialogue));
     }
 }

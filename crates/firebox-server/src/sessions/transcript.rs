@@ -33,6 +33,9 @@ pub(super) struct Entry {
     pub tokens: usize,
     /// The fact that took its place.
     pub superseded_by: Option<u64>,
+    /// Whether the client has hidden it. Files of before say nothing of it.
+    #[serde(default)]
+    pub hidden: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,6 +194,7 @@ mod tests {
             answer: None,
             tokens: 0,
             superseded_by: None,
+            hidden: false,
         };
         let mut told = Transcript { entries: (0..10).map(entry).collect(), ..Transcript::default() };
         told.trim(&[0, 2, 8, 9].into(), 3 * (AROUND + 100) + 1);
