@@ -13,6 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::catalog::Catalog;
 use crate::connection::Limits;
 use crate::description::{Common, Description};
+use crate::engine_state::Watching;
 use crate::error::ApiError;
 use crate::served::Served;
 use crate::sessions::{self, Sessions};
@@ -35,7 +36,7 @@ pub(crate) struct App {
     pub embedding: Arc<Semaphore>,
     pub sessions: Sessions,
     /// Who watches the engine.
-    pub watching: Arc<Semaphore>,
+    pub watching: Watching,
     pub stop: Stop,
     /// When it began.
     pub began: u64,

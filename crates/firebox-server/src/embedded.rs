@@ -9,8 +9,9 @@ use tokio::sync::Semaphore;
 use crate::app::{App, router};
 use crate::catalog::Catalog;
 use crate::connection::Limits;
+use crate::engine_state::Watching;
 use crate::sessions::Sessions;
-use crate::{Offer, ServerConfig, ServerError, Stop, engine_state};
+use crate::{Offer, ServerConfig, ServerError, Stop};
 
 /// What the memory is called that models share.
 const SHARED: &str = "all models";
@@ -66,7 +67,7 @@ impl Embedded {
             grammars: Arc::new(Semaphore::new(1)),
             embedding: Arc::new(Semaphore::new(1)),
             sessions: Sessions::new(config.sessions),
-            watching: Arc::new(Semaphore::new(engine_state::MOST_WATCHERS)),
+            watching: Watching::default(),
             stop: Stop::new(),
             began: crate::now(),
             is_local: config.address.ip().is_loopback(),

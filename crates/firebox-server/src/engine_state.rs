@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,7 +13,9 @@ use axum::extract::State;
 use axum::response::Response;
 use firebox_model::Streamed;
 use firebox_runtime::engine::UnderWay;
-use firebox_runtime::telemetry::{Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot};
+use firebox_runtime::telemetry::{
+    Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot, Timeline,
+};
 use firebox_runtime::{Account, device};
 use firebox_store::SegmentId;
 use futures_core::Stream;
@@ -31,7 +33,7 @@ use crate::{events as sent, heads};
 /// From one look of somebody who watches to the next.
 const BEAT: Duration = Duration::from_millis(250);
 /// Who watches asks for as much as a small request every time.
-pub(crate) const MOST_WATCHERS: usize = 16;
+const MOST_WATCHERS: usize = 16;
 /// What is drawn while somebody watches is forgotten after so many events; a fast small model draws a few thousand a second.
 const EVENTS: usize = 1 << 15;
 /// Nanoseconds between two passes that are told as one, and that one takes at most.
@@ -64,13 +66,13 @@ async fn state(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     responses((status = 200, description = "One look after the other", body = String, content_type = "text/event-stream"), ApiError)
 )]
 async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let Ok(place) = app.watching.clone().try_acquire_owned() else {
+    let Some(watcher) = app.watching.enter(app.telemetry.timeline()) else {
         let message = format!("{MOST_WATCHERS} watch the engine, and no more may; close one of them");
         return Err(ApiError::too_many(message));
     };
     let (sender, told) = channel(1);
     tokio::spawn(async move {
-        let _place = place;
+        let _watcher = watcher;
         let mut beats = interval(BEAT);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut from, mut stopping, mut first) = (0, app.stop.watch(), true);
@@ -91,6 +93,53 @@ async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     Ok(sent::response(Looks(told)))
 }
 
+/// Who watches the engine. What it does is drawn for as long as somebody does, and costs nothing before and after.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Watching(Arc<Mutex<Watchers>>);
+
+#[derive(Debug, Default)]
+struct Watchers {
+    there: usize,
+    /// Whether the timeline is on because of them. Somebody else who started it has it to the end.
+    draws: bool,
+}
+
+/// One of them.
+struct Watcher {
+    watching: Watching,
+    timeline: Timeline,
+}
+
+impl Watching {
+    /// One more, unless there are too many.
+    fn enter(&self, timeline: &Timeline) -> Option<Watcher> {
+        let mut watchers = self.watchers();
+        if watchers.there == MOST_WATCHERS {
+            return None;
+        }
+        watchers.there += 1;
+        if !timeline.is_on() {
+            timeline.start(EVENTS);
+            watchers.draws = true;
+        }
+        Some(Watcher { watching: self.clone(), timeline: timeline.clone() })
+    }
+
+    fn watchers(&self) -> MutexGuard<'_, Watchers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let mut watchers = self.watching.watchers();
+        watchers.there -= 1;
+        if watchers.there == 0 && std::mem::take(&mut watchers.draws) {
+            self.timeline.stop();
+        }
+    }
+}
+
 /// One look after the other.
 struct Looks(Receiver<Value>);
 
@@ -107,10 +156,6 @@ impl Stream for Looks {
 /// who look for the first time.
 fn look(app: &App, from: u64, whole: bool) -> Result<(Value, u64), ApiError> {
     let timeline = app.telemetry.timeline();
-    if !timeline.is_on() {
-        // Nobody has looked so far.
-        timeline.start(EVENTS);
-    }
     let (drawn, next) = timeline.since(from, is_told);
     let mut drawn = joined(drawn);
     if whole && drawn.len() > LATEST {
@@ -322,6 +367,26 @@ fn accounts(snapshot: &firebox_runtime::telemetry::Snapshot, models: &[Value]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_is_drawn_while_somebody_watches() {
+        let (watching, timeline) = (Watching::default(), Timeline::default());
+        let first = watching.enter(&timeline).unwrap();
+        let began = timeline.now().unwrap();
+        let second = watching.enter(&timeline).unwrap();
+        assert!(timeline.now().unwrap() >= began, "it did not begin again");
+        drop(first);
+        assert!(timeline.is_on());
+        drop(second);
+        assert!(!timeline.is_on());
+        let all: Vec<_> = std::iter::from_fn(|| watching.enter(&timeline)).collect();
+        assert_eq!((all.len(), timeline.is_on()), (MOST_WATCHERS, true));
+        drop(all);
+        // Somebody else's goes on.
+        timeline.start(EVENTS);
+        drop(watching.enter(&timeline));
+        assert!(timeline.is_on());
+    }
 
     #[test]
     fn passes_are_joined_that_nobody_could_tell_apart() {

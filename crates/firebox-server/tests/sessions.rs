@@ -5,6 +5,8 @@
 #[path = "http/client.rs"]
 #[allow(dead_code)]
 mod client;
+#[path = "sessions/engine.rs"]
+mod engine;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -12,7 +14,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use firebox_runtime::fit::FitConfig;
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{Model, device};
 use firebox_server::{Keys, ServerConfig};
@@ -454,73 +455,6 @@ fn files_have_plain_names() {
     let talker = Talker::of(&nowhere, "");
     let session = talker.begin(json!({}));
     talker.ask("POST", &format!("{session}/save"), &json!({"name": "a"})).fails_saying(400, "--sessions");
-}
-
-#[test]
-fn the_engine_tells_what_it_does() {
-    let server = start(|_| {});
-    let talker = Talker::of(&server, "");
-    let before = talker.get("/v1/engine");
-    let session = talker.begin(json!({}));
-    talker.say(&session, TALK[0]);
-    let after = talker.get("/v1/engine");
-    let model = &after["models"][0];
-    assert_eq!((&model["name"], &after["sessions"]), (&json!("pocket"), &json!(1)));
-    assert!(model["generated_tokens"].as_u64() > before["models"][0]["generated_tokens"].as_u64());
-    assert_eq!(model["time_to_first_token"]["count"], 1);
-    let segments = model["segments"].as_array().unwrap();
-    assert!(segments.iter().any(|segment| segment["id"] == "layer-0005"), "{segments:?}");
-    assert!(segments.iter().all(|segment| (0.0..=1.0).contains(&segment["resident"].as_f64().unwrap())));
-    assert!(after["budgets"][0]["held"]["weights"].as_u64().unwrap() > 0);
-    let kinds = |value: &Value| -> Vec<String> {
-        let events = value["timeline"]["events"].as_array().unwrap();
-        events.iter().map(|event| event["kind"].as_str().unwrap().to_owned()).collect()
-    };
-    assert!(kinds(&after).contains(&"decode".into()), "{:?}", kinds(&after));
-
-    let mut client = server.connect();
-    client.send("GET /v1/engine/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    let mut text = String::new();
-    let mut lines = BufReader::new(client.stream.try_clone().unwrap());
-    let mut looks: Vec<Value> = Vec::new();
-    while looks.len() < 3 {
-        text.clear();
-        lines.read_line(&mut text).unwrap();
-        if let Some(json) = text.strip_prefix("data: ") {
-            looks.push(serde_json::from_str(json).unwrap());
-        }
-    }
-    assert!(kinds(&looks[0]).contains(&"decode".into()));
-    assert!(kinds(&looks[1]).is_empty(), "what was told is not told again");
-}
-
-#[test]
-fn a_fitted_model_tells_its_plan_and_its_budget() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
-    let config = FitConfig { layers: Some(2), ..FitConfig::new(1 << 30) };
-    let model = Model::open_within(path, &device("cpu").unwrap(), &config).unwrap();
-    let server = Running::serve(vec![("pocket".into(), model)], |_| {});
-    let talker = Talker::of(&server, "");
-    let session = talker.begin(json!({}));
-    talker.say(&session, TALK[0]);
-    let engine = talker.get("/v1/engine");
-    let budget = &engine["budgets"][0];
-    assert_eq!((&budget["name"], &budget["total"]), (&json!("pocket"), &json!(1 << 30)));
-    assert!(budget["held"]["streams"].as_u64().unwrap() > 0, "{budget}");
-    let model = &engine["models"][0];
-    assert_eq!(model["plan"]["layers"]["kept_layers"].as_array().unwrap().len(), 2);
-    let states: Vec<&str> = model["segments"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|segment| segment["id"].as_str().unwrap().starts_with("layer"))
-        .map(|segment| segment["state"].as_str().unwrap())
-        .collect();
-    let kept = states.iter().filter(|state| **state == "resident").count();
-    // The governor may have let go of what was kept since.
-    assert!(kept <= 2 && states.iter().all(|state| ["resident", "streamed"].contains(state)), "{states:?}");
-    assert_eq!((states.len(), kept > 0), (6, budget["held"]["weights"].as_u64().unwrap() > 0));
-    assert!(model["streamed_bytes"].as_u64().unwrap() > 0);
 }
 
 #[test]

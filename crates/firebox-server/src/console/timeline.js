@@ -12,12 +12,16 @@ const SPANS = new Set(["decode", "prefill", "quantum", "replay", "verify"]);
 export class Timeline {
   constructor() {
     this.events = [];
+    this.now = 0;
   }
 
   add(engine) {
+    const now = engine.timeline.now_us ?? 0;
+    // Times count from when the engine began to draw; what is older than that has no place among them.
+    if (now < this.now) this.events = [];
+    this.now = now;
     this.events.push(...engine.timeline.events);
     if (this.events.length > MOST) this.events.splice(0, this.events.length - MOST);
-    this.now = engine.timeline.now_us ?? 0;
   }
 
   show(engine) {
