@@ -135,7 +135,9 @@ fn parameters(function: &Value) -> Value {
         // A function of which no parameters are told has none.
         _ => json!({ "type": "object", "properties": {} }),
     };
-    close(&mut parameters);
+    if !composes(&parameters) {
+        close(&mut parameters);
+    }
     parameters
 }
 
@@ -191,6 +193,38 @@ fn nested(tool: Value) -> Value {
         function.shift_remove(field);
     }
     json!({ "type": "function", "function": function })
+}
+
+/// Whether several of the schemas in this one hold for the same object at once. Each names what it knows of, and nothing
+/// would be all of them if each permitted no more than that.
+fn composes(schema: &Value) -> bool {
+    let Value::Object(fields) = schema else { return false };
+    if ["allOf", "if", "dependentSchemas"].iter().any(|keyword| fields.contains_key(*keyword)) {
+        return true;
+    }
+    let inner = |keyword: &str| match fields.get(keyword) {
+        Some(Value::Array(inner)) => inner.iter().collect(),
+        Some(inner @ Value::Object(_)) => vec![inner],
+        _ => Vec::new(),
+    };
+    let names = |choice: &Value| {
+        let names = ["properties", "patternProperties", "$ref", "anyOf", "oneOf"];
+        names.iter().any(|keyword| choice.get(keyword).is_some())
+    };
+    let parts = [
+        fields.contains_key("properties"),
+        fields.contains_key("$ref"),
+        inner("anyOf").into_iter().any(names),
+        inner("oneOf").into_iter().any(names),
+    ];
+    if parts.into_iter().filter(|names| *names).count() > 1 {
+        return true;
+    }
+    let named = ["properties", "patternProperties", "$defs", "definitions"];
+    let named =
+        named.iter().filter_map(|keyword| fields.get(*keyword)?.as_object()).flat_map(|all| all.values());
+    let others = ["items", "prefixItems", "additionalProperties", "not", "anyOf", "oneOf"];
+    named.chain(others.into_iter().flat_map(inner)).any(composes)
 }
 
 /// Permits no properties beyond those that are named, where nothing is said of others: nobody would know what to do with
@@ -271,6 +305,41 @@ mod tests {
             error(json!({"function": {"name": "a", "parameters": 1}})),
             "tools[0].function.parameters"
         );
+    }
+
+    #[test]
+    fn a_schema_is_closed_unless_that_makes_nothing_of_it() {
+        let text = json!({"type": "string"});
+        let kind = json!({"kind": text});
+        let path = json!({"properties": {"path": text}, "required": ["path"]});
+        let refers = json!({"$ref": "#/$defs/base"});
+        let defs = json!({"base": {"properties": kind, "required": ["kind"]}});
+        let closed = |schema: &Value| {
+            let closed = parameters(&json!({"parameters": schema}));
+            closed.to_string().contains("additionalProperties")
+        };
+        for open in [
+            json!({"properties": kind, "required": ["kind"], "anyOf": [path]}),
+            json!({"properties": kind, "required": ["kind"], "oneOf": [path]}),
+            json!({"anyOf": [path], "oneOf": [{"properties": kind}]}),
+            json!({"$defs": defs, "allOf": [refers, path]}),
+            json!({"$defs": defs, "properties": {"path": text}, "$ref": "#/$defs/base"}),
+            json!({"$defs": defs, "properties": {"list": {"items": {"allOf": [refers, path]}}}}),
+            json!({"properties": kind, "if": path, "then": path}),
+            json!({"properties": kind, "dependentSchemas": {"kind": path}}),
+        ] {
+            assert!(!closed(&open), "{open}");
+        }
+        for plain in [
+            json!({"properties": kind}),
+            json!({"anyOf": [path, {"properties": kind}]}),
+            json!({"properties": kind, "anyOf": [{"required": ["kind"]}, {"maxProperties": 0}]}),
+            // These are names.
+            json!({"properties": {"if": text, "allOf": text}}),
+            json!({"properties": {"path": {"enum": [{"allOf": []}]}}}),
+        ] {
+            assert!(closed(&plain), "{plain}");
+        }
     }
 
     #[test]
