@@ -61,7 +61,16 @@ const plots = new Plots();
 
 const changed = (path, body) => attempt(async () => show(await post(`/v1/sessions/${state.session.id}/${path}`, body)));
 
+function endReplacing() {
+  state.replacing = null;
+  find("fact").value = "";
+  find("add-fact").querySelector("button").textContent = "Add";
+}
+
 function show(session) {
+  // The number of a fact means another one elsewhere.
+  const elsewhere = session?.id !== state.session?.id || session?.branch !== state.session?.branch;
+  if (state.replacing && elsewhere) endReplacing();
   state.session = session;
   if (session) sessionStorage.setItem(HERE, session.id);
   else sessionStorage.removeItem(HERE);
@@ -245,16 +254,11 @@ find("add-fact").addEventListener("submit", (event) => {
     if (!state.session) await begin();
     const replaced = state.replacing ? `/${state.replacing.id}` : "";
     show(await post(`/v1/sessions/${state.session.id}/facts${replaced}`, { text }));
-    field.value = "";
-    state.replacing = null;
-    find("add-fact").querySelector("button").textContent = "Add";
+    endReplacing();
   });
 });
 find("fact").addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
-  state.replacing = null;
-  event.target.value = "";
-  find("add-fact").querySelector("button").textContent = "Add";
+  if (event.key === "Escape") endReplacing();
 });
 find("fork").addEventListener("click", () => actions.fork());
 find("head").addEventListener("change", (event) => {
