@@ -87,10 +87,14 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
     let pages = chosen.served.model.fit().map_or(usize::MAX, |fit| fit.plan().kv_tokens);
     let context = context.min(pages);
     if let Some(name) = fields.text("restore")? {
-        for other in ["system", "facts", "turn_tokens", "fact_tokens"] {
+        for other in ["system", "facts", "turn_tokens", "fact_tokens", "relevance"] {
             if fields.get(other).is_some() {
                 return Err(fields.wrong(other, "is part of what is restored; leave it out"));
             }
+        }
+        if let Some(head) = &chosen.head {
+            let reason = format!("the head is part of what is restored; leave `:{head}` out");
+            return Err(fields.wrong("model", reason));
         }
         let path = registry::file(&app.sessions.folder(&app.keys.owner(&scope))?, name, "restore")?;
         if !path.is_file() {

@@ -162,6 +162,13 @@ fn what_belongs_to_a_key_is_nobody_elses() {
     // Another may have a session of the same name.
     let other = two.begin(json!({}));
     two.post(&format!("{other}/save"), json!({"name": "mine"}));
+    for (wish, field) in [
+        (json!({"restore": "mine", "relevance": false}), "relevance"),
+        (json!({"restore": "mine", "turn_tokens": 100}), "turn_tokens"),
+        (json!({"restore": "mine", "model": "pocket:code"}), "model"),
+    ] {
+        one.ask("POST", "/v1/sessions", &wish).fails(400, field);
+    }
     let restored = one.post("/v1/sessions", json!({"restore": "mine"}));
     assert_eq!(restored["turns"].as_array().unwrap().len(), 2);
 }
