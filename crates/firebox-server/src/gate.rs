@@ -26,7 +26,8 @@ pub(crate) async fn admit(State(app): State<Arc<App>>, mut request: Request, nex
 /// not the server itself, nor one that had its own name changed into this machine's address.
 pub(crate) async fn neighbours(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
-    let mut response = match expect_neighbour(request.headers(), app.is_local) {
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    let mut response = match expect_neighbour(request.headers(), authority, app.is_local) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
@@ -40,15 +41,21 @@ pub(crate) async fn neighbours(State(app): State<Arc<App>>, request: Request, ne
     response
 }
 
-fn expect_neighbour(headers: &HeaderMap, is_local: bool) -> Result<(), ApiError> {
-    let host = text(headers, &header::HOST).unwrap_or_default();
+/// Who asks by HTTP/2 says in the address which host is meant, and in no header.
+fn expect_neighbour(headers: &HeaderMap, authority: Option<&str>, is_local: bool) -> Result<(), ApiError> {
+    let named = headers.get(header::HOST).map(|host| host.to_str().unwrap_or_default()).or(authority);
+    let host = named.unwrap_or_default();
     if let Some(origin) = headers.get(header::ORIGIN) {
         let of = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, of)| of);
         if !of.is_some_and(|of| of.eq_ignore_ascii_case(host)) {
             return Err(ApiError::stranger("pages of other sites may not use this server"));
         }
     }
-    let is_named = headers.get(header::HOST).is_some_and(|host| !host.is_empty());
+    let is_named = match headers.get(header::HOST) {
+        // One that is no text is a name as well, and nobody's here.
+        Some(host) => !host.is_empty(),
+        None => authority.is_some(),
+    };
     if is_local && is_named && !names_this_machine(host) {
         return Err(ApiError::stranger("this server is only for the machine it runs on; use localhost"));
     }
@@ -96,9 +103,23 @@ mod tests {
     fn a_host_that_is_no_text_is_nobody() {
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, HeaderValue::from_bytes(b"evil\xff").unwrap());
-        assert!(expect_neighbour(&headers, true).is_err());
+        assert!(expect_neighbour(&headers, None, true).is_err());
         headers.insert(header::ORIGIN, HeaderValue::from_bytes(b"http://evil\xff").unwrap());
-        assert!(expect_neighbour(&headers, true).is_err());
-        assert!(expect_neighbour(&HeaderMap::new(), true).is_ok());
+        assert!(expect_neighbour(&headers, None, true).is_err());
+        assert!(expect_neighbour(&HeaderMap::new(), None, true).is_ok());
+    }
+
+    #[test]
+    fn where_no_header_names_the_host_the_address_does() {
+        let (here, elsewhere) = (Some("localhost:8080"), Some("evil.example:8080"));
+        let mut headers = HeaderMap::new();
+        assert!(expect_neighbour(&headers, here, true).is_ok());
+        assert!(expect_neighbour(&headers, elsewhere, true).is_err());
+        assert!(expect_neighbour(&headers, elsewhere, false).is_ok());
+        headers.insert(header::ORIGIN, HeaderValue::from_static("https://localhost:8080"));
+        assert!(expect_neighbour(&headers, here, true).is_ok(), "the console is of this server");
+        assert!(expect_neighbour(&headers, elsewhere, false).is_err());
+        headers.insert(header::HOST, HeaderValue::from_static("evil.example"));
+        assert!(expect_neighbour(&headers, here, true).is_err());
     }
 }
