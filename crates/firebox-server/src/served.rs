@@ -7,6 +7,7 @@ use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Model, RuntimeError, Script};
 use firebox_store::SegmentId;
 use firebox_text::{CallSyntax, Message, TemplateOptions, Tokenizer};
+use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 
@@ -20,6 +21,9 @@ pub(crate) struct Served {
     pub script: Script,
     /// Longest sequence, prompt included; nothing for what only embeds.
     pub context: Option<usize>,
+    /// What its sessions compute beside the engine, one at a time: a few tokens behind an answer, a fact. Those of other
+    /// models do not wait for it.
+    pub computing: Arc<Semaphore>,
     /// The parts of its weights, and bytes of each.
     segments: Vec<(SegmentId, u64)>,
     /// How much of each was in memory when the system was asked last.
@@ -50,7 +54,8 @@ impl Served {
             Err(_) => None,
         };
         let (name, residency) = (name.to_owned(), Mutex::default());
-        Ok(Self { name, model, priority, script, context, segments, residency })
+        let computing = Arc::new(Semaphore::new(1));
+        Ok(Self { name, model, priority, script, context, computing, segments, residency })
     }
 
     /// An answer that is asked of it, as urgent as its requests are.

@@ -101,7 +101,8 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
             return Err(ApiError::nowhere(format!("there is no saved session {name:?}")));
         }
         let served = chosen.served.clone();
-        let held = app.sessions.begin(&scope, move || Dialogue::restore(served, &engine, &path));
+        let held =
+            app.sessions.begin(&scope, served, move |served| Dialogue::restore(served, &engine, &path));
         return Ok(Json(held.await?.value()));
     }
     let whole =
@@ -125,7 +126,8 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
     let relevance = fields.truth("relevance")?.unwrap_or(false);
     let wish = Wish { system, facts, head: chosen.head.clone(), capacity, relevance };
     let served = chosen.served.clone();
-    let held = app.sessions.begin(&scope, move || Dialogue::begin(served, &engine, wish)).await?;
+    let held =
+        app.sessions.begin(&scope, served, move |served| Dialogue::begin(served, &engine, wish)).await?;
     Ok(Json(held.value()))
 }
 

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::timeout;
 
 use super::dialogue::Dialogue;
 use crate::app::in_turn;
 use crate::error::ApiError;
+use crate::served::Served;
 
 /// How sessions are kept.
 #[derive(Debug, Clone)]
@@ -36,8 +37,6 @@ type All = Mutex<BTreeMap<String, Arc<Held>>>;
 pub(crate) struct Sessions {
     config: SessionsConfig,
     held: Arc<All>,
-    /// What sessions compute beside the engine, one at a time: a few tokens behind an answer, a fact.
-    computing: Arc<Semaphore>,
 }
 
 /// A session, and how it was when it was changed last: whoever looks does not wait for an answer to end.
@@ -63,12 +62,11 @@ struct Seen {
 pub(super) struct Taken {
     pub held: Arc<Held>,
     pub dialogue: OwnedMutexGuard<Dialogue>,
-    computing: Arc<Semaphore>,
 }
 
 impl Sessions {
     pub fn new(config: SessionsConfig) -> Self {
-        Self { config, held: Arc::default(), computing: Arc::new(Semaphore::new(1)) }
+        Self { config, held: Arc::default() }
     }
 
     /// How many there are.
@@ -80,14 +78,16 @@ impl Sessions {
     pub(super) async fn begin(
         &self,
         scope: &str,
-        make: impl FnOnce() -> Result<Dialogue, ApiError> + Send + 'static,
+        served: Arc<Served>,
+        make: impl FnOnce(Arc<Served>) -> Result<Dialogue, ApiError> + Send + 'static,
     ) -> Result<Arc<Held>, ApiError> {
         // Making one for nothing would keep others waiting.
         if self.count() >= self.config.most {
             return Err(self.full());
         }
-        let made = in_turn(&self.computing, move || {
-            let mut dialogue = make()?;
+        let computing = served.computing.clone();
+        let made = in_turn(&computing, move || {
+            let mut dialogue = make(served)?;
             let value = dialogue.value()?;
             Ok((dialogue, value))
         });
@@ -140,7 +140,7 @@ impl Sessions {
                 "the session is busy with another request; wait until that has ended, or fork before",
             )
         })?;
-        Ok(Taken { held, dialogue, computing: self.computing.clone() })
+        Ok(Taken { held, dialogue })
     }
 
     pub(super) fn end(&self, scope: &str, id: &str) -> Result<(), ApiError> {
@@ -226,8 +226,8 @@ impl Taken {
         self,
         act: impl FnOnce(&mut Dialogue) -> Result<R, ApiError> + Send + 'static,
     ) -> Result<(Self, R), ApiError> {
-        let Self { held, mut dialogue, computing } = self;
-        let noted = held.clone();
+        let Self { held, mut dialogue } = self;
+        let (noted, computing) = (held.clone(), dialogue.served.computing.clone());
         let changed = in_turn(&computing, move || {
             let done = act(&mut dialogue);
             // What failed may have changed something on its way.
@@ -239,7 +239,7 @@ impl Taken {
             Ok((dialogue, done?))
         });
         let (dialogue, done) = changed.await?;
-        Ok((Self { held, dialogue, computing }, done))
+        Ok((Self { held, dialogue }, done))
     }
 
     /// The session once nobody changes it any more.
