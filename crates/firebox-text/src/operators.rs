@@ -1,7 +1,9 @@
 //! Where templates build strings with operators.
 
 use crate::error::TextError;
-use crate::generation_tag::{name, raw_length};
+use crate::generation_tag::{name, renamed};
+use crate::unread::unread;
+use std::ops::Range;
 
 /// The filter that passes a value on if it is not too large.
 pub(crate) const FIT: &str = "__fit";
@@ -19,6 +21,7 @@ const TOKENS: usize = 8_000;
 const ELIFS: usize = 1_000;
 
 /// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, and [`EACH`] on what loops go over.
+/// [Renames](renamed) what the engine has by other names.
 ///
 /// minijinja has no hook for operators, and concatenation is what builds strings without a limit. The filter stands at
 /// the end of an operand, where it binds tighter than any operator, or behind brackets around a whole chain of operators,
@@ -28,25 +31,25 @@ pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
     if source.len() > LONGEST {
         return Err(invalid("it is longer than 256 KiB"));
     }
-    let mut inserts: Vec<(usize, &'static str)> = Vec::new();
+    let mut edits = Vec::new();
     let mut elifs = 0;
     let mut at = 0;
     while let Some(found) = source[at..].find('{') {
         let start = at + found;
         let rest = &source[start..];
         at = start + 1;
-        if rest.starts_with("{#") {
-            at = start + rest.find("#}").map_or(rest.len(), |end| end + 2);
+        if let Some(length) = unread(rest) {
+            at = start + length;
         } else if rest.starts_with("{{") || rest.starts_with("{%") {
-            let mut tag = Tag::new(source, start + 2, &mut inserts);
+            let mut tag = Tag::new(source, start + 2, &mut edits);
             let (end, tokens) = tag.scan(if rest.starts_with("{{") { "}}" } else { "%}" });
             if tokens > TOKENS {
                 return Err(invalid("one of its tags has more than 8000 words and signs"));
             }
             at = end;
             let tag = &source[start..end];
-            if name(tag) == "raw" {
-                at += raw_length(&source[at..]);
+            if let Some((place, name)) = renamed(tag) {
+                edits.push((start + place.start..start + place.end, name));
             }
             elifs += usize::from(name(tag).starts_with("elif"));
         }
@@ -54,17 +57,20 @@ pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
     if elifs > ELIFS {
         return Err(invalid("it has more than 1000 `elif`"));
     }
-    inserts.sort_by_key(|(position, _)| *position);
-    let mut text = String::with_capacity(source.len() + inserts.len() * 8);
+    edits.sort_by_key(|(place, _)| place.start);
+    let mut text = String::with_capacity(source.len() + edits.len() * 8);
     let mut copied = 0;
-    for (position, insert) in inserts {
-        text.push_str(&source[copied..position]);
-        text.push_str(insert);
-        copied = position;
+    for (place, new) in edits {
+        text.push_str(&source[copied..place.start]);
+        text.push_str(new);
+        copied = place.end;
     }
     text.push_str(&source[copied..]);
     Ok(text)
 }
+
+/// What is to be written in place of what.
+type Edit = (Range<usize>, &'static str);
 
 /// What the next word belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -113,18 +119,18 @@ struct Tag<'a> {
     outer: Vec<Chain>,
     chain: Chain,
     each: Each,
-    inserts: &'a mut Vec<(usize, &'static str)>,
+    edits: &'a mut Vec<Edit>,
 }
 
 impl<'a> Tag<'a> {
-    fn new(source: &'a str, at: usize, inserts: &'a mut Vec<(usize, &'static str)>) -> Self {
+    fn new(source: &'a str, at: usize, edits: &'a mut Vec<Edit>) -> Self {
         let at = at + usize::from(source[at..].starts_with(['-', '+']));
         let is_loop = source[at..]
             .trim_start()
             .strip_prefix("for")
             .is_some_and(|rest| rest.starts_with(char::is_whitespace));
         let each = if is_loop { Each::Wanted } else { Each::Nothing };
-        Self { source, at, behind: at, outer: Vec::new(), chain: Chain::default(), each, inserts }
+        Self { source, at, behind: at, outer: Vec::new(), chain: Chain::default(), each, edits }
     }
 
     /// Reads up to the closing bracket. Returns the place behind it and the number of tokens.
@@ -240,8 +246,8 @@ impl<'a> Tag<'a> {
         if let Each::From(start) = std::mem::replace(&mut self.each, Each::Nothing)
             && start < self.behind
         {
-            self.inserts.push((start, " ("));
-            self.inserts.push((self.behind, ")|__each"));
+            self.insert(start, " (");
+            self.insert(self.behind, ")|__each");
         }
     }
 
@@ -298,9 +304,9 @@ impl<'a> Tag<'a> {
         if self.chain.term_multiplies {
             self.wrap(self.chain.term);
         } else if signs.contains(&Some('~')) && signs.iter().flatten().all(|sign| *sign == '~') {
-            self.inserts.push((self.behind, "|__text"));
+            self.insert(self.behind, "|__text");
         } else if self.chain.concatenates {
-            self.inserts.push((self.behind, "|__fit"));
+            self.insert(self.behind, "|__fit");
         }
         self.chain.term_multiplies = false;
     }
@@ -315,10 +321,14 @@ impl<'a> Tag<'a> {
         self.chain = Chain::default();
     }
 
+    fn insert(&mut self, at: usize, text: &'static str) {
+        self.edits.push((at..at, text));
+    }
+
     fn wrap(&mut self, start: Option<usize>) {
         let Some(start) = start else { return };
-        self.inserts.push((start, "("));
-        self.inserts.push((self.behind, ")|__fit"));
+        self.insert(start, "(");
+        self.insert(self.behind, ")|__fit");
     }
 }
 
@@ -350,6 +360,17 @@ mod tests {
             ("{% for a in b + c %}{{ 1 in d }}", "{% for a in ( (b|F + c|F)|F)|E %}{{ 1 in d }}"),
             ("{% for a in recursive %}", "{% for a in ( recursive)|E %}"),
             ("{% forms %}{% for a in %}", "{% forms %}{% for a in %}"),
+            (r##"{#}{{ "#}{{ a ~ b }}"}}#}"##, r##"{#}{{ "#}{{ (a|T ~ b|T)|F }}"}}#}"##),
+            (
+                "{% raw %}{%--endraw%}{{ '{% endraw %}{{ a ~ b }}' }}",
+                "{% raw %}{%--endraw%}{{ '{% endraw %}{{ (a|T ~ b|T)|F }}' }}",
+            ),
+            (
+                "a{%- generation -%}b{% endgeneration %}{{ '{#' }}{% generation %}{# {% generation %} #}",
+                "a{%- with -%}b{% endwith %}{{ '{#' }}{% with %}{# {% generation %} #}",
+            ),
+            ("{% raw %}{% generation %}{% endraw %}", "{% raw %}{% generation %}{% endraw %}"),
+            ("{{ endgeneration }} {% x", "{{ endgeneration }} {% x"),
         ];
         for (source, expected) in cases {
             let found =

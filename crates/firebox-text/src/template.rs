@@ -4,7 +4,6 @@ use crate::budget::{self, LARGEST, TooLarge};
 use crate::calls::{CallSyntax, parted_thoughts, tools_in_system, tools_in_words};
 use crate::engine::shielded;
 use crate::error::TextError;
-use crate::generation_tag::without_generation_tags;
 use crate::message::{Content, Message};
 use crate::operators::guarded;
 use crate::python::{self, Refusal};
@@ -159,7 +158,7 @@ impl ChatTemplate {
         let mut environment = environment().map_err(uncompiled)?;
         for (name, source) in [(DEFAULT, Some(source)), (WITH_TOOLS, with_tools)] {
             let Some(source) = source else { continue };
-            environment = add(environment, name, guarded(&without_generation_tags(source))?)?;
+            environment = add(environment, name, guarded(source)?)?;
         }
         let mut template = Self {
             environment,

@@ -250,6 +250,7 @@ fn templates_that_nest_without_end_do_not_compile() {
 fn templates_that_build_without_end_are_stopped() {
     let doubling =
         "{% set ns = namespace(x='aaaaaaaaaaaaaaaa', l=[]) %}{% for i in range(60) %}BODY{% endfor %}";
+    let double = doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}");
     let bombs = [
         "{{ 'a\\n'|indent(10000000000) }}".to_owned(),
         "{{ 'a\\n'|indent(width=10000000000) }}".to_owned(),
@@ -270,6 +271,9 @@ fn templates_that_build_without_end_are_stopped() {
         doubling.replace("BODY", "{% set c %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = c %}"),
         doubling.replace("BODY", "{% set ns.l = [ns.l, ns.l] %}") + "{% set x = ns.l|tojson %}",
         doubling.replace("BODY", "{% set ns.l = [ns.l, ns.l] %}") + "{% set x = ns.l ~ '' %}",
+        // What the engine takes for code and the limits could take for a text.
+        format!("{{#}}{{{{ \" #}}{double}{{#\"}}}}#}}"),
+        format!("{{% raw %}}{{%--endraw%}}{{{{ \"{{% endraw %}}{double}{{#\" }}}}#}}"),
     ];
     for source in bombs {
         let guarded = format!("{{% if messages[0].role == 'go' %}}{source}{{% endif %}}");
