@@ -14,14 +14,20 @@ pub(crate) const TEXT: &str = "__text";
 /// The filter that passes on what a loop can go over.
 pub(crate) const EACH: &str = "__each";
 
+/// The filter that passes on what a variable is to hold.
+pub(crate) const KEPT: &str = "__kept";
+
+/// The same for an attribute of a namespace.
+pub(crate) const STORED: &str = "__stored";
+
 /// Templates in use take less than a tenth of this.
 const LONGEST: usize = 256 << 10;
 /// The engine's parser, and what drops its tree, calls itself once per operator and once per `elif`.
 const TOKENS: usize = 8_000;
 const ELIFS: usize = 1_000;
 
-/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, and [`EACH`] on what loops go over.
-/// [Renames](renamed) what the engine has by other names.
+/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, [`EACH`] on what loops go over, and
+/// [`KEPT`] or [`STORED`] on what is assigned. [Renames](renamed) what the engine has by other names.
 ///
 /// minijinja has no hook for operators, and concatenation is what builds strings without a limit. The filter stands at
 /// the end of an operand, where it binds tighter than any operator, or behind brackets around a whole chain of operators,
@@ -100,15 +106,29 @@ struct Chain {
     link: Link,
 }
 
-/// What is known of what a loop goes over.
+/// What a tag does with a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Each {
-    /// There is no loop, or it has been dealt with.
+enum Kind {
+    /// Goes over it.
+    For,
+    /// Assigns it.
+    Set,
+    /// Assigns it, and maybe others, within a scope.
+    With,
+    Other,
+}
+
+/// Where that value is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// There is none, or it has been dealt with.
     Nothing,
-    /// It comes behind `in`.
+    /// It comes behind `in` or `=`.
     Wanted,
     /// It begins here.
     From(usize),
+    /// It is what filters make of the text up to `endset`.
+    Filtered,
 }
 
 struct Tag<'a> {
@@ -118,19 +138,27 @@ struct Tag<'a> {
     behind: usize,
     outer: Vec<Chain>,
     chain: Chain,
-    each: Each,
+    kind: Kind,
+    held: Held,
+    /// Whether an attribute is assigned to.
+    dotted: bool,
     edits: &'a mut Vec<Edit>,
 }
 
 impl<'a> Tag<'a> {
     fn new(source: &'a str, at: usize, edits: &'a mut Vec<Edit>) -> Self {
         let at = at + usize::from(source[at..].starts_with(['-', '+']));
-        let is_loop = source[at..]
-            .trim_start()
-            .strip_prefix("for")
-            .is_some_and(|rest| rest.starts_with(char::is_whitespace));
-        let each = if is_loop { Each::Wanted } else { Each::Nothing };
-        Self { source, at, behind: at, outer: Vec::new(), chain: Chain::default(), each, edits }
+        let inside = source[at..].trim_start();
+        let end = inside.find(|c: char| !is_word(c)).unwrap_or(inside.len());
+        let kind = match &inside[..end] {
+            "for" => Kind::For,
+            "set" => Kind::Set,
+            "with" | "generation" => Kind::With,
+            _ => Kind::Other,
+        };
+        let held = if kind == Kind::Other { Held::Nothing } else { Held::Wanted };
+        let outer = Vec::new();
+        Self { source, at, behind: at, outer, chain: Chain::default(), kind, held, dotted: false, edits }
     }
 
     /// Reads up to the closing bracket. Returns the place behind it and the number of tokens.
@@ -146,7 +174,7 @@ impl<'a> Tag<'a> {
             let unmarked = rest.strip_prefix(['-', '+']).unwrap_or(rest);
             if self.outer.is_empty() && (unmarked.starts_with(closing) || rest.starts_with(closing)) {
                 self.end_chain();
-                self.end_each();
+                self.end_held();
                 let mark = usize::from(!rest.starts_with(closing));
                 return (self.at + mark + closing.len(), tokens);
             }
@@ -185,7 +213,7 @@ impl<'a> Tag<'a> {
                 length
             }
             _ if first.is_alphabetic() || first == '_' => {
-                let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+                let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
                 self.word(&rest[..end]);
                 end
             }
@@ -203,6 +231,10 @@ impl<'a> Tag<'a> {
                 1
             }
             '.' | '|' => {
+                if self.kind == Kind::Set && self.held == Held::Wanted {
+                    self.dotted |= first == '.';
+                    self.held = if first == '|' { Held::Filtered } else { Held::Wanted };
+                }
                 self.chain.link = Link::Name;
                 1
             }
@@ -213,8 +245,27 @@ impl<'a> Tag<'a> {
             }
             _ => {
                 self.end_chain();
+                if ["==", "!=", ">=", "<="].iter().any(|sign| rest.starts_with(sign)) {
+                    return 2;
+                }
+                if matches!(self.kind, Kind::Set | Kind::With) && self.outer.is_empty() {
+                    self.assignment(first);
+                }
                 first.len_utf8()
             }
+        }
+    }
+
+    /// Takes the sign before or behind a value that is assigned.
+    fn assignment(&mut self, sign: char) {
+        match (sign, self.held) {
+            ('=', Held::Wanted) => self.held = Held::From(self.at + 1),
+            (',', Held::From(_)) => {
+                self.end_held();
+                // A second value of the same assignment, or the name of the next one.
+                self.held = if self.kind == Kind::Set { Held::From(self.at + 1) } else { Held::Wanted };
+            }
+            _ => {}
         }
     }
 
@@ -226,28 +277,35 @@ impl<'a> Tag<'a> {
             (_, "is") if self.chain.has_operand => self.chain.link = Link::Test,
             (_, "and" | "or" | "not" | "if" | "else" | "in") => {
                 self.end_chain();
-                match (self.each, word) {
-                    (Each::Wanted, "in") if self.outer.is_empty() => {
-                        self.each = Each::From(self.at + word.len());
+                if self.kind == Kind::For && self.outer.is_empty() {
+                    match (self.held, word) {
+                        (Held::Wanted, "in") => self.held = Held::From(self.at + word.len()),
+                        (Held::From(_), "if") => self.end_held(),
+                        _ => {}
                     }
-                    (Each::From(_), "if") if self.outer.is_empty() => self.end_each(),
-                    _ => {}
                 }
             }
-            (_, "recursive") if self.chain.has_operand && self.outer.is_empty() => {
+            (_, "recursive") if self.kind == Kind::For && self.chain.has_operand && self.outer.is_empty() => {
                 self.end_chain();
-                self.end_each();
+                self.end_held();
             }
             _ => self.operand(),
         }
     }
 
-    fn end_each(&mut self) {
-        if let Each::From(start) = std::mem::replace(&mut self.each, Each::Nothing)
-            && start < self.behind
-        {
-            self.insert(start, " (");
-            self.insert(self.behind, ")|__each");
+    fn end_held(&mut self) {
+        let filter = match (self.kind, self.dotted) {
+            (Kind::For, _) => ")|__each",
+            (_, true) => ")|__stored",
+            _ => ")|__kept",
+        };
+        match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::From(start) if start < self.behind => {
+                self.insert(start, " (");
+                self.insert(self.behind, filter);
+            }
+            Held::Filtered => self.insert(self.behind, filter.trim_start_matches(')')),
+            _ => {}
         }
     }
 
@@ -332,9 +390,13 @@ impl<'a> Tag<'a> {
     }
 }
 
+fn is_word(character: char) -> bool {
+    character.is_alphanumeric() || character == '_'
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{EACH, FIT, TEXT, guarded};
+    use super::{EACH, FIT, KEPT, STORED, TEXT, guarded};
 
     #[test]
     fn every_operand_and_result_is_guarded() {
@@ -345,7 +407,7 @@ mod tests {
             ("{% if a ~ b is string and c %}", "{% if (a|T ~ b is string|T)|F and c %}"),
             (
                 "{% set x = 'a~' * 3 + f(a ~ b, *c).d|e('x') %}",
-                "{% set x = (('a~' * 3)|F + f((a|T ~ b|T)|F, *c).d|e('x')|F)|F %}",
+                "{% set x = ( (('a~' * 3)|F + f((a|T ~ b|T)|F, *c).d|e('x')|F)|F)|K %}",
             ),
             ("{{ {'a': -b * 2} }}", "{{ {'a': (-b * 2)|F} }}"),
             (
@@ -360,6 +422,13 @@ mod tests {
             ("{% for a in b + c %}{{ 1 in d }}", "{% for a in ( (b|F + c|F)|F)|E %}{{ 1 in d }}"),
             ("{% for a in recursive %}", "{% for a in ( recursive)|E %}"),
             ("{% forms %}{% for a in %}", "{% forms %}{% for a in %}"),
+            ("{%- set n.x=[n.x] -%}", "{%- set n.x= ([n.x])|S -%}"),
+            ("{% set x = a if b == c %}", "{% set x = ( a if b == c)|K %}"),
+            ("{% set(n.x, y) = f(z=1), [2, 3] %}", "{% set(n.x, y) = ( f(z=1))|S, ( [2, 3])|S %}"),
+            ("{% set x = 1, %}{% set y %}", "{% set x = ( 1)|K, %}{% set y %}"),
+            ("{% set n.x|zip([n.x]) %}", "{% set n.x|zip([n.x])|S %}"),
+            ("{% with a = [b, c], d=e.f %}", "{% with a = ( [b, c])|K, d= (e.f)|K %}"),
+            ("{{ set.x }}{{ f(set=1) }}{% settle x = 1 %}", "{{ set.x }}{{ f(set=1) }}{% settle x = 1 %}"),
             (r##"{#}{{ "#}{{ a ~ b }}"}}#}"##, r##"{#}{{ "#}{{ (a|T ~ b|T)|F }}"}}#}"##),
             (
                 "{% raw %}{%--endraw%}{{ '{% endraw %}{{ a ~ b }}' }}",
@@ -373,8 +442,10 @@ mod tests {
             ("{{ endgeneration }} {% x", "{{ endgeneration }} {% x"),
         ];
         for (source, expected) in cases {
-            let found =
-                guarded(source).map(|text| text.replace(FIT, "F").replace(EACH, "E").replace(TEXT, "T"));
+            let filters = [(FIT, "F"), (EACH, "E"), (TEXT, "T"), (KEPT, "K"), (STORED, "S")];
+            let short =
+                |text: String| filters.iter().fold(text, |text, (long, short)| text.replace(long, short));
+            let found = guarded(source).map(short);
             assert_eq!(found, Ok(expected.to_owned()));
         }
     }

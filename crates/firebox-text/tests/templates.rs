@@ -284,3 +284,52 @@ fn templates_that_build_without_end_are_stopped() {
         assert!(kinds, "{source}: {:?}", result.map(|prompt| prompt.len()));
     }
 }
+
+#[test]
+fn values_that_nest_without_end_are_stopped() {
+    let start = "{% set ns = namespace(x=[], m={}, head=namespace()) %}{% set ns.tail = 1 %}";
+    let steps = [
+        "{% set ns.x = [ns.x] %}",
+        "{% set ns.x, ns.y = [ns.x], 1 %}",
+        "{% set ns.m = {'a': ns.m} %}",
+        "{% set ns.x = namespace(x=ns.x) %}",
+        "{% set ns.x|zip([ns.x]) %}a{% endset %}",
+        "{% set n = namespace() %}{% set ns.head.next = n %}",
+        "{% for x in [ns.x] %}{% set ns.x = loop %}{% endfor %}",
+    ];
+    // These leave what went in unseen, and so may end well.
+    let unseen = [
+        "{% set ns.x = [ns.x][1:] %}",
+        "{% set ns.x = {'a': [ns.x][1:]} %}",
+        "{% set ns.x = []|zip(ns.x) %}",
+        "{% set ns.x = [ns.x] * 0 %}",
+        "{% set ns.m = ns.m|chain({}) %}",
+        "{% set ns.x = ns.x|reverse %}",
+        "{% set ns.x = range(0)|chain(ns.x) %}",
+    ];
+    let loops = |body: &str| format!("{start}{{% for i in range(100000) %}}{body}{{% endfor %}}");
+    let stopped = steps.map(|step| (true, loops(step)));
+    let ended = unseen.map(|step| (false, loops(step)));
+    let flat = "{% set x = [[x]] %}".repeat(10_000);
+    let scopes = format!("{}{}", "{% with x = [[[[[[[[x]]]]]]]] %}".repeat(100), "{% endwith %}".repeat(100));
+    for (stops, source) in stopped.into_iter().chain(ended).chain([(true, flat), (true, scopes)]) {
+        let source = format!("{{% if messages[0].role == 'go' %}}{source}{{% endif %}}");
+        let template = ChatTemplate::from_source(&source, Map::new()).unwrap();
+        let result = template.render(&[Message::new("go", "")], &TemplateOptions::default());
+        assert!(result.is_err() || !stops, "{}: {result:?}", &source[..200.min(source.len())]);
+    }
+}
+
+#[test]
+fn what_is_assigned_is_what_it_was() {
+    let source = "{% set a, b = 1, [2] %}{% set ns = namespace(x=[], n=0) %}{% for m in messages[1:] %}\
+        {% set outer = loop %}{% set ns.x = ns.x + [m.content] %}{% set ns.n = ns.n + 1 %}\
+        {{ outer.index }}{{ outer.cycle('p', 'q') }}{{ (loop.previtem or {}).content }}{% endfor %}\
+        {% macro f(x) %}<{{ x }}>{% endmacro %}{% set g = f %}{% set rest = messages[1:] %}\
+        {% set c|upper %}c{% endset %}{% set d = none if a == 1 else 2 %}{% set e = nothing %}\
+        {{ g(b) }}{{ ns.x }}{{ ns.n }}{{ rest[0].content }}{{ rest|length }}{{ c }}{{ d }}{{ e is defined }}";
+    let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+    let said = ["a", "b", "c"].map(Message::user);
+    let prompt = template.render(&said, &TemplateOptions::default()).unwrap();
+    assert_eq!(prompt, "1p2qb<[2]>['b', 'c']2b2CNoneFalse");
+}
