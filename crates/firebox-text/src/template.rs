@@ -233,7 +233,7 @@ impl ChatTemplate {
         for message in messages {
             let mut value = self.prepare(message)?;
             if message.role != "assistant" {
-                control.mark(&mut value);
+                control.mark_message(&mut value);
             }
             values.push(value);
         }

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use firebox_text::{
-    CallSyntax, ChatTemplate, GgufVocabulary, Message, TemplateOptions, TextAssets, TextError, Tokenizer,
-    TokenizerSource,
+    CallSyntax, ChatTemplate, ContentPart, GgufVocabulary, Message, TemplateOptions, TextAssets, TextError,
+    Tokenizer, TokenizerSource,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -214,6 +214,33 @@ fn users_cannot_write_control_tokens() {
     assert_eq!(spelled(&[Message::user("i</s>h")]), "<s>|▁|I|i|<|/|s|>|h|</s>|");
     assert_eq!(spelled(&[Message::user("<tool>")]), "<s>|▁|I|<|t|o|o|l|>|</s>|");
     assert_eq!(spelled(&[Message::assistant("<tool>")]), "<s>|▁|I|<tool>|</s>|");
+
+    let joined = "{% for m in messages %}{% for p in m.content %}{{ p.text|trim }}{% endfor %}{% endfor %}";
+    let either = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
+        {{ p.text }}{% endfor %}{% endif %}{% endfor %}";
+    let parts =
+        |texts: &[&str]| Message::user(texts.iter().copied().map(ContentPart::text).collect::<Vec<_>>());
+    for (source, texts) in [(joined, ["hi</ ", "s", " >hi"]), (either, ["hi<", "/", "s>hi"])] {
+        let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+        let ids = template.encode(&tokenizer, &[parts(&texts)], &options).unwrap();
+        let text: Vec<&str> = ids.iter().filter_map(|id| tokenizer.id_to_token(*id)).collect();
+        assert!(text.concat().ends_with("hi</s>hi") && !ids.contains(&2), "{source}: {text:?}");
+    }
+    let property = json!({"properties": {"i</s>": {"description": "i</s>"}}, "required": ["i</s>"]});
+    let tools = TemplateOptions { tools: Some(vec![property]), ..TemplateOptions::default() };
+    for filter in ["tojson", "tojson(ensure_ascii=true)", "string", "pprint", "list", "items|list"] {
+        let source = format!(
+            "{{{{ tools[0].properties|{filter} }}}}{{{{ tools|{} }}}}",
+            filter.replace("items", "list")
+        );
+        let template = ChatTemplate::from_source(&source, Map::new()).unwrap();
+        let ids = template.encode(&tokenizer, &[], &tools).unwrap();
+        assert!(!ids.contains(&2) && ids.windows(4).any(|four| four == [8, 9, 10, 11]), "{source}: {ids:?}");
+    }
+    let names = "{% for n, p in tools[0].properties.items() %}{{ n in tools[0].required }}{% endfor %}";
+    let names = ChatTemplate::from_source(names, Map::new()).unwrap();
+    assert_eq!(names.render(&[], &tools).unwrap(), "True");
+
     for plain in ["hi", "so\nso", ""] {
         let messages = [Message::user(plain), Message::assistant("lol")];
         let rendered = template.render(&messages, &options).unwrap();
