@@ -303,11 +303,11 @@ impl ChatTemplate {
         // As in `transformers`: many templates write "None" for what is null, and nothing for what is missing.
         fields.retain(|_, field| !field.is_null());
         // Thoughts go by three names; templates read the first or, for gpt-oss, the second.
-        let names = ["reasoning_content", "thinking"];
-        let thought = names.iter().find_map(|name| fields.get(*name).cloned());
-        if let Some(thought) = thought {
-            for name in names {
-                fields.entry(name).or_insert_with(|| thought.clone());
+        let names = ["reasoning_content", "thinking", "reasoning"];
+        let thought = names.iter().find_map(|name| fields.get(*name).filter(|thought| thought.is_string()));
+        if let Some(thought) = thought.cloned() {
+            for name in &names[..2] {
+                fields.entry(*name).or_insert_with(|| thought.clone());
             }
         }
         for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {

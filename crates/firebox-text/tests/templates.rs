@@ -157,6 +157,23 @@ fn thoughts_that_were_read_into_the_text_are_taken_out_of_it() {
 }
 
 #[test]
+fn thoughts_go_by_several_names() {
+    let source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}";
+    let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+    let cases = [
+        (json!({"reasoning": "a"}), "a|a"),
+        (json!({"reasoning": "a", "reasoning_content": "b"}), "b|b"),
+        (json!({"reasoning": null, "thinking": "c"}), "c|c"),
+        (json!({"reasoning": {"effort": "low"}}), "|"),
+    ];
+    for (mut message, expected) in cases {
+        message["role"] = json!("assistant");
+        let message: Message = serde_json::from_value(message).unwrap();
+        assert_eq!(template.render(&[message], &TemplateOptions::default()).unwrap(), expected);
+    }
+}
+
+#[test]
 fn what_the_engine_cannot_do_is_an_error() {
     let template = ChatTemplate::from_source("{{ messages[0].content[::-1] }}", Map::new()).unwrap();
     let said = |text: &str| template.render(&[Message::user(text)], &TemplateOptions::default());
