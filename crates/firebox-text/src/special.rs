@@ -1,6 +1,6 @@
 //! Which ids begin, end, pad and stand in, gathered from all the files that say so.
 
-use crate::tokenizer::{Frame, Parsed};
+use crate::tokenizer::Parsed;
 use firebox_store::TextAssets;
 use serde_json::Value;
 
@@ -24,6 +24,9 @@ pub(crate) fn spelled(assets: &TextAssets, role: &str) -> Option<String> {
 }
 
 /// Fills in what the vocabulary left open from the model's other files.
+///
+/// `add_bos_token` and `add_eos_token` of `tokenizer_config.json` are not asked: `transformers` 5 does not read them beside a
+/// `tokenizer.json`, whose post-processor says what is put around a text. The vocabulary of a GGUF file has its own.
 pub(crate) fn complete(parsed: &mut Parsed, assets: &TextAssets, config: &Value) {
     let lookup = |role: &str, id_key: &str, parsed: &Parsed| {
         let by_name = spelled(assets, role).and_then(|token| parsed.engine.token_to_id(&token));
@@ -34,22 +37,6 @@ pub(crate) fn complete(parsed: &mut Parsed, assets: &TextAssets, config: &Value)
     parsed.named.eos = named.eos.or_else(|| lookup("eos_token", "eos_token_id", parsed));
     parsed.named.pad = named.pad.or_else(|| lookup("pad_token", "pad_token_id", parsed));
     parsed.named.unk = named.unk.or_else(|| lookup("unk_token", "unk_token_id", parsed));
-    if parsed.frame.is_none() {
-        parsed.frame = explicit_frame(assets, parsed.named);
-    }
-}
-
-/// `add_bos_token` and `add_eos_token` of `tokenizer_config.json`, where given, outrank the post-processor of
-/// `tokenizer.json`, as they do in `transformers`.
-fn explicit_frame(assets: &TextAssets, named: NamedTokens) -> Option<Frame> {
-    let flag = |key: &str| assets.tokenizer_config.as_ref()?.get(key)?.as_bool();
-    let (bos, eos) = (flag("add_bos_token"), flag("add_eos_token"));
-    if bos.is_none() && eos.is_none() {
-        return None;
-    }
-    let before = named.bos.filter(|_| bos == Some(true)).into_iter().collect();
-    let after = named.eos.filter(|_| eos == Some(true)).into_iter().collect();
-    Some(Frame { before, after })
 }
 
 /// Every id at which a generation ends, ascending.

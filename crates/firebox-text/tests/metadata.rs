@@ -46,6 +46,25 @@ fn small_json() -> Value {
     })
 }
 
+/// The same with a post-processor that begins every text with `<s>`.
+fn framed_json() -> Value {
+    let mut json = small_json();
+    let special = json!({"id": "<s>", "type_id": 0});
+    let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+    json["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": special}, text("A")],
+        "pair": [{"SpecialToken": special}, text("A"), text("B")],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}},
+    });
+    json
+}
+
+fn json_assets(json: &Value) -> TextAssets {
+    let source = TokenizerSource::Json(json.to_string().into_bytes());
+    TextAssets { tokenizer: Some(source), ..TextAssets::default() }
+}
+
 #[test]
 fn the_fuzzing_corpus() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/tokenizer_metadata");
@@ -152,18 +171,15 @@ fn tokenizer_json_is_checked() {
 
 #[test]
 fn ends_and_beginnings_come_from_every_file() {
-    let mut assets = TextAssets {
-        tokenizer: Some(TokenizerSource::Json(small_json().to_string().into_bytes())),
-        ..TextAssets::default()
-    };
+    let assets = json_assets(&small_json());
     let config = json!({"eos_token_id": 2, "bos_token_id": 3, "pad_token_id": -1});
     let tokenizer = Tokenizer::new(&assets, &config).unwrap();
     assert_eq!((tokenizer.eos_ids(), tokenizer.bos_id(), tokenizer.pad_id()), (&[2][..], Some(3), None));
     assert!(!tokenizer.adds_bos());
 
+    let mut assets = json_assets(&framed_json());
     assets.generation_config = Some(json!({"eos_token_id": [4, 99]}));
-    assets.tokenizer_config =
-        Some(json!({"eos_token": {"content": "b"}, "bos_token": "<s>", "add_bos_token": true}));
+    assets.tokenizer_config = Some(json!({"eos_token": {"content": "b"}, "bos_token": "<s>"}));
     let tokenizer = Tokenizer::new(&assets, &config).unwrap();
     assert_eq!(tokenizer.eos_ids(), [1, 2, 4]);
     assert!(tokenizer.is_eos(4) && !tokenizer.is_eos(3));
@@ -172,6 +188,26 @@ fn ends_and_beginnings_come_from_every_file() {
     assert_eq!(tokenizer.encode_literal("ab", true).unwrap(), [3, 2]);
     assert_eq!((tokenizer.vocab_size(), tokenizer.id_to_token(9)), (5, None));
     assert_eq!(tokenizer.token_bytes(2), Some(&b"ab"[..]));
+}
+
+/// As `transformers` 5.23.0 does, which drops both flags where there is a `tokenizer.json`.
+#[test]
+fn the_post_processor_says_what_is_put_around_a_text() {
+    let flags = [None, Some(false), Some(true)];
+    for (bos, eos) in flags.iter().flat_map(|bos| flags.map(|eos| (*bos, eos))) {
+        let mut config = json!({"bos_token": "<s>", "eos_token": "</s>"});
+        for (name, flag) in [("add_bos_token", bos), ("add_eos_token", eos)] {
+            if let Some(flag) = flag {
+                config[name] = json!(flag);
+            }
+        }
+        for (json, expected) in [(small_json(), &[2][..]), (framed_json(), &[3, 2])] {
+            let mut assets = json_assets(&json);
+            assets.tokenizer_config = Some(config.clone());
+            let tokenizer = Tokenizer::new(&assets, &Value::Null).unwrap();
+            assert_eq!(tokenizer.encode("ab", true).unwrap(), expected, "{config}");
+        }
+    }
 }
 
 #[test]
