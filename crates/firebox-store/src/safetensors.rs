@@ -9,11 +9,11 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
 
 use crate::encoding::{Dtype, Encoding};
 use crate::error::Fault;
 use crate::excerpt::{Excerpt, Shape};
+use crate::json::{Json, Texts};
 
 /// The longest header read, as in the `safetensors` crate: 100 MB of JSON describe about a million tensors.
 pub const MAX_HEADER: usize = 100_000_000;
@@ -78,11 +78,7 @@ impl<'de> Deserialize<'de> for RawHeader {
                 while let Some(name) = map.next_key::<String>()? {
                     if name == METADATA {
                         // What is no text there is nothing that this crate has written, and no reason to refuse a model.
-                        if let Value::Object(metadata) = map.next_value()? {
-                            let texts = metadata.into_iter().filter_map(|(key, value)| match value {
-                                Value::String(text) => Some((key, text)),
-                                _ => None,
-                            });
+                        if let Json::Object(Texts(texts)) = map.next_value()? {
                             header.metadata.extend(texts);
                         }
                         continue;
