@@ -84,8 +84,16 @@ impl Ring {
         }
     }
 
+    /// Somebody has what was asked for, or does not want it any more. What could not be read and nobody is to be told of is
+    /// tried again when somebody asks for it: the disk may have recovered by then.
     pub fn forget(&mut self, id: u64) {
         self.wanted.retain(|wanted| wanted.id != id);
+        while let Some(at) =
+            self.ready.iter().position(|(ready, read)| read.is_err() && !self.is_wanted(*ready))
+        {
+            let failed = self.ready.remove(at).map(|(portion, _)| portion);
+            self.failed.extend(failed);
+        }
     }
 
     fn is_coming(&self, portion: usize) -> bool {
