@@ -41,10 +41,11 @@ const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.r
 ///
 /// Renders as `apply_chat_template` of `transformers` does, in an environment with the same filters, functions and
 /// Python methods. Templates come from strangers, so they have limits: 256 KiB of source, 50 million steps, 100 calls deep,
-/// 64 MiB of output, 64 MiB for each value that goes into or comes out of an operator (`~`, `+`, `*`), a method, or a
-/// filter that makes text, and 2 GiB for all of these values together. Not counted are copies that slices (`x[1:]`)
-/// make, none of them larger than what it is cut from, and the template's own text between tags where a loop writes it
-/// into a variable: 50 million steps are the only limit there.
+/// 64 MiB of output, 64 MiB for each value that is assigned or goes into or comes out of an operator (`~`, `+`, `*`), a
+/// method, or a filter that makes text, 256 levels for each of them, and 2 GiB for all that was built together. Not counted
+/// are copies that slices (`x[1:]`) make before they are assigned, none of them larger than what it is cut from, and the
+/// template's own text between tags where a loop writes it into a variable: 50 million steps are the only limit there.
+/// No namespace goes into another one by `set`.
 ///
 /// ```
 /// use firebox_text::{ChatTemplate, Message, TemplateOptions};
