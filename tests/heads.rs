@@ -439,13 +439,15 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     assert_eq!(ran(&mut wearing(one)), first);
     assert_eq!(budget.held(Account::Weights), both);
 
-    // Somebody who still wears a head keeps its memory.
+    // Somebody who still wears a head keeps its memory, and it stays charged for.
     let mut worn = wearing(one);
     rack.let_go(one);
     rack.let_go(other);
     assert_eq!(ran(&mut wearing(other)), second);
     assert_eq!(ran(&mut worn), first);
     rack.let_go(other);
+    assert_eq!(budget.held(Account::Weights), both);
+    drop(worn);
     assert_eq!(budget.held(Account::Weights), each);
 }
 

@@ -1,5 +1,5 @@
-//! The buffers of a stream under any order of wishes: none is lost or made up, none is read twice at once, and who waits is
-//! served in the end.
+//! The buffers of a stream under any order of wishes: none is lost or made up, none is read twice at once, no failure outlives
+//! those it is to be told, and who waits is served in the end.
 
 use memmap2::MmapMut;
 
@@ -113,6 +113,10 @@ impl World {
         assert_eq!(free.len() + reading.len() + read + self.lent.len(), *made);
         for (at, portion) in reading.iter().enumerate() {
             assert!(!reading[..at].contains(portion), "{portion} is read twice at once");
+        }
+        for (portion, _) in ready.iter().filter(|(_, read)| read.is_err()) {
+            let is_wanted = self.asked.iter().any(|(_, asked)| asked == portion);
+            assert!(is_wanted, "that {portion} could not be read is kept for whoever asks next");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use serde_json::Value;
+use serde::de::{IgnoredAny, MapAccess};
 
 use crate::catalog::{Place, Span, TensorInfo};
 use crate::checkpoint::{Parts, SourceKind};
@@ -11,6 +11,7 @@ use crate::encoding::Encoding;
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Excerpt;
 use crate::folder::{Folder, MAX_INDEX, MAX_JSON};
+use crate::json::{Anything, Json, Object};
 use crate::manifest::PADDING;
 use crate::mapping::Mapping;
 use crate::safetensors::Header;
@@ -26,7 +27,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
     let mut tensors = Vec::new();
     if let Some(single) = folder.find(SINGLE)? {
         add_file(&single, &mut files, &mut tensors)?;
-    } else if let Some(index) = folder.read_object(INDEX, MAX_INDEX)? {
+    } else if let Some(index) = folder.read(INDEX, MAX_INDEX)? {
         add_shards(&folder, &index, &mut files, &mut tensors)?;
     } else {
         return Err(StoreError::NotAModel { path: path.to_owned(), reason: what_is_there(path) });
@@ -71,27 +72,71 @@ fn add_file(
     Ok(())
 }
 
+/// What is read of an index.
+#[derive(Default)]
+struct Index {
+    files: Option<Files>,
+}
+
+/// Which file has which tensor, or the first entry that names no file, and what it has instead.
+#[derive(Default)]
+struct Files {
+    by_tensor: BTreeMap<String, String>,
+    wrong: Option<(String, String)>,
+}
+
+impl Object for Index {
+    fn read<'de, A: MapAccess<'de>>(mut entries: A) -> Result<Self, A::Error> {
+        let mut index = Self::default();
+        while let Some(name) = entries.next_key::<String>()? {
+            if name != "weight_map" {
+                entries.next_value::<IgnoredAny>()?;
+            } else if let Json::Object(files) = entries.next_value()? {
+                index.files = Some(files);
+            }
+        }
+        Ok(index)
+    }
+}
+
+impl Object for Files {
+    fn read<'de, A: MapAccess<'de>>(mut entries: A) -> Result<Self, A::Error> {
+        let mut files = Self::default();
+        while let Some(tensor) = entries.next_key::<String>()? {
+            match entries.next_value::<Json<Anything>>()? {
+                _ if tensor.starts_with(PADDING) => {}
+                Json::Text(file) => _ = files.by_tensor.insert(tensor, file),
+                other if files.wrong.is_none() => files.wrong = Some((tensor, other.written())),
+                _ => {}
+            }
+        }
+        Ok(files)
+    }
+}
+
 fn add_shards(
     folder: &Folder,
-    index: &Value,
+    index: &[u8],
     files: &mut Vec<Mapping>,
     tensors: &mut Vec<(TensorInfo, Place)>,
 ) -> Result<(), StoreError> {
     let index_path = folder.path().join(INDEX);
-    let malformed = |field: String, reason: String| Fault::new(field, reason).in_file(&index_path);
-    let map = index.get("weight_map").and_then(Value::as_object).ok_or_else(|| {
-        malformed("weight_map".into(), "expected an object of tensor names to files".into())
-    })?;
+    let malformed =
+        |field: &str, reason: &str| Fault::new(field.to_owned(), reason.to_owned()).in_file(&index_path);
+    let index: Json<Index> =
+        serde_json::from_slice(index).map_err(|error| Fault::json("JSON", &error).in_file(&index_path))?;
+    let Json::Object(index) = index else { return Err(malformed("JSON", "expected an object")) };
+    let Some(map) = index.files else {
+        return Err(malformed("weight_map", "expected an object of tensor names to files"));
+    };
+    if let Some((tensor, found)) = map.wrong {
+        let reason = format!("expected a file name, found {:?}", Excerpt(&found));
+        return Err(malformed(&format!("weight_map.{tensor}"), &reason));
+    }
 
     // Tensors by shard, so that each is opened once and then asked for all that it should have.
     let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (tensor, file) in map.iter().filter(|(tensor, _)| !tensor.starts_with(PADDING)) {
-        let file = file.as_str().ok_or_else(|| {
-            malformed(
-                format!("weight_map.{tensor}"),
-                format!("expected a file name, found {:?}", Excerpt(&file.to_string())),
-            )
-        })?;
+    for (tensor, file) in &map.by_tensor {
         shards.entry(file).or_default().push(tensor);
     }
     for (shard, expected) in shards {
@@ -101,10 +146,9 @@ fn add_shards(
         let stored: HashMap<&str, ()> =
             tensors[before..].iter().map(|(info, _)| (info.name.as_str(), ())).collect();
         if let Some(missing) = expected.into_iter().find(|tensor| !stored.contains_key(tensor)) {
-            return Err(malformed(
-                format!("weight_map.{missing}"),
-                format!("said to be in {:?}, which does not have it; download both again", Excerpt(shard)),
-            ));
+            let reason =
+                format!("said to be in {:?}, which does not have it; download both again", Excerpt(shard));
+            return Err(malformed(&format!("weight_map.{missing}"), &reason));
         }
     }
     Ok(())

@@ -82,6 +82,7 @@ pub mod gguf;
 mod heads;
 mod huggingface;
 mod import;
+mod json;
 mod manifest;
 mod mapping;
 mod memory;

@@ -9,11 +9,11 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use serde_json::value::RawValue;
 
 use crate::encoding::{Dtype, Encoding};
 use crate::error::Fault;
 use crate::excerpt::{Excerpt, Shape};
+use crate::json::{Json, Texts};
 
 /// The longest header read, as in the `safetensors` crate: 100 MB of JSON describe about a million tensors.
 pub const MAX_HEADER: usize = 100_000_000;
@@ -62,36 +62,6 @@ struct RawHeader {
     metadata: BTreeMap<String, String>,
 }
 
-/// The texts of an object. What is none there is nothing that this crate has written, and no reason to refuse a model; nor does
-/// it become anything that takes more memory than it does in the file.
-fn texts(object: &RawValue) -> serde_json::Result<Vec<(String, String)>> {
-    struct Texts;
-
-    impl<'de> Visitor<'de> for Texts {
-        type Value = Vec<(String, String)>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut texts = Vec::new();
-            while let Some(key) = map.next_key::<String>()? {
-                let value: &RawValue = map.next_value()?;
-                if let Ok(text) = serde_json::from_str(value.get()) {
-                    texts.push((key, text));
-                }
-            }
-            Ok(texts)
-        }
-    }
-
-    if !object.get().starts_with('{') {
-        return Ok(Vec::new());
-    }
-    serde_json::Deserializer::from_str(object.get()).deserialize_map(Texts)
-}
-
 impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
@@ -107,7 +77,10 @@ impl<'de> Deserialize<'de> for RawHeader {
                 let mut header = RawHeader::default();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == METADATA {
-                        header.metadata.extend(texts(map.next_value()?).map_err(de::Error::custom)?);
+                        // What is no text there is nothing that this crate has written, and no reason to refuse a model.
+                        if let Json::Object(Texts(texts)) = map.next_value()? {
+                            header.metadata.extend(texts);
+                        }
                         continue;
                     }
                     let entry = map.next_value::<RawEntry>().map_err(|error| {

@@ -475,4 +475,13 @@ mod tests {
             stories.map(|story| check(&std::fs::read(story.unwrap().path()).unwrap())).sum();
         assert!(handed_out > 0);
     }
+
+    #[test]
+    fn a_failure_that_nobody_waited_for_is_forgotten() {
+        // One portion is asked for, cannot be read and is given up; then it is asked for again.
+        let [ask, read, fail, give_up] = [0, 9, 13, 7];
+        assert_eq!(check(&[0, 1, ask, read, fail, give_up, ask]), 1);
+        // Of two who have asked one is still to be told.
+        assert_eq!(check(&[0, 1, ask, ask, read, fail, give_up]), 1);
+    }
 }

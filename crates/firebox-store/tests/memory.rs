@@ -1,6 +1,7 @@
-//! What the kernel says about memory: mapped weights are not copied, and an import does not grow with the model.
+//! What the kernel says about memory: mapped weights are not copied, an import does not grow with the model, and what is of no
+//! use in a header or an index is not built.
 //!
-//! One test per process would be safest; both measure growth and run one after the other under one lock.
+//! One test per process would be safest; all measure growth and run one after the other under one lock.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 #![cfg(target_os = "linux")]
 
@@ -81,5 +82,31 @@ fn an_import_takes_a_bounded_buffer() {
         .unwrap();
         assert!(most > 0, "progress was never reported");
         assert!(most < 24 * MIB, "{name}: memory grew by {most} while a tensor of 64 MiB passed through");
+    }
+}
+
+#[test]
+fn what_is_of_no_use_is_not_built() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempdir().unwrap();
+    let zeros = format!("[{}0]", "0,".repeat(8 << 20));
+    let header = format!("{{\"__metadata__\":{{\"a\":{zeros},\"b\":\"c\"}}}}");
+    let weights = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    let index = format!("{{\"metadata\":{zeros},\"weight_map\":{{\"x\":\"a.safetensors\"}}}}");
+    let wrong = format!("{{\"weight_map\":{{\"x\":{zeros}}}}}");
+    let config: (&str, &[u8]) = ("config.json", b"{\"model_type\": \"llama\"}");
+    let model = |name: &str, index: &str| {
+        let index = ("model.safetensors.index.json", index.as_bytes());
+        directory(&folder.path().join(name), &[config, ("a.safetensors", &weights), index])
+    };
+    for (path, word) in [
+        (model("index", &index), "does not have it"),
+        (model("wrong", &wrong), "a file name, found \"[0,…]\""),
+    ] {
+        let before = status("VmHWM");
+        let error = Checkpoint::open(path).unwrap_err().to_string();
+        let grown = status("VmHWM") - before;
+        assert!(error.contains(word), "{error}");
+        assert!(grown < 64 * MIB, "memory grew by {grown} for 16 MiB of zeros");
     }
 }

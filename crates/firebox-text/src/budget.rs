@@ -1,9 +1,9 @@
 //! How much a template may build.
 
-use crate::operators::{EACH, FIT, TEXT};
+use crate::operators::{EACH, FIT, KEPT, STORED, TEXT};
 use crate::python;
-use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, filters};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, filters, functions};
 use std::cell::Cell;
 
 /// Far more text than any context holds.
@@ -84,6 +84,76 @@ pub(crate) fn fit(value: &Value) -> Result<Value, Error> {
     Ok(value.clone())
 }
 
+/// The filter around what a variable is to hold: no deeper than [`DEEPEST`], because whatever drops it calls itself at every
+/// level, and nothing of it put off. What is put off holds what it comes from, of which nothing is to be seen.
+pub(crate) fn kept(value: &Value) -> Result<Value, Error> {
+    weigh(value)?;
+    Ok(settled(value, false)?.unwrap_or_else(|| value.clone()))
+}
+
+/// The same for an attribute of a namespace. A loop can put one namespace into the next one, each of them shallow when it is
+/// looked at, and what `loop` holds is not to be seen.
+fn stored(value: &Value) -> Result<Value, Error> {
+    weigh(value)?;
+    Ok(settled(value, true)?.unwrap_or_else(|| value.clone()))
+}
+
+/// A value in which what was put off is a list; nothing if there is no such thing in it. It has been weighed.
+fn settled(value: &Value, is_stored: bool) -> Result<Option<Value>, Error> {
+    let kind = value.kind();
+    if kind == ValueKind::Map {
+        return settled_map(value, is_stored);
+    }
+    if !matches!(kind, ValueKind::Seq | ValueKind::Iterable) {
+        return Ok(None);
+    }
+    let mut changes = kind == ValueKind::Iterable;
+    let mut items = Vec::new();
+    for item in value.try_iter()?.checked() {
+        let item = item?;
+        let new = settled(&item, is_stored)?;
+        changes |= new.is_some();
+        items.push(new.unwrap_or(item));
+    }
+    if !changes {
+        return Ok(None);
+    }
+    charge(ITEM * items.len())?;
+    Ok(Some(items.into()))
+}
+
+/// The same for a dictionary. What only looks like one, as `loop` does, is more than its items.
+fn settled_map(value: &Value, is_stored: bool) -> Result<Option<Value>, Error> {
+    let kind = value.as_object().map_or("", |object| object.type_name());
+    if is_stored && ["::Namespace", "::Loop"].iter().any(|name| kind.ends_with(name)) {
+        let reason = "neither a namespace nor `loop` can be put into a namespace";
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    if !kind.starts_with("indexmap::") {
+        return Ok(None);
+    }
+    let mut changed = Vec::new();
+    for key in value.try_iter()? {
+        if let (Some(name), Some(new)) = (key.as_str(), settled(&value.get_item(&key)?, is_stored)?) {
+            changed.push((name.to_owned(), new));
+        }
+    }
+    if changed.is_empty() {
+        return Ok(None);
+    }
+    charge(ITEM * value.len().unwrap_or(0))?;
+    functions::dict(Some(value.clone()), changed.into_iter().collect()).map(Some)
+}
+
+/// The filter `chain`. minijinja's looks into what it was given only when it is asked, and one may hold another without end.
+fn chain(state: &State<'_, '_>, value: Value, others: Rest<Value>) -> Result<Value, Error> {
+    let chained = filters::chain(state, value, others)?;
+    match chained.kind() {
+        ValueKind::Map => functions::dict(Some(chained), Kwargs::from_iter(Vec::<(String, Value)>::new())),
+        _ => Ok(chained.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?.into()),
+    }
+}
+
 /// Checks a call before it is made, by what its arguments would make at most. The first argument is the value the filter
 /// or method is called on.
 pub(crate) fn before(name: &str, args: &[Value], is_method: bool) -> Result<(), Error> {
@@ -138,9 +208,12 @@ pub(crate) fn install(environment: &mut Environment<'_>) {
     // Weighed first: there may be more in it than anybody can look at.
     environment.add_filter(TEXT, |value: &Value| python::operand(&fit(value)?));
     environment.add_filter(EACH, python::each);
+    environment.add_filter(KEPT, kept);
+    environment.add_filter(STORED, stored);
     let filters = [
         ("batch", Value::from_function(filters::batch)),
         ("capitalize", Value::from_function(filters::capitalize)),
+        ("chain", Value::from_function(chain)),
         ("escape", Value::from_function(filters::escape)),
         ("e", Value::from_function(filters::escape)),
         ("format", Value::from_function(filters::format)),

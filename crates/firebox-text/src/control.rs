@@ -3,45 +3,53 @@
 use crate::error::TextError;
 use crate::tokenizer::Tokenizer;
 use serde_json::Value;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 
 /// Stand around a spelling that is to be read as plain text, from the message it is found in to the rendered prompt.
 /// Private-use characters: no vocabulary spells control tokens with them, and any in the messages are taken out first.
-pub(crate) const OPEN: char = '\u{E0F0}';
-pub(crate) const CLOSE: char = '\u{E0F1}';
+const OPEN: char = '\u{E0F0}';
+const CLOSE: char = '\u{E0F1}';
+
+/// Whether a character is one of those around such a spelling. What escapes characters in a template must let it through.
+pub(crate) fn is_mark(character: char) -> bool {
+    matches!(character, OPEN | CLOSE)
+}
 
 /// The spellings that must not be taken for tokens when they come from outside.
 #[derive(Debug, Default)]
 pub(crate) struct ControlTokens {
-    /// By first character.
-    spellings: HashMap<char, Spellings>,
+    by_first: HashMap<char, Family>,
+    /// Bytes of the longest one.
+    longest: usize,
 }
 
-/// Some vocabularies have thousands that begin with the same character: they are looked up, not gone through.
+/// Spellings with the same first character. Gemma has thousands.
 #[derive(Debug, Default)]
-struct Spellings {
-    all: HashSet<String>,
-    /// How many bytes they have, the most first.
+struct Family {
+    spellings: BTreeSet<String>,
+    /// Their lengths in bytes, the longest first.
     lengths: Vec<usize>,
 }
 
 impl ControlTokens {
     pub fn new<'a>(tokens: impl Iterator<Item = &'a str>) -> Self {
-        let mut spellings: HashMap<char, Spellings> = HashMap::new();
+        let mut by_first: HashMap<char, Family> = HashMap::new();
         for token in tokens {
             if let Some(first) = token.chars().next() {
-                spellings.entry(first).or_default().all.insert(token.to_owned());
+                by_first.entry(first).or_default().spellings.insert(token.to_owned());
             }
         }
-        for Spellings { all, lengths } in spellings.values_mut() {
-            lengths.extend(all.iter().map(String::len).collect::<HashSet<_>>());
-            lengths.sort_unstable_by(|one, other| other.cmp(one));
+        for family in by_first.values_mut() {
+            let lengths: BTreeSet<usize> = family.spellings.iter().map(String::len).collect();
+            family.lengths = lengths.into_iter().rev().collect();
         }
-        Self { spellings }
+        let longest = by_first.values().filter_map(|family| family.lengths.first()).max();
+        Self { longest: longest.copied().unwrap_or(0), by_first }
     }
 
-    /// Marks every control token in the strings of a value, names of fields included: none that a template looks up is
-    /// spelled like one.
+    /// Marks every control token in the strings of a value, and in names of fields that are more than letters and digits:
+    /// plain ones are left alone, since templates look them up.
     pub fn mark(&self, value: &mut Value) {
         match value {
             Value::String(text) => *text = self.marked(text),
@@ -49,7 +57,7 @@ impl ControlTokens {
             Value::Object(fields) => {
                 let marked = std::mem::take(fields).into_iter().map(|(name, mut field)| {
                     self.mark(&mut field);
-                    (self.marked(&name), field)
+                    (if is_plain(&name) { name } else { self.marked(&name) }, field)
                 });
                 *fields = marked.collect();
             }
@@ -57,30 +65,38 @@ impl ControlTokens {
         }
     }
 
-    /// The same for a message. Templates write what it says in parts one behind the other, and so no part may end in what
-    /// the next one makes a control token.
+    /// Marks a message. Templates join the texts of its parts, and the end of one makes no token with the next one either.
     pub fn mark_message(&self, message: &mut Value) {
         self.mark(message);
         let parts = message.get_mut("content").and_then(Value::as_array_mut);
-        let Some((_, parts)) = parts.and_then(|parts| parts.split_last_mut()) else { return };
-        for part in parts {
-            if let Some(Value::String(text)) = part.get_mut("text") {
-                // Some templates trim it.
-                let end = text.trim_end().len();
-                if self.ends_in_a_beginning(&text[..end]) {
-                    text.insert(end, CLOSE);
-                }
-            }
+        let texts = parts.into_iter().flatten().filter_map(|part| match part.get_mut("text") {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        });
+        let mut texts: Vec<&mut String> = texts.collect();
+        texts.pop();
+        texts.into_iter().for_each(|text| self.close(text));
+    }
+
+    /// Puts a mark behind what could be the beginning of a token at the end of a text: before the white space there, which
+    /// templates take away.
+    fn close(&self, text: &mut String) {
+        let ends = [text.trim_end().len(), text.len()];
+        if let Some(end) = ends.into_iter().find(|end| self.ends_within(&text[..*end])) {
+            text.insert(end, CLOSE);
         }
     }
 
-    fn ends_in_a_beginning(&self, text: &str) -> bool {
-        let longest = self.spellings.values().filter_map(|spellings| spellings.lengths.first()).max();
-        let most = longest.copied().unwrap_or_default();
-        let tails = text.char_indices().rev().take_while(|(at, _)| text.len() - at < most);
-        tails.map(|(at, first)| (&text[at..], first)).any(|(tail, first)| {
-            let spellings = self.spellings.get(&first);
-            spellings.is_some_and(|spellings| spellings.all.iter().any(|token| token.starts_with(tail)))
+    /// Whether a text ends with the beginning of a token.
+    fn ends_within(&self, text: &str) -> bool {
+        let mut places = text.char_indices().rev().take_while(|(at, _)| text.len() - at < self.longest);
+        places.any(|(at, first)| {
+            let end = &text[at..];
+            let next = |family: &Family| {
+                let mut behind = family.spellings.range::<str, _>((Bound::Included(end), Bound::Unbounded));
+                behind.next().is_some_and(|token| token.starts_with(end))
+            };
+            self.by_first.get(&first).is_some_and(next)
         })
     }
 
@@ -102,9 +118,11 @@ impl ControlTokens {
         marked
     }
 
-    fn at_start(&self, text: &str) -> Option<&str> {
-        let Spellings { all, lengths } = self.spellings.get(&text.chars().next()?)?;
-        lengths.iter().find_map(|length| all.get(text.get(..*length)?)).map(String::as_str)
+    /// The longest token that a text begins with.
+    fn at_start<'t>(&self, text: &'t str) -> Option<&'t str> {
+        let family = self.by_first.get(&text.chars().next()?)?;
+        let mut candidates = family.lengths.iter().filter_map(|length| text.get(..*length));
+        candidates.find(|candidate| family.spellings.contains(*candidate))
     }
 
     /// Ids of a prompt rendered from marked messages, or of a part of one that others have begun.
@@ -151,11 +169,48 @@ fn piece(tokenizer: &Tokenizer, text: &str, begun: bool, literal: bool) -> Resul
     encode(text)
 }
 
+fn is_plain(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
 #[cfg(test)]
 mod tests {
+    use super::ControlTokens;
+    use proptest::prelude::*;
     use serde_json::json;
 
-    use super::ControlTokens;
+    proptest! {
+        #[test]
+        fn tokens_are_found_as_by_trying_all(
+            tokens in proptest::collection::vec("[<é][a>é]{0,3}", 0..12),
+            text in "[<a>é ]{0,8}",
+        ) {
+            let control = ControlTokens::new(tokens.iter().map(String::as_str));
+            let starting = tokens.iter().filter(|token| text.starts_with(*token)).max_by_key(|token| token.len());
+            prop_assert_eq!(control.at_start(&text), starting.map(String::as_str));
+            let is_suffix = |part: &&str| !part.is_empty() && text.ends_with(part);
+            let within = tokens.iter().any(|token| {
+                let mut parts = token.char_indices().map(|(end, _)| &token[..end]);
+                parts.any(|part| is_suffix(&part))
+            });
+            // A whole token at the end is marked before anybody asks.
+            prop_assume!(!tokens.iter().any(|token| text.ends_with(token.as_str())));
+            prop_assert_eq!(control.ends_within(&text), within);
+        }
+    }
+
+    #[test]
+    fn parts_and_names_are_marked() {
+        let control = ControlTokens::new(["<|a|>", "tool", " x"].into_iter());
+        let mut message = json!({"tool": "tool", "<|a|>é": {"no <": 1}, "content": [
+            {"text": "b<|a \n"}, {"image": "<"}, {"text": "c "}, {"text": "<|"}, {"text": "<"},
+        ]});
+        control.mark_message(&mut message);
+        let expected = json!({"tool": "\u{e0f0}tool\u{e0f1}", "\u{e0f0}<|a|>\u{e0f1}é": {"no <": 1}, "content": [
+            {"text": "b<|a\u{e0f1} \n"}, {"image": "<"}, {"text": "c \u{e0f1}"}, {"text": "<|\u{e0f1}"}, {"text": "<"},
+        ]});
+        assert_eq!(message, expected);
+    }
 
     #[test]
     fn longest_spelling_is_marked_and_old_marks_are_dropped() {
@@ -163,18 +218,5 @@ mod tests {
         assert_eq!(control.marked("1<|a|>b<|a|>[X"), "1\u{e0f0}<|a|>b\u{e0f1}\u{e0f0}<|a|>\u{e0f1}[X");
         assert_eq!(control.marked("\u{e0f0}[X]\u{e0f1}é"), "\u{e0f0}[X]\u{e0f1}é");
         assert_eq!(control.marked("[\u{e0f1}X]"), "\u{e0f0}[X]\u{e0f1}");
-    }
-
-    #[test]
-    fn parts_and_names_make_no_control_tokens() {
-        let control = ControlTokens::new(["<|a|>", "[X]"].into_iter());
-        let part = |text: &str| json!({"type": "text", "text": text});
-        let mut message = json!({"content": [part("1<|a"), part("|> [ \n"), part("X] <")]});
-        control.mark_message(&mut message);
-        let expected = [part("1<|a\u{e0f1}"), part("|> [\u{e0f1} \n"), part("X] <")];
-        assert_eq!(message, json!({"content": expected}));
-        let mut schema = json!({"properties": {"x<|a|>": {}, "y": {}}});
-        control.mark(&mut schema);
-        assert_eq!(schema, json!({"properties": {"x\u{e0f0}<|a|>\u{e0f1}": {}, "y": {}}}));
     }
 }

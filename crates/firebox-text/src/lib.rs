@@ -31,6 +31,7 @@ mod special;
 mod stop;
 mod template;
 mod tokenizer;
+mod unread;
 
 pub use calls::{AnswerPart, CallReader, CallSyntax, can_be_called};
 pub use continued::Continued;

@@ -22,7 +22,8 @@ pub struct Message {
     /// Name of the speaker, or of the tool that answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What the assistant thought before it spoke.
+    /// What the assistant thought before it spoke. What others call it, `reasoning` or `thinking`, stays in `extra`: there may be
+    /// several at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// Tools the assistant calls.
@@ -182,6 +183,10 @@ mod tests {
         let message: Message = serde_json::from_value(parts).unwrap();
         assert!(matches!(message.content, Some(Content::Parts(_))));
         assert_eq!(message.text(), "a\nb");
+        let both = json!({"role": "assistant", "content": "a", "reasoning_content": "b", "reasoning": "b"});
+        let message: Message = serde_json::from_value(both.clone()).unwrap();
+        assert_eq!(message.reasoning_content.as_deref(), Some("b"));
+        assert_eq!(serde_json::to_value(&message).unwrap(), both);
         let none: Message = serde_json::from_value(json!({"role": "user", "tool_calls": null})).unwrap();
         assert!(none.tool_calls.is_empty());
     }

@@ -1,7 +1,9 @@
 //! Where templates build strings with operators.
 
 use crate::error::TextError;
-use crate::generation_tag::{basic_tag, comment, name, raw_length};
+use crate::generation_tag::{name, renamed};
+use crate::unread::unread;
+use std::ops::Range;
 
 /// The filter that passes a value on if it is not too large.
 pub(crate) const FIT: &str = "__fit";
@@ -12,60 +14,69 @@ pub(crate) const TEXT: &str = "__text";
 /// The filter that passes on what a loop can go over.
 pub(crate) const EACH: &str = "__each";
 
+/// The filter that passes on what a variable is to hold.
+pub(crate) const KEPT: &str = "__kept";
+
+/// The same for an attribute of a namespace.
+pub(crate) const STORED: &str = "__stored";
+
 /// Templates in use take less than a tenth of this.
 const LONGEST: usize = 256 << 10;
 /// The engine's parser, and what drops its tree, calls itself once per operator and once per `elif`.
 const TOKENS: usize = 8_000;
 const ELIFS: usize = 1_000;
 
-/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, and on what attributes are set to, and
-/// [`EACH`] on what loops go over.
+/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, [`EACH`] on what loops go over, and
+/// [`KEPT`] or [`STORED`] on what is assigned. [Renames](renamed) what the engine has by other names.
 ///
 /// minijinja has no hook for operators, and concatenation is what builds strings without a limit. The filter stands at
 /// the end of an operand, where it binds tighter than any operator, or behind brackets around a whole chain of operators,
-/// so that nothing changes its meaning. No line changes its number. Attributes of namespaces are all that a round of a loop
-/// leaves to the next, so that nothing gets deeper and deeper past them: to drop what is nested exhausts the stack.
+/// so that nothing changes its meaning. No line changes its number.
 pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
     let invalid = |reason: &str| TextError::InvalidChatTemplate { reason: reason.to_owned() };
     if source.len() > LONGEST {
         return Err(invalid("it is longer than 256 KiB"));
     }
-    let mut inserts: Vec<(usize, &'static str)> = Vec::new();
+    let mut edits = Vec::new();
     let mut elifs = 0;
     let mut at = 0;
     while let Some(found) = source[at..].find('{') {
         let start = at + found;
         let rest = &source[start..];
         at = start + 1;
-        if rest.starts_with("{#") {
-            at = start + comment(rest);
-        } else if let Some(length) = basic_tag(rest, "raw") {
+        if let Some(length) = unread(rest) {
             at = start + length;
-            at += raw_length(&source[at..]);
         } else if rest.starts_with("{{") || rest.starts_with("{%") {
-            let mut tag = Tag::new(source, start + 2, &mut inserts);
+            let mut tag = Tag::new(source, start + 2, &mut edits);
             let (end, tokens) = tag.scan(if rest.starts_with("{{") { "}}" } else { "%}" });
             if tokens > TOKENS {
                 return Err(invalid("one of its tags has more than 8000 words and signs"));
             }
             at = end;
-            elifs += usize::from(name(&source[start..end]).starts_with("elif"));
+            let tag = &source[start..end];
+            if let Some((place, name)) = renamed(tag) {
+                edits.push((start + place.start..start + place.end, name));
+            }
+            elifs += usize::from(name(tag).starts_with("elif"));
         }
     }
     if elifs > ELIFS {
         return Err(invalid("it has more than 1000 `elif`"));
     }
-    inserts.sort_by_key(|(position, _)| *position);
-    let mut text = String::with_capacity(source.len() + inserts.len() * 8);
+    edits.sort_by_key(|(place, _)| place.start);
+    let mut text = String::with_capacity(source.len() + edits.len() * 8);
     let mut copied = 0;
-    for (position, insert) in inserts {
-        text.push_str(&source[copied..position]);
-        text.push_str(insert);
-        copied = position;
+    for (place, new) in edits {
+        text.push_str(&source[copied..place.start]);
+        text.push_str(new);
+        copied = place.end;
     }
     text.push_str(&source[copied..]);
     Ok(text)
 }
+
+/// What is to be written in place of what.
+type Edit = (Range<usize>, &'static str);
 
 /// What the next word belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -95,17 +106,29 @@ struct Chain {
     link: Link,
 }
 
-/// What is known of what a loop goes over, or of what an attribute is set to.
+/// What a tag does with a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Each {
+enum Kind {
+    /// Goes over it.
+    For,
+    /// Assigns it.
+    Set,
+    /// Assigns it, and maybe others, within a scope.
+    With,
+    Other,
+}
+
+/// Where that value is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
     /// There is none, or it has been dealt with.
     Nothing,
-    /// It comes behind `in`.
-    Loop,
-    /// It comes behind `=`.
-    Attribute,
-    /// It begins here, and is passed through this filter.
-    From(usize, &'static str),
+    /// It comes behind `in` or `=`.
+    Wanted,
+    /// It begins here.
+    From(usize),
+    /// It is what filters make of the text up to `endset`.
+    Filtered,
 }
 
 struct Tag<'a> {
@@ -115,27 +138,27 @@ struct Tag<'a> {
     behind: usize,
     outer: Vec<Chain>,
     chain: Chain,
-    each: Each,
-    inserts: &'a mut Vec<(usize, &'static str)>,
+    kind: Kind,
+    held: Held,
+    /// Whether an attribute is assigned to.
+    dotted: bool,
+    edits: &'a mut Vec<Edit>,
 }
 
 impl<'a> Tag<'a> {
-    fn new(source: &'a str, at: usize, inserts: &'a mut Vec<(usize, &'static str)>) -> Self {
+    fn new(source: &'a str, at: usize, edits: &'a mut Vec<Edit>) -> Self {
         let at = at + usize::from(source[at..].starts_with(['-', '+']));
-        let behind = |keyword: &str| {
-            let rest = source[at..].trim_start().strip_prefix(keyword)?;
-            rest.starts_with(|c: char| !(c.is_alphanumeric() || c == '_')).then_some(rest)
+        let inside = source[at..].trim_start();
+        let end = inside.find(|c: char| !is_word(c)).unwrap_or(inside.len());
+        let kind = match &inside[..end] {
+            "for" => Kind::For,
+            "set" => Kind::Set,
+            "with" | "generation" => Kind::With,
+            _ => Kind::Other,
         };
-        let sets_attribute =
-            |rest: &str| rest.split(['=', '%']).next().is_some_and(|target| target.contains('.'));
-        let each = if behind("for").is_some() {
-            Each::Loop
-        } else if behind("set").is_some_and(sets_attribute) {
-            Each::Attribute
-        } else {
-            Each::Nothing
-        };
-        Self { source, at, behind: at, outer: Vec::new(), chain: Chain::default(), each, inserts }
+        let held = if kind == Kind::Other { Held::Nothing } else { Held::Wanted };
+        let outer = Vec::new();
+        Self { source, at, behind: at, outer, chain: Chain::default(), kind, held, dotted: false, edits }
     }
 
     /// Reads up to the closing bracket. Returns the place behind it and the number of tokens.
@@ -151,7 +174,7 @@ impl<'a> Tag<'a> {
             let unmarked = rest.strip_prefix(['-', '+']).unwrap_or(rest);
             if self.outer.is_empty() && (unmarked.starts_with(closing) || rest.starts_with(closing)) {
                 self.end_chain();
-                self.end_each();
+                self.end_held();
                 let mark = usize::from(!rest.starts_with(closing));
                 return (self.at + mark + closing.len(), tokens);
             }
@@ -190,7 +213,7 @@ impl<'a> Tag<'a> {
                 length
             }
             _ if first.is_alphabetic() || first == '_' => {
-                let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+                let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
                 self.word(&rest[..end]);
                 end
             }
@@ -208,6 +231,10 @@ impl<'a> Tag<'a> {
                 1
             }
             '.' | '|' => {
+                if self.kind == Kind::Set && self.held == Held::Wanted {
+                    self.dotted |= first == '.';
+                    self.held = if first == '|' { Held::Filtered } else { Held::Wanted };
+                }
                 self.chain.link = Link::Name;
                 1
             }
@@ -218,11 +245,27 @@ impl<'a> Tag<'a> {
             }
             _ => {
                 self.end_chain();
-                if first == '=' && self.each == Each::Attribute && self.outer.is_empty() {
-                    self.each = Each::From(self.at + 1, "|__fit");
+                if ["==", "!=", ">=", "<="].iter().any(|sign| rest.starts_with(sign)) {
+                    return 2;
+                }
+                if matches!(self.kind, Kind::Set | Kind::With) && self.outer.is_empty() {
+                    self.assignment(first);
                 }
                 first.len_utf8()
             }
+        }
+    }
+
+    /// Takes the sign before or behind a value that is assigned.
+    fn assignment(&mut self, sign: char) {
+        match (sign, self.held) {
+            ('=', Held::Wanted) => self.held = Held::From(self.at + 1),
+            (',', Held::From(_)) => {
+                self.end_held();
+                // A second value of the same assignment, or the name of the next one.
+                self.held = if self.kind == Kind::Set { Held::From(self.at + 1) } else { Held::Wanted };
+            }
+            _ => {}
         }
     }
 
@@ -234,29 +277,35 @@ impl<'a> Tag<'a> {
             (_, "is") if self.chain.has_operand => self.chain.link = Link::Test,
             (_, "and" | "or" | "not" | "if" | "else" | "in") => {
                 self.end_chain();
-                match (self.each, word) {
-                    (Each::Loop, "in") if self.outer.is_empty() => {
-                        self.each = Each::From(self.at + word.len(), "|__each");
+                if self.kind == Kind::For && self.outer.is_empty() {
+                    match (self.held, word) {
+                        (Held::Wanted, "in") => self.held = Held::From(self.at + word.len()),
+                        (Held::From(_), "if") => self.end_held(),
+                        _ => {}
                     }
-                    (Each::From(_, "|__each"), "if") if self.outer.is_empty() => self.end_each(),
-                    _ => {}
                 }
             }
-            (_, "recursive") if self.chain.has_operand && self.outer.is_empty() => {
+            (_, "recursive") if self.kind == Kind::For && self.chain.has_operand && self.outer.is_empty() => {
                 self.end_chain();
-                self.end_each();
+                self.end_held();
             }
             _ => self.operand(),
         }
     }
 
-    fn end_each(&mut self) {
-        if let Each::From(start, filter) = std::mem::replace(&mut self.each, Each::Nothing)
-            && start < self.behind
-        {
-            self.inserts.push((start, " ("));
-            self.inserts.push((self.behind, ")"));
-            self.inserts.push((self.behind, filter));
+    fn end_held(&mut self) {
+        let filter = match (self.kind, self.dotted) {
+            (Kind::For, _) => ")|__each",
+            (_, true) => ")|__stored",
+            _ => ")|__kept",
+        };
+        match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::From(start) if start < self.behind => {
+                self.insert(start, " (");
+                self.insert(self.behind, filter);
+            }
+            Held::Filtered => self.insert(self.behind, filter.trim_start_matches(')')),
+            _ => {}
         }
     }
 
@@ -313,9 +362,9 @@ impl<'a> Tag<'a> {
         if self.chain.term_multiplies {
             self.wrap(self.chain.term);
         } else if signs.contains(&Some('~')) && signs.iter().flatten().all(|sign| *sign == '~') {
-            self.inserts.push((self.behind, "|__text"));
+            self.insert(self.behind, "|__text");
         } else if self.chain.concatenates {
-            self.inserts.push((self.behind, "|__fit"));
+            self.insert(self.behind, "|__fit");
         }
         self.chain.term_multiplies = false;
     }
@@ -330,16 +379,24 @@ impl<'a> Tag<'a> {
         self.chain = Chain::default();
     }
 
+    fn insert(&mut self, at: usize, text: &'static str) {
+        self.edits.push((at..at, text));
+    }
+
     fn wrap(&mut self, start: Option<usize>) {
         let Some(start) = start else { return };
-        self.inserts.push((start, "("));
-        self.inserts.push((self.behind, ")|__fit"));
+        self.insert(start, "(");
+        self.insert(self.behind, ")|__fit");
     }
+}
+
+fn is_word(character: char) -> bool {
+    character.is_alphanumeric() || character == '_'
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EACH, FIT, TEXT, guarded};
+    use super::{EACH, FIT, KEPT, STORED, TEXT, guarded};
 
     #[test]
     fn every_operand_and_result_is_guarded() {
@@ -350,7 +407,7 @@ mod tests {
             ("{% if a ~ b is string and c %}", "{% if (a|T ~ b is string|T)|F and c %}"),
             (
                 "{% set x = 'a~' * 3 + f(a ~ b, *c).d|e('x') %}",
-                "{% set x = (('a~' * 3)|F + f((a|T ~ b|T)|F, *c).d|e('x')|F)|F %}",
+                "{% set x = ( (('a~' * 3)|F + f((a|T ~ b|T)|F, *c).d|e('x')|F)|F)|K %}",
             ),
             ("{{ {'a': -b * 2} }}", "{{ {'a': (-b * 2)|F} }}"),
             (
@@ -364,19 +421,31 @@ mod tests {
             ("{% for a in (b if c else []) recursive %}", "{% for a in ( (b if c else []))|E recursive %}"),
             ("{% for a in b + c %}{{ 1 in d }}", "{% for a in ( (b|F + c|F)|F)|E %}{{ 1 in d }}"),
             ("{% for a in recursive %}", "{% for a in ( recursive)|E %}"),
-            ("{% set ns.a = b if c else d %}", "{% set ns.a = ( b if c else d)|F %}"),
-            ("{%-set ns.a, b=(1, 2)-%}", "{%-set ns.a, b= ((1, 2))|F-%}"),
-            ("{% set ns.a = b == c %}", "{% set ns.a = ( b == c)|F %}"),
-            ("{% set ns.a = f(b=c) + 1 %}", "{% set ns.a = ( (f(b=c)|F + 1|F)|F)|F %}"),
-            ("{% set a = b.c %}{% set ns.a %}{% endset %}", "{% set a = b.c %}{% set ns.a %}{% endset %}"),
-            ("{#}{{ a ~ b }}#}{{ a ~ b }}", "{#}{{ a ~ b }}#}{{ (a|T ~ b|T)|F }}"),
-            ("{% raw %}{%--endraw%}{{ a ~ b }}", "{% raw %}{%--endraw%}{{ a ~ b }}"),
-            ("{%- raw +%}{%+endraw -%}{{ a ~ b }}", "{%- raw +%}{%+endraw -%}{{ (a|T ~ b|T)|F }}"),
             ("{% forms %}{% for a in %}", "{% forms %}{% for a in %}"),
+            ("{%- set n.x=[n.x] -%}", "{%- set n.x= ([n.x])|S -%}"),
+            ("{% set x = a if b == c %}", "{% set x = ( a if b == c)|K %}"),
+            ("{% set(n.x, y) = f(z=1), [2, 3] %}", "{% set(n.x, y) = ( f(z=1))|S, ( [2, 3])|S %}"),
+            ("{% set x = 1, %}{% set y %}", "{% set x = ( 1)|K, %}{% set y %}"),
+            ("{% set n.x|zip([n.x]) %}", "{% set n.x|zip([n.x])|S %}"),
+            ("{% with a = [b, c], d=e.f %}", "{% with a = ( [b, c])|K, d= (e.f)|K %}"),
+            ("{{ set.x }}{{ f(set=1) }}{% settle x = 1 %}", "{{ set.x }}{{ f(set=1) }}{% settle x = 1 %}"),
+            (r##"{#}{{ "#}{{ a ~ b }}"}}#}"##, r##"{#}{{ "#}{{ (a|T ~ b|T)|F }}"}}#}"##),
+            (
+                "{% raw %}{%--endraw%}{{ '{% endraw %}{{ a ~ b }}' }}",
+                "{% raw %}{%--endraw%}{{ '{% endraw %}{{ (a|T ~ b|T)|F }}' }}",
+            ),
+            (
+                "a{%- generation -%}b{% endgeneration %}{{ '{#' }}{% generation %}{# {% generation %} #}",
+                "a{%- with -%}b{% endwith %}{{ '{#' }}{% with %}{# {% generation %} #}",
+            ),
+            ("{% raw %}{% generation %}{% endraw %}", "{% raw %}{% generation %}{% endraw %}"),
+            ("{{ endgeneration }} {% x", "{{ endgeneration }} {% x"),
         ];
         for (source, expected) in cases {
-            let found =
-                guarded(source).map(|text| text.replace(FIT, "F").replace(EACH, "E").replace(TEXT, "T"));
+            let filters = [(FIT, "F"), (EACH, "E"), (TEXT, "T"), (KEPT, "K"), (STORED, "S")];
+            let short =
+                |text: String| filters.iter().fold(text, |text, (long, short)| text.replace(long, short));
+            let found = guarded(source).map(short);
             assert_eq!(found, Ok(expected.to_owned()));
         }
     }

@@ -1,7 +1,7 @@
 //! What chat templates borrow from Python.
 
 use crate::budget;
-use crate::control::{CLOSE, OPEN};
+use crate::control::is_mark;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, escape_formatter, filters};
 use std::fmt::Write;
@@ -116,9 +116,7 @@ impl JsonWriter {
                 '\t' => self.text.push_str("\\t"),
                 '\u{8}' => self.text.push_str("\\b"),
                 '\u{c}' => self.text.push_str("\\f"),
-                // What keeps a text from posing as a control token is no part of it.
-                OPEN | CLOSE => self.text.push(character),
-                c if c < ' ' || (self.ascii && !(' '..='~').contains(&c)) => {
+                c if c < ' ' || (self.ascii && !(' '..='~').contains(&c) && !is_mark(c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         // Writing to a string cannot fail.
                         let _ = write!(self.text, "\\u{unit:04x}");

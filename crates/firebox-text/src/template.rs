@@ -4,7 +4,6 @@ use crate::budget::{self, LARGEST, TooLarge};
 use crate::calls::{CallSyntax, parted_thoughts, tools_in_system, tools_in_words};
 use crate::engine::shielded;
 use crate::error::TextError;
-use crate::generation_tag::without_generation_tags;
 use crate::message::{Content, Message};
 use crate::operators::guarded;
 use crate::python::{self, Refusal};
@@ -42,10 +41,11 @@ const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.r
 ///
 /// Renders as `apply_chat_template` of `transformers` does, in an environment with the same filters, functions and
 /// Python methods. Templates come from strangers, so they have limits: 256 KiB of source, 50 million steps, 100 calls deep,
-/// 64 MiB of output, 64 MiB for each value that goes into or comes out of an operator (`~`, `+`, `*`), a method, or a
-/// filter that makes text, and 2 GiB for all of these values together. Not counted are copies that slices (`x[1:]`)
-/// make, none of them larger than what it is cut from, and the template's own text between tags where a loop writes it
-/// into a variable: 50 million steps are the only limit there.
+/// 64 MiB of output, 64 MiB for each value that is assigned or goes into or comes out of an operator (`~`, `+`, `*`), a
+/// method, or a filter that makes text, 256 levels for each of them, and 2 GiB for all that was built together. Not counted
+/// are copies that slices (`x[1:]`) make before they are assigned, none of them larger than what it is cut from, and the
+/// template's own text between tags where a loop writes it into a variable: 50 million steps are the only limit there.
+/// No namespace goes into another one by `set`.
 ///
 /// ```
 /// use firebox_text::{ChatTemplate, Message, TemplateOptions};
@@ -159,7 +159,7 @@ impl ChatTemplate {
         let mut environment = environment().map_err(uncompiled)?;
         for (name, source) in [(DEFAULT, Some(source)), (WITH_TOOLS, with_tools)] {
             let Some(source) = source else { continue };
-            environment = add(environment, name, guarded(&without_generation_tags(source))?)?;
+            environment = add(environment, name, guarded(source)?)?;
         }
         let mut template = Self {
             environment,
@@ -303,12 +303,12 @@ impl ChatTemplate {
         }
         // As in `transformers`: many templates write "None" for what is null, and nothing for what is missing.
         fields.retain(|_, field| !field.is_null());
-        // Thoughts go by three names; templates read the first or, for gpt-oss, the second. Some clients send two of them.
+        // Thoughts go by three names; templates read the first or, for gpt-oss, the second.
         let names = ["reasoning_content", "thinking", "reasoning"];
-        let thought = names.iter().find_map(|name| fields.get(*name).cloned());
-        if let Some(thought) = thought {
-            for name in names {
-                fields.entry(name).or_insert_with(|| thought.clone());
+        let thought = names.iter().find_map(|name| fields.get(*name).filter(|thought| thought.is_string()));
+        if let Some(thought) = thought.cloned() {
+            for name in &names[..2] {
+                fields.entry(*name).or_insert_with(|| thought.clone());
             }
         }
         for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {

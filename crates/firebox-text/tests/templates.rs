@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use firebox_text::{
-    CallSyntax, ChatTemplate, GgufVocabulary, Message, TemplateOptions, TextAssets, TextError, Tokenizer,
-    TokenizerSource,
+    CallSyntax, ChatTemplate, ContentPart, GgufVocabulary, Message, TemplateOptions, TextAssets, TextError,
+    Tokenizer, TokenizerSource,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -157,6 +157,23 @@ fn thoughts_that_were_read_into_the_text_are_taken_out_of_it() {
 }
 
 #[test]
+fn thoughts_go_by_several_names() {
+    let source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}";
+    let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+    let cases = [
+        (json!({"reasoning": "a"}), "a|a"),
+        (json!({"reasoning": "a", "reasoning_content": "b"}), "b|b"),
+        (json!({"reasoning": null, "thinking": "c"}), "c|c"),
+        (json!({"reasoning": {"effort": "low"}}), "|"),
+    ];
+    for (mut message, expected) in cases {
+        message["role"] = json!("assistant");
+        let message: Message = serde_json::from_value(message).unwrap();
+        assert_eq!(template.render(&[message], &TemplateOptions::default()).unwrap(), expected);
+    }
+}
+
+#[test]
 fn what_the_engine_cannot_do_is_an_error() {
     let template = ChatTemplate::from_source("{{ messages[0].content[::-1] }}", Map::new()).unwrap();
     let said = |text: &str| template.render(&[Message::user(text)], &TemplateOptions::default());
@@ -214,6 +231,33 @@ fn users_cannot_write_control_tokens() {
     assert_eq!(spelled(&[Message::user("i</s>h")]), "<s>|▁|I|i|<|/|s|>|h|</s>|");
     assert_eq!(spelled(&[Message::user("<tool>")]), "<s>|▁|I|<|t|o|o|l|>|</s>|");
     assert_eq!(spelled(&[Message::assistant("<tool>")]), "<s>|▁|I|<tool>|</s>|");
+
+    let joined = "{% for m in messages %}{% for p in m.content %}{{ p.text|trim }}{% endfor %}{% endfor %}";
+    let either = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
+        {{ p.text }}{% endfor %}{% endif %}{% endfor %}";
+    let parts =
+        |texts: &[&str]| Message::user(texts.iter().copied().map(ContentPart::text).collect::<Vec<_>>());
+    for (source, texts) in [(joined, ["hi</ ", "s", " >hi"]), (either, ["hi<", "/", "s>hi"])] {
+        let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+        let ids = template.encode(&tokenizer, &[parts(&texts)], &options).unwrap();
+        let text: Vec<&str> = ids.iter().filter_map(|id| tokenizer.id_to_token(*id)).collect();
+        assert!(text.concat().ends_with("hi</s>hi") && !ids.contains(&2), "{source}: {text:?}");
+    }
+    let property = json!({"properties": {"i</s>": {"description": "i</s>"}}, "required": ["i</s>"]});
+    let tools = TemplateOptions { tools: Some(vec![property]), ..TemplateOptions::default() };
+    for filter in ["tojson", "tojson(ensure_ascii=true)", "string", "pprint", "list", "items|list"] {
+        let source = format!(
+            "{{{{ tools[0].properties|{filter} }}}}{{{{ tools|{} }}}}",
+            filter.replace("items", "list")
+        );
+        let template = ChatTemplate::from_source(&source, Map::new()).unwrap();
+        let ids = template.encode(&tokenizer, &[], &tools).unwrap();
+        assert!(!ids.contains(&2) && ids.windows(4).any(|four| four == [8, 9, 10, 11]), "{source}: {ids:?}");
+    }
+    let names = "{% for n, p in tools[0].properties.items() %}{{ n in tools[0].required }}{% endfor %}";
+    let names = ChatTemplate::from_source(names, Map::new()).unwrap();
+    assert_eq!(names.render(&[], &tools).unwrap(), "True");
+
     for plain in ["hi", "so\nso", ""] {
         let messages = [Message::user(plain), Message::assistant("lol")];
         let rendered = template.render(&messages, &options).unwrap();
@@ -250,6 +294,7 @@ fn templates_that_nest_without_end_do_not_compile() {
 fn templates_that_build_without_end_are_stopped() {
     let doubling =
         "{% set ns = namespace(x='aaaaaaaaaaaaaaaa', l=[]) %}{% for i in range(60) %}BODY{% endfor %}";
+    let double = doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}");
     let bombs = [
         "{{ 'a\\n'|indent(10000000000) }}".to_owned(),
         "{{ 'a\\n'|indent(width=10000000000) }}".to_owned(),
@@ -262,14 +307,6 @@ fn templates_that_build_without_end_are_stopped() {
         "{{ strftime_now('%255Y' * 1000000) }}".to_owned(),
         "{{ [1]|batch(10000000000, 'x') }}".to_owned(),
         doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}"),
-        // What ends a comment or raw text stands where minijinja looks for it.
-        "{#}{{ \" #}".to_owned() + &doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}") + "{#\"}}#}",
-        "{% raw %}{%--endraw%}{{ \" {% endraw %}".to_owned()
-            + &doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}")
-            + "{#\"}}#}",
-        // Deeper than the stack is when it is dropped.
-        "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}".to_owned(),
-        "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set (ns.x, y) = [ns.x], 1 %}{% endfor %}".to_owned(),
         doubling.replace("BODY", "{% set ns.x = ns.x + ns.x %}"),
         doubling.replace("BODY", "{% set y = ns.x %}{% set ns.x = [(y ~ ns.x)][0] %}"),
         doubling.replace("BODY", "{% set ns.x = ns.x * 2 %}"),
@@ -278,6 +315,9 @@ fn templates_that_build_without_end_are_stopped() {
         doubling.replace("BODY", "{% set c %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = c %}"),
         doubling.replace("BODY", "{% set ns.l = [ns.l, ns.l] %}") + "{% set x = ns.l|tojson %}",
         doubling.replace("BODY", "{% set ns.l = [ns.l, ns.l] %}") + "{% set x = ns.l ~ '' %}",
+        // What the engine takes for code and the limits could take for a text.
+        format!("{{#}}{{{{ \" #}}{double}{{#\"}}}}#}}"),
+        format!("{{% raw %}}{{%--endraw%}}{{{{ \"{{% endraw %}}{double}{{#\" }}}}#}}"),
     ];
     for source in bombs {
         let guarded = format!("{{% if messages[0].role == 'go' %}}{source}{{% endif %}}");
@@ -287,4 +327,53 @@ fn templates_that_build_without_end_are_stopped() {
             matches!(result, Err(TextError::TemplateLimit { .. } | TextError::RenderChatTemplate { .. }));
         assert!(kinds, "{source}: {:?}", result.map(|prompt| prompt.len()));
     }
+}
+
+#[test]
+fn values_that_nest_without_end_are_stopped() {
+    let start = "{% set ns = namespace(x=[], m={}, head=namespace()) %}{% set ns.tail = 1 %}";
+    let steps = [
+        "{% set ns.x = [ns.x] %}",
+        "{% set ns.x, ns.y = [ns.x], 1 %}",
+        "{% set ns.m = {'a': ns.m} %}",
+        "{% set ns.x = namespace(x=ns.x) %}",
+        "{% set ns.x|zip([ns.x]) %}a{% endset %}",
+        "{% set n = namespace() %}{% set ns.head.next = n %}",
+        "{% for x in [ns.x] %}{% set ns.x = loop %}{% endfor %}",
+    ];
+    // These leave what went in unseen, and so may end well.
+    let unseen = [
+        "{% set ns.x = [ns.x][1:] %}",
+        "{% set ns.x = {'a': [ns.x][1:]} %}",
+        "{% set ns.x = []|zip(ns.x) %}",
+        "{% set ns.x = [ns.x] * 0 %}",
+        "{% set ns.m = ns.m|chain({}) %}",
+        "{% set ns.x = ns.x|reverse %}",
+        "{% set ns.x = range(0)|chain(ns.x) %}",
+    ];
+    let loops = |body: &str| format!("{start}{{% for i in range(100000) %}}{body}{{% endfor %}}");
+    let stopped = steps.map(|step| (true, loops(step)));
+    let ended = unseen.map(|step| (false, loops(step)));
+    let flat = "{% set x = [[x]] %}".repeat(10_000);
+    let scopes = format!("{}{}", "{% with x = [[[[[[[[x]]]]]]]] %}".repeat(100), "{% endwith %}".repeat(100));
+    for (stops, source) in stopped.into_iter().chain(ended).chain([(true, flat), (true, scopes)]) {
+        let source = format!("{{% if messages[0].role == 'go' %}}{source}{{% endif %}}");
+        let template = ChatTemplate::from_source(&source, Map::new()).unwrap();
+        let result = template.render(&[Message::new("go", "")], &TemplateOptions::default());
+        assert!(result.is_err() || !stops, "{}: {result:?}", &source[..200.min(source.len())]);
+    }
+}
+
+#[test]
+fn what_is_assigned_is_what_it_was() {
+    let source = "{% set a, b = 1, [2] %}{% set ns = namespace(x=[], n=0) %}{% for m in messages[1:] %}\
+        {% set outer = loop %}{% set ns.x = ns.x + [m.content] %}{% set ns.n = ns.n + 1 %}\
+        {{ outer.index }}{{ outer.cycle('p', 'q') }}{{ (loop.previtem or {}).content }}{% endfor %}\
+        {% macro f(x) %}<{{ x }}>{% endmacro %}{% set g = f %}{% set rest = messages[1:] %}\
+        {% set c|upper %}c{% endset %}{% set d = none if a == 1 else 2 %}{% set e = nothing %}\
+        {{ g(b) }}{{ ns.x }}{{ ns.n }}{{ rest[0].content }}{{ rest|length }}{{ c }}{{ d }}{{ e is defined }}";
+    let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+    let said = ["a", "b", "c"].map(Message::user);
+    let prompt = template.render(&said, &TemplateOptions::default()).unwrap();
+    assert_eq!(prompt, "1p2qb<[2]>['b', 'c']2b2CNoneFalse");
 }

@@ -56,7 +56,7 @@ pub(crate) struct Session {
     relevance: bool,
     /// Not in lists.
     branches: Option<Vec<SessionBranch>>,
-    /// Not in lists.
+    /// Not in lists. What is not remembered any more is told up to 256 KiB, the newest of it.
     turns: Option<Vec<SessionTurn>>,
 }
 

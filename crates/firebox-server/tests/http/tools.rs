@@ -131,6 +131,24 @@ fn a_tool_that_has_to_be_called_is_called() {
     }
 }
 
+/// What holds for the same object in several parts is met by what all of them name.
+#[test]
+fn a_schema_of_several_parts_can_be_met() {
+    let (_folder, server) = serving(TAGGED);
+    let object = |name: &str| json!({"type": "object", "properties": {name: {"enum": ["a", "b"]}}, "required": [name]});
+    let mut chosen = object("kind");
+    chosen["anyOf"] = json!([object("path")]);
+    let all = json!({"$defs": {"base": object("kind")}, "allOf": [{"$ref": "#/$defs/base"}, object("path")]});
+    for parameters in [chosen, all] {
+        let tool = json!({"type": "function", "function": {"name": "open", "parameters": parameters}});
+        let body = asked(json!({"tools": [tool], "tool_choice": "required"}));
+        let found = server.post("/v1/chat/completions", &body).ok();
+        let arguments = &found["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
+        let arguments = arguments.as_str().unwrap();
+        assert!(arguments.contains("kind") && arguments.contains("path"), "{arguments}");
+    }
+}
+
 #[test]
 fn calls_of_its_own_accord_are_told_apart_from_text() {
     let (_folder, server) = serving(TAGGED);

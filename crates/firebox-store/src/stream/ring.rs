@@ -84,17 +84,16 @@ impl Ring {
         }
     }
 
-    /// Nobody waits for it any more. An error that nobody has taken says nothing to who asks later.
+    /// Somebody has what was asked for, or does not want it any more. What could not be read and nobody is to be told of is
+    /// tried again when somebody asks for it: the disk may have recovered by then.
     pub fn forget(&mut self, id: u64) {
         self.wanted.retain(|wanted| wanted.id != id);
-        let Self { wanted, ready, failed, .. } = self;
-        ready.retain(|(portion, read)| {
-            let stays = read.is_ok() || wanted.iter().any(|wanted| wanted.portion == *portion);
-            if !stays {
-                failed.push(*portion);
-            }
-            stays
-        });
+        while let Some(at) =
+            self.ready.iter().position(|(ready, read)| read.is_err() && !self.is_wanted(*ready))
+        {
+            let failed = self.ready.remove(at).map(|(portion, _)| portion);
+            self.failed.extend(failed);
+        }
     }
 
     fn is_coming(&self, portion: usize) -> bool {

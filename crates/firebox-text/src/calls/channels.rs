@@ -1,3 +1,5 @@
+use serde_json::Value;
+
 use super::reader::{AnswerPart, LONGEST_NAME};
 use super::said::Said;
 use super::syntax::{CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RECIPIENT, RETURN, START};
@@ -32,8 +34,10 @@ pub(super) struct ChannelReader {
 /// A message with the thoughts that its text begins with in the field for them, as the template of gpt-oss has it.
 pub(crate) fn parted_thoughts(message: &Message) -> Message {
     let mut message = message.clone();
-    let thoughts = message.reasoning_content.as_deref().or_else(|| message.extra.get("reasoning")?.as_str());
-    if message.role == "assistant" && thoughts.is_none() {
+    let is_thought = |name: &&str| message.extra.get(*name).is_some_and(Value::is_string);
+    let has_thoughts =
+        message.reasoning_content.is_some() || ["reasoning", "thinking"].iter().any(is_thought);
+    if message.role == "assistant" && !has_thoughts {
         let text = message.text();
         let parted = text.strip_prefix(THOUGHT).and_then(|text| text.split_once(THOUGHT_END));
         if let Some((thought, said)) = parted {

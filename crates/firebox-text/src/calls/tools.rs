@@ -78,14 +78,45 @@ pub(super) fn function_call(name: &str, arguments: Map<String, Value>) -> Functi
     FunctionCall { name: name.to_owned(), arguments: Value::String(Value::Object(arguments).to_string()) }
 }
 
-/// Whether it may be a text, be it beside nothing: then what is written without quotes is one.
+/// Whether a parameter may be a text: by its type, by one of several schemas for it (`Optional[str]` of Python is two), or by
+/// the values it may have.
 fn is_text(schema: &Value) -> bool {
-    let any = |key: &str, is: fn(&Value) -> bool| {
-        schema.get(key).and_then(Value::as_array).is_some_and(|of| of.iter().any(is))
-    };
+    let list = |key: &str| schema.get(key).and_then(Value::as_array).into_iter().flatten();
     match schema.get("type") {
         Some(Value::String(kind)) => kind == "string",
         Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
-        _ => any("anyOf", is_text) || any("oneOf", is_text) || any("enum", Value::is_string),
+        _ => {
+            ["anyOf", "oneOf", "allOf"].into_iter().flat_map(list).any(is_text)
+                || list("enum").chain(schema.get("const")).any(Value::is_string)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tools;
+    use serde_json::json;
+
+    #[test]
+    fn texts_that_look_like_numbers_stay_texts() {
+        let cases = [
+            (json!({"type": "string"}), true),
+            (json!({"type": ["string", "null"]}), true),
+            (json!({"anyOf": [{"type": "string"}, {"type": "null"}]}), true),
+            (json!({"oneOf": [{"type": "integer"}, {"enum": ["1"]}]}), true),
+            (json!({"allOf": [{"type": "string"}], "default": "1"}), true),
+            (json!({"enum": ["1", "2", null]}), true),
+            (json!({"const": "1"}), true),
+            (json!({"anyOf": [{"type": "integer"}, {"type": "null"}]}), false),
+            (json!({"enum": [1, 2]}), false),
+            (json!({"type": "integer", "enum": ["1"]}), false),
+            (json!({}), false),
+        ];
+        for (schema, is_text) in cases {
+            let parameters = json!({"properties": {"x": schema}});
+            let tools = Tools::new(&[json!({"name": "f", "parameters": parameters})]);
+            let expected = if is_text { json!("1") } else { json!(1) };
+            assert_eq!(tools.value("f", "x", "1"), expected, "{schema}");
+        }
     }
 }
