@@ -45,10 +45,9 @@ impl Opened {
     }
 }
 
-/// What conversations remember. A model that was fitted into a budget has pages for so many tokens and no more.
+/// What conversations remember.
 fn remembered(model: &Model) -> Result<Capacity, RuntimeError> {
-    let pages = model.fit().map_or(usize::MAX, |fit| fit.plan().kv_tokens);
-    let context = model.decoder()?.config().max_positions.min(pages);
+    let context = model.decoder()?.config().max_positions.min(model.planned_tokens());
     Ok(Capacity::of(context, None, None))
 }
 

@@ -82,10 +82,7 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
     let fields = Fields::of(&body)?;
     let chosen = app.catalog.find(fields.text("model")?).await?;
     let engine = app.engine.clone();
-    let context = chosen.served.expect_context()?;
-    // A model that was fitted into a budget has pages for so many tokens and no more.
-    let pages = chosen.served.model.fit().map_or(usize::MAX, |fit| fit.plan().kv_tokens);
-    let context = context.min(pages);
+    let context = chosen.served.expect_context()?.min(chosen.served.model.planned_tokens());
     if let Some(name) = fields.text("restore")? {
         for other in ["system", "facts", "turn_tokens", "fact_tokens", "relevance"] {
             if fields.get(other).is_some() {

@@ -14,22 +14,13 @@ use crate::network::Source;
 use crate::packed::Packed;
 use crate::packing::shuffled;
 
-/// What is to be learned of a subject.
-#[derive(Debug)]
-pub enum Aim {
-    /// The targets of its samples.
-    Targets,
-}
-
-/// One of the things to learn: samples, and what for.
+/// One of the things to learn: samples, each of whose targets is to come of the token before it.
 #[derive(Debug)]
 pub struct Subject {
     /// In batches.
     pub samples: Packed,
     /// What the trunk made of them, where a head learns.
     pub states: Option<BoundaryCache>,
-    /// What is to be learned.
-    pub aim: Aim,
 }
 
 /// What the trunk of a model, its layers before `split`, makes of samples: computed as far as it is not in `folder`
@@ -65,13 +56,6 @@ pub fn boundary_states(
 
 impl Subject {
     fn lesson(&self, samples: &[(usize, Sample)], device: &Device) -> Lesson {
-        match self.aim {
-            Aim::Targets => self.targets(samples, device),
-        }
-    }
-
-    /// The targets, each to come of the token before it.
-    fn targets(&self, samples: &[(usize, Sample)], device: &Device) -> Lesson {
         let (mut tokens, mut lengths) = (Vec::new(), Vec::with_capacity(samples.len()));
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
         for (_, sample) in samples {

@@ -37,7 +37,7 @@ mod trainer;
 
 pub use boundary::{BoundaryCache, BoundaryKey, Stored};
 pub use checkpoint::{Best, Position};
-pub use corpus::{Aim, Lessons, Subject, boundary_states};
+pub use corpus::{Lessons, Subject, boundary_states};
 pub use dashboard::Dashboard;
 pub use error::TrainError;
 pub use examples::{Examples, ExamplesConfig, Skipped, Summary};

@@ -183,6 +183,11 @@ impl Fit {
 }
 
 impl Model {
+    /// Tokens that there are pages for: what was planned, where it was fitted into a budget, and else any number.
+    pub fn planned_tokens(&self) -> usize {
+        self.fit().map_or(usize::MAX, |fit| fit.plan().kv_tokens)
+    }
+
     /// Opens a decoder so that the whole process takes no more memory than it is given. Layers are kept as far as they
     /// fit, and the rest is read from disk while it runs; what is kept changes as memory gets short and plentiful.
     ///

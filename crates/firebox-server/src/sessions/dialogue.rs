@@ -6,7 +6,7 @@ use firebox_runtime::engine::{Engine, Outcome};
 use firebox_runtime::relevance::{OwnStates, Similarity, TurnContent};
 use firebox_runtime::{
     BranchId, Branches, CacheError, Capacity, Conversation, OWN_HEAD, Question, RuntimeError, Saved, Session,
-    TurnId,
+    TurnId, TurnKind,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -390,14 +390,12 @@ impl Dialogue {
         if is_opening && (pinned == Some(false) || hidden == Some(true)) {
             return Err(ApiError::field("turn", "what comes before the first question stays"));
         }
-        if pinned == Some(true) && !held.pinned {
-            let all = session.all_turns().filter(|turn| turn.pinned).map(|turn| turn.tokens).sum::<usize>();
-            if all + held.tokens >= capacity {
-                return Err(ApiError::field(
-                    "pinned",
-                    "pinned turns would leave no room for others; unpin one first",
-                ));
-            }
+        let is_new = pinned == Some(true) && !held.pinned && held.kind == TurnKind::Turn;
+        if is_new && session.pinned_tokens() + held.tokens >= capacity {
+            return Err(ApiError::field(
+                "pinned",
+                "pinned turns would leave no room for others; unpin one first",
+            ));
         }
         if let Some(pinned) = pinned {
             session.pin(TurnId(turn), pinned)?;
