@@ -135,14 +135,21 @@ fn encoded(encoder: &Encoder, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelE
 /// How its makers pool, where they say so, as those of sentence-transformers do in a file of its own and GGUF files within.
 /// To pool in another way than they do would be wrong vectors, without a word.
 fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError> {
-    if let Some(name) = checkpoint.config()["firebox"]["pooling"].as_str() {
-        return Ok(match name {
-            "first" => Some(Pooling::First),
-            "last" => Some(Pooling::Last),
-            _ => Some(Pooling::Mean),
-        });
-    }
     let path = checkpoint.path().join("1_Pooling").join("config.json");
+    let malformed = |field: &str, reason: String| {
+        RuntimeError::from(StoreError::Malformed { file: path.clone(), field: field.into(), reason })
+    };
+    match checkpoint.config()["firebox"]["pooling"].as_str() {
+        None => {}
+        Some("mean") => return Ok(Some(Pooling::Mean)),
+        Some("first") => return Ok(Some(Pooling::First)),
+        Some("last") => return Ok(Some(Pooling::Last)),
+        Some(name) => {
+            let (file, field) = (checkpoint.path().to_owned(), "firebox.pooling".to_owned());
+            let reason = format!("{name:?} is none of mean, first and last");
+            return Err(StoreError::Malformed { file, field, reason }.into());
+        }
+    }
     let file = match files::read(&path) {
         Ok(file) => file,
         // A GGUF file is no folder to look into.
@@ -150,9 +157,6 @@ fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError>
             return Ok(None);
         }
         Err(error) => return Err(StoreError::io(&path, "read", error).into()),
-    };
-    let malformed = |field: &str, reason: String| {
-        RuntimeError::from(StoreError::Malformed { file: path.clone(), field: field.into(), reason })
     };
     let said: Map<String, Value> =
         serde_json::from_slice(&file).map_err(|error| malformed("JSON", error.to_string()))?;

@@ -253,15 +253,17 @@ impl HeadRack {
 
     /// Makes a head ready in the background, because it may be needed soon.
     pub fn hint(&self, name: &str) {
+        let used = self.0.in_use(name);
         let mut state = self.0.state();
-        if !self.0.is_current(&state, name) && state.is_due(name) {
+        if !state.has(name, used) && state.is_due(name) {
             self.0.want(&mut state, Wanted { name: name.to_owned(), ahead: true });
         }
     }
 
     /// Whether who wants to wear a head gets it without waiting.
     pub(crate) fn is_at_hand(&self, name: &str) -> bool {
-        self.0.is_current(&self.0.state(), name)
+        let used = self.0.in_use(name);
+        self.0.state().has(name, used)
     }
 
     /// Waits until nothing is being loaded.
@@ -388,10 +390,10 @@ impl Shared {
         }
     }
 
-    /// Whether a head is in memory, in the generation that is in use.
-    fn is_current(&self, state: &State, name: &str) -> bool {
-        let held = state.generation(name);
-        held.is_some() && self.source.generation(name).is_ok_and(|used| used == held)
+    /// The generation that is in use; none where there is none or nobody can say. That is read from a disk, and so not under
+    /// the lock.
+    fn in_use(&self, name: &str) -> Option<u64> {
+        self.source.generation(name).ok().flatten()
     }
 
     /// Takes a head down that is not the one in use any more. Whose wish is older than what hangs takes that.
@@ -540,6 +542,11 @@ impl State {
         self.hanging.get(name).map(|hanging| hanging.ready.generation)
     }
 
+    /// Whether a head is in memory in this generation.
+    fn has(&self, name: &str, generation: Option<u64>) -> bool {
+        generation.is_some() && self.generation(name) == generation
+    }
+
     /// Takes a head down. Where nobody wears it, its memory is left to the next one, and what was charged for it with it;
     /// otherwise both are gone with the last who does.
     fn take_down(&mut self, name: &str) -> Option<ReadyHead> {
@@ -621,8 +628,9 @@ fn load_all(rack: &Weak<Shared>) {
             state.loading = Some(wanted.name.clone());
             wanted
         };
-        let is_current = shared.is_current(&shared.state(), &wanted.name);
-        if !is_current {
+        let used = shared.in_use(&wanted.name);
+        let is_there = shared.state().has(&wanted.name, used);
+        if !is_there {
             shared.load(&wanted);
         }
         shared.state().loading = None;
