@@ -202,50 +202,19 @@ impl Kernel for Piece<'_> {
 fn quantize_chunk<L: Lanes>(values: &[f32; CHUNK], rounding: Rounding) -> Integers {
     let (halves, _) = values.as_chunks::<LANES>();
     let (first, second) = (L::load(&halves[0]), L::load(&halves[1]));
-    let peak = peak(values);
+    let peak = L::peak(first, second);
     // Zero, unless an element is infinite or no number.
     let poison = peak * 0.0;
     let scale = peak / rounding.largest();
     // Smaller than this, the inverse of the scale would be infinite; and nothing that small changes a sum.
     let inverse = L::splat(if scale > 1e-36 { 1.0 / scale } else { 0.0 });
     let (first, second) = (first.mul(inverse).round(), second.mul(inverse).round());
-    let mut chunk = Integers { scale: scale + poison, ..Integers::default() };
-    chunk.sums = [sum(L::store_words(first)), sum(L::store_words(second))];
+    let sums = L::word_sums(first, second);
+    let mut chunk = Integers { scale: scale + poison, sums, ..Integers::default() };
     let (lower, upper) = chunk.quads.split_at_mut(QUADS / 2);
     lower.copy_from_slice(&L::quads(first));
     upper.copy_from_slice(&L::quads(second));
     chunk
-}
-
-/// By halves, as lanes are added fastest.
-#[inline(always)]
-fn sum(mut integers: [u32; LANES]) -> i32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for at in 0..width {
-            integers[at] = integers[at].wrapping_add(integers[at + width]);
-        }
-        width /= 2;
-    }
-    integers[0] as i32
-}
-
-/// The largest magnitude; no number if there is one that is none: the bits of those are larger than those of infinity.
-#[inline(always)]
-fn peak(values: &[f32; CHUNK]) -> f32 {
-    // A loop, because what `map` calls is a function of its own.
-    let mut bits = [0; CHUNK];
-    for at in 0..CHUNK {
-        bits[at] = values[at].abs().to_bits();
-    }
-    let mut width = CHUNK / 2;
-    while width > 0 {
-        for at in 0..width {
-            bits[at] = bits[at].max(bits[at + width]);
-        }
-        width /= 2;
-    }
-    f32::from_bits(bits[0])
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, _CMP_LT_OQ, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_storeu_ps,
-    _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512, _mm512_castps512_ps128,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
-    _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps,
-    _mm512_mul_ps, _mm512_permute_ps, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setr_epi32, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps,
-    _mm512_sub_ps,
+    __m128i, __m256i, __m512, _CMP_LT_OQ, _MM_HINT_T1, _mm_cvtsi128_si32, _mm_loadu_si128, _mm_max_epu32,
+    _mm_prefetch, _mm_shuffle_epi32, _mm_storeu_ps, _mm256_castsi256_si128, _mm256_extracti128_si256,
+    _mm256_loadu_si256, _mm256_max_epu32, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
+    _mm512_castps_si512, _mm512_castps512_ps128, _mm512_castsi512_ps, _mm512_castsi512_si256,
+    _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_div_ps,
+    _mm512_extracti64x4_epi64, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_epu32,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_permute_ps, _mm512_permutexvar_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
+    _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use super::doubles::Doubles512;
@@ -113,6 +115,21 @@ impl Lanes for Avx512 {
             let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.0));
             _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(0x3F80_0000)))
         })
+    }
+
+    #[inline(always)]
+    fn peak(first: Self, second: Self) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let magnitude =
+                |lanes: Self| _mm512_and_si512(_mm512_castps_si512(lanes.0), _mm512_set1_epi32(0x7FFF_FFFF));
+            let all = _mm512_max_epu32(magnitude(first), magnitude(second));
+            let eight = _mm256_max_epu32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64::<1>(all));
+            let four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_max_epu32(four, _mm_shuffle_epi32::<0x4E>(four));
+            let one = _mm_max_epu32(two, _mm_shuffle_epi32::<0xB1>(two));
+            f32::from_bits(_mm_cvtsi128_si32(one) as u32)
+        }
     }
 
     #[inline(always)]

@@ -40,6 +40,21 @@ pub(crate) trait Integers: Copy {
 
     /// Adds as 32-bit integers.
     fn add_words(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// The sums of all words of two vectors. They may wrap.
+    #[inline(always)]
+    fn word_sums(first: Self::Words, second: Self::Words) -> [i32; 2] {
+        [first, second].map(|words| {
+            let mut words = Self::store_words(words);
+            let mut width = LANES / 2;
+            while width > 0 {
+                for at in 0..width {
+                    words[at] = words[at].wrapping_add(words[at + width]);
+                }
+                width /= 2;
+            }
+            words[0] as i32
+        })
+    }
     fn and(a: Self::Words, b: Self::Words) -> Self::Words;
     fn or(a: Self::Words, b: Self::Words) -> Self::Words;
     fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
@@ -243,6 +258,9 @@ mod tests {
                 assert_eq!(L::store_words(L::shl::<7>(x)), Portable::shl::<7>(a), "{name}");
                 assert_eq!(L::store_words(L::shr::<9>(x)), Portable::shr::<9>(a), "{name}");
                 assert_eq!(L::store_words(L::sar::<12>(x)), Portable::sar::<12>(a), "{name}");
+                assert_eq!(L::word_sums(x, y), Portable::word_sums(a, b), "{name}");
+                let sum = a.iter().fold(0u32, |sum, word| sum.wrapping_add(*word));
+                assert_eq!(L::word_sums(x, y)[0] as u32, sum, "{name}");
                 let halves = a.map(|a| a as u16);
                 assert_eq!(L::store_words(L::widen(&halves)), halves.map(u32::from), "{name}");
                 assert_eq!(L::store_words(L::splat_word(a[3])), [a[3]; LANES], "{name}");

@@ -81,6 +81,25 @@ pub(crate) trait Lanes: RowBytes {
         lanes[0]
     }
 
+    /// The largest magnitude in two vectors; no number if there is one that is none: the bits of those are larger than
+    /// those of infinity.
+    #[inline(always)]
+    fn peak(first: Self, second: Self) -> f32 {
+        let (first, second) = (first.store(), second.store());
+        let mut bits = [0; LANES];
+        for lane in 0..LANES {
+            bits[lane] = first[lane].abs().to_bits().max(second[lane].abs().to_bits());
+        }
+        let mut width = LANES / 2;
+        while width > 0 {
+            for lane in 0..width {
+                bits[lane] = bits[lane].max(bits[lane + width]);
+            }
+            width /= 2;
+        }
+        f32::from_bits(bits[0])
+    }
+
     /// The sums of four vectors, each by the tree of [`Lanes::sum`].
     #[inline(always)]
     fn sums(vectors: [Self; 4]) -> [f32; 4] {
@@ -217,6 +236,13 @@ mod tests {
                 std::array::from_fn(|k| std::array::from_fn(|i| 1.0 / (1 + i * i + 3 * k) as f32));
             let vectors = vectors.map(|vector| L::load(&vector));
             assert_eq!(L::sums(vectors), vectors.map(L::sum));
+            for (lane, value) in [(0, -9.5), (5, f32::INFINITY), (11, 1e-40), (15, 7.0)] {
+                let (mut one, other) = ([0.0; LANES], [-1e-41; LANES]);
+                one[lane] = value;
+                let (one, other) = (L::load(&one), L::load(&other));
+                assert_eq!((L::peak(one, other), L::peak(other, one)), (value.abs(), value.abs()));
+                assert!(L::peak(one, nan).is_nan() && L::peak(nan, one).is_nan());
+            }
         }
     }
 
