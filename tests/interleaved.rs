@@ -161,6 +161,25 @@ fn one_gives_way_and_grows_back() {
 }
 
 #[test]
+fn the_first_pass_of_what_does_not_fit_goes_through() {
+    let _alone = alone_here();
+    let models = Models::new([2, 5, 12]);
+    let large = models.made[2].bytes() as u64;
+    for (weights, fits) in [(large / 2, false), (large + 2 * MIB, true)] {
+        let engine = Engine::start(HostConfig::default()).unwrap();
+        let unfilled = Terms { filled: false, ..terms() };
+        engine.add("large", open(&commons(weights), &models.path("large"), &unfilled)).unwrap();
+        let kept_after_another = || {
+            engine.generate(Request::new("large", prompt(0, 9)).with_config(tokens(1))).wait().unwrap();
+            kept(&engine, "large")
+        };
+        let (first, second) = (kept_after_another(), kept_after_another());
+        assert_eq!(first > 0, fits, "{first} bytes stay where all of it fits: {fits}");
+        assert!(second > large / 3, "{second} of {large} bytes stay");
+    }
+}
+
+#[test]
 fn who_is_pinned_stays() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);

@@ -54,6 +54,8 @@ pub(super) struct State {
     pub weights: Vec<Option<Charge>>,
     pub ring: Charge,
     pages: Charge,
+    /// Whether all parts have been through a pass.
+    has_run: bool,
     pub thermometer: Option<Thermometer>,
     /// Steps since it was looked at.
     steps: usize,
@@ -69,6 +71,7 @@ impl Keeper {
             weights: (0..parts).map(|_| None).collect(),
             ring: budget.charge(Account::Scratch, 0)?,
             pages: budget.charge(Account::Streams, 0)?,
+            has_run: false,
             thermometer: thermal::system().map(Thermometer::new),
             steps: 0,
             events: VecDeque::new(),
@@ -304,6 +307,7 @@ pub(super) struct Looker(pub Arc<Keeper>);
 impl Watcher for Looker {
     fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration) {
         let mut state = self.0.state();
+        state.has_run = true;
         let faults = state.faults.as_mut().map_or(0, MajorFaults::since_last);
         let heat_changed = state.takes_temperature();
         let Some(mut governor) = state.governor.take() else { return };
@@ -332,7 +336,13 @@ impl Watcher for Looker {
             return false;
         }
         let mut state = self.0.state();
+        let is_first = !state.has_run;
         let mut kept = Kept { keeper: &self.0, streamed, state: &mut state };
+        // Somebody waits for what this pass comes to, and memory that is new can come more slowly than the disk reads. Most of what
+        // does not fit as a whole is going to be read again in any case.
+        if is_first && !kept.could_keep_all() {
+            return false;
+        }
         let keeps = (kept.is_among_the_next(part, bytes) && kept.wins(part, bytes))
             || kept.takes_ring(part, bytes)
             || kept.takes_place(part, bytes);

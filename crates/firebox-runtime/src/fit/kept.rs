@@ -129,13 +129,23 @@ impl Kept<'_> {
 
     /// Whether a part is one of those that come next: there may be room for it and for what is kept before it.
     pub fn is_among_the_next(&self, part: usize, bytes: u64) -> bool {
-        let Some(Tenancy { tenants, tenant }) = self.keeper.tenancy() else { return false };
+        let Some(tenancy) = self.keeper.tenancy() else { return false };
+        let count = (0..self.streamed.parts()).filter(|&part| self.streamed.is_kept(part)).count();
+        self.keeper.order[part] < count + (self.room(tenancy) / bytes.max(1)) as usize
+    }
+
+    /// Whether there may be room for all parts.
+    pub fn could_keep_all(&self) -> bool {
+        let Some(tenancy) = self.keeper.tenancy() else { return false };
+        self.keeper.budget.held(Account::Weights) + self.room(tenancy) >= tenancy.tenant.bytes
+    }
+
+    /// Bytes that are left, or kept by those who are less urgent.
+    fn room(&self, Tenancy { tenants, tenant }: &Tenancy) -> u64 {
         let weaker = tenants.least_urgent_first().into_iter().filter(|other| tenant.comes_before(other));
         let keepers = weaker.filter_map(|other| other.keeper.upgrade());
         let takeable: u64 = keepers.map(|keeper| keeper.budget.held(Account::Weights)).sum();
-        let room = self.keeper.budget.left() + takeable;
-        let count = (0..self.streamed.parts()).filter(|&part| self.streamed.is_kept(part)).count();
-        self.keeper.order[part] < count + (room / bytes.max(1)) as usize
+        self.keeper.budget.left() + takeable
     }
 
     /// Pays for a part with what is left, and with what those keep who are less urgent.
