@@ -86,7 +86,7 @@ impl Answer {
             sampler: paused.sampler()?,
             constraint,
             permitted: Vec::new(),
-            logprobs: None,
+            logprobs: paused.chosen_logprobs(),
             config,
             text: said.text,
             forgotten,
@@ -201,6 +201,11 @@ impl Answer {
 
     pub fn stops(&self) -> &StopStrings {
         &self.stops
+    }
+
+    /// Of a token that was chosen and not added yet, if they are wanted.
+    pub fn logprobs(&self) -> Option<&LogProbabilities> {
+        self.logprobs.as_ref()
     }
 
     /// Its text and its tokens.

@@ -70,7 +70,7 @@ pub struct Summary {
     pub prompt_tokens: usize,
     /// Milliseconds to the first token.
     pub ttft_ms: f64,
-    /// Prompt tokens per second.
+    /// Prompt tokens per second; 0 where a generation was [resumed](Generation::resume), whose prompt had been fed before.
     pub prefill_tps: f64,
     /// Generated tokens per second after the first; 0 when there are fewer than two.
     pub decode_tps: f64,
@@ -89,6 +89,8 @@ pub struct Generation<'s> {
     ahead: Lookahead<'s>,
     answer: Answer,
     prompt_tokens: usize,
+    /// Those of them that it has fed itself.
+    fed: usize,
     timing: Timing,
     clock: WallClock,
 }
@@ -121,7 +123,7 @@ impl<'s> Generation<'s> {
         };
         timing.prompt(prompt_tokens, 0);
         let ahead = Lookahead::new(session, logits);
-        Ok(Self { ahead, answer, prompt_tokens, timing, clock })
+        Ok(Self { ahead, answer, prompt_tokens, fed: prompt_tokens, timing, clock })
     }
 
     /// The same, faster where the drafts of `speculation` are good: tokens stay what they are without it.
@@ -182,7 +184,7 @@ impl<'s> Generation<'s> {
         let mut timing = Timing::begin(clock.now(), session.meters());
         timing.set_running(true);
         let ahead = Lookahead::resume(session, paused.chosen());
-        Ok(Self { ahead, answer, prompt_tokens: paused.prompt_tokens(), timing, clock })
+        Ok(Self { ahead, answer, prompt_tokens: paused.prompt_tokens(), fed: 0, timing, clock })
     }
 
     /// Closes the generation: what it generated becomes part of the session.
@@ -198,7 +200,7 @@ impl<'s> Generation<'s> {
             tokens,
             prompt_tokens: self.prompt_tokens,
             ttft_ms: first * 1000.0,
-            prefill_tps: self.prompt_tokens as f64 / first.max(f64::EPSILON),
+            prefill_tps: self.fed as f64 / first.max(f64::EPSILON),
             decode_tps: self.timing.decode_tps(),
             drafted_tokens,
             accepted_tokens,

@@ -7,11 +7,14 @@ use firebox_text::{HeldBack, StopStrings};
 use serde::{Deserialize, Serialize};
 
 use crate::answer::Answer;
-use crate::{Finish, GenerationConfig, Grammar, Model, RuntimeError, Sampler, SamplerConfig, Saved, Session};
+use crate::{
+    Finish, GenerationConfig, Grammar, LogProbabilities, Model, RuntimeError, Sampler, SamplerConfig, Saved,
+    Session,
+};
 
 /// What it takes to go on with an answer to the same tokens, beside its session: where the sampler is in its random
 /// sequence, text that is held back for characters and stop strings that may still be incomplete, what was asked for and
-/// how much of it is there. A few hundred bytes as JSON beside a grammar, if there is one, whatever was said.
+/// how much of it is there. A few hundred bytes as JSON beside a grammar and log-probabilities, if there are any, whatever was said.
 ///
 /// The session stays as it is, with its pages; or it is [written](Self::write) beside this, and its pages go back to the
 /// pool.
@@ -39,8 +42,17 @@ pub struct Paused {
     finish: Option<Finish>,
     /// Tokens of the sequence.
     length: usize,
-    chosen: Option<u32>,
+    chosen: Option<Chosen>,
     prompt_tokens: usize,
+}
+
+/// A token that is still to be said.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Chosen {
+    token: u32,
+    /// How likely it was and how likely the likeliest ones were, as bits like biases.
+    logprobs: Option<(u32, Vec<(u32, u32)>)>,
 }
 
 /// What an answer had said by then.
@@ -69,6 +81,10 @@ impl Paused {
         let mut biases: Vec<_> =
             sampler.logit_bias.iter().map(|(token, bias)| (*token, bias.to_bits())).collect();
         biases.sort_unstable();
+        let bits = |(token, logprob): &(u32, f32)| (*token, logprob.to_bits());
+        let likely = answer.logprobs().map(|LogProbabilities { token, likeliest }| {
+            (token.to_bits(), likeliest.iter().map(bits).collect())
+        });
         Self {
             max_tokens,
             context,
@@ -87,7 +103,7 @@ impl Paused {
             tokens: answer.count(),
             finish: answer.finish(),
             length,
-            chosen,
+            chosen: chosen.map(|token| Chosen { token, logprobs: likely }),
             prompt_tokens,
         }
     }
@@ -133,7 +149,7 @@ impl Paused {
                 "the answer was paused in a sequence of {length} tokens, not of {found}"
             ));
         }
-        match self.chosen {
+        match self.chosen() {
             Some(token) if !session.knows(token) => {
                 mismatch(format!("the answer goes on with token {token}, which the model does not have"))
             }
@@ -181,7 +197,15 @@ impl Paused {
     }
 
     pub(crate) fn chosen(&self) -> Option<u32> {
-        self.chosen
+        self.chosen.as_ref().map(|chosen| chosen.token)
+    }
+
+    /// Those of the token that was chosen.
+    pub(crate) fn chosen_logprobs(&self) -> Option<LogProbabilities> {
+        let (token, likeliest) = self.chosen.as_ref()?.logprobs.as_ref()?;
+        let number = |(token, bits): &(u32, u32)| (*token, f32::from_bits(*bits));
+        let likeliest = likeliest.iter().map(number).collect();
+        Some(LogProbabilities { token: f32::from_bits(*token), likeliest })
     }
 
     pub(crate) fn prompt_tokens(&self) -> usize {
@@ -244,7 +268,7 @@ mod tests {
         read
     }
 
-    type Pieces = Vec<(Option<u32>, String)>;
+    type Pieces = Vec<(Option<u32>, String, Option<LogProbabilities>)>;
 
     /// An answer and its pieces, interrupted before some of its tokens.
     fn answer(
@@ -276,7 +300,7 @@ mod tests {
             }
             while pieces.len() < at {
                 let Some(piece) = generation.next_piece().unwrap() else { break };
-                pieces.push((piece.token, piece.text));
+                pieces.push((piece.token, piece.text, piece.logprobs));
             }
             if at == usize::MAX {
                 let mut summary = generation.finish().unwrap();
@@ -332,6 +356,7 @@ mod tests {
             max_tokens in 0usize..40,
             context in prop_oneof![Just(None), (21usize..70).prop_map(Some)],
             stops in prop::collection::vec(0usize..200, 0..3),
+            logprobs in prop::option::of(0usize..4),
             drafts: bool,
         ) {
             let model = &models()[which];
@@ -342,7 +367,7 @@ mod tests {
             };
             let mut config = GenerationConfig {
                 max_tokens: Some(max_tokens), context, continues: seed % 2 == 0, end_tokens: vec![17],
-                sampler, ..GenerationConfig::default()
+                logprobs, sampler, ..GenerationConfig::default()
             };
             // Stop strings out of what is said, so that they are met.
             let (whole, ..) = answer(model, &config, &[], false);
