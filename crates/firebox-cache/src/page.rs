@@ -153,10 +153,13 @@ impl Page {
         self.content().used == from
     }
 
-    /// Lets the slots from `from` on be claimed again. The caller is the only one who knows of the page.
-    pub fn unclaim(&self, from: usize) {
+    /// Lets the slots from `from` on be claimed again, if nobody knows of the page but those who end there. That is asked where
+    /// nobody can claim anything: whoever comes to know of it meanwhile claims what is free then.
+    pub fn unclaim(&self, from: usize, nobody_else_knows: impl FnOnce() -> bool) {
         let mut content = self.content();
-        (content.used, content.kept) = (from, false);
+        if nobody_else_knows() {
+            (content.used, content.kept) = (from, false);
+        }
     }
 
     /// Whoever goes on in the middle of it goes on in a copy from now on.

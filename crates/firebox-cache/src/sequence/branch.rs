@@ -25,16 +25,15 @@ impl SequenceCache {
         Ok(branch)
     }
 
-    /// Gives up the slots behind the last tokens that are left from tokens taken back, unless somebody else may have gone
-    /// on in them.
-    pub(super) fn free_slots(&mut self) {
-        let Some(runs) = Arc::get_mut(&mut self.runs) else { return };
-        if let Some(last) = runs.last()
+    /// Gives up the slots behind the last tokens that are left from tokens taken back, or from a clone that went on and is
+    /// gone, unless somebody else may have gone on in them. Clones that have not gone on share the runs.
+    pub(super) fn free_slots(&self) {
+        if let Some(last) = self.runs.last()
             && let Source::Page(page) = &last.source
             && last.end() == self.position
-            && Arc::strong_count(page) == runs.iter().rev().take_while(|run| run.lies_with(last)).count()
         {
-            page.unclaim(last.slots.end);
+            let own = self.runs.iter().rev().take_while(|run| run.lies_with(last)).count();
+            page.unclaim(last.slots.end, || Arc::strong_count(page) == own);
         }
     }
 }
@@ -63,6 +62,30 @@ mod tests {
             Remembered::States(_) => unreachable!("an attention layer"),
         });
         keys.flat_map(|keys| keys.try_into_vec_as::<f32>().unwrap()).collect()
+    }
+
+    /// What it was going to say comes to the same spans as if it had been asked only once.
+    #[test]
+    fn a_clone_that_fails_leaves_its_place_to_the_next() {
+        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 2 }];
+        let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
+        let mut sequence = SequenceCache::new(&pool);
+        sequence.reserve(3).unwrap();
+        fill(&mut sequence, 3, 1.0);
+        let mut failed = sequence.clone();
+        failed.reserve(2).unwrap();
+        fill(&mut failed, 2, 2.0);
+        // As long as it is there, what it has said is its own.
+        let mut beside = sequence.clone();
+        beside.reserve(1).unwrap();
+        fill(&mut beside, 1, 3.0);
+        assert_eq!(beside.positions().collect::<Vec<_>>(), [0..3, 3..4]);
+        drop((failed, beside));
+        let mut next = sequence.clone();
+        next.reserve(2).unwrap();
+        fill(&mut next, 2, 4.0);
+        assert_eq!(next.positions().collect::<Vec<_>>(), [0..5]);
+        assert_eq!((numbers(&next), numbers(&sequence)), (vec![1.0, 1.0, 1.0, 4.0, 4.0], vec![1.0; 3]));
     }
 
     /// Whether they left before a pass or in the middle of one.
