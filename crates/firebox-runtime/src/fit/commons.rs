@@ -98,7 +98,8 @@ impl Terms {
 /// Whatever does not fit streams. A part that was read for a pass stays if there is room for it, or if others keep parts
 /// and are less urgent: those that nobody asks anything first, then those whose requests matter less. Of two that are as urgent
 /// the smaller one has the memory, because the same bytes are read more often for it; but who waits for a first token keeps
-/// what there is to use. What a model cannot do without, its buffers, keys and values, is there whatever others keep.
+/// what there is to use. Of the first pass of a model that cannot stay as a whole nothing stays, because somebody waits for it. What
+/// a model cannot do without, its buffers, keys and values, is there whatever others keep.
 ///
 /// An encoder has no parts that could be read while it runs: all of it stays, from when it is opened.
 ///
