@@ -489,8 +489,13 @@ fn damaged_heads_are_refused() {
         *head.pointer_mut(pointer).unwrap() = value;
         head.to_string()
     };
+    // With no tensor that says so.
+    let of_trunk = json!({"id": "layer-0000", "file": "layer-0000.safetensors", "bytes": 8, "hash": "a".repeat(64), "tensors": []});
+    let with_trunk: Vec<Value> =
+        [of_trunk].into_iter().chain(good["segments"].as_array().unwrap().iter().cloned()).collect();
     for (head, word) in [
         (String::new(), "JSON"),
+        (with("/segments", json!(with_trunk)), "layer-0000 belongs to the trunk"),
         (with("/format", json!("firebox-heads")), "format"),
         (with("/version", json!(2)), "version"),
         (with("/trunk", json!("abc")), "trunk"),

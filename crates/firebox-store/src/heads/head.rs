@@ -94,7 +94,8 @@ impl HeadManifest {
             return Err(Fault::new("segments", "a head without tensors"));
         }
         for segment in &self.segments {
-            let id = segment.segment().map_err(|reason| Fault::new("segments", reason))?;
+            let id = segment.segment().and_then(|id| outside_trunk(id, self.split));
+            let id = id.map_err(|reason| Fault::new("segments", reason))?;
             for tensor in &segment.tensors {
                 let field = || format!("tensor {:?}", tensor.name);
                 let of_name =
@@ -118,7 +119,10 @@ impl HeadManifest {
 
 /// The segment that a tensor of a head belongs to, or why there is none.
 pub(super) fn segment_of(name: &str, split: usize) -> Result<SegmentId, String> {
-    let segment = SegmentId::of(name);
+    outside_trunk(SegmentId::of(name), split)
+}
+
+fn outside_trunk(segment: SegmentId, split: usize) -> Result<SegmentId, String> {
     if segment.in_trunk(split) {
         return Err(format!("{segment} belongs to the trunk, which ends before layer {split}"));
     }
