@@ -167,9 +167,10 @@ impl Page {
         self.content().kept = true;
     }
 
-    /// Whether that is so.
-    pub fn is_kept(&self) -> bool {
-        self.content().kept
+    /// Whether slots from `from` on can be claimed in the page itself.
+    pub fn goes_on(&self, from: usize) -> bool {
+        let content = self.content();
+        !content.kept && content.used == from
     }
 
     /// Fills slots from `at` on.

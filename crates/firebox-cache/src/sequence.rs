@@ -354,9 +354,19 @@ impl SequenceCache {
         Ok(())
     }
 
-    /// Where the last tokens are mapped, or in a page that is kept for others, and end within a block, copies that block's
-    /// to a page, for others to follow.
+    /// Where the last tokens end within a block and those to come cannot follow them, has a page that they can: what others do
+    /// must not be seen in where tokens lie, because that is how the last bits are rounded.
     fn own_last(&mut self) -> Result<(), CacheError> {
+        self.copy_last().or_else(|_| {
+            // Whoever keeps the page for others lets go of it, if that is all it takes.
+            self.pool.give_up_all();
+            self.free_slots();
+            self.copy_last()
+        })
+    }
+
+    /// Copies the last block where it is mapped, kept for others, or has others go on in it.
+    fn copy_last(&mut self) -> Result<(), CacheError> {
         let Some(last) = self.runs.last().filter(|last| last.end() == self.position) else { return Ok(()) };
         match &last.source {
             Source::Mapped(_) => {
@@ -367,27 +377,13 @@ impl SequenceCache {
                     *last = run;
                 }
             }
-            Source::Page(page) if last.slots.end < PAGE && page.is_kept() => {
-                let (page, last) = (page.clone(), last.clone());
-                match self.copied_page(&page, &last.slots) {
-                    Ok(own) => self.go_over(&last, &own),
-                    Err(error) => {
-                        drop((page, last));
-                        // Whoever keeps the page for others lets go of it, if that is all it takes.
-                        self.pool.give_up_all();
-                        self.free_slots();
-                        return if self.is_last_kept() { Err(error) } else { Ok(()) };
-                    }
-                }
+            Source::Page(page) if last.slots.end < PAGE && !page.goes_on(last.slots.end) => {
+                let (own, last) = (self.copied_page(page, &last.slots)?, last.clone());
+                self.go_over(&last, &own);
             }
             Source::Page(_) => {}
         }
         Ok(())
-    }
-
-    fn is_last_kept(&self) -> bool {
-        let page = self.runs.last().map(|last| &last.source);
-        matches!(page, Some(Source::Page(page)) if page.is_kept())
     }
 
     /// Reads another page than the one that its last runs lie in together.

@@ -6,9 +6,9 @@ use crate::run::Source;
 use crate::sequence::SequenceCache;
 
 impl SequenceCache {
-    /// A clone that goes on as this sequence is going to, to the last bit: a page that is not full is copied,
-    /// so that attention reads what comes behind in the same spans. A mere clone copies nothing and begins a new page,
-    /// which may round otherwise.
+    /// A clone that goes on without waiting: a page that is not full is copied now. A mere clone copies it when it goes on,
+    /// unless it is the first to do so. Either way attention reads what comes behind in the same spans, so that all say the same
+    /// to the last bit.
     pub fn branch(&mut self) -> Result<Self, CacheError> {
         self.give_up_pass();
         self.free_slots();
@@ -17,7 +17,7 @@ impl SequenceCache {
             return Ok(branch);
         };
         let Source::Page(from) = &last.source else { return Ok(branch) };
-        // Where another has gone on in the page, this sequence begins a new one as well.
+        // Where another has gone on in the page, this sequence has to copy it as well.
         if last.slots.end == PAGE || !from.is_free(last.slots.end) {
             return Ok(branch);
         }
@@ -75,11 +75,12 @@ mod tests {
         let mut failed = sequence.clone();
         failed.reserve(2).unwrap();
         fill(&mut failed, 2, 2.0);
-        // As long as it is there, what it has said is its own.
+        // As long as it is there, what it has said is its own, and others go on in copies.
         let mut beside = sequence.clone();
         beside.reserve(1).unwrap();
         fill(&mut beside, 1, 3.0);
-        assert_eq!(beside.positions().collect::<Vec<_>>(), [0..3, 3..4]);
+        assert_eq!(beside.positions().next(), Some(0..4));
+        assert_eq!(numbers(&failed), [1.0, 1.0, 1.0, 2.0, 2.0]);
         drop((failed, beside));
         let mut next = sequence.clone();
         next.reserve(2).unwrap();

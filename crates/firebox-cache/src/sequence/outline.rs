@@ -249,7 +249,7 @@ mod tests {
             let mapped = Arc::new(Mapped { layers: vec![Some(held)] });
             SequenceCache::resume(&pool, &paged.outline(), &mapped, vec![None]).unwrap()
         };
-        let acts: [fn(&mut SequenceCache); 4] = [
+        let acts: [fn(&mut SequenceCache); 5] = [
             |_| {},
             |sequence| sequence.close_up(|_, keys, back| keys.add_scalar(back as f32)).unwrap(),
             |sequence| drop(sequence.begin_replay(0, 100).unwrap()),
@@ -258,12 +258,18 @@ mod tests {
                 sequence.forget(0..20);
                 sequence.close_up(|_, keys, back| keys.add_scalar(back as f32)).unwrap();
             },
+            // What is forgotten comes after the rest in its page.
+            |sequence| {
+                sequence.forget(40..sequence.len());
+                sequence.close_up(|_, keys, back| keys.add_scalar(back as f32)).unwrap();
+            },
         ];
         // Up to the end of a page, before it and beyond.
         for last in [78, 40, 120] {
             for (at, act) in acts.into_iter().enumerate() {
-                let mut one = paged(last);
-                let mut other = restored(&one);
+                // Others have what it was, as they do while an answer is being made.
+                let before = paged(last);
+                let (mut one, mut other) = (before.clone(), restored(&before));
                 for sequence in [&mut one, &mut other] {
                     act(sequence);
                     feed(sequence, 15, 8.0);

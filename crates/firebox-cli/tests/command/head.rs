@@ -40,7 +40,7 @@ fn a_head_that_is_cut_off_is_the_model_that_it_was_cut_from() {
     firebox_with(args!["run", model.as_os_str(), "Hello", "--raw", "--head", "code", "--head-wait", "0"])
         .fails(UNUSABLE, &["\"code\"", "0 ms"]);
 
-    let swap = firebox_with(args!["head", "swap", model.as_os_str(), "code", "--repeat", "2", "--json"]);
+    let swap = firebox_with(args!["head", "swap", model.as_os_str(), "code", "--repeat", "15", "--json"]);
     let swap = swap.ends_with(0).json();
     let seconds = |what: &str| swap["seconds"][what].as_f64().unwrap();
     assert!(seconds("warm") < seconds("cold") && seconds("cold") < seconds("reload"), "{swap}");

@@ -505,7 +505,6 @@ impl Visit<'_> {
                 self.tally.one("shadow");
                 self.tally.add("answer recomputed", compared.answers);
                 self.tally.add("token recomputed", compared.tokens);
-                self.tally.add("shadow the same to the last bit", compared.to_the_bit.into());
             }
             Err(wrong) => panic!("{wrong}\nin {beginning:?}\n{deeds:#?}"),
         }
