@@ -148,11 +148,6 @@ impl Page {
         taken
     }
 
-    /// Whether nobody has claimed the slots from `from` on.
-    pub fn is_free(&self, from: usize) -> bool {
-        self.content().used == from
-    }
-
     /// Lets the slots from `from` on be claimed again, if nobody knows of the page but those who end there. That is asked where
     /// nobody can claim anything: whoever comes to know of it meanwhile claims what is free then.
     pub fn unclaim(&self, from: usize, nobody_else_knows: impl FnOnce() -> bool) {
@@ -167,7 +162,7 @@ impl Page {
         self.content().kept = true;
     }
 
-    /// Whether slots from `from` on can be claimed in the page itself.
+    /// Whether slots from `from` on can be claimed in the page itself: nobody has, and it is not kept for others.
     pub fn goes_on(&self, from: usize) -> bool {
         let content = self.content();
         !content.kept && content.used == from

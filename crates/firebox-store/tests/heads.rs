@@ -490,9 +490,9 @@ fn damaged_heads_are_refused() {
         head.to_string()
     };
     // With no tensor that says so.
-    let of_trunk = json!({"id": "layer-0000", "file": "layer-0000.safetensors", "bytes": 8, "hash": "a".repeat(64), "tensors": []});
-    let with_trunk: Vec<Value> =
-        [of_trunk].into_iter().chain(good["segments"].as_array().unwrap().iter().cloned()).collect();
+    let mut with_trunk = good["segments"].as_array().unwrap().clone();
+    let (id, file, hash) = ("layer-0000", "layer-0000.safetensors", "a".repeat(64));
+    with_trunk.insert(0, json!({"id": id, "file": file, "bytes": 8, "hash": hash, "tensors": []}));
     for (head, word) in [
         (String::new(), "JSON"),
         (with("/segments", json!(with_trunk)), "layer-0000 belongs to the trunk"),

@@ -17,8 +17,8 @@ impl SequenceCache {
             return Ok(branch);
         };
         let Source::Page(from) = &last.source else { return Ok(branch) };
-        // Where another has gone on in the page, this sequence has to copy it as well.
-        if last.slots.end == PAGE || !from.is_free(last.slots.end) {
+        // Where nobody goes on in the page itself, each copies it when it goes on.
+        if last.slots.end == PAGE || !from.goes_on(last.slots.end) {
             return Ok(branch);
         }
         branch.go_over(last, &self.copied_page(from, &last.slots)?);
@@ -48,6 +48,11 @@ mod tests {
     use crate::remembered::Remembered;
     use crate::sequence::LayerCache;
 
+    fn pool() -> Pool {
+        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 2 }];
+        Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() })
+    }
+
     fn fill(sequence: &mut SequenceCache, count: usize, number: f32) {
         let numbers = || Tensor::full([1, count, 2], number, &Device::flex());
         if let LayerCache::Attention(mut cache) = sequence.layer(0) {
@@ -67,8 +72,7 @@ mod tests {
     /// What it was going to say comes to the same spans as if it had been asked only once.
     #[test]
     fn a_clone_that_fails_leaves_its_place_to_the_next() {
-        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 2 }];
-        let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
+        let pool = pool();
         let mut sequence = SequenceCache::new(&pool);
         sequence.reserve(3).unwrap();
         fill(&mut sequence, 3, 1.0);
@@ -92,8 +96,7 @@ mod tests {
     /// Whether they left before a pass or in the middle of one.
     #[test]
     fn branches_write_over_nothing_of_each_other() {
-        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 2 }];
-        let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
+        let pool = pool();
         let mut sequence = SequenceCache::new(&pool);
         sequence.reserve(3).unwrap();
         fill(&mut sequence, 3, 1.0);
