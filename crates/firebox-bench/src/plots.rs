@@ -1,6 +1,8 @@
 //! The report's images.
 
-use plotters::coord::Shift;
+use firebox_plot::{
+    Area, Axis, BLUE, Chart, Curve, INK, LABELS, MARGIN, ORANGE, PlotError, WIDTH, image, stacked, words,
+};
 use plotters::prelude::*;
 
 use crate::claim::{Claim, Verdict};
@@ -8,7 +10,6 @@ use crate::figure::Figure;
 use crate::measures::sweep;
 use crate::report::number;
 
-const WIDTH: u32 = 720;
 const SWEEP_HEIGHT: u32 = 360;
 
 /// A claim's row: its name, and the bar it has.
@@ -16,25 +17,14 @@ const ROW: i32 = 26;
 const BAR: i32 = 12;
 const NAMES: i32 = 400;
 
-/// Seen on white and on black alike; the background stays as it is where the image is shown.
-const INK: RGBColor = RGBColor(0x78, 0x78, 0x78);
-const OURS: RGBColor = RGBColor(0x3b, 0x82, 0xf6);
-const OTHER: RGBColor = RGBColor(0xd9, 0x77, 0x06);
-
-const FONT: &str = "sans-serif";
-const MARGIN: u32 = 12;
-const LABELS: u32 = 56;
-
 /// A name that is longer would run into the bars.
 const LONGEST_NAME: usize = 62;
 
 /// A factor beyond this is drawn as this one.
 const MOST: f64 = 100.0;
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-
 /// Tokens per second by how much is kept, foretold and measured, as SVG. `None` if that was not measured.
-pub fn swept(figures: &[Figure]) -> anyhow::Result<Option<String>> {
+pub fn swept(figures: &[Figure]) -> Result<Option<String>, PlotError> {
     let steps = sweep::STEPS.iter().enumerate().filter_map(|(quarter, (name, _))| {
         let figure = figures.iter().find(|figure| figure.name == *name)?;
         Some((25.0 * quarter as f64, figure))
@@ -52,37 +42,21 @@ pub fn swept(figures: &[Figure]) -> anyhow::Result<Option<String>> {
     });
     let rounds: Vec<(f64, f64)> = rounds.collect();
     let top = rounds.iter().chain(&foretold).map(|point| point.1).fold(0.0, f64::max) * 1.08;
-    let mut image = String::new();
-    {
-        let area = SVGBackend::with_string(&mut image, (WIDTH, SWEEP_HEIGHT)).into_drawing_area();
-        let text = |size: u32| (FONT, size).into_font().color(&INK);
-        let mut chart = ChartBuilder::on(&area)
-            .caption("Tokens per second: measured (blue), foretold (orange)", text(16))
-            .margin(MARGIN)
-            .x_label_area_size(LABELS - MARGIN)
-            .y_label_area_size(LABELS)
-            .build_cartesian_2d(0.0..100.0, 0.0..top)?;
-        chart
-            .configure_mesh()
-            .axis_style(INK)
-            .label_style(text(12))
-            .axis_desc_style(text(13))
-            .bold_line_style(INK.mix(0.3))
-            .light_line_style(TRANSPARENT)
-            .x_desc("layers kept, %")
-            .x_label_formatter(&|kept| format!("{kept:.0}"))
-            .y_label_formatter(&|speed| format!("{speed:.0}"))
-            .draw()?;
-        chart.draw_series(LineSeries::new(foretold, OTHER.stroke_width(2)))?;
-        chart.draw_series(LineSeries::new(measured, OURS.stroke_width(2)))?;
-        chart.draw_series(rounds.iter().map(|&point| Circle::new(point, 3, OURS.filled())))?;
-        area.present()?;
-    }
-    Ok(Some(image))
+    let chart = Chart {
+        caption: "Tokens per second: measured (blue), foretold (orange)",
+        across: Axis { says: "layers kept, %", span: 0.0..100.0, decimals: 0 },
+        up: Axis { says: "", span: 0.0..top, decimals: 0 },
+        curves: vec![
+            Curve::line(foretold, ORANGE),
+            Curve::line(measured, BLUE),
+            Curve::dots(rounds, BLUE, 3),
+        ],
+    };
+    stacked(&[chart], SWEEP_HEIGHT).map(Some)
 }
 
 /// How far every claim that was measured is cleared or missed, as SVG. `None` if none was.
-pub fn cleared(claims: &[Claim], figures: &[Figure]) -> anyhow::Result<Option<String>> {
+pub fn cleared(claims: &[Claim], figures: &[Figure]) -> Result<Option<String>, PlotError> {
     let rows = claims.iter().filter_map(|claim| match claim.verdict(figures) {
         Verdict::Held(spread) | Verdict::Missed(spread) => Some((claim, claim.bar.cleared(spread.median))),
         Verdict::NotMeasured => None,
@@ -92,23 +66,19 @@ pub fn cleared(claims: &[Claim], figures: &[Figure]) -> anyhow::Result<Option<St
         return Ok(None);
     }
     let height = (rows.len() as i32 + 1) * ROW + 2 * MARGIN as i32;
-    let mut image = String::new();
-    {
-        let area = SVGBackend::with_string(&mut image, (WIDTH, height as u32)).into_drawing_area();
+    image(height as u32, |area| {
         let bars = Bars::over(rows.iter().map(|row| row.1));
-        let text = |size: u32| (FONT, size).into_font().color(&INK);
         let caption = "How many times the bar (the line): reached (blue), missed (orange)";
-        area.draw(&Text::new(caption, (MARGIN as i32, MARGIN as i32), text(14)))?;
+        area.draw(&Text::new(caption, (MARGIN as i32, MARGIN as i32), words(14)))?;
         for (at, (claim, factor)) in rows.iter().enumerate() {
             let top = MARGIN as i32 + (at as i32 + 1) * ROW;
-            area.draw(&Text::new(short(&claim.says), (MARGIN as i32, top), text(12)))?;
-            bars.draw(&area, top, *factor)?;
+            area.draw(&Text::new(short(&claim.says), (MARGIN as i32, top), words(12)))?;
+            bars.draw(area, top, *factor)?;
         }
         let middle = bars.x(1.0);
-        area.draw(&PathElement::new(vec![(middle, ROW), (middle, height - MARGIN as i32)], INK))?;
-        area.present()?;
-    }
-    Ok(Some(image))
+        area.draw(&PathElement::new(vec![(middle, ROW), (middle, height - MARGIN as i32)], INK))
+    })
+    .map(Some)
 }
 
 /// Factors side by side, as far from 1 as their logarithms are.
@@ -132,14 +102,12 @@ impl Bars {
         NAMES + (room * share).round() as i32
     }
 
-    fn draw(&self, area: &Area<'_>, top: i32, factor: f64) -> anyhow::Result<()> {
+    fn draw(&self, area: &Area<'_>, top: i32, factor: f64) -> Result<(), PlotError> {
         let (middle, end) = (self.x(1.0), self.x(factor));
-        let color = if factor < 1.0 { OTHER } else { OURS };
+        let color = if factor < 1.0 { ORANGE } else { BLUE };
         let corners = [(middle.min(end), top), (middle.max(end), top + BAR)];
         area.draw(&Rectangle::new(corners, color.filled()))?;
-        let style = (FONT, 12).into_font().color(&INK);
-        area.draw(&Text::new(number(factor), (middle.max(end) + 4, top), style))?;
-        Ok(())
+        area.draw(&Text::new(number(factor), (middle.max(end) + 4, top), words(12)))
     }
 }
 

@@ -327,17 +327,10 @@ impl SequenceCache {
         }
         self.give_up_pass();
         self.free_slots();
-        self.own_last()?;
+        let taken = self.go_on(count)?;
         let runs = Arc::make_mut(&mut self.runs);
-        let (mut rest, mut position) = (count, self.position);
+        let (mut rest, mut position) = (count - taken, self.position + taken);
         self.pending = count;
-        if let Some(Run { source: Source::Page(page), slots, position: first, .. }) = runs.last_mut()
-            && *first + slots.len() == position
-        {
-            let taken = page.claim(slots.end, rest);
-            slots.end += taken;
-            (rest, position) = (rest - taken, position + taken);
-        }
         while rest > 0 {
             let page = match self.pool.take(rest) {
                 Ok(page) => page,
@@ -352,6 +345,22 @@ impl SequenceCache {
         }
         self.cover();
         Ok(())
+    }
+
+    /// Takes the slots behind the last tokens in their page, for `count` tokens at most. Returns how many.
+    fn go_on(&mut self, count: usize) -> Result<usize, CacheError> {
+        loop {
+            self.own_last()?;
+            let position = self.position;
+            let last = Arc::make_mut(&mut self.runs).last_mut().filter(|last| last.end() == position);
+            let Some(Run { source: Source::Page(page), slots, .. }) = last else { return Ok(0) };
+            let taken = page.claim(slots.end, count);
+            slots.end += taken;
+            // Somebody else may have gone on there since it was looked at, and then it is copied.
+            if taken > 0 || count == 0 || slots.end == PAGE {
+                return Ok(taken);
+            }
+        }
     }
 
     /// Where the last tokens end within a block and those to come cannot follow them, has a page that they can: what others do

@@ -1,27 +1,16 @@
 //! Loss curves as images.
 
-use std::error::Error;
-
-use plotters::prelude::*;
+use firebox_plot::{Axis, BLUE, Chart, Curve, ORANGE, PlotError, stacked};
 
 use crate::metrics::Record;
 
-const SIZE: (u32, u32) = (720, 400);
-
-/// Seen on white and on black alike; the background stays as it is where the image is shown.
-const INK: RGBColor = RGBColor(0x78, 0x78, 0x78);
-const TRAINING: RGBColor = RGBColor(0x3b, 0x82, 0xf6);
-const HELD_OUT: RGBColor = RGBColor(0xd9, 0x77, 0x06);
-
-const FONT: &str = "sans-serif";
-const MARGIN: u32 = 12;
-const LABELS: u32 = 56;
+const HEIGHT: u32 = 400;
 
 /// More points than this tell the eye nothing; what lies between is averaged.
 const POINTS: usize = 400;
 
 /// The losses of a run over its steps, as SVG. `None` if there is nothing to show yet.
-pub(crate) fn losses(records: &[Record]) -> Result<Option<String>, Box<dyn Error>> {
+pub(crate) fn losses(records: &[Record]) -> Result<Option<String>, PlotError> {
     let training = averaged(records);
     let held_out: Vec<(f64, f64)> = records
         .iter()
@@ -36,37 +25,22 @@ pub(crate) fn losses(records: &[Record]) -> Result<Option<String>, Box<dyn Error
         return Ok(None);
     }
     let room = ((highest - lowest) * 0.05).max(1e-6);
-    let span = first.step as f64..last.step.max(first.step + 1) as f64;
-
-    let mut image = String::new();
-    {
-        let area = SVGBackend::with_string(&mut image, SIZE).into_drawing_area();
-        let text = |size: u32| (FONT, size).into_font().color(&INK);
-        let caption = if held_out.is_empty() { "Loss" } else { "Loss: training (blue), held out (orange)" };
-        let mut chart = ChartBuilder::on(&area)
-            .caption(caption, text(16))
-            .margin(MARGIN)
-            .x_label_area_size(LABELS - MARGIN)
-            .y_label_area_size(LABELS)
-            .build_cartesian_2d(span, lowest - room..highest + room)?;
-        let decimals = if highest - lowest > 1.0 { 1 } else { 3 };
-        chart
-            .configure_mesh()
-            .axis_style(INK)
-            .label_style(text(12))
-            .axis_desc_style(text(13))
-            .bold_line_style(INK.mix(0.3))
-            .light_line_style(TRANSPARENT)
-            .x_desc("step")
-            .x_label_formatter(&|step| format!("{step:.0}"))
-            .y_label_formatter(&|loss| format!("{loss:.decimals$}"))
-            .draw()?;
-        chart.draw_series(LineSeries::new(training, TRAINING.stroke_width(1)))?;
-        chart.draw_series(held_out.iter().map(|&point| Circle::new(point, 3, HELD_OUT.filled())))?;
-        chart.draw_series(LineSeries::new(held_out, HELD_OUT.stroke_width(2)))?;
-        area.present()?;
-    }
-    Ok(Some(image))
+    let decimals = if highest - lowest > 1.0 { 1 } else { 3 };
+    let caption = if held_out.is_empty() { "Loss" } else { "Loss: training (blue), held out (orange)" };
+    let chart = Chart {
+        caption,
+        across: Axis {
+            says: "step",
+            span: first.step as f64..last.step.max(first.step + 1) as f64,
+            decimals: 0,
+        },
+        up: Axis { says: "", span: lowest - room..highest + room, decimals },
+        curves: vec![
+            Curve { width: 1, ..Curve::line(training, BLUE) },
+            Curve { radius: 3, ..Curve::line(held_out, ORANGE) },
+        ],
+    };
+    stacked(&[chart], HEIGHT).map(Some)
 }
 
 fn averaged(records: &[Record]) -> Vec<(f64, f64)> {

@@ -40,6 +40,9 @@ impl SequenceCache {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
     use burn::tensor::{Device, Tensor};
 
     use super::*;
@@ -91,6 +94,31 @@ mod tests {
         fill(&mut next, 2, 4.0);
         assert_eq!(next.positions().next(), Some(0..5));
         assert_eq!((numbers(&next), numbers(&sequence)), (vec![1.0, 1.0, 1.0, 4.0, 4.0], vec![1.0; 3]));
+    }
+
+    /// One of them goes on in the page, the other in a copy.
+    #[test]
+    fn clones_that_go_on_at_the_same_moment_lie_as_if_each_were_alone() {
+        let pool = pool();
+        let mut sequence = SequenceCache::new(&pool);
+        sequence.reserve(3).unwrap();
+        fill(&mut sequence, 3, 1.0);
+        let start = Barrier::new(2);
+        for _ in 0..2000 {
+            let goes_on = |mut clone: SequenceCache| {
+                start.wait();
+                clone.reserve(2).unwrap();
+                clone
+            };
+            let clones = [sequence.clone(), sequence.clone()];
+            let clones = thread::scope(|scope| {
+                let threads = clones.map(|clone| scope.spawn(|| goes_on(clone)));
+                threads.map(|thread| thread.join().unwrap())
+            });
+            for clone in &clones {
+                assert_eq!(clone.positions().collect::<Vec<_>>(), [0..5]);
+            }
+        }
     }
 
     /// Whether they left before a pass or in the middle of one.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use firebox_cache::{LayerLayout, Remembered, SequenceCache};
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{
     BranchId, Branches, Capacity, Conversation, Generation, GenerationConfig, Hidden, Model, OWN_HEAD,
@@ -324,11 +325,47 @@ impl<'p> Replay<'p> {
             session.begin_turn(&[Role::User]).unwrap();
             Some(session.feed(&PROBE).ok()?.into_iter().map(f32::to_bits).collect())
         };
+        let apart = apart(restored.cache(), session.cache());
         if probed(&mut restored) != probed(session) {
-            return Err("what follows is the same in all but the last bits".into());
+            return Err(format!("what follows has other numbers; {apart}"));
         }
         Ok(self.compared)
     }
+}
+
+/// Where two sequences that remember the same differ: where their tokens lie, and in every layer the first token whose keys or
+/// values are others, with how much they are apart at most.
+fn apart(found: &SequenceCache, expected: &SequenceCache) -> String {
+    let lie = [found, expected].map(|cache| cache.outline().stretches);
+    let mut told = if lie[0] == lie[1] { "all lie alike".into() } else { format!("{lie:?}") };
+    for (layer, layout) in expected.pool().layout().layers.iter().enumerate() {
+        let LayerLayout::Attention { head_dim, .. } = *layout else { continue };
+        let [found, expected] = [found, expected].map(|cache| numbers(cache, layer, head_dim));
+        let differences = found.iter().zip(&expected).enumerate().filter_map(|(token, (found, expected))| {
+            let most = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            (found != expected).then_some((token, most))
+        });
+        let differences: Vec<(usize, f32)> = differences.collect();
+        if let Some((first, _)) = differences.first() {
+            let most = differences.iter().map(|(_, most)| *most).fold(0.0, f32::max);
+            told += &format!("; layer {layer} from token {first} on, {}, by {most:e}", differences.len());
+        }
+    }
+    told
+}
+
+/// Keys and values of a layer, token by token.
+fn numbers(cache: &SequenceCache, layer: usize, head_dim: usize) -> Vec<Vec<f32>> {
+    let mut tokens = Vec::new();
+    for run in cache.stored(layer).unwrap_or_default() {
+        let Remembered::Attention { keys, values } = run else { continue };
+        let sides = [keys, values].map(|side| side.dequantize(head_dim).swap_dims(0, 1));
+        let [count, heads, width] = sides[0].dims();
+        let [keys, values] = sides.map(|side| side.try_into_vec_as::<f32>().unwrap());
+        let each = heads * width;
+        tokens.extend((0..count).map(|at| [&keys, &values].map(|side| &side[at * each..][..each]).concat()));
+    }
+    tokens
 }
 
 fn turns(session: &Session) -> Vec<(TurnId, usize, TurnKind, Option<Hidden>, bool)> {
