@@ -254,14 +254,14 @@ impl Dialogue {
     /// Answers with a head from now on; nothing names the model's own.
     pub fn wear(&mut self, head: Option<&str>) -> Result<Value, ApiError> {
         let session = self.tree.session(self.active)?;
-        let before = self.told.get(&self.active).and_then(|told| told.head.clone());
-        let worn = session.use_head(head.unwrap_or(OWN_HEAD));
+        // Whoever names a head wants no other, and keeps the one that is worn.
+        let mut dressed = session.clone();
+        let worn = dressed.use_head(head.unwrap_or(OWN_HEAD));
         if let Some(source) = worn.instead {
-            // Whoever names a head wants no other.
-            session.use_head(before.as_deref().unwrap_or(OWN_HEAD));
             let name = head.unwrap_or(OWN_HEAD).to_owned();
             return Err(ApiError::from(RuntimeError::HeadNotWorn { name, source }).of_head());
         }
+        *session = dressed;
         self.transcript().head = head.map(str::to_owned);
         Ok(json!({ "waited": worn.waited, "took_ms": worn.took.as_secs_f64() * 1e3 }))
     }
