@@ -238,7 +238,7 @@ impl Dialogue {
         self.active = asked.branch;
         self.enter(entry)?;
         self.transcript().open = true;
-        // What is left open now is closed before the next question.
+        // What is left open now is closed before anything else is done, so that what is done is done to the same tokens.
         let _ = self.close();
         self.measure()
     }
@@ -253,6 +253,7 @@ impl Dialogue {
 
     /// Answers with a head from now on; nothing names the model's own.
     pub fn wear(&mut self, head: Option<&str>) -> Result<Value, ApiError> {
+        self.close()?;
         let session = self.tree.session(self.active)?;
         // Whoever names a head wants no other, and keeps the one that is worn.
         let mut dressed = session.clone();
@@ -378,6 +379,7 @@ impl Dialogue {
 
     /// Whether a turn stays when room is needed, and whether later tokens see it; nothing where that stays as it is.
     pub fn mark(&mut self, turn: u64, pinned: Option<bool>, hidden: Option<bool>) -> Result<(), ApiError> {
+        self.close()?;
         let capacity = self.capacity.turns;
         let is_opening = self.transcript().entry(turn).is_some_and(|entry| entry.kind == Kind::Opening);
         let session = self.tree.session(self.active)?;
@@ -570,5 +572,25 @@ mod tests {
         dialogue.mark(turn, None, Some(false)).unwrap();
         ask(&mut dialogue, text);
         assert!(!is_hidden(&mut dialogue));
+    }
+
+    /// There may have been no page for what closes an answer when that ended.
+    #[test]
+    fn what_is_left_open_is_closed_before_anything_changes() {
+        let mut dialogue = dialogue();
+        let turn = ask(&mut dialogue, "My brother is called Tom.");
+        type Change = fn(&mut Dialogue, u64);
+        let changes: [Change; 5] = [
+            |dialogue, _| drop(dialogue.wear(None).unwrap()),
+            |dialogue, turn| dialogue.mark(turn, None, Some(true)).unwrap(),
+            |dialogue, turn| dialogue.mark(turn, Some(true), None).unwrap(),
+            |dialogue, _| drop(dialogue.add_fact("The user's dog is called Rex.").unwrap()),
+            |dialogue, _| drop(dialogue.fork(None).unwrap()),
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            dialogue.transcript().open = true;
+            change(&mut dialogue, turn);
+            assert!(!dialogue.transcript().open, "change {at}");
+        }
     }
 }
