@@ -94,6 +94,9 @@ struct Record {
     next_turn: u64,
     encoded_length: usize,
     expected_length: usize,
+    /// Whether positions are still to be closed up. Files that do not say so were written before it was asked.
+    #[serde(default)]
+    open: bool,
 }
 
 /// A session in a file, opened. Keys and values lie in the file, and all sessions that are begun from it share them;
@@ -109,6 +112,7 @@ pub struct Saved {
     lost: Vec<Turn>,
     encoded_length: usize,
     expected_length: usize,
+    open: bool,
     note: String,
     /// The head that layers behind the split were those of.
     head: Arc<str>,
@@ -160,6 +164,7 @@ impl Session {
             next_turn: outline.next_turn,
             encoded_length: self.encoded_length,
             expected_length: self.expected_length,
+            open: self.memory.open,
         };
         let record =
             serde_json::to_string(&record).map_err(|error| StoreError::io(path, "write", error.into()))?;
@@ -249,6 +254,7 @@ impl Saved {
             lost: turns(record.lost),
             encoded_length: record.encoded_length,
             expected_length: record.expected_length,
+            open: record.open,
             kept: layout.kept,
             note: file.text(NOTE)?.to_owned(),
             head: file.text(HEAD)?.into(),
@@ -287,6 +293,7 @@ impl Saved {
         session.lost.clone_from(&self.lost);
         session.encoded_length = self.encoded_length;
         session.expected_length = self.expected_length;
+        session.memory.open = self.open;
         session.filled_by = Some(self.head.clone());
         Ok(session)
     }

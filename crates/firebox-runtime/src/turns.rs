@@ -21,7 +21,7 @@ pub(crate) struct Memory {
     /// Tokens that facts have at most.
     pub(crate) facts: usize,
     /// Whether positions are still to be closed up behind what was forgotten.
-    open: bool,
+    pub(crate) open: bool,
     /// Turns that a scorer has read.
     judged: Vec<TurnId>,
 }
@@ -431,6 +431,34 @@ mod tests {
         large.close_up().unwrap();
         let moved = large.feed(&[7]).unwrap();
         assert!(moved.iter().zip(&expected).any(|(moved, expected)| moved != expected));
+    }
+
+    /// What is to be closed up, and was not for want of a page, is after it has been in a file.
+    #[test]
+    fn a_session_that_could_not_close_up_does_when_it_is_restored() {
+        let model = crate::saved::tests::model("reference/llama");
+        let (decoder, kept) = (model.decoder().unwrap(), firebox_cache::KvType::F32);
+        let layout = decoder.layout(kept);
+        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+        let pool = firebox_cache::Pool::with_pages(layout.clone(), 3);
+        let mut session = Session::in_pool(decoder, &pool).with_turn_capacity(370, policy);
+        for count in [120, 30, 50, 170] {
+            let turn = session.begin_turn(&[Role::User]).unwrap();
+            session.feed(&vec![count; count as usize]).unwrap();
+            session.pin(turn, count == 120).unwrap();
+        }
+        let other = session.clone();
+        session.begin_turn(&[Role::User]).unwrap();
+        assert!(session.feed(&[8; 20]).is_err(), "what two sequences see is copied before it moves");
+        assert!(session.memory.open);
+        drop(other);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("session");
+        session.save(&path, &model).unwrap();
+        let saved = crate::Saved::open(&path, &model, kept).unwrap();
+        let restored = model.restored_in(&saved, &firebox_cache::Pool::new(layout)).unwrap();
+        let mut restored = restored.with_turn_capacity(370, policy);
+        assert_eq!(restored.feed(&[7]).unwrap(), session.feed(&[7]).unwrap());
     }
 
     /// A prompt that makes earlier turns go has as many tokens as it has.
