@@ -124,6 +124,7 @@ impl Chart<'_> {
             .x_desc(across.says)
             .y_desc(up.says)
             .x_labels(across.labels())
+            .y_labels(up.labels())
             .x_label_formatter(&label(across.decimals))
             .y_label_formatter(&label(up.decimals))
             .draw()?;

@@ -325,6 +325,7 @@ impl<'p> Replay<'p> {
             session.begin_turn(&[Role::User]).unwrap();
             Some(session.feed(&PROBE).ok()?.into_iter().map(f32::to_bits).collect())
         };
+        // Before the probe, for which something may be forgotten.
         let apart = apart(restored.cache(), session.cache());
         if probed(&mut restored) != probed(session) {
             return Err(format!("what follows has other numbers; {apart}"));
