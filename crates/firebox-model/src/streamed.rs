@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
 use firebox_store::{
-    Checkpoint, Loaded, Portion, ReadAt, ReadMethod, ReadObserver, Stream, StreamConfig, StreamReport,
+    Checkpoint, Loaded, Portion, ReadAt, ReadMethod, ReadObserver, Scrap, Stream, StreamConfig, StreamReport,
     Tensors, probes, reading_rate,
 };
 
@@ -33,6 +33,8 @@ pub struct StreamedConfig {
     pub room: u64,
     /// What is read instead of the checkpoint's own files.
     pub source: Option<Arc<dyn ReadAt>>,
+    /// What the memory of parts is made of, and is left to, that of others included.
+    pub scrap: Option<Scrap>,
     /// Bytes a second that the disk is known to read; measured where it is not said.
     pub rate: Option<f64>,
     /// In how many pieces a block is read at most, each of which is kept or not: one, unless it is said. More of them leave less
@@ -143,7 +145,12 @@ impl Streamed {
         let shelf = Shelf::open(checkpoint, config, root.device(), disk(method), streaming.stream)?;
         let rest = portions.len() - partition.block_parts();
         Ok(Self {
-            stream: Stream::new(disk(method), portions.clone(), streaming.stream)?,
+            stream: Stream::of_scrap(
+                disk(method),
+                portions.clone(),
+                streaming.stream,
+                streaming.scrap.clone(),
+            )?,
             shelf: shelf.map(Arc::new),
             blocks: partition.blocks.iter().cloned().map(Pieces::new).collect(),
             partition,
@@ -198,7 +205,7 @@ impl Streamed {
         if self.is_kept(part) {
             return Ok(());
         }
-        let read = |portion| self.checkpoint.read(portion, self.stream.disk());
+        let read = |portion| self.stream.read(portion);
         let Some(index) = self.partition.block_of(part) else {
             let rows = self.multiplier(&read(&self.partition.portions[part])?)?;
             self.put(part, || self.unembedding[part - self.block_parts()].set(Some(rows)));

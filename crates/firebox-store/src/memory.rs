@@ -6,15 +6,29 @@ use crate::error::StoreError;
 
 /// Bytes of a large page. Memory is made by as many at a time: nobody else of the process can give memory back, or be given some,
 /// while it is made.
-const LARGE: usize = 2 << 20;
+pub(crate) const LARGE: usize = 2 << 20;
+
+/// What may be missing of a last large page that is taken whole.
+const MISSING: usize = LARGE / 32;
+
+/// Bytes of memory that so many bytes take: small pages, unless what is over the large ones nearly is another one.
+pub(crate) fn taken(bytes: usize) -> usize {
+    let large = bytes.next_multiple_of(LARGE);
+    if large - bytes <= MISSING { large } else { bytes }
+}
 
 /// Zeroed memory of at least so many bytes, which goes back to the system as a whole. It begins on a page, on a large one where it has
 /// some, and there is room for addresses behind it that takes no memory.
 pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
+    made(bytes, |_| false)
+}
+
+/// The same of large pages that `find` puts where it is told, as far as it has some: what was in them is there still.
+pub(crate) fn made(bytes: usize, find: impl Fn(&mut [u8]) -> bool) -> Result<MmapMut, StoreError> {
     // Linux has only whole numbers of large pages begin on one: others have one page less that is large, and two ends.
     let room = if bytes < LARGE { bytes.max(1) } else { bytes.next_multiple_of(LARGE) };
     let map = MmapMut::map_anon(room);
-    let map = map.map_err(|source| StoreError::Memory { bytes: bytes as u64, source })?;
+    let mut map = map.map_err(|source| StoreError::Memory { bytes: bytes as u64, source })?;
     // Wishes, which older systems do not know: large pages cost less to find, and pages that are there before a read
     // begins do not interrupt it. A large page at the end would be more than was asked for.
     #[cfg(target_os = "linux")]
@@ -24,6 +38,9 @@ pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
         drop(map.advise_range(Advice::HugePage, 0, large));
         drop(map.advise_range(Advice::NoHugePage, large, room - large));
         for start in (0..bytes).step_by(LARGE) {
+            if start < large && find(&mut map[start..start + LARGE]) {
+                continue;
+            }
             drop(map.advise_range(Advice::PopulateWrite, start, LARGE.min(bytes - start)));
         }
     }

@@ -13,7 +13,7 @@ use crate::disk::{BLOCK, ReadAt};
 use crate::encoding::{Encoding, TILE_ROWS, TILE_WORD};
 use crate::error::StoreError;
 use crate::mapping::aligned_copy;
-use crate::memory::{anonymous, trim};
+use crate::memory::{anonymous, taken, trim};
 use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 
@@ -108,7 +108,7 @@ impl Portion {
             .map(|(info, data, scales)| Placed { info, data: place(data), scales: scales.map(place) })
             .collect();
         placed.sort_by(|a, b| a.info.name.cmp(&b.info.name));
-        Self { path: path.to_owned(), tensors: placed, reads, buffer_bytes }
+        Self { path: path.to_owned(), tensors: placed, reads, buffer_bytes: taken(buffer_bytes) }
     }
 
     fn tensor(&self, name: &str) -> Option<&Placed> {
@@ -370,13 +370,6 @@ impl Checkpoint {
         buffer.truncate(end);
         buffer.drain(..start);
         Ok(buffer)
-    }
-
-    /// Reads a portion into memory of its own, which the system gets back as soon as it is dropped.
-    pub fn read(&self, portion: &Arc<Portion>, disk: &dyn ReadAt) -> Result<Loaded, StoreError> {
-        let mut buffer = anonymous(portion.buffer_bytes)?;
-        portion.read(disk, &mut buffer)?;
-        Ok(Loaded::new(portion.clone(), Bytes::from_owner(buffer), None))
     }
 
     fn rows_of(

@@ -21,6 +21,7 @@ use crate::disk::ReadAt;
 use crate::error::StoreError;
 use crate::memory::anonymous;
 use crate::portion::{Loaded, Loan, Portion};
+use crate::scrap::Scrap;
 use ring::{Ring, Wanted};
 
 /// How a stream reads.
@@ -101,6 +102,8 @@ struct Shared {
     changed: Condvar,
     counts: Counts,
     observer: RwLock<Option<Arc<dyn ReadObserver>>>,
+    /// What buffers are made of, and where memory goes that stayed with what was read, once that is let go of.
+    scrap: Option<Scrap>,
 }
 
 #[derive(Default)]
@@ -150,8 +153,8 @@ impl Iterator for Order<'_> {
         }
         let loaded = |buffer| {
             let loan = Loan::default();
-            let lease = Lease { buffer: Some(buffer), shared: self.shared.clone(), loan: loan.clone() };
-            Loaded::new(self.shared.portions[portion].clone(), Bytes::from_owner(lease), Some(loan))
+            let portion = &self.shared.portions[portion];
+            Loaded::new(portion.clone(), self.shared.lent(buffer, portion, &loan), Some(loan))
         };
         Some(read.map(loaded))
     }
@@ -172,6 +175,8 @@ impl Drop for Order<'_> {
 /// A buffer that is in use, and goes back to where it came from.
 struct Lease {
     buffer: Option<MmapMut>,
+    /// What is in use of it.
+    bytes: usize,
     shared: Arc<Shared>,
     loan: Loan,
 }
@@ -184,11 +189,12 @@ impl AsRef<[u8]> for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take()
-            && !self.loan.is_kept()
-        {
+        let Some(buffer) = self.buffer.take() else { return };
+        if !self.loan.is_kept() {
             self.shared.state().give_back(buffer);
             self.shared.changed.notify_all();
+        } else if let Some(scrap) = &self.shared.scrap {
+            scrap.leave(buffer, self.bytes);
         }
     }
 }
@@ -227,7 +233,7 @@ impl Shared {
     }
 
     fn read(&self, portion: usize, buffer: Option<MmapMut>) -> Result<MmapMut, StoreError> {
-        let mut buffer = buffer.map_or_else(|| anonymous(self.buffer_bytes), Ok)?;
+        let mut buffer = buffer.map_or_else(|| self.made(self.buffer_bytes), Ok)?;
         let began = Instant::now();
         self.portions[portion].read(&*self.disk, &mut buffer)?;
         add(&self.counts.reading, began.elapsed());
@@ -237,6 +243,18 @@ impl Shared {
             observer.read(portion, self.portions[portion].bytes(), began);
         }
         Ok(buffer)
+    }
+
+    fn made(&self, bytes: usize) -> Result<MmapMut, StoreError> {
+        match &self.scrap {
+            Some(scrap) => scrap.make(bytes),
+            None => anonymous(bytes),
+        }
+    }
+
+    fn lent(self: &Arc<Self>, buffer: MmapMut, portion: &Portion, loan: &Loan) -> Bytes {
+        let (buffer, bytes) = (Some(buffer), portion.buffer_bytes());
+        Bytes::from_owner(Lease { buffer, bytes, shared: self.clone(), loan: loan.clone() })
     }
 
     /// Who wants to be told, if anybody does.
@@ -253,6 +271,16 @@ impl Stream {
         portions: Vec<Arc<Portion>>,
         config: StreamConfig,
     ) -> Result<Self, StoreError> {
+        Self::of_scrap(disk, portions, config, None)
+    }
+
+    /// The same with buffers that are made of memory that others have let go of, and that is left to others.
+    pub fn of_scrap(
+        disk: Arc<dyn ReadAt>,
+        portions: Vec<Arc<Portion>>,
+        config: StreamConfig,
+        scrap: Option<Scrap>,
+    ) -> Result<Self, StoreError> {
         let buffer_bytes = portions.iter().map(|portion| portion.buffer_bytes()).max().unwrap_or(0);
         let count = portions.len();
         let shared = Arc::new(Shared {
@@ -263,6 +291,7 @@ impl Stream {
             changed: Condvar::new(),
             counts: Counts::default(),
             observer: RwLock::new(None),
+            scrap,
         });
         let mut stream = Self { shared, threads: Vec::new() };
         for _ in 0..config.readers.max(1) {
@@ -282,6 +311,15 @@ impl Stream {
     /// If there is no such portion.
     pub fn take(&self, portion: usize) -> Result<Loaded, StoreError> {
         self.order([portion]).next().unwrap_or_else(|| unreachable!("one was ordered"))
+    }
+
+    /// Reads a portion, one of the stream's or another one of its checkpoint, into memory of its own: no buffer is given for it.
+    pub fn read(&self, portion: &Arc<Portion>) -> Result<Loaded, StoreError> {
+        let mut memory = self.shared.made(portion.buffer_bytes())?;
+        portion.read(&*self.shared.disk, &mut memory)?;
+        let loan = Loan::default();
+        loan.keep();
+        Ok(Loaded::new(portion.clone(), self.shared.lent(memory, portion, &loan), Some(loan)))
     }
 
     /// Several portions that are needed at once, as soon as all are there. If there are fewer buffers, more are made for that, but
@@ -357,11 +395,6 @@ impl Stream {
     /// The portions, in order.
     pub fn portions(&self) -> &[Arc<Portion>] {
         &self.shared.portions
-    }
-
-    /// Where it reads from.
-    pub fn disk(&self) -> &dyn ReadAt {
-        &*self.shared.disk
     }
 
     /// Whether a portion is left out when reading ahead.

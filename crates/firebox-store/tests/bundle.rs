@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use firebox_store::{
     Bits, Checkpoint, Dtype, Encoding, ImportOptions, MANIFEST, Progress, Quantization, ReadMethod,
-    SegmentId, SourceKind, StoreError, Tensors, import, verify,
+    SegmentId, SourceKind, StoreError, Stream, StreamConfig, Tensors, import, verify,
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -202,6 +202,7 @@ fn rows_of_a_quantized_matrix_are_those_of_the_whole() {
         import(&source, &bundle, &quantizing(quantization), &mut quiet).unwrap();
         let checkpoint = Checkpoint::open(&bundle).unwrap();
         let disk = checkpoint.disk(ReadMethod::Buffered);
+        let stream = Stream::new(disk.clone(), Vec::new(), StreamConfig::default()).unwrap();
         let whole = checkpoint.weight(name).unwrap().to_f32().unwrap();
         let row = |row: usize| &whole[row * 64..][..64];
 
@@ -212,7 +213,7 @@ fn rows_of_a_quantized_matrix_are_those_of_the_whole() {
 
         for rows in [0..16, 16..40, 32..40, 0..40, 16..16] {
             let portion = Arc::new(checkpoint.rows(name, rows.clone()).unwrap());
-            let loaded = checkpoint.read(&portion, &*disk).unwrap();
+            let loaded = stream.read(&portion).unwrap();
             assert_eq!(loaded.weight(name).unwrap().to_f32().unwrap(), whole[rows.start * 64..rows.end * 64]);
         }
         let error = checkpoint.rows(name, 8..24).unwrap_err().to_string();

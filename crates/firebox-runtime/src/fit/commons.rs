@@ -187,6 +187,7 @@ impl Commons {
             method: Some(terms.method),
             room: 0,
             source: Some(Arc::new(source)),
+            scrap: Some(self.tenants.scrap.clone()),
             // Who waits for its first answer should not wait for a measurement.
             rate: Some(profile.read_bytes_per_second),
             // What is not kept is read for every token, and what is being read takes the place of what could be kept.
@@ -307,7 +308,7 @@ impl Commons {
     }
 
     fn give_way(&self) -> Gave {
-        ask(&self.tenants.least_urgent_first(), None)
+        gave(&self.tenants)
     }
 
     /// What the program and the models take at least that are there, whatever is kept.
@@ -358,10 +359,17 @@ impl Commons {
     }
 }
 
-/// Has who needs it least give something up. Whether anybody has.
+/// Has who needs it least give something up, to the system.
+fn gave(tenants: &Tenants) -> Gave {
+    let gave = ask(&tenants.least_urgent_first(), None);
+    tenants.scrap.clear();
+    gave
+}
+
+/// The same, and waits for who is about to. Whether anybody has.
 fn give_way(tenants: &Tenants) -> bool {
     for _ in 0..PATIENCE {
-        match ask(&tenants.least_urgent_first(), None) {
+        match gave(tenants) {
             Gave::Some => return true,
             Gave::Nothing => return false,
             Gave::Busy => thread::sleep(Duration::from_millis(1)),

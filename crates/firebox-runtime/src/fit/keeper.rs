@@ -180,7 +180,11 @@ impl Keeper {
             streamed.rest();
         }
         let mut state = self.state();
-        Kept { keeper: self, streamed, state: &mut state }.fit_ring();
+        let mut kept = Kept { keeper: self, streamed, state: &mut state };
+        kept.fit_ring();
+        if urgency.is_none() {
+            kept.clear_scrap();
+        }
     }
 
     /// Lets go of something for somebody else: buffers that nobody needs now, or the part that would be kept last.
@@ -253,6 +257,7 @@ impl Keeper {
         let events = governor.alarmed(pressure, &mut kept);
         if !events.is_empty() {
             kept.fit_ring();
+            kept.clear_scrap();
         }
         state.governor = Some(governor);
         for event in events {
@@ -320,6 +325,9 @@ impl Watcher for Looker {
         };
         if heat_changed || !events.is_empty() || kept.pays_for_nothing() || kept.ring_is_misfit() {
             kept.fit_ring();
+        }
+        if !events.is_empty() {
+            kept.clear_scrap();
         }
         state.governor = Some(governor);
         for event in events {

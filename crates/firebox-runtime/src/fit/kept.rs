@@ -80,12 +80,21 @@ pub(super) struct Kept<'a> {
 
 impl Kept<'_> {
     /// Takes what cannot be done without: as long as that does not fit, parts go, those first whose model is the least
-    /// urgent, this one included.
+    /// urgent, this one included, and their memory goes to the system.
     pub fn insist<R>(
         &mut self,
         take: impl Fn(&mut Self) -> Result<R, RuntimeError>,
     ) -> Result<R, RuntimeError> {
-        insist(self, take, Self::ask_anybody)
+        let taken = insist(self, take, Self::ask_anybody);
+        self.clear_scrap();
+        taken
+    }
+
+    /// Has the system have what was let go of.
+    pub fn clear_scrap(&self) {
+        if let Some(Tenancy { tenants, .. }) = self.keeper.tenancy() {
+            tenants.scrap.clear();
+        }
     }
 
     fn ask_anybody(&mut self) -> Gave {
@@ -230,7 +239,8 @@ impl Kept<'_> {
             // Nobody can do without, and somebody can always give up as much.
             let least = wanted.min(FEWEST_BUFFERS * at_once) as u64 * each;
             if self.state.ring.bytes() < least {
-                let _ = self.insist(|kept| kept.state.ring.resize(least));
+                // Buffers are made of what others let go of for them.
+                let _ = insist(self, |kept| kept.state.ring.resize(least), Self::ask_anybody);
             }
         }
         let _ = (0..=wanted).rev().find(|&buffers| self.set_ring(buffers));

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use firebox_model::Decoder;
+use firebox_store::Scrap;
 
 use super::keeper::Keeper;
 use super::turns::{Disk, Turn};
@@ -52,6 +53,9 @@ pub(super) struct Tenants {
     /// Grows whenever a model begins or ends to be wanted.
     clock: AtomicU64,
     pub disk: Arc<Disk>,
+    /// What one lets go of so that another one keeps something. It is charged to nobody: who takes memory for anything else, or counts
+    /// it, gives it back to the system.
+    pub scrap: Scrap,
     seen: Mutex<Seen>,
 }
 
@@ -203,6 +207,7 @@ impl Tenants {
             all: Mutex::default(),
             clock: AtomicU64::default(),
             disk: Arc::default(),
+            scrap: Scrap::default(),
             seen: Mutex::default(),
         }
     }
@@ -224,6 +229,7 @@ impl Tenants {
             }
             program.looked = Instant::now();
         }
+        self.scrap.clear();
         let (mut seen, mut at_most) = self.program_seen()?;
         if lock(program).outgrows(seen) {
             // What an allocator keeps is nothing that a part of a model should go for.
@@ -235,6 +241,7 @@ impl Tenants {
 
     /// What the program should be charged where that is more than it is, whenever that was looked at last.
     pub fn program_takes_now(&self) -> Option<u64> {
+        self.scrap.clear();
         let (seen, _) = self.program_seen()?;
         Some(seen + AHEAD).filter(|takes| *takes > self.program_bytes())
     }
