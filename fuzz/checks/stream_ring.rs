@@ -1,6 +1,8 @@
 //! The buffers of a stream under any order of wishes: none is lost or made up, none is read twice at once, no failure outlives
 //! those it is to be told, and who waits is served in the end.
 
+use std::collections::VecDeque;
+
 use memmap2::MmapMut;
 
 use super::ring::Ring;
@@ -12,6 +14,10 @@ struct World {
     portions: usize,
     /// Ids and portions of what was asked for.
     asked: Vec<(u64, usize)>,
+    /// The same of what somebody needs at once and lacks. Two of these at a time could wait for each other.
+    together: VecDeque<(u64, usize)>,
+    /// What that one has of it, and keeps until nothing is lacking.
+    held: Vec<MmapMut>,
     lent: Vec<MmapMut>,
 }
 
@@ -24,6 +30,8 @@ pub fn check(input: &[u8]) -> usize {
         ring: Ring::new(usize::from(buffers % 5), portions),
         portions,
         asked: Vec::new(),
+        together: VecDeque::new(),
+        held: Vec::new(),
         lent: Vec::new(),
     };
     let mut handed_out = 0;
@@ -40,20 +48,29 @@ impl World {
         let (what, which) = (happening % 16, usize::from(happening / 16));
         let (portion, ring) = (which % self.portions, &mut self.ring);
         match what {
+            2 if self.together.is_empty() => {
+                let count = 2 + which / 8;
+                for portion in portion..portion + count {
+                    let wanted = ring.ask(portion % self.portions, count);
+                    self.together.push_back((wanted.id, wanted.portion));
+                }
+                ring.next = portion;
+            }
             0..=2 => {
-                let wanted = ring.ask(portion, 1 + usize::from(what == 2));
+                let wanted = ring.ask(portion, 1);
                 ring.next = portion;
                 self.asked.push((wanted.id, wanted.portion));
             }
             3 => {
-                if let Some((id, _)) = nth(&self.asked, which) {
-                    ring.wait_for(id);
+                if let Some((id, _)) = nth(&self.takable(), which) {
+                    self.ring.wait_for(id);
                 }
             }
             4..=6 => return self.take(which),
-            7 if !self.asked.is_empty() => {
-                let (id, _) = self.asked.remove(which % self.asked.len());
-                ring.forget(id);
+            7 => {
+                if let Some((id, _)) = nth(&self.takable(), which) {
+                    self.leave(id);
+                }
             }
             8 if !self.lent.is_empty() => {
                 let buffer = self.lent.remove(which % self.lent.len());
@@ -76,17 +93,55 @@ impl World {
         false
     }
 
+    /// Ids and portions of what can be taken next: what is needed at once is taken in its order.
+    fn takable(&self) -> Vec<(u64, usize)> {
+        self.asked.iter().chain(self.together.front()).copied().collect()
+    }
+
     /// Somebody who waits gets what is there.
     fn take(&mut self, which: usize) -> bool {
-        let Some((id, portion)) = nth(&self.asked, which) else { return false };
+        let Some((id, portion)) = nth(&self.takable(), which) else { return false };
         self.ring.wait_for(id);
         let Some(at) = self.ring.ready.iter().position(|(ready, _)| *ready == portion) else { return false };
         let Some((_, read)) = self.ring.ready.remove(at) else { return false };
+        let is_together = self.is_together(id);
         self.ring.forget(id);
         self.ring.taken(portion);
-        self.asked.retain(|(other, _)| *other != id);
-        self.lent.extend(read);
+        if !is_together {
+            self.asked.retain(|(other, _)| *other != id);
+            self.lent.extend(read);
+            return true;
+        }
+        self.together.pop_front();
+        let has_failed = read.is_err();
+        self.held.extend(read);
+        if has_failed || self.together.is_empty() {
+            self.part();
+        }
         true
+    }
+
+    /// Somebody does not want it any more, nor what is needed with it.
+    fn leave(&mut self, id: u64) {
+        if self.is_together(id) {
+            self.part();
+        } else {
+            self.asked.retain(|(other, _)| *other != id);
+            self.ring.forget(id);
+        }
+    }
+
+    /// Whether it is the next of what is needed at once.
+    fn is_together(&self, id: u64) -> bool {
+        self.together.front().is_some_and(|(first, _)| *first == id)
+    }
+
+    /// Nothing is needed at once any more.
+    fn part(&mut self) {
+        for (id, _) in self.together.drain(..) {
+            self.ring.forget(id);
+        }
+        self.lent.append(&mut self.held);
     }
 
     /// A reader looks for something to do.
@@ -110,35 +165,36 @@ impl World {
     fn expect_whole(&self) {
         let Ring { free, reading, ready, made, .. } = &self.ring;
         let read = ready.iter().filter(|(_, read)| read.is_ok()).count();
-        assert_eq!(free.len() + reading.len() + read + self.lent.len(), *made);
+        assert_eq!(free.len() + reading.len() + read + self.held.len() + self.lent.len(), *made);
         for (at, portion) in reading.iter().enumerate() {
             assert!(!reading[..at].contains(portion), "{portion} is read twice at once");
         }
         for (portion, _) in ready.iter().filter(|(_, read)| read.is_err()) {
-            let is_wanted = self.asked.iter().any(|(_, asked)| asked == portion);
+            let is_wanted = self.asked.iter().chain(&self.together).any(|(_, asked)| asked == portion);
             assert!(is_wanted, "that {portion} could not be read is kept for whoever asks next");
         }
     }
 
-    /// Buffers come back, readers succeed, and all who have asked wait. How many portions were handed out.
+    /// Buffers come back that nobody keeps, readers succeed, and all who have asked wait. How many portions were handed
+    /// out.
     fn come_to_rest(&mut self) -> usize {
         let mut handed_out = 0;
-        let most = 4 * (self.asked.len() + self.portions + self.ring.made) + 16;
+        let most = 4 * (self.asked.len() + self.together.len() + self.portions + self.ring.made) + 16;
         for _ in 0..most {
             std::mem::take(&mut self.lent).into_iter().for_each(|buffer| self.ring.give_back(buffer));
             while !self.ring.reading.is_empty() {
                 self.end_reading(0, false);
             }
-            for at in 0..self.asked.len() {
+            for at in 0..self.takable().len() {
                 handed_out += usize::from(self.take(at));
             }
-            if self.asked.is_empty() {
+            if self.takable().is_empty() {
                 return handed_out;
             }
             self.read();
             self.expect_whole();
         }
-        panic!("{:?} wait for ever, {} buffers", self.asked, self.ring.made);
+        panic!("{:?} wait for ever, {} buffers", self.takable(), self.ring.made);
     }
 }
 

@@ -20,11 +20,21 @@ pub(crate) fn taken(bytes: usize) -> usize {
 /// Zeroed memory of at least so many bytes, which goes back to the system as a whole. It begins on a page, on a large one where it has
 /// some, and there is room for addresses behind it that takes no memory.
 pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
-    made(bytes, |_| false)
+    made(bytes, |_| Put::Nothing)
 }
 
-/// The same of large pages that `find` puts where it is told, as far as it has some: what was in them is there still.
-pub(crate) fn made(bytes: usize, find: impl Fn(&mut [u8]) -> bool) -> Result<MmapMut, StoreError> {
+/// What came of putting a large page in the place of another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Put {
+    Done,
+    /// There is none.
+    Nothing,
+    /// What is mapped there now nobody knows.
+    Lost,
+}
+
+/// The same of large pages that `put` has, as far as it has some: what was in them is there still.
+pub(crate) fn made(bytes: usize, put: impl Fn(&mut [u8]) -> Put) -> Result<MmapMut, StoreError> {
     // Linux has only whole numbers of large pages begin on one: others have one page less that is large, and two ends.
     let room = if bytes < LARGE { bytes.max(1) } else { bytes.next_multiple_of(LARGE) };
     let map = MmapMut::map_anon(room);
@@ -38,8 +48,15 @@ pub(crate) fn made(bytes: usize, find: impl Fn(&mut [u8]) -> bool) -> Result<Mma
         drop(map.advise_range(Advice::HugePage, 0, large));
         drop(map.advise_range(Advice::NoHugePage, large, room - large));
         for start in (0..bytes).step_by(LARGE) {
-            if start < large && find(&mut map[start..start + LARGE]) {
-                continue;
+            let found = if start < large { put(&mut map[start..start + LARGE]) } else { Put::Nothing };
+            match found {
+                Put::Done => continue,
+                Put::Nothing => {}
+                Put::Lost => {
+                    // Another thread may have been given the addresses, which must not be unmapped then.
+                    std::mem::forget(map);
+                    return anonymous(bytes);
+                }
             }
             drop(map.advise_range(Advice::PopulateWrite, start, LARGE.min(bytes - start)));
         }
@@ -70,7 +87,29 @@ pub(crate) fn trim(_: &[u8], _: usize) {}
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    #[test]
+    fn memory_of_which_a_page_was_lost_is_not_used() {
+        let (first, count) = (Cell::new(None), Cell::new(0));
+        let lost_at_second = |page: &mut [u8]| {
+            first.set(first.get().or(Some(page.as_ptr())));
+            count.set(count.get() + 1);
+            if count.get() == 2 { Put::Lost } else { Put::Nothing }
+        };
+        let made = made(3 * LARGE, lost_at_second).unwrap();
+        assert_eq!(count.get(), 2);
+        assert!(Some(made.as_ptr()) != first.get() && made.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn what_nearly_is_another_large_page_takes_one() {
+        let sizes = [LARGE - MISSING - 1, LARGE - MISSING, 3 * LARGE, 3 * LARGE + 4096, 4 * LARGE - 4096, 0];
+        let expected = [LARGE - MISSING - 1, LARGE, 3 * LARGE, 3 * LARGE + 4096, 4 * LARGE, 0];
+        assert_eq!(sizes.map(taken), expected);
+    }
 
     #[test]
     fn what_is_trimmed_is_empty_and_the_rest_is_what_it_was() {

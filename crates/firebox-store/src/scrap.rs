@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memmap2::MmapMut;
 
 use crate::error::StoreError;
-use crate::memory::{LARGE, made};
+use crate::memory::{LARGE, Put, made};
 
 /// Where memory goes that weights were kept in, of whose large pages the next buffers are made. What the system gets back it
 /// has to clear before it gives it to anybody, and a virtual machine may have to fetch it from its host: either can take longer than the
@@ -13,7 +13,14 @@ use crate::memory::{LARGE, made};
 ///
 /// Whoever counts memory [clears](Self::clear) it, because nobody may come for what is left here. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Scrap(Arc<Mutex<Vec<Piece>>>);
+pub struct Scrap(Arc<Mutex<Pieces>>);
+
+#[derive(Debug, Default)]
+struct Pieces {
+    all: Vec<Piece>,
+    /// The system does not move pages.
+    is_refused: bool,
+}
 
 #[derive(Debug)]
 struct Piece {
@@ -25,21 +32,22 @@ struct Piece {
 impl Scrap {
     /// Bytes that are here.
     pub fn bytes(&self) -> usize {
-        self.pieces().iter().map(|piece| piece.end).sum()
+        self.pieces().all.iter().map(|piece| piece.end).sum()
     }
 
     /// Gives back to the system what is here.
     pub fn clear(&self) {
-        let pieces = std::mem::take(&mut *self.pieces());
-        drop(pieces);
+        let all = std::mem::take(&mut self.pieces().all);
+        drop(all);
     }
 
     /// Takes memory that nothing refers to any more, of which so many bytes are in use.
     pub(crate) fn leave(&self, memory: MmapMut, bytes: usize) {
         let end = bytes.min(memory.len()) / LARGE * LARGE;
+        let mut pieces = self.pieces();
         // Where large pages begin elsewhere there are none to be had.
-        if end > 0 && memory.as_ptr().addr().is_multiple_of(LARGE) {
-            self.pieces().push(Piece { memory, end });
+        if end > 0 && memory.as_ptr().addr().is_multiple_of(LARGE) && !pieces.is_refused {
+            pieces.all.push(Piece { memory, end });
         }
     }
 
@@ -49,27 +57,35 @@ impl Scrap {
     }
 
     /// Puts a large page in the place of another one that has no memory yet, if there is one.
-    fn put(&self, place: &mut [u8]) -> bool {
+    fn put(&self, place: &mut [u8]) -> Put {
         let mut pieces = self.pieces();
-        let Some(piece) = pieces.last_mut() else { return false };
+        if !place.as_ptr().addr().is_multiple_of(LARGE) {
+            return Put::Nothing;
+        }
+        let Some(piece) = pieces.all.last_mut() else { return Put::Nothing };
         piece.end -= LARGE;
-        let moved = place.as_ptr().addr().is_multiple_of(LARGE)
-            && moved(&mut piece.memory[piece.end..][..LARGE], place);
-        let used_up = if piece.end == 0 || !moved { pieces.pop() } else { None };
+        let put = moved(&mut piece.memory[piece.end..][..LARGE], place);
+        let is_used_up = piece.end == 0;
+        pieces.is_refused |= put != Put::Done;
+        let done_with = match put {
+            Put::Done if is_used_up => pieces.all.pop().into_iter().collect(),
+            Put::Done => Vec::new(),
+            Put::Nothing | Put::Lost => std::mem::take(&mut pieces.all),
+        };
         drop(pieces);
         // What goes back to the system does so while nobody waits for the lock.
-        drop(used_up);
-        moved
+        drop(done_with);
+        put
     }
 
-    fn pieces(&self) -> MutexGuard<'_, Vec<Piece>> {
+    fn pieces(&self) -> MutexGuard<'_, Pieces> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Moves pages, if the system can. Where they were there are none then.
 #[cfg(target_os = "linux")]
-fn moved(from: &mut [u8], to: &mut [u8]) -> bool {
+fn moved(from: &mut [u8], to: &mut [u8]) -> Put {
     assert_eq!(from.len(), to.len());
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     // SAFETY: both are private anonymous memory of this process, that nothing else refers to: they are borrowed here. What was mapped
@@ -83,15 +99,21 @@ fn moved(from: &mut [u8], to: &mut [u8]) -> bool {
             to.as_mut_ptr().cast::<libc::c_void>(),
         )
     };
-    at != libc::MAP_FAILED
+    if at != libc::MAP_FAILED {
+        return Put::Done;
+    }
+    // An older system refuses what it does not know before it does anything. Any other fault may come after it has unmapped what was there.
+    let error = std::io::Error::last_os_error().raw_os_error();
+    if error == Some(libc::EINVAL) { Put::Nothing } else { Put::Lost }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn moved(_: &mut [u8], _: &mut [u8]) -> bool {
-    false
+fn moved(_: &mut [u8], _: &mut [u8]) -> Put {
+    Put::Nothing
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
     use crate::memory::anonymous;

@@ -94,8 +94,8 @@ impl NewTensorFile {
                 Fault::new(format!("tensor {:?}", Excerpt(&tensor.name)), reason).in_file(path)
             })?;
         }
-        let partial = PartialFile::create(path)?;
-        Ok(Self { writer: TensorWriter::create(&partial.path, plan)?, partial })
+        let (partial, file) = PartialFile::create(path)?;
+        Ok(Self { writer: TensorWriter::filling(&partial.path, file, plan)?, partial })
     }
 
     /// Writes the next tensor.
@@ -196,7 +196,6 @@ impl std::fmt::Debug for NewTensorFile {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::process::Command;
 
     use tempfile::TempDir;
 
@@ -286,14 +285,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         write(&path, "old");
-        // Of a process that is certainly gone.
-        let mut gone = Command::new("true").spawn().unwrap();
-        let process = gone.id();
-        gone.wait().unwrap();
-        let left = folder.path().join(format!("file.partial-{process}-0"));
+        let left = folder.path().join("file.partial-0123456789abcdef");
         fs::write(&left, "half of it").unwrap();
         // Of somebody else, whatever it looks like.
-        let others = folder.path().join(format!("file.partial-{process}-0x"));
+        let others = folder.path().join("file.partial-0123456789abcdeg");
         fs::write(&others, "mine").unwrap();
         assert_eq!(TensorFile::open(&path).unwrap().text("who").unwrap(), "old");
 

@@ -118,6 +118,11 @@ pub(crate) struct TensorWriter {
 impl TensorWriter {
     pub(crate) fn create(path: &Path, plan: Plan) -> Result<Self, StoreError> {
         let file = File::create_new(path).map_err(|error| StoreError::io(path, "create", error))?;
+        Self::filling(path, file, plan)
+    }
+
+    /// The same, in a file that has nothing in it yet.
+    pub(crate) fn filling(path: &Path, file: File, plan: Plan) -> Result<Self, StoreError> {
         Self::begin(path, Some(file), plan)
     }
 

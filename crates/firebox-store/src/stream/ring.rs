@@ -147,28 +147,34 @@ impl Ring {
     /// What to read next, if there is something and a buffer for it. What is waited for comes before what was asked for,
     /// and may take the buffer of that: otherwise two who wait could hold what the other one needs.
     pub fn job(&mut self) -> Option<usize> {
-        let missing = |state: &Self, waited_for: bool| {
-            let mut wanted = state.wanted.iter().filter(|wanted| wanted.waited_for || !waited_for);
-            wanted.find(|wanted| !state.is_coming(wanted.portion)).copied()
-        };
-        if let Some(Wanted { portion, together, .. }) = missing(self, true) {
-            while !self.has_buffer_of(together)
-                && (self.sacrifice(Self::is_spared) || self.sacrifice(Self::is_waited_for))
-            {}
-            return self.has_buffer_of(together).then_some(portion);
+        let missing: Vec<Wanted> =
+            self.wanted.iter().filter(|wanted| !self.is_coming(wanted.portion)).copied().collect();
+        let mut waited_for = missing.iter().filter(|wanted| wanted.waited_for).peekable();
+        if waited_for.peek().is_some() {
+            // Where there is no buffer for the first of them, somebody can have it who gives it back only when there
+            // is another one.
+            return waited_for.find(|wanted| self.makes_room(wanted.together)).map(|wanted| wanted.portion);
         }
         if let Some(portion) = self.aim.clone().find(|portion| self.may_come(*portion)) {
             let together = self.aim.clone().filter(|portion| self.is_aimed_at(*portion)).count();
             while !self.has_buffer_of(together) && self.sacrifice(Self::is_spared) {}
             return self.has_buffer_of(together).then_some(portion);
         }
-        if let Some(Wanted { portion, .. }) = missing(self, false) {
+        if let Some(Wanted { portion, .. }) = missing.first() {
             while !self.has_buffer() && self.sacrifice(Self::is_spared) {}
-            return self.has_buffer().then_some(portion);
+            return self.has_buffer().then_some(*portion);
         }
         let Range { start, end } = self.round;
         let next = self.next.clamp(start, end);
         (next..end).chain(start..next).filter(|_| self.has_buffer()).find(|portion| self.may_come(*portion))
+    }
+
+    /// Whether there is a buffer for what is waited for, be it that of something else.
+    fn makes_room(&mut self, together: usize) -> bool {
+        while !self.has_buffer_of(together)
+            && (self.sacrifice(Self::is_spared) || self.sacrifice(Self::is_waited_for))
+        {}
+        self.has_buffer_of(together)
     }
 
     /// Drops a portion that was read and is not spared, the one that is needed last, if there is one. Where there are more
@@ -222,5 +228,22 @@ impl Ring {
                 self.drop_stale();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::check;
+
+    #[test]
+    fn who_needs_two_at_once_does_not_wait_for_who_waits_for_these() {
+        // Which of the portions, or of what can be taken: what is needed at once comes last.
+        let [first, second, third] = [0, 16, 32];
+        let [ask, ask_two, wait, take, give_back, read, has_read] = [0_u8, 2, 3, 4, 8, 9, 11];
+        let eight_portions_one_buffer = [7, 1];
+        let one = [ask + first, ask + second, read, has_read, take + first];
+        let other = [ask_two + third, wait + second, read, has_read, take + second];
+        let story = [&eight_portions_one_buffer[..], &one, &other, &[give_back]].concat();
+        assert_eq!(check(&story), 4);
     }
 }
