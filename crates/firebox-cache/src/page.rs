@@ -202,7 +202,7 @@ impl Page {
         Some(self.content().room.layer(layer, slots.end, self.pool.layout())?.part(slots.clone()))
     }
 
-    /// A panic while the lock was held has left tensors whole: they are values that are replaced.
+    /// A panic while the lock was held has left tensors whole: what does not fit is refused before any is written to.
     fn content(&self) -> MutexGuard<'_, Content> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -147,7 +147,10 @@ impl Answer {
     /// Goes on by a token, and hands out the text that is certain now.
     pub fn add(&mut self, token: u32) -> Piece {
         self.tokens.push(token);
+        let is_special = self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_special(token));
         let text = match &mut self.detokenizer {
+            // It has no text, and none from before may come after it: no stop string goes on behind a control token.
+            Some(_) if is_special => self.stops.finish(),
             Some(detokenizer) => self.stops.push(&detokenizer.push(token)),
             None => String::new(),
         };
@@ -224,5 +227,32 @@ fn constraint(
         }
         (Some(_), None) => Err(ConstraintError::NoTokenizer.into()),
         (None, _) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firebox_text::{GgufVocabulary, TextAssets, TokenizerSource};
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn no_text_is_held_back_across_a_control_token() {
+        let vocabulary = GgufVocabulary {
+            model: "gpt2".into(),
+            tokens: ["E", "ND", "<tool_call>"].map(String::from).to_vec(),
+            token_types: vec![1, 1, 3],
+            ..GgufVocabulary::default()
+        };
+        let source = Some(TokenizerSource::Gguf(vocabulary));
+        let assets = TextAssets { tokenizer: source, ..TextAssets::default() };
+        let tokenizer = Arc::new(Tokenizer::new(&assets, &Value::Null).unwrap());
+        let config = GenerationConfig { stop: vec!["END".into()], ..GenerationConfig::default() };
+        let mut answer = Answer::new(config, Some(tokenizer)).unwrap();
+        assert_eq!([0, 2, 1].map(|token| answer.add(token).text), ["", "E", "ND"]);
+        assert_eq!(answer.finish(), None);
+        assert_eq!([0, 1].map(|token| answer.add(token).text), ["", ""]);
+        assert_eq!(answer.finish(), Some(Finish::Stop));
     }
 }

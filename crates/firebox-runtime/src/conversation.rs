@@ -2,11 +2,11 @@ use firebox_cache::{Afterwards, CacheError, Role, TurnId, WholeTurns};
 use firebox_text::{ChatTemplate, Continued, TemplateOptions, TextError};
 use serde::{Deserialize, Serialize};
 
+use crate::turns::FACTS;
 use crate::{Model, RuntimeError, Session};
 
 /// Tokens of turns that are remembered where nobody says, if the model has been trained for so many.
 const TURNS: usize = 1536;
-const FACTS: usize = 512;
 
 /// How much of a conversation is remembered, in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

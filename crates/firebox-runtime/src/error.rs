@@ -184,7 +184,10 @@ pub enum RuntimeError {
     #[error("the engine has ended")]
     EngineOver,
     /// As many tasks wait as may.
-    #[error("{limit} {priority} requests wait already; try again when some are done, or raise most_waiting")]
+    #[error(
+        "{limit} {priority} requests wait already; try again when some are done, or let more of them wait: `--queue` of \
+         `firebox serve`, most_waiting of an engine"
+    )]
     QueueFull {
         /// How urgent the task was that was refused.
         priority: Priority,

@@ -16,10 +16,10 @@ pub(crate) struct Due {
 }
 
 impl Session {
-    /// Whether what it remembers comes out the same when it is computed again: nothing was forgotten or hidden that later
-    /// tokens have seen.
+    /// Whether what it remembers comes out the same when it is computed again, to the last bit: nothing was ever forgotten,
+    /// hidden or shown again that later tokens have seen, or not.
     pub(crate) fn can_lose(&self) -> bool {
-        self.cache.position() == self.cache.len() && self.cache.turns().all(|turn| turn.hidden.is_none())
+        self.cache.is_unaltered()
     }
 
     /// Empties the cache. What was visible stays to be found again.

@@ -125,6 +125,18 @@ impl Session {
     /// Adds what is never forgotten to make room.
     pub fn add_fact(&mut self, tokens: &[u32]) -> Result<TurnId, RuntimeError> {
         self.settle()?;
+        // Those may go for it, and one day be what stands again.
+        let before = self.cache.turns().any(is_superseded).then(|| self.clone());
+        let added = self.append_fact(tokens);
+        if added.is_err()
+            && let Some(before) = before
+        {
+            *self = before;
+        }
+        added
+    }
+
+    fn append_fact(&mut self, tokens: &[u32]) -> Result<TurnId, RuntimeError> {
         self.make_room_for_facts(tokens.len())?;
         self.arrange(tokens.len())?;
         let fact = self.cache.begin_turn(TurnKind::Fact, vec![Role::System]);
@@ -141,7 +153,7 @@ impl Session {
         self.fact(fact)?;
         let before = self.clone();
         self.cache.hide(fact, Some(Hidden::Superseded))?;
-        let added = self.add_fact(tokens);
+        let added = self.append_fact(tokens);
         if added.is_err() {
             *self = before;
         }
@@ -242,14 +254,14 @@ impl Session {
             facts.map(|turn| turn.tokens).sum()
         };
         // One that is merely hidden may be seen again.
-        let tokens = held(self, |fact| fact.hidden != Some(Hidden::Superseded)) + needed;
+        let tokens = held(self, |fact| !is_superseded(fact)) + needed;
         if tokens > capacity {
             return Err(CacheError::FactsFull { tokens, capacity }.into());
         }
         // Facts that others have taken the place of are kept as long as there is room for them.
-        let superseded = |turn: &&Turn| turn.hidden == Some(Hidden::Superseded);
         while held(self, |_| true) + needed > capacity {
-            let Some(oldest) = self.cache.turns().find(superseded).map(|turn| turn.id) else { break };
+            let superseded = self.cache.turns().find(|turn| is_superseded(turn));
+            let Some(oldest) = superseded.map(|turn| turn.id) else { break };
             self.forget(oldest)?;
         }
         Ok(())
@@ -257,10 +269,15 @@ impl Session {
 
     /// One that no other has taken the place of.
     fn fact(&self, id: TurnId) -> Result<&Turn, CacheError> {
-        let stands = |turn: &&Turn| turn.kind == TurnKind::Fact && turn.hidden != Some(Hidden::Superseded);
+        let stands = |turn: &&Turn| turn.kind == TurnKind::Fact && !is_superseded(turn);
         let mut facts = self.cache.turns().filter(stands);
         facts.find(|turn| turn.id == id).ok_or(CacheError::NoSuchTurn { turn: id })
     }
+}
+
+/// Whether another fact has taken its place.
+fn is_superseded(turn: &Turn) -> bool {
+    turn.hidden == Some(Hidden::Superseded)
 }
 
 #[cfg(test)]
@@ -352,6 +369,39 @@ mod tests {
         assert_eq!(session.tokens(), [6; 8]);
         assert!(session.turns().all(|turn| turn.id == second));
         assert!(session.supersede(first, &[1]).is_err());
+    }
+
+    #[test]
+    fn a_fact_that_cannot_be_added_costs_none_that_was_superseded() {
+        let mut session = session().with_fact_capacity(10);
+        let first = session.add_fact(&[5; 6]).unwrap();
+        let second = session.supersede(first, &[6; 4]).unwrap();
+        assert!(session.add_fact(&[9999; 4]).is_err());
+        assert_eq!(session.turns().map(|turn| turn.id).collect::<Vec<_>>(), [first, second]);
+        session.add_fact(&[7; 4]).unwrap();
+        assert!(session.turns().all(|turn| turn.id != first));
+    }
+
+    #[test]
+    fn what_later_tokens_have_seen_is_not_lost_with_what_they_are() {
+        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+        let said = |session: &mut Session| {
+            let turn = session.begin_turn(&[Role::User]).unwrap();
+            session.feed(&[7; 20]).unwrap();
+            turn
+        };
+        let mut forgets = session().with_turn_capacity(50, policy);
+        said(&mut forgets);
+        said(&mut forgets);
+        assert!(forgets.can_lose());
+        said(&mut forgets);
+        assert_eq!((forgets.turns().count(), forgets.can_lose()), (2, false), "one was forgotten");
+        let mut hides = session();
+        let hidden = said(&mut hides);
+        hides.mask(hidden, true).unwrap();
+        said(&mut hides);
+        hides.mask(hidden, false).unwrap();
+        assert!(!hides.can_lose(), "what is seen now was not when it was computed");
     }
 
     #[test]

@@ -2,10 +2,19 @@ use std::sync::Arc;
 
 use crate::error::CacheError;
 use crate::page::PAGE;
-use crate::run::Source;
+use crate::run::{Run, Source};
 use crate::sequence::SequenceCache;
 
 impl SequenceCache {
+    /// Whether a page would be free without it: one of which it is the only owner.
+    pub fn has_own_page(&self) -> bool {
+        let of_one_page = |together: &[Run]| match &together[0].source {
+            Source::Page(page) => Arc::strong_count(page) == together.len(),
+            Source::Mapped(_) => false,
+        };
+        Arc::strong_count(&self.runs) == 1 && self.runs.chunk_by(Run::lies_with).any(of_one_page)
+    }
+
     /// A clone that goes on without waiting: a page that is not full is copied now. A mere clone copies it when it goes on,
     /// unless it is the first to do so. Either way attention reads what comes behind in the same spans, so that all say the same
     /// to the last bit.

@@ -311,7 +311,7 @@ impl Hosted {
                     continue;
                 }
                 sequence.pauses();
-                if self.short && sequence.session.can_lose() {
+                if self.short && gains_pages(&sequence.session) {
                     sequence.session.lose();
                     self.pool.shrink();
                 }
@@ -471,10 +471,7 @@ impl Hosted {
         self.changed = true;
         let order = self.queue.order(now);
         let turn = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap_or(usize::MAX);
-        let with_pages = self
-            .waiting
-            .iter()
-            .filter(|(_, (sequence, _))| sequence.session.can_lose() && !sequence.session.cache().is_empty());
+        let with_pages = self.waiting.iter().filter(|(_, (sequence, _))| gains_pages(&sequence.session));
         let last = with_pages.map(|(ticket, _)| *ticket).max_by_key(|ticket| (turn(ticket), *ticket));
         if let Some((sequence, _)) = last.and_then(|ticket| self.waiting.get_mut(&ticket)) {
             sequence.session.lose();
@@ -494,4 +491,10 @@ impl Hosted {
         }
         starved
     }
+}
+
+/// Whether pages are free once a session has lost what it remembers, which it can compute again: a question to a conversation that
+/// goes on elsewhere only refers to what that keeps.
+fn gains_pages(session: &Session) -> bool {
+    session.can_lose() && session.cache().has_own_page()
 }

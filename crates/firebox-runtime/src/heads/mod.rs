@@ -12,7 +12,7 @@ pub use crate::succession::Succession as HeadHistory;
 pub use changes::Changes;
 pub use classifying::Likelihood;
 pub use rack::{FALLBACK, HeadEvent, HeadRack, HeadState, RackConfig, Worn};
-pub use router::Router;
+pub use router::{ROUTER, Router};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};
 
 #[cfg(test)]

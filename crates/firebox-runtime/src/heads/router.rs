@@ -5,7 +5,7 @@ use firebox_model::Head;
 use crate::{RuntimeError, Session};
 
 /// The head that chooses among the others, by its name.
-const ROUTER: &str = "router";
+pub const ROUTER: &str = "router";
 
 /// A classifier whose labels are names of heads.
 #[derive(Debug, Clone)]
