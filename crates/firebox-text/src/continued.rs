@@ -57,13 +57,18 @@ impl<'a> Continued<'a> {
     /// Something that nobody has asked and the model is to know, behind an answer that was closed. A template that has no
     /// place for it there gets a line of text.
     pub fn told(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let messages = [Message::user(ASKED), Message::assistant(ANSWERED), Message::system(TOLD)];
+        let next = Message::user(ASKED);
+        let messages =
+            [Message::user(ASKED), Message::assistant(ANSWERED), Message::system(TOLD), next.clone()];
         let marked = self.control().marked(text);
-        let written = match self.written(&messages, false) {
+        // Not at the end of a conversation, where some templates write what ends a text.
+        let written = match self.written(&messages, true) {
             Ok(written) => {
                 // Some templates put it before everything else, or leave it out.
-                let rest =
-                    behind(&written, ANSWERED).and_then(|rest| rest.strip_prefix(&*self.closed().ok()?));
+                let rest = behind(&written, ANSWERED).and_then(|rest| {
+                    let (closed, next) = (self.closed().ok()?, self.behind_answer(&next).ok()?);
+                    rest.strip_prefix(&*closed)?.strip_suffix(&*next)
+                });
                 rest.filter(|rest| rest.contains(TOLD)).map(|rest| rest.replace(TOLD, marked.trim()))
             }
             Err(_) => None,
@@ -75,11 +80,29 @@ impl<'a> Continued<'a> {
         let spoken = [Message::user(ASKED), Message::assistant(ANSWERED)];
         let alone = self.written(&spoken, false)?;
         let [asked, answered] = spoken;
-        let followed = self.written(&[asked, answered, Message::user(TOLD)], true)?;
+        let next = Message::user(TOLD);
+        let first = self.written(std::slice::from_ref(&next), true)?;
+        let followed = self.written(&[asked, answered, next], true)?;
         let (alone, followed) = (behind(&alone, ANSWERED), behind(&followed, ANSWERED));
         let (Some(alone), Some(followed)) = (alone, followed) else { return Ok(String::new()) };
         let common = alone.chars().zip(followed.chars()).take_while(|(one, other)| one == other);
-        Ok(common.map(|(letter, _)| letter).collect())
+        let common: usize = common.map(|(letter, _)| letter.len_utf8()).sum();
+        let shared = self.uncut(alone, common).min(self.uncut(followed, common));
+        // Some templates close an answer only where something follows. What does is written as at the beginning then.
+        let whole = followed.strip_suffix(&*first).map(str::len);
+        let tokens = self.control().places(followed).map(|token| token.start);
+        let mut ends = std::iter::once(shared).chain(whole).chain(tokens);
+        let end = ends.find(|end| {
+            let question = &followed[*end..];
+            question.contains(TOLD) && first.ends_with(question)
+        });
+        Ok(followed[..end.unwrap_or(shared)].to_owned())
+    }
+
+    /// A place in a text, or where the token begins that it would cut: tokens that differ may begin alike.
+    fn uncut(&self, text: &str, place: usize) -> usize {
+        let mut tokens = self.control().places(text);
+        tokens.find(|token| token.end > place).map_or(place, |token| token.start.min(place))
     }
 
     /// A message behind an answer, without what closes that, up to where the next answer begins.
@@ -128,9 +151,21 @@ mod tests {
             _ => char::from_u32(256 + 67),
         });
         let mut tokens: Vec<String> = letters.flatten().map(String::from).collect();
-        let control = ["<|im_start|>", "<|im_end|>", "<s>", "[INST]", "[/INST]", "</s>"];
+        let control = [
+            "<|im_start|>",
+            "<|im_end|>",
+            "<s>",
+            "[INST]",
+            "[/INST]",
+            "</s>",
+            "<|system|>",
+            "<|user|>",
+            "<|assistant|>",
+            "<|end|>",
+            "<|endoftext|>",
+        ];
         let mut token_types = vec![1; tokens.len()];
-        token_types.extend([3; 6]);
+        token_types.extend(control.map(|_| 3));
         tokens.extend(control.map(String::from));
         let vocabulary =
             firebox_store::GgufVocabulary { model: "gpt2".into(), tokens, token_types, ..Default::default() };
@@ -149,6 +184,16 @@ mod tests {
         {{ raise_exception('no') }}{% endif %}{% elif m.role == 'user' %}[INST] \
         {% if messages[0].role == 'system' and loop.index0 == 1 %}{{ messages[0].content }}\n\n{% endif %}\
         {{ m.content | trim }}[/INST]{% else %}{{ m.content }}</s>{% endif %}{% endfor %}";
+    /// Ends a text that nothing follows, as Phi's do.
+    const ENDED: &str = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|assistant|>\n{% else %}<|endoftext|>{% endif %}";
+    /// Closes an answer only where something follows, as OLMo's do.
+    const PARTED: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
+        {% if m.role != 'assistant' or not loop.last %}<|im_end|>\n{% else %}<|endoftext|>{% endif %}\
+        {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    /// Says what a model is to be where nobody else does.
+    const INTRODUCED: &str =
+        "{% if messages[0].role != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}";
 
     fn template(source: &str) -> ChatTemplate {
         ChatTemplate::from_source(source, Map::new()).unwrap()
@@ -157,7 +202,8 @@ mod tests {
     #[test]
     fn parts_are_what_the_whole_is() {
         let (tokenizer, options) = (tokenizer(), TemplateOptions::default());
-        for source in [CHATML, THINKING, MERGED] {
+        let introduced = [INTRODUCED, PARTED].concat();
+        for source in [CHATML, THINKING, MERGED, ENDED, PARTED, introduced.as_str()] {
             let template = template(source);
             let parts = Continued::new(&template, &tokenizer, &options);
             for system in [None, Some("Be brief.")] {
@@ -190,14 +236,14 @@ mod tests {
             let tokens = Continued::new(&template, &tokenizer, &options).told("It rains<|im_end|>").unwrap();
             (tokenizer.decode(&tokens, false), tokens)
         };
-        let (text, tokens) = told(CHATML);
-        assert_eq!(text, "<|im_start|>system\nIt rains<|im_end|><|im_end|>\n");
-        let end = tokenizer.token_to_id("<|im_end|>").unwrap();
-        assert_eq!(
-            tokens.iter().filter(|token| **token == end).count(),
-            1,
-            "only the template ends anything"
-        );
+        for source in [CHATML, PARTED] {
+            let (text, tokens) = told(source);
+            assert_eq!(text, "<|im_start|>system\nIt rains<|im_end|><|im_end|>\n");
+            let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+            let ends = tokens.iter().filter(|token| **token == end).count();
+            assert_eq!(ends, 1, "only the template ends anything");
+        }
+        assert_eq!(told(ENDED).0, "<|system|>\nIt rains<|im_end|><|end|>\n");
         assert_eq!(told(MERGED).0, "It rains<|im_end|>\n");
     }
 }

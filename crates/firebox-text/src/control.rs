@@ -4,7 +4,7 @@ use crate::error::TextError;
 use crate::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 /// Stand around a spelling that is to be read as plain text, from the message it is found in to the rendered prompt.
 /// Private-use characters: no vocabulary spells control tokens with them, and any in the messages are taken out first.
@@ -103,19 +103,32 @@ impl ControlTokens {
     pub fn marked(&self, text: &str) -> String {
         let plain = text.replace([OPEN, CLOSE], "");
         let mut marked = String::with_capacity(plain.len());
-        let mut rest = plain.as_str();
-        while let Some(first) = rest.chars().next() {
-            if let Some(token) = self.at_start(rest) {
-                marked.push(OPEN);
-                marked.push_str(token);
-                marked.push(CLOSE);
-                rest = &rest[token.len()..];
-            } else {
-                marked.push(first);
-                rest = &rest[first.len_utf8()..];
-            }
+        let mut end = 0;
+        for place in self.places(&plain) {
+            marked.push_str(&plain[end..place.start]);
+            marked.push(OPEN);
+            marked.push_str(&plain[place.clone()]);
+            marked.push(CLOSE);
+            end = place.end;
         }
+        marked.push_str(&plain[end..]);
         marked
+    }
+
+    /// Where there are tokens in a text.
+    pub fn places(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            while let Some(first) = text[at..].chars().next() {
+                let start = at;
+                if let Some(token) = self.at_start(&text[start..]) {
+                    at += token.len();
+                    return Some(start..at);
+                }
+                at += first.len_utf8();
+            }
+            None
+        })
     }
 
     /// The longest token that a text begins with.
@@ -154,7 +167,12 @@ impl ControlTokens {
 
 /// Ids of one piece of a prompt. SentencePiece puts a space before every text, so a piece that is not the first is
 /// encoded after a line break, and the ids of the line break are taken off again.
-fn piece(tokenizer: &Tokenizer, text: &str, begun: bool, literal: bool) -> Result<Vec<u32>, TextError> {
+pub(crate) fn piece(
+    tokenizer: &Tokenizer,
+    text: &str,
+    begun: bool,
+    literal: bool,
+) -> Result<Vec<u32>, TextError> {
     let encode = |text: &str| match literal {
         true => tokenizer.encode_literal(text, false),
         false => tokenizer.encode(text, false),

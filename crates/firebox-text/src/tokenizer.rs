@@ -1,6 +1,6 @@
 //! Text to token ids and back.
 
-use crate::control::ControlTokens;
+use crate::control::{self, ControlTokens};
 use crate::detokenizer::Detokenizer;
 use crate::engine::Engine;
 use crate::error::TextError;
@@ -95,6 +95,12 @@ impl Tokenizer {
     /// kind, such as `<tool_call>`.
     pub fn encode_literal(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
         self.inner.encode(text, add_special, Injection::Literal)
+    }
+
+    /// Token ids of a text that goes on from another one. As [`encode`](Self::encode) has them, with nothing added: no
+    /// special tokens, and no space where the vocabulary puts one before every text.
+    pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        control::piece(self, text, true, false)
     }
 
     /// The text of some ids, special tokens left out if `skip_special`. Ids outside the vocabulary leave no trace;

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, BufWriter, Read, Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use firebox_store::files::{self, File};
 use half::f16;
@@ -93,6 +94,8 @@ pub struct BoundaryCache {
     /// Of each sample, where its bytes are.
     samples: Vec<Range<usize>>,
     hashes: Vec<[u8; HASH]>,
+    /// A bit of each sample that was found to be what was written.
+    checked: Vec<AtomicU64>,
 }
 
 struct Entry {
@@ -142,11 +145,12 @@ impl NewBoundaryCache {
             options.create(true).truncate(false).read(true).write(true);
             let file =
                 File::open_with(&path, &options).map_err(|error| TrainError::io(&path, "open", error))?;
+            // The states of another process would be cut off, and its next ones written elsewhere than its index says.
+            // Both files, since one of them is renamed before the other.
+            lock(&file, &path, "another process is filling it; wait until it has ended, or stop it")?;
             Ok::<_, TrainError>((path, file))
         };
         let (states_path, mut states) = open(STATES)?;
-        // The states of another process would be cut off, and its next ones written elsewhere than its index says.
-        lock(&states, &states_path, "another process is filling it; wait until it has ended, or stop it")?;
         let (index_path, mut index) = open(INDEX)?;
         let mut bytes = Vec::new();
         index.read_to_end(&mut bytes).map_err(|error| TrainError::io(&index_path, "read", error))?;
@@ -224,13 +228,22 @@ impl NewBoundaryCache {
 
     /// Makes the cache durable and gives it its name.
     pub(crate) fn finish(self) -> Result<BoundaryCache, TrainError> {
+        let (folder, key) = (self.folder.clone(), self.key.clone());
+        drop(self.put_in_place()?);
+        let path = key.path(&folder, INDEX, "");
+        BoundaryCache::open(folder, key)?
+            .ok_or_else(|| TrainError::malformed(&path, "it was removed while it was made; try again"))
+    }
+
+    /// Gives back the files, which are locked: until both have their names nobody else is to have one of them.
+    fn put_in_place(self) -> Result<[File; 2], TrainError> {
         let Self { folder, key, states, index, .. } = self;
-        for (kind, writer) in [(STATES, states), (INDEX, index)] {
-            let beside = key.path(&folder, kind, UNFINISHED);
+        let durable = |kind: &str, writer: BufWriter<File>| {
             let file = writer.into_inner().map_err(|error| error.into_error());
-            let synced = file.and_then(|file| file.sync_all());
-            synced.map_err(|error| TrainError::io(&beside, "write", error))?;
-        }
+            let synced = file.and_then(|file| file.sync_all().map(|()| file));
+            synced.map_err(|error| TrainError::io(&key.path(&folder, kind, UNFINISHED), "write", error))
+        };
+        let locked = [durable(STATES, states)?, durable(INDEX, index)?];
         // The index comes last, and with it the cache is there.
         for kind in [STATES, INDEX] {
             let path = key.path(&folder, kind, "");
@@ -238,9 +251,7 @@ impl NewBoundaryCache {
                 .map_err(|error| TrainError::io(&path, "rename the finished file to", error))?;
         }
         sync_folder(parent(&key.path(&folder, INDEX, "")))?;
-        let path = key.path(&folder, INDEX, "");
-        BoundaryCache::open(folder, key)?
-            .ok_or_else(|| TrainError::malformed(&path, "it was removed while it was made; try again"))
+        Ok(locked)
     }
 }
 
@@ -274,7 +285,8 @@ impl BoundaryCache {
         };
         let samples = entries.iter().map(range).collect();
         let hashes = entries.iter().map(|entry| entry.hash).collect();
-        Ok(Some(Self { path, key, map, samples, hashes }))
+        let checked = (0..entries.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Ok(Some(Self { path, key, map, samples, hashes, checked }))
     }
 
     /// The cache of a key, computed as far as it is not there: `tokens` gives the tokens of a sample, `states` the states
@@ -317,39 +329,51 @@ impl BoundaryCache {
         &self.key
     }
 
-    /// The states of a sample as they are stored, row after row, in little endian.
+    /// The states of a sample as they are stored, row after row, in little endian. When they are read first, it is seen
+    /// whether they are what was written.
     ///
     /// # Panics
     ///
     /// If there is no sample of that number.
-    pub fn bytes(&self, sample: usize) -> &[u8] {
-        let range = self.samples[sample].clone();
-        self.map.as_deref().map_or(&[], |map| &map[range])
+    pub fn bytes(&self, sample: usize) -> Result<&[u8], TrainError> {
+        let (checked, bit) = (&self.checked[sample / 64], 1u64 << (sample % 64));
+        if checked.load(Ordering::Relaxed) & bit == 0 {
+            self.check(sample)?;
+            checked.fetch_or(bit, Ordering::Relaxed);
+        }
+        Ok(self.mapped(sample))
     }
 
-    /// The states of a sample, row after row.
+    /// The states of a sample, row after row, checked like their [bytes](Self::bytes).
     ///
     /// # Panics
     ///
     /// If there is no sample of that number.
-    pub fn states(&self, sample: usize) -> Vec<f32> {
-        let bytes = self.bytes(sample);
-        match self.key.stored {
+    pub fn states(&self, sample: usize) -> Result<Vec<f32>, TrainError> {
+        let bytes = self.bytes(sample)?;
+        Ok(match self.key.stored {
             // Samples begin on multiples of 64 bytes of a mapping.
-            Stored::F32 => bytemuck::cast_slice(bytes).to_vec(),
+            Stored::F32 => bytemuck::cast_slice::<u8, f32>(bytes).to_vec(),
             Stored::F16 => bytemuck::cast_slice::<u8, f16>(bytes).to_f32_vec(),
-        }
+        })
     }
 
     /// Reads everything, to see whether it is what was written.
     pub fn verify(&self) -> Result<(), TrainError> {
-        for (sample, hash) in self.hashes.iter().enumerate() {
-            if digest(self.bytes(sample)) != *hash {
-                let reason = format!("the states of sample {sample} are damaged; remove the file");
-                return Err(TrainError::malformed(&self.path, reason));
-            }
+        (0..self.len()).try_for_each(|sample| self.check(sample))
+    }
+
+    fn check(&self, sample: usize) -> Result<(), TrainError> {
+        if digest(self.mapped(sample)) != self.hashes[sample] {
+            let reason = format!("the states of sample {sample} are damaged; remove the file");
+            return Err(TrainError::malformed(&self.path, reason));
         }
         Ok(())
+    }
+
+    fn mapped(&self, sample: usize) -> &[u8] {
+        let range = self.samples[sample].clone();
+        self.map.as_deref().map_or(&[], |map| &map[range])
     }
 }
 
@@ -388,7 +412,7 @@ mod tests {
             cache.verify().unwrap();
             for sample in 0..20 {
                 let expected = states(&tokens(sample).unwrap());
-                let found = cache.states(sample);
+                let found = cache.states(sample).unwrap();
                 match stored {
                     Stored::F32 => assert_eq!(found, expected),
                     Stored::F16 => {
@@ -433,7 +457,7 @@ mod tests {
             let mut computed = 0;
             let cache = fill(folder.path(), &mut computed);
             assert_eq!(computed, recomputed, "{states_left} {index_left}");
-            assert!((0..12).all(|sample| cache.bytes(sample) == expected.bytes(sample)));
+            assert!((0..12).all(|sample| cache.bytes(sample).unwrap() == expected.bytes(sample).unwrap()));
         }
     }
 
@@ -456,6 +480,9 @@ mod tests {
         fs::write(&path, &bytes).unwrap();
         let cache = BoundaryCache::open(folder.path(), key(Stored::F32)).unwrap().unwrap();
         assert!(cache.verify().is_err());
+        assert_eq!(cache.states(1).unwrap(), states(&tokens(1).unwrap()));
+        let read = cache.states(2);
+        assert!(matches!(read, Err(TrainError::Malformed { .. })), "{read:?}");
         drop(cache);
         fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
         assert!(BoundaryCache::open(folder.path(), key(Stored::F32)).is_err());
@@ -479,7 +506,19 @@ mod tests {
         let second = NewBoundaryCache::open(folder.path(), key(Stored::F16));
         assert!(matches!(second, Err(TrainError::Malformed { .. })), "{second:?}");
         first.push(&[1.0, 2.0, 3.0]).unwrap();
-        assert_eq!(first.finish().unwrap().states(0), [1.0, 2.0, 3.0]);
+        assert_eq!(first.finish().unwrap().states(0).unwrap(), [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn what_is_finished_is_locked_until_it_has_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let new = NewBoundaryCache::open(folder.path(), key(Stored::F16)).unwrap();
+        let _locked = new.put_in_place().unwrap();
+        for kind in [STATES, INDEX] {
+            let path = key(Stored::F16).path(folder.path(), kind, "");
+            let taken = lock(&File::open(&path).unwrap(), &path, "busy");
+            assert!(matches!(taken, Err(TrainError::Malformed { .. })), "{taken:?}");
+        }
     }
 
     #[test]
@@ -492,6 +531,6 @@ mod tests {
         }
         assert!(new.push(&[0.0; 4]).is_err());
         new.push(&[65_504.0, 0.0, 0.0]).unwrap();
-        assert_eq!(new.finish().unwrap().states(0)[0], 65_504.0);
+        assert_eq!(new.finish().unwrap().states(0).unwrap()[0], 65_504.0);
     }
 }

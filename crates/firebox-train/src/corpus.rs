@@ -55,7 +55,7 @@ pub fn boundary_states(
 }
 
 impl Subject {
-    fn lesson(&self, samples: &[(usize, Sample)], device: &Device) -> Lesson {
+    fn lesson(&self, samples: &[(usize, Sample)], device: &Device) -> Result<Lesson, TrainError> {
         let (mut tokens, mut lengths) = (Vec::new(), Vec::with_capacity(samples.len()));
         let (mut rows, mut targets) = (Vec::new(), Vec::new());
         for (_, sample) in samples {
@@ -69,13 +69,16 @@ impl Subject {
         }
         let fed = match &self.states {
             Some(cache) => {
-                let states: Vec<f32> = samples.iter().flat_map(|(index, _)| cache.states(*index)).collect();
+                let mut states = Vec::new();
+                for (index, _) in samples {
+                    states.extend(cache.states(*index)?);
+                }
                 Fed::States(rows_of(states, tokens.len(), device))
             }
             None => Fed::Tokens(tokens),
         };
         let weights = vec![1.0; rows.len()];
-        Lesson { fed, lengths, rows, weights, goal: Goal::Tokens(targets) }
+        Ok(Lesson { fed, lengths, rows, weights, goal: Goal::Tokens(targets) })
     }
 }
 
@@ -123,7 +126,7 @@ impl Source for Lessons {
         let (subject, batch) = self.order(epoch)[index];
         let subject = &mut self.subjects[subject];
         let samples = subject.samples.batch(epoch, batch)?;
-        Ok(subject.lesson(&samples, &self.device))
+        subject.lesson(&samples, &self.device)
     }
 
     fn held_out_len(&self) -> usize {
@@ -136,7 +139,7 @@ impl Source for Lessons {
             let count = subject.samples.held_out_len();
             if at < count {
                 let samples = subject.samples.held_out(at)?;
-                return Ok(subject.lesson(&samples, &self.device));
+                return subject.lesson(&samples, &self.device);
             }
             at -= count;
         }

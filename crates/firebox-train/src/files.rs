@@ -47,16 +47,57 @@ pub(crate) fn remove_folder(path: &Path) -> Result<(), TrainError> {
 /// comes second.
 pub(crate) fn lock(file: &File, path: &Path, busy: &str) -> Result<(), TrainError> {
     match file.system().try_lock() {
-        Err(TryLockError::WouldBlock) => Err(TrainError::malformed(path, busy)),
+        Err(TryLockError::WouldBlock) => return Err(TrainError::malformed(path, busy)),
         // There is no more to be had on a file system without locks.
         Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
-            Err(TrainError::io(path, "lock", error))
+            return Err(TrainError::io(path, "lock", error));
         }
-        _ => Ok(()),
+        _ => {}
     }
+    // Whoever held it before may have finished it and given it its name.
+    match is_at(file, path) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(TrainError::malformed(path, "another process has just taken it away; try again")),
+        Err(error) => Err(TrainError::io(path, "look up", error)),
+    }
+}
+
+/// Whether a file is the one at a path.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+
+    let held = file.system().metadata()?;
+    match std::fs::metadata(path) {
+        Ok(there) => Ok((held.dev(), held.ino()) == (there.dev(), there.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, _: &Path) -> io::Result<bool> {
+    Ok(true)
 }
 
 /// Makes renames in a folder survive a loss of power.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), TrainError> {
     files::sync_folder(path).map_err(|error| TrainError::io(path, "sync", error))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_another_name_by_now_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new");
+        let file = File::create(&path).unwrap();
+        lock(&file, &path, "busy").unwrap();
+        std::fs::rename(&path, folder.path().join("finished")).unwrap();
+        assert!(matches!(lock(&file, &path, "busy"), Err(TrainError::Malformed { .. })));
+        std::fs::write(&path, "next").unwrap();
+        assert!(matches!(lock(&file, &path, "busy"), Err(TrainError::Malformed { .. })));
+    }
 }

@@ -73,7 +73,10 @@ impl Format {
             tokens.splice(0..0, self.tokenizer.bos_id());
         }
         let begin = tokens.len();
-        tokens.extend(self.tokenizer.encode(completion, false)?);
+        tokens.extend(match prompt.is_empty() {
+            true => self.tokenizer.encode(completion, false)?,
+            false => self.tokenizer.encode_continuation(completion)?,
+        });
         tokens.extend(self.tokenizer.eos_ids().first());
         let mut learn = vec![false; tokens.len()];
         learn.iter_mut().skip(begin.max(1)).for_each(|learn| *learn = true);
@@ -91,7 +94,9 @@ impl Format {
             // nothing of what was said before.
             if begin < asked.len() {
                 let before = self.encode(&messages[..turn], false)?;
-                if common(&before, &said) < before.len() {
+                // Some templates end a text that nothing follows.
+                let ended = before.last().is_some_and(|&id| self.tokenizer.is_eos(id));
+                if common(&before, &said) < before.len() - usize::from(ended) {
                     return Err(TrainError::NoData {
                         what: format!("message {}", turn + 1),
                         reason: "with it, the chat template writes what was said before it otherwise".into(),
@@ -115,11 +120,13 @@ impl Format {
         Ok(samples)
     }
 
-    /// Where a turn that begins there ends: behind its last control token, or else with the text. What templates write
-    /// between two turns is nothing the model says.
+    /// Where a turn that begins there ends: behind the first token that ends a generation, or else behind its last control
+    /// token, or else with the text. What templates write between two turns is nothing the model says.
     fn end_of_turn(&self, said: &[u32], begin: usize) -> usize {
-        let last = said.iter().rposition(|&id| self.tokenizer.is_special(id));
-        last.filter(|&last| last >= begin).map_or(said.len(), |last| last + 1)
+        let answer = &said[begin..];
+        let end = answer.iter().position(|&id| self.tokenizer.is_eos(id));
+        let end = end.or_else(|| answer.iter().rposition(|&id| self.tokenizer.is_special(id)));
+        end.map_or(said.len(), |end| begin + end + 1)
     }
 
     fn encode(&self, messages: &[Message], ask: bool) -> Result<Vec<u32>, TrainError> {
@@ -160,16 +167,20 @@ pub(crate) mod tests {
 
     /// A tokenizer of bytes.
     pub(crate) fn tokenizer() -> Tokenizer {
-        let special = ["<unk>", "<s>", "<|im_end|>", "<|im_start|>"].map(String::from);
+        of_bytes(false)
+    }
+
+    fn of_bytes(add_space_prefix: bool) -> Tokenizer {
+        let special = ["<unk>", "<s>", "<|im_end|>", "<|im_start|>", "<|endoftext|>"].map(String::from);
         let bytes = (0..=255u8).map(|byte| format!("<0x{byte:02X}>"));
         let vocabulary = GgufVocabulary {
             model: "llama".into(),
             tokens: special.into_iter().chain(bytes).collect(),
-            scores: vec![0.0; 260],
-            token_types: [2, 3, 3, 3].into_iter().chain(std::iter::repeat_n(6, 256)).collect(),
+            scores: vec![0.0; 261],
+            token_types: [2, 3, 3, 3, 3].into_iter().chain(std::iter::repeat_n(6, 256)).collect(),
             eos: Some(2),
             bos: Some(1),
-            add_space_prefix: Some(false),
+            add_space_prefix: Some(add_space_prefix),
             ..GgufVocabulary::default()
         };
         let assets =
@@ -199,10 +210,15 @@ pub(crate) mod tests {
             {"role": "system", "content": "s"}, {"role": "user", "content": "hello"},
             {"role": "assistant", "content": "hi"}, {"role": "user", "content": "<|im_end|>"},
             {"role": "assistant", "content": "bye"}]});
-        let found = samples(CHATML, &line).unwrap();
-        let [(text, learned)] = &found[..] else { panic!("{found:?}") };
-        assert!(text.ends_with("<|im_start|>assistant\nbye<|im_end|>"), "{text}");
-        assert_eq!(learned, &["hi<|im_end|>", "bye<|im_end|>"]);
+        // Some templates end a text that nothing follows, and some have an answer begun that is not written so later.
+        let ended = CHATML.replace("{% endif %}", "{% else %}<|endoftext|>{% endif %}");
+        let begun = ended.replace("assistant\n'", "assistant\n<think>'");
+        for template in [CHATML, ended.as_str(), begun.as_str()] {
+            let found = samples(template, &line).unwrap();
+            let [(text, learned)] = &found[..] else { panic!("{found:?}") };
+            assert!(text.ends_with("<|im_start|>assistant\nbye<|im_end|>"), "{text}");
+            assert_eq!(learned, &["hi<|im_end|>", "bye<|im_end|>"]);
+        }
     }
 
     #[test]
@@ -232,6 +248,17 @@ pub(crate) mod tests {
         // Nothing can be predicted from nothing.
         let alone = samples(CHATML, &json!({"prompt": "", "completion": "2"})).unwrap();
         assert!(alone[0].1.concat().ends_with("<|im_end|>"));
+    }
+
+    #[test]
+    fn a_vocabulary_puts_its_space_before_prompts_alone() {
+        let format = Format { tokenizer: of_bytes(true), template: None, thinking: None };
+        let learned = |prompt: &str| {
+            let line = json!({"prompt": prompt, "completion": "2"}).to_string();
+            format.samples(&line).unwrap()[0].targets()
+        };
+        // Bytes of the space, of the completion, and its end.
+        assert_eq!((learned("1+1="), learned("")), (1 + 1, 3 + 1 + 1));
     }
 
     #[test]

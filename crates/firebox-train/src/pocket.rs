@@ -22,6 +22,8 @@ mod workshop;
 
 use serde::{Deserialize, Serialize};
 
+pub use firebox_runtime::heads::{FALLBACK, ROUTER};
+
 pub use examination::{Cell, Examination, Report, Score};
 pub use passage::{Answer, Passage, Scribe};
 pub use recipe::{
@@ -29,7 +31,7 @@ pub use recipe::{
     Recipe, RouterPlan, ShapeName, Stage, TokenizerPlan,
 };
 pub use tokenizer::{PocketTokenizer, TokenizerError};
-pub use workshop::{FALLBACK, ROUTER, Watch, Workshop};
+pub use workshop::{Watch, Workshop};
 
 /// What a head is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

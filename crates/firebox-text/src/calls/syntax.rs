@@ -56,12 +56,13 @@ impl CallSyntax {
     pub fn control(self) -> &'static [&'static str] {
         match self {
             Self::Tagged => &[TAG, TAG_END],
-            Self::Bare => &[PYTHON],
+            Self::Bare => &[PYTHON, TAG, TAG_END],
             Self::Listed => &[LISTED, ARGUMENTS, CALL_ID],
             Self::Functions => &[FUNCTIONS, FUNCTIONS_END],
-            Self::Separated | Self::SeparatedFence | Self::Fenced => {
+            Self::Separated | Self::SeparatedFence => {
                 &[CALLS_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, CALLS_END]
             }
+            Self::Fenced => &[TAG, TAG_END, CALLS_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, CALLS_END],
             Self::Channels => &[START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN],
         }
     }

@@ -318,6 +318,18 @@ fn families_are_told_apart_by_their_templates() {
     assert_eq!(of("'<|channel|>commentary json<|message|>' + arguments + '<|call|>'"), CallSyntax::Channels);
 }
 
+#[test]
+fn marks_that_may_be_tokens_are_put_back() {
+    for syntax in ALL {
+        for (mark, _) in syntax.marks() {
+            let is_text = !mark.starts_with(['<', '[']);
+            assert!(is_text || syntax.control().contains(mark), "{syntax:?}: {mark}");
+        }
+        let [opens, closes] = ["<tool_call>", "</tool_call>"].map(|tag| syntax.control().contains(&tag));
+        assert_eq!(opens, closes, "{syntax:?}");
+    }
+}
+
 /// Texts that have the makings of calls.
 fn text() -> impl Strategy<Value = String> {
     let parts = [

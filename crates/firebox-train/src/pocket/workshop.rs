@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use burn::module::Module as _;
 use burn::tensor::Device;
 use firebox_model::{HeadForm, Tower, Trained};
+use firebox_runtime::heads::{FALLBACK, ROUTER};
 use firebox_store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode, files};
 use firebox_text::{TextAssets, Tokenizer, TokenizerSource};
 use serde_json::json;
@@ -21,12 +22,6 @@ use crate::progress::Progress;
 use crate::run::Run;
 use crate::settings::Settings;
 use crate::trainer::{Ending, train};
-
-/// The name of the head that stands in for the others, which racks know it by.
-pub const FALLBACK: &str = "universal";
-
-/// The name of the head that says which of the others a request is for.
-pub const ROUTER: &str = "router";
 
 const RECIPE: &str = "recipe.toml";
 const RUNS: &str = "runs";
