@@ -30,7 +30,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     /// Sequences that decode together
-    #[arg(long, value_name = "N", num_args = 1.., default_values_t = [1, 4, 8],
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_values_t = [1, 4, 8],
           value_parser = clap::value_parser!(u16).range(1..))]
     batch: Vec<u16>,
     /// Runs whose median is taken
@@ -108,4 +108,21 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
         console.line(format!("peak      {peak:>10} MiB"))?;
     }
     Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn a_model_may_stand_behind_batches() {
+        let given = ["firebox", "bench", "--batch", "1,4", "small"];
+        let Command::Bench(args) = Cli::try_parse_from(given).unwrap().command else {
+            panic!("another command")
+        };
+        assert_eq!((args.batch, args.model), (vec![1, 4], PathBuf::from("small")));
+    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 use firebox_runtime::{Saved, SavedSummary};
-use firebox_text::{ChatTemplate, Message};
+use firebox_text::Message;
 
 use crate::console::{Console, human_bytes};
 use crate::conversation::Conversation;
@@ -14,7 +14,6 @@ use crate::interrupt::Interrupt;
 use crate::lines::Lines;
 use crate::outcome::{Outcome, is_closed_pipe};
 use crate::pocket::pocket_model;
-use crate::prompt::Prompter;
 use crate::settings;
 use crate::tracing::Trace;
 
@@ -96,21 +95,10 @@ fn begin(
     let trace = args.generating.tracing.begin(&model);
     let config = args.generating.config(&model, console)?;
     let prompting = &args.generating.prompt;
-    let own = prompting.template(&model)?;
-    let add_special = own.is_none();
-    let template = match own {
-        Some(template) => template,
-        None => {
-            console.note("note: the model has no chat template; it continues what you say, line after line");
-            ChatTemplate::plain()?
-        }
-    };
-    let prompter = Prompter {
-        tokenizer: model.tokenizer()?.clone(),
-        template,
-        thinking: prompting.thinking(),
-        add_special,
-    };
+    let prompter = prompting.template.prompter(&model, prompting.thinking())?;
+    if prompter.add_special {
+        console.note("note: the model has no chat template; it continues what you say, line after line");
+    }
     let speculation = args.generating.speculation(&model, interrupt, console)?;
     let kept = args.generating.cache_type.into();
     let mut conversation = match &args.session {

@@ -185,6 +185,13 @@ pub fn resolve(name: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// The name, without that of its organization, of the model whose version in the cache a folder is.
+pub fn name_of_snapshot(folder: &Path) -> Option<&str> {
+    let versions = folder.parent().filter(|parent| parent.file_name() == Some(OsStr::new("snapshots")))?;
+    let id = versions.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
+    Some(id.split_once("--").map_or(id, |(_, name)| name))
+}
+
 /// What to open in a snapshot: the folder, or the one GGUF file that makes it up.
 pub fn runnable(snapshot: PathBuf) -> PathBuf {
     if snapshot.join("config.json").exists() {

@@ -21,9 +21,16 @@ pub struct PromptArgs {
     /// Ask it not to
     #[arg(long, overrides_with = "think")]
     pub no_think: bool,
+    #[command(flatten)]
+    pub template: TemplateArgs,
+}
+
+/// Which chat template is used.
+#[derive(Debug, Clone, Args)]
+pub struct TemplateArgs {
     /// A chat template to use instead of the model's
     #[arg(long, value_name = "FILE")]
-    pub chat_template: Option<PathBuf>,
+    chat_template: Option<PathBuf>,
 }
 
 impl PromptArgs {
@@ -35,7 +42,9 @@ impl PromptArgs {
             _ => None,
         }
     }
+}
 
+impl TemplateArgs {
     /// The template to use, if the model has one or the user gave one.
     pub fn template(&self, model: &Model) -> anyhow::Result<Option<ChatTemplate>> {
         let tokenizer = model.tokenizer()?;
@@ -50,6 +59,15 @@ impl PromptArgs {
             Err(TextError::MissingChatTemplate) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// What conversations are written by: the template, or where there is none, line after line.
+    pub fn prompter(&self, model: &Model, thinking: Option<bool>) -> anyhow::Result<Prompter> {
+        let tokenizer = model.tokenizer()?.clone();
+        let own = self.template(model)?;
+        let add_special = own.is_none();
+        let template = own.map_or_else(ChatTemplate::plain, Ok)?;
+        Ok(Prompter { tokenizer, template, thinking, add_special })
     }
 }
 

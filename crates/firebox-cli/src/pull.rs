@@ -20,7 +20,7 @@ const RETRIES: usize = 5;
 
 /// Files beside the weights that a model is read from.
 const SMALL_FILES: [&str; 14] = [
-    "firebox.json",
+    BUNDLE,
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -38,6 +38,7 @@ const SMALL_FILES: [&str; 14] = [
 ];
 
 const INDEX: &str = "model.safetensors.index.json";
+const BUNDLE: &str = "firebox.json";
 
 /// Options of `firebox pull`.
 #[derive(Debug, Args)]
@@ -94,21 +95,23 @@ fn find_cached(model: &HubModel, patterns: &[String]) -> anyhow::Result<PathBuf>
 fn missing_files(snapshot: &Path) -> anyhow::Result<Vec<String>> {
     let path = snapshot.join(INDEX);
     let wanted = match fs::read(&path) {
-        Ok(bytes) => {
-            let index: Value = serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?;
-            let shards =
-                index.get("weight_map").and_then(Value::as_object).into_iter().flat_map(|map| map.values());
-            let mut shards: Vec<String> = shards.filter_map(Value::as_str).map(str::to_owned).collect();
-            shards.sort_unstable();
-            shards.dedup();
-            shards
-        }
+        Ok(bytes) => shards(&bytes).with_context(|| path.display().to_string())?,
         Err(_) if hub::runnable(snapshot.to_owned()) != *snapshot => return Ok(Vec::new()),
-        Err(_) if snapshot.join("firebox.json").exists() => Vec::new(),
+        Err(_) if snapshot.join(BUNDLE).exists() => Vec::new(),
         Err(_) => vec!["model.safetensors".to_owned()],
     };
     let all = wanted.into_iter().chain(["config.json".to_owned()]);
     Ok(all.filter(|file| !snapshot.join(file).exists()).collect())
+}
+
+/// The files that an index says the weights are in: their makers call them what they like.
+fn shards(index: &[u8]) -> anyhow::Result<Vec<String>> {
+    let index: Value = serde_json::from_slice(index)?;
+    let shards = index.get("weight_map").and_then(Value::as_object).into_iter().flat_map(|map| map.values());
+    let mut shards: Vec<String> = shards.filter_map(Value::as_str).map(str::to_owned).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    Ok(shards)
 }
 
 fn missing_patterns(snapshot: &Path, patterns: &[String]) -> anyhow::Result<Vec<String>> {
@@ -168,16 +171,33 @@ fn fetch(model: &HubModel, patterns: &[String], console: &Console) -> anyhow::Re
     let snapshot = cached.pointer_path(&info.sha);
     let fetcher =
         Fetcher { api: &api, remote: &remote, model, endpoint: &endpoint, commit: &info.sha, console };
-    for file in wanted {
+    let bring = |file: &str| {
         if !is_plain_path(file) {
             bail!("{endpoint}: {} lists a file {file:?} that would lie outside of it", model.id);
         }
         let place = snapshot.join(file);
         if place.exists() {
             console.detail(format!("{file}: already here"));
-        } else {
-            fetcher.fetch(file, &place, |etag| cached.blob_path(etag))?;
+            return Ok(());
         }
+        fetcher.fetch(file, &place, |etag| cached.blob_path(etag))
+    };
+    wanted.iter().try_for_each(|file| bring(file))?;
+    // A bundle says by itself what it is made of.
+    if patterns.is_empty() && wanted.contains(&INDEX) && !wanted.contains(&BUNDLE) {
+        let index = fs::read(snapshot.join(INDEX)).context("cannot read the cache")?;
+        let shards = shards(&index).with_context(|| format!("{}: {INDEX}", model.id))?;
+        if shards.is_empty() {
+            bail!("{}: {INDEX} names no weights; choose files by --file: {}", model.id, listed.join(", "));
+        }
+        if let Some(lacking) = shards.iter().find(|shard| !listed.contains(&shard.as_str())) {
+            bail!(
+                "{}: {INDEX} names {lacking}, which is not there; choose files by --file: {}",
+                model.id,
+                listed.join(", ")
+            );
+        }
+        shards.iter().try_for_each(|shard| bring(shard))?;
     }
     // Every file may have been here already, under another name of the same commit.
     cached.create_ref(&info.sha).context("cannot write to the cache")?;
@@ -264,16 +284,16 @@ fn link(blob: &Path, place: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The files a model is read from.
+/// The files a model is read from, without those that an index names.
 fn model_files<'a>(listed: &[&'a str]) -> anyhow::Result<Vec<&'a str>> {
     let mut files: Vec<&str> = listed.iter().copied().filter(|file| SMALL_FILES.contains(file)).collect();
     let among = |wanted: &dyn Fn(&str) -> bool| {
         listed.iter().copied().filter(|file| wanted(file)).collect::<Vec<_>>()
     };
-    let weights = if listed.contains(&"firebox.json") {
+    let weights = if listed.contains(&BUNDLE) {
         among(&|file| file.starts_with("segments/") || file.starts_with("heads/") || file == INDEX)
     } else if listed.contains(&INDEX) {
-        among(&|file| file == INDEX || matches("model-*-of-*.safetensors", file))
+        vec![INDEX]
     } else if listed.contains(&"model.safetensors") {
         vec!["model.safetensors"]
     } else {
@@ -401,7 +421,7 @@ mod tests {
             INDEX,
             "onnx/model.onnx",
         ];
-        assert_eq!(model_files(&listed).unwrap().len(), 3);
+        assert_eq!(model_files(&listed).unwrap(), [INDEX]);
         assert_eq!(model_files(&["a.gguf"]).unwrap(), ["a.gguf"]);
         assert!(model_files(&["a.gguf", "b.gguf"]).unwrap_err().to_string().contains("--file"));
         assert!(model_files(&["README.md"]).is_err());

@@ -164,7 +164,7 @@ fn encode(
         return Ok((tokenizer.encode(&text, true)?, true));
     }
     let prompting = &args.generating.prompt;
-    let Some(template) = prompting.template(model)? else {
+    let Some(template) = prompting.template.template(model)? else {
         if prompting.system.is_some() {
             return Err(usage(
                 "--system: the model has no chat template to put it in; give one by --chat-template",

@@ -277,9 +277,16 @@ fn expect_heads(entry: &ModelEntry, checkpoint: Checkpoint) -> anyhow::Result<()
     )))
 }
 
-/// A model by the last part of where it is; of a file without its ending.
+/// A model by the last part of where it is; of a file without its ending. Where that is a link to says nothing: in the hub's
+/// cache it is a hash.
 fn name_of(path: &Path) -> String {
-    let found = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let found = match path.file_name() {
+        Some(_) => path.to_path_buf(),
+        None => path.canonicalize().unwrap_or_else(|_| path.to_path_buf()),
+    };
+    if let Some(name) = hub::name_of_snapshot(&found) {
+        return name.to_owned();
+    }
     let name = if found.is_file() { found.file_stem() } else { found.file_name() };
     name.unwrap_or_default().to_string_lossy().into_owned()
 }
@@ -295,6 +302,17 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         assert_eq!(name_of(&file), "small.Q4");
         assert_eq!(name_of(Path::new("/nowhere/org/model-1.5b")), "model-1.5b");
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(name_of(Path::new(".")), here.file_name().unwrap().to_str().unwrap());
+        let snapshot = folder.path().join("models--org--model-1.5b/snapshots/0123abcd");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        assert_eq!(name_of(&snapshot), "model-1.5b");
+        #[cfg(unix)]
+        {
+            let link = snapshot.join("small.Q8.gguf");
+            std::os::unix::fs::symlink(&file, &link).unwrap();
+            assert_eq!(name_of(&link), "small.Q8");
+        }
     }
 
     #[test]

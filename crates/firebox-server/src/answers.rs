@@ -79,13 +79,21 @@ impl Answers {
                 choices.push(Choice { answering, first: None, over: false, counts: nth == 0 });
             }
         }
-        for choice in &mut choices {
-            let first = poll_fn(|context| Pin::new(&mut choice.answering).poll_next(context)).await;
-            match first {
-                Some(Event::Failed(failure)) => return Err(failure.error.into()),
-                first => choice.first = first,
+        // Of all at once: who is refused is not to wait for others whose prompts are read.
+        poll_fn(|context| {
+            let mut all_known = true;
+            for choice in choices.iter_mut().filter(|choice| choice.first.is_none()) {
+                match Pin::new(&mut choice.answering).poll_next(context) {
+                    Poll::Ready(Some(Event::Failed(failure))) => {
+                        return Poll::Ready(Err(ApiError::from(failure.error)));
+                    }
+                    Poll::Ready(first) => choice.first = first,
+                    Poll::Pending => all_known = false,
+                }
             }
-        }
+            if all_known { Poll::Ready(Ok(())) } else { Poll::Pending }
+        })
+        .await?;
         Ok(Self { choices, turn: 0, usage })
     }
 

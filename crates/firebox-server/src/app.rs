@@ -45,15 +45,21 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// Refuses a grammar that cannot be used, before the engine sees it, whose thread answers everybody.
-    pub async fn check(&self, grammar: Option<&Grammar>, served: &Served) -> Result<(), ApiError> {
+    /// Refuses a grammar that cannot be used, before the engine sees it, whose thread answers everybody. A field has asked for
+    /// it.
+    pub async fn check(
+        &self,
+        field: &str,
+        grammar: Option<&Grammar>,
+        served: &Served,
+    ) -> Result<(), ApiError> {
         let Some(grammar) = grammar.cloned() else { return Ok(()) };
         let (tokenizer, ends) = (served.tokenizer()?.clone(), served.model.end_tokens());
         let check = move || {
             Constraint::new(&grammar, &tokenizer, &ends).map_err(RuntimeError::from)?;
             Ok(())
         };
-        in_turn(&self.grammars, check).await
+        in_turn(&self.grammars, check).await.map_err(|error: ApiError| error.of_form(field))
     }
 }
 

@@ -40,13 +40,17 @@ async fn complete(
     Caller(scope): Caller,
     Asked(body): Asked,
 ) -> Result<Response, ApiError> {
+    events::soon(body["stream"] == true, events::DONE, answer(app, scope, body)).await
+}
+
+async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let chosen = app.catalog.find(fields.text("model")?).await?;
     let messages = messages(&fields)?;
     let tools = Tools::of(&fields)?;
     let options = options(&fields, &tools)?;
     let delivery = Delivery::of(&fields)?;
-    delivery.expect_few(1)?;
+    delivery.expect_few(1, app.limits.answers)?;
     let mut config = wishes::config(&fields, &chosen.served)?;
     let most = fields.whole("top_logprobs", 0, MOST_LOGPROBS)?;
     let likely = fields.truth("logprobs")?.unwrap_or(false);
@@ -55,7 +59,7 @@ async fn complete(
     }
     config.logprobs = likely.then_some(most.unwrap_or(0) as usize);
     let heading = Heading::new("chatcmpl", &chosen.name);
-    let turn = Turn { chosen, messages, options, tools, config };
+    let turn = Turn { chosen, messages, options, tools, config, form: wishes::form_field(&fields) };
     let Answered { answers, listening, tokenizer } = turn.begin(&app, &scope, delivery).await?;
     let form = Form { heading, is_chat: true, tokenizer: Some(tokenizer), listening };
     if delivery.stream {

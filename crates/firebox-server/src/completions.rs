@@ -55,21 +55,24 @@ async fn complete(
     Caller(scope): Caller,
     Asked(body): Asked,
 ) -> Result<Response, ApiError> {
+    events::soon(body["stream"] == true, events::DONE, answer(app, scope, body)).await
+}
+
+async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let chosen = app.catalog.find(fields.text("model")?).await?;
     let prompts = prompts(&fields, "prompt")?;
     let delivery = Delivery::of(&fields)?;
-    delivery.expect_few(prompts.len())?;
-    for (field, unless) in [("echo", Value::Bool(false)), ("suffix", "".into()), ("best_of", 1.into())] {
-        if fields.get(field).is_some_and(|value| *value != unless) {
-            return Err(fields.wrong(field, "is not there so far; leave it out"));
-        }
-    }
+    delivery.expect_few(prompts.len(), app.limits.answers)?;
+    let lacking = [("echo", Value::Bool(false)), ("suffix", "".into()), ("best_of", 1.into())];
+    fields.expect_unasked(lacking, "is not there so far; leave it out")?;
     let mut config = wishes::config(&fields, &chosen.served)?;
     config.continues = true;
-    config.max_tokens = config.max_tokens.or(Some(MOST_TOKENS));
+    if ["max_tokens", "max_completion_tokens"].iter().all(|field| fields.get(field).is_none()) {
+        config.max_tokens = Some(MOST_TOKENS);
+    }
     config.logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)?.map(|most| most as usize);
-    app.check(config.grammar.as_ref(), &chosen.served).await?;
+    app.check(wishes::form_field(&fields), config.grammar.as_ref(), &chosen.served).await?;
     let served = chosen.served.clone();
     let prompts = blocking(move || prompts.into_iter().map(|prompt| prompt.encode(&served)).collect());
     let prompts: Vec<Vec<u32>> = prompts.await?;

@@ -41,6 +41,8 @@ pub(crate) struct Limits {
     pub write_time: Duration,
     /// For a request as a whole, its answer included; as long as it takes, where none is said.
     pub request_time: Option<Duration>,
+    /// Answers of a model that run and wait at once.
+    pub answers: usize,
 }
 
 impl Default for Limits {
@@ -51,6 +53,7 @@ impl Default for Limits {
             body_time: Duration::from_secs(60),
             write_time: Duration::from_secs(30),
             request_time: None,
+            answers: usize::MAX,
         }
     }
 }

@@ -15,12 +15,14 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::events::DONE;
 
 /// Ends requests that take longer than they may: with an error where nothing was answered yet, and events with a last one
 /// that says so. What answers them is dropped, which gives its place to others.
 pub(crate) async fn keep(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let Some(most) = app.limits.request_time else { return next.run(request).await };
     let end = Instant::now() + most;
+    let last = if request.uri().path() == "/v1/responses" { "" } else { DONE };
     let Ok(response) = timeout_at(end, next.run(request)).await else {
         return ApiError::late(most).into_response();
     };
@@ -32,7 +34,7 @@ pub(crate) async fn keep(State(app): State<Arc<App>>, request: Request, next: Ne
     if !streams(&response) {
         return response;
     }
-    response.map(|body| Body::new(Timed { body: Some(body), end: Box::pin(sleep_until(end)), most }))
+    response.map(|body| Body::new(Timed { body: Some(body), end: Box::pin(sleep_until(end)), most, last }))
 }
 
 /// Events until the time is over.
@@ -40,6 +42,8 @@ struct Timed {
     body: Option<Body>,
     end: Pin<Box<Sleep>>,
     most: Duration,
+    /// What streams of this kind end with.
+    last: &'static str,
 }
 
 impl HttpBody for Timed {
@@ -56,8 +60,7 @@ impl HttpBody for Timed {
             return Pin::new(body).poll_frame(context);
         }
         self.body = None;
-        let mut value = ApiError::late(self.most).value();
-        value["type"] = "error".into();
-        Poll::Ready(Some(Ok(Frame::data(format!("data: {value}\n\n").into()))))
+        let told = ApiError::late(self.most).event() + self.last;
+        Poll::Ready(Some(Ok(Frame::data(told.into()))))
     }
 }

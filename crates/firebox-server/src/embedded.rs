@@ -3,6 +3,7 @@ use std::sync::Arc;
 use axum::Router;
 use firebox_runtime::Model;
 use firebox_runtime::engine::Engine;
+use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::telemetry::Telemetry;
 use tokio::sync::Semaphore;
 
@@ -47,6 +48,7 @@ impl Embedded {
 
     /// The same for models on terms of their own, some of which may be opened later.
     pub fn offering(config: ServerConfig, offers: Vec<Offer>) -> Result<Self, ServerError> {
+        let AdmissionConfig { most_running, most_waiting, .. } = config.host.admission;
         let (engine, telemetry) = (Engine::start(config.host)?, Telemetry::default());
         if let Some(memory) = &config.memory {
             telemetry.watch_budget(SHARED, memory);
@@ -56,6 +58,7 @@ impl Embedded {
             head_time: config.patience,
             write_time: config.patience,
             request_time: config.request_time,
+            answers: most_running.max(1).saturating_add(most_waiting),
             ..Limits::default()
         };
         let app = App {

@@ -144,10 +144,10 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// The same where what is wrong with a grammar is wrong with the tools it was made of.
-    pub fn of_tools(mut self) -> Self {
+    /// The same where another field is at fault for a grammar.
+    pub fn of_form(mut self, field: &str) -> Self {
         if self.param.as_deref() == Some("response_format") {
-            self.param = Some("tools".into());
+            self.param = Some(field.into());
         }
         self
     }
@@ -164,6 +164,13 @@ impl ApiError {
     pub fn value(&self) -> Value {
         let Self { kind, code, param, message, .. } = self;
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+
+    /// As a stream that has begun tells it.
+    pub fn event(&self) -> String {
+        let mut value = self.value();
+        value["type"] = "error".into();
+        format!("data: {value}\n\n")
     }
 }
 

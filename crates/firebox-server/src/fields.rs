@@ -85,6 +85,25 @@ impl<'a> Fields<'a> {
         Err(self.wrong(field, format!("{number} is not between {from} and {to}")))
     }
 
+    /// Whether a number is -1, which many clients have for "as many as there are".
+    pub fn is_unlimited(&self, field: &str) -> bool {
+        self.get(field).and_then(Value::as_i64) == Some(-1)
+    }
+
+    /// Refuses fields that would change nothing, unless they ask for what there is anyway.
+    pub fn expect_unasked<const N: usize>(
+        &self,
+        fields: [(&str, Value); N],
+        why: &str,
+    ) -> Result<(), ApiError> {
+        for (field, unless) in fields {
+            if self.get(field).is_some_and(|value| *value != unless) {
+                return Err(self.wrong(field, why));
+            }
+        }
+        Ok(())
+    }
+
     pub fn list(&self, field: &str) -> Result<Option<&'a [Value]>, ApiError> {
         match self.get(field) {
             None => Ok(None),

@@ -6,12 +6,13 @@ use std::task::{Context, Poll};
 
 use firebox_runtime::Piece;
 use firebox_runtime::engine::Event;
-use firebox_text::Tokenizer;
+use firebox_text::{Detokenizer, Tokenizer};
 use futures_core::Stream;
 use serde_json::{Value, json};
 
 use crate::answers::{Answers, Heading, reason};
 use crate::error::ApiError;
+use crate::events::DONE;
 use crate::likelihood::{self, OfCompletion};
 use crate::listener::{Heard, Listener, Listening};
 
@@ -32,6 +33,8 @@ struct Said {
     listener: Listener,
     text: String,
     calls: Vec<Value>,
+    /// What its tokens come to, whether it has been handed out or not.
+    decoded: Option<Detokenizer>,
     characters: usize,
     of_chat: Vec<Value>,
     of_completion: OfCompletion,
@@ -57,17 +60,18 @@ impl Said {
 
     /// Takes a token's log-probabilities in. Whether there were any.
     fn note(&mut self, form: &Form, piece: &Piece) -> bool {
-        let mut any = false;
-        if let (Some(token), Some(found), Some(tokenizer)) = (piece.token, &piece.logprobs, &form.tokenizer) {
-            any = true;
-            if form.is_chat {
-                self.of_chat.push(likelihood::of_chat(tokenizer, token, found));
-            } else {
-                self.of_completion.push(tokenizer, token, found, self.characters);
-            }
+        let (Some(token), Some(found), Some(tokenizer)) = (piece.token, &piece.logprobs, &form.tokenizer)
+        else {
+            return false;
+        };
+        if form.is_chat {
+            self.of_chat.push(likelihood::of_chat(tokenizer, token, found));
+        } else {
+            self.of_completion.push(tokenizer, token, found, self.characters);
+            let decoded = self.decoded.get_or_insert_with(|| Detokenizer::continuing(tokenizer, true));
+            self.characters += decoded.push(token).chars().count();
         }
-        self.characters += piece.text.chars().count();
-        any
+        true
     }
 
     /// What was taken in since this was last asked.
@@ -203,7 +207,7 @@ impl Streaming {
                 self.say(json!([part]), Value::Null);
             }
             Event::Failed(failure) => {
-                self.ready.push_back(line(&ApiError::from(failure.error).value()));
+                self.ready.push_back((ApiError::from(failure.error).event() + DONE).into_bytes());
                 self.over = true;
             }
         }
@@ -230,7 +234,7 @@ impl Stream for Streaming {
                         let usage = self.answers.usage.value();
                         self.say(json!([]), usage);
                     }
-                    self.ready.push_back(b"data: [DONE]\n\n".to_vec());
+                    self.ready.push_back(DONE.into());
                 }
             }
         }

@@ -96,15 +96,15 @@ impl Listener {
         let Some((reader, listening)) = &mut self.calls else {
             return text(&piece.text);
         };
-        let mut parts = Vec::new();
+        // What comes with a control token was held back before it.
+        let mut parts = reader.push(&piece.text);
         if let (Some(token), Some(tokenizer)) = (piece.token, tokenizer)
             && tokenizer.is_special(token)
             && let Some(name) = tokenizer.id_to_token(token)
             && listening.syntax.control().contains(&name)
         {
-            parts = reader.push(name);
+            parts.extend(reader.push(name));
         }
-        parts.extend(reader.push(&piece.text));
         let mut heard = std::mem::take(&mut self.begun);
         heard.extend(self.take(parts));
         heard
@@ -156,6 +156,8 @@ fn text(text: &str) -> Vec<Heard> {
 
 #[cfg(test)]
 mod tests {
+    use firebox_text::{GgufVocabulary, TextAssets, TokenizerSource};
+
     use super::*;
 
     fn hear(syntax: CallSyntax, opening: Option<&str>, parallel: bool, pieces: &[&str]) -> Vec<Heard> {
@@ -189,5 +191,22 @@ mod tests {
             let heard = hear(CallSyntax::Tagged, None, parallel, &[call, call]);
             assert_eq!(heard.len(), expected * 3, "{heard:?}");
         }
+    }
+
+    #[test]
+    fn a_mark_overtakes_no_text() {
+        let vocabulary = GgufVocabulary {
+            model: "gpt2".into(),
+            tokens: ["E", "<tool_call>"].map(String::from).to_vec(),
+            token_types: vec![1, 3],
+            ..GgufVocabulary::default()
+        };
+        let source = Some(TokenizerSource::Gguf(vocabulary));
+        let assets = TextAssets { tokenizer: source, ..TextAssets::default() };
+        let tokenizer = Tokenizer::new(&assets, &Value::Null).unwrap();
+        let (syntax, tools) = (CallSyntax::Tagged, Vec::new());
+        let mut listener = Listener::new(Some(&Listening { syntax, tools, opening: None, parallel: true }));
+        let piece = Piece { token: Some(1), text: "E".into(), logprobs: None };
+        assert_eq!(listener.hear(&piece, Some(&tokenizer)), [Heard::Text("E".into())]);
     }
 }

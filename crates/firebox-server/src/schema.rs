@@ -91,9 +91,9 @@ pub(crate) enum Prompts {
 pub(crate) struct Sampling {
     #[schema(minimum = 0, maximum = 100)]
     temperature: Option<f32>,
-    /// Only so many of the likeliest tokens; 0 for all.
-    #[schema(minimum = 0, maximum = 4294967295i64)]
-    top_k: Option<u64>,
+    /// Only so many of the likeliest tokens; 0 or -1 for all.
+    #[schema(minimum = -1, maximum = 4294967295i64)]
+    top_k: Option<i64>,
     #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f32>,
     #[schema(minimum = 0, maximum = 1)]
@@ -114,6 +114,11 @@ pub(crate) struct Sampling {
     /// Goes on where the model would end.
     ignore_eos: Option<bool>,
     response_format: Option<ResponseFormat>,
+    /// A JSON schema, as llama.cpp has it.
+    #[schema(value_type = Option<Object>)]
+    json_schema: Option<Value>,
+    /// A grammar in the notation of llama.cpp (GBNF).
+    grammar: Option<String>,
     /// Answers to every prompt.
     #[schema(minimum = 1, maximum = 64)]
     n: Option<u64>,
@@ -153,10 +158,12 @@ pub(crate) struct ChatRequest {
     model: Option<String>,
     #[schema(min_items = 1)]
     messages: Vec<ChatMessage>,
-    #[schema(minimum = 1, maximum = 4294967295i64)]
-    max_completion_tokens: Option<u64>,
-    #[schema(minimum = 1, maximum = 4294967295i64)]
-    max_tokens: Option<u64>,
+    /// -1 for as many as fit.
+    #[schema(minimum = -1, maximum = 4294967295i64)]
+    max_completion_tokens: Option<i64>,
+    /// The same.
+    #[schema(minimum = -1, maximum = 4294967295i64)]
+    max_tokens: Option<i64>,
     logprobs: Option<bool>,
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u64>,
@@ -340,8 +347,9 @@ pub(crate) struct CachedTokens {
 pub(crate) struct CompletionRequest {
     model: Option<String>,
     prompt: Prompts,
-    #[schema(minimum = 1, maximum = 4294967295i64)]
-    max_tokens: Option<u64>,
+    /// -1 for as many as fit.
+    #[schema(minimum = -1, maximum = 4294967295i64)]
+    max_tokens: Option<i64>,
     #[schema(minimum = 0, maximum = 20)]
     logprobs: Option<u64>,
     #[serde(flatten)]

@@ -16,11 +16,11 @@ use firebox_runtime::Capacity;
 use serde_json::{Value, json};
 use utoipa_axum::routes;
 
-use crate::app::{App, Routes};
+use crate::app::{App, Routes, blocking};
 use crate::asked::{Asked, Caller};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::wishes;
+use crate::{events, wishes};
 use about::About;
 use dialogue::{Dialogue, Wish};
 pub(crate) use registry::Sessions;
@@ -46,6 +46,7 @@ pub(crate) fn routes() -> Routes {
         .routes(routes!(promote))
         .routes(routes!(drop_branch))
         .routes(routes!(save))
+        .routes(routes!(remove_saved))
 }
 
 /// The sessions of a key, and the names of those it has saved.
@@ -66,7 +67,7 @@ async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> Answered {
     let sessions: Vec<Value> = app.sessions.of(&scope).into_iter().map(summary).collect();
     let owner = app.keys.owner(&scope);
     let named = app.clone();
-    let saved = crate::app::blocking(move || Ok(named.sessions.saved(&owner))).await?;
+    let saved = blocking(move || Ok(named.sessions.saved(&owner))).await?;
     Ok(Json(json!({ "object": "list", "data": sessions, "saved": saved })))
 }
 
@@ -95,7 +96,7 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
         }
         let path = registry::file(&app.sessions.folder(&app.keys.owner(&scope))?, name, "restore")?;
         if !path.is_file() {
-            return Err(ApiError::nowhere(format!("there is no saved session {name:?}")));
+            return Err(registry::no_saved(name));
         }
         let served = chosen.served.clone();
         let held =
@@ -163,17 +164,28 @@ async fn end(About { app, scope, named: id }: About) -> Answered {
     responses((status = 200, description = "The answer, or events with its parts", content((schema::SessionAnswer = "application/json"), (String = "text/event-stream"))), ApiError)
 )]
 async fn say_in(about: About, Asked(body): Asked) -> Result<Response, ApiError> {
+    events::soon(body["stream"] == true, events::DONE, answer(about, body)).await
+}
+
+async fn answer(about: About, body: Value) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     let content = fields.needed_text("content")?.to_owned();
     if content.trim().is_empty() {
         return Err(fields.wrong("content", "there is nothing in it to answer"));
     }
+    let of_chats = [
+        ("n", 1.into()),
+        ("logprobs", Value::Bool(false)),
+        ("tools", json!([])),
+        ("tool_choice", "none".into()),
+    ];
+    fields.expect_unasked(of_chats, "is not there in sessions; ask by /v1/chat/completions")?;
     let stream = fields.truth("stream")?.unwrap_or(false);
     let (taken, About { app, scope, .. }) = (about.take()?, about);
     let mut config = wishes::config(&fields, &taken.dialogue.served)?;
     // Turns are forgotten before there are more than fit.
     config.context = None;
-    app.check(config.grammar.as_ref(), &taken.dialogue.served).await?;
+    app.check(wishes::form_field(&fields), config.grammar.as_ref(), &taken.dialogue.served).await?;
     let saying = say::Saying::begin(taken, &app.engine, &scope, content, config).await?;
     if stream {
         return Ok(saying.stream());
@@ -324,6 +336,21 @@ async fn save(about: About, Asked(body): Asked) -> Answered {
         value["saved"] = name.into();
         Json(value)
     })
+}
+
+/// Removes what was saved. Sessions that were restored from it stay.
+#[utoipa::path(
+    delete,
+    path = "/v1/sessions/saved/{name}",
+    tag = "sessions",
+    params(("name" = String, Path, description = "What it was saved as")),
+    responses((status = 200, description = "It is gone", body = schema::Deleted), ApiError)
+)]
+async fn remove_saved(About { app, scope, named: name }: About) -> Answered {
+    let path = registry::file(&app.sessions.folder(&app.keys.owner(&scope))?, &name, "name")?;
+    let gone = json!({ "id": name, "object": "session", "deleted": true });
+    blocking(move || registry::remove(&path, &name)).await?;
+    Ok(Json(gone))
 }
 
 fn number(fields: &Fields<'_>, field: &str) -> Result<Option<u64>, ApiError> {

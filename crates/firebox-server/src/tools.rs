@@ -36,6 +36,11 @@ enum Choice {
 
 impl Tools {
     pub fn of(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
+            if fields.get(old).is_some() {
+                return Err(fields.wrong(old, format!("is not there any more; use `{new}`")));
+            }
+        }
         let list = fields.list("tools")?.unwrap_or_default();
         if list.len() > MOST_TOOLS {
             return Err(fields.wrong("tools", format!("{} are more than {MOST_TOOLS}", list.len())));

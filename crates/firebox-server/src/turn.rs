@@ -19,6 +19,8 @@ pub(crate) struct Turn {
     pub options: TemplateOptions,
     pub tools: Tools,
     pub config: GenerationConfig,
+    /// The field that has asked for the form of the answer.
+    pub form: &'static str,
 }
 
 /// Answers to it, and what it takes to understand them.
@@ -39,8 +41,8 @@ impl Turn {
         if opened {
             self.config.grammar = needed;
         }
-        let of_tools = |error: ApiError| if opened { error.of_tools() } else { error };
-        app.check(self.config.grammar.as_ref(), &served).await.map_err(of_tools)?;
+        let form = if opened { "tools" } else { self.form };
+        app.check(form, self.config.grammar.as_ref(), &served).await?;
         let opening = opened.then(|| syntax.opening(self.tools.only()).into_owned());
         let tools = self.options.tools.clone();
         let listening = (tools.is_some() || syntax.is_everywhere()).then(|| Listening {

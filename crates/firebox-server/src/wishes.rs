@@ -37,15 +37,16 @@ impl Delivery {
         })
     }
 
-    /// Refuses more answers than one request may have.
-    pub fn expect_few(&self, prompts: usize) -> Result<(), ApiError> {
+    /// Refuses more answers than one request may have, and more than can ever run and wait at once.
+    pub fn expect_few(&self, prompts: usize, at_once: usize) -> Result<(), ApiError> {
         let all = prompts.saturating_mul(self.each);
-        if all as u64 <= MOST_CHOICES {
+        let most = at_once.min(MOST_CHOICES as usize);
+        if all <= most {
             return Ok(());
         }
         Err(ApiError::field(
             "n",
-            format!("{all} answers in all are more than {MOST_CHOICES}; ask in several requests"),
+            format!("{all} answers in all are more than {most}; ask in several requests"),
         ))
     }
 }
@@ -53,10 +54,9 @@ impl Delivery {
 /// What every answer to a request has in common. What the request leaves open is as the model's makers recommend, and
 /// else as the model has it, with nothing left out.
 pub(crate) fn config(fields: &Fields<'_>, served: &Served) -> Result<GenerationConfig, ApiError> {
-    let most = |field| fields.whole(field, 1, u64::from(u32::MAX));
-    let most_tokens = match most("max_completion_tokens")? {
+    let max_tokens = match most_tokens(fields, "max_completion_tokens")? {
         Some(most) => Some(most),
-        None => most("max_tokens")?,
+        None => most_tokens(fields, "max_tokens")?,
     };
     let stop: Vec<String> = fields.texts("stop")?.into_iter().map(str::to_owned).collect();
     if stop.len() > MOST_STOPS {
@@ -66,7 +66,7 @@ pub(crate) fn config(fields: &Fields<'_>, served: &Served) -> Result<GenerationC
         return Err(fields.wrong("stop", "an empty text would stop everything"));
     }
     Ok(GenerationConfig {
-        max_tokens: most_tokens.map(|most| most as usize),
+        max_tokens,
         context: Some(served.expect_context()?),
         stop,
         end_tokens: served.model.end_tokens(),
@@ -78,12 +78,23 @@ pub(crate) fn config(fields: &Fields<'_>, served: &Served) -> Result<GenerationC
     })
 }
 
+/// How long an answer may get by a field; as long as fits, where that says nothing.
+pub(crate) fn most_tokens(fields: &Fields<'_>, field: &str) -> Result<Option<usize>, ApiError> {
+    if fields.is_unlimited(field) {
+        return Ok(None);
+    }
+    Ok(fields.whole(field, 1, u64::from(u32::MAX))?.map(|most| most as usize))
+}
+
 fn sampler(fields: &Fields<'_>, makers: Option<&Value>) -> Result<SamplerConfig, ApiError> {
     let unasked = SamplerConfig { temperature: 1.0, ..SamplerConfig::default() }.recommended_by(makers);
     let wished = |name, least, most, unasked| -> Result<f32, ApiError> {
         Ok(fields.number(name, least, most)?.map_or(unasked, |number| number as f32))
     };
-    let top_k = fields.whole("top_k", 0, u64::from(u32::MAX))?;
+    let top_k = match fields.is_unlimited("top_k") {
+        true => Some(0),
+        false => fields.whole("top_k", 0, u64::from(u32::MAX))?,
+    };
     Ok(SamplerConfig {
         temperature: wished("temperature", 0.0, 100.0, unasked.temperature)?,
         top_k: top_k.map_or(unasked.top_k, |k| k as usize),
@@ -125,7 +136,27 @@ fn biases(fields: &Fields<'_>) -> Result<HashMap<u32, f32>, ApiError> {
     biases.map().keys().map(of).collect()
 }
 
+/// The field that asks for a form of the answer: OpenAI's, or one of those that clients of llama.cpp have.
+pub(crate) fn form_field(fields: &Fields<'_>) -> &'static str {
+    let asks = |field: &&str| fields.get(field).is_some_and(|form| form.as_str() != Some(""));
+    ["grammar", "json_schema"].into_iter().find(asks).unwrap_or("response_format")
+}
+
 fn grammar(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+    let gbnf = fields.text("grammar")?.filter(|text| !text.is_empty());
+    let all = [
+        ("response_format", response_format(fields)?),
+        ("json_schema", schema(fields, "json_schema")?),
+        ("grammar", gbnf.map(|text| Grammar::Gbnf(text.to_owned()))),
+    ];
+    let mut asked = all.into_iter().filter_map(|(field, grammar)| Some((field, grammar?)));
+    match (asked.next(), asked.next()) {
+        (_, Some((field, _))) => Err(fields.wrong(field, "an answer has one form; leave out the other")),
+        (asked, None) => Ok(asked.map(|(_, grammar)| grammar)),
+    }
+}
+
+fn response_format(fields: &Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     let Some(format) = fields.object("response_format")? else { return Ok(None) };
     if format.text("type")? != Some("json_schema") {
         return form(&format, &format);
@@ -142,15 +173,19 @@ pub(crate) fn form(format: &Fields<'_>, about: &Fields<'_>) -> Result<Option<Gra
         "json_schema" => {
             about.text("name")?;
             about.truth("strict")?;
-            match about.get("schema") {
-                Some(schema @ (Value::Object(_) | Value::Bool(true))) => {
-                    Ok(Some(Grammar::JsonSchema(schema.clone())))
-                }
-                Some(_) => Err(about.wrong("schema", "expected an object")),
-                None => Err(about.wrong("schema", "is missing")),
-            }
+            schema(about, "schema")?.map(Some).ok_or_else(|| about.wrong("schema", "is missing"))
         }
         other => Err(format.wrong("type", format!("{other:?} is none of text, json_object and json_schema"))),
+    }
+}
+
+fn schema(fields: &Fields<'_>, field: &str) -> Result<Option<Grammar>, ApiError> {
+    match fields.get(field) {
+        Some(schema @ (Value::Object(_) | Value::Bool(true))) => {
+            Ok(Some(Grammar::JsonSchema(schema.clone())))
+        }
+        Some(_) => Err(fields.wrong(field, "expected an object")),
+        None => Ok(None),
     }
 }
 
@@ -176,6 +211,29 @@ mod tests {
     }
 
     #[test]
+    fn minus_one_is_no_limit() {
+        let body = json!({"max_tokens": -1, "top_k": -1});
+        assert_eq!(most_tokens(&Fields::of(&body).unwrap(), "max_tokens").unwrap(), None);
+        assert_eq!(sampled(body, Some(json!({"top_k": 20}))).unwrap().top_k, 0);
+    }
+
+    #[test]
+    fn a_form_may_be_asked_for_as_of_llama_cpp() {
+        let asked = |body: Value| {
+            let fields = Fields::of(&body).unwrap();
+            (grammar(&fields).unwrap(), form_field(&fields))
+        };
+        let gbnf = "root ::= \"yes\"";
+        assert_eq!(asked(json!({"grammar": gbnf})), (Some(Grammar::Gbnf(gbnf.into())), "grammar"));
+        let schema = Grammar::JsonSchema(json!({"type": "null"}));
+        assert_eq!(
+            asked(json!({"json_schema": {"type": "null"}, "grammar": ""})),
+            (Some(schema), "json_schema")
+        );
+        assert_eq!(asked(json!({"response_format": {"type": "text"}})), (None, "response_format"));
+    }
+
+    #[test]
     fn what_is_wrong_is_told_by_its_name() {
         let named = |body: Value, name: &str| {
             let fields = Fields::of(&body).unwrap();
@@ -195,6 +253,9 @@ mod tests {
         named(json!({"stream": 1}), "stream");
         named(json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage");
         named(json!({"response_format": {"type": "xml"}}), "response_format.type");
+        named(json!({"top_k": -2}), "top_k");
+        named(json!({"json_schema": 1}), "json_schema");
+        named(json!({"grammar": "root ::= \"a\"", "response_format": {"type": "json_object"}}), "grammar");
         named(json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema");
         named(
             json!({"response_format": {"type": "json_schema", "json_schema": {}}}),

@@ -167,6 +167,15 @@ fn log_probabilities_come_in_both_forms() {
     let lengths = ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
         .map(|list| logprobs[list].as_array().unwrap().len() as u64);
     assert_eq!(lengths, [found["usage"]["completion_tokens"].as_u64().unwrap(); 4]);
+    // What is held back for a text that might end it is where it is all the same.
+    let mut body = json!({"prompt": "Once upon", "max_tokens": 12, "temperature": 0, "logprobs": 0});
+    let ask = |body: &Value| {
+        let choice = server.post("/v1/completions", body).ok()["choices"][0].clone();
+        (choice["text"].clone(), choice["logprobs"]["text_offset"].clone())
+    };
+    let free = ask(&body);
+    body["stop"] = format!("{}!", free.0.as_str().unwrap()).into();
+    assert_eq!(ask(&body), free);
 }
 
 #[test]
@@ -189,6 +198,10 @@ fn an_answer_fits_its_schema() {
     );
     body["response_format"] = json!({"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}});
     server.post("/v1/chat/completions", &body).fails(400, "response_format");
+    body["response_format"] = Value::Null;
+    body["grammar"] = "root ::= \"yes\"".into();
+    let found = server.post("/v1/chat/completions", &body).ok();
+    assert_eq!(found["choices"][0]["message"]["content"], "yes");
 }
 
 #[test]

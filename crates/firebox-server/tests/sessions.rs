@@ -7,6 +7,8 @@
 mod client;
 #[path = "sessions/engine.rs"]
 mod engine;
+#[path = "sessions/refusals.rs"]
+mod refusals;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -413,6 +415,7 @@ fn a_client_that_leaves_ends_the_answer_and_keeps_the_session() {
     let turns = talker.turns(&session);
     let tokens = turns[0]["answer"]["tokens"].as_u64().unwrap();
     assert!(tokens < 700, "{tokens}");
+    assert_eq!(turns[0]["answer"]["finish"], "cancelled");
     assert!(!talker.say(&session, TALK[0]).is_empty());
 }
 

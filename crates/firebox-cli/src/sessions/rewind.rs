@@ -2,8 +2,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use firebox_runtime::heads::RackConfig;
-use firebox_runtime::{Model, Saved, Session, TurnKind};
-use firebox_text::{ChatTemplate, Message, TextError};
+use firebox_runtime::{Saved, Session, TurnKind};
+use firebox_text::Message;
 
 use super::kept::Kept;
 use crate::args::DeviceArgs;
@@ -11,7 +11,7 @@ use crate::console::Console;
 use crate::generating::open;
 use crate::outcome::usage;
 use crate::pocket::pocket_model;
-use crate::prompt::Prompter;
+use crate::prompt::TemplateArgs;
 
 /// Options of `firebox session rewind`.
 #[derive(Debug, Args)]
@@ -25,6 +25,8 @@ pub struct RewindArgs {
     /// The model that it is a conversation with [default: the pocket model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArgs,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -44,7 +46,10 @@ pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
             shorten(&mut messages, turns)?;
             // Templates count on somebody having asked something.
             let asked = messages.iter().any(|message| message.role == "user");
-            let ids = if asked { prompter(&model)?.encode(&messages)? } else { Vec::new() };
+            let ids = match asked {
+                true => args.template.prompter(&model, None)?.encode(&messages)?,
+                false => Vec::new(),
+            };
             // The template says as well that an answer comes next; as far as that is so, it need not be taken back.
             let common =
                 session.tokens().iter().zip(&ids).take_while(|(known, wanted)| known == wanted).count();
@@ -83,16 +88,6 @@ fn before_turns(session: &Session, turns: usize) -> anyhow::Result<usize> {
     let first = starts.len().checked_sub(turns);
     let first = first.ok_or_else(|| usage(format!("--turns {turns}: there are only {}", starts.len())))?;
     Ok(starts[first])
-}
-
-fn prompter(model: &Model) -> anyhow::Result<Prompter> {
-    let tokenizer = model.tokenizer()?.clone();
-    let (template, add_special) = match ChatTemplate::new(model.checkpoint().text(), &tokenizer) {
-        Ok(template) => (template, false),
-        Err(TextError::MissingChatTemplate) => (ChatTemplate::plain()?, true),
-        Err(error) => return Err(error.into()),
-    };
-    Ok(Prompter { tokenizer, template, thinking: None, add_special })
 }
 
 #[cfg(test)]

@@ -62,6 +62,21 @@ fn a_model_is_fetched_once_and_runs_by_its_name() {
 }
 
 #[test]
+fn weights_are_the_files_that_the_index_names() {
+    let shard = "model.safetensors-00001-of-00001.safetensors";
+    let mut files = model_files();
+    files[1].0 = shard.to_owned();
+    let index = serde_json::json!({"weight_map": {"a": shard}}).to_string();
+    files.push(("model.safetensors.index.json".into(), index.into()));
+    let home = tempfile::tempdir().unwrap();
+    let ran = pull(&Hub::serve(files.clone()), home.path(), &[]).ends_with(0);
+    assert_eq!(fs::read(Path::new(ran.stdout.trim()).join(shard)).unwrap(), files[1].1);
+    files.remove(1);
+    let home = tempfile::tempdir().unwrap();
+    pull(&Hub::serve(files), home.path(), &[]).fails(UNUSABLE, &["org/name", shard, "--file"]);
+}
+
+#[test]
 fn a_single_file_is_chosen_by_its_pattern() {
     let hub = Hub::serve(model_files());
     let home = tempfile::tempdir().unwrap();

@@ -59,6 +59,20 @@ fn what_is_taken_back_was_never_said() {
 }
 
 #[test]
+fn what_another_template_has_written_is_found_again_by_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let [template, session] = ["own.jinja", "talk"].map(|name| folder.path().join(name));
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}<assistant>";
+    std::fs::write(&template, source).unwrap();
+    let model = gguf("llama");
+    let chat = args!["chat", model, "-n", "4", "--chat-template", template, "--session", session];
+    firebox_fed(chat, "Hello\nAnd you\n").ends_with(0);
+    let rewind = args!["session", "rewind", session, "--model", model, "--chat-template", template];
+    let ran = firebox_with(rewind).ends_with(0);
+    assert!(!ran.stdout.starts_with("0 of "), "{}", ran.stdout);
+}
+
+#[test]
 fn only_conversations_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let session = folder.path().join("talk");

@@ -47,6 +47,8 @@ export async function* events(method, path, body, signal) {
       for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
         const line = text.slice(0, end).replace(/^data: /, "");
         text = text.slice(end + 2);
+        // A comment, while there is nothing to tell.
+        if (line.startsWith(":")) continue;
         if (line === "[DONE]") return;
         yield JSON.parse(line);
       }

@@ -9,6 +9,7 @@ function about(turn, actions) {
     parts.push(answer.head ? `head ${answer.head}` : "own head", count(answer.tokens, "token"), `first after ${time(answer.ttft_ms)}`);
     if (answer.tokens_per_second > 0) parts.push(`${rate(answer.tokens_per_second)} tokens/s`);
     if (answer.finish === "length") parts.push("cut at its longest");
+    if (answer.finish === "cancelled") parts.push("cut because nobody listened");
   }
   if (turn.evicted) parts.push("evicted: the model no longer knows this");
   else if (turn.hidden) parts.push(`hidden: ${turn.hidden}`);

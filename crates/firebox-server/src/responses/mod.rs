@@ -26,6 +26,18 @@ use crate::wishes::{self, Delivery};
 use output::Output;
 use schema::{ResponseBody, ResponseRequest};
 
+/// What chats have under another name.
+const OF_CHATS: [(&str, &str); 5] = [
+    ("max_tokens", "max_output_tokens"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("response_format", FORM),
+    ("json_schema", FORM),
+    ("grammar", FORM),
+];
+
+/// Where the form of an answer is asked for.
+const FORM: &str = "text.format";
+
 pub(crate) fn routes() -> Routes {
     Routes::new().routes(routes!(respond))
 }
@@ -47,6 +59,11 @@ async fn respond(
     Caller(scope): Caller,
     Asked(body): Asked,
 ) -> Result<Response, ApiError> {
+    // Its streams end with the response as a whole.
+    events::soon(body["stream"] == true, "", answer(app, scope, body)).await
+}
+
+async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
     let fields = Fields::of(&body)?;
     for field in ["previous_response_id", "conversation", "prompt"] {
         if fields.get(field).is_some() {
@@ -56,16 +73,21 @@ async fn respond(
     if fields.truth("background")?.unwrap_or(false) {
         return Err(fields.wrong("background", "is not there; leave it out, or stream"));
     }
+    for (field, here) in OF_CHATS {
+        if fields.get(field).is_some() {
+            return Err(fields.wrong(field, format!("is for chats; here it is `{here}`")));
+        }
+    }
     let chosen = app.catalog.find(fields.text("model")?).await?;
     let messages = input::messages(&fields)?;
     let tools = Tools::of(&fields)?;
     let options = chat::options(&fields, &tools)?;
     let mut config = wishes::config(&fields, &chosen.served)?;
-    config.max_tokens = fields.whole("max_output_tokens", 1, u64::from(u32::MAX))?.map(|most| most as usize);
+    config.max_tokens = wishes::most_tokens(&fields, "max_output_tokens")?;
     config.grammar = format(&fields)?;
     let stream = fields.truth("stream")?.unwrap_or(false);
     let about = about(&fields, &chosen.name, config.sampler.temperature, config.sampler.top_p);
-    let turn = Turn { chosen, messages, options, tools, config };
+    let turn = Turn { chosen, messages, options, tools, config, form: FORM };
     let answered = turn.begin(&app, &scope, Delivery { each: 1, stream, usage: true }).await?;
     let output = Output::new(about, answered);
     if stream {

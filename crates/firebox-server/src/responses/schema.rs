@@ -14,8 +14,9 @@ pub(super) struct ResponseRequest {
     input: ResponseInput,
     /// What the model is told to be.
     instructions: Option<String>,
-    #[schema(minimum = 1, maximum = 4294967295i64)]
-    max_output_tokens: Option<u64>,
+    /// -1 for as many as fit.
+    #[schema(minimum = -1, maximum = 4294967295i64)]
+    max_output_tokens: Option<i64>,
     #[schema(minimum = 0, maximum = 100)]
     temperature: Option<f32>,
     #[schema(minimum = 0, maximum = 1)]

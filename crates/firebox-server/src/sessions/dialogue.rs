@@ -5,8 +5,8 @@ use std::sync::Arc;
 use firebox_runtime::engine::{Engine, Outcome};
 use firebox_runtime::relevance::{OwnStates, Similarity, TurnContent};
 use firebox_runtime::{
-    BranchId, Branches, CacheError, Capacity, Conversation, OWN_HEAD, Question, RuntimeError, Saved, Session,
-    TurnId, TurnKind,
+    BranchId, Branches, CacheError, Capacity, Conversation, Finish, OWN_HEAD, Question, RuntimeError, Saved,
+    Session, TurnId, TurnKind,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -218,10 +218,15 @@ impl Dialogue {
         let summary = outcome.summary;
         *self.tree.session(asked.branch)? = outcome.session;
         let head = self.told.get(&asked.branch).and_then(|told| told.head.clone());
+        // Unlike whoever waits for one, who reads a conversation later has not ended its answers.
+        let finish = match summary.finish {
+            Finish::Cancelled => "cancelled",
+            finish => reason(finish, 0),
+        };
         let answer = Answer {
             text: summary.text,
             head,
-            finish: reason(summary.finish, 0).to_owned(),
+            finish: finish.to_owned(),
             tokens: summary.tokens.len(),
             ttft_ms: summary.ttft_ms,
             tokens_per_second: summary.decode_tps,
@@ -270,9 +275,13 @@ impl Dialogue {
     /// Goes back to before a turn.
     pub fn rewind(&mut self, turn: u64) -> Result<(), ApiError> {
         let start = self.start_of(turn)?;
-        let session = self.tree.session(self.active)?;
+        let mut session = self.tree.session(self.active)?.clone();
         session.rewind(start);
-        self.rewound(turn)
+        let told = rewound(self.transcript().clone(), &mut session, turn)?;
+        *self.tree.session(self.active)? = session;
+        *self.transcript() = told;
+        self.scorers.remove(&self.active);
+        Ok(())
     }
 
     /// A branch that leaves the active one before a turn, or where it is now, and is active from then on.
@@ -282,24 +291,28 @@ impl Dialogue {
                 "the session has {MOST_BRANCHES} branches, and no more may be; end or promote one first"
             )));
         }
-        let branch = match turn {
+        let (branch, told) = match turn {
             Some(turn) => {
                 let start = self.start_of(turn)?;
-                self.tree.fork_at(self.active, start)?
+                let branch = self.tree.fork_at(self.active, start)?;
+                match rewound(self.transcript().clone(), self.tree.session(branch)?, turn) {
+                    Ok(told) => (branch, told),
+                    Err(error) => {
+                        self.tree.drop_branch(branch)?;
+                        return Err(error);
+                    }
+                }
             }
             None => {
                 self.close()?;
-                self.tree.fork(self.active)?
+                let scorer = self.scorers.get(&self.active).cloned();
+                let branch = self.tree.fork(self.active)?;
+                self.scorers.extend(scorer.map(|scorer| (branch, scorer)));
+                (branch, self.transcript().clone())
             }
         };
-        let told = self.told.get(&self.active).cloned().unwrap_or_default();
-        let scorer = self.scorers.get(&self.active).cloned();
         self.told.insert(branch, told);
-        self.scorers.extend(scorer.map(|scorer| (branch, scorer)));
         self.active = branch;
-        if let Some(turn) = turn {
-            self.rewound(turn)?;
-        }
         Ok(branch)
     }
 
@@ -319,20 +332,6 @@ impl Dialogue {
         session.pin(TurnId(turn), pinned)?;
         let tokens = session.cache().tokens_of(TurnId(turn)).map_err(|_| no_turn(turn))?;
         Ok(tokens.start)
-    }
-
-    fn rewound(&mut self, turn: u64) -> Result<(), ApiError> {
-        let back = self.transcript().rewind(turn);
-        self.transcript().open = false;
-        for fact in back {
-            let hidden = self.transcript().entry(fact).is_some_and(|entry| entry.hidden);
-            let session = self.tree.session(self.active)?;
-            if session.all_turns().any(|held| held.id.0 == fact) {
-                session.mask(TurnId(fact), hidden)?;
-            }
-        }
-        self.scorers.remove(&self.active);
-        Ok(())
     }
 
     pub fn switch(&mut self, branch: u64) -> Result<(), ApiError> {
@@ -490,6 +489,20 @@ impl Dialogue {
             "turns": told.value(session),
         }))
     }
+}
+
+/// What was said in a session that has gone back to before a turn. Facts whose place nobody has taken any more are what the client
+/// had made them.
+fn rewound(mut told: Transcript, session: &mut Session, turn: u64) -> Result<Transcript, ApiError> {
+    let back = told.rewind(turn);
+    told.open = false;
+    for fact in back {
+        let hidden = told.entry(fact).is_some_and(|entry| entry.hidden);
+        if session.all_turns().any(|held| held.id.0 == fact) {
+            session.mask(TurnId(fact), hidden)?;
+        }
+    }
+    Ok(told)
 }
 
 fn no_turn(turn: u64) -> ApiError {

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -263,6 +264,18 @@ pub(super) fn file(folder: &Path, name: &str, field: &str) -> Result<PathBuf, Ap
             "a name has at most {LONGEST_NAME} letters, digits, `-`, `_` and `.`, and does not begin with `.`"
         ),
     ))
+}
+
+/// Removes the file of a saved session.
+pub(super) fn remove(path: &Path, name: &str) -> Result<(), ApiError> {
+    std::fs::remove_file(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => no_saved(name),
+        _ => ApiError::internal(format!("the saved session {name:?} cannot be removed: {error}")),
+    })
+}
+
+pub(super) fn no_saved(name: &str) -> ApiError {
+    ApiError::nowhere(format!("there is no saved session {name:?}"))
 }
 
 fn is_name(name: &str) -> bool {

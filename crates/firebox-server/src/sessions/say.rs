@@ -15,7 +15,7 @@ use super::dialogue::{Asked, Pending};
 use super::registry::{Held, Taken};
 use crate::answers::reason;
 use crate::error::ApiError;
-use crate::events;
+use crate::events::{self, DONE};
 
 /// Events that a client has not taken yet; with more, the answer waits.
 const BACKLOG: usize = 64;
@@ -87,22 +87,18 @@ impl Stream for Saying {
             return Poll::Ready(None);
         }
         let told = ready!(self.told.poll_recv(context)).unwrap_or_else(|| Told::Failed(ApiError::over()));
-        let (value, last) = match told {
-            Told::Waiting(place) => (json!({ "type": "waiting", "place": place }), ""),
-            Told::Text(text) => (json!({ "type": "delta", "text": text }), ""),
+        let event = |value: Value| format!("data: {value}\n\n");
+        self.over = matches!(told, Told::Done(_) | Told::Failed(_));
+        let events = match told {
+            Told::Waiting(place) => event(json!({ "type": "waiting", "place": place })),
+            Told::Text(text) => event(json!({ "type": "delta", "text": text })),
             Told::Done(mut value) => {
                 value["type"] = "done".into();
-                (value, "data: [DONE]\n\n")
+                event(value) + DONE
             }
-            Told::Failed(error) => {
-                self.over = true;
-                let mut value = error.value();
-                value["type"] = "error".into();
-                (value, "")
-            }
+            Told::Failed(error) => error.event() + DONE,
         };
-        self.over |= !last.is_empty();
-        Poll::Ready(Some(Ok(format!("data: {value}\n\n{last}").into_bytes())))
+        Poll::Ready(Some(Ok(events.into_bytes())))
     }
 }
 

@@ -115,6 +115,7 @@ pub(crate) struct SessionTurnAnswer {
     text: String,
     #[schema(required)]
     head: Option<String>,
+    /// `stop`, `length`, or `cancelled` where it was not heard to its end.
     finish: String,
     tokens: u64,
     ttft_ms: f64,
@@ -127,7 +128,8 @@ pub(crate) struct SessionTurnAnswer {
 pub(crate) struct SessionQuestion {
     content: String,
     stream: Option<bool>,
-    max_tokens: Option<u64>,
+    #[schema(minimum = -1, maximum = 4294967295i64)]
+    max_tokens: Option<i64>,
     temperature: Option<f64>,
     seed: Option<i64>,
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use firebox_runtime::engine::Engine;
 use firebox_runtime::{Model, device};
 use firebox_server::{Offer, Server, ServerConfig, ServerError, Stop};
 use serde_json::{Value, json};
@@ -43,6 +44,7 @@ pub fn chat(text: &str, most: usize) -> Value {
 /// A server on a thread of its own, which ends with this.
 pub struct Running {
     pub address: SocketAddr,
+    pub engine: Engine,
     stop: Stop,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
 }
@@ -61,8 +63,8 @@ impl Running {
             ServerConfig { address: SocketAddr::from(([127, 0, 0, 1], 0)), ..ServerConfig::default() };
         change(&mut config);
         let server = Server::offering(config, offers).unwrap();
-        let (address, stop) = (server.address(), server.stop());
-        Self { address, stop, thread: Some(std::thread::spawn(|| server.run())) }
+        let (address, engine, stop) = (server.address(), server.engine(), server.stop());
+        Self { address, engine, stop, thread: Some(std::thread::spawn(|| server.run())) }
     }
 
     pub fn stop(&self) {
@@ -227,7 +229,8 @@ impl Answer {
         let text = self.text(200);
         let mut events: Vec<&str> = text
             .split("\n\n")
-            .filter(|event| !event.is_empty())
+            // A machine that stands still meanwhile has had nothing to tell.
+            .filter(|event| !event.is_empty() && !event.starts_with(':'))
             .map(|event| &event["data: ".len()..])
             .collect();
         assert_eq!(events.pop(), Some("[DONE]"), "{text}");

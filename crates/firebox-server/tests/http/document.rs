@@ -63,6 +63,7 @@ fn everything_that_is_there_is_described() {
         ("get", "/v1/sessions"),
         ("post", "/v1/sessions"),
         ("post", "/v1/sessions/{id}/say"),
+        ("delete", "/v1/sessions/saved/{name}"),
     ] {
         let found = operations.iter().filter(|(found, of, _)| (*of, *found) == (method, path)).count();
         assert_eq!(found, 1, "{method} {path}");

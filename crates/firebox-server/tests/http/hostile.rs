@@ -36,7 +36,12 @@ fn what_makes_no_sense_is_refused_by_name() {
     ask(json!({"model": "llama:none"})).fails(404, "model");
     ask(json!({"model": "../../etc/passwd"})).fails(404, "model");
     ask(json!({"model": 1})).fails(400, "model");
-    ask(json!({"max_tokens": -1})).fails(400, "max_tokens");
+    ask(json!({"max_tokens": -2})).fails(400, "max_tokens");
+    ask(json!({"max_tokens": -1, "top_k": -1})).ok();
+    ask(json!({"functions": []})).fails_saying(400, "`tools`");
+    ask(json!({"function_call": "auto"})).fails_saying(400, "`tool_choice`");
+    ask(json!({"grammar": "nonsense"})).fails(400, "grammar");
+    ask(json!({"json_schema": {"type": "nothing"}})).fails(400, "json_schema");
     ask(json!({"n": 1000})).fails(400, "n");
     ask(json!({"stop": [""]})).fails(400, "stop");
     ask(json!({"top_logprobs": 3})).fails(400, "top_logprobs");
@@ -120,15 +125,37 @@ fn pages_of_other_sites_are_refused() {
 fn a_queue_that_is_full_says_so() {
     let server = Running::start(|config| {
         config.host.admission.most_running = 1;
-        config.host.admission.most_waiting = 4;
+        config.host.admission.most_waiting = 40;
     });
-    let answer = server.post("/v1/completions", &endless());
+    let several = |n: usize| {
+        let mut body = endless();
+        body["n"] = n.into();
+        body
+    };
+    // More than there will ever be room for need not be asked for again.
+    server.post("/v1/completions", &several(42)).fails(400, "n");
+    let mut client = server.open("/v1/completions", &several(40));
+    client.read_some();
+    let mut whole = several(20);
+    whole["stream"] = false.into();
+    let answer = server.post("/v1/completions", &whole);
     assert!(answer.head.contains("retry-after"), "{}", answer.head);
-    answer.fails_saying(429, "wait already");
+    answer.fails_saying(429, "--queue");
+    drop(client);
     // Those that were let in have left with those that were not.
     server.comes_to("firebox_waiting_requests", 0);
     server.comes_to("firebox_running_requests", 0);
     server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
+}
+
+#[test]
+fn a_stream_that_fails_says_so_and_comes_to_its_end() {
+    let server = Running::start(|_| {});
+    let mut client = server.open("/v1/completions", &endless());
+    client.read_some();
+    server.engine.remove("llama").unwrap();
+    let events = Answer::parse(&client.rest()).events();
+    assert!(events.last().unwrap()["error"]["message"].is_string(), "{events:?}");
 }
 
 #[test]

@@ -13,7 +13,8 @@ fn events(text: &str) -> Vec<Value> {
         assert_eq!(name.strip_prefix("event: ").unwrap(), value["type"]);
         value
     };
-    let events: Vec<Value> = text.split("\n\n").filter(|event| !event.is_empty()).map(of).collect();
+    let events: Vec<Value> =
+        text.split("\n\n").filter(|event| event.starts_with("event: ")).map(of).collect();
     for (at, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], at);
     }
@@ -116,6 +117,11 @@ fn a_response_fits_its_schema_and_what_is_not_there_is_said() {
     ask(json!({})).fails(400, "input");
     ask(json!({"input": "a", "previous_response_id": "resp_1"})).fails(400, "previous_response_id");
     ask(json!({"input": "a", "background": true})).fails(400, "background");
+    for of_chats in ["max_tokens", "max_completion_tokens", "response_format", "json_schema", "grammar"] {
+        ask(json!({"input": "a", of_chats: {}})).fails(400, of_chats);
+    }
+    let unknown = json!({"type": "json_schema", "schema": {"type": "nothing"}});
+    ask(json!({"input": "a", "text": {"format": unknown}})).fails(400, "text.format");
     ask(json!({"input": "a", "text": {"format": {"type": "xml"}}})).fails(400, "text.format.type");
     ask(json!({"input": "a", "text": {"format": {"type": "json_schema"}}})).fails(400, "text.format.schema");
     ask(json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}))

@@ -31,11 +31,12 @@ fn a_request_takes_no_longer_than_it_may() {
             (answer.status == 200).then(|| (server, answer.text(200)))
         })
         .expect("a stream begins within half a minute");
-    let events: Vec<&str> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
+    let mut events: Vec<&str> = text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+    assert_eq!(events.pop(), Some("[DONE]"), "{text}");
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
     // A fast machine may have said everything before.
-    if events.last() != Some(&"data: [DONE]") {
-        let last: Value = serde_json::from_str(&events.last().unwrap()["data: ".len()..]).unwrap();
-        assert!(events.len() > 1 && last["error"]["message"].as_str().unwrap().contains("longer"), "{last}");
+    if last["choices"].is_null() {
+        assert!(last["error"]["message"].as_str().unwrap().contains("longer"), "{last}");
     }
     server.comes_to("firebox_running_requests", 0);
     // What is looked at has no end.

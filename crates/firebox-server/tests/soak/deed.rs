@@ -11,7 +11,7 @@ pub struct Heard {
 pub enum Deed {
     Said {
         text: String,
-        /// As many tokens as were asked for, or as many as there were when the client left.
+        /// As many tokens as were asked for, or as many as there were when the answer was ended because the client had left.
         most: usize,
         /// Whether it goes on behind a token that would end it.
         ignores_end: bool,

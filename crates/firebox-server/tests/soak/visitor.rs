@@ -221,6 +221,10 @@ impl Visit<'_> {
             }
             503 => {
                 let text = answer.text(503);
+                if is_late(&text) {
+                    self.tally.one(&format!("{what} too late"));
+                    return None;
+                }
                 assert!(lacks_room(&text), "{what}: {text}");
                 self.lacked_room(what);
                 None
@@ -317,6 +321,8 @@ impl Visit<'_> {
             "content": text, "max_tokens": most, "temperature": 0, "ignore_eos": ignores_end, "stream": true,
         });
         let path = self.session().path.clone();
+        let newest = |seen: &Value| seen["turns"].as_array().unwrap().last().map(|turn| turn["id"].clone());
+        let before = newest(&self.session().seen);
         let mut stream = self.connect();
         stream.write_all(request(&format!("{path}/say"), "", &body.to_string()).as_bytes()).unwrap();
         let (mut read, mut bytes) = (String::new(), [0; 1024]);
@@ -347,12 +353,17 @@ impl Visit<'_> {
             assert!(lacks_room(&read), "{read}");
             return self.lacked_room("client left");
         }
+        if newest(&seen) == before {
+            // What went wrong came when nobody listened any more.
+            return self.lacked_room("client left");
+        }
         let newest = seen["turns"].as_array().unwrap().last().unwrap();
         let tokens = newest["answer"]["tokens"].as_u64().unwrap() as usize;
         self.tally.add("token", tokens as u64);
         let heard = Heard { text: newest["answer"]["text"].as_str().unwrap().to_owned(), tokens };
-        // Without any, the model itself has ended it.
-        let most = if tokens > 0 { tokens } else { most };
+        // An answer that ended by itself has been fed to its last token, and what closes it is fed apart: that decides what is forgotten
+        // when.
+        let most = if newest["answer"]["finish"] == "cancelled" { tokens } else { most };
         let open = self.session();
         open.seen = seen;
         open.deeds.push(Deed::Said { text, most, ignores_end, heard });
@@ -512,6 +523,11 @@ impl Visit<'_> {
 }
 
 /// Whether an error says that there was no memory for it.
+/// Whether a head could not be read in time, where the machine does something else: it was asked too soon, and nothing has changed.
+fn is_late(text: &str) -> bool {
+    text.contains("was not in memory within")
+}
+
 fn lacks_room(text: &str) -> bool {
     text.contains("pages of the pool are in use") || text.contains("do not fit")
 }
