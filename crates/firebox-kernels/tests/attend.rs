@@ -58,6 +58,14 @@ impl Case {
         random([self.rows, self.kv_heads * self.sharing, self.head_dim], self.seed)
     }
 
+    /// Whether a row sees a position of the span.
+    fn sees(&self, span: &Span, row: usize, index: usize) -> bool {
+        let (position, own) = (self.start + index, self.position + row);
+        let too_early = self.window.is_some_and(|window| position + window <= own);
+        let hidden = span.visible.as_ref().is_some_and(|visible| !visible.contains(index));
+        position <= own && !too_early && !hidden
+    }
+
     fn span(&self) -> Span {
         // A cache has room beyond its positions, so rows of different heads do not follow each other.
         let cached = |seed, storage: Storage| {
@@ -158,14 +166,9 @@ fn plainly(case: &Case, span: &Span, row: usize, head: usize) -> Option<(Vec<f64
         numbers[index * case.head_dim..][..case.head_dim].iter().map(|number| f64::from(*number)).collect()
     };
     let query = at(&query, row * case.kv_heads * case.sharing + head);
-    let own = case.position + row;
     let (mut output, mut total) = (vec![0.0; case.head_dim], 0.0);
     for index in 0..case.positions {
-        let position = case.start + index;
-        let later = position > own;
-        let too_early = case.window.is_some_and(|window| position + window <= own);
-        let hidden = span.visible.as_ref().is_some_and(|visible| !visible.contains(index));
-        if later || too_early || hidden {
+        if !case.sees(span, row, index) {
             continue;
         }
         let index = head / case.sharing * case.positions + index;
@@ -365,15 +368,16 @@ proptest! {
         }
     }
 
-    /// Nothing sensible comes out, but something does for every row and head.
+    /// Whoever sees what is no number gathers none, and nobody else notices.
     #[test]
     fn no_numbers(case in cases(300), what in 0usize..4, at in 0usize..1000) {
         let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX][what];
+        let place = |count: usize| at * (count - 1) / 1000;
         let put = |tensor: Tensor<3>| {
             let shape = tensor.dims();
             let mut numbers = values(tensor);
-            let count = numbers.len();
-            numbers[at * (count - 1) / 1000] = odd;
+            let at = place(numbers.len());
+            numbers[at] = odd;
             Tensor::<3>::from_data(TensorData::new(numbers, shape), &Device::flex())
         };
         let span = case.span();
@@ -382,9 +386,22 @@ proptest! {
             values: case.values.store(put(span.values.dequantize(case.head_dim))),
             ..span.clone()
         };
-        let found = attend(put(case.query()), &[span, odd_span], None, case.attending());
-        let width = case.kv_heads * case.sharing * case.head_dim;
-        prop_assert_eq!(values(found).len(), case.rows * width);
+        let found = values(attend(put(case.query()), &[span.clone(), odd_span], None, case.attending()));
+        let heads = case.kv_heads * case.sharing;
+        prop_assert_eq!(found.len(), case.rows * heads * case.head_dim);
+        let odd_query = place(found.len()) / case.head_dim;
+        let stored = place(case.kv_heads * case.positions * case.head_dim) / case.head_dim;
+        for (query, found) in found.chunks(case.head_dim).enumerate() {
+            let (row, head) = (query / heads, query % heads);
+            let reads_odd = head / case.sharing == stored / case.positions
+                && case.sees(&span, row, stored % case.positions);
+            let finite = found.iter().all(|number| number.is_finite());
+            if query == odd_query || (reads_odd && !odd.is_nan()) {
+                // A score of -inf weighs nothing, and the largest number may stay one.
+                continue;
+            }
+            prop_assert_eq!(finite, !reads_odd, "row {}, head {}: {:?}", row, head, found);
+        }
     }
 }
 
@@ -403,6 +420,28 @@ fn case() -> Case {
         values: Storage::F32,
         hidden: 0,
         seed: 5,
+    }
+}
+
+/// Bytes are always numbers, so a row's scale says that there was one that is none.
+#[test]
+fn bytes_do_not_hide_what_is_no_number() {
+    const HEAD_DIM: usize = 10;
+    let clean = random([2, 3, HEAD_DIM], 8);
+    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let spoiled = clean.clone().slice_fill([1..2, 1..2, 7..8], odd);
+        for quantize in [Stored::quantize as fn(Tensor<3>) -> Stored, reference::quantize] {
+            let numbers = |from: &Tensor<3>| values(quantize(from.clone()).dequantize(HEAD_DIM));
+            let (found, expected) = (numbers(&spoiled), numbers(&clean));
+            let rows = found.chunks(HEAD_DIM).zip(expected.chunks(HEAD_DIM));
+            for (row, (found, expected)) in rows.enumerate() {
+                if row == 4 {
+                    assert!(found.iter().all(|number| number.is_nan()), "{odd}: {found:?}");
+                } else {
+                    assert_eq!(found, expected, "{odd}");
+                }
+            }
+        }
     }
 }
 

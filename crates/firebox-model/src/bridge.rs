@@ -7,6 +7,9 @@ use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::weights::Weights;
 
+/// What the names of a bridge's tensors begin with.
+pub(crate) const BRIDGE: &str = "bridge.";
+
 /// A small network in place of layers: `x + outward(silu(inward(norm(x))))`.
 #[derive(Module, Debug)]
 pub struct Bridge {
@@ -21,7 +24,7 @@ impl Bridge {
         config: &DecoderConfig,
         weights: &Weights<'_>,
     ) -> Result<Self, ModelError> {
-        let weights = weights.within("bridge.");
+        let weights = weights.within(BRIDGE);
         let hidden = config.hidden_size;
         let norm = NormConfig { weight_offset: 0.0, ..config.final_norm.named("norm", hidden) };
         Ok(Self {

@@ -13,7 +13,12 @@ pub(crate) struct Readied(OnceLock<Option<Ready>>);
 
 impl Readied {
     pub fn get_or_make(&self, weight: impl FnOnce() -> Weight) -> Option<&Ready> {
-        self.0.get_or_init(|| weight().ready()).as_ref()
+        // Not within the lock: to be made ready may take other threads, and one that waits for them may come here with a
+        // product of its own. Whoever is first is kept.
+        if self.0.get().is_none() {
+            let _ = self.0.set(weight().ready());
+        }
+        self.0.get().and_then(Option::as_ref)
     }
 }
 
@@ -56,3 +61,30 @@ impl ModuleDisplayDefault for Readied {
 }
 
 impl ModuleDisplay for Readied {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use burn::tensor::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn a_weight_is_made_ready_while_it_is_made_ready() {
+        let weight = || Weight::Dense(Tensor::ones([2, 3], &Device::flex()));
+        let (done, is_done) = mpsc::channel();
+        let readied = Arc::new(Readied::default());
+        let made = readied.clone();
+        std::thread::spawn(move || {
+            let outer = made.get_or_make(|| {
+                assert!(made.get_or_make(weight).is_some());
+                weight()
+            });
+            done.send(outer.is_some()).unwrap();
+        });
+        assert!(is_done.recv_timeout(Duration::from_secs(60)).unwrap());
+        assert!(readied.get_or_make(|| unreachable!("it is ready")).is_some());
+    }
+}

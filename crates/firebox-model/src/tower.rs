@@ -1,5 +1,6 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor};
@@ -7,8 +8,9 @@ use firebox_cache::{AttentionCache, LayerCache, LayerLayout, RecurrentState};
 use firebox_store::{Checkpoint, Tensors};
 
 use crate::ModelError;
+use crate::adapter::{INWARD, OUTWARD};
 use crate::block::Block;
-use crate::bridge::Bridge;
+use crate::bridge::{BRIDGE, Bridge};
 use crate::config::DecoderConfig;
 use crate::decoder::{decoder_config, indices};
 use crate::head::{CLASSIFIER, HeadForm, Overlaid};
@@ -98,8 +100,9 @@ pub enum Fed {
 impl Tower {
     /// A whole model, with new numbers. `config` is a `config.json`.
     pub fn begin(config: &serde_json::Value, device: &Device, seeded: Seeded) -> Result<Self, ModelError> {
-        let config = decoder_config(config)?;
-        Self::build(&Nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, None)
+        let (nothing, config) = (Nothing(Path::new("")), decoder_config(config)?);
+        let all = |_: &str| true;
+        Self::build(&nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, all, None)
     }
 
     /// The same, with a bridge that learns beside it.
@@ -118,18 +121,21 @@ impl Tower {
         if exit.width == 0 {
             return wrong("exit.width", "0; a bridge has to be wider".into());
         }
-        Self::build(&Nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, Some(exit))
+        let (nothing, form, all) = (Nothing(Path::new("")), HeadForm::Blocks, |_: &str| true);
+        Self::build(&nothing, &form, None, 0, Learned::All, config, device, seeded, all, Some(exit))
     }
 
-    /// A whole model, to go on from what it has learned.
+    /// A whole model, to go on from what it has learned. As for a [`Decoder`](crate::Decoder), every tensor must be there
+    /// and none beside them.
     pub fn whole(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
         let config = decoder_config(checkpoint.config())?;
-        let seeded = Seeded::new(0);
-        Self::build(checkpoint, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, None)
+        let (seeded, none) = (Seeded::new(0), |_: &str| false);
+        Self::build(checkpoint, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, none, None)
     }
 
     /// A head of a model from layer `split` on. It begins as what the model does, where its form allows that. `own` are
-    /// tensors to begin with in place of the model's, `adapters` those that there are to be if it is made of adapters.
+    /// tensors to begin with in place of the model's, `adapters` those that there are to be if it is made of adapters. Only
+    /// what models do not have may be in neither.
     pub fn head(
         checkpoint: &Checkpoint,
         own: Option<&dyn Tensors>,
@@ -141,8 +147,9 @@ impl Tower {
     ) -> Result<Self, ModelError> {
         let config = decoder_config(checkpoint.config())?;
         let learned = if matches!(form, HeadForm::Adapter { .. }) { Learned::Adapters } else { Learned::All };
-        let overlaid = Overlaid { over: own.unwrap_or(&Nothing), under: checkpoint };
-        Self::build(&overlaid, form, adapters, split, learned, config, device, seeded, None)
+        let nothing = Nothing(checkpoint.path());
+        let overlaid = Overlaid { over: own.unwrap_or(&nothing), under: checkpoint };
+        Self::build(&overlaid, form, adapters, split, learned, config, device, seeded, is_of_heads, None)
     }
 
     #[expect(clippy::too_many_arguments, reason = "what a tower is made of, and only here")]
@@ -155,6 +162,7 @@ impl Tower {
         config: DecoderConfig,
         device: &Device,
         seeded: Seeded,
+        may_begin: fn(&str) -> bool,
         exit: Option<ExitPlan>,
     ) -> Result<Self, ModelError> {
         form.check()?;
@@ -162,7 +170,8 @@ impl Tower {
         let initial = RefCell::new(Initial::new(seeded, config.blocks.len()));
         let inner = device.clone().without_autodiff();
         let frozen = Weights::new(tensors, &inner, &taken).adapted(form.adapter_scale());
-        let learning = Learning { what: learned, parameters: &parameters, initial: Some(&initial), adapters };
+        let learning =
+            Learning { what: learned, parameters: &parameters, initial: &initial, may_begin, adapters };
         let weights = frozen.clone().learning(learning);
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding =
@@ -189,6 +198,7 @@ impl Tower {
         let final_norm = RmsNorm::load(&config.final_norm, &weights.within(&config.names.prefix))?;
         let blocks = blocks?;
         let exit = exit.map(|plan| Exit::load(plan, &config, &weights.within(EXIT))).transpose()?;
+        weights.all_taken(|name| config.is_foreign(name))?;
         let parameters = parameters.take();
         let frame = Frame { config, first, parameters };
         Ok(Self { embedding, blocks, bridge, final_norm, unembedding, exit, frame })
@@ -362,13 +372,18 @@ impl ModuleVisitor for Collecting<'_> {
     }
 }
 
-/// No tensors at all.
-#[derive(Debug)]
-struct Nothing;
+/// Whether a tensor is none that models have.
+fn is_of_heads(name: &str) -> bool {
+    name.starts_with(BRIDGE) || name == CLASSIFIER || name.ends_with(INWARD) || name.ends_with(OUTWARD)
+}
 
-impl Tensors for Nothing {
-    fn path(&self) -> &std::path::Path {
-        std::path::Path::new("")
+/// No tensors at all, of a model at that path.
+#[derive(Debug)]
+struct Nothing<'a>(&'a Path);
+
+impl Tensors for Nothing<'_> {
+    fn path(&self) -> &Path {
+        self.0
     }
 
     fn info(&self, _: &str) -> Option<&firebox_store::TensorInfo> {
@@ -384,5 +399,66 @@ impl Tensors for Nothing {
 
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         Box::new(std::iter::empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The reference model under a configuration that says it has so many layers. It has four.
+    struct Saying(std::path::PathBuf);
+
+    impl Saying {
+        fn layers(count: usize) -> Self {
+            let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
+            let folder = std::env::temp_dir().join(format!("firebox-tower-{}-{count}", std::process::id()));
+            std::fs::create_dir_all(&folder).unwrap();
+            let config = std::fs::read_to_string(fixture.join("config.json")).unwrap();
+            let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+            config["num_hidden_layers"] = count.into();
+            std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+            std::fs::copy(fixture.join("model.safetensors"), folder.join("model.safetensors")).unwrap();
+            Self(folder)
+        }
+
+        fn checkpoint(&self) -> Checkpoint {
+            Checkpoint::open(&self.0).unwrap()
+        }
+    }
+
+    impl Drop for Saying {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn nothing_is_made_up_that_a_model_should_have() {
+        let lacking = |result: Result<Tower, ModelError>| match result.unwrap_err() {
+            ModelError::MissingTensor { name, .. } => assert!(name.starts_with("model.layers.4."), "{name}"),
+            other => panic!("{other}"),
+        };
+        let (five, device, seeded) = (Saying::layers(5), Device::flex(), Seeded::new(0));
+        lacking(Tower::whole(&five.checkpoint(), &device));
+        let head = |form: &HeadForm, plan: Option<&AdapterPlan>| {
+            Tower::head(&five.checkpoint(), None, form, plan, 3, &device, seeded)
+        };
+        let plan = AdapterPlan { rank: 2, targets: vec!["q_proj".into()] };
+        lacking(head(&HeadForm::Blocks, None));
+        lacking(head(&HeadForm::Adapter { scale: 1.0 }, Some(&plan)));
+        head(&HeadForm::Bridge { width: 3 }, None).unwrap();
+        head(&HeadForm::Classifier { labels: vec!["one".into(), "other".into()] }, None).unwrap();
+    }
+
+    #[test]
+    fn nothing_that_a_model_has_is_left_out() {
+        let three = Saying::layers(3);
+        match Tower::whole(&three.checkpoint(), &Device::flex()).unwrap_err() {
+            ModelError::ExtraTensors { names, .. } => {
+                assert!(names.iter().all(|name| name.starts_with("model.layers.3.")), "{names:?}");
+            }
+            other => panic!("{other}"),
+        }
     }
 }

@@ -34,7 +34,9 @@ pub(crate) struct Learning<'a> {
     pub what: Learned,
     pub parameters: &'a RefCell<BTreeMap<String, ParamId>>,
     /// Makes numbers where there are none yet.
-    pub initial: Option<&'a RefCell<Initial>>,
+    pub initial: &'a RefCell<Initial>,
+    /// Which tensors may be without numbers.
+    pub may_begin: fn(&str) -> bool,
     /// Adapters that are to be there.
     pub adapters: Option<&'a AdapterPlan>,
 }
@@ -160,10 +162,10 @@ impl<'a> Weights<'a> {
 
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let full = self.full(name);
-        match self.learning.and_then(|learning| learning.initial) {
-            Some(initial) if self.tensors.info(&full).is_none() => {
+        match self.learning {
+            Some(learning) if self.tensors.info(&full).is_none() && (learning.may_begin)(&full) => {
                 self.taken.borrow_mut().insert(full.clone());
-                let mut numbers = initial.borrow_mut().numbers(&full, shape);
+                let mut numbers = learning.initial.borrow_mut().numbers(&full, shape);
                 numbers.iter_mut().for_each(|number| *number -= self.added);
                 Ok(numbers)
             }

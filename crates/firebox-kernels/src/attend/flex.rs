@@ -69,7 +69,10 @@ impl AttendOps for Flex {
         let bytes: &mut [i8] = bytemuck::cast_slice_mut(&mut words);
         let rows = bytes.chunks_exact_mut(4 * words_per_row).zip(&mut scales);
         for ((bytes, scale), values) in rows.zip(elements::<f32>(&values).chunks_exact(head_dim)) {
-            *scale = values.iter().fold(0f32, |highest, value| highest.max(value.abs())) / 127.0;
+            // As integers, magnitudes compare as they do as numbers, and what is no number is the largest: bytes cannot
+            // say that there was any, so the scale does.
+            let highest = values.iter().fold(0, |highest, value| value.abs().to_bits().max(highest));
+            *scale = f32::from_bits(highest) / 127.0;
             let divisor = if *scale == 0.0 { 1.0 } else { *scale };
             for (byte, value) in bytes.iter_mut().zip(values) {
                 *byte = (value / divisor).round_ties_even().clamp(-127.0, 127.0) as i8;
@@ -103,18 +106,15 @@ pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Attended {
     }
 }
 
-/// Writes numbers of f32 over the positions from `at` on, as whatever is stored.
+/// Writes numbers of f32 over the positions from `at` on, as whatever is stored: f32 or f16, with room for them and of the
+/// same heads.
 ///
 /// # Panics
-/// If the tensors are not on Flex, shapes contradict each other, or what is stored is neither f32 nor f16.
+/// If the tensors are not on Flex.
 pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3> {
     let mut stored = whole(stored.try_into_primitive::<Flex>().expect(ON_FLEX));
     let added = added.try_into_primitive::<Flex>().expect(ON_FLEX);
-    let ([heads, positions, width], [added_heads, count, added_width]) = (dims(&stored), dims(&added));
-    assert!(
-        (heads, width) == (added_heads, added_width) && at + count <= positions,
-        "{added_heads} heads of {added_width} over {heads} of {width}, {count} of {positions} positions from {at} on"
-    );
+    let ([heads, positions, width], [_, count, _]) = (dims(&stored), dims(&added));
     let added = Strided::rows(added);
     let row = width * stored.dtype().size();
     // More than fits the cache would push out what was asked for first.
@@ -137,7 +137,7 @@ pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3
                 numbers[to..to + width].convert_from_f32_slice(&row[..width]);
             }
         }
-        other => panic!("keys and values are f32, f16 or bytes, not {other:?}"),
+        other => unreachable!("{other:?} is not written over"),
     }
     Tensor::from_primitive::<Flex>(stored)
 }
@@ -423,6 +423,71 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// How many queries share what is read decides whether it is converted first, and for how many at a time.
+    #[test]
+    fn a_row_alone_gathers_the_same_on_every_kind_of_lanes() {
+        for head_dim in [16, 80, 83] {
+            let queries = ramp(ROWS * HEADS * head_dim, 5);
+            let shape = [KV_HEADS, POSITIONS, head_dim];
+            let numbers = |step| ramp(KV_HEADS * POSITIONS * head_dim, step);
+            let single = |step| Held::<Flex>::Float(tensor(numbers(step), shape));
+            let half = |step| {
+                let halves: Vec<f16> = numbers(step).into_iter().map(f16::from_f32).collect();
+                Held::<Flex>::Float(tensor(halves, shape))
+            };
+            let bytes = |step| {
+                let (words, scales) = <Flex as AttendOps>::quantize(tensor(numbers(step), shape));
+                Held::<Flex>::Bytes { words, scales }
+            };
+            for (keys, values) in [(single(7), single(3)), (half(7), half(3)), (bytes(7), bytes(3))] {
+                let scene = Scene {
+                    queries: &queries,
+                    heads: HEADS,
+                    kv_heads: KV_HEADS,
+                    head_dim,
+                    spans: vec![Place::new(keys, values, 3, None)],
+                    attending: Attending { position: POSITIONS - 2, window: None, scale: 0.2, softcap: None },
+                };
+                on_each_kind(|name| Alone { scene: &scene, name });
+            }
+        }
+    }
+
+    struct Alone<'a> {
+        scene: &'a Scene<'a>,
+        name: &'static str,
+    }
+
+    impl Kernel for Alone<'_> {
+        #[inline(always)]
+        fn run<L: Lanes>(self) {
+            let Self { scene, name } = self;
+            let (sharing, head_dim) = (scene.sharing(), scene.head_dim);
+            let mut output = vec![0.0; ROWS * HEADS * head_dim];
+            let mut sums = vec![0.0; ROWS * HEADS];
+            for task in &mut tasks(scene, ROWS, &mut output, &mut sums) {
+                AllBlocks { scene, task }.run::<L>();
+            }
+            let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+            for (row, kv_head) in (0..ROWS).flat_map(|row| (0..KV_HEADS).map(move |head| (row, head))) {
+                let mut alone = vec![0.0; sharing * head_dim];
+                let mut sums_alone = vec![0.0; sharing];
+                let mut task = Task {
+                    kv_head,
+                    rows: row..row + 1,
+                    outputs: vec![&mut alone[..]],
+                    log_sum_exps: vec![&mut sums_alone[..]],
+                };
+                AllBlocks { scene, task: &mut task }.run::<L>();
+                drop(task);
+                let from = row * HEADS + kv_head * sharing;
+                let together = &output[from * head_dim..][..sharing * head_dim];
+                assert_eq!(bits(&alone), bits(together), "{name}, {head_dim} wide, row {row}");
+                assert_eq!(bits(&sums_alone), bits(&sums[from..][..sharing]), "{name}, {head_dim} wide");
             }
         }
     }

@@ -54,6 +54,8 @@ pub fn quantize(values: Tensor<3>) -> Stored {
     let scales = values.clone().abs().max_dim(2).div_scalar(127.0);
     // A row of zeros has no scale to divide by; its bytes are zeros.
     let divisors = scales.clone().mask_fill(scales.clone().equal_elem(0.0), 1.0);
+    // Zeros, unless a number is infinite or none: bytes cannot say so, and not every backend's maximum does.
+    let scales = scales.add(values.clone().mul_scalar(0.0).sum_dim(2));
     let bytes = values.div(divisors).round().clamp(-127.0, 127.0).int().cast(IntDType::I32);
     let padding = words * 4 - head_dim;
     let bytes = if padding == 0 {

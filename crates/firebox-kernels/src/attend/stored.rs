@@ -64,8 +64,10 @@ impl Stored {
     /// Writes over the positions from `at` on: in place, where nobody else holds the numbers. Floats become what is stored.
     ///
     /// # Panics
-    /// If one are floats and the other bytes, or shapes contradict each other.
+    /// If one are floats and the other bytes, or shapes contradict each other. What is stored is what it was then.
     pub fn assign(&mut self, at: usize, added: Self) {
+        // Only before `inplace`: a panic within it leaves nothing of what others may read.
+        self.check_added(at, &added);
         match (self, added) {
             (Self::Float(values), Self::Float(added)) => {
                 if added.dtype() == DType::F32 && is_flex(&values.device()) && is_flex(&added.device()) {
@@ -79,8 +81,42 @@ impl Stored {
                 words.inplace(|words| words.slice_assign([0..heads, at..at + count, 0..width], added_words));
                 scales.inplace(|scales| scales.slice_assign([0..heads, at..at + count], added_scales));
             }
-            _ => panic!("floats and bytes do not mix"),
+            _ => unreachable!("they have been checked"),
         }
+    }
+
+    /// Panics unless all of `added` can be written over the positions from `at` on.
+    fn check_added(&self, at: usize, added: &Self) {
+        let (stored, added) = match (self, added) {
+            (Self::Float(values), Self::Float(added)) => {
+                let dtype = values.dtype();
+                assert!(
+                    matches!(dtype, DType::F32 | DType::F16),
+                    "keys and values are f32, f16 or bytes, not {dtype:?}"
+                );
+                (values.dims(), added.dims())
+            }
+            (Self::Bytes { words, scales }, Self::Bytes { words: added_words, scales: added_scales }) => {
+                assert_eq!(
+                    (words.dtype(), scales.dtype()),
+                    (added_words.dtype(), added_scales.dtype()),
+                    "words and scales over others"
+                );
+                let (stored, added) = (words.dims(), added_words.dims());
+                assert_eq!(
+                    (scales.dims(), added_scales.dims()),
+                    ([stored[0], stored[1]], [added[0], added[1]]),
+                    "scales of words"
+                );
+                (stored, added)
+            }
+            _ => panic!("floats and bytes do not mix"),
+        };
+        let ([heads, positions, width], [added_heads, count, added_width]) = (stored, added);
+        assert!(
+            (heads, width) == (added_heads, added_width) && at + count <= positions,
+            "{added_heads} heads of {added_width} over {heads} of {width}, {count} of {positions} positions from {at} on"
+        );
     }
 
     /// How many heads of keys or values there are.
@@ -128,4 +164,38 @@ impl Stored {
 pub(crate) enum Held<B: Backend> {
     Float(FloatTensor<B>),
     Bytes { words: IntTensor<B>, scales: FloatTensor<B> },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+
+    fn ramp(shape: [usize; 3]) -> Tensor<3> {
+        let count: usize = shape.iter().product();
+        let numbers: Vec<f32> = (0..count).map(|at| at as f32 - 7.0).collect();
+        Tensor::from_data(TensorData::new(numbers, shape), &Device::flex())
+    }
+
+    #[test]
+    fn what_does_not_fit_leaves_what_is_stored() {
+        let half = |values: Tensor<3>| Stored::Float(values.cast(DType::F16));
+        let before =
+            [Stored::Float(ramp([2, 6, 8])), half(ramp([2, 6, 8])), Stored::quantize(ramp([2, 6, 8]))];
+        let shapes = [(4, [2, 3, 8]), (0, [3, 1, 8]), (0, [1, 1, 8]), (0, [2, 1, 12]), (0, [2, 1, 4])];
+        for before in before {
+            let numbers = |stored: &Stored| stored.dequantize(8).try_into_vec_as::<f32>().unwrap();
+            let mut stored = before.clone();
+            for (at, shape) in shapes {
+                for added in [Stored::Float(ramp(shape)), half(ramp(shape)), Stored::quantize(ramp(shape))] {
+                    let refused = catch_unwind(AssertUnwindSafe(|| stored.assign(at, added)));
+                    assert!(refused.is_err(), "{shape:?} from {at} on");
+                    assert_eq!(numbers(&stored), numbers(&before));
+                }
+            }
+        }
+    }
 }

@@ -480,14 +480,19 @@ fn number<W: IntegerRows>(panel: &IntegerPanel, input: usize, lane: usize) -> f3
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
+
     use super::*;
-    use crate::linear::blocks::{BlockRows, Q4K, Q5_0, Q6K};
+    use crate::linear::blocks::{Block, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     use crate::linear::plain::{Bf16, F16, F32, PlainRows};
     use crate::simd::on_each_kind;
 
     /// Three blocks.
     const INPUTS: usize = 768;
     const OUTPUTS: usize = 41;
+
+    /// Those that are multiplied on their own, and every count that follows others or ends a tile.
+    const ROWS: RangeInclusive<usize> = 1..=14;
 
     /// None of two such bytes is the exponent of an infinity in half precision.
     fn bytes(count: usize) -> Vec<u8> {
@@ -531,7 +536,7 @@ mod tests {
         fn run<L: Lanes>(self) {
             let numbers = decode(self.weight, OUTPUTS);
             let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
-            for rows in [1, 2, 3, 7, 13] {
+            for rows in ROWS {
                 let found = alike(rows, self.name, |x, results| {
                     let x = x.quantize_on::<L>(Rounding::of::<W>());
                     IntegerProduct { x: &x, weight: self.weight, part: part(x.rows, results) }.run::<L>();
@@ -551,7 +556,7 @@ mod tests {
 
     impl<W: FloatRows> Kernel for Float<'_, W> {
         fn run<L: Lanes>(self) {
-            for rows in [1, 2, 3, 7, 13] {
+            for rows in ROWS {
                 let found = alike(rows, self.name, |x, results| {
                     FloatProduct { x, weight: self.weight, part: part(x.rows, results) }.run::<L>();
                 });
@@ -591,12 +596,19 @@ mod tests {
     /// The processor of a test machine takes the widest lanes; others have to be right too.
     #[test]
     fn every_kind_of_lanes_multiplies_integers() {
-        let blocks = bytes(OUTPUTS * INPUTS);
-        let weight = BlockRows::<Q5_0>::new(&blocks[..OUTPUTS * INPUTS / 32 * 22], INPUTS);
-        on_each_kind(|name| Integer { name, weight: &weight });
-        let weight = BlockRows::<Q4K>::new(&blocks[..OUTPUTS * INPUTS / 256 * 144], INPUTS);
-        on_each_kind(|name| Integer { name, weight: &weight });
-        let weight = BlockRows::<Q6K>::new(&blocks[..OUTPUTS * INPUTS / 256 * 210], INPUTS);
+        every_kind_multiplies::<Q8_0>();
+        every_kind_multiplies::<Q4_0>();
+        every_kind_multiplies::<Q4_1>();
+        every_kind_multiplies::<Q5_0>();
+        every_kind_multiplies::<Q5_1>();
+        every_kind_multiplies::<Q4K>();
+        every_kind_multiplies::<Q5K>();
+        every_kind_multiplies::<Q6K>();
+    }
+
+    fn every_kind_multiplies<B: Block>() {
+        let blocks = bytes(OUTPUTS * INPUTS / (B::CHUNKS * CHUNK) * B::BYTES);
+        let weight = BlockRows::<B>::new(&blocks, INPUTS);
         on_each_kind(|name| Integer { name, weight: &weight });
     }
 
