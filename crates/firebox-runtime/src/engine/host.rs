@@ -109,7 +109,8 @@ impl Host {
     /// The same for a model whose sequences take their pages from a pool.
     pub fn add_in_pool(&mut self, name: &str, model: Model, pool: Pool) -> Result<(), RuntimeError> {
         self.is_free(name)?;
-        let queue = Queue::new(self.config.admission.clone());
+        let mut queue = Queue::new(self.config.admission.clone());
+        queue.set_heat(self.scheduler.heat());
         let mut limits = self.config.prefixes.clone();
         limits.budget = limits.budget.or_else(|| model.fit().map(|fit| fit.budget().clone()));
         let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);

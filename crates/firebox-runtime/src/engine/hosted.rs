@@ -61,7 +61,7 @@ pub(crate) struct Hosted {
     urgency: Option<Urgency>,
     turn: Option<u32>,
     /// As long as it is there, its pages are asked about.
-    _alive: Arc<()>,
+    _asked: Arc<Pool>,
 }
 
 impl Hosted {
@@ -74,14 +74,15 @@ impl Hosted {
         fetcher: &Arc<Fetcher>,
     ) -> Result<Self, RuntimeError> {
         let decoder = model.decoder()?;
-        let alive = Arc::new(());
-        let (asked, hosted) = (pool.clone(), Arc::downgrade(&alive));
+        let asked = Arc::new(pool.clone());
+        let answers = Arc::downgrade(&asked);
         model.telemetry().ask(model.meters(), "pages", move |snapshot| {
-            snapshot.gauges.insert(Gauge::KeysAndValues, asked.bytes() as u64);
-            hosted.strong_count() > 0
+            let Some(pool) = answers.upgrade() else { return false };
+            snapshot.gauges.insert(Gauge::KeysAndValues, pool.bytes() as u64);
+            true
         });
         Ok(Self {
-            _alive: alive,
+            _asked: asked,
             name: name.to_owned(),
             lane: Lane::new(decoder.clone(), prefixes),
             queue,

@@ -1,10 +1,11 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use std::time::{Duration, Instant};
 
+use firebox_cache::Ledger;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -17,6 +18,7 @@ use super::sequence::{RequestId, Sequence};
 use crate::answer::Answer;
 use crate::heads::{HeadRack, HeadSource, RackConfig, ReadyHead};
 use crate::schedule::{AdmissionConfig, Priority};
+use crate::telemetry::Telemetry;
 use crate::thermal::Heat;
 use crate::{
     AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, Pool, PrefixLimits, PrefixTree,
@@ -551,6 +553,54 @@ fn those_who_wait_for_a_model_to_open_are_not_too_many() {
         std::thread::sleep(Duration::from_micros(100));
     }
     assert_eq!(finished, 4);
+}
+
+#[test]
+fn a_model_that_comes_while_it_is_hot_runs_as_few_as_others() {
+    let mut host = Host::new(HostConfig::default()).unwrap();
+    host.set_heat(Heat::Critical);
+    host.add("model", models().remove(0)).unwrap();
+    let clock = MadeUp(AtomicU64::new(0));
+    let count = AdmissionConfig::default().most_running;
+    for _ in 0..count {
+        host.submit(answer_of(2), clock.now()).unwrap();
+    }
+    let mut waited = HashSet::new();
+    let mut told = |id: RequestId, event: Event| {
+        if matches!(event, Event::Waiting { .. }) {
+            waited.insert(id.0);
+        }
+    };
+    while host.work(&clock, &mut told) != Worked::Idle {}
+    assert_eq!(waited.len(), count - Heat::Critical.batch(count));
+}
+
+#[derive(Debug)]
+struct Free;
+
+impl Ledger for Free {
+    fn may_make(&self, _: usize) -> bool {
+        true
+    }
+
+    fn has_room(&self, _: usize) -> bool {
+        true
+    }
+
+    fn unmade(&self, _: usize) {}
+}
+
+#[test]
+fn a_model_that_was_removed_takes_its_pages_along() {
+    let telemetry = Telemetry::default();
+    let model = models().remove(0).with_telemetry(&telemetry, "model");
+    let ledger = Arc::new(Free);
+    let held = Arc::downgrade(&ledger);
+    let pool = Pool::with_ledger(model.decoder().unwrap().layout(KvType::F16), ledger);
+    let mut host = Host::new(HostConfig::default()).unwrap();
+    host.add_in_pool("model", model, pool).unwrap();
+    drop(host.remove("model", &mut |_, _| {}).unwrap());
+    assert!(held.upgrade().is_none());
 }
 
 #[test]

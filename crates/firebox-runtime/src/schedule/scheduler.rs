@@ -237,6 +237,11 @@ impl Scheduler {
         }
     }
 
+    /// How hot it was said to be last.
+    pub fn heat(&self) -> Heat {
+        self.heat
+    }
+
     /// Quanta are shorter while it is hot.
     pub fn set_heat(&mut self, heat: Heat) {
         self.heat = heat;
