@@ -14,10 +14,50 @@ pub(super) struct Disk {
     changed: Condvar,
 }
 
+/// Reads of others after which it is somebody's turn in any case: the least urgent model goes on as well, if slowly.
+const MOST_PASSED: u32 = 16;
+
 #[derive(Debug, Default)]
 struct Waiting {
     reads: bool,
-    waiting: Vec<Arc<Turn>>,
+    waiting: Vec<Waiter>,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    id: u64,
+    turn: Arc<Turn>,
+    /// How many have read since it came.
+    passed: u32,
+}
+
+impl Waiter {
+    fn rank(&self) -> u64 {
+        if self.passed < MOST_PASSED { 1 + u64::from(self.turn.number()) } else { 0 }
+    }
+}
+
+impl Waiting {
+    fn comes(&mut self, turn: &Arc<Turn>) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.waiting.push(Waiter { id, turn: turn.clone(), passed: 0 });
+        id
+    }
+
+    fn may_read(&self, id: u64) -> bool {
+        let own = self.waiting.iter().find(|waiter| waiter.id == id).map(Waiter::rank);
+        !self.reads && self.waiting.iter().all(|other| Some(other.rank()) >= own)
+    }
+
+    fn reads(&mut self, id: u64) {
+        self.reads = true;
+        self.waiting.retain(|waiter| waiter.id != id);
+        for waiter in &mut self.waiting {
+            waiter.passed += 1;
+        }
+    }
 }
 
 /// When it is a model's turn: those with small numbers come first.
@@ -37,14 +77,11 @@ impl Turn {
 impl Disk {
     fn wait(&self, turn: &Arc<Turn>) -> Reading<'_> {
         let mut state = self.state();
-        state.waiting.push(turn.clone());
-        while state.reads || state.waiting.iter().any(|other| other.number() < turn.number()) {
+        let id = state.comes(turn);
+        while !state.may_read(id) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.reads = true;
-        if let Some(at) = state.waiting.iter().position(|waiting| Arc::ptr_eq(waiting, turn)) {
-            state.waiting.swap_remove(at);
-        }
+        state.reads(id);
         Reading(self)
     }
 
@@ -105,6 +142,22 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn who_was_passed_over_often_enough_reads_next() {
+        let (mut state, urgent, other) =
+            (Waiting::default(), Arc::new(Turn::default()), Arc::new(Turn::default()));
+        other.set(u32::MAX);
+        let late = state.comes(&other);
+        for _ in 0..MOST_PASSED {
+            let soon = state.comes(&urgent);
+            assert!(state.may_read(soon) && !state.may_read(late));
+            state.reads(soon);
+            state.reads = false;
+        }
+        let soon = state.comes(&urgent);
+        assert!(state.may_read(late) && !state.may_read(soon));
+    }
 
     #[test]
     fn who_needs_it_most_reads_next() {
