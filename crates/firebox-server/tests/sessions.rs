@@ -21,7 +21,7 @@ use firebox_runtime::{Model, device};
 use firebox_server::{Keys, ServerConfig};
 use serde_json::{Value, json};
 
-use client::{Answer, Running};
+use client::{Answer, Client, Running};
 
 fn pocket() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
@@ -31,6 +31,14 @@ fn pocket() -> Model {
 
 fn start(change: impl FnOnce(&mut ServerConfig)) -> Running {
     Running::serve(vec![("pocket".into(), pocket())], change)
+}
+
+/// Who hears the first of a long answer.
+fn listener(server: &Running, session: &str) -> Client {
+    let body = json!({"content": "Hello", "ignore_eos": true, "max_tokens": 700, "stream": true});
+    let mut client = server.open(&format!("{session}/say"), &body);
+    client.read_some();
+    client
 }
 
 /// A client with a key, of a server wherever it is.
@@ -400,9 +408,7 @@ fn a_client_that_leaves_ends_the_answer_and_keeps_the_session() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({}));
-    let body = json!({"content": "Hello", "ignore_eos": true, "max_tokens": 700, "stream": true});
-    let mut client = server.open(&format!("{session}/say"), &body);
-    client.read_some();
+    let mut client = listener(&server, &session);
     client.read_some();
     talker.ask("POST", &format!("{session}/fork"), &json!({})).fails_saying(409, "busy");
     assert_eq!(talker.get(&session)["busy"], true);

@@ -39,29 +39,38 @@ pub(crate) fn made(bytes: usize, put: impl Fn(&mut [u8]) -> Put) -> Result<MmapM
     let room = if bytes < LARGE { bytes.max(1) } else { bytes.next_multiple_of(LARGE) };
     let map = MmapMut::map_anon(room);
     let mut map = map.map_err(|source| StoreError::Memory { bytes: bytes as u64, source })?;
-    // Wishes, which older systems do not know: large pages cost less to find, and pages that are there before a read
-    // begins do not interrupt it. A large page at the end would be more than was asked for.
-    #[cfg(target_os = "linux")]
-    {
-        use memmap2::Advice;
-        let large = bytes / LARGE * LARGE;
-        drop(map.advise_range(Advice::HugePage, 0, large));
-        drop(map.advise_range(Advice::NoHugePage, large, room - large));
-        for start in (0..bytes).step_by(LARGE) {
-            let found = if start < large { put(&mut map[start..start + LARGE]) } else { Put::Nothing };
-            match found {
-                Put::Done => continue,
-                Put::Nothing => {}
-                Put::Lost => {
-                    // Another thread may have been given the addresses, which must not be unmapped then.
-                    std::mem::forget(map);
-                    return anonymous(bytes);
-                }
-            }
-            drop(map.advise_range(Advice::PopulateWrite, start, LARGE.min(bytes - start)));
+    match populated(&mut map, bytes, put) {
+        Put::Lost => {
+            // Another thread may have been given the addresses, which must not be unmapped then.
+            std::mem::forget(map);
+            anonymous(bytes)
+        }
+        Put::Done | Put::Nothing => Ok(map),
+    }
+}
+
+/// Has the first `bytes` of new memory be there. Wishes, which older systems do not know: large pages cost less to find, and pages that
+/// are there before a read begins do not interrupt it. A large page at the end would be more than was asked for.
+#[cfg(target_os = "linux")]
+fn populated(map: &mut MmapMut, bytes: usize, put: impl Fn(&mut [u8]) -> Put) -> Put {
+    use memmap2::Advice;
+    let large = bytes / LARGE * LARGE;
+    drop(map.advise_range(Advice::HugePage, 0, large));
+    drop(map.advise_range(Advice::NoHugePage, large, map.len() - large));
+    for start in (0..bytes).step_by(LARGE) {
+        let found = if start < large { put(&mut map[start..start + LARGE]) } else { Put::Nothing };
+        match found {
+            Put::Done => {}
+            Put::Nothing => drop(map.advise_range(Advice::PopulateWrite, start, LARGE.min(bytes - start))),
+            Put::Lost => return Put::Lost,
         }
     }
-    Ok(map)
+    Put::Done
+}
+
+#[cfg(not(target_os = "linux"))]
+fn populated(_: &mut MmapMut, _: usize, _: impl Fn(&mut [u8]) -> Put) -> Put {
+    Put::Nothing
 }
 
 /// Gives back to the system what lies behind so many bytes of private memory. Its pages are empty from then on.

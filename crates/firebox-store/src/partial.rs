@@ -5,14 +5,14 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, TryLockError};
+use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::StoreError;
-use crate::files::{self, File, parent};
+use crate::files::{self, File, Lock, parent};
 
 /// What stands between the destination's name and a number by chance.
 const INFIX: &str = ".partial-";
@@ -195,10 +195,10 @@ fn make_folder(path: &Path) -> io::Result<Option<File>> {
 
 /// Locks what has just been made, unless somebody who clears up came before.
 fn hold(file: &File, path: &Path) -> io::Result<()> {
-    match file.system().try_lock() {
-        Err(TryLockError::WouldBlock) => Err(ErrorKind::WouldBlock.into()),
+    match file.try_lock()? {
+        Lock::Busy => Err(ErrorKind::WouldBlock.into()),
         // Where there are no locks nobody clears up. Whoever had this one before has removed what it was of.
-        _ => fs::symlink_metadata(path).map(drop),
+        Lock::Held | Lock::Absent => fs::symlink_metadata(path).map(drop),
     }
 }
 
@@ -222,7 +222,7 @@ fn clear_dead(kind: Kind, folder: &Path, prefix: &OsStr) {
         let path = entry.path();
         let Ok(Some(left)) = kind.open(&path) else { continue };
         // Without a lock it is not certain that nobody writes it any more.
-        if left.system().try_lock().is_ok() {
+        if matches!(left.try_lock(), Ok(Lock::Held)) {
             let _ = match kind {
                 Kind::Folder => files::remove_folders(&path),
                 Kind::File => files::remove_file(&path),

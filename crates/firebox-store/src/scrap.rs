@@ -31,7 +31,8 @@ struct Piece {
 
 impl Scrap {
     /// Bytes that are here.
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
         self.pieces().all.iter().map(|piece| piece.end).sum()
     }
 

@@ -1,11 +1,10 @@
 //! Files that are there as a whole or not at all.
 
-use std::fs::TryLockError;
 use std::io;
 use std::path::{Path, PathBuf};
 
 pub(crate) use firebox_store::files::parent;
-use firebox_store::files::{self, File};
+use firebox_store::files::{self, File, Lock};
 
 use crate::error::TrainError;
 
@@ -46,13 +45,8 @@ pub(crate) fn remove_folder(path: &Path) -> Result<(), TrainError> {
 /// Takes a file for this process alone, until it is closed or the process ends, however it ends; `busy` is told to who
 /// comes second.
 pub(crate) fn lock(file: &File, path: &Path, busy: &str) -> Result<(), TrainError> {
-    match file.system().try_lock() {
-        Err(TryLockError::WouldBlock) => return Err(TrainError::malformed(path, busy)),
-        // There is no more to be had on a file system without locks.
-        Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
-            return Err(TrainError::io(path, "lock", error));
-        }
-        _ => {}
+    if file.try_lock().map_err(|error| TrainError::io(path, "lock", error))? == Lock::Busy {
+        return Err(TrainError::malformed(path, busy));
     }
     // Whoever held it before may have finished it and given it its name.
     match is_at(file, path) {

@@ -49,7 +49,8 @@ pub(crate) struct Hosted {
     pausing: Vec<RequestId>,
     /// The place that was told last, of each that waits.
     places: HashMap<RequestId, usize>,
-    pool: Pool,
+    /// As long as it is there, its pages are asked about.
+    pool: Arc<Pool>,
     /// Whether who runs and who waits may have changed.
     pub changed: bool,
     /// When a request came or ended last.
@@ -60,8 +61,6 @@ pub(crate) struct Hosted {
     /// How much it was said to be wanted, and when to read.
     urgency: Option<Urgency>,
     turn: Option<u32>,
-    /// As long as it is there, its pages are asked about.
-    _asked: Arc<Pool>,
 }
 
 impl Hosted {
@@ -74,15 +73,14 @@ impl Hosted {
         fetcher: &Arc<Fetcher>,
     ) -> Result<Self, RuntimeError> {
         let decoder = model.decoder()?;
-        let asked = Arc::new(pool.clone());
-        let answers = Arc::downgrade(&asked);
+        let pool = Arc::new(pool);
+        let asked = Arc::downgrade(&pool);
         model.telemetry().ask(model.meters(), "pages", move |snapshot| {
-            let Some(pool) = answers.upgrade() else { return false };
+            let Some(pool) = asked.upgrade() else { return false };
             snapshot.gauges.insert(Gauge::KeysAndValues, pool.bytes() as u64);
             true
         });
         Ok(Self {
-            _asked: asked,
             name: name.to_owned(),
             lane: Lane::new(decoder.clone(), prefixes),
             queue,

@@ -298,17 +298,13 @@ impl Commons {
 
     /// Charges what cannot be done without. Others let go of what they keep for it.
     fn insist(&self, account: Account, bytes: u64) -> Result<Charge, RuntimeError> {
-        insist(&mut (), |()| self.budget.charge(account, bytes), |()| self.give_way())
+        insist(&mut (), |()| self.budget.charge(account, bytes), |()| gave(&self.tenants))
     }
 
     /// Charges what the program has come to take.
     fn look(&self) -> Result<(), RuntimeError> {
         let Some(takes) = self.tenants.program_takes_now() else { return Ok(()) };
-        insist(&mut (), |()| self.tenants.charge_program(takes), |()| self.give_way())
-    }
-
-    fn give_way(&self) -> Gave {
-        gave(&self.tenants)
+        insist(&mut (), |()| self.tenants.charge_program(takes), |()| gave(&self.tenants))
     }
 
     /// What the program and the models take at least that are there, whatever is kept.
@@ -355,7 +351,7 @@ impl Commons {
         if bytes <= activations.bytes() {
             return Ok(());
         }
-        insist(&mut *activations, |activations| activations.resize(bytes), |_| self.give_way())
+        insist(&mut *activations, |activations| activations.resize(bytes), |_| gave(&self.tenants))
     }
 }
 

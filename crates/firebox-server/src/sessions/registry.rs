@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use firebox_store::files;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::timeout;
@@ -268,7 +269,7 @@ pub(super) fn file(folder: &Path, name: &str, field: &str) -> Result<PathBuf, Ap
 
 /// Removes the file of a saved session.
 pub(super) fn remove(path: &Path, name: &str) -> Result<(), ApiError> {
-    std::fs::remove_file(path).map_err(|error| match error.kind() {
+    files::remove_file(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => no_saved(name),
         _ => ApiError::internal(format!("the saved session {name:?} cannot be removed: {error}")),
     })

@@ -4,16 +4,13 @@ use firebox_server::Keys;
 use serde_json::{Value, json};
 
 use crate::client::Answer;
-use crate::{Talker, start};
+use crate::{Talker, listener, start};
 
 #[test]
 fn an_answer_that_fails_on_its_way_ends_as_others_do() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
-    let session = talker.begin(json!({}));
-    let body = json!({"content": "Hello", "ignore_eos": true, "max_tokens": 700, "stream": true});
-    let mut client = server.open(&format!("{session}/say"), &body);
-    client.read_some();
+    let mut client = listener(&server, &talker.begin(json!({})));
     server.engine.remove("pocket").unwrap();
     let events = Answer::parse(&client.rest()).events();
     assert_eq!(events.last().unwrap()["type"], "error", "{events:?}");

@@ -17,6 +17,26 @@ use std::path::{Path, PathBuf};
 
 use faults::{Operation, Strike, strike};
 
+/// What came of locking a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lock {
+    /// Nobody else can have it now.
+    Held,
+    /// Somebody else has it.
+    Busy,
+    /// There are none on this file system.
+    Absent,
+}
+
+fn has_no_locks(error: &io::Error) -> bool {
+    // What a network's file system says whose server has none.
+    #[cfg(target_os = "linux")]
+    if error.raw_os_error() == Some(libc::ENOLCK) {
+        return true;
+    }
+    error.kind() == ErrorKind::Unsupported
+}
+
 /// An open file that knows where it is.
 #[derive(Debug)]
 pub struct File {
@@ -46,7 +66,17 @@ impl File {
         Ok(Self { file: options.open(path)?, path: path.to_owned() })
     }
 
-    /// The system's own file, to map it, to lock it and to look it up.
+    /// Takes it for this process alone, until it and what was cloned of it are closed, however the process ends.
+    pub fn try_lock(&self) -> io::Result<Lock> {
+        match self.file.try_lock() {
+            Ok(()) => Ok(Lock::Held),
+            Err(fs::TryLockError::WouldBlock) => Ok(Lock::Busy),
+            Err(fs::TryLockError::Error(error)) if has_no_locks(&error) => Ok(Lock::Absent),
+            Err(fs::TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// The system's own file, to map it and to look it up.
     pub fn system(&self) -> &fs::File {
         &self.file
     }
