@@ -26,7 +26,7 @@ pub use eviction::{
     Afterwards, AttentionSinks, EvictionPolicy, Forgetting, SlidingWindow, Truncation, WholeTurns,
 };
 pub use layout::{KvType, LayerLayout, Layout};
-pub use page::PAGE;
+pub use page::{PAGE, positions_held};
 pub use pool::{Ledger, Pool, Spare};
 pub use recurrent::RecurrentState;
 pub use remembered::Remembered;

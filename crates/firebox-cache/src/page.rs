@@ -68,7 +68,7 @@ impl Room {
         let held = self.layers.get_mut(layer)?;
         let before = held.as_ref().map_or(0, Remembered::positions);
         if held.is_none() || before < positions {
-            let positions = positions.next_power_of_two().clamp(LEAST, PAGE);
+            let positions = held_for(positions);
             let Layout { layers, kept, device } = layout;
             let mut larger = match layers[layer] {
                 LayerLayout::Attention { kv_heads, head_dim } => {
@@ -92,6 +92,17 @@ impl Room {
         }
         held.as_mut()
     }
+}
+
+/// Positions that a page has room for when so many are wanted of it.
+fn held_for(positions: usize) -> usize {
+    positions.next_power_of_two().clamp(LEAST, PAGE)
+}
+
+/// Positions that pages have room for in which a sequence of so many tokens lies.
+pub fn positions_held(tokens: usize) -> usize {
+    let rest = tokens % PAGE;
+    tokens - rest + if rest == 0 { 0 } else { held_for(rest) }
 }
 
 impl Drop for Room {
@@ -221,6 +232,26 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+
+    #[test]
+    fn what_a_sequence_is_going_to_take_is_what_it_takes() {
+        let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 4 }];
+        let layout = Layout { layers, kept: KvType::F32, device: Device::flex() };
+        for (tokens, held) in
+            [(0, 0), (1, LEAST), (LEAST, LEAST), (17, 32), (PAGE, PAGE), (PAGE + 1, PAGE + LEAST)]
+        {
+            assert_eq!(positions_held(tokens), held, "{tokens}");
+            let pages = (0..2).map(|page| tokens.saturating_sub(page * PAGE).min(PAGE));
+            let rooms = pages
+                .filter(|&positions| positions > 0)
+                .map(|positions| Room::furnished(positions, &layout, None));
+            assert_eq!(
+                rooms.map(|room| room.bytes()).sum::<usize>(),
+                held * layout.bytes_per_position(),
+                "{tokens}"
+            );
+        }
+    }
 
     #[test]
     fn a_layer_takes_memory_as_it_is_written_to() {

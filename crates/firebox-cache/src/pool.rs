@@ -25,6 +25,15 @@ pub trait Ledger: std::fmt::Debug + Send + Sync {
     fn emptied(&self, bytes: usize) {
         let _ = bytes;
     }
+    /// Somebody has pages of a pool that it allows pages, and is not using them now.
+    fn add_spare(&self, spare: &Weak<dyn Spare>) {
+        let _ = spare;
+    }
+    /// Has others whose pages are paid for by the same memory let go of one that nobody is using now, because a sequence finds no
+    /// room for one. Returns whether any has. No pool is locked meanwhile.
+    fn others_give_up(&self) -> bool {
+        false
+    }
 }
 
 /// Has pages that nobody is using now.
@@ -126,6 +135,9 @@ impl Pool {
 
     /// Asks also `spare` for a page before a sequence is refused one, and before anybody gives up anything else for it.
     pub fn add_spare(&self, spare: Weak<dyn Spare>) {
+        if let Some(ledger) = &self.0.ledger {
+            ledger.add_spare(&spare);
+        }
         let mut spares = self.spares();
         spares.retain(|spare| spare.strong_count() > 0);
         spares.push(spare);
@@ -197,7 +209,7 @@ impl Pool {
             if let Some(page) = self.take_idle(positions) {
                 return Ok(page);
             }
-            if self.give_up_spare() {
+            if self.others_give_up() || self.give_up_spare() {
                 continue;
             }
             let mut stock = self.stock();
@@ -235,6 +247,10 @@ impl Pool {
     fn has_room(&self, stock: &Stock) -> bool {
         let paid = || self.0.ledger.as_ref().is_none_or(|ledger| ledger.has_room(self.page_bytes()));
         stock.made < stock.most && paid()
+    }
+
+    fn others_give_up(&self) -> bool {
+        self.0.ledger.as_ref().is_some_and(|ledger| ledger.others_give_up())
     }
 
     /// Gets one page back from whoever has it to spare. The stock is not locked meanwhile: the page goes there.

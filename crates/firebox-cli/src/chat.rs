@@ -115,16 +115,16 @@ fn begin(
                 )
             })?;
             let session = args.generating.dressed(model.restored(&saved)?, interrupt)?;
-            Conversation::resume(prompter, config, session, speculation, messages)
+            Conversation::resume(model, prompter, config, session, speculation, messages)
         }
         _ => {
             let session = args.generating.session(&model, interrupt)?;
-            Conversation::resume(prompter, config, session, speculation, Vec::new())
+            Conversation::resume(model, prompter, config, session, speculation, Vec::new())
         }
     };
     conversation.let_choose(args.generating.router(conversation.session())?);
     if let Some(path) = &args.session {
-        conversation.keep_in(path.clone(), model);
+        conversation.keep_in(path.clone());
     }
     if let Some(system) = &prompting.system {
         conversation.set_system(system);
@@ -189,7 +189,7 @@ fn save(path: &Path, messages: &[Message]) -> anyhow::Result<()> {
 
 fn stats(conversation: &Conversation) -> String {
     let (tokens, bytes) = conversation.size();
-    let context = conversation.config.context.unwrap_or_default();
+    let context = conversation.context();
     let said = conversation.messages().iter().filter(|message| message.role == "user").count();
     let held = format!(
         "{said} turns, {tokens} of {context} tokens in memory, keys and values take {}",

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use firebox_runtime::heads::Router;
 use firebox_runtime::telemetry::Counter;
 use firebox_runtime::{
-    Finish, GenerationConfig, Model, OWN_HEAD, RuntimeError, Session, Speculation, Summary,
+    Account, Finish, GenerationConfig, Model, OWN_HEAD, PAGE, RuntimeError, Session, Speculation, Summary,
 };
 use firebox_text::Message;
 
-use crate::console::Console;
+use crate::console::{Console, human_bytes};
 use crate::generating::answer;
 use crate::interrupt::Interrupt;
 use crate::prompt::Prompter;
@@ -18,10 +18,14 @@ use crate::router::{AUTO, choose};
 /// Tokens that an answer is to have room for where nobody says how long it may get.
 const USUAL_ANSWER: usize = 256;
 
+/// Buffers that a model reads through once it cannot keep all of its weights, where its plan says nothing of more.
+const FEWEST_BUFFERS: usize = 2;
+
 /// A conversation with a model.
 pub struct Conversation {
     pub prompter: Prompter,
     pub config: GenerationConfig,
+    model: Model,
     session: Session,
     speculation: Option<Speculation>,
     /// Chooses the head for every message, unless it was named.
@@ -31,13 +35,14 @@ pub struct Conversation {
     answers: u64,
     /// The last answer's numbers.
     last: Option<Summary>,
-    /// Where it is written after every answer, and by which model it is given.
-    file: Option<(PathBuf, Model)>,
+    /// Where it is written after every answer.
+    file: Option<PathBuf>,
 }
 
 impl Conversation {
-    /// One that has come as far as `messages`, which `session` has read, or what it has of them.
+    /// One that has come as far as `messages`, which a `session` of `model` has read, or what it has of them.
     pub fn resume(
+        model: Model,
         prompter: Prompter,
         config: GenerationConfig,
         session: Session,
@@ -48,6 +53,7 @@ impl Conversation {
         Self {
             prompter,
             config,
+            model,
             session,
             speculation,
             router: None,
@@ -59,8 +65,8 @@ impl Conversation {
     }
 
     /// Writes it to a file after every answer, for another process to go on from.
-    pub fn keep_in(&mut self, path: PathBuf, model: Model) {
-        self.file = Some((path, model));
+    pub fn keep_in(&mut self, path: PathBuf) {
+        self.file = Some(path);
     }
 
     /// The session that has read it.
@@ -88,6 +94,11 @@ impl Conversation {
         (self.session.tokens().len(), self.session.cache_bytes())
     }
 
+    /// How many tokens it may have: as many as it is to, and no more than there can be pages for.
+    pub fn context(&self) -> usize {
+        self.config.context.unwrap_or(usize::MAX).min(tokens_in_memory(&self.model, &self.session))
+    }
+
     /// Forgets everything but what the model is told to be, in the file too, if it is kept in one.
     pub fn reset(&mut self) -> anyhow::Result<()> {
         self.messages.retain(|message| message.role == "system");
@@ -98,8 +109,8 @@ impl Conversation {
 
     /// Writes the conversation to its file, if it has one.
     fn keep(&self) -> anyhow::Result<()> {
-        if let Some((path, model)) = &self.file {
-            self.session.save_with_note(path, model, &serde_json::to_string(&self.messages)?)?;
+        if let Some(path) = &self.file {
+            self.session.save_with_note(path, &self.model, &serde_json::to_string(&self.messages)?)?;
         }
         Ok(())
     }
@@ -174,7 +185,10 @@ impl Conversation {
         if let Some(router) = &self.router {
             choose(router, session, &ids[kept..], console)?;
         }
+        // A head that was loaded for this message has taken memory.
+        let context = tokens_in_memory(&self.model, session);
         let mut config = self.config.clone();
+        config.context = Some(config.context.unwrap_or(usize::MAX).min(context));
         config.sampler.seed = config.sampler.seed.wrapping_add(self.answers);
         self.answers += 1;
         let tokenizer = Some(self.prompter.tokenizer.clone());
@@ -196,7 +210,7 @@ impl Conversation {
     /// The prompt, after forgetting as many of the oldest turns as it takes for an answer to fit. Where the last question
     /// does not fit even alone, nothing is forgotten.
     fn fitting_prompt(&mut self, console: &Console) -> anyhow::Result<Vec<u32>> {
-        let context = self.config.context.unwrap_or(usize::MAX);
+        let context = self.context();
         let quarter = (context / 4).max(1);
         let room = self.config.max_tokens.unwrap_or(USUAL_ANSWER).clamp(1, quarter);
         let mut ids = self.prompter.encode(&self.messages)?;
@@ -210,15 +224,39 @@ impl Conversation {
             ids = self.prompter.encode(&messages)?;
             forgotten += 1;
         }
+        let is_memory = self.config.context.is_none_or(|asked| context < asked);
         if ids.len() >= context {
-            return Err(RuntimeError::ContextFull { tokens: ids.len() + 1, context }.into());
+            let full = RuntimeError::ContextFull { tokens: ids.len() + 1, context };
+            let Some(fit) = self.model.fit().filter(|_| is_memory) else { return Err(full.into()) };
+            let memory = human_bytes(fit.budget().total());
+            let reason =
+                format!("{memory} of memory have room for {context} tokens; raise --memory, or say less");
+            return Err(anyhow::Error::from(full).context(reason));
         }
         self.messages = messages;
         if forgotten > 0 {
-            console.note(format!("(the context is full: the oldest {forgotten} of the turns are forgotten)"));
+            let full = if is_memory { "memory for the conversation" } else { "the context" };
+            console.note(format!("({full} is full: the oldest {forgotten} of the turns are forgotten)"));
         }
         Ok(ids)
     }
+}
+
+/// How many tokens the pages can hold that a session has or can still be given. What its model keeps of its weights is let go
+/// of for them, and buffers to read that through come first. Where nobody counts pages there is no limit.
+fn tokens_in_memory(model: &Model, session: &Session) -> usize {
+    let counted = || {
+        let (fit, decoder, pool) = (model.fit()?, model.decoder().ok()?, session.cache().pool());
+        let (budget, buffer) = (fit.budget(), decoder.streamed()?.buffer_bytes());
+        let buffers = fit.plan().buffers.max(FEWEST_BUFFERS) * buffer;
+        let unread = (buffers as u64).saturating_sub(budget.held(Account::Scratch));
+        let room = (budget.left() + fit.kept_bytes()).saturating_sub(unread);
+        // Pages are of one size, and one that fits in part is no page.
+        let page = PAGE * pool.layout().bytes_per_position();
+        let further = usize::try_from(room.checked_div(page as u64)?).ok()?;
+        Some(pool.pages().saturating_add(further).saturating_mul(PAGE))
+    };
+    counted().unwrap_or(usize::MAX)
 }
 
 /// Drops the first question with all that followed up to the second. False if there is no second.
@@ -235,20 +273,29 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::Ordering;
 
-    use firebox_runtime::device;
+    use firebox_runtime::fit::FitConfig;
     use firebox_runtime::heads::RackConfig;
+    use firebox_runtime::{Charge, device};
     use firebox_text::ChatTemplate;
 
     use super::*;
 
+    const SMALL: &str = "tests/fixtures/gguf/llama/model.gguf";
+
+    fn within(path: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+    }
+
     fn model(path: &str) -> Model {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
-        Model::open(path, &device("cpu").unwrap()).unwrap()
+        Model::open(within(path), &device("cpu").unwrap()).unwrap()
     }
 
     /// A conversation in 64 tokens, with answers of two.
     fn talk() -> Conversation {
-        let model = model("tests/fixtures/gguf/llama/model.gguf");
+        talk_to(model(SMALL), 64)
+    }
+
+    fn talk_to(model: Model, context: usize) -> Conversation {
         let prompter = Prompter {
             tokenizer: model.tokenizer().unwrap().clone(),
             template: ChatTemplate::plain().unwrap(),
@@ -256,12 +303,71 @@ mod tests {
             add_special: true,
         };
         let config = GenerationConfig {
-            context: Some(64),
+            context: Some(context),
             max_tokens: Some(2),
             ignore_end: true,
             ..GenerationConfig::default()
         };
-        Conversation::resume(prompter, config, model.session().unwrap(), None, Vec::new())
+        let session = model.session().unwrap();
+        Conversation::resume(model, prompter, config, session, None, Vec::new())
+    }
+
+    /// One for which a single page is left, and what takes the rest of the memory: nothing of the model is kept that could be let
+    /// go of for another page.
+    fn talk_in_one_page() -> (Conversation, Charge) {
+        let fit = FitConfig { context: Some(128), layers: Some(0), ..FitConfig::new(8 << 30) };
+        let model = Model::open_within(within(SMALL), &device("cpu").unwrap(), &fit).unwrap();
+        let budget = model.fit().unwrap().budget();
+        let others = budget.charge(Account::Program, budget.left()).unwrap();
+        (talk_to(model, 4096), others)
+    }
+
+    #[test]
+    fn where_pages_end_before_the_context_the_oldest_turns_are_forgotten() {
+        let (interrupt, console) = (Interrupt::default(), Console::default());
+        let (mut talk, _others) = talk_in_one_page();
+        assert_eq!(talk.context(), 128);
+        let mut forgot = Vec::new();
+        for _ in 0..100 {
+            let before = talk.messages().len();
+            talk.say("Hello", &interrupt, &console).unwrap();
+            forgot.push(talk.messages().len() <= before);
+            assert!(talk.size().0 <= 128, "{:?}", talk.size());
+            assert_eq!(talk.last().unwrap().tokens.len(), 2);
+        }
+        assert!(forgot.contains(&true));
+        assert!(!forgot.windows(2).any(|pair| pair == [true, true]), "{forgot:?}");
+    }
+
+    #[test]
+    fn an_answer_ends_where_pages_do() {
+        let (interrupt, console) = (Interrupt::default(), Console::default());
+        let (mut talk, _others) = talk_in_one_page();
+        talk.config.max_tokens = None;
+        talk.say("Hello", &interrupt, &console).unwrap();
+        assert_eq!(talk.last().unwrap().finish, Finish::Length);
+        assert!((120..=128).contains(&talk.size().0), "{:?}", talk.size());
+        talk.say("And you", &interrupt, &console).unwrap();
+        assert!(talk.size().0 <= 128, "{:?}", talk.size());
+    }
+
+    #[test]
+    fn a_message_that_no_page_has_room_for_is_told_what_helps() {
+        let (interrupt, console) = (Interrupt::default(), Console::default());
+        let (mut talk, _others) = talk_in_one_page();
+        let error = talk.say(&"word ".repeat(200), &interrupt, &console).unwrap_err();
+        assert!(matches!(error.downcast_ref(), Some(RuntimeError::ContextFull { context: 128, .. })));
+        assert!(error.to_string().contains("raise --memory"), "{error}");
+        assert!(talk.messages().is_empty());
+    }
+
+    /// What a model keeps beside its pages makes room for more of them.
+    #[test]
+    fn a_context_that_there_can_be_pages_for_is_had_as_a_whole() {
+        let fit = FitConfig { context: Some(128), ..FitConfig::new(8 << 30) };
+        let model = Model::open_within(within(SMALL), &device("cpu").unwrap(), &fit).unwrap();
+        assert!(model.planned_tokens() < 4096);
+        assert_eq!(talk_to(model, 4096).context(), 4096);
     }
 
     #[test]
@@ -309,7 +415,7 @@ mod tests {
             ..GenerationConfig::default()
         };
         let session = model.session().unwrap().with_cancel(interrupt.flag()).with_chunk(2);
-        let mut talk = Conversation::resume(prompter, config, session, None, Vec::new());
+        let mut talk = Conversation::resume(model, prompter, config, session, None, Vec::new());
         let router = Router::of(talk.session());
         assert!(router.is_some());
         talk.let_choose(router);

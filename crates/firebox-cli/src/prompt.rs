@@ -53,6 +53,7 @@ impl TemplateArgs {
             let source =
                 std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             assets.chat_template = Some(source);
+            assets.tools_template = None;
         }
         match ChatTemplate::new(&assets, tokenizer) {
             Ok(template) => Ok(Some(template)),

@@ -19,7 +19,7 @@ use crate::outcome::Outcome;
 const RETRIES: usize = 5;
 
 /// Files beside the weights that a model is read from.
-const SMALL_FILES: [&str; 14] = [
+const SMALL_FILES: [&str; 15] = [
     BUNDLE,
     "config.json",
     "generation_config.json",
@@ -31,6 +31,7 @@ const SMALL_FILES: [&str; 14] = [
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.json",
     "gguf-vocabulary.json",
     // How an encoder's rows become one vector.

@@ -9,8 +9,8 @@ use clap::Args;
 use firebox_runtime::engine::HostConfig;
 use firebox_runtime::fit::{Commons, Fit, FitConfig, Terms};
 use firebox_runtime::schedule::AdmissionConfig;
-use firebox_runtime::{Device, Model, RuntimeError};
-use firebox_server::{Keys, Offer, Server, ServerConfig, SessionsConfig};
+use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};
+use firebox_server::{Keys, Neighbours, Offer, Server, ServerConfig, SessionsConfig};
 use firebox_store::{Checkpoint, Heads, SourceKind};
 
 use crate::args::{CacheType, DeviceArgs};
@@ -44,9 +44,21 @@ pub struct ServeArgs {
     /// The same for the keys in a file, one a line
     #[arg(long, value_name = "FILE", env = "FIREBOX_API_KEY_FILE")]
     api_key_file: Option<PathBuf>,
+    /// Let pages of this origin use the server, such as `https://app.example`; may be given several times
+    #[arg(long, value_name = "ORIGIN", env = "FIREBOX_ALLOW_ORIGIN", value_delimiter = ',')]
+    allow_origin: Vec<String>,
+    /// Answer who asks this machine for this name, such as `models.example`; may be given several times
+    #[arg(long, value_name = "HOST", env = "FIREBOX_ALLOW_HOST", value_delimiter = ',')]
+    allow_host: Vec<String>,
     /// Where clients may save their sessions; without one they cannot
     #[arg(long, value_name = "FOLDER", env = "FIREBOX_SESSIONS")]
     sessions: Option<PathBuf>,
+    /// Sessions that a key may have saved before one more is refused [default: 256]
+    #[arg(long, value_name = "N", env = "FIREBOX_SAVED_SESSIONS")]
+    saved_sessions: Option<usize>,
+    /// What the saved sessions of a key may take, such as 800M or 1.5G [default: 16G]
+    #[arg(long, value_name = "SIZE", env = "FIREBOX_SAVED_SIZE", value_parser = parse_bytes)]
+    saved_size: Option<u64>,
     /// Requests of a model that are answered together
     #[arg(long, value_name = "N", env = "FIREBOX_PARALLEL", value_parser = clap::value_parser!(u16).range(1..))]
     parallel: Option<u16>,
@@ -77,6 +89,10 @@ pub fn serve(args: &ServeArgs, configuration: &Configuration, console: &Console)
     if config.keys.is_open() && !config.address.ip().is_loopback() {
         console
             .note("note: everybody who reaches this machine may use the server; --api-key lets only some in");
+    }
+    if config.neighbours.has_hosts() && !config.address.ip().is_loopback() {
+        console
+            .note("note: --allow-host changes nothing; who lets other machines in is asked for by any name");
     }
     let server = Server::offering(config, offers(args, &entries, sharing.as_ref(), console)?)?;
     console.note(format!("serves {} at http://{}/v1", server.names().join(", "), server.address()));
@@ -139,6 +155,11 @@ fn entries(args: &ServeArgs, configuration: &Configuration) -> anyhow::Result<Ve
     Ok(entries)
 }
 
+/// Of a list, which an empty variable is of nothing.
+fn parts_of(list: &[String]) -> impl Iterator<Item = String> {
+    list.iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty())
+}
+
 fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     let mut keys = Keys::new(args.api_key.iter().cloned())?;
     if let Some(path) = &args.api_key_file {
@@ -151,12 +172,22 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     if let Some(queue) = args.queue {
         admission.most_waiting = queue;
     }
+    let neighbours = Neighbours::new(parts_of(&args.allow_origin), parts_of(&args.allow_host));
+    let neighbours = neighbours.map_err(|error| usage(error.to_string()))?;
+    let mut sessions = SessionsConfig { folder: args.sessions.clone(), ..SessionsConfig::default() };
+    if let Some(most) = args.saved_sessions {
+        sessions.most_saved = most;
+    }
+    if let Some(bytes) = args.saved_size {
+        sessions.saved_bytes = bytes;
+    }
     Ok(ServerConfig {
         address: address(&args.host, args.port)?,
         keys,
+        neighbours,
         host: HostConfig { admission, ..HostConfig::default() },
         request_time: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
-        sessions: SessionsConfig { folder: args.sessions.clone(), ..SessionsConfig::default() },
+        sessions,
         ..ServerConfig::default()
     })
 }
@@ -313,6 +344,47 @@ mod tests {
             std::os::unix::fs::symlink(&file, &link).unwrap();
             assert_eq!(name_of(&link), "small.Q8");
         }
+    }
+
+    /// What a command line comes to.
+    fn configured(options: &[&str]) -> anyhow::Result<ServerConfig> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: ServeArgs,
+        }
+        let line = std::iter::once("serve").chain(options.iter().copied());
+        config(&<Line as clap::Parser>::try_parse_from(line)?.args)
+    }
+
+    #[test]
+    fn origins_and_hosts_are_lists_and_each_of_them_is_one() {
+        let found =
+            configured(&["--allow-origin", "https://a.example, http://b:80,", "--allow-host", "c.example"]);
+        let origins = ["https://a.example", "http://b"].map(str::to_owned);
+        assert_eq!(found.unwrap().neighbours, Neighbours::new(origins, ["c.example".to_owned()]).unwrap());
+        let twice = ["--allow-origin", "https://a", "--allow-origin", "https://b"];
+        let both = ["https://a", "https://b"].map(str::to_owned);
+        assert_eq!(configured(&twice).unwrap().neighbours, Neighbours::new(both, None).unwrap());
+        assert_eq!(configured(&[]).unwrap().neighbours, Neighbours::default());
+        assert_eq!(configured(&["--allow-origin="]).unwrap().neighbours, Neighbours::default());
+        for (option, value) in
+            [("--allow-origin", "https://a/b"), ("--allow-origin", "*"), ("--allow-host", "https://a")]
+        {
+            let error = configured(&[option, value]).unwrap_err();
+            assert_eq!(crate::outcome::code_of(&error), 2);
+            assert!(error.to_string().contains(value), "{error}");
+        }
+    }
+
+    #[test]
+    fn saved_sessions_have_a_limit_that_options_change() {
+        let usual = SessionsConfig::default();
+        let sessions = configured(&["--sessions", "kept"]).unwrap().sessions;
+        assert_eq!((sessions.most_saved, sessions.saved_bytes), (usual.most_saved, usual.saved_bytes));
+        assert_eq!((usual.most_saved, usual.saved_bytes), (256, 16 << 30), "as the help says");
+        let sessions = configured(&["--saved-sessions", "3", "--saved-size", "1.5G"]).unwrap().sessions;
+        assert_eq!((sessions.most_saved, sessions.saved_bytes), (3, 3 << 29));
     }
 
     #[test]

@@ -14,6 +14,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 /// Cubes in one direction that every device allows.
 pub(crate) const MOST_CUBES: u32 = 65_535;
+/// What [`magnitude`] says of infinity.
+pub(crate) const INFINITE: u32 = f32::INFINITY.to_bits();
 
 /// The tensor in f32 with its elements in order.
 pub(crate) fn floats(tensor: CubeTensor) -> CubeTensor {
@@ -118,6 +120,16 @@ pub(crate) fn sum_line<N: Size>(
         sync_cube();
         sum
     }
+}
+
+/// The bits of a number without its sign, which compare as magnitudes do; larger than those of infinity for what is
+/// no number.
+///
+/// Comparisons of floats, the larger of two and rounding may take what is no number for anything: shader languages
+/// allow that, and `!=` is false of it where WGSL becomes SPIR-V. Whatever has to tell it looks at bits.
+#[cube]
+pub(crate) fn magnitude(number: f32) -> u32 {
+    u32::reinterpret(number) & 0x7FFF_FFFFu32
 }
 
 /// The sum of a vector's elements.

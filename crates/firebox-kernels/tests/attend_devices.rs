@@ -46,21 +46,28 @@ impl Case {
         random([self.rows, self.kv_heads * self.sharing, self.head_dim], self.seed)
     }
 
-    /// On the CPU. A cache has room beyond its positions, so rows of different heads do not follow each other.
+    /// Keys and values. A cache has room beyond its positions, so rows of different heads do not follow each other.
+    fn reserved(&self) -> [Tensor<3>; 2] {
+        let shape = [self.kv_heads, self.positions + 5, self.head_dim];
+        [random(shape, self.seed + 1), random(shape, self.seed + 2)]
+    }
+
     fn span(&self) -> Span {
-        let stored = |storage, seed| {
-            let reserved = random([self.kv_heads, self.positions + 5, self.head_dim], seed);
-            match storage {
-                Storage::F32 => Stored::Float(reserved.narrow(1, 0, self.positions)),
-                Storage::F16 => Stored::Float(reserved.cast(DType::F16).narrow(1, 0, self.positions)),
-                Storage::Bytes => match reference::quantize(reserved) {
-                    Stored::Bytes { words, scales } => Stored::Bytes {
-                        words: words.narrow(1, 0, self.positions),
-                        scales: scales.narrow(1, 0, self.positions),
-                    },
-                    float => float,
+        self.span_of(self.reserved())
+    }
+
+    /// On the CPU.
+    fn span_of(&self, [keys, values]: [Tensor<3>; 2]) -> Span {
+        let stored = |storage, reserved: Tensor<3>| match storage {
+            Storage::F32 => Stored::Float(reserved.narrow(1, 0, self.positions)),
+            Storage::F16 => Stored::Float(reserved.cast(DType::F16).narrow(1, 0, self.positions)),
+            Storage::Bytes => match reference::quantize(reserved) {
+                Stored::Bytes { words, scales } => Stored::Bytes {
+                    words: words.narrow(1, 0, self.positions),
+                    scales: scales.narrow(1, 0, self.positions),
                 },
-            }
+                float => float,
+            },
         };
         let visible = self.masked.then(|| {
             numbers(self.positions, self.seed + 3)
@@ -69,12 +76,23 @@ impl Case {
                 .collect::<Visibility>()
         });
         Span {
-            keys: stored(self.keys, self.seed + 1),
-            values: stored(self.values, self.seed + 2),
+            keys: stored(self.keys, keys),
+            values: stored(self.values, values),
             position: self.first,
             visible,
         }
     }
+
+    /// Whether the device has what the case is stored in.
+    fn is_for(&self, device: &Device) -> bool {
+        let halves = [self.keys, self.values].iter().any(|storage| matches!(storage, Storage::F16));
+        !halves || device.supports_dtype(DType::F16)
+    }
+}
+
+/// With a number at a place instead of the one that was there.
+fn with_number(tensor: Tensor<3>, [first, second, third]: [usize; 3], number: f32) -> Tensor<3> {
+    tensor.slice_fill([first..first + 1, second..second + 1, third..third + 1], number)
 }
 
 fn moved(stored: &Stored, device: &Device) -> Stored {
@@ -87,12 +105,18 @@ fn moved(stored: &Stored, device: &Device) -> Stored {
 }
 
 fn assert_same(found: Attended, expected: &Attended) {
-    let cpu = Device::flex();
-    assert_close(found.output.to_device(&cpu), expected.output.clone(), 2e-5);
-    let sums =
-        values(found.log_sum_exp.to_device(&cpu)).into_iter().zip(values(expected.log_sum_exp.clone()));
-    for (found, expected) in sums {
-        assert!(found == expected || (found - expected).abs() < 1e-4, "{found} instead of {expected}");
+    assert_alike(found.output, &expected.output, 2e-5);
+    assert_alike(found.log_sum_exp, &expected.log_sum_exp, 1e-4);
+}
+
+/// As near as that, or the same infinity, or neither a number.
+fn assert_alike<const D: usize>(found: Tensor<D>, expected: &Tensor<D>, tolerance: f32) {
+    assert_eq!(found.dims(), expected.dims());
+    let pairs = values(found.to_device(&Device::flex())).into_iter().zip(values(expected.clone()));
+    for (index, (found, expected)) in pairs.enumerate() {
+        let near = found == expected || (found - expected).abs() <= tolerance;
+        let alike = near || found.is_nan() && expected.is_nan();
+        assert!(alike, "element {index}: {found} instead of {expected}");
     }
 }
 
@@ -100,8 +124,7 @@ fn check(case: &Case) {
     let (query, span) = (case.query(), case.span());
     let expected = reference::attend_span(query.clone(), &span, case.attending());
     for device in devices() {
-        let unsupported = |storage| matches!(storage, Storage::F16) && !device.supports_dtype(DType::F16);
-        if unsupported(case.keys) || unsupported(case.values) {
+        if !case.is_for(&device) {
             continue;
         }
         let there =
@@ -166,6 +189,58 @@ proptest! {
     #[test]
     fn one_span(case in cases()) {
         check(&case);
+    }
+
+    /// As on the CPU, of which other tests say who sees what. The reference multiplies what is hidden as well.
+    #[test]
+    fn who_sees_what_is_no_number_has_none(
+        case in cases(), odd in odd_numbers(), what in 0usize..3, at in 0usize..1000, element in 0usize..1000,
+    ) {
+        let place = |shape: [usize; 3]| [element % shape[0], at * (shape[1] - 1) / 999, element % shape[2]];
+        let (mut query, mut sides) = (case.query(), case.reserved());
+        match what {
+            0 => query = with_number(query.clone(), place(query.dims()), odd),
+            side => {
+                let place = place([case.kv_heads, case.positions, case.head_dim]);
+                sides[side - 1] = with_number(sides[side - 1].clone(), place, odd);
+            }
+        }
+        let span = case.span_of(sides);
+        let expected = attend_span(query.clone(), &span, case.attending());
+        for device in devices_with_own().iter().filter(|device| case.is_for(device)) {
+            let (keys, values) = (moved(&span.keys, device), moved(&span.values, device));
+            let there = Span { keys, values, ..span.clone() };
+            assert_same(attend_span(query.clone().to_device(device), &there, case.attending()), &expected);
+        }
+    }
+}
+
+fn odd_numbers() -> impl Strategy<Value = f32> {
+    prop_oneof![Just(f32::NAN), Just(f32::INFINITY), Just(f32::NEG_INFINITY)]
+}
+
+/// As the reference has it of a row that sees everything, on devices that split the span among cubes as well.
+#[test]
+fn a_part_of_a_span_does_not_hide_what_is_no_number() {
+    for (storage, softcap) in [
+        (Storage::F32, None),
+        (Storage::F16, Some(20.0)),
+        (Storage::Bytes, None),
+        (Storage::Bytes, Some(20.0)),
+    ] {
+        let case = Case { positions: 1500, own: 1499, keys: storage, values: storage, softcap, ..usual() };
+        for (odd, side) in [(f32::NAN, 0), (f32::NAN, 1), (f32::INFINITY, 0), (f32::NEG_INFINITY, 1)] {
+            let mut sides = case.reserved();
+            sides[side] = with_number(sides[side].clone(), [1, 700, 5], odd);
+            let (query, span) = (case.query(), case.span_of(sides));
+            let expected = reference::attend_span(query.clone(), &span, case.attending());
+            for device in devices_with_own().iter().filter(|device| case.is_for(device)) {
+                let (keys, values) = (moved(&span.keys, device), moved(&span.values, device));
+                let there = Span { keys, values, ..span.clone() };
+                let found = attend_span(query.clone().to_device(device), &there, case.attending());
+                assert_same(found, &expected);
+            }
+        }
     }
 }
 
@@ -275,6 +350,62 @@ fn parts_merge() {
         for device in devices() {
             let sinks = sinks.clone().map(|sinks| sinks.to_device(&device));
             assert_same(merge_with(parts(&device), sinks), &expected);
+        }
+    }
+}
+
+/// A part whose weight is no number is not one that weighs nothing.
+#[test]
+fn parts_that_are_no_numbers_show_in_what_is_merged() {
+    let (rows, heads, head_dim) = (3, 2, 4);
+    let sums = random([rows, heads], 9);
+    let (no_sum, no_output) = (sums.clone().slice_fill([1..2, 1..2], f32::NAN), [2, 0, 1]);
+    let parts = |device: &Device| {
+        let outputs = [1, 2].map(|seed| random([rows, heads, head_dim], seed));
+        let [plain, spoiled] = outputs.map(|output| output.to_device(device));
+        vec![
+            Attended { output: plain, log_sum_exp: no_sum.clone().to_device(device) },
+            Attended {
+                output: with_number(spoiled, no_output, f32::NAN),
+                log_sum_exp: sums.clone().to_device(device),
+            },
+        ]
+    };
+    let of_one_head = Tensor::<1>::from_floats([f32::NAN, 0.5], &Device::flex());
+    for (sinks, count) in [(None, 1), (Some(of_one_head), 1 + rows)] {
+        let expected = merge_with(parts(&Device::flex()), sinks.clone());
+        let sums = values(expected.log_sum_exp.clone());
+        assert_eq!(sums.iter().filter(|sum| sum.is_nan()).count(), count, "{sums:?}");
+        for device in devices_with_own() {
+            let sinks = sinks.clone().map(|sinks| sinks.to_device(&device));
+            assert_same(merge_with(parts(&device), sinks), &expected);
+        }
+    }
+}
+
+/// Bytes are always numbers, so a row's scale says that there was one that is none.
+#[test]
+fn bytes_do_not_hide_what_is_no_number() {
+    for head_dim in [1, 6, 64] {
+        let clean = random([2, 3, head_dim], 8);
+        for odd in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let spoiled = with_number(clean.clone(), [1, 1, head_dim / 2], odd);
+            for device in devices() {
+                let numbers = |given: &Tensor<3>| {
+                    let kept = Stored::quantize(given.clone().to_device(&device)).dequantize(head_dim);
+                    values(kept.to_device(&Device::flex()))
+                };
+                let (found, expected) = (numbers(&spoiled), numbers(&clean));
+                let rows = found.chunks(head_dim).zip(expected.chunks(head_dim));
+                for (row, (found, expected)) in rows.enumerate() {
+                    if row == 4 {
+                        let none = found.iter().all(|number| number.is_nan());
+                        assert!(none, "{odd} on {device:?}: {found:?}");
+                    } else {
+                        assert_eq!(found, expected, "{odd} on {device:?}");
+                    }
+                }
+            }
         }
     }
 }

@@ -11,17 +11,7 @@ use firebox_kernels::delta::{self, Forgetting, Heads, Tokens, delta_rule};
 use firebox_kernels::gate::{self, gated, gated_halves};
 use firebox_kernels::{Activation, norm, rope};
 use proptest::prelude::*;
-use support::{assert_close, bits, random, values};
-
-const ACTIVATIONS: [Activation; 7] = [
-    Activation::Silu,
-    Activation::Gelu,
-    Activation::GeluTanh,
-    Activation::GeluQuick,
-    Activation::Relu,
-    Activation::ReluSquared,
-    Activation::Tanh,
-];
+use support::{ACTIVATIONS, assert_close, bits, random, values};
 
 fn doubles<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.cast(DType::F64).into_data().try_to_vec::<f64>().unwrap()

@@ -9,11 +9,15 @@
 mod support;
 
 use burn::tensor::{DType, Device, Int, Tensor};
+use firebox_kernels::convolution::{Convolving, convolve};
 use firebox_kernels::delta::{self, Forgetting, Heads, Tokens, delta_rule};
+use firebox_kernels::gate::{self, gated};
 use firebox_kernels::linear::{self, multiply, multiply_grouped};
 use firebox_kernels::{Formats, Grouping, norm, rope, warm_up};
 use proptest::prelude::*;
-use support::{activations, assert_close, bits, devices, devices_with_own, grouped, random, values};
+use support::{
+    ACTIVATIONS, activations, assert_close, bits, devices, devices_with_own, grouped, random, values,
+};
 
 fn products(inputs: usize, magnitude: f32) -> f32 {
     magnitude * 1e-6 * (inputs as f32).max(8.0)
@@ -279,6 +283,75 @@ fn what_is_not_a_number_stays_in_its_row() {
                     assert_eq!(bits(row(&found, other)), bits(row(&expected, other)), "{device:?}");
                 }
             }
+        }
+    }
+}
+
+/// Asserts that there are numbers where they are expected, and nowhere else.
+fn assert_numbers<const D: usize>(found: Tensor<D>, expected: Tensor<D>, of: &str) {
+    assert_eq!(found.dims(), expected.dims());
+    for (index, (found, expected)) in values(home(found)).into_iter().zip(values(expected)).enumerate() {
+        let alike = found.is_finite() == expected.is_finite();
+        assert!(alike, "element {index} of {of}: {found} instead of {expected}");
+    }
+}
+
+#[test]
+fn what_is_not_a_number_spreads_between_products_as_in_the_references() {
+    for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let spoiled = random([3, 40], 1).slice_fill([1..2, 4..5], special);
+        let (other, weight, taps) = (random([3, 40], 2), random([40], 3), random([40, 2], 4));
+        let (heads, angles) = (spoiled.clone().reshape([3, 4, 10]), random([3, 1, 5], 5));
+        for device in devices_with_own() {
+            let there = |tensor: &Tensor<2>| tensor.clone().to_device(&device);
+            for activation in ACTIVATIONS {
+                let expected = gate::reference(spoiled.clone(), other.clone(), activation);
+                let found = gated(there(&spoiled), there(&other), activation);
+                assert_numbers(found, expected, &format!("{activation:?} of {special} on {device:?}"));
+            }
+            let normed = |x: &Tensor<2>| {
+                let weight = weight.clone().to_device(&device);
+                let added = norm::add_rms_norm(there(x), there(&other), weight.clone(), 1e-6, 0.0).1;
+                [norm::rms_norm(there(x), weight, 1e-6, 0.0), added].map(|normed| values(home(normed)))
+            };
+            for (found, clean) in normed(&spoiled).into_iter().zip(normed(&random([3, 40], 1))) {
+                assert!(!found[44].is_finite(), "norm of {special} on {device:?}: {found:?}");
+                assert_eq!((&found[..40], &found[80..]), (&clean[..40], &clean[80..]), "{device:?}");
+            }
+            let [turned, by] = [&heads, &angles].map(|tensor| tensor.clone().to_device(&device));
+            let expected = rope::reference::rotate(heads.clone(), angles.clone(), angles.clone(), false);
+            let found = rope::rotate(turned, by.clone(), by, false);
+            assert_numbers(found, expected, &format!("rotated {special} on {device:?}"));
+            let convolving = Convolving { exact: false, silu: true };
+            let (expected, _) = convolve(spoiled.clone(), None, taps.clone(), convolving);
+            let (found, _) = convolve(there(&spoiled), None, there(&taps), convolving);
+            assert_numbers(found, expected, &format!("convolved {special} on {device:?}"));
+        }
+    }
+}
+
+/// In a query, a key, a value, a step or a decay of the second of three tokens.
+#[test]
+fn what_is_not_a_number_spreads_in_the_delta_rule_as_in_the_reference() {
+    let heads = Heads { key_heads: 1, value_heads: 1, key_width: 10, value_width: 20, tiled: false };
+    for (part, at) in [(0, 4), (0, 14), (0, 24), (1, 0), (2, 0)] {
+        let mut parts = [random([3, 40], 1), random([3, 1], 2), random([3, 1], 3)];
+        parts[part] = parts[part].clone().slice_fill([1..2, at..at + 1], f32::NAN);
+        let on = |device: &Device| {
+            let [mixed, step, decay] = parts.each_ref().map(|part| part.clone().to_device(device));
+            let [rate, bias] = [5, 6].map(|seed| random([1], seed).to_device(device));
+            (Tokens { mixed, step, decay }, Forgetting { rate, bias, logarithmic: true })
+        };
+        let (tokens, forgetting) = on(&Device::flex());
+        let before = Tensor::zeros([1, 10, 20], (&Device::flex(), DType::F64));
+        let (read, after) = delta::reference::delta_rule(tokens, forgetting, heads, before);
+        assert!(values(read.clone()).iter().any(|value| value.is_nan()));
+        for device in devices_with_own() {
+            let (tokens, forgetting) = on(&device);
+            let (found, found_after) = delta_rule(tokens, forgetting, heads, None);
+            let of = format!("number {at} of part {part} on {device:?}");
+            assert_numbers(found, read.clone(), &of);
+            assert_numbers(home(found_after).cast(DType::F32), after.clone().cast(DType::F32), &of);
         }
     }
 }

@@ -55,10 +55,6 @@ pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, R
         Some(fit) => fit.pool().clone(),
         None => Pool::new(decoder.layout(config.kept)),
     };
-    // As engines do that reserve a context when they begin: a first use of memory is not what is measured.
-    let most = config.batches.iter().copied().max().unwrap_or(0);
-    pool.reserve(1, config.prompt);
-    pool.reserve(most, config.depth + config.tokens);
     let chunk = model.fit().map_or(PREFILL_CHUNK, |fit| fit.plan().chunk);
     let bench = Bench { decoder: &decoder, config, pool, chunk };
     bench.prefill()?;
@@ -92,6 +88,8 @@ impl Bench<'_> {
     }
 
     fn prefill(&self) -> Result<f64, RuntimeError> {
+        // As engines do that reserve a context when they begin: a first use of memory is not what is measured.
+        self.pool.reserve(1, self.config.prompt);
         let tokens: Vec<u32> = (0..self.config.prompt).map(|index| self.token(index)).collect();
         let mut cache = self.cache();
         let began = Instant::now();
@@ -100,6 +98,7 @@ impl Bench<'_> {
     }
 
     fn decode(&self, batch: usize) -> Result<f64, RuntimeError> {
+        self.pool.reserve(batch, self.config.depth + self.config.tokens);
         let mut caches: Vec<SequenceCache> = (0..batch).map(|_| self.cache()).collect();
         for (sequence, cache) in caches.iter_mut().enumerate() {
             let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + sequence)).collect();

@@ -44,7 +44,7 @@ impl Account {
             Self::Program | Self::Scratch => "raise --memory",
             Self::Weights => "raise --memory, keep fewer layers, or use a smaller quantization",
             Self::Streams => "raise --memory, or shorten the context",
-            Self::Activations => "raise --memory, or feed the prompt in smaller pieces",
+            Self::Activations => "raise --memory, or feed the text in smaller pieces",
         }
     }
 }
@@ -224,6 +224,13 @@ impl Budget {
         self.lock().slices.get(&id).map(|slice| slice.bytes)
     }
 
+    /// Whether what it gives back is anybody's, because it holds more than is kept for it.
+    pub(crate) fn exceeds_reserve(&self) -> bool {
+        let held = self.lock();
+        let slice = self.slice_id().and_then(|id| held.slices.get(&id));
+        slice.is_none_or(|slice| slice.sum() > slice.bytes)
+    }
+
     /// Bytes an account holds; of a slice, what of it is the slice's.
     pub fn held(&self, account: Account) -> u64 {
         let held = self.lock();
@@ -303,6 +310,16 @@ impl Charge {
     /// What it is for.
     pub fn account(&self) -> Account {
         self.account
+    }
+
+    /// Bytes that whoever has this could still take.
+    pub(crate) fn left(&self) -> u64 {
+        self.budget.left()
+    }
+
+    /// Takes bytes for something else of whoever has this, as [`insist`](Budget::insist) does.
+    pub(crate) fn beside(&self, account: Account, bytes: u64) -> Result<Self, RuntimeError> {
+        self.budget.insist(account, bytes)
     }
 
     /// Takes more, or gives some back. Where there is not enough left, everything stays as it was.

@@ -199,11 +199,16 @@ impl<'a> Conversation<'a> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::UNIX_EPOCH;
 
+    use firebox_cache::{KvType, Ledger, PAGE, Pool, Turn};
+    use firebox_model::ModelError;
     use firebox_text::Message;
 
     use super::*;
-    use crate::device;
+    use crate::{device, likeliest};
 
     fn model() -> Model {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
@@ -231,6 +236,119 @@ mod tests {
             Conversation::new(&script, &mut session, capacity).close().unwrap();
         }
         assert!(session.all_turns().find(|turn| turn.id == opening).unwrap().pinned);
+    }
+
+    /// Allows no page more once it is told to.
+    #[derive(Debug, Default)]
+    struct Scarce(AtomicBool);
+
+    impl Ledger for Scarce {
+        fn may_make(&self, bytes: usize) -> bool {
+            self.has_room(bytes)
+        }
+
+        fn has_room(&self, _: usize) -> bool {
+            !self.0.load(Ordering::Relaxed)
+        }
+
+        fn unmade(&self, _: usize) {}
+    }
+
+    /// What makes a turn fail, after its first piece and where there are no more pages.
+    #[derive(Debug, Default)]
+    struct Faults {
+        cancel: Arc<AtomicBool>,
+        pages: Arc<Scarce>,
+    }
+
+    impl Faults {
+        /// A session whose turns come to fail, in pieces of a few tokens.
+        fn session(&self, model: &Model) -> Session {
+            let layout = model.decoder().unwrap().layout(KvType::default());
+            let pool = Pool::with_ledger(layout, self.pages.clone());
+            model.session_in(&pool).unwrap().with_chunk(8).with_cancel(self.cancel.clone())
+        }
+    }
+
+    /// All but when turns began.
+    fn state(session: &Session) -> (Vec<u32>, Vec<Turn>, usize) {
+        let turns = session.all_turns().map(|turn| Turn { began: UNIX_EPOCH, ..turn.clone() });
+        (session.tokens().to_vec(), turns.collect(), session.cache().position())
+    }
+
+    /// Has one session go through a turn that fails before each that does not, and compares it with one that does not. `ask`
+    /// begins a turn and says what is to be read of it. Returns the session.
+    fn goes_back(
+        faults: &Faults,
+        begin: impl Fn() -> Session,
+        ask: impl Fn(&mut Session, &str) -> Vec<u32>,
+        long: &str,
+    ) -> Session {
+        let (mut undisturbed, mut session) = (begin(), begin());
+        for question in ["Who are you?", "And now?", "Where is that?", "How far?", "And then?", "Why?"] {
+            for cancels in [true, false] {
+                let before = session.clone();
+                let prompt = ask(&mut session, long);
+                let fault = if cancels { &*faults.cancel } else { &faults.pages.0 };
+                fault.store(true, Ordering::Relaxed);
+                let came = session.feed(&prompt);
+                fault.store(false, Ordering::Relaxed);
+                match came {
+                    Err(RuntimeError::Cancelled) => assert!(cancels && session.tokens() != before.tokens()),
+                    Err(
+                        RuntimeError::Cache(CacheError::PoolExhausted { .. })
+                        | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })),
+                    ) => assert!(!cancels),
+                    // It may have had all the pages it needs.
+                    came => assert!(came.is_ok() && !cancels && prompt.len() < PAGE, "{came:?}"),
+                }
+                session = before;
+                assert_eq!(state(&session), state(&undisturbed), "{question}, {cancels}");
+            }
+            let said = [&mut undisturbed, &mut session].map(|session| {
+                let prompt = ask(session, question);
+                let logits = session.feed(&prompt).unwrap();
+                let after = session.feed(&[likeliest(&logits)]).unwrap();
+                (logits, after)
+            });
+            assert_eq!(said[0], said[1], "{question}");
+            assert_eq!(state(&session), state(&undisturbed), "{question}");
+        }
+        session
+    }
+
+    #[test]
+    fn going_back_to_before_a_turn_that_fails_leaves_the_conversation_as_it_was() {
+        let (model, faults) = (model(), Faults::default());
+        let script = Script::of(&model).unwrap();
+        for (turns, words, forgets) in [(48, 10, true), (900, 100, false)] {
+            let capacity = Capacity { turns, facts: 32 };
+            let begin = || {
+                let mut session = capacity.given_to(faults.session(&model));
+                Conversation::new(&script, &mut session, capacity).open(Some("Be brief.")).unwrap();
+                session
+            };
+            let ask = |session: &mut Session, text: &str| {
+                let mut conversation = Conversation::new(&script, session, capacity);
+                if conversation.session.all_turns().count() > 1 {
+                    conversation.close().unwrap();
+                }
+                conversation.ask(text).unwrap().prompt
+            };
+            let session = goes_back(&faults, begin, ask, &"and then ".repeat(words));
+            assert_eq!(session.all_turns().count() < 7, forgets, "the opening and six questions");
+        }
+    }
+
+    /// Layers that remember no tokens go back as well.
+    #[test]
+    fn going_back_leaves_recurrent_layers_as_they_were() {
+        let (model, faults) = (crate::saved::tests::model("reference/qwen3_5_text"), Faults::default());
+        let ask = |session: &mut Session, text: &str| {
+            session.begin_turn(&[Role::User]).unwrap();
+            text.bytes().map(|byte| 3 + u32::from(byte)).collect::<Vec<u32>>()
+        };
+        goes_back(&faults, || faults.session(&model), ask, &"and then ".repeat(30));
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub use embedding::{EmbedOptions, Ranked};
 pub use error::RuntimeError;
 pub use faults::{Faults, MajorFaults};
 pub use firebox_cache::{
-    Afterwards, AttentionSinks, CacheError, EvictionPolicy, Forgetting, Hidden, KvType, Pool, Role,
+    Afterwards, AttentionSinks, CacheError, EvictionPolicy, Forgetting, Hidden, KvType, PAGE, Pool, Role,
     SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
 };
 pub use firebox_kernels::instructions;

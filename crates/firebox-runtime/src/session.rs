@@ -7,8 +7,8 @@ use firebox_cache::{KvType, Pool, RecurrentState, SequenceCache, Turn, TurnKind}
 use firebox_model::{Decoder, Head, Input, ModelError, Wanted};
 
 use crate::RuntimeError;
-use crate::heads::{HeadRack, Worn};
-use crate::telemetry::{Counter, Histogram, Kind, Meters};
+use crate::heads::HeadRack;
+use crate::telemetry::Meters;
 use crate::turns::Memory;
 
 /// Prompts go through the layers in pieces of this many tokens: large enough that the weights are read
@@ -35,10 +35,10 @@ pub struct Session {
     pub(crate) expected_length: usize,
     pub(crate) chunk: usize,
     cancel: Option<Arc<AtomicBool>>,
-    head: Option<Arc<Head>>,
-    rack: Option<HeadRack>,
+    pub(crate) head: Option<Arc<Head>>,
+    pub(crate) rack: Option<HeadRack>,
     /// The name of the head that was wished for last.
-    worn: Option<Arc<str>>,
+    pub(crate) worn: Option<Arc<str>>,
     /// The head that the cached layers behind the split are of; none where they are of several or unfinished.
     pub(crate) filled_by: Option<Arc<str>>,
     meters: Arc<Meters>,
@@ -137,40 +137,6 @@ impl Session {
         self.head = head;
     }
 
-    /// The same with the head of that name among those of its model, or with what stands in for it: from the next token
-    /// on, and without waiting long. [`OWN_HEAD`] is the model's own.
-    pub fn use_head(&mut self, name: &str) -> Worn {
-        let began = self.meters.began();
-        let before = self.worn.take().unwrap_or_else(|| OWN_HEAD.into());
-        let worn = match &self.rack {
-            _ if name == OWN_HEAD => Worn::at_once(None, None),
-            Some(rack) => {
-                let worn = rack.wear(name);
-                if worn.instead.is_none() {
-                    rack.note(&before, name);
-                }
-                worn
-            }
-            None => {
-                let instead = Arc::new(RuntimeError::NoHead { name: name.into() });
-                Worn::at_once(None, Some(instead))
-            }
-        };
-        self.worn = Some(name.into());
-        self.set_head(worn.head.clone());
-        self.meters.add(
-            match (&worn.instead, worn.waited) {
-                (Some(_), _) => Counter::HeadFallbacks,
-                (None, true) => Counter::ColdHeadSwaps,
-                (None, false) => Counter::WarmHeadSwaps,
-            },
-            1,
-        );
-        self.meters.took(Histogram::HeadSwap, worn.took);
-        self.meters.drawn(Kind::HeadSwap, [worn.instead.is_some().into(), 0], began);
-        worn
-    }
-
     /// The heads it can choose from.
     pub fn heads(&self) -> Option<&HeadRack> {
         self.rack.as_ref()
@@ -207,14 +173,29 @@ impl Session {
 
     /// Refuses a prompt that no answer can follow.
     pub(crate) fn expect_answer(&self, prompt: usize, context: Option<usize>) -> Result<(), RuntimeError> {
-        if prompt == 0 {
-            return Err(ModelError::NoTokens.into());
-        }
+        self.expect_room_for_answer(prompt, context)?;
+        self.expect_words()
+    }
+
+    /// Refuses to continue text with a head that cannot.
+    pub(crate) fn expect_words(&self) -> Result<(), RuntimeError> {
         if self.head().is_some_and(|head| head.is_classifier()) {
             return Err(RuntimeError::Kind {
                 found: "wearing a classifier",
                 remedy: "it says what a text is and cannot continue it; use another head",
             });
+        }
+        Ok(())
+    }
+
+    /// Refuses a prompt that no answer can follow, whatever head is worn.
+    pub(crate) fn expect_room_for_answer(
+        &self,
+        prompt: usize,
+        context: Option<usize>,
+    ) -> Result<(), RuntimeError> {
+        if prompt == 0 {
+            return Err(ModelError::NoTokens.into());
         }
         let tokens = self.tokens().len() + prompt;
         match context {

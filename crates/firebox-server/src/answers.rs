@@ -3,11 +3,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use firebox_runtime::engine::{Answering, Engine, Event};
-use firebox_runtime::{Finish, GenerationConfig};
+use firebox_model::ModelError;
+use firebox_runtime::engine::{Answering, Event};
+use firebox_runtime::{CacheError, Finish, GenerationConfig, PAGE, RuntimeError};
 use futures_core::Stream as _;
 use serde_json::{Value, json};
 
+use crate::app::App;
 use crate::catalog::Chosen;
 use crate::error::ApiError;
 use crate::wishes::Delivery;
@@ -18,6 +20,8 @@ pub(crate) struct Answers {
     choices: Vec<Choice>,
     /// Whose turn it is to be asked first, so that nobody is kept waiting by the others.
     turn: usize,
+    /// Tokens that the model can ever have pages for, as far as that is planned.
+    planned: usize,
     pub usage: Usage,
 }
 
@@ -28,6 +32,8 @@ struct Choice {
     /// What it said before anybody was told.
     first: Option<Event>,
     over: bool,
+    /// Tokens of its prompt.
+    prompt: usize,
     /// Whether it is the first to its prompt, whose tokens count once.
     counts: bool,
 }
@@ -55,7 +61,7 @@ impl Usage {
 impl Answers {
     /// Asks for answers to every prompt, and waits until it is known of all of them that they come.
     pub async fn begin(
-        engine: &Engine,
+        app: &App,
         chosen: &Chosen,
         scope: &str,
         prompts: Vec<Vec<u32>>,
@@ -64,6 +70,7 @@ impl Answers {
     ) -> Result<Self, ApiError> {
         let mut choices = Vec::new();
         let mut usage = Usage::default();
+        let planned = app.catalog.most_tokens(&chosen.served.model);
         for prompt in prompts {
             usage.prompt += prompt.len();
             for nth in 0..delivery.each {
@@ -75,8 +82,9 @@ impl Answers {
                 if let Some(head) = &chosen.head {
                     request = request.wearing(head);
                 }
-                let answering = engine.generate(request);
-                choices.push(Choice { answering, first: None, over: false, counts: nth == 0 });
+                let answering = app.engine.generate(request);
+                let (prompt, counts) = (prompt.len(), nth == 0);
+                choices.push(Choice { answering, first: None, over: false, prompt, counts });
             }
         }
         // Of all at once: who is refused is not to wait for others whose prompts are read.
@@ -85,7 +93,7 @@ impl Answers {
             for choice in choices.iter_mut().filter(|choice| choice.first.is_none()) {
                 match Pin::new(&mut choice.answering).poll_next(context) {
                     Poll::Ready(Some(Event::Failed(failure))) => {
-                        return Poll::Ready(Err(ApiError::from(failure.error)));
+                        return Poll::Ready(Err(refusal(failure.error, choice.prompt, planned)));
                     }
                     Poll::Ready(first) => choice.first = first,
                     Poll::Pending => all_known = false,
@@ -94,7 +102,7 @@ impl Answers {
             if all_known { Poll::Ready(Ok(())) } else { Poll::Pending }
         })
         .await?;
-        Ok(Self { choices, turn: 0, usage })
+        Ok(Self { choices, turn: 0, planned, usage })
     }
 
     /// How many there are.
@@ -135,10 +143,28 @@ impl Answers {
         if self.choices.iter().all(|choice| choice.over) { Poll::Ready(None) } else { Poll::Pending }
     }
 
+    /// What is told of one of them that has failed.
+    pub fn refusal(&self, index: usize, error: RuntimeError) -> ApiError {
+        refusal(error, self.choices[index].prompt, self.planned)
+    }
+
     /// Waits for the next event.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         poll_fn(|context| self.poll_event(context)).await
     }
+}
+
+/// Who found no page may ask again once others have given some back. But who has a prompt that is longer than all pages there are,
+/// with everything given up for them that can be, and than those that were ever planned, is never going to fit.
+fn refusal(error: RuntimeError, prompt: usize, planned: usize) -> ApiError {
+    let room = match &error {
+        RuntimeError::Cache(CacheError::PoolExhausted { pages })
+        | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { pages })) => {
+            planned.max(pages.saturating_mul(PAGE))
+        }
+        _ => return error.into(),
+    };
+    if prompt < room { error.into() } else { ApiError::no_room(prompt + 1, room) }
 }
 
 /// Why an answer ended that called so many tools, in OpenAI's words.
@@ -172,5 +198,44 @@ impl Heading {
             "model": &*self.model,
             "choices": choices,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn only_what_could_fit_later_may_be_asked_again() {
+        let full = |pages| RuntimeError::from(CacheError::PoolExhausted { pages });
+        let within = |pages| RuntimeError::from(ModelError::Cache(CacheError::PoolExhausted { pages }));
+        for (prompt, pages, planned, status) in [
+            (10 * PAGE - 1, 10, 512, StatusCode::SERVICE_UNAVAILABLE),
+            (10 * PAGE, 10, 512, StatusCode::BAD_REQUEST),
+            // Others have the pages that were planned.
+            (10 * PAGE, 2, 11 * PAGE, StatusCode::SERVICE_UNAVAILABLE),
+            (11 * PAGE, 2, 11 * PAGE, StatusCode::BAD_REQUEST),
+            // Nobody has planned anything.
+            (1 << 20, 10, usize::MAX, StatusCode::SERVICE_UNAVAILABLE),
+        ] {
+            for error in [full(pages), within(pages)] {
+                let told = refusal(error, prompt, planned);
+                assert_eq!(told.status, status, "{prompt} tokens, {pages} pages, {planned} planned");
+            }
+        }
+        let told = refusal(full(3), 500, 0).value();
+        let long = ApiError::from(RuntimeError::ContextFull { tokens: 500, context: 384 }).value();
+        for field in ["code", "type", "param"] {
+            assert_eq!(told["error"][field], long["error"][field], "{field}");
+        }
+        let message = told["error"]["message"].as_str().unwrap();
+        assert!(
+            message.contains("501 tokens") && message.contains("384") && message.contains("--memory"),
+            "{message}"
+        );
+        let other = refusal(RuntimeError::EngineOver, 1 << 20, 0);
+        assert_eq!(other, ApiError::over());
     }
 }

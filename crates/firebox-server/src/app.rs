@@ -18,8 +18,8 @@ use crate::error::ApiError;
 use crate::served::Served;
 use crate::sessions::{self, Sessions};
 use crate::{
-    Keys, Stop, chat, completions, console, deadline, description, engine_state, gate, heads, health,
-    metrics, models, responses, tokens, vectors,
+    Keys, Neighbours, Stop, chat, completions, console, deadline, description, engine_state, gate, heads,
+    health, metrics, models, responses, tokens, vectors,
 };
 
 /// All that requests need.
@@ -42,6 +42,7 @@ pub(crate) struct App {
     pub began: u64,
     /// Whether only this machine is listened to.
     pub is_local: bool,
+    pub neighbours: Neighbours,
 }
 
 impl App {

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::weight::expect_light;
 
 /// The JSON of a request's body.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ impl FromRequest<Arc<App>> for Asked {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let bytes = timeout(app.limits.body_time, read(request.into_body(), app.limits.body)).await;
         let bytes = bytes.unwrap_or_else(|_| Err(ApiError::slow("the body did not come in time")))?;
+        expect_light(&bytes, app.limits.body)?;
         let value = serde_json::from_slice(&bytes);
         value.map(Self).map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))
     }

@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
-use firebox_runtime::RuntimeError;
 use firebox_runtime::engine::Engine;
+use firebox_runtime::fit::Fit;
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;
+use firebox_runtime::{Model, RuntimeError};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -104,6 +105,16 @@ impl Catalog {
             listed.served.get_or_try_init(open).await.cloned()
         });
         opening.await.unwrap_or_else(|_| Err(ApiError::over()))
+    }
+
+    /// Tokens that a model can ever have pages for; any number where it shares its memory, because what another model has now
+    /// may be its own later.
+    pub fn most_tokens(&self, model: &Model) -> usize {
+        let shares = |fit: &Fit| fit.budget().reserved().is_some();
+        match &self.listed[..] {
+            [_, _, ..] if model.fit().is_some_and(shares) => usize::MAX,
+            _ => model.planned_tokens(),
+        }
     }
 
     /// All models, whether they are open or not.

@@ -80,7 +80,7 @@ async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, A
         return Err(fields.wrong("prompt", "is empty; there is nothing to continue"));
     }
     let tokenizer = chosen.served.tokenizer().ok().cloned();
-    let answers = Answers::begin(&app.engine, &chosen, &scope, prompts, &config, delivery).await?;
+    let answers = Answers::begin(&app, &chosen, &scope, prompts, &config, delivery).await?;
     let form =
         Form { heading: Heading::new("cmpl", &chosen.name), is_chat: false, tokenizer, listening: None };
     if delivery.stream {

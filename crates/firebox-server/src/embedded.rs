@@ -41,7 +41,8 @@ impl Embedded {
     /// Connections are the other program's, and with them how many there are, how long they may take and what becomes of
     /// them in the end: [`most_clients`](ServerConfig::most_clients), [`patience`](ServerConfig::patience) and
     /// [`grace`](ServerConfig::grace) say nothing here. [`address`](ServerConfig::address) is not listened at, but tells
-    /// whether only this machine is: then requests to any name but its own are refused.
+    /// whether only this machine is: then requests to any name are refused but its own and those that
+    /// [`neighbours`](ServerConfig::neighbours) have.
     pub fn new(config: ServerConfig, models: Vec<(String, Model)>) -> Result<Self, ServerError> {
         Self::offering(config, models.into_iter().map(|(name, model)| Offer::new(name, model)).collect())
     }
@@ -74,6 +75,7 @@ impl Embedded {
             stop: Stop::new(),
             began: crate::now(),
             is_local: config.address.ip().is_loopback(),
+            neighbours: config.neighbours,
         };
         Ok(Self { app: Arc::new(app) })
     }

@@ -47,6 +47,23 @@ pub enum ServerError {
         /// What is wrong with it.
         reason: String,
     },
+    /// What was to be an origin is none that a browser would send.
+    #[error(
+        "{origin:?} is no origin; write one as browsers send it, such as https://app.example or http://localhost:3000, \
+         without a path"
+    )]
+    Origin {
+        /// What was given.
+        origin: String,
+    },
+    /// What was to be the name of a host is none.
+    #[error(
+        "{host:?} is no name of a host; write one such as models.example, without a scheme, a port or a path"
+    )]
+    Host {
+        /// What was given.
+        host: String,
+    },
     /// A model could not be taken in.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
@@ -122,6 +139,24 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
+    /// A body of few bytes that would become many.
+    pub fn too_heavy(most: usize) -> Self {
+        let message = format!(
+            "the body has too many values; together they may take {most} bytes of memory: send fewer of them, or several \
+             requests"
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    /// A prompt that is longer than there could be memory for, whatever else gave up its own.
+    pub fn no_room(tokens: usize, room: usize) -> Self {
+        let message = format!(
+            "{tokens} tokens do not fit into the {room} that there is memory for; shorten the prompt, or start the server \
+             with more --memory"
+        );
+        Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
+    }
+
     /// Something that is not there, or is somebody else's.
     pub fn nowhere(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
@@ -134,6 +169,11 @@ impl ApiError {
 
     pub fn too_many(message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+    }
+
+    /// There is no room left for what somebody keeps, and none comes by waiting.
+    pub fn no_storage(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INSUFFICIENT_STORAGE, "invalid_request_error", message)
     }
 
     pub fn over() -> Self {

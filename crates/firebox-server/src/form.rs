@@ -99,7 +99,7 @@ impl Form {
                     let heard = said.listener.hear(&piece, self.tokenizer.as_deref());
                     said.keep(heard);
                 }
-                Event::Failed(failure) => return Err(failure.error.into()),
+                Event::Failed(failure) => return Err(answers.refusal(index, failure.error)),
                 Event::Finished(outcome) => {
                     let said = &mut said[index];
                     let heard = said.listener.end();
@@ -207,7 +207,8 @@ impl Streaming {
                 self.say(json!([part]), Value::Null);
             }
             Event::Failed(failure) => {
-                self.ready.push_back((ApiError::from(failure.error).event() + DONE).into_bytes());
+                let error = self.answers.refusal(index, failure.error);
+                self.ready.push_back((error.event() + DONE).into_bytes());
                 self.over = true;
             }
         }

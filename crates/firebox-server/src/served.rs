@@ -10,6 +10,7 @@ use firebox_text::{CallSyntax, Message, TemplateOptions, Tokenizer};
 use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
+use crate::weight::expect_light_arguments;
 
 /// A model that is served.
 #[derive(Debug)]
@@ -101,6 +102,7 @@ impl Served {
 
     /// The tokens of a conversation, up to where the answer begins.
     pub fn prompt(&self, messages: &[Message], options: &TemplateOptions) -> Result<Vec<u32>, ApiError> {
+        expect_light_arguments(messages)?;
         let (tokenizer, template) = (self.tokenizer()?, self.script.template());
         let told = template.told(messages, options.tools.as_deref().unwrap_or_default());
         let mut tokens = template.encode(tokenizer, &told, options)?;

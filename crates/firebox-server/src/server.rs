@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::connection::serve;
-use crate::{Embedded, Keys, Offer, ServerError, SessionsConfig};
+use crate::{Embedded, Keys, Neighbours, Offer, ServerError, SessionsConfig};
 
 /// How a server is to run.
 #[derive(Debug, Clone)]
@@ -18,13 +18,15 @@ pub struct ServerConfig {
     pub address: SocketAddr,
     /// Who may use it.
     pub keys: Keys,
+    /// Of which other sites pages may use it, and by which other names.
+    pub neighbours: Neighbours,
     /// How many requests of a model run and wait.
     pub host: HostConfig,
     /// The memory that models share, to tell what it is used for.
     pub memory: Option<Budget>,
     /// How conversations are kept that stay.
     pub sessions: SessionsConfig,
-    /// Bytes that a request may send.
+    /// Bytes that a request may send. What it sends may take twelve times as many once it is read.
     pub largest_body: usize,
     /// Clients at once; more wait until one leaves.
     pub most_clients: usize,
@@ -41,6 +43,7 @@ impl Default for ServerConfig {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)),
             keys: Keys::default(),
+            neighbours: Neighbours::default(),
             host: HostConfig::default(),
             memory: None,
             sessions: SessionsConfig::default(),

@@ -1,6 +1,7 @@
 //! `/v1/sessions`: conversations that stay, and what can be done with what they remember.
 
 mod about;
+mod archive;
 mod dialogue;
 mod registry;
 mod say;
@@ -67,7 +68,7 @@ async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> Answered {
     let sessions: Vec<Value> = app.sessions.of(&scope).into_iter().map(summary).collect();
     let owner = app.keys.owner(&scope);
     let named = app.clone();
-    let saved = blocking(move || Ok(named.sessions.saved(&owner))).await?;
+    let saved = blocking(move || Ok(named.sessions.archive.names(&owner))).await?;
     Ok(Json(json!({ "object": "list", "data": sessions, "saved": saved })))
 }
 
@@ -94,9 +95,10 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
             let reason = format!("the head is part of what is restored; leave `:{head}` out");
             return Err(fields.wrong("model", reason));
         }
-        let path = registry::file(&app.sessions.folder(&app.keys.owner(&scope))?, name, "restore")?;
+        let folder = app.sessions.archive.folder(&app.keys.owner(&scope))?;
+        let path = archive::file(&folder, name, "restore")?;
         if !path.is_file() {
-            return Err(registry::no_saved(name));
+            return Err(archive::no_saved(name));
         }
         let served = chosen.served.clone();
         let held =
@@ -329,11 +331,21 @@ async fn drop_branch(about: About<(String, String)>) -> Answered {
 )]
 async fn save(about: About, Asked(body): Asked) -> Answered {
     let fields = Fields::of(&body)?;
-    let folder = about.app.sessions.folder(&about.app.keys.owner(&about.scope))?;
+    let app = about.app.clone();
+    let owner = app.keys.owner(&about.scope);
+    let folder = app.sessions.archive.folder(&owner)?;
     let name = fields.needed_text("name")?.to_owned();
-    let path = registry::file(&folder, &name, "name")?;
-    about.change(move |dialogue| dialogue.save(&path)).await.map(|Json(mut value)| {
-        value["saved"] = name.into();
+    archive::expect_name(&name, "name")?;
+    about.find()?;
+    // Waited for before the session is taken, which others may go on with until then.
+    let turn = app.sessions.archive.turn(&owner).await?;
+    let saved = name.clone();
+    let changed = about.change(move |dialogue| {
+        let _turn = turn;
+        app.sessions.archive.keep((&*folder, &*name), |path| dialogue.save(path))
+    });
+    changed.await.map(|Json(mut value)| {
+        value["saved"] = saved.into();
         Json(value)
     })
 }
@@ -347,9 +359,10 @@ async fn save(about: About, Asked(body): Asked) -> Answered {
     responses((status = 200, description = "It is gone", body = schema::Deleted), ApiError)
 )]
 async fn remove_saved(About { app, scope, named: name }: About) -> Answered {
-    let path = registry::file(&app.sessions.folder(&app.keys.owner(&scope))?, &name, "name")?;
+    let folder = app.sessions.archive.folder(&app.keys.owner(&scope))?;
+    let path = archive::file(&folder, &name, "name")?;
     let gone = json!({ "id": name, "object": "session", "deleted": true });
-    blocking(move || registry::remove(&path, &name)).await?;
+    blocking(move || archive::remove(&path, &name)).await?;
     Ok(Json(gone))
 }
 

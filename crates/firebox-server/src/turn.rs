@@ -66,8 +66,7 @@ impl Turn {
         if prompt.is_empty() {
             return Err(ApiError::field("messages", "there is nothing in them to answer"));
         }
-        let answers =
-            Answers::begin(&app.engine, &self.chosen, scope, vec![prompt], &self.config, delivery).await?;
+        let answers = Answers::begin(app, &self.chosen, scope, vec![prompt], &self.config, delivery).await?;
         Ok(Answered { answers, listening, tokenizer })
     }
 }

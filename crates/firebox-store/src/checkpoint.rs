@@ -169,6 +169,7 @@ impl Checkpoint {
         let text = TextAssets {
             tokenizer: None,
             chat_template: self.text.chat_template.clone(),
+            tools_template: self.text.tools_template.clone(),
             tokenizer_config: self.text.tokenizer_config.clone(),
             generation_config: self.text.generation_config.clone(),
             special_tokens_map: self.text.special_tokens_map.clone(),

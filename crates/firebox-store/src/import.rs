@@ -23,7 +23,7 @@ use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, file_
 use crate::partial::{Partial, sync_folder};
 use crate::quantize::{is_quantized, quantize_tiles};
 use crate::segment::SegmentId;
-use crate::text::{GGUF_VOCABULARY, TokenizerSource};
+use crate::text::{CHAT_TEMPLATE, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSource};
 use crate::weight::decode;
 use crate::writer::{Plan, TensorWriter};
 
@@ -34,7 +34,7 @@ const BUFFER: usize = 4 << 20;
 const MAX_ROW: usize = 1 << 20;
 
 /// Files that go into the bundle as they are.
-const COPIED: [&str; 12] = [
+const COPIED: [&str; 13] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -43,7 +43,8 @@ const COPIED: [&str; 12] = [
     "merges.txt",
     "tokenizer.model",
     "generation_config.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
+    TOOLS_TEMPLATE,
     "chat_template.json",
     // How an encoder's rows become one vector.
     "1_Pooling/config.json",
@@ -354,25 +355,32 @@ fn write_text(checkpoint: &Checkpoint, folder: &Path) -> Result<(), StoreError> 
         if let Some(TokenizerSource::Gguf(vocabulary)) = &text.tokenizer {
             write_json(&folder.join(GGUF_VOCABULARY), vocabulary)?;
         }
-        if let Some(template) = &text.chat_template {
-            write_file(&folder.join("chat_template.jinja"), template.as_bytes())?;
+        for (name, template) in [(CHAT_TEMPLATE, &text.chat_template), (TOOLS_TEMPLATE, &text.tools_template)]
+        {
+            if let Some(template) = template {
+                write_below(folder, name, template.as_bytes())?;
+            }
         }
         return Ok(());
     }
     let source = Folder::open(checkpoint.path())?;
     for name in COPIED {
         let Some(bytes) = source.read(name, MAX_TOKENIZER)? else { continue };
-        let path = folder.join(name);
-        let below = files::parent(&path);
-        if below == folder {
-            write_file(&path, &bytes)?;
-        } else {
-            files::create_folder(below).map_err(|error| StoreError::io(below, "create", error))?;
-            write_file(&path, &bytes)?;
-            sync_folder(below)?;
-        }
+        write_below(folder, name, &bytes)?;
     }
     Ok(())
+}
+
+/// Writes a file into a folder, or into one below it that is made for it.
+fn write_below(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+    let path = folder.join(name);
+    let below = files::parent(&path);
+    if below == folder {
+        return write_file(&path, bytes);
+    }
+    files::create_folder(below).map_err(|error| StoreError::io(below, "create", error))?;
+    write_file(&path, bytes)?;
+    sync_folder(below)
 }
 
 /// Writes the index by which Hugging Face tools find tensors in shards, where all of them are of a kind they know.

@@ -14,6 +14,8 @@ pub struct TextAssets {
     pub tokenizer: Option<TokenizerSource>,
     /// The default chat template, a Jinja source.
     pub chat_template: Option<String>,
+    /// The one for conversations with tools, where the model has one of its own for these.
+    pub tools_template: Option<String>,
     /// `tokenizer_config.json`.
     pub tokenizer_config: Option<Value>,
     /// `generation_config.json`.
@@ -82,6 +84,13 @@ pub struct GgufVocabulary {
     pub huggingface_json: Option<String>,
 }
 
+pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Others are beside it, of which `transformers` takes this one by itself.
+pub(crate) const TOOLS_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
+
+const DEFAULT: &str = "default";
+const WITH_TOOLS: &str = "tool_use";
+
 /// The file in a bundle that a GGUF vocabulary is kept in.
 pub(crate) const GGUF_VOCABULARY: &str = "gguf-vocabulary.json";
 
@@ -89,13 +98,17 @@ impl TextAssets {
     /// Reads them from the files of a Hugging Face directory or a bundle.
     pub(crate) fn read(folder: &Folder) -> Result<Self, StoreError> {
         let tokenizer_config = folder.read_object("tokenizer_config.json", MAX_JSON)?;
-        let chat_template = match folder.read_text("chat_template.jinja", MAX_TEMPLATE)? {
-            Some(template) => Some(template),
-            None => template_in(tokenizer_config.as_ref()).map(str::to_owned),
+        let tools_template = folder.read_text(TOOLS_TEMPLATE, MAX_TEMPLATE)?;
+        let chat_template = folder.read_text(CHAT_TEMPLATE, MAX_TEMPLATE)?;
+        // Files take the place of all that a configuration has.
+        let configured = match &chat_template {
+            Some(_) => Self::default(),
+            None => Self::default().with_templates_of(tokenizer_config.as_ref()),
         };
-        let chat_template = match chat_template {
+        let tools_template = tools_template.or(configured.tools_template);
+        let chat_template = match chat_template.or(configured.chat_template) {
             Some(template) => Some(template),
-            None => template_in(folder.read_object("chat_template.json", MAX_TEMPLATE)?.as_ref())
+            None => template_in(folder.read_object("chat_template.json", MAX_TEMPLATE)?.as_ref(), DEFAULT)
                 .map(str::to_owned),
         };
         let tokenizer = match folder.read("tokenizer.json", MAX_TOKENIZER)? {
@@ -105,10 +118,22 @@ impl TextAssets {
         Ok(Self {
             tokenizer,
             chat_template,
+            tools_template,
             tokenizer_config,
             generation_config: folder.read_object("generation_config.json", MAX_JSON)?,
             special_tokens_map: folder.read_object("special_tokens_map.json", MAX_JSON)?,
         })
+    }
+
+    /// With a `tokenizer_config.json` and the templates that it has.
+    pub fn with_config(self, tokenizer_config: Value) -> Self {
+        let configured = self.with_templates_of(Some(&tokenizer_config));
+        Self { tokenizer_config: Some(tokenizer_config), ..configured }
+    }
+
+    fn with_templates_of(self, tokenizer_config: Option<&Value>) -> Self {
+        let template = |name| template_in(tokenizer_config, name).map(str::to_owned);
+        Self { chat_template: template(DEFAULT), tools_template: template(WITH_TOOLS), ..self }
     }
 }
 
@@ -122,13 +147,13 @@ fn read_vocabulary(folder: &Folder) -> Result<Option<GgufVocabulary>, StoreError
     parse().map_err(|fault: Fault| fault.in_file(&folder.path().join(GGUF_VOCABULARY)))
 }
 
-/// The `chat_template` in a configuration: one template, or a list of named ones of which `default` is taken.
-fn template_in(config: Option<&Value>) -> Option<&str> {
+/// The `chat_template` of a name in a configuration, which has one of no name, or a list of named ones.
+fn template_in<'c>(config: Option<&'c Value>, name: &str) -> Option<&'c str> {
     match config?.get("chat_template")? {
-        Value::String(template) => Some(template),
+        Value::String(template) => (name == DEFAULT).then_some(template.as_str()),
         Value::Array(named) => named
             .iter()
-            .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))
+            .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name))
             .and_then(|entry| entry.get("template"))
             .and_then(Value::as_str),
         _ => None,

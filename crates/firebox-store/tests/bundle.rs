@@ -38,6 +38,9 @@ fn segment_files(bundle: &Path) -> Vec<PathBuf> {
 fn an_import_keeps_every_byte() {
     let folder = tempdir().unwrap();
     let source = llama(&folder.path().join("source"));
+    let templates: [(&str, &[u8]); 2] =
+        [("chat_template.jinja", b"own"), ("additional_chat_templates/tool_use.jinja", b"tools")];
+    directory(&source, &templates);
     let bundle = folder.path().join("bundle");
     let mut last = None;
     let report =
@@ -51,6 +54,7 @@ fn an_import_keeps_every_byte() {
     assert_eq!(after.config(), before.config());
     assert_eq!(after.hash().as_deref(), Some(report.hash.as_str()));
     assert_eq!(after.text().chat_template, before.text().chat_template);
+    assert_eq!(after.text().tools_template.as_deref(), Some("tools"));
     assert_eq!(after.text().generation_config, before.text().generation_config);
     assert!(before.tensors().eq(after.tensors()));
     for info in before.tensors() {

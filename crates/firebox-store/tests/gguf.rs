@@ -319,6 +319,9 @@ fn vocabulary(gguf: Gguf) -> Gguf {
         .flag("tokenizer.ggml.add_space_prefix", false)
         .list("tokenizer.ggml.precompiled_charsmap", 0, 3, &[1, 2, 255])
         .text("tokenizer.chat_template", "{{ bos_token }}")
+        .texts("tokenizer.chat_templates", &["tool_use", "rag"])
+        .text("tokenizer.chat_template.tool_use", "{{ tools }}")
+        .text("tokenizer.chat_template.rag", "{{ documents }}")
 }
 
 #[test]
@@ -331,7 +334,10 @@ fn the_vocabulary_survives_an_import() {
     import(&path, &bundle, &Default::default(), &mut |_| ()).unwrap();
     let bundle = Checkpoint::open(bundle).unwrap();
     assert_eq!(bundle.config(), model.config());
-    assert_eq!(bundle.text().chat_template.as_deref(), Some("{{ bos_token }}"));
+    for text in [model.text(), bundle.text()] {
+        assert_eq!(text.chat_template.as_deref(), Some("{{ bos_token }}"));
+        assert_eq!(text.tools_template.as_deref(), Some("{{ tools }}"));
+    }
     let read = |checkpoint: &Checkpoint| match &checkpoint.text().tokenizer {
         Some(TokenizerSource::Gguf(vocabulary)) => vocabulary.clone(),
         other => panic!("{other:?}"),

@@ -259,6 +259,34 @@ fn chat_templates_are_found() {
     assert_eq!(template("e", &[("tokenizer_config.json", br#"{"chat_template": 3}"#)]), None);
 }
 
+/// Files take the place of what a configuration says, as in `transformers`.
+#[test]
+fn templates_for_tools_are_found_beside_the_others() {
+    let folder = tempdir().unwrap();
+    let weights = safetensors(&[("x", "U8", vec![1], vec![1])]);
+    let templates = |name: &str, files: &[(&str, &[u8])]| {
+        let mut all = vec![CONFIG, ("model.safetensors", weights.as_slice())];
+        all.extend_from_slice(files);
+        let model = Checkpoint::open(directory(&folder.path().join(name), &all)).unwrap();
+        let text = model.without_tokenizer();
+        [text.text().chat_template.clone(), text.text().tools_template.clone()]
+    };
+    let some = |templates: [&str; 2]| templates.map(|template| Some(template.to_owned()));
+    let listed: (&str, &[u8]) = (
+        "tokenizer_config.json",
+        br#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#,
+    );
+    let one: (&str, &[u8]) = ("tokenizer_config.json", br#"{"chat_template": "one"}"#);
+    let own: (&str, &[u8]) = ("chat_template.jinja", b"own");
+    let tools: (&str, &[u8]) = ("additional_chat_templates/tool_use.jinja", b"tools");
+    assert_eq!(templates("a", &[listed]), some(["d", "t"]));
+    assert_eq!(templates("b", &[own, tools]), some(["own", "tools"]));
+    assert_eq!(templates("c", &[listed, own, tools]), some(["own", "tools"]));
+    assert_eq!(templates("d", &[listed, own]), [Some("own".to_owned()), None]);
+    assert_eq!(templates("e", &[one, tools]), some(["one", "tools"]));
+    assert_eq!(templates("f", &[one]), [Some("one".to_owned()), None]);
+}
+
 #[test]
 fn damaged_safetensors_are_refused() {
     let entry = |dtype: &str, shape: &str, offsets: &str| {

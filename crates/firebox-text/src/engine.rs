@@ -1,6 +1,8 @@
 //! The `tokenizers` crate behind one small surface.
 
 use crate::error::TextError;
+use crate::own_model::OwnModel;
+use crate::ranked::RankedBpe;
 use crate::scored::ScoredBpe;
 use std::any::Any;
 use std::cell::Cell;
@@ -18,17 +20,35 @@ pub(crate) type Pipeline<M> =
 
 /// Every kind of tokenizer this crate drives.
 pub(crate) enum Engine {
-    /// A model that `tokenizers` has.
+    /// A model of `tokenizers`' own.
     Hub(Box<tokenizers::Tokenizer>),
+    /// BPE over a list of merges.
+    Ranked(Box<Pipeline<OwnModel<RankedBpe>>>),
     /// SentencePiece BPE, whose order of merging `tokenizers` cannot express.
-    Scored(Box<Pipeline<ScoredBpe>>),
+    Scored(Box<Pipeline<OwnModel<ScoredBpe>>>),
+}
+
+/// The same of every kind of tokenizer.
+macro_rules! with_pipeline {
+    ($engine:expr, $pipeline:ident => $same:expr) => {
+        match $engine {
+            Engine::Hub($pipeline) => $same,
+            Engine::Ranked($pipeline) => $same,
+            Engine::Scored($pipeline) => $same,
+        }
+    };
 }
 
 impl Engine {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
-        shielded(|| match self {
-            Engine::Hub(pipeline) => ids(pipeline.encode_fast(text, add_special)),
-            Engine::Scored(pipeline) => ids(pipeline.encode_fast(text, add_special)),
+        shielded(|| with_pipeline!(self, pipeline => ids(pipeline.encode_fast(text, add_special))))
+    }
+
+    /// Whether the steps around the model come through a text at all; that the model cannot spell it is no fault.
+    pub fn survives(&self, text: &str) -> Result<(), TextError> {
+        shielded(|| {
+            let _ = with_pipeline!(self, pipeline => pipeline.encode_fast(text, true).is_ok());
+            Ok(())
         })
     }
 
@@ -39,34 +59,22 @@ impl Engine {
         text: &str,
         is_control: impl Fn(u32) -> bool,
     ) -> Result<Vec<u32>, TextError> {
-        shielded(|| match self {
-            Engine::Hub(pipeline) => literal(pipeline, text, is_control),
-            Engine::Scored(pipeline) => literal(pipeline, text, is_control),
-        })
+        shielded(|| with_pipeline!(self, pipeline => literal(pipeline, text, is_control)))
     }
 
     /// Puts the tokens around `ids` that the post-processor adds to every text.
     pub fn surround(&self, ids: Vec<u32>) -> Result<Vec<u32>, TextError> {
-        shielded(|| match self {
-            Engine::Hub(pipeline) => surround(pipeline, ids),
-            Engine::Scored(pipeline) => surround(pipeline, ids),
-        })
+        shielded(|| with_pipeline!(self, pipeline => surround(pipeline, ids)))
     }
 
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        match self {
-            Engine::Hub(pipeline) => pipeline.token_to_id(token),
-            Engine::Scored(pipeline) => pipeline.token_to_id(token),
-        }
+        with_pipeline!(self, pipeline => pipeline.token_to_id(token))
     }
 
     /// Adds tokens that are matched in plain text. Their ids are those of the model's tokens of the same spelling.
     pub fn add_tokens(&mut self, tokens: Vec<AddedToken>) -> Result<(), TextError> {
         shielded(|| {
-            let added = match self {
-                Engine::Hub(pipeline) => pipeline.add_tokens(tokens),
-                Engine::Scored(pipeline) => pipeline.add_tokens(tokens),
-            };
+            let added = with_pipeline!(self, pipeline => pipeline.add_tokens(tokens));
             added.map(|_| ()).map_err(encode_error)
         })
     }

@@ -5,14 +5,17 @@ use crate::decoding::{Decoding, SPACE_MARK, byte_token};
 use crate::engine::{Engine, Pipeline, shielded};
 use crate::error::TextError;
 use crate::hub;
+use crate::own_model::OwnModel;
 use crate::pieces::{Entry, Pieces};
 use crate::pretokenizer::PreTokenizer;
+use crate::ranked::{Options, RankedBpe};
 use crate::scored::ScoredBpe;
 use crate::special::NamedTokens;
 use crate::tokenizer::{Frame, Parsed};
+use crate::vocabulary::Vocabulary;
 use firebox_store::GgufVocabulary;
-use std::collections::{HashMap, HashSet};
-use tokenizers::models::bpe::{BPE, Vocab};
+use std::collections::HashMap;
+use tokenizers::models::bpe::Vocab;
 use tokenizers::models::unigram::Unigram;
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::normalizers::replace::ReplacePattern;
@@ -180,25 +183,18 @@ impl<'a> Checked<'a> {
         self.tokens.iter().cloned().zip(0..).collect()
     }
 
-    fn merges(&self) -> Result<Vec<(String, String)>, TextError> {
-        let known: HashSet<&str> = self.tokens.iter().map(String::as_str).collect();
-        let mut merges = Vec::with_capacity(self.source.merges.len());
-        let mut merged = String::new();
-        for (index, merge) in self.source.merges.iter().enumerate() {
-            let wrong = |reason| TextError::InvalidMerge { index, merge: merge.clone(), reason };
+    fn ranked(&self, options: Options) -> Result<Pipeline<OwnModel<RankedBpe>>, TextError> {
+        let vocabulary = Vocabulary::new(self.tokens.iter().map(|token| token.into()).zip(0..).collect())?;
+        let merges = self.source.merges.iter().enumerate().map(|(index, merge)| {
             // A token may begin with a space of its own.
             let first = merge.chars().next().map_or(0, char::len_utf8);
-            let space = merge[first..].find(' ').ok_or(wrong("it is not two tokens with a space between"))?;
-            let (left, right) = (&merge[..first + space], &merge[first + space + 1..]);
-            merged.clear();
-            merged.push_str(left);
-            merged.push_str(right);
-            if ![left, right, &merged].iter().all(|token| known.contains(token)) {
-                return Err(wrong("the vocabulary lacks one of its tokens"));
-            }
-            merges.push((left.to_owned(), right.to_owned()));
-        }
-        Ok(merges)
+            let space = merge[first..].find(' ').ok_or_else(|| {
+                let reason = "it is not two tokens with a space between";
+                TextError::InvalidMerge { index, merge: merge.clone(), reason }
+            })?;
+            Ok((&merge[..first + space], &merge[first + space + 1..]))
+        });
+        Ok(Pipeline::new(OwnModel(RankedBpe::new(vocabulary, merges, options)?)))
     }
 
     fn text_of(&self, id: Option<u32>) -> Option<String> {
@@ -207,30 +203,28 @@ impl<'a> Checked<'a> {
 
     fn byte_level_bpe(self) -> Result<Parsed, TextError> {
         let splitting = PreTokenizer::named(self.source.pre.as_deref().unwrap_or("default"))?;
-        let mut model = BPE::builder()
-            .vocab_and_merges(self.table(), self.merges()?)
-            .ignore_merges(splitting.ignore_merges);
-        if let Some(unk) = self.text_of(self.named.unk) {
-            model = model.unk_token(unk);
-        }
-        let mut pipeline = Pipeline::new(ModelWrapper::BPE(model.build().map_err(invalid)?));
+        let mut pipeline = self.ranked(Options {
+            unk_token: self.text_of(self.named.unk),
+            ignore_merges: splitting.ignore_merges,
+            ..Options::default()
+        })?;
         pipeline.with_normalizer(splitting.normalizer()).map_err(invalid)?;
         pipeline.with_pre_tokenizer(Some(splitting.splitter()?));
         let frame = self.frame(splitting.add_bos, false);
-        self.finish(Engine::Hub(Box::new(pipeline.into())), Decoding::byte_level(), frame)
+        self.finish(Engine::Ranked(Box::new(pipeline)), Decoding::byte_level(), frame)
     }
 
     /// Gemma 4: merges over plain UTF-8 with spaces marked, and byte tokens for what they cannot spell.
     fn raw_bpe(self) -> Result<Parsed, TextError> {
-        let mut model =
-            BPE::builder().vocab_and_merges(self.table(), self.merges()?).byte_fallback(true).fuse_unk(true);
-        if let Some(unk) = self.text_of(self.named.unk) {
-            model = model.unk_token(unk);
-        }
-        let mut pipeline = Pipeline::new(ModelWrapper::BPE(model.build().map_err(invalid)?));
+        let mut pipeline = self.ranked(Options {
+            unk_token: self.text_of(self.named.unk),
+            byte_fallback: true,
+            fuse_unk: true,
+            ignore_merges: false,
+        })?;
         pipeline.with_normalizer(Some(mark_spaces()?)).map_err(invalid)?;
         let frame = self.frame(true, false);
-        self.finish(Engine::Hub(Box::new(pipeline.into())), Decoding::sentencepiece(false), frame)
+        self.finish(Engine::Ranked(Box::new(pipeline)), Decoding::sentencepiece(false), frame)
     }
 
     fn sentencepiece_bpe(mut self) -> Result<Parsed, TextError> {
@@ -244,8 +238,8 @@ impl<'a> Checked<'a> {
         let apart = [TokenType::Unknown, TokenType::Control, TokenType::Byte];
         let mergeable = self.types.iter().map(|kind| !apart.contains(kind)).collect();
         let scores = std::mem::take(&mut self.scores);
-        let model = ScoredBpe::new(self.tokens.clone(), scores, mergeable, bytes, self.named.unk);
-        let mut pipeline = Pipeline::new(model);
+        let model = ScoredBpe::new(&self.tokens, scores, mergeable, bytes, self.named.unk)?;
+        let mut pipeline = Pipeline::new(OwnModel(model));
         let mut steps = self.cleaning(false)?;
         if prefixed {
             steps.push(Prepend::new(SPACE_MARK.to_string()).into());
@@ -389,7 +383,7 @@ impl<'a> Checked<'a> {
             if matched {
                 added.push(AddedToken::from(token.clone(), special).normalized(false));
             }
-            entries.push(Entry { id, text: token, added: matched, special });
+            entries.push(Entry { id, text: token.into(), added: matched, special });
         }
         engine.add_tokens(added)?;
         let pieces = Pieces::new(entries, decoding)?;

@@ -1,22 +1,30 @@
 //! `tokenizer.json`, the format of the Hugging Face `tokenizers` crate.
 
 use crate::decoding::Decoding;
-use crate::engine::{Engine, shielded};
+use crate::engine::{Engine, Pipeline, shielded};
 use crate::error::TextError;
 use crate::hub_parts;
+use crate::own_model::{Cut as _, OwnModel};
 use crate::pieces::{Entry, Pieces};
+use crate::ranked::{Options, RankedBpe};
 use crate::special::NamedTokens;
 use crate::tokenizer::Parsed;
-use serde::Deserialize;
+use crate::vocabulary::Vocabulary;
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::fmt;
+use tokenizers::{
+    AddedToken, DecoderWrapper, Model, NormalizerWrapper, PaddingParams, PostProcessorWrapper,
+    PreTokenizerWrapper, TruncationParams,
+};
 
-/// The parts of the file that are checked before `tokenizers`, which trusts them, reads it.
+/// What is looked at before the vocabulary is read.
 #[derive(Deserialize)]
-struct Outline<'a> {
-    #[serde(borrow)]
-    model: ModelOutline<'a>,
+struct Outline {
+    model: ModelOutline,
     #[serde(default)]
     decoder: Option<Value>,
     #[serde(default)]
@@ -28,141 +36,429 @@ struct Outline<'a> {
 }
 
 #[derive(Deserialize)]
-struct ModelOutline<'a> {
+struct ModelOutline {
+    #[serde(default, rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    dropout: Option<f32>,
+    #[serde(default)]
+    continuing_subword_prefix: Option<String>,
+    #[serde(default)]
+    end_of_word_suffix: Option<String>,
+}
+
+impl ModelOutline {
+    /// Whether it is what [`RankedBpe`] does.
+    fn is_ranked(&self) -> bool {
+        let affixes = [&self.continuing_subword_prefix, &self.end_of_word_suffix];
+        self.kind.as_deref() == Some("BPE")
+            && self.dropout.is_none_or(|dropout| dropout == 0.0)
+            && affixes.into_iter().flatten().all(String::is_empty)
+    }
+}
+
+/// A file whose model is BPE over a list of merges. What is not used is read all the same: a file that is damaged there is damaged.
+#[derive(Deserialize)]
+struct RankedFile<'a> {
+    #[serde(default = "only_version")]
+    version: String,
+    #[serde(default, rename = "truncation")]
+    _truncation: Option<TruncationParams>,
+    #[serde(default, rename = "padding")]
+    _padding: Option<PaddingParams>,
+    #[serde(default, rename = "decoder")]
+    _decoder: Option<DecoderWrapper>,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    normalizer: Option<NormalizerWrapper>,
+    #[serde(default)]
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    #[serde(default)]
+    post_processor: Option<PostProcessorWrapper>,
+    #[serde(borrow)]
+    model: RankedModel<'a>,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    /// That of the model's token of the same spelling, or the next one.
+    #[serde(rename = "id")]
+    _id: u32,
+    #[serde(flatten)]
+    token: AddedToken,
+}
+
+fn only_version() -> String {
+    "1.0".to_owned()
+}
+
+#[derive(Deserialize)]
+struct RankedModel<'a> {
+    #[serde(default)]
+    unk_token: Option<String>,
+    #[serde(default)]
+    fuse_unk: Option<bool>,
+    #[serde(default)]
+    byte_fallback: Option<bool>,
+    #[serde(default)]
+    ignore_merges: Option<bool>,
+    #[serde(borrow, deserialize_with = "pairs")]
+    vocab: Vec<(Cow<'a, str>, u32)>,
+    #[serde(borrow)]
+    merges: Vec<MergeOutline<'a>>,
+}
+
+/// The parts of a model of another kind that are checked before `tokenizers`, which trusts them, reads it.
+#[derive(Deserialize)]
+struct OtherFile {
+    model: OtherModel,
+}
+
+#[derive(Deserialize)]
+struct OtherModel {
     #[serde(default)]
     continuing_subword_prefix: Option<String>,
     #[serde(default)]
     unk_token: Option<String>,
     #[serde(default)]
     unk_id: Option<usize>,
-    /// A table for BPE, WordPiece and WordLevel, a list for Unigram.
-    #[serde(borrow)]
-    vocab: VocabularyOutline<'a>,
-    #[serde(borrow, default)]
-    merges: Vec<MergeOutline<'a>>,
+    vocab: VocabularyOutline,
+    #[serde(default)]
+    merges: Vec<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum VocabularyOutline<'a> {
-    Table(#[serde(borrow)] HashMap<Cow<'a, str>, u32>),
+enum VocabularyOutline {
+    /// Of Unigram.
     List(Vec<(String, f64)>),
+    /// Of the others.
+    Table(IgnoredAny),
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
 enum MergeOutline<'a> {
-    Pair(#[serde(borrow)] Cow<'a, str>, #[serde(borrow)] Cow<'a, str>),
-    Line(String),
+    Pair(Cow<'a, str>, Cow<'a, str>),
+    Line(Cow<'a, str>),
+}
+
+/// A text that is taken from where it stands.
+#[derive(Deserialize)]
+struct Borrowed<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The entries of a table, as they stand.
+fn pairs<'de, D: Deserializer<'de>>(source: D) -> Result<Vec<(Cow<'de, str>, u32)>, D::Error> {
+    struct Entries;
+    impl<'de> Visitor<'de> for Entries {
+        type Value = Vec<(Cow<'de, str>, u32)>;
+
+        fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+            to.write_str("a table of tokens and ids")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Self::Value, A::Error> {
+            let mut entries = Vec::new();
+            while let Some((Borrowed(token), id)) = table.next_entry()? {
+                entries.push((token, id));
+            }
+            Ok(entries)
+        }
+    }
+    source.deserialize_map(Entries)
+}
+
+/// Derived, it would be read into pieces first to see which it is.
+impl<'de: 'a, 'a> Deserialize<'de> for MergeOutline<'a> {
+    fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = MergeOutline<'de>;
+
+            fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+                to.write_str("two tokens")
+            }
+
+            fn visit_borrowed_str<E>(self, line: &'de str) -> Result<Self::Value, E> {
+                Ok(MergeOutline::Line(line.into()))
+            }
+
+            fn visit_str<E>(self, line: &str) -> Result<Self::Value, E> {
+                Ok(MergeOutline::Line(line.to_owned().into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Self::Value, A::Error> {
+                let mut token = |at| pair.next_element()?.ok_or_else(|| A::Error::invalid_length(at, &self));
+                let (Borrowed(left), Borrowed(right)) = (token(0)?, token(1)?);
+                match pair.next_element::<IgnoredAny>()? {
+                    None => Ok(MergeOutline::Pair(left, right)),
+                    Some(_) => Err(A::Error::invalid_length(3, &self)),
+                }
+            }
+        }
+        source.deserialize_any(Either)
+    }
 }
 
 impl MergeOutline<'_> {
     fn parts(&self) -> Option<(&str, &str)> {
         match self {
             MergeOutline::Pair(left, right) => Some((left, right)),
-            MergeOutline::Line(line) => line.split_once(' '),
+            MergeOutline::Line(line) => line.split_once(' ').filter(|(_, right)| !right.contains(' ')),
         }
+    }
+
+    /// Whether it says by which program the others were written.
+    fn is_heading(&self) -> bool {
+        matches!(self, MergeOutline::Line(line) if line.starts_with("#version"))
     }
 
     fn spelled(&self) -> String {
         match self {
             MergeOutline::Pair(left, right) => format!("{left} {right}"),
-            MergeOutline::Line(line) => line.clone(),
+            MergeOutline::Line(line) => line.to_string(),
         }
     }
 }
 
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, TextError> {
-    let invalid = |reason: String| TextError::InvalidTokenizerJson { reason };
-    let outline: Outline<'_> = serde_json::from_slice(bytes).map_err(|error| invalid(error.to_string()))?;
-    check_model(&outline.model)?;
+    let outline: Outline = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
     let steps = [&outline.normalizer, &outline.pre_tokenizer, &outline.post_processor];
     steps.into_iter().chain(&outline.decoder).try_for_each(hub_parts::check)?;
     let decoding = Decoding::from_json(outline.decoder.as_ref())?;
-    let unk = unknown_token(&outline.model);
-    drop(outline);
+    if outline.model.is_ranked() {
+        let (pipeline, unk) = ranked(bytes)?;
+        let pieces = Pieces::new(
+            entries(&pipeline, pipeline.get_model().0.vocabulary().iter().map(borrowed)),
+            decoding,
+        )?;
+        return finished(Engine::Ranked(Box::new(pipeline)), pieces, unk);
+    }
+    let (pipeline, unk) = other(bytes)?;
+    let pieces = Pieces::new(entries(&pipeline, pipeline.get_vocab(false).into_iter().map(owned)), decoding)?;
+    finished(Engine::Hub(Box::new(pipeline)), pieces, unk)
+}
 
-    let mut pipeline = shielded(|| {
-        tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|error| TextError::Encode { reason: error.to_string() })
-    })
-    .map_err(|error| match error {
-        TextError::Encode { reason } => invalid(reason),
+fn invalid(reason: &dyn fmt::Display) -> TextError {
+    TextError::InvalidTokenizerJson { reason: reason.to_string() }
+}
+
+/// What went wrong within the reader of `tokenizers` is the file's fault.
+fn reading<T>(read: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
+    shielded(read).map_err(|error| match error {
+        TextError::Encode { reason } => TextError::InvalidTokenizerJson { reason },
         other => other,
-    })?;
+    })
+}
+
+/// The pipeline of a file with BPE over a list of merges, and the spelling of its unknown token.
+fn ranked(bytes: &[u8]) -> Result<(Pipeline<OwnModel<RankedBpe>>, Option<String>), TextError> {
+    reading(|| {
+        let file: RankedFile<'_> = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
+        if file.version != only_version() {
+            return Err(invalid(&format!("it is of version {}, and not of 1.0", file.version)));
+        }
+        let mut model = file.model;
+        model.merges.retain(|merge| !merge.is_heading());
+        let is_pair = |merge: &MergeOutline<'_>| matches!(merge, MergeOutline::Pair(..));
+        let are_pairs = model.merges.first().is_some_and(is_pair);
+        let merges = model.merges.iter().enumerate().map(|(index, merge)| {
+            let parts = merge.parts().filter(|_| is_pair(merge) == are_pairs);
+            let reason = "it is not a pair of tokens, written as the others are";
+            parts.ok_or_else(|| TextError::InvalidMerge { index, merge: merge.spelled(), reason })
+        });
+        let options = Options {
+            unk_token: model.unk_token.clone(),
+            fuse_unk: model.fuse_unk.unwrap_or(false),
+            byte_fallback: model.byte_fallback.unwrap_or(false),
+            ignore_merges: model.ignore_merges.unwrap_or(false),
+        };
+        let mut pipeline =
+            Pipeline::new(OwnModel(RankedBpe::new(Vocabulary::new(model.vocab)?, merges, options)?));
+        pipeline.with_normalizer(file.normalizer).map_err(|error| invalid(&error))?;
+        pipeline.with_pre_tokenizer(file.pre_tokenizer);
+        pipeline.with_post_processor(file.post_processor);
+        let added = file.added_tokens.into_iter().map(|added| added.token);
+        pipeline.add_tokens(added).map_err(|error| invalid(&error))?;
+        Ok((pipeline, model.unk_token))
+    })
+}
+
+/// The pipeline of a file with a model of `tokenizers`' own, and the spelling of its unknown token.
+fn other(bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Option<String>), TextError> {
+    let file: OtherFile = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
+    check_model(&file.model)?;
+    let unk = unknown_token(&file.model);
+    drop(file);
+    let mut pipeline = reading(|| tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| invalid(&error)))?;
     // Both cut or fill what is encoded, for training in batches; a prompt is neither.
     pipeline.with_padding(None);
-    pipeline.with_truncation(None).map_err(|error| invalid(error.to_string()))?;
+    pipeline.with_truncation(None).map_err(|error| invalid(&error))?;
+    Ok((pipeline, unk))
+}
 
+fn finished(engine: Engine, pieces: Pieces, unk: Option<String>) -> Result<Parsed, TextError> {
     // Patterns of `Replace` that match between characters confuse the steps that come after them, which panic. Whether a
     // pattern does depends on the text, so a few characters of every kind are tried. That some have no token is no fault.
     for text in ["a", " a1.\n", "é▁ B"] {
-        let tried = shielded(|| {
-            let _ = pipeline.encode_fast(text, true);
-            Ok(())
-        });
-        tried.map_err(|error| invalid(error.to_string()))?;
+        engine.survives(text).map_err(|error| invalid(&error))?;
     }
-
-    let unk = unk.and_then(|token| pipeline.token_to_id(&token));
-    let pieces = Pieces::new(entries(&pipeline), decoding)?;
+    let unk = unk.and_then(|token| engine.token_to_id(&token));
     let named = NamedTokens { unk, ..NamedTokens::default() };
-    Ok(Parsed { engine: Engine::Hub(Box::new(pipeline)), pieces, frame: None, named, ends: Vec::new() })
+    Ok(Parsed { engine, pieces, frame: None, named, ends: Vec::new() })
 }
 
-fn check_model(model: &ModelOutline<'_>) -> Result<(), TextError> {
-    let vocabulary = match &model.vocab {
-        VocabularyOutline::Table(vocabulary) => vocabulary,
-        VocabularyOutline::List(pieces) => {
-            return match pieces.iter().find(|(_, score)| !score.is_finite()) {
-                Some((token, _)) => Err(TextError::InvalidTokenizerJson {
-                    reason: format!("the score of `{token}` is not a finite number"),
-                }),
-                None => Ok(()),
-            };
-        }
-    };
+fn borrowed((token, id): (&str, u32)) -> (Cow<'_, str>, u32) {
+    (token.into(), id)
+}
+
+fn owned((token, id): (String, u32)) -> (Cow<'static, str>, u32) {
+    (token.into(), id)
+}
+
+fn check_model(model: &OtherModel) -> Result<(), TextError> {
+    if let VocabularyOutline::List(pieces) = &model.vocab
+        && let Some((token, _)) = pieces.iter().find(|(_, score)| !score.is_finite())
+    {
+        return Err(invalid(&format!("the score of `{token}` is not a finite number")));
+    }
     if !model.merges.is_empty()
         && model.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty())
     {
-        return Err(TextError::InvalidTokenizerJson {
-            reason: "merges together with a `continuing_subword_prefix` are not supported".to_owned(),
-        });
-    }
-    let mut merged = String::new();
-    for (index, merge) in model.merges.iter().enumerate() {
-        let wrong = |reason| TextError::InvalidMerge { index, merge: merge.spelled(), reason };
-        let Some((left, right)) = merge.parts() else { return Err(wrong("it is not a pair of tokens")) };
-        merged.clear();
-        merged.push_str(left);
-        merged.push_str(right);
-        if ![left, right, &merged].iter().all(|token| vocabulary.contains_key(*token)) {
-            return Err(wrong("the vocabulary lacks one of its tokens"));
-        }
+        return Err(invalid(&"merges together with a `continuing_subword_prefix` are not supported"));
     }
     Ok(())
 }
 
 /// The spelling of the token for what the model cannot spell.
-fn unknown_token(model: &ModelOutline<'_>) -> Option<String> {
+fn unknown_token(model: &OtherModel) -> Option<String> {
     match (&model.unk_token, &model.vocab) {
         (Some(token), _) => Some(token.clone()),
         (None, VocabularyOutline::List(pieces)) => pieces.get(model.unk_id?).map(|(token, _)| token.clone()),
-        (None, VocabularyOutline::Table(_)) => None,
+        (None, VocabularyOutline::Table(IgnoredAny)) => None,
     }
 }
 
-fn entries(pipeline: &tokenizers::Tokenizer) -> Vec<Entry> {
+fn entries<'a, M: Model>(
+    pipeline: &Pipeline<M>,
+    tokens: impl Iterator<Item = (Cow<'a, str>, u32)>,
+) -> Vec<Entry<'a>> {
     let added = pipeline.get_added_tokens_decoder();
     let special: HashSet<u32> = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();
-    let model = pipeline.get_vocab(false).into_iter();
-    let mut entries: Vec<Entry> =
-        model.map(|(text, id)| Entry { special: special.contains(&id), id, text, added: false }).collect();
+    let entry = |(text, id)| Entry { special: special.contains(&id), id, text, added: false };
+    let mut entries: Vec<Entry<'_>> = tokens.map(entry).collect();
     entries.extend(added.into_iter().map(|(id, token)| Entry {
         id,
         special: token.special,
-        text: token.content,
+        text: token.content.into(),
         added: true,
     }));
     entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn file() -> Value {
+        json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": [
+                { "id": 7, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
+                  "normalized": false, "special": true },
+                { "id": 2, "content": "c", "single_word": false, "lstrip": false, "rstrip": false,
+                  "normalized": true, "special": false },
+            ],
+            "normalizer": null,
+            "pre_tokenizer": { "type": "Whitespace" },
+            "post_processor": null,
+            "decoder": null,
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": false,
+                "continuing_subword_prefix": null, "end_of_word_suffix": null, "ignore_merges": false,
+                "vocab": { "<unk>": 9, "b": 1, "a": 0, "c": 2, "ab": 4, "abc": 6, "b c": 5 },
+                "merges": ["a b", "ab c"],
+            },
+        })
+    }
+
+    /// A file of another content at a place of it, or without what was there.
+    fn changed(place: &str, content: Option<Value>) -> Vec<u8> {
+        let mut file = file();
+        let (parent, field) = place.rsplit_once('/').unwrap();
+        let fields = file.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        match content {
+            Some(content) => fields.insert(field.to_owned(), content),
+            None => fields.remove(field),
+        };
+        file.to_string().into_bytes()
+    }
+
+    /// What becomes of a file, here and with `tokenizers`: whether it is read, and then the tokens of a text if it can spell that.
+    fn both(file: &[u8]) -> [Option<Option<Vec<u32>>>; 2] {
+        let text = "abc ab<|end|>cxxab ba";
+        let ours = parse(file).ok().map(|parsed| parsed.engine.encode(text, true).ok());
+        let theirs = tokenizers::Tokenizer::from_bytes(file).ok();
+        let ids = |encoding: tokenizers::Encoding| encoding.get_ids().to_vec();
+        [ours, theirs.map(|theirs| theirs.encode_fast(text, true).map(ids).ok())]
+    }
+
+    #[test]
+    fn whole_files_are_read_as_tokenizers_reads_them() {
+        let without = [
+            "/version",
+            "/truncation",
+            "/added_tokens",
+            "/pre_tokenizer",
+            "/model",
+            "/model/vocab",
+            "/model/merges",
+            "/model/type",
+            "/model/unk_token",
+        ];
+        let without = without.into_iter().map(|place| (place, None));
+        let with = [
+            ("/version", json!("2.0")),
+            ("/version", Value::Null),
+            ("/truncation", json!(5)),
+            ("/padding", json!({ "strategy": "none such" })),
+            ("/decoder", json!({ "type": "Replace", "pattern": { "String": "a" } })),
+            ("/normalizer", json!({ "type": "Lowercase" })),
+            ("/added_tokens", json!([{ "content": "x" }])),
+            ("/model/dropout", json!(0.0)),
+            ("/model/ignore_merges", json!(true)),
+            ("/model/fuse_unk", json!(false)),
+            ("/model/unk_token", json!("[none]")),
+            ("/model/end_of_word_suffix", json!("c")),
+            ("/model/vocab", json!([])),
+            ("/model/vocab", json!({ "a": -1 })),
+            ("/model/merges", json!([])),
+            ("/model/merges", json!([["a", "b"], ["ab", "c"]])),
+            ("/model/merges", json!([["a", "b"], "ab c"])),
+            ("/model/merges", json!([["a", "b", "c"]])),
+            ("/model/merges", json!(["a b", "a b c"])),
+            ("/model/merges", json!(["#version: 0.2", "b c", "a b"])),
+            ("/model/merges", json!(["b b"])),
+            ("/model/merges", json!([3])),
+        ];
+        for (place, content) in without.chain(with.into_iter().map(|(place, content)| (place, Some(content))))
+        {
+            let told = format!("{place}: {content:?}");
+            let [ours, theirs] = both(&changed(place, content));
+            assert_eq!(ours, theirs, "{told}");
+        }
+        let [ours, theirs] = both(file().to_string().as_bytes());
+        assert!(ours.as_ref().is_some_and(Option::is_some));
+        assert_eq!(ours, theirs);
+    }
+
+    /// `tokenizers` takes the last; in a file that no program writes so, neither is sure to be meant.
+    #[test]
+    fn a_token_that_is_listed_twice_is_refused() {
+        let file = file().to_string().replacen("\"b\":1", "\"b\":1,\"b\":8", 1);
+        let error = parse(file.as_bytes()).err().unwrap();
+        assert!(matches!(error, TextError::DuplicateToken { token, first: 1, second: 8 } if token == "b"));
+    }
 }

@@ -1,45 +1,22 @@
 //! What each token id stands for, laid out for lookups that allocate nothing.
 
+use crate::column::Column;
 use crate::decoding::Decoding;
 use crate::error::TextError;
+use std::borrow::Cow;
 
 /// Gaps between ids are real (reserved slots), but an id far beyond the number of tokens is a damaged file, and a table
 /// indexed by it would be sized by that file's word alone.
 const SPARE_IDS: usize = 1 << 16;
 
 /// One entry of a vocabulary.
-pub(crate) struct Entry {
+pub(crate) struct Entry<'a> {
     pub id: u32,
-    pub text: String,
+    pub text: Cow<'a, str>,
     /// Matched in text as a whole, before the model sees it.
     pub added: bool,
     /// A control token, left out of text shown to people.
     pub special: bool,
-}
-
-/// Strings stored end to end.
-#[derive(Default)]
-struct Column {
-    bytes: Vec<u8>,
-    ends: Vec<u32>,
-}
-
-impl Column {
-    fn push(&mut self, value: &[u8]) -> Result<(), TextError> {
-        self.bytes.extend_from_slice(value);
-        let end = u32::try_from(self.bytes.len()).map_err(|_| TextError::InvalidVocabulary {
-            field: "tokens",
-            reason: "its texts take more than 4 GiB".to_owned(),
-        })?;
-        self.ends.push(end);
-        Ok(())
-    }
-
-    fn get(&self, index: usize) -> Option<&[u8]> {
-        let end = *self.ends.get(index)? as usize;
-        let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
-        Some(&self.bytes[start..end])
-    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -59,7 +36,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    pub fn new(mut entries: Vec<Entry>, decoding: Decoding) -> Result<Self, TextError> {
+    pub fn new(mut entries: Vec<Entry<'_>>, decoding: Decoding) -> Result<Self, TextError> {
         // Added tokens sort behind model tokens of the same id, and win: their text is the one matched in prompts.
         entries.sort_by_key(|entry| (entry.id, entry.added));
         let limit = entries.len().saturating_mul(4).saturating_add(SPARE_IDS);

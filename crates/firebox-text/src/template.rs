@@ -120,19 +120,12 @@ impl Default for TemplateOptions {
 }
 
 impl ChatTemplate {
-    /// The template of a model: its own file, or else the one in `tokenizer_config.json`, or else, if the vocabulary
-    /// has `<|im_start|>`, ChatML.
+    /// The template of a model, with the one for conversations with tools where it has two; or else, if the vocabulary has
+    /// `<|im_start|>`, ChatML.
     pub fn new(assets: &TextAssets, tokenizer: &Tokenizer) -> Result<Self, TextError> {
         let tokens = special_tokens(assets, tokenizer);
-        let in_config = assets.tokenizer_config.as_ref().and_then(|config| config.get("chat_template"));
-        let named = |name: &str| {
-            let entry =
-                in_config?.as_array()?.iter().find(|entry| entry.get("name") == Some(&json!(name)))?;
-            entry.get("template")?.as_str()
-        };
-        let own = assets.chat_template.as_deref().or_else(|| in_config?.as_str()).or_else(|| named(DEFAULT));
-        match own {
-            Some(source) => Self::compile(source, named(WITH_TOOLS), tokens),
+        match &assets.chat_template {
+            Some(source) => Self::compile(source, assets.tools_template.as_deref(), tokens),
             None if [TURN_START, TURN_END].iter().all(|mark| tokenizer.token_to_id(mark).is_some()) => {
                 Self::from_source(CHATML, tokens)
             }

@@ -226,6 +226,25 @@ fn a_model_without_a_template() {
     assert_eq!(prompt, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
 }
 
+#[test]
+fn a_template_for_tools_is_used_where_there_are_any() {
+    let tokenizer = from_gguf(small()).unwrap();
+    let assets = TextAssets {
+        chat_template: Some("plain".to_owned()),
+        tools_template: Some("{% for t in tools %}[TOOL_CALLS]{{ t.function.name }}{% endfor %}".to_owned()),
+        ..TextAssets::default()
+    };
+    let template = ChatTemplate::new(&assets, &tokenizer).unwrap();
+    let rendered = |tools: Option<Vec<Value>>| {
+        let options = firebox_text::TemplateOptions { tools, ..Default::default() };
+        template.render(&[firebox_text::Message::user("hi")], &options).unwrap()
+    };
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+    assert_eq!((rendered(None).as_str(), rendered(Some(vec![tool])).as_str()), ("plain", "[TOOL_CALLS]f"));
+    // Calls are written as that one has them.
+    assert_eq!(template.call_syntax(), firebox_text::CallSyntax::Listed);
+}
+
 const SPELLINGS: [&str; 40] = [
     "a",
     "b",

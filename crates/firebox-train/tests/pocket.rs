@@ -139,11 +139,9 @@ static LEARNT: LazyLock<PocketTokenizer> =
     LazyLock::new(|| PocketTokenizer::learn(1, 768, 300).expect("text to learn from"));
 
 fn assets() -> TextAssets {
-    TextAssets {
-        tokenizer: Some(TokenizerSource::Json(LEARNT.tokenizer.clone().into_bytes())),
-        tokenizer_config: serde_json::from_str(&LEARNT.config).unwrap(),
-        ..TextAssets::default()
-    }
+    let tokenizer = Some(TokenizerSource::Json(LEARNT.tokenizer.clone().into_bytes()));
+    let assets = TextAssets { tokenizer, ..TextAssets::default() };
+    assets.with_config(serde_json::from_str(&LEARNT.config).unwrap())
 }
 
 #[test]

@@ -56,7 +56,9 @@ pub fn quantize(values: Tensor<3>) -> Stored {
     let divisors = scales.clone().mask_fill(scales.clone().equal_elem(0.0), 1.0);
     // Zeros, unless a number is infinite or none: bytes cannot say so, and not every backend's maximum does.
     let scales = scales.add(values.clone().mul_scalar(0.0).sum_dim(2));
-    let bytes = values.div(divisors).round().clamp(-127.0, 127.0).int().cast(IntDType::I32);
+    let bytes = values.div(divisors).round().clamp(-127.0, 127.0);
+    // Not every backend makes an integer of what is no number.
+    let bytes = bytes.clone().mask_fill(bytes.is_nan(), 0.0).int().cast(IntDType::I32);
     let padding = words * 4 - head_dim;
     let bytes = if padding == 0 {
         bytes

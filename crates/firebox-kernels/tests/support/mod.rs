@@ -3,8 +3,18 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use firebox_kernels::Grouping;
 use firebox_kernels::linear::BlockFormat;
+use firebox_kernels::{Activation, Grouping};
+
+pub const ACTIVATIONS: [Activation; 7] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::GeluQuick,
+    Activation::Relu,
+    Activation::ReluSquared,
+    Activation::Tanh,
+];
 
 /// The devices of this build on which operations are not those of Burn alone, which promise less.
 pub fn devices_with_own() -> Vec<Device> {

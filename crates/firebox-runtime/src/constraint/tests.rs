@@ -249,6 +249,34 @@ fn grammars_that_are_made_to_do_harm_are_refused_in_time() {
 }
 
 #[test]
+fn grammars_of_too_many_symbols_are_refused_by_a_limit() {
+    let names: String = (0..1100).map(|at| format!("r{at} ")).collect();
+    let rules: String = (0..1100).map(|at| format!("r{at}: {}\n", "(x|y) ".repeat(100))).collect();
+    let grammar = Grammar::Lark(format!("start: {names}\n{rules}x: \"a\"\ny: \"b\""));
+    let error = Constraint::new(&grammar, &tokenizer("llama"), &[]).unwrap_err().to_string();
+    assert!(error.contains("Lark grammar") && error.contains("65000"), "{error}");
+}
+
+#[test]
+fn a_schema_of_a_hundred_kilobytes_is_not_too_large() {
+    let fields = |kind: usize| {
+        (0..40).map(move |at| {
+            let schema = json!({ "type": "string", "description": "what is said of it", "maxLength": at });
+            (format!("field-{kind}-{at}"), schema)
+        })
+    };
+    let kinds = (0..40).map(|kind| {
+        let properties: serde_json::Map<String, Value> = fields(kind).collect();
+        let schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+        (format!("kind-{kind}"), schema)
+    });
+    let kinds: serde_json::Map<String, Value> = kinds.collect();
+    let schema = json!({ "type": "object", "properties": kinds, "additionalProperties": false });
+    assert!(schema.to_string().len() > 100_000);
+    Constraint::new(&Grammar::JsonSchema(schema), &tokenizer("llama"), &[]).unwrap();
+}
+
+#[test]
 fn grammars_of_llama_cpp_permit_what_they_say() {
     let arithmetic = gbnf(
         "root ::= (expr \"=\" ws term \"\\n\")+\nexpr ::= term ([-+*/] term)*\n\

@@ -19,6 +19,9 @@ fn limits() -> ParserLimits {
         // A mask takes 10 ms or so where all of these are made. With the default, vocabularies with many tokens across the
         // borders of words end answers that are nothing special.
         step_max_items: 250_000,
+        // Symbols of rules take a kilobyte or two each while they are made and joined, and the default is a gigabyte of them. Some
+        // more than these end in a panic.
+        max_grammar_size: 65_000,
         // What is wrong is said without the state of the parser, which means nothing to whoever wrote the grammar.
         verbose_errors: false,
         ..ParserLimits::default()

@@ -1,6 +1,7 @@
 //! Texts as vectors, and documents in the order in which they answer a query.
 
 mod framed;
+mod payment;
 mod rerank;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,7 @@ pub use rerank::Ranked;
 use crate::session::read;
 use crate::{Model, RuntimeError};
 
-/// Rows that go through the layers at once. More would only take memory.
+/// Rows that go through the layers at once. More would only take memory; fewer do where a model has only so much.
 const ROWS: usize = 1024;
 
 /// The longest text, in tokens, that goes through a decoder as a whole. Decoders for longer ones are used with less than
@@ -43,7 +44,8 @@ impl Default for EmbedOptions {
 impl Model {
     /// A vector for each text: of a sentence encoder, or of the states behind a decoder's last layer.
     ///
-    /// A text that is longer than the model can read is the mean of its pieces, each counting by its tokens.
+    /// A text that is longer than the model can read is the mean of its pieces, each counting by its tokens. Others are read as a
+    /// whole: of a model that has only so much memory, one is refused that takes more than anybody can give up.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,8 +102,9 @@ impl Model {
         }
         let mut means = vec![Vec::new(); texts.len()];
         let mut owners = owners.into_iter();
-        for batch in batches(&pieces, |piece| piece.len()) {
+        for batch in batches(&pieces, self.rows_at_once(), |piece| self.rows_of(piece.len())) {
             let batch: Vec<&[u32]> = batch.iter().map(Vec::as_slice).collect();
+            let _paid = self.pay_for_pass(batch.iter().map(|piece| piece.len()))?;
             for states in self.states(&batch)? {
                 let vector = pooling.pool(states);
                 let vector = if options.normalize { of_length_one(vector) } else { vector };
@@ -179,12 +182,12 @@ fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError>
     }
 }
 
-/// Neighbours that go through the layers together.
-fn batches<T>(all: &[T], length: impl Fn(&T) -> usize) -> Vec<&[T]> {
+/// Neighbours that go through the layers together: at most so many rows, or one that is longer.
+fn batches<T>(all: &[T], most: usize, length: impl Fn(&T) -> usize) -> Vec<&[T]> {
     let mut batches = Vec::new();
     let (mut begin, mut rows) = (0, 0);
     for (at, one) in all.iter().enumerate() {
-        if at > begin && rows + length(one) > ROWS {
+        if at > begin && rows + length(one) > most {
             batches.push(&all[begin..at]);
             (begin, rows) = (at, 0);
         }

@@ -60,7 +60,8 @@ impl Model {
         };
         let pairs = documents.iter().map(pair).collect::<Result<Vec<_>, RuntimeError>>()?;
         let mut scores = Vec::with_capacity(pairs.len());
-        for batch in batches(&pairs, |(tokens, _)| tokens.len()) {
+        for batch in batches(&pairs, self.rows_at_once(), |(tokens, _)| tokens.len()) {
+            let _paid = self.pay_for_pass(batch.iter().map(|(tokens, _)| tokens.len()))?;
             let inputs: Vec<_> =
                 batch.iter().map(|(tokens, second)| EncoderInput { tokens, second: *second }).collect();
             let Some(said) = encoder.classify(&inputs)? else { break };

@@ -6,7 +6,9 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::device;
+use crate::fit::{Commons, Terms};
+use crate::planner::{Shape, encoder_activation_bytes};
+use crate::{Account, Budget, KvType, device};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -140,6 +142,88 @@ fn a_text_of_any_length_has_a_vector() {
     let many = vec!["a b a"; 700];
     let found = model.embed(&many, &EmbedOptions::default()).unwrap();
     assert!(found.len() == 700 && found.iter().all(|vector| close(vector, &found[0])));
+}
+
+/// Rows that passes of a decoder are planned to have.
+const PLANNED: usize = 16;
+
+/// A model in memory that it may share, all of it kept.
+fn shared(path: &Path) -> (Commons, Model) {
+    let commons = Commons::beside(&Budget::new(256 << 20)).unwrap();
+    let terms = Terms { rows: PLANNED, ..Terms::pinned() };
+    let model = commons.open(path, &device("cpu").unwrap(), &terms).unwrap();
+    (commons, model)
+}
+
+fn held(budget: &Budget) -> u64 {
+    Account::ALL.iter().map(|account| budget.held(*account)).sum()
+}
+
+fn all_close(found: &[Vec<f32>], expected: &[Vec<f32>]) -> bool {
+    found.len() == expected.len() && found.iter().zip(expected).all(|(one, other)| close(one, other))
+}
+
+#[test]
+fn a_pass_of_a_decoder_beyond_what_was_planned_is_paid_for_or_refused() {
+    let (commons, model) = shared(&root("tests/fixtures/gguf/llama/model.gguf"));
+    let (decoder, options) = (model.decoder().unwrap(), EmbedOptions::default());
+    let longest = decoder.config().max_positions;
+    let texts = ["a b ".repeat(longest), "a b".into()];
+    let expected = gguf("llama").embed(&texts, &options).unwrap();
+    let shape = Shape::of(model.checkpoint(), decoder.config(), KvType::default()).unwrap();
+    let beyond = (longest - PLANNED) as u64 * shape.activation_bytes_per_row;
+
+    let own = model.fit().unwrap().budget();
+    let before = held(own);
+    assert!(own.most_held() < before + beyond);
+    assert!(all_close(&model.embed(&texts, &options).unwrap(), &expected));
+    assert!(own.most_held() >= before + beyond, "{} of {beyond}", own.most_held() - before);
+    assert_eq!((held(own), own.held(Account::Activations)), (before, 0));
+
+    let room = 2 * PLANNED as u64 * decoder.layout(KvType::F32).bytes_per_position() as u64;
+    let budget = commons.budget();
+    let taken = budget.charge(Account::Scratch, budget.left() - room).unwrap();
+    let refused = model.embed(&texts[..1], &options).unwrap_err();
+    assert!(matches!(refused, RuntimeError::OverBudget { account: Account::Activations, .. }), "{refused}");
+    assert!(refused.to_string().contains("in smaller pieces"), "{refused}");
+    assert!(all_close(&model.embed(&texts[1..], &options).unwrap(), &expected[1..]), "there is room for it");
+    drop(taken);
+    assert!(all_close(&model.embed(&texts, &options).unwrap(), &expected));
+}
+
+#[test]
+fn short_texts_pay_for_the_pages_that_they_take() {
+    let (_commons, model) = shared(&root("tests/fixtures/gguf/llama/model.gguf"));
+    let position = model.decoder().unwrap().layout(KvType::F32).bytes_per_position() as u64;
+    let own = model.fit().unwrap().budget();
+    let (before, texts, pages) = (held(own), vec!["a"; 60], 60 * 16 * position);
+    assert!(own.most_held() < before + pages);
+    model.embed(&texts, &EmbedOptions::default()).unwrap();
+    assert!(own.most_held() >= before + pages, "{} of {pages}", own.most_held() - before);
+}
+
+#[test]
+fn a_pass_of_an_encoder_in_shared_memory_is_paid_for_or_refused() {
+    let (folder, alone) = encoder(0, None);
+    let ((commons, model), options) = (shared(folder.path()), EmbedOptions::default());
+    let longest = model.encoder().unwrap().config().max_positions;
+    let texts = ["a b ".repeat(longest), "a b".into()];
+    let expected = alone.embed(&texts, &options).unwrap();
+    let pass = encoder_activation_bytes(model.encoder().unwrap().config(), std::iter::once(longest));
+
+    let budget = commons.budget();
+    let before = held(budget);
+    assert!(budget.most_held() < before + pass);
+    assert_eq!(model.embed(&texts, &options).unwrap(), expected);
+    assert!(budget.most_held() >= before + pass, "{} of {pass}", budget.most_held() - before);
+    assert_eq!(held(budget), before);
+
+    let taken = budget.charge(Account::Scratch, budget.left()).unwrap();
+    let refused = model.embed(&texts, &options).unwrap_err();
+    assert!(matches!(refused, RuntimeError::OverBudget { account: Account::Activations, .. }), "{refused}");
+    assert!(model.rerank("a", &texts).is_err());
+    drop(taken);
+    assert_eq!(model.embed(&texts, &options).unwrap(), expected);
 }
 
 #[test]

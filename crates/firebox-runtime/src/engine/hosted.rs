@@ -6,7 +6,7 @@ use firebox_cache::{CacheError, Pool};
 
 use crate::engine::event::{Event, Failure};
 use crate::engine::lane::{Lane, Told};
-use crate::engine::preparing::{Preparation, Prepared, Preparing};
+use crate::engine::preparing::{Lent, Preparation, Preparing, Ready};
 use crate::engine::request::Request;
 use crate::engine::segments::{Fetcher, Segments};
 use crate::engine::sequence::{RequestId, Sequence};
@@ -142,22 +142,23 @@ impl Hosted {
             }
         };
         let late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
-        if let Err(error) = self.is_known(&session, &prompt) {
+        let lent = Lent { session, prompt };
+        if let Err(error) = self.may_answer(&lent, config.context) {
             self.queue.leave(ticket);
-            return Err(Box::new(Failure { error, session: Some(session) }));
+            return Err(lent.refused(error));
         }
         let tokenizer = self.model.tokenizer().ok().cloned();
-        let preparation = Preparation { session, prompt, head, config, tokenizer };
+        let preparation = Preparation::of(&lent.session, head, config, tokenizer);
         if preparation.takes_long() {
             // Until then others run in its place.
             self.queue.hold(now, ticket, true);
-            let preparing = Preparing::new((id, ticket, task), scope, now, late_at, preparation);
+            let preparing = Preparing::new((id, ticket, task), lent, scope, now, late_at, preparation);
             self.preparing.push(preparing);
         } else {
-            let prepared = preparation.run().inspect_err(|_| {
+            let ready = lent.with(preparation.run()).inspect_err(|_| {
                 self.queue.leave(ticket);
             })?;
-            self.line_up((id, ticket, task), prepared, scope, late_at, now);
+            self.line_up((id, ticket, task), ready, scope, late_at, now);
         }
         self.tickets.insert(id, ticket);
         self.changed = true;
@@ -166,23 +167,29 @@ impl Hosted {
         Ok(())
     }
 
-    fn is_known(&self, session: &Session, prompt: &[u32]) -> Result<(), RuntimeError> {
+    /// Refuses what nothing that could be prepared would answer.
+    fn may_answer(
+        &self,
+        Lent { session, prompt }: &Lent,
+        context: Option<usize>,
+    ) -> Result<(), RuntimeError> {
         if !Arc::ptr_eq(&session.decoder, &self.model.decoder()?) {
             return Err(RuntimeError::ForeignSession { model: self.name.clone() });
         }
-        session.expect_known(prompt)
+        session.expect_known(prompt)?;
+        session.expect_room_for_answer(prompt.len(), context)
     }
 
     /// Has a request wait for its turn, as one that came at `since`.
     fn line_up(
         &mut self,
         (id, ticket, task): (RequestId, Ticket, Task),
-        prepared: Prepared,
+        ready: Ready,
         scope: String,
         late_at: Option<Duration>,
         since: Duration,
     ) {
-        let Prepared { session, prompt, answer } = prepared;
+        let Ready { session, prompt, answer } = ready;
         let mut sequence = Sequence::new(id, *session, prompt, answer, scope, task.priority, since);
         sequence.late_at = late_at;
         self.waiting.insert(ticket, (sequence, task));
@@ -195,33 +202,23 @@ impl Hosted {
 
     /// Lets those wait for their turn that are ready for it. Returns those that end instead.
     pub fn prepared(&mut self, now: Duration, told: Told<'_>) -> Vec<RequestId> {
-        let mut ended = Vec::new();
-        let done = |preparing: &mut Preparing| {
-            if preparing.is_late(now) {
-                let error = RuntimeError::Late { model: self.name.clone() };
-                return Some(Err(error.into()));
+        let (mut ended, mut done, mut at) = (Vec::new(), Vec::new(), 0);
+        while let Some(preparing) = self.preparing.get(at) {
+            match preparing.outcome(&self.name, now) {
+                Some(outcome) => done.push((self.preparing.remove(at), outcome)),
+                None => at += 1,
             }
-            preparing.prepared()
-        };
-        let mut all = Vec::new();
-        self.preparing.retain_mut(|preparing| match done(preparing) {
-            Some(prepared) => {
-                let Preparing { id, ticket, task, since, late_at, cancelled, .. } = *preparing;
-                let scope = std::mem::take(&mut preparing.scope);
-                all.push(((id, ticket, task), scope, since, late_at, cancelled, prepared));
-                false
-            }
-            None => true,
-        });
-        for ((id, ticket, task), scope, since, late_at, cancelled, prepared) in all {
+        }
+        for (preparing, outcome) in done {
             self.changed = true;
-            match prepared {
+            let Preparing { id, ticket, task, lent, scope, since, late_at, cancelled, .. } = preparing;
+            match lent.with(outcome) {
                 Err(failure) => {
                     told(id, Event::Failed(failure));
                     ended.push(id);
                 }
-                Ok(prepared) => {
-                    self.line_up((id, ticket, task), prepared, scope, late_at, since);
+                Ok(ready) => {
+                    self.line_up((id, ticket, task), ready, scope, late_at, since);
                     self.queue.hold(now, ticket, false);
                     if cancelled && self.cancel(id, now, told) {
                         ended.push(id);
@@ -370,7 +367,10 @@ impl Hosted {
 
     /// Ends a request that is in no pass for an error.
     pub fn fail(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>) {
-        self.preparing.retain(|preparing| preparing.id != id);
+        let preparing = self.preparing.iter().position(|preparing| preparing.id == id);
+        if let Some(at) = preparing {
+            return told(id, Event::Failed(self.preparing.remove(at).lent.refused(error)));
+        }
         let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket));
         let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.lane.leave(id));
         let event = match sequence {

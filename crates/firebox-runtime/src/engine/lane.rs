@@ -377,7 +377,7 @@ impl Lane {
             }
         }
         for sequence in self.sequences.iter().filter(|sequence| keep.contains(&sequence.id)) {
-            self.prefixes.keep(&sequence.session, &sequence.scope);
+            sequence.keep(&self.prefixes);
         }
         let asked = members.iter().filter(|member| member.asks).count();
         let passed = Passed { sequences: members.len(), rows, logits: asked };
@@ -423,7 +423,7 @@ impl Lane {
 
     fn see_off(&mut self, id: RequestId, now: Duration, told: Told<'_>, stepped: &mut Stepped) {
         if let Some(sequence) = self.leave(id) {
-            self.prefixes.keep(&sequence.session, &sequence.scope);
+            sequence.keep(&self.prefixes);
             told(id, sequence.finished(now));
             stepped.left.push(id);
         }
@@ -472,7 +472,10 @@ fn computed<R: Send>(
 
 /// Computes something on a device that may be lost, or with a component of somebody else's that may panic. That ends what was
 /// asked, and not the engine with all else that is asked of it.
-fn shielded<R>(device: &Device, work: impl FnOnce() -> Result<R, RuntimeError>) -> Result<R, RuntimeError> {
+pub(crate) fn shielded<R>(
+    device: &Device,
+    work: impl FnOnce() -> Result<R, RuntimeError>,
+) -> Result<R, RuntimeError> {
     // What was being computed is thrown away, and sessions go back to where they were before.
     let done = catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() }));

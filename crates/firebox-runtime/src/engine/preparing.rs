@@ -3,27 +3,48 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
+use burn::tensor::Device;
 use firebox_text::Tokenizer;
 
 use crate::answer::Answer;
 use crate::engine::event::Failure;
+use crate::engine::lane::shielded;
 use crate::engine::sequence::RequestId;
+use crate::heads::{Fetched, HeadRack};
 use crate::schedule::{Task, Ticket};
+use crate::telemetry::Meters;
 use crate::{GenerationConfig, OWN_HEAD, RuntimeError, Session};
+
+/// What a request came with. It stays with the engine while the rest is prepared, so that the session is there, and as it came,
+/// whatever becomes of that.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub session: Box<Session>,
+    pub prompt: Vec<u32>,
+}
 
 /// What a request needs before it can wait for its turn, and what may take long: a head that is not in memory, and a
 /// grammar, for the first of which the whole vocabulary is sorted.
 pub(crate) struct Preparation {
-    pub session: Box<Session>,
-    pub prompt: Vec<u32>,
-    pub head: Option<String>,
-    pub config: GenerationConfig,
-    pub tokenizer: Option<Arc<Tokenizer>>,
+    rack: Option<HeadRack>,
+    meters: Arc<Meters>,
+    device: Device,
+    head: Option<String>,
+    config: GenerationConfig,
+    tokenizer: Option<Arc<Tokenizer>>,
+}
+
+/// What was prepared.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// Where the request names a head.
+    fetched: Option<Fetched>,
+    answer: Answer,
 }
 
 /// A request that is ready to wait for its turn.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct Ready {
     pub session: Box<Session>,
     pub prompt: Vec<u32>,
     pub answer: Answer,
@@ -35,33 +56,78 @@ pub(crate) struct Preparing {
     pub id: RequestId,
     pub ticket: Ticket,
     pub task: Task,
+    pub lent: Lent,
     pub scope: String,
     pub since: Duration,
     /// When it fails, unless its first token is there.
     pub late_at: Option<Duration>,
     pub cancelled: bool,
-    prepared: Receiver<Result<Prepared, Box<Failure>>>,
+    prepared: Receiver<Result<Prepared, RuntimeError>>,
 }
 
-impl Preparation {
-    /// Whether it may take longer than others should have to wait for it.
-    pub fn takes_long(&self) -> bool {
-        let is_there =
-            |head: &String| head == OWN_HEAD || self.session.heads().is_none_or(|rack| rack.is_at_hand(head));
-        self.config.grammar.is_some() || self.head.as_ref().is_some_and(|head| !is_there(head))
-    }
-
-    /// Does what is needed, however long it takes. A session that is refused comes back.
-    pub fn run(self) -> Result<Prepared, Box<Failure>> {
-        let Self { mut session, prompt, head, config, tokenizer } = self;
-        match answer(&mut session, &prompt, head.as_deref(), config, tokenizer) {
-            Ok(answer) => Ok(Prepared { session, prompt, answer }),
-            Err(error) => Err(Box::new(Failure { error, session: Some(session) })),
+impl Lent {
+    /// Ready to be answered with what was prepared, or else refused.
+    pub fn with(self, prepared: Result<Prepared, RuntimeError>) -> Result<Ready, Box<Failure>> {
+        let Self { mut session, prompt } = self;
+        let outfit = session.outfit();
+        let device = session.decoder.device().clone();
+        let dressed = prepared.and_then(|Prepared { fetched, answer }| {
+            shielded(&device, || {
+                if let Some(fetched) = fetched {
+                    session.put_on(fetched);
+                }
+                session.expect_words()?;
+                Ok(answer)
+            })
+        });
+        match dressed {
+            Ok(answer) => Ok(Ready { session, prompt, answer }),
+            Err(error) => {
+                session.change_into(outfit);
+                Err(Self { session, prompt }.refused(error))
+            }
         }
     }
 
+    /// The end of the request, with its session.
+    pub fn refused(self, error: RuntimeError) -> Box<Failure> {
+        Box::new(Failure { error, session: Some(self.session) })
+    }
+}
+
+impl Preparation {
+    /// Of an answer that a session is to give.
+    pub fn of(
+        session: &Session,
+        head: Option<String>,
+        config: GenerationConfig,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Self {
+        let (rack, meters) = (session.heads().cloned(), session.meters().clone());
+        Self { rack, meters, device: session.decoder.device().clone(), head, config, tokenizer }
+    }
+
+    /// Whether it may take longer than others should have to wait for it. Where finding that out panics, it is found out
+    /// once more where a panic is told to who asked.
+    pub fn takes_long(&self) -> bool {
+        let is_there =
+            |head: &String| head == OWN_HEAD || self.rack.as_ref().is_none_or(|rack| rack.is_at_hand(head));
+        let takes_long =
+            || Ok(self.config.grammar.is_some() || self.head.as_ref().is_some_and(|head| !is_there(head)));
+        shielded(&self.device, takes_long).unwrap_or(true)
+    }
+
+    /// Does what is needed, however long it takes.
+    pub fn run(self) -> Result<Prepared, RuntimeError> {
+        let Self { rack, meters, device, head, config, tokenizer } = self;
+        shielded(&device, || {
+            let fetched = head.map(|name| fetched(&name, rack.as_ref(), &meters)).transpose()?;
+            Ok(Prepared { fetched, answer: Answer::new(config, tokenizer)? })
+        })
+    }
+
     /// Does it on a thread of its own, or here where there is none left.
-    pub fn begin(self) -> Receiver<Result<Prepared, Box<Failure>>> {
+    pub fn begin(self) -> Receiver<Result<Prepared, RuntimeError>> {
         let (done, prepared) = channel();
         let ((given, taken), here) = (channel(), done.clone());
         let beside = move || {
@@ -78,47 +144,39 @@ impl Preparation {
     }
 }
 
-fn answer(
-    session: &mut Session,
-    prompt: &[u32],
-    head: Option<&str>,
-    config: GenerationConfig,
-    tokenizer: Option<Arc<Tokenizer>>,
-) -> Result<Answer, RuntimeError> {
-    // Whoever names a head wants no other.
-    if let Some(name) = head
-        && let Some(source) = session.use_head(name).instead
-    {
-        return Err(RuntimeError::HeadNotWorn { name: name.into(), source });
+/// Whoever names a head wants no other.
+fn fetched(name: &str, rack: Option<&HeadRack>, meters: &Meters) -> Result<Fetched, RuntimeError> {
+    let fetched = Fetched::of(name, rack, meters);
+    match fetched.worn.instead {
+        Some(source) => Err(RuntimeError::HeadNotWorn { name: name.into(), source }),
+        None => Ok(fetched),
     }
-    session.expect_answer(prompt.len(), config.context)?;
-    Answer::new(config, tokenizer)
 }
 
 impl Preparing {
     pub fn new(
         (id, ticket, task): (RequestId, Ticket, Task),
+        lent: Lent,
         scope: String,
         since: Duration,
         late_at: Option<Duration>,
         preparation: Preparation,
     ) -> Self {
         let prepared = preparation.begin();
-        Self { id, ticket, task, scope, since, late_at, cancelled: false, prepared }
+        Self { id, ticket, task, lent, scope, since, late_at, cancelled: false, prepared }
     }
 
-    pub fn is_late(&self, now: Duration) -> bool {
-        self.late_at.is_some_and(|late_at| now >= late_at)
-    }
-
-    /// What came of it, once it is done.
-    pub fn prepared(&self) -> Option<Result<Prepared, Box<Failure>>> {
+    /// What came of it, once it is done or too late. `model` is what it is asked of.
+    pub fn outcome(&self, model: &str, now: Duration) -> Option<Result<Prepared, RuntimeError>> {
+        if self.late_at.is_some_and(|late_at| now >= late_at) {
+            return Some(Err(RuntimeError::Late { model: model.into() }));
+        }
         match self.prepared.try_recv() {
             Ok(prepared) => Some(prepared),
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => {
                 let reason = "the thread that prepares a request is gone".into();
-                Some(Err(RuntimeError::Threads { reason }.into()))
+                Some(Err(RuntimeError::Threads { reason }))
             }
         }
     }

@@ -2,9 +2,10 @@ use std::time::Duration;
 
 use crate::answer::Answer;
 use crate::engine::event::{Event, Failure, Outcome};
+use crate::engine::lane::shielded;
 use crate::schedule::Priority;
 use crate::timing::Timing;
-use crate::{Finish, Piece, PrefixTree, RuntimeError, Session, Summary};
+use crate::{Begun, Finish, Piece, PrefixTree, RuntimeError, Session, Summary};
 
 /// Which request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,7 +81,7 @@ impl Sequence {
     pub fn starts(&mut self, prefixes: &PrefixTree, now: Duration) {
         if let Some(prompt) = self.prompt.take() {
             let before = self.session.tokens().len();
-            let begun = prefixes.begin(&mut self.session, &self.scope, &prompt);
+            let begun = self.begin(prefixes, &prompt);
             for &token in &prompt[begun.tokens..] {
                 self.session.append(token);
             }
@@ -91,6 +92,29 @@ impl Sequence {
             self.timing.prompt(self.prompt_tokens - self.cached_tokens, self.cached_tokens);
         }
         self.timing.set_running(true);
+    }
+
+    /// Begins with what is known of its prompt. Where that cannot be had, it is computed, and nothing is known any more.
+    fn begin(&mut self, prefixes: &PrefixTree, prompt: &[u32]) -> Begun {
+        let before = self.session.clone();
+        let begun = || Ok(prefixes.begin(&mut self.session, &self.scope, prompt));
+        shielded(before.decoder.device(), begun).unwrap_or_else(|_| {
+            prefixes.clear();
+            self.session = before;
+            Begun::default()
+        })
+    }
+
+    /// Has others begin with what it has computed so far. It goes on where that cannot be kept: what is wrong with the device is
+    /// told by the next pass.
+    pub fn keep(&self, prefixes: &PrefixTree) {
+        let kept = || {
+            prefixes.keep(&self.session, &self.scope);
+            Ok(())
+        };
+        if shielded(self.session.decoder.device(), kept).is_err() {
+            prefixes.clear();
+        }
     }
 
     /// It waits from now on.

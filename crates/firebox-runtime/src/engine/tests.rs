@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,6 @@ use super::request::Request;
 use super::sequence::{RequestId, Sequence};
 use crate::answer::Answer;
 use crate::fit::{Commons, Terms};
-use crate::heads::{HeadRack, HeadSource, RackConfig, ReadyHead};
 use crate::schedule::{AdmissionConfig, Priority};
 use crate::telemetry::Telemetry;
 use crate::thermal::Heat;
@@ -25,8 +24,11 @@ use crate::{
     RuntimeError, SamplerConfig, Session, device,
 };
 
+mod prefixes;
+mod preparing;
+
 /// Goes on by another while whenever it is asked.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct MadeUp(AtomicU64);
 
 impl Clock for MadeUp {
@@ -453,78 +455,6 @@ fn others_run_in_the_place_of_who_is_held() {
     host.cancel(slow, clock.now(), &mut told);
     while host.work(&clock, &mut told) != Worked::Idle {}
     assert_eq!(ended, [other, slow]);
-}
-
-/// Heads that do not come before so many requests have ended, or half a minute is over, and then are none.
-#[derive(Debug)]
-struct Slow {
-    after: usize,
-    ended: Arc<AtomicUsize>,
-}
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-impl HeadSource for Slow {
-    fn names(&self) -> Result<Vec<String>, RuntimeError> {
-        Ok(vec!["slow".into()])
-    }
-
-    fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError> {
-        Ok((name == "slow").then_some(1))
-    }
-
-    fn bytes(&self, _: &str) -> Result<u64, RuntimeError> {
-        Ok(1)
-    }
-
-    fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
-        let began = Instant::now();
-        while self.ended.load(Ordering::Relaxed) < self.after && began.elapsed() < PATIENCE / 2 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Err(RuntimeError::NoHead { name: name.into() })
-    }
-}
-
-#[test]
-fn others_run_while_a_request_is_prepared() {
-    let (mut host, clock) = small(2);
-    let count = Arc::new(AtomicUsize::new(0));
-    let slow = Slow { after: 4, ended: count.clone() };
-    let rack = HeadRack::new(Arc::new(slow), RackConfig::patient()).unwrap();
-    let session = || {
-        let (_, model) = host.models().next().unwrap();
-        model.session().unwrap().with_heads(rack.clone())
-    };
-    let [slow, late, cancelled] = [(); 3].map(|()| answer_of(3).in_session(session()).wearing("slow"));
-    let slow = host.submit(slow, clock.now()).unwrap();
-    let late = host.submit(late.with_first_by(Duration::ZERO).or_not_at_all(), clock.now()).unwrap();
-    let cancelled = host.submit(cancelled, clock.now()).unwrap();
-    let grammar = Some(crate::Grammar::Regex("a(b".into()));
-    let wrong = answer_of(3).with_config(GenerationConfig { grammar, ..GenerationConfig::default() });
-    let wrong = host.submit(wrong, clock.now()).unwrap();
-    let other = host.submit(answer_of(6), clock.now()).unwrap();
-    let (mut ended, mut failed) = (Vec::new(), HashMap::new());
-    let mut told = |id: RequestId, event: Event| {
-        if event.is_last() {
-            ended.push(id);
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-        if let Event::Failed(failure) = event {
-            failed.insert(id, failure.error);
-        }
-    };
-    host.cancel(cancelled, clock.now(), &mut told);
-    while host.work(&clock, &mut told) != Worked::Idle {
-        std::thread::sleep(Duration::from_micros(100));
-    }
-    let place = |id: RequestId| ended.iter().position(|other| *other == id).unwrap();
-    assert_eq!(ended.len(), 5);
-    assert!(place(other) < place(slow) && place(late) < place(slow) && place(wrong) < place(slow));
-    assert!(matches!(failed[&slow], RuntimeError::HeadNotWorn { .. }), "{:?}", failed[&slow]);
-    assert!(matches!(failed[&late], RuntimeError::Late { .. }));
-    assert!(!failed.contains_key(&other) && failed.contains_key(&wrong) && failed.contains_key(&cancelled));
-    assert_eq!(host.under_way(), 0);
 }
 
 /// Who waits for a model that is being opened waits in a line that is no longer than that of an open one.

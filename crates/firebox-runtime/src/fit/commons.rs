@@ -2,7 +2,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use firebox_cache::{KvType, PAGE, Pool};
@@ -10,7 +10,7 @@ use firebox_model::{Architecture, Decoder, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
 use super::keeper::{Keeper, Looker, Pages, Tenancy};
-use super::kept::{Gave, ask, insist};
+use super::kept::{Gave, READING_CHECK, SLOWEST_READ, ask, insist};
 use super::tenant::{Tenant, Tenants, lock};
 use super::turns::{InTurn, Turn};
 use super::{Fit, sentry};
@@ -39,9 +39,6 @@ const ROWS: usize = 128;
 
 /// Pieces that a block is read in, each of which stays or not: about as large as its largest matrices.
 const PIECES: usize = 4;
-
-/// Milliseconds that are waited for who is about to give something up: it may have to read a part before.
-const PATIENCE: usize = 2000;
 
 /// On what terms a model shares memory with others.
 #[derive(Debug, Clone, PartialEq)]
@@ -245,10 +242,8 @@ impl Commons {
         // Pages come where others keep parts, and where nobody has to have anything.
         let pages = (self.budget.total() - taken - standing) / shape.kv_bytes_per_token.max(1);
         plan.kv_tokens = (usize::try_from(pages).unwrap_or(usize::MAX) / PAGE * PAGE).min(context);
-        let budget = self.budget.slice(0)?;
+        let budget = self.slice()?;
         let keeper = Keeper::among(&budget, streamed.parts(), streamed.blocks())?;
-        let tenants = Arc::downgrade(&self.tenants);
-        budget.ask_when_short(move || tenants.upgrade().is_some_and(|tenants| give_way(&tenants)));
         let tenant = Arc::new(Tenant {
             tenants: Arc::downgrade(&self.tenants),
             is_pinned: terms.pinned,
@@ -258,6 +253,7 @@ impl Commons {
             decoder: Arc::downgrade(decoder),
             turn,
             state: Mutex::default(),
+            spares: Mutex::default(),
         });
         keeper.share(Tenancy { tenants: self.tenants.clone(), tenant: tenant.clone() });
         drop(making);
@@ -278,7 +274,17 @@ impl Commons {
         keeper.set_governor(Governor::new(residency, pressure::system(), GovernorConfig::default()));
         streamed.set_watcher(Box::new(Looker(keeper.clone())));
         sentry::keep_watch(&keeper, decoder, pressure::system())?;
-        Ok(Fit { plan, rates, budget, pool, keeper, decoder: decoder.clone(), _standing: standing })
+        let row_bytes = shape.activation_bytes_per_row;
+        Ok(Fit {
+            plan,
+            rates,
+            budget,
+            pool,
+            keeper,
+            decoder: decoder.clone(),
+            row_bytes,
+            _standing: standing,
+        })
     }
 
     /// Opens an encoder.
@@ -287,13 +293,20 @@ impl Commons {
         let bytes = checkpoint.segments().iter().map(|segment| segment.bytes).sum::<u64>() + BESIDE;
         let others = self.others(&whole);
         self.check(checkpoint.path(), others + self.activations_with(0) + bytes)?;
-        let charge = Arc::new(self.insist(Account::Weights, bytes)?);
+        let charge = Arc::new(self.slice()?.insist(Account::Weights, bytes)?);
         let mut model = Model::from_checkpoint(checkpoint, device)?;
         self.look()?;
         whole.retain(|charge| charge.strong_count() > 0);
         whole.push(Arc::downgrade(&charge));
         model.paid = Some(charge);
         Ok(model)
+    }
+
+    /// What one of the models takes. Others let go of what they keep for what it insists on.
+    fn slice(&self) -> Result<Budget, RuntimeError> {
+        let (budget, tenants) = (self.budget.slice(0)?, Arc::downgrade(&self.tenants));
+        budget.ask_when_short(move || tenants.upgrade().is_some_and(|tenants| give_way(&tenants)));
+        Ok(budget)
     }
 
     /// Charges what cannot be done without. Others let go of what they keep for it.
@@ -364,12 +377,12 @@ fn gave(tenants: &Tenants) -> Gave {
 
 /// The same, and waits for who is about to. Whether anybody has.
 fn give_way(tenants: &Tenants) -> bool {
-    for _ in 0..PATIENCE {
+    let began = Instant::now();
+    loop {
         match gave(tenants) {
             Gave::Some => return true,
-            Gave::Nothing => return false,
-            Gave::Busy => thread::sleep(Duration::from_millis(1)),
+            Gave::Busy | Gave::Reading if began.elapsed() < SLOWEST_READ => thread::sleep(READING_CHECK),
+            Gave::Busy | Gave::Reading | Gave::Nothing => return false,
         }
     }
-    false
 }

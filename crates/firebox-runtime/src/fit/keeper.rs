@@ -2,10 +2,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use firebox_cache::Ledger;
+use firebox_cache::{Ledger, Spare};
 use firebox_model::{Decoder, Streamed, Watcher};
 
 use crate::RuntimeError;
@@ -146,14 +146,37 @@ impl Keeper {
             if !all && !self.tenancy().is_none_or(has_room) {
                 break;
             }
-            let mut state = self.state();
-            let mut kept = Kept { keeper: self, streamed, state: &mut state };
-            match if all { kept.insist(|kept| kept.keep(part)) } else { kept.keep(part) } {
+            let paid = match self.pay_for(streamed, part, all) {
                 Err(RuntimeError::OverBudget { .. }) if !all => break,
-                kept => kept?,
+                paid => paid?,
+            };
+            // Not under the lock: others may need what is kept already while the disk is waited for. What is paid stays here until
+            // then, because a pass may pay for the same part, or somebody let it go as soon as it is there.
+            let read = streamed.keep(part);
+            let mut state = self.state();
+            if streamed.is_kept(part) && state.weights[part].is_none() {
+                state.weights[part] = paid;
             }
+            drop(state);
+            read?;
         }
         Ok(())
+    }
+
+    /// Pays for a part that is about to be kept, by what others keep if it has to be.
+    fn pay_for(
+        &self,
+        streamed: &Streamed,
+        part: usize,
+        insists: bool,
+    ) -> Result<Option<Charge>, RuntimeError> {
+        let mut state = self.state();
+        if streamed.is_kept(part) {
+            return Ok(None);
+        }
+        let charge = || self.budget.charge(Account::Weights, streamed.kept_bytes(part));
+        let mut kept = Kept { keeper: self, streamed, state: &mut state };
+        if insists { kept.insist(|_| charge()) } else { charge() }.map(Some)
     }
 
     /// Charges what the program has come to take, now and then. Others let go of what they keep for it; where nobody can, the
@@ -408,11 +431,86 @@ impl Ledger for Pages {
     fn emptied(&self, bytes: usize) {
         self.keeper.unfilled.fetch_add(bytes as u64, Ordering::Relaxed);
     }
+
+    fn add_spare(&self, spare: &Weak<dyn Spare>) {
+        if let Some(Tenancy { tenant, .. }) = self.keeper.tenancy() {
+            tenant.add_spare(spare);
+        }
+    }
+
+    fn others_give_up(&self) -> bool {
+        let Some(Tenancy { tenants, tenant }) = self.keeper.tenancy() else { return false };
+        tenants.idle_gives_page(tenant)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use firebox_model::StreamedConfig;
+    use firebox_store::{Checkpoint, ReadAt, ReadMethod, StoreError, StreamConfig};
+
     use super::*;
+    use crate::device;
+
+    /// A disk that brings nothing while it is held up.
+    #[derive(Debug)]
+    struct HeldUp {
+        files: Arc<dyn ReadAt>,
+        is_held: AtomicBool,
+        /// Whether somebody waits for it.
+        is_asked: AtomicBool,
+    }
+
+    impl ReadAt for HeldUp {
+        fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
+            // Nobody waits for it for ever.
+            for _ in (0..6000).take_while(|_| self.is_held.load(Ordering::Relaxed)) {
+                self.is_asked.store(true, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(10));
+            }
+            self.files.read_at(file, buffer, start)
+        }
+    }
+
+    #[test]
+    fn what_is_kept_may_change_while_a_part_is_read_to_be_kept() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let disk = Arc::new(HeldUp {
+            files: checkpoint.disk(ReadMethod::Buffered),
+            is_held: AtomicBool::new(false),
+            is_asked: AtomicBool::new(false),
+        });
+        let config = StreamedConfig {
+            stream: StreamConfig { buffers: 0, ..StreamConfig::default() },
+            method: Some(ReadMethod::Buffered),
+            source: Some(disk.clone()),
+            rate: Some(1e9),
+            ..StreamedConfig::default()
+        };
+        let decoder = Decoder::stream(&checkpoint, &device("cpu").unwrap(), &config).unwrap();
+        let streamed = decoder.streamed().unwrap();
+        let budget = Budget::new(1 << 30);
+        let keeper = Keeper::among(&budget, streamed.parts(), streamed.blocks()).unwrap();
+        disk.is_held.store(true, Ordering::Relaxed);
+        thread::scope(|scope| {
+            let filling = scope.spawn(|| keeper.fill(streamed, true));
+            for _ in (0..6000).take_while(|_| !disk.is_asked.load(Ordering::Relaxed)) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            let is_free = keeper.state.try_lock().is_ok();
+            disk.is_held.store(false, Ordering::Relaxed);
+            filling.join().unwrap().unwrap();
+            assert!(is_free);
+        });
+        assert!((0..streamed.parts()).all(|part| streamed.is_kept(part)));
+        let bytes: u64 = (0..streamed.parts()).map(|part| streamed.kept_bytes(part)).sum();
+        assert_eq!(budget.held(Account::Weights), bytes);
+    }
 
     #[test]
     fn what_comes_after_the_layers_is_kept_before_them() {

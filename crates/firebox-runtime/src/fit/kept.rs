@@ -1,5 +1,6 @@
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use firebox_model::Streamed;
 
@@ -15,17 +16,27 @@ use crate::thermal::{Heat, Thermometer};
 /// a second one is worth less than another part that is kept.
 const FEW_MISSING: usize = 3;
 
-/// How often somebody is asked again for memory who is just about to change what it keeps.
+/// How often somebody is asked again for memory who is just about to change what it keeps. That takes no longer, unless it waits
+/// for who asks.
 const ASKED_AGAIN: usize = 10_000;
 
+/// The longest that a part is read, by a slow disk after others.
+pub(super) const SLOWEST_READ: Duration = Duration::from_secs(2);
+
+/// From one look to the next whether somebody has what it reads.
+pub(super) const READING_CHECK: Duration = Duration::from_millis(1);
+
 /// What came of asking for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Gave {
-    /// Some was given up.
-    Some,
     /// Nobody has any to give.
     Nothing,
     /// It has some, and is about to change that.
     Busy,
+    /// It has some that is being read into, and gives it up then.
+    Reading,
+    /// Some was given up.
+    Some,
 }
 
 /// Takes what cannot be done without, and asks for more as long as that does not fit.
@@ -34,16 +45,19 @@ pub(super) fn insist<S, R>(
     take: impl Fn(&mut S) -> Result<R, RuntimeError>,
     ask: impl Fn(&mut S) -> Gave,
 ) -> Result<R, RuntimeError> {
-    let mut asked = 0;
+    let (mut asked, mut waits_since) = (0, None);
     loop {
         match take(state) {
             Err(error @ RuntimeError::OverBudget { .. }) => match ask(state) {
-                Gave::Some => {}
+                Gave::Some => (asked, waits_since) = (0, None),
+                Gave::Reading if waits_since.get_or_insert_with(Instant::now).elapsed() < SLOWEST_READ => {
+                    thread::sleep(READING_CHECK);
+                }
                 Gave::Busy if asked < ASKED_AGAIN => {
                     asked += 1;
                     thread::yield_now();
                 }
-                Gave::Busy | Gave::Nothing => return Err(error),
+                Gave::Reading | Gave::Busy | Gave::Nothing => return Err(error),
             },
             taken => return taken,
         }
@@ -52,7 +66,7 @@ pub(super) fn insist<S, R>(
 
 /// Asks one after the other to give something up, of whom one may be who asks.
 pub(super) fn ask(others: &[Arc<Tenant>], mut own: Option<&mut Kept<'_>>) -> Gave {
-    let mut busy = false;
+    let mut most = Gave::Nothing;
     for other in others {
         let (Some(keeper), Some(decoder)) = (other.keeper.upgrade(), other.decoder.upgrade()) else {
             continue;
@@ -62,13 +76,12 @@ pub(super) fn ask(others: &[Arc<Tenant>], mut own: Option<&mut Kept<'_>>) -> Gav
             Some(own) => own.give_up(other),
             None => keeper.give_up(streamed, other),
         };
-        match gave {
-            Gave::Some => return Gave::Some,
-            Gave::Busy => busy = true,
-            Gave::Nothing => {}
+        if gave == Gave::Some {
+            return gave;
         }
+        most = most.max(gave);
     }
-    if busy { Gave::Busy } else { Gave::Nothing }
+    most
 }
 
 /// The parts of a model as something to be governed.
@@ -99,21 +112,27 @@ impl Kept<'_> {
 
     fn ask_anybody(&mut self) -> Gave {
         let Some(Tenancy { tenants, .. }) = self.keeper.tenancy() else { return self.let_last_go() };
-        ask(&tenants.least_urgent_first(), Some(&mut *self))
+        match ask(&tenants.least_urgent_first(), Some(&mut *self)) {
+            // Nobody is waited for long under the lock: others want to know what is kept, and whoever watches over memory to let it go.
+            Gave::Reading => Gave::Busy,
+            gave => gave,
+        }
     }
 
     pub fn give_up(&mut self, tenant: &Tenant) -> Gave {
         let ring = self.state.ring.bytes();
         if tenant.wanted().urgency.is_none() && ring > 0 {
             self.fit_ring();
-            if self.state.ring.bytes() < ring {
-                return Gave::Some;
-            }
+        } else if self.pays_for_nothing() {
+            self.set_ring(self.streamed.buffers());
+        }
+        if self.state.ring.bytes() < ring {
+            return Gave::Some;
         }
         let gave = if tenant.is_pinned { Gave::Nothing } else { self.let_last_go() };
         if matches!(gave, Gave::Nothing) {
             // Somebody is reading into a buffer, and gives it back then.
-            return if self.pays_for_more_than_needed() { Gave::Busy } else { Gave::Nothing };
+            return if self.pays_for_more_than_needed() { Gave::Reading } else { Gave::Nothing };
         }
         // Who kept everything, or all but one part of every block, needs more buffers now: of what it has given up itself.
         while tenant.wanted().urgency.is_some() && self.state.ring.bytes() < self.least_ring() {
@@ -352,6 +371,37 @@ impl Residency for Kept<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Budget;
+
+    /// What comes of wanting memory that somebody else has, who says so until it has given it up after a while.
+    fn insisted(gave: Gave, after: Duration) -> bool {
+        let budget = Budget::new(10);
+        let mut theirs = Some(budget.charge(Account::Scratch, 10).unwrap());
+        let began = Instant::now();
+        let taken = insist(
+            &mut theirs,
+            |_| budget.charge(Account::Streams, 10),
+            |theirs| match began.elapsed() < after {
+                true => gave,
+                false if theirs.take().is_some() => Gave::Some,
+                false => Gave::Nothing,
+            },
+        );
+        taken.is_ok()
+    }
+
+    #[test]
+    fn who_reads_a_part_is_waited_for() {
+        assert!(insisted(Gave::Reading, Duration::from_millis(300)));
+        assert!(!insisted(Gave::Reading, 2 * SLOWEST_READ), "nobody waits for ever");
+    }
+
+    #[test]
+    fn two_who_wait_for_each_other_do_not_do_so_for_long() {
+        let began = Instant::now();
+        assert!(!insisted(Gave::Busy, Duration::from_secs(3600)));
+        assert!(began.elapsed() < Duration::from_secs(60));
+    }
 
     /// Passes until nothing changes any more, from some layers that are missing, and how often one took another's place.
     fn settled(missing: &mut [usize], layers: usize) -> usize {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use firebox_cache::{KvType, PAGE, Pool};
+use firebox_cache::{KvType, PAGE, Pool, positions_held};
 use firebox_model::{Decoder, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, probes, reading_rate};
 
@@ -96,6 +96,8 @@ pub struct Fit {
     pool: Pool,
     keeper: Arc<Keeper>,
     decoder: Arc<Decoder>,
+    /// Intermediate results of one row of a pass.
+    row_bytes: u64,
     /// What is there whatever happens.
     _standing: Vec<Charge>,
 }
@@ -152,6 +154,28 @@ impl Fit {
             (Some(streamed), Some(_)) => self.keeper.fill(streamed, false),
             _ => Ok(()),
         }
+    }
+
+    /// How many rows of texts that nobody remembers may go through the layers together without anybody giving up anything.
+    pub(crate) fn rows_at_once(&self) -> usize {
+        let rows = self.budget.left() / (self.row_bytes + self.unremembered_bytes()).max(1);
+        self.plan.chunk.saturating_add(usize::try_from(rows).unwrap_or(usize::MAX))
+    }
+
+    /// Pays for a pass of such texts of these lengths: for rows beyond those that passes were planned to have, and for keys and
+    /// values, which are in none of the pool's pages. Kept parts go for it, those first that are needed least.
+    pub(crate) fn pay_for_pass(&self, lengths: impl Iterator<Item = usize>) -> Result<Charge, RuntimeError> {
+        let Some(streamed) = self.decoder.streamed() else { unreachable!("it was made to be streamed") };
+        let of_text = |(rows, held), length| (rows + length, held + positions_held(length));
+        let (rows, held) = lengths.fold((0, 0), of_text);
+        let beyond = rows.saturating_sub(self.plan.chunk) as u64;
+        let bytes = beyond * self.row_bytes + held as u64 * self.unremembered_bytes();
+        self.keeper.claim(streamed, Account::Activations, bytes)
+    }
+
+    /// Exact keys and values of one token in all layers.
+    fn unremembered_bytes(&self) -> u64 {
+        self.decoder.layout(KvType::F32).bytes_per_position() as u64
     }
 
     pub(crate) fn pool(&self) -> &Pool {
@@ -310,7 +334,8 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     keeper.set_governor(governor(&plan, &shape, &rates, parts)?);
     streamed.set_watcher(Box::new(Looker(keeper.clone())));
     sentry::keep_watch(&keeper, decoder, pressure::system())?;
-    Ok(Fit { plan, rates, budget, pool, keeper, decoder: decoder.clone(), _standing: standing })
+    let row_bytes = shape.activation_bytes_per_row;
+    Ok(Fit { plan, rates, budget, pool, keeper, decoder: decoder.clone(), row_bytes, _standing: standing })
 }
 
 /// Does as one is told instead of what is best.

@@ -3,6 +3,7 @@ use std::sync::atomic::{self, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use firebox_cache::Spare;
 use firebox_model::Decoder;
 use firebox_store::Scrap;
 
@@ -138,6 +139,8 @@ pub(super) struct Tenant {
     pub decoder: Weak<Decoder>,
     pub turn: Arc<Turn>,
     pub state: Mutex<Wanted>,
+    /// Who has pages of it that nobody is using now.
+    pub spares: Mutex<Vec<Weak<dyn Spare>>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -173,6 +176,20 @@ impl Tenant {
         }
         state.urgency = urgency;
         changes
+    }
+
+    /// Asks also `spare` for pages that nobody is using now.
+    pub fn add_spare(&self, spare: &Weak<dyn Spare>) {
+        let mut spares = lock(&self.spares);
+        spares.retain(|spare| spare.strong_count() > 0);
+        spares.push(spare.clone());
+    }
+
+    /// Gives up a page that nobody is using now, where that is of use to others.
+    fn gives_page(&self) -> bool {
+        let Some(keeper) = self.keeper.upgrade() else { return false };
+        let spares: Vec<_> = lock(&self.spares).iter().filter_map(Weak::upgrade).collect();
+        keeper.budget.exceeds_reserve() && spares.iter().any(|spare| spare.give_up())
     }
 
     /// What it keeps is worth the least where this is the smallest.
@@ -310,6 +327,16 @@ impl Tenants {
         all
     }
 
+    /// Has one of the others that nobody wants give up a page that nobody is using now, the one first that has not been wanted for
+    /// longest. Whoever asks holds no lock: giving up takes those of the other's pages and keeper.
+    pub fn idle_gives_page(&self, asks: &Tenant) -> bool {
+        let others = self.least_urgent_first().into_iter();
+        let mut idle = others.filter(|other| {
+            !std::ptr::eq(&**other, asks) && !other.is_pinned && other.wanted().urgency.is_none()
+        });
+        idle.any(|other| other.gives_page())
+    }
+
     /// Notes how short memory is.
     pub fn see(&self, pressure: Pressure) {
         let mut seen = lock(&self.seen);
@@ -339,9 +366,9 @@ mod tests {
 
     fn tenant(tenants: &Arc<Tenants>, bytes: u64, is_pinned: bool) -> Arc<Tenant> {
         let (keeper, decoder) = (Weak::new(), Weak::new());
-        let (turn, state) = (Arc::default(), Mutex::default());
+        let (turn, state, spares) = (Arc::default(), Mutex::default(), Mutex::default());
         let tenants = Arc::downgrade(tenants);
-        Arc::new(Tenant { tenants, is_pinned, bytes, least: 0, keeper, decoder, turn, state })
+        Arc::new(Tenant { tenants, is_pinned, bytes, least: 0, keeper, decoder, turn, state, spares })
     }
 
     fn urgency(priority: Priority, awaited: bool) -> Option<Urgency> {

@@ -6,6 +6,7 @@ mod rack;
 mod retry;
 mod router;
 mod source;
+mod wearing;
 
 /// Which head usually follows which.
 pub use crate::succession::Succession as HeadHistory;
@@ -14,6 +15,7 @@ pub use classifying::Likelihood;
 pub use rack::{FALLBACK, HeadEvent, HeadRack, HeadState, RackConfig, Worn};
 pub use router::{ROUTER, Router};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};
+pub(crate) use wearing::Fetched;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -13,8 +13,8 @@ use crate::{Budget, Model, RuntimeError, device};
 
 /// Heads that are the model's own layers under other names.
 #[derive(Debug)]
-struct Wardrobe {
-    model: Model,
+pub(crate) struct Wardrobe {
+    pub model: Model,
     split: usize,
     heads: Mutex<BTreeMap<String, Made>>,
     /// Whether one has begun to be loaded.
@@ -24,12 +24,12 @@ struct Wardrobe {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Made {
-    generation: u64,
-    bytes: u64,
+pub(crate) struct Made {
+    pub generation: u64,
+    pub bytes: u64,
     /// Whether it is not there before this is over.
-    held_back: bool,
-    fails: bool,
+    pub held_back: bool,
+    pub fails: bool,
 }
 
 const PANICS: u64 = 99;
@@ -56,7 +56,7 @@ impl Tensors for Nothing {
 }
 
 impl Wardrobe {
-    fn new(heads: &[(&str, u64)]) -> Arc<Self> {
+    pub fn new(heads: &[(&str, u64)]) -> Arc<Self> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
         let checkpoint = Checkpoint::open(path).unwrap();
         let model = Model::from_checkpoint(checkpoint, &device("cpu").unwrap()).unwrap();
@@ -73,7 +73,7 @@ impl Wardrobe {
         })
     }
 
-    fn change(&self, name: &str, change: impl FnOnce(&mut Made)) {
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut Made)) {
         change(self.heads.lock().unwrap().get_mut(name).unwrap());
     }
 

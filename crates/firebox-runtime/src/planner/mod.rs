@@ -34,5 +34,5 @@ pub use plan::{Mode, Plan, plan};
 pub use prediction::{Prediction, predict};
 pub use profile::DeviceProfile;
 pub use rates::Rates;
-pub(crate) use shape::PROGRAM_BYTES;
+pub(crate) use shape::{PROGRAM_BYTES, encoder_activation_bytes};
 pub use shape::{Part, Shape};

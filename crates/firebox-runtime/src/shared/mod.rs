@@ -69,7 +69,8 @@ pub struct PrefixStats {
 /// goes on as if it had computed what it got, on the CPU to the last bit; on accelerators as if it had been fed in pieces.
 ///
 /// Full pages are shared. Where a sequence goes another way in the middle of a page, that page is copied, into the one that
-/// the next token needs anyway. The pool gets pages back before anybody else gives up anything or is refused.
+/// the next token needs anyway. The pool gets pages back before anybody else gives up anything or is refused, and before
+/// that those of models that nobody asks anything, where they share their memory.
 ///
 /// ```no_run
 /// # use firebox_runtime::{Model, Pool, PrefixLimits, PrefixTree, RuntimeError, Session, KvType};

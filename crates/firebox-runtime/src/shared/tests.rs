@@ -4,8 +4,9 @@ use firebox_cache::{KvType, PAGE, TurnKind};
 use proptest::prelude::*;
 
 use super::*;
+use crate::fit::{Commons, Fit, Terms};
 use crate::saved::tests::{Step, bits, model, some_tokens, step, take, with_policy};
-use crate::{Model, RuntimeError, likeliest};
+use crate::{Model, RuntimeError, device, likeliest};
 
 const FIXTURES: [&str; 5] = [
     "reference/llama",
@@ -335,4 +336,36 @@ fn states_are_charged() {
     assert_eq!((budget.held(Account::Streams), tree.stats().state_bytes), (2 * each, 2 * each));
     tree.clear();
     assert_eq!(budget.left(), budget.total());
+}
+
+#[test]
+fn a_model_that_nobody_asks_gives_up_beginnings_before_anybody_gives_up_weights() {
+    let commons = Commons::beside(&Budget::new(256 << 20)).unwrap();
+    let path = models()[0].checkpoint().path().to_owned();
+    let open = || commons.open(&path, &device("cpu").unwrap(), &Terms::default()).unwrap();
+    let (idle, asked) = (open(), open());
+    let kept = || [&idle, &asked].map(|model| model.fit().map(Fit::kept_bytes));
+    let prompts = [[5u32; 20], [7; 20]];
+    let trees = [&idle, &asked].map(|model| {
+        let pool = model.session().unwrap().cache().pool().clone();
+        let tree = tree(model, &pool, PrefixLimits::default());
+        for prompt in &prompts {
+            let mut session = model.session().unwrap();
+            session.feed(prompt).unwrap();
+            tree.keep(&session, "scope");
+        }
+        tree
+    });
+    let pages = || trees.each_ref().map(|tree| tree.stats().pages);
+    let (before, budget) = (kept(), commons.budget());
+    let _taken = budget.charge(Account::Scratch, budget.left()).unwrap();
+    let mut session = asked.session().unwrap();
+    session.feed(&[3, 5, 8]).unwrap();
+    assert_eq!((pages(), kept()), ([1, 2], before), "the other's, and no more than is needed");
+    let mut other = asked.session().unwrap();
+    other.feed(&[3, 5, 8]).unwrap();
+    assert_eq!((pages(), kept()), ([0, 2], before));
+    let mut last = asked.session().unwrap();
+    last.feed(&[3, 5, 8]).unwrap();
+    assert_eq!((pages(), kept()), ([0, 1], before), "its own come next");
 }

@@ -51,11 +51,11 @@ impl Output {
 
     /// Everything at once, when it is there.
     pub async fn whole(mut self) -> Result<Value, ApiError> {
-        while let Some((_, event)) = self.answers.next().await {
+        while let Some((index, event)) = self.answers.next().await {
             if let Event::Failed(failure) = event {
-                return Err(failure.error.into());
+                return Err(self.answers.refusal(index, failure.error));
             }
-            self.took(event);
+            self.took(index, event);
         }
         Ok(self.response())
     }
@@ -85,7 +85,7 @@ impl Output {
         ready.push_back(format!("event: {kind}\ndata: {event}\n\n").into_bytes());
     }
 
-    fn took(&mut self, event: Event) {
+    fn took(&mut self, index: usize, event: Event) {
         match event {
             Event::Waiting { .. } => {}
             Event::Piece(piece) => {
@@ -113,7 +113,7 @@ impl Output {
                 self.tell(kind, json!({ "response": response }));
             }
             Event::Failed(failure) => {
-                let error = ApiError::from(failure.error).value();
+                let error = self.answers.refusal(index, failure.error).value();
                 for heard in self.listener.end() {
                     self.say(heard, "incomplete");
                 }
@@ -209,7 +209,7 @@ impl Stream for Output {
             }
             match self.answers.poll_event(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some((_, event))) => self.took(event),
+                Poll::Ready(Some((index, event))) => self.took(index, event),
                 Poll::Ready(None) => self.over = true,
             }
         }

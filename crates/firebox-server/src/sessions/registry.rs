@@ -1,15 +1,14 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use firebox_store::files;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::timeout;
 
+use super::archive::Archive;
 use super::dialogue::Dialogue;
 use crate::app::in_turn;
 use crate::error::ApiError;
@@ -20,6 +19,10 @@ use crate::served::Served;
 pub struct SessionsConfig {
     /// Where they are saved; nowhere, where none is said.
     pub folder: Option<PathBuf>,
+    /// How many of them a key may have there.
+    pub most_saved: usize,
+    /// Bytes that those of a key may take there.
+    pub saved_bytes: u64,
     /// How many there may be at once.
     pub most: usize,
     /// How long nobody may ask for one before it goes.
@@ -28,7 +31,13 @@ pub struct SessionsConfig {
 
 impl Default for SessionsConfig {
     fn default() -> Self {
-        Self { folder: None, most: 64, idle: Duration::from_secs(60 * 60) }
+        Self {
+            folder: None,
+            most_saved: 256,
+            saved_bytes: 16 << 30,
+            most: 64,
+            idle: Duration::from_secs(60 * 60),
+        }
     }
 }
 
@@ -37,8 +46,11 @@ type All = Mutex<BTreeMap<String, Arc<Held>>>;
 /// The sessions of a server, each of the key that has begun it.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    config: SessionsConfig,
+    most: usize,
+    idle: Duration,
     held: Arc<All>,
+    /// Those that were saved.
+    pub(super) archive: Archive,
 }
 
 /// A session, and how it was when it was changed last: whoever looks does not wait for an answer to end.
@@ -68,7 +80,8 @@ pub(super) struct Taken {
 
 impl Sessions {
     pub fn new(config: SessionsConfig) -> Self {
-        Self { config, held: Arc::default() }
+        let SessionsConfig { folder, most_saved, saved_bytes, most, idle } = config;
+        Self { most, idle, held: Arc::default(), archive: Archive::new(folder, most_saved, saved_bytes) }
     }
 
     /// How many there are.
@@ -84,7 +97,7 @@ impl Sessions {
         make: impl FnOnce(Arc<Served>) -> Result<Dialogue, ApiError> + Send + 'static,
     ) -> Result<Arc<Held>, ApiError> {
         // Making one for nothing would keep others waiting.
-        if self.count() >= self.config.most {
+        if self.count() >= self.most {
             return Err(self.full());
         }
         let computing = served.computing.clone();
@@ -105,17 +118,17 @@ impl Sessions {
         });
         let mut all = self.held();
         // Others may have come meanwhile.
-        if all.len() >= self.config.most {
+        if all.len() >= self.most {
             return Err(self.full());
         }
         all.insert(held.id.clone(), held.clone());
         drop(all);
-        tokio::spawn(go_when_idle(Arc::downgrade(&self.held), held.id.clone(), self.config.idle, gone));
+        tokio::spawn(go_when_idle(Arc::downgrade(&self.held), held.id.clone(), self.idle, gone));
         Ok(held)
     }
 
     fn full(&self) -> ApiError {
-        let most = self.config.most;
+        let most = self.most;
         ApiError::too_many(format!(
             "there are {most} sessions, and no more may be; delete one, or save it first"
         ))
@@ -149,28 +162,6 @@ impl Sessions {
         let held = self.find(scope, id)?;
         self.held().remove(&held.id);
         Ok(())
-    }
-
-    /// Where the sessions of a key are saved.
-    pub(super) fn folder(&self, owner: &str) -> Result<PathBuf, ApiError> {
-        let folder = self.config.folder.as_ref().ok_or_else(|| {
-            ApiError::invalid("sessions are saved nowhere; start the server with --sessions FOLDER")
-        })?;
-        Ok(folder.join(owner))
-    }
-
-    /// Names of what a key has saved.
-    pub(super) fn saved(&self, owner: &str) -> Vec<String> {
-        let Ok(folder) = self.folder(owner) else { return Vec::new() };
-        let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
-        let name = |file: std::io::Result<std::fs::DirEntry>| {
-            let name = file.ok()?.file_name().into_string().ok()?;
-            let name = name.strip_suffix(ENDING)?;
-            is_name(name).then(|| name.to_owned())
-        };
-        let mut names: Vec<String> = files.filter_map(name).collect();
-        names.sort_unstable();
-        names
     }
 
     fn held(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Held>>> {
@@ -247,54 +238,5 @@ impl Taken {
     /// The session once nobody changes it any more.
     pub fn let_go(self) -> Arc<Held> {
         self.held
-    }
-}
-
-/// What files of saved sessions are called.
-const ENDING: &str = ".session";
-const LONGEST_NAME: usize = 64;
-
-/// The file of a saved session. Names have nothing in them that means anything to a file system.
-pub(super) fn file(folder: &Path, name: &str, field: &str) -> Result<PathBuf, ApiError> {
-    if is_name(name) {
-        return Ok(folder.join(format!("{name}{ENDING}")));
-    }
-    Err(ApiError::field(
-        field,
-        format!(
-            "a name has at most {LONGEST_NAME} letters, digits, `-`, `_` and `.`, and does not begin with `.`"
-        ),
-    ))
-}
-
-/// Removes the file of a saved session.
-pub(super) fn remove(path: &Path, name: &str) -> Result<(), ApiError> {
-    files::remove_file(path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => no_saved(name),
-        _ => ApiError::internal(format!("the saved session {name:?} cannot be removed: {error}")),
-    })
-}
-
-pub(super) fn no_saved(name: &str) -> ApiError {
-    ApiError::nowhere(format!("there is no saved session {name:?}"))
-}
-
-fn is_name(name: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_stay_in_their_folder() {
-        let folder = Path::new("/saved/open");
-        assert_eq!(file(folder, "Trip-2.a", "name").unwrap(), Path::new("/saved/open/Trip-2.a.session"));
-        let long = "a".repeat(65);
-        for name in ["", ".", "..", "../a", "a/b", "a\\b", ".hidden", "a\0", "ä", "a b", &long, "C:"] {
-            assert!(file(folder, name, "name").is_err(), "{name:?}");
-        }
     }
 }

@@ -54,6 +54,45 @@ fn a_hundred_megabytes_take_none() {
 }
 
 #[test]
+fn a_body_of_many_small_values_is_refused_before_it_becomes_large() {
+    let server = Running::start(|_| {});
+    let before = resident();
+    for (path, field) in
+        [("/v1/chat/completions", "messages"), ("/v1/embeddings", "input"), ("/tokenize", "a")]
+    {
+        for piece in ["{}", "[]", "{\"a\":1}", "0"] {
+            let count = (8 << 20) / (piece.len() + 1) - 16;
+            let body = format!("{{\"{field}\": [{}]}}", vec![piece; count].join(","));
+            server.raw(&request(path, "", &body)).fails_saying(413, "too many values");
+        }
+    }
+    // What is within a text is values once more.
+    let arguments = format!("{{\"a\": [{}]}}", vec!["[0]"; 1_500_000].join(","));
+    let call = json!({"type": "function", "function": {"name": "f", "arguments": arguments}});
+    let messages = json!([{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "and?"}]);
+    server.post("/v1/chat/completions", &json!({"messages": messages})).fails_saying(413, "too many values");
+    let call = json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments});
+    server.post("/v1/responses", &json!({"input": [call]})).fails_saying(413, "too many values");
+    println!("{} MiB more", resident().saturating_sub(before));
+    // A prompt that is too long for this model is nothing that is wrong with a body.
+    let prompt: Vec<u32> = (0..130_000).map(|at| at % 150).collect();
+    let answer = server.post("/v1/completions", &json!({"prompt": prompt}));
+    answer.fails_saying(400, "do not fit into a context of 256");
+    let texts: Vec<Vec<u32>> = vec![vec![7; 400]; 2049];
+    server
+        .post("/v1/embeddings", &json!({"input": texts}))
+        .fails_saying(400, "2049 texts are more than 2048");
+    let field = json!({"type": "string", "description": "The name of a town."});
+    let fields: serde_json::Map<String, Value> =
+        (0..20_000).map(|at| (format!("field {at}"), field.clone())).collect();
+    let parameters = json!({"type": "object", "properties": fields});
+    let tool = json!({"type": "function", "function": {"name": "a", "parameters": parameters}});
+    let body = json!({"prompt": "Hello", "tools": [tool]});
+    assert!(body.to_string().len() > 1 << 20);
+    server.post("/tokenize", &body).ok();
+}
+
+#[test]
 fn what_is_nested_deeply_is_refused_or_read() {
     let (_folder, server) = serving(TAGGED);
     let deep = |depth: usize, leaf: Value| {

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use firebox_server::Keys;
+use firebox_server::{Keys, Neighbours};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Running, chat, request};
@@ -119,6 +119,74 @@ fn pages_of_other_sites_are_refused() {
     server.raw(&request(path, "Origin: http://localhost\r\n", &body)).ok();
     let rebound = "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
     server.raw(rebound).fails_saying(403, "localhost");
+}
+
+#[test]
+fn pages_of_an_origin_that_is_allowed_may_ask_all_there_is() {
+    let server = Running::start(|config| {
+        config.keys = Keys::new(["secret".into()]).unwrap();
+        config.neighbours = Neighbours::new(["https://app.example".to_owned()], None).unwrap();
+    });
+    let ask_whether = |origin: &str, host: &str| {
+        server.raw(&format!(
+            "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\nConnection: close\r\n\
+             Access-Control-Request-Method: POST\r\n\
+             Access-Control-Request-Headers: authorization,x-stainless-os\r\n\
+             Access-Control-Request-Private-Network: true\r\n\r\n"
+        ))
+    };
+    // No key comes with it.
+    let asked = ask_whether("https://app.example", "localhost");
+    let head = asked.head.to_ascii_lowercase();
+    for line in [
+        "access-control-allow-origin: https://app.example",
+        "access-control-allow-headers: authorization,x-stainless-os",
+        "access-control-allow-methods: get, post, delete",
+        "access-control-allow-private-network: true",
+        "vary: origin",
+    ] {
+        assert!(head.lines().any(|found| found == line), "no {line} in {head}");
+    }
+    assert_eq!(asked.text(204), "");
+    for (origin, host, words) in [
+        ("https://evil.example", "localhost", "--allow-origin"),
+        ("http://app.example", "localhost", "--allow-origin"),
+        ("https://app.example", "evil.example", "--allow-host"),
+    ] {
+        ask_whether(origin, host).fails_saying(403, words);
+    }
+    let body = chat("Hello", 4).to_string();
+    let page = |key: &str| {
+        let headers = format!("Origin: https://app.example\r\nAuthorization: Bearer {key}\r\n");
+        server.raw(&request("/v1/chat/completions", &headers, &body))
+    };
+    let (answered, refused) = (page("secret"), page("wrong"));
+    for answer in [&answered, &refused] {
+        // What goes wrong is for the page to read as well.
+        assert!(answer.head.contains("access-control-allow-origin: https://app.example"), "{}", answer.head);
+        assert!(!answer.head.contains("access-control-allow-credentials"), "{}", answer.head);
+    }
+    answered.ok();
+    refused.fails_saying(401, "Bearer");
+    let own = server.raw(&request("/v1/chat/completions", "Authorization: Bearer secret\r\n", &body));
+    assert!(!own.head.contains("access-control"), "{}", own.head);
+    own.ok();
+}
+
+#[test]
+fn a_machine_may_be_asked_for_by_a_name_that_is_allowed() {
+    let server = Running::start(|config| {
+        config.neighbours = Neighbours::new(None, ["models.example".to_owned()]).unwrap();
+    });
+    let ask = |headers: &str| {
+        server.raw(&format!("GET /v1/models HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n"))
+    };
+    ask("Host: models.example").ok();
+    ask("Host: Models.Example:8080").ok();
+    // As a proxy hands on what the console asks for.
+    ask("Host: models.example\r\nOrigin: https://models.example").ok();
+    ask("Host: evil.example").fails_saying(403, "--allow-host");
+    ask("Host: models.example\r\nOrigin: https://evil.example").fails_saying(403, "--allow-origin");
 }
 
 #[test]

@@ -6,11 +6,11 @@ use std::thread;
 
 use firebox_runtime::fit::{Commons, Terms};
 use firebox_runtime::schedule::Priority;
-use firebox_runtime::{Budget, RuntimeError, device};
+use firebox_runtime::{Budget, Model, RuntimeError, device};
 use firebox_server::Offer;
 use serde_json::{Value, json};
 
-use crate::client::{Running, chat, gguf, root};
+use crate::client::{Answer, Running, chat, gguf, root};
 
 fn listed(server: &Running) -> Vec<Value> {
     server.get("/v1/models").ok()["data"].as_array().unwrap().clone()
@@ -92,4 +92,49 @@ fn what_models_share_is_told_as_one() {
         assert!(metrics.contains(line), "no {line} in {metrics}");
     }
     assert!(!metrics.contains("firebox_budget_bytes{budget=\"two\"}"), "{metrics}");
+}
+
+/// The pocket model in the first of memories that grow bit by bit in which it can be opened at all.
+fn in_little_memory() -> (Commons, Model) {
+    let (path, cpu) = (root("assets/pocket"), device("cpu").unwrap());
+    let least = (1..64_u64).find_map(|quarters| {
+        let commons = Commons::beside(&Budget::new(quarters << 18)).unwrap();
+        let model = commons.open(&path, &cpu, &Terms::default()).ok()?;
+        Some((commons, model))
+    });
+    let (commons, model) = least.expect("sixteen megabytes are enough");
+    let planned = model.planned_tokens();
+    assert!(planned < 900, "{planned} tokens are all that the model may be asked");
+    (commons, model)
+}
+
+/// Asks the pocket model to continue so many tokens.
+fn ask_to_continue(server: &Running, tokens: u32, stream: bool) -> Answer {
+    let prompt: Vec<u32> = (0..tokens).map(|at| 20 + at * 7 % 500).collect();
+    let body =
+        json!({"model": "pocket", "prompt": prompt, "max_tokens": 2, "temperature": 0, "stream": stream});
+    server.post("/v1/completions", &body)
+}
+
+#[test]
+fn where_models_share_a_memory_what_finds_none_now_may_find_some_later() {
+    let (_commons, model) = in_little_memory();
+    let other = Offer::later("other", || Ok(gguf("llama")));
+    let server = Running::offering(vec![Offer::new("pocket", model), other], |_| {});
+    ask_to_continue(&server, 1000, false).text(503);
+    ask_to_continue(&server, 300, false).ok();
+}
+
+#[test]
+fn a_prompt_that_there_is_never_memory_for_is_too_long_and_not_too_early() {
+    let (_commons, model) = in_little_memory();
+    let server = Running::serve(vec![("pocket".into(), model)], |_| {});
+    let ask = |tokens, stream| ask_to_continue(&server, tokens, stream);
+    let refused: Value = serde_json::from_str(&ask(1000, false).text(400)).unwrap();
+    assert_eq!(refused["error"]["code"], "context_length_exceeded", "{refused}");
+    assert!(refused["error"]["message"].as_str().unwrap().contains("1001 tokens"), "{refused}");
+    // Whether it has begun or not by then, a stream tells the same.
+    let streamed = ask(1000, true).body();
+    assert!(streamed.contains("context_length_exceeded"), "{streamed}");
+    ask(300, false).ok();
 }

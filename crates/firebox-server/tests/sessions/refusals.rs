@@ -4,7 +4,7 @@ use firebox_server::Keys;
 use serde_json::{Value, json};
 
 use crate::client::Answer;
-use crate::{Talker, listener, start};
+use crate::{TALK, Talker, listener, start};
 
 #[test]
 fn an_answer_that_fails_on_its_way_ends_as_others_do() {
@@ -49,4 +49,75 @@ fn what_was_saved_is_removed_by_whose_it_is() {
     assert_eq!(remove(&one, "mine").ok()["deleted"], true);
     assert_eq!(one.get("/v1/sessions")["saved"], json!([]));
     remove(&one, "mine").fails_saying(404, "no saved session");
+}
+
+#[test]
+fn a_key_may_save_so_many_sessions_and_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = start(|config| {
+        config.keys = Keys::new(["one", "two"].map(String::from)).unwrap();
+        config.sessions.folder = Some(folder.path().into());
+        config.sessions.most_saved = 2;
+    });
+    let (one, two) = (Talker::of(&server, "one"), Talker::of(&server, "two"));
+    let save = |talker: &Talker<'_>, session: &str, name: &str| {
+        talker.ask("POST", &format!("{session}/save"), &json!({"name": name}))
+    };
+    let session = one.begin(json!({}));
+    for name in ["a", "b", "a"] {
+        assert_eq!(save(&one, &session, name).ok()["saved"], name);
+    }
+    let refused = save(&one, &session, "c");
+    assert!(
+        !refused.head.to_ascii_lowercase().contains("retry-after"),
+        "waiting helps nobody: {}",
+        refused.head
+    );
+    refused.fails_saying(507, "--saved-sessions");
+    save(&one, &session, "c").fails_saying(507, "DELETE /v1/sessions/saved/NAME");
+    assert_eq!(one.get("/v1/sessions")["saved"], json!(["a", "b"]));
+    let other = two.begin(json!({}));
+    save(&two, &other, "c").ok();
+    one.ask("DELETE", "/v1/sessions/saved/a", &Value::Null).ok();
+    save(&one, &session, "c").ok();
+    assert_eq!(one.get("/v1/sessions")["saved"], json!(["b", "c"]));
+}
+
+#[test]
+fn saved_sessions_may_take_so_many_bytes_and_what_was_saved_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let begun = |bytes: u64| {
+        start(|config| {
+            config.sessions.folder = Some(folder.path().into());
+            config.sessions.saved_bytes = bytes;
+        })
+    };
+    let file = folder.path().join("open/a.session");
+    let size = || std::fs::metadata(&file).unwrap().len();
+    let server = begun(1 << 30);
+    let talker = Talker::of(&server, "");
+    let session = talker.begin(json!({}));
+    talker.say(&session, TALK[0]);
+    talker.post(&format!("{session}/save"), json!({"name": "a"}));
+    drop(talker);
+    drop(server);
+    let before = size();
+
+    // Room for the one that is there, and for no other.
+    let server = begun(before + before / 2);
+    let talker = Talker::of(&server, "");
+    let restored = talker.post("/v1/sessions", json!({"restore": "a"}));
+    let session = format!("/v1/sessions/{}", restored["id"].as_str().unwrap());
+    let save = |name: &str| talker.ask("POST", &format!("{session}/save"), &json!({"name": name}));
+    save("a").ok();
+    save("b").fails_saying(507, "--saved-size");
+    for text in TALK.iter().cycle().take(9) {
+        talker.say(&session, text);
+    }
+    save("a").fails_saying(507, "--saved-size");
+    assert_eq!(talker.get("/v1/sessions")["saved"], json!(["a"]));
+    // What was refused took nothing from what was there.
+    let again = talker.post("/v1/sessions", json!({"restore": "a"}));
+    assert_eq!(again["turns"].as_array().unwrap().len(), 1);
+    assert_eq!(talker.turns(&session).len(), 10);
 }

@@ -239,6 +239,7 @@ fn text(metadata: &Metadata) -> Result<TextAssets, Fault> {
     Ok(TextAssets {
         tokenizer: vocabulary::vocabulary(metadata)?.map(TokenizerSource::Gguf),
         chat_template: metadata.text("tokenizer.chat_template")?.map(str::to_owned),
+        tools_template: metadata.text("tokenizer.chat_template.tool_use")?.map(str::to_owned),
         ..TextAssets::default()
     })
 }

@@ -3,13 +3,15 @@
 use burn_cubecl::cubecl::ir::ElemType;
 use burn_cubecl::cubecl::{self, prelude::*};
 
-use crate::cube::{signed_bytes, sum_vector};
+use crate::cube::{INFINITE, magnitude, signed_bytes, sum_vector};
 
 /// Units of a cube and positions of a block; a quarter of the elements of the widest head.
 pub(super) const UNITS: u32 = 128;
 /// Stands for the score of what is not visible, and for the highest score before there is one. Shaders do not
 /// have an infinity to write down.
 pub(super) const UNSEEN: f32 = -1e30;
+const UNSEEN_BITS: u32 = UNSEEN.to_bits();
+
 /// What four numbers of a row are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Reading {
@@ -185,13 +187,13 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         total *= fade;
         for index in 0..queries {
             let at = (mine * UNITS + index as u32 * group + member) as usize;
-            let mut weight = 0.0f32;
-            // Not a comparison of size: what is not a number has to come through.
-            if weights[at] != UNSEEN {
-                weight = (weights[at] - high).exp();
+            let score = weights[at];
+            // By its bits, because what is no number has to come through.
+            if u32::reinterpret(score) != UNSEEN_BITS {
+                let weight = (score - high).exp();
+                weights[at] = weight;
+                total += weight;
             }
-            weights[at] = weight;
-            total += weight;
         }
         if member == 0 {
             factors[mine as usize] = fade;
@@ -215,8 +217,9 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
                 #[unroll]
                 for index in 0..queries {
                     let weight = weights[(index as u32 * UNITS + at) as usize];
-                    // What a query does not see may hold what is no number.
-                    if weight != 0.0f32 {
+                    // What a query does not see may hold what is no number; what it sees comes through, whatever it
+                    // weighs.
+                    if u32::reinterpret(weight) != UNSEEN_BITS {
                         gathered[index] += numbers * Vector::new(weight);
                     }
                 }
@@ -237,7 +240,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         factors[mine as usize] = total;
         if first + mine < count {
             let mut logarithm = nothing;
-            if total != 0.0f32 {
+            if magnitude(total) != 0u32 {
                 logarithm = highest + total.ln();
             }
             let row = query_row(first + mine, kv_head, sizes);
@@ -255,7 +258,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
             for other in 1..parts {
                 sum += scratch[(other * columns + column) as usize];
             }
-            if total != 0.0f32 {
+            if magnitude(total) != 0u32 {
                 sum /= Vector::new(total);
             }
             let row = part_row(sizes) + query_row(first + index as u32, kv_head, sizes);
@@ -298,16 +301,21 @@ fn may_be_seen(visible: &[u32], position: u32, words: u32) -> bool {
     seen
 }
 
-/// `tanh`, which some devices compute from exponentials that overflow.
+/// `tanh`, which some devices compute from exponentials that overflow and others by limiting what it is of: what is no
+/// number stays as it is.
 #[cube]
 fn capped(score: f32) -> f32 {
-    if score > 15.0f32 {
-        1.0f32
-    } else if score < -15.0f32 {
-        -1.0f32
-    } else {
-        score.tanh()
+    let mut share = score;
+    if magnitude(score) <= INFINITE {
+        if score > 15.0f32 {
+            share = 1.0f32;
+        } else if score < -15.0f32 {
+            share = -1.0f32;
+        } else {
+            share = score.tanh();
+        }
     }
+    share
 }
 
 /// Four numbers of the row at `base`; behind its end they are zero.

@@ -3,6 +3,7 @@
 use burn_cubecl::cubecl::{self, prelude::*};
 
 use super::blocks::{UNITS, UNSEEN};
+use crate::cube::{INFINITE, magnitude};
 
 /// A unit for every element: it weighs all parts, which are few.
 #[cube(launch)]
@@ -28,8 +29,9 @@ pub(super) fn merge_parts(
         let mut output = 0.0f32;
         for part in 0..all_sums {
             let sum = sums[(part * queries + query) as usize];
-            // A part without weight may hold what is no number.
-            if sum != nothing {
+            // A part without weight may hold what is no number. By its bits, because one whose weight is no number has
+            // to come through.
+            if u32::reinterpret(sum) != u32::reinterpret(nothing) {
                 let weight = (sum - highest).exp();
                 total += weight;
                 if part < parts {
@@ -38,7 +40,7 @@ pub(super) fn merge_parts(
             }
         }
         let mut logarithm = nothing;
-        if total != 0.0f32 {
+        if magnitude(total) != 0u32 {
             output /= total;
             logarithm = highest + total.ln();
         }
@@ -49,16 +51,20 @@ pub(super) fn merge_parts(
     }
 }
 
-/// A unit for every row.
+/// A unit for every row. Bytes cannot say that there was what is no number, so the scale does.
 #[cube(launch)]
 pub(super) fn quantize_rows(values: &[f32], words: &mut [u32], scales: &mut [f32], rows: u32, width: u32) {
     let row = CUBE_POS as u32 * UNITS + UNIT_POS;
     if row < rows {
-        let mut highest = 0.0f32;
+        let mut highest = 0u32;
         for element in 0..width {
-            highest = max(highest, values[(row * width + element) as usize].abs());
+            highest = max(highest, magnitude(values[(row * width + element) as usize]));
         }
-        let scale = highest / 127.0f32;
+        let finite = highest < INFINITE;
+        let mut scale = f32::reinterpret(highest) / 127.0f32;
+        if highest >= INFINITE {
+            scale = f32::reinterpret(highest | 0x7FC0_0000u32);
+        }
         scales[row as usize] = scale;
         let mut divisor = scale;
         if scale == 0.0f32 {
@@ -70,7 +76,7 @@ pub(super) fn quantize_rows(values: &[f32], words: &mut [u32], scales: &mut [f32
             #[unroll]
             for byte in 0..4u32 {
                 let element = index * 4 + byte;
-                if element < width {
+                if finite && element < width {
                     let number = (values[(row * width + element) as usize] / divisor).round();
                     let number = max(min(number, 127.0f32), -127.0f32);
                     word |= (u32::cast_from(number + 128.0f32) ^ 128) << (8 * byte);

@@ -29,24 +29,40 @@ impl Characters {
         self.ranges.is_empty()
     }
 
-    pub fn add(&mut self, other: &Self) {
-        if other.is_empty() {
-            return;
-        }
-        let mut ranges = std::mem::take(&mut self.ranges);
-        ranges.extend(&other.ranges);
+    /// All of several sets.
+    pub fn joined(sets: impl IntoIterator<Item = Self>) -> Self {
+        let mut ranges: Vec<(u32, u32)> = sets.into_iter().flat_map(|set| set.ranges).collect();
         ranges.sort_unstable();
+        let mut joined: Vec<(u32, u32)> = Vec::new();
         for (from, to) in ranges {
-            match self.ranges.last_mut() {
+            match joined.last_mut() {
                 Some(last) if from <= last.1 + 1 => last.1 = last.1.max(to),
-                _ => self.ranges.push((from, to)),
+                _ => joined.push((from, to)),
             }
         }
+        Self { ranges: joined }
     }
 
-    pub fn and(mut self, other: &Self) -> Self {
-        self.add(other);
-        self
+    /// How many ranges it has.
+    pub fn ranges(&self) -> usize {
+        self.ranges.len()
+    }
+
+    pub fn contains(&self, other: &Self) -> bool {
+        other.ranges.iter().all(|&(from, to)| {
+            let at = self.ranges.partition_point(|range| range.1 < to);
+            self.ranges.get(at).is_some_and(|range| range.0 <= from)
+        })
+    }
+
+    /// Adds those of another set. Says how many ranges were looked at for that.
+    pub fn add(&mut self, other: &Self) -> usize {
+        if self.contains(other) {
+            return 1 + other.ranges();
+        }
+        let looked_at = self.ranges() + other.ranges();
+        *self = Self::joined([std::mem::take(self), other.clone()]);
+        looked_at
     }
 
     pub fn others(&self) -> Self {
@@ -67,17 +83,11 @@ impl Characters {
     }
 
     pub fn meets(&self, other: &Self) -> bool {
-        let (mut mine, mut theirs) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
-        while let (Some(a), Some(b)) = (mine.peek(), theirs.peek()) {
-            if a.1 < b.0 {
-                mine.next();
-            } else if b.1 < a.0 {
-                theirs.next();
-            } else {
-                return true;
-            }
-        }
-        false
+        let (few, many) = if self.ranges() < other.ranges() { (self, other) } else { (other, self) };
+        few.ranges.iter().any(|&(from, to)| {
+            let at = many.ranges.partition_point(|range| range.1 < from);
+            many.ranges.get(at).is_some_and(|range| range.0 <= to)
+        })
     }
 
     /// As a regular expression has it.
@@ -110,7 +120,7 @@ mod tests {
     use super::*;
 
     fn set(ranges: &[(char, char)]) -> Characters {
-        ranges.iter().fold(Characters::default(), |set, &(from, to)| set.and(&Characters::range(from, to)))
+        Characters::joined(ranges.iter().map(|&(from, to)| Characters::range(from, to)))
     }
 
     #[test]
@@ -123,11 +133,36 @@ mod tests {
     fn others_are_all_that_is_left() {
         let some = set(&[('\0', '\x1F'), ('"', '"'), ('\u{E000}', '\u{F000}')]);
         assert!(!some.meets(&some.others()));
-        assert_eq!(some.clone().and(&some.others()).others(), Characters::default());
+        assert_eq!(Characters::joined([some.clone(), some.others()]), Characters::all());
         assert_eq!(some.others().others(), some);
         assert_eq!(Characters::default().others(), Characters::all());
         assert!(set(&[('a', 'f')]).meets(&set(&[('A', 'Z'), ('f', 'z')])));
         assert!(!set(&[('a', 'f')]).meets(&set(&[('A', 'Z'), ('g', 'z')])));
+    }
+
+    #[test]
+    fn sets_are_compared_whichever_has_more_ranges() {
+        let (many, one) = (set(&[('a', 'c'), ('e', 'e'), ('x', 'z')]), set(&[('c', 'd')]));
+        for (set, other, meets, contains) in [
+            (&many, &one, true, false),
+            (&one, &many, true, false),
+            (&many, &set(&[('b', 'c'), ('z', 'z')]), true, true),
+            (&many, &set(&[('d', 'd'), ('f', 'w')]), false, false),
+            (&many, &set(&[('c', 'e')]), true, false),
+            (&many, &Characters::default(), false, true),
+        ] {
+            assert_eq!((set.meets(other), other.meets(set)), (meets, meets), "{set:?}, {other:?}");
+            assert_eq!(set.contains(other), contains, "{set:?}, {other:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_already_is_added_without_looking_at_the_rest() {
+        let mut some = set(&[('a', 'c'), ('e', 'e'), ('g', 'g'), ('x', 'z')]);
+        let before = some.clone();
+        assert_eq!((some.add(&Characters::one('b')), &some), (2, &before));
+        assert_eq!(some.add(&Characters::one('d')), 5);
+        assert_eq!(some, set(&[('a', 'e'), ('g', 'g'), ('x', 'z')]));
     }
 
     #[test]

@@ -1,4 +1,7 @@
+use std::collections::VecDeque;
+
 use super::characters::Characters;
+use super::effort::Effort;
 use super::parser::{Node, Rules};
 
 /// What is to be known of a node that is a regular expression.
@@ -23,42 +26,75 @@ impl Shape {
         Self { may_be_empty: true, plain: true, ..Self::default() }
     }
 
-    fn then(mut self, other: &Self) -> Self {
-        self.plain &= other.plain && !self.next.meets(&other.first);
-        self.all.add(&other.all);
+    fn then(mut self, other: Self, effort: &Effort) -> Self {
+        self.plain &= other.plain && !effort.meet(&self.next, &other.first);
+        effort.add(&mut self.all, &other.all);
         if self.may_be_empty {
-            self.first.add(&other.first);
+            effort.add(&mut self.first, &other.first);
         }
-        self.next = if other.may_be_empty { self.next.and(&other.next) } else { other.next.clone() };
+        if other.may_be_empty {
+            effort.add(&mut self.next, &other.next);
+        } else {
+            self.next = other.next;
+        }
         self.may_be_empty &= other.may_be_empty;
         self
     }
 
-    fn or(mut self, other: &Self) -> Self {
-        self.plain &= other.plain && !self.first.meets(&other.first);
-        self.all.add(&other.all);
-        self.first.add(&other.first);
-        self.next.add(&other.next);
+    fn or(mut self, other: &Self, effort: &Effort) -> Self {
+        self.plain &= other.plain && !effort.meet(&self.first, &other.first);
+        effort.add(&mut self.all, &other.all);
+        effort.add(&mut self.first, &other.first);
+        effort.add(&mut self.next, &other.next);
         self.may_be_empty |= other.may_be_empty;
         if self.may_be_empty {
-            self.next.add(&self.first);
+            effort.add(&mut self.next, &self.first);
         }
         self
     }
 
-    fn repeated(mut self, least: u32, most: Option<u32>) -> Self {
+    fn repeated(mut self, least: u32, most: Option<u32>, effort: &Effort) -> Self {
         if most == Some(0) {
             return Self::empty();
         }
         if most != Some(1) {
-            self.plain &= !self.next.meets(&self.first);
-            self.next.add(&self.first);
+            self.plain &= !effort.meet(&self.next, &self.first);
+            effort.add(&mut self.next, &self.first);
         }
         if least == 0 {
             self.may_be_empty = true;
-            self.next.add(&self.first);
+            effort.add(&mut self.next, &self.first);
         }
         self
+    }
+
+    fn sets(&self) -> [&Characters; 3] {
+        [&self.first, &self.next, &self.all]
+    }
+}
+
+/// Rules that are to be looked at, each once however often it is asked for before that.
+struct Queue {
+    rules: VecDeque<usize>,
+    waits: Vec<bool>,
+}
+
+impl Queue {
+    /// All of so many, the last one first: rules tend to come before those that they consist of.
+    fn all(count: usize) -> Self {
+        Self { rules: (0..count).rev().collect(), waits: vec![true; count] }
+    }
+
+    fn push(&mut self, rule: usize) {
+        if !std::mem::replace(&mut self.waits[rule], true) {
+            self.rules.push_back(rule);
+        }
+    }
+
+    fn pop(&mut self) -> Option<usize> {
+        let rule = self.rules.pop_front()?;
+        self.waits[rule] = false;
+        Some(rule)
     }
 }
 
@@ -72,6 +108,7 @@ pub(super) struct Facts {
     first: Vec<Characters>,
     may_be_empty: Vec<bool>,
     follow: Vec<Characters>,
+    effort: Effort,
 }
 
 impl Facts {
@@ -83,11 +120,22 @@ impl Facts {
             first: vec![Characters::default(); count],
             may_be_empty: vec![false; count],
             follow: vec![Characters::default(); count],
+            effort: Effort::default(),
         };
-        facts.find_shapes(rules);
-        facts.find_first(rules);
+        let used: Vec<Vec<usize>> = rules.bodies.iter().map(rules_in).collect();
+        let mut users = vec![Vec::new(); count];
+        for (rule, used) in used.iter().enumerate() {
+            used.iter().for_each(|used| users[*used].push(rule));
+        }
+        facts.find_shapes(rules, &used, &users);
+        facts.find_first(rules, &users);
         facts.find_follow(rules);
         facts
+    }
+
+    /// What has been spent on the grammar. Facts are right as long as that is not too much.
+    pub fn effort(&self) -> &Effort {
+        &self.effort
     }
 
     pub fn regular_rules(&self) -> &[usize] {
@@ -111,56 +159,75 @@ impl Facts {
 
     /// That of a node, if it is a regular expression.
     pub fn shape(&self, node: &Node) -> Option<Shape> {
+        if self.effort.is_spent() {
+            return None;
+        }
         Some(match node {
-            Node::Characters(set) => Shape {
-                may_be_empty: false,
-                first: set.clone(),
-                next: Characters::default(),
-                all: set.clone(),
-                plain: true,
-            },
-            Node::Token(_) => return None,
-            Node::Rule(rule) => self.shapes[*rule].clone()?,
-            Node::Sequence(parts) => {
-                let mut shape = Shape::empty();
-                for part in parts {
-                    shape = shape.then(&self.shape(part)?);
+            Node::Characters(set) => {
+                self.effort.spend(1 + 2 * set.ranges());
+                Shape {
+                    may_be_empty: false,
+                    first: set.clone(),
+                    next: Characters::default(),
+                    all: set.clone(),
+                    plain: true,
                 }
-                shape
             }
+            Node::Token(_) => return None,
+            Node::Rule(rule) => {
+                let shape = self.shapes[*rule].as_ref()?;
+                self.effort.spend(1 + shape.sets().iter().map(|set| set.ranges()).sum::<usize>());
+                shape.clone()
+            }
+            Node::Sequence(parts) => self.shape_of_row(parts)?,
             Node::Choice(choices) => {
                 let mut choices = choices.iter().map(|choice| self.shape(choice));
                 let first = choices.next()??;
-                choices.try_fold(first, |shape, choice| Some(shape.or(&choice?)))?
+                choices.try_fold(first, |shape, choice| Some(shape.or(&choice?, &self.effort)))?
             }
-            Node::Repeat(part, least, most) => self.shape(part)?.repeated(*least, *most),
+            Node::Repeat(part, least, most) => self.shape(part)?.repeated(*least, *most, &self.effort),
         })
+    }
+
+    /// That of nodes one after the other.
+    pub fn shape_of_row(&self, parts: &[Node]) -> Option<Shape> {
+        parts.iter().try_fold(Shape::empty(), |shape, part| Some(shape.then(self.shape(part)?, &self.effort)))
     }
 
     /// What a node may begin with.
     pub fn first(&self, node: &Node) -> Characters {
+        let mut first = Characters::default();
+        self.add_first(node, &mut first);
+        first
+    }
+
+    fn add_first(&self, node: &Node, first: &mut Characters) {
+        if self.effort.is_spent() {
+            return;
+        }
+        self.effort.spend(1);
         match node {
-            Node::Characters(set) => set.clone(),
-            Node::Token(_) | Node::Repeat(_, _, Some(0)) => Characters::default(),
-            Node::Rule(rule) => self.first[*rule].clone(),
+            Node::Characters(set) => self.effort.add(first, set),
+            Node::Token(_) | Node::Repeat(_, _, Some(0)) => {}
+            Node::Rule(rule) => self.effort.add(first, &self.first[*rule]),
             Node::Sequence(parts) => {
-                let mut first = Characters::default();
-                for part in parts {
-                    first.add(&self.first(part));
-                    if !self.may_be_empty(part) {
-                        break;
-                    }
-                }
-                first
+                self.add_first_of_row(parts, first);
             }
-            Node::Choice(choices) => {
-                choices.iter().fold(Characters::default(), |first, choice| first.and(&self.first(choice)))
-            }
-            Node::Repeat(part, ..) => self.first(part),
+            Node::Choice(choices) => choices.iter().for_each(|choice| self.add_first(choice, first)),
+            Node::Repeat(part, ..) => self.add_first(part, first),
         }
     }
 
+    /// Adds what nodes one after the other may begin with. Returns whether all of them may be empty.
+    pub fn add_first_of_row(&self, parts: &[Node], first: &mut Characters) -> bool {
+        parts.iter().all(|part| {
+            self.add_first(part, first);
+            self.may_be_empty(part)
+        })
+    }
+
     pub fn may_be_empty(&self, node: &Node) -> bool {
+        self.effort.spend(1);
         match node {
             Node::Characters(_) | Node::Token(_) => false,
             Node::Rule(rule) => self.may_be_empty[*rule],
@@ -170,20 +237,13 @@ impl Facts {
         }
     }
 
-    fn find_shapes(&mut self, rules: &Rules) {
-        let count = rules.bodies.len();
-        let mut users = vec![Vec::new(); count];
-        let mut open = vec![0; count];
-        for (rule, body) in rules.bodies.iter().enumerate() {
-            let mut used = Vec::new();
-            rules_in(body, &mut used);
-            open[rule] = used.len();
-            used.into_iter().for_each(|used| users[used].push(rule));
-        }
-        let mut ready: Vec<usize> = (0..count).filter(|&rule| open[rule] == 0).collect();
+    fn find_shapes(&mut self, rules: &Rules, used: &[Vec<usize>], users: &[Vec<usize>]) {
+        let mut open: Vec<usize> = used.iter().map(Vec::len).collect();
+        let mut ready: Vec<usize> = (0..open.len()).filter(|&rule| open[rule] == 0).collect();
         while let Some(rule) = ready.pop() {
-            self.shapes[rule] = self.shape(&rules.bodies[rule]);
-            if self.shapes[rule].is_some() {
+            if let Some(shape) = self.shape(&rules.bodies[rule]) {
+                shape.sets().iter().for_each(|set| self.effort.keep(set));
+                self.shapes[rule] = Some(shape);
                 self.regular.push(rule);
             }
             for &user in &users[rule] {
@@ -195,66 +255,82 @@ impl Facts {
         }
     }
 
-    fn find_first(&mut self, rules: &Rules) {
-        let mut changed = true;
-        while std::mem::take(&mut changed) {
-            for (rule, body) in rules.bodies.iter().enumerate() {
-                let (first, may_be_empty) = (self.first(body), self.may_be_empty(body));
-                if first != self.first[rule] || may_be_empty != self.may_be_empty[rule] {
-                    (self.first[rule], self.may_be_empty[rule]) = (first, may_be_empty);
-                    changed = true;
-                }
+    fn find_first(&mut self, rules: &Rules, users: &[Vec<usize>]) {
+        let mut changed = Queue::all(users.len());
+        while let Some(rule) = changed.pop() {
+            let body = &rules.bodies[rule];
+            let (first, may_be_empty) = (self.first(body), self.may_be_empty(body));
+            if first != self.first[rule] || may_be_empty != self.may_be_empty[rule] {
+                self.effort.keep(&first);
+                (self.first[rule], self.may_be_empty[rule]) = (first, may_be_empty);
+                users[rule].iter().for_each(|&user| changed.push(user));
+            }
+            if self.effort.is_spent() {
+                return;
             }
         }
     }
 
     fn find_follow(&mut self, rules: &Rules) {
-        let mut changed = true;
-        while std::mem::take(&mut changed) {
-            for (rule, body) in rules.bodies.iter().enumerate() {
-                let follow = self.follow[rule].clone();
-                changed |= self.follow_within(body, follow);
-            }
+        let mut changed = Queue::all(rules.bodies.len());
+        while let Some(rule) = changed.pop() {
+            let follow = self.follow[rule].clone();
+            self.follow_within(&rules.bodies[rule], &follow, &mut changed);
         }
     }
 
-    /// What may come behind the rules within a node behind which so much may come. True if anything is new.
-    fn follow_within(&mut self, node: &Node, mut follow: Characters) -> bool {
+    /// Adds what may come behind the rules within a node behind which so much may come.
+    fn follow_within(&mut self, node: &Node, follow: &Characters, changed: &mut Queue) {
+        if self.effort.is_spent() {
+            return;
+        }
+        self.effort.spend(1 + follow.ranges());
         match node {
-            Node::Characters(_) | Node::Token(_) | Node::Repeat(_, _, Some(0)) => false,
+            Node::Characters(_) | Node::Token(_) | Node::Repeat(_, _, Some(0)) => {}
             Node::Rule(rule) => {
-                follow.add(&self.follow[*rule]);
-                let new = follow != self.follow[*rule];
-                self.follow[*rule] = follow;
-                new
+                let known = &mut self.follow[*rule];
+                if !known.contains(follow) {
+                    self.effort.add(known, follow);
+                    self.effort.keep(known);
+                    changed.push(*rule);
+                }
             }
             Node::Sequence(parts) => {
-                let mut new = false;
+                let mut behind = follow.clone();
                 for part in parts.iter().rev() {
-                    new |= self.follow_within(part, follow.clone());
+                    self.follow_within(part, &behind, changed);
                     let first = self.first(part);
-                    follow = if self.may_be_empty(part) { follow.and(&first) } else { first };
+                    if self.may_be_empty(part) {
+                        self.effort.add(&mut behind, &first);
+                    } else {
+                        behind = first;
+                    }
                 }
-                new
             }
             Node::Choice(choices) => {
-                choices.iter().fold(false, |new, choice| self.follow_within(choice, follow.clone()) | new)
+                choices.iter().for_each(|choice| self.follow_within(choice, follow, changed));
             }
             Node::Repeat(part, _, most) => {
+                let mut behind = follow.clone();
                 if *most != Some(1) {
-                    follow.add(&self.first(part));
+                    self.effort.add(&mut behind, &self.first(part));
                 }
-                self.follow_within(part, follow)
+                self.follow_within(part, &behind, changed);
             }
         }
     }
 }
 
-fn rules_in(node: &Node, found: &mut Vec<usize>) {
-    match node {
-        Node::Characters(_) | Node::Token(_) => {}
-        Node::Rule(rule) => found.push(*rule),
-        Node::Sequence(parts) | Node::Choice(parts) => parts.iter().for_each(|part| rules_in(part, found)),
-        Node::Repeat(part, ..) => rules_in(part, found),
+/// The rules that a node consists of, each as often as it is there.
+fn rules_in(node: &Node) -> Vec<usize> {
+    let (mut found, mut open) = (Vec::new(), vec![node]);
+    while let Some(node) = open.pop() {
+        match node {
+            Node::Characters(_) | Node::Token(_) => {}
+            Node::Rule(rule) => found.push(*rule),
+            Node::Sequence(parts) | Node::Choice(parts) => open.extend(parts),
+            Node::Repeat(part, ..) => open.push(part),
+        }
     }
+    found
 }

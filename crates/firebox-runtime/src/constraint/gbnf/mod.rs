@@ -5,11 +5,13 @@
 //! follows it, it is taken apart. Words that begin alike at the same place are not: of these the longer one is found.
 
 mod characters;
+mod effort;
 mod facts;
 mod parser;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::slice;
 
 use characters::Characters;
 use facts::Facts;
@@ -18,19 +20,24 @@ use parser::{Node, Rules};
 /// How many parts at the end of a word are left to be words of their own, before all of it is taken apart.
 const CUTS: usize = 8;
 
-/// Parts that are looked at before a grammar is given up: a long row of parts of which none can be a word with the next is
-/// looked at anew from each of them.
-const MOST_LOOKED_AT: usize = 4 << 20;
+/// Bytes of a translation. It is read into structures many times as large, and a grammar that is no longer itself than it may be
+/// is a few times as long in the other notation.
+const LONGEST: usize = 1 << 20;
 
 /// The same grammar, or what is wrong with it.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
     let rules = Rules::parse(text)?;
     let facts = Facts::of(&rules);
-    let mut lark =
-        Lark { rules: &rules, facts: &facts, words: HashMap::new(), text: String::new(), looked_at: 0 };
+    facts.effort().check()?;
+    let mut lark = Lark { rules: &rules, facts: &facts, words: HashMap::new(), text: String::new() };
     lark.write();
-    if lark.looked_at > MOST_LOOKED_AT {
-        return Err("too many parts stand in a row that swallow each other; put them into rules".into());
+    facts.effort().check()?;
+    if lark.text.len() > LONGEST {
+        return Err(format!(
+            "taken apart it has {} bytes, more than {LONGEST}; put what is there several times, sets of characters above all, \
+             into rules of their own",
+            lark.text.len()
+        ));
     }
     Ok(lark.text)
 }
@@ -41,8 +48,6 @@ struct Lark<'r> {
     /// Numbers of words by what they are.
     words: HashMap<String, usize>,
     text: String,
-    /// Parts, each as often as it was looked at.
-    looked_at: usize,
 }
 
 impl Lark<'_> {
@@ -64,7 +69,11 @@ impl Lark<'_> {
 
     /// A node as rules have it, before what may follow.
     fn node(&mut self, node: &Node, follow: &Characters) -> String {
-        if let Some(word) = self.word_before(node, follow) {
+        let effort = self.facts.effort();
+        if effort.is_spent() {
+            return String::new();
+        }
+        if let Some(word) = self.word_before(slice::from_ref(node), follow) {
             return word;
         }
         match node {
@@ -79,9 +88,10 @@ impl Lark<'_> {
             }
             Node::Repeat(_, _, Some(0)) => "\"\"".into(),
             Node::Repeat(part, least, most) => {
+                effort.spend(follow.ranges());
                 let mut behind = follow.clone();
                 if *most != Some(1) {
-                    behind.add(&self.facts.first(part));
+                    effort.add(&mut behind, &self.facts.first(part));
                 }
                 let part = self.node(part, &behind);
                 format!("({part}){}", times(*least, *most))
@@ -89,53 +99,45 @@ impl Lark<'_> {
         }
     }
 
-    fn sequence(&mut self, mut parts: &[Node], follow: &Characters) -> String {
+    fn sequence(&mut self, parts: &[Node], follow: &Characters) -> String {
+        let effort = self.facts.effort();
+        let regular: Vec<bool> = parts.iter().map(|part| self.facts.is_regular(part)).collect();
         let mut written = Vec::new();
-        while !parts.is_empty() && self.looks_at(parts.len()) {
-            let regular = parts.iter().take_while(|part| self.facts.is_regular(part)).count();
-            let found = (2..=regular).rev().take(CUTS).find_map(|count| {
-                if !self.looks_at(parts.len()) {
-                    return None;
-                }
-                let behind = self.first_of(&parts[count..], follow);
-                let word = self.word_before(&Node::Sequence(parts[..count].to_vec()), &behind)?;
-                Some((word, count))
+        let mut at = 0;
+        while at < parts.len() && !effort.is_spent() {
+            let rest = &parts[at..];
+            let run = regular[at..].iter().take_while(|is_regular| **is_regular).count();
+            effort.spend(1 + run);
+            let found = (2..=run).rev().take(CUTS).find_map(|count| {
+                let behind = self.first_of(&rest[count..], follow);
+                Some((self.word_before(&rest[..count], &behind)?, count))
             });
             let (part, count) = found.unwrap_or_else(|| {
-                let behind = self.first_of(&parts[1..], follow);
-                (self.node(&parts[0], &behind), 1)
+                let behind = self.first_of(&rest[1..], follow);
+                (self.node(&rest[0], &behind), 1)
             });
             written.push(part);
-            parts = &parts[count..];
+            at += count;
         }
         if written.is_empty() { "\"\"".into() } else { format!("({})", written.join(" ")) }
-    }
-
-    /// Counts parts that are looked at. False if that were too many by now.
-    fn looks_at(&mut self, parts: usize) -> bool {
-        self.looked_at += parts;
-        self.looked_at <= MOST_LOOKED_AT
     }
 
     /// What parts and then the rest may begin with.
     fn first_of(&self, parts: &[Node], follow: &Characters) -> Characters {
         let mut first = Characters::default();
-        for part in parts {
-            first.add(&self.facts.first(part));
-            if !self.facts.may_be_empty(part) {
-                return first;
-            }
+        if self.facts.add_first_of_row(parts, &mut first) {
+            self.facts.effort().add(&mut first, follow);
         }
-        first.and(follow)
+        first
     }
 
-    /// A node as one word, if it can be and ends where it should.
-    fn word_before(&mut self, node: &Node, follow: &Characters) -> Option<String> {
-        let shape = self.facts.shape(node)?;
-        if shape.longer().meets(follow) {
+    /// Nodes one after the other as one word, if they can be and it ends where it should.
+    fn word_before(&mut self, parts: &[Node], follow: &Characters) -> Option<String> {
+        let shape = self.facts.shape_of_row(parts)?;
+        if self.facts.effort().meet(shape.longer(), follow) {
             return None;
         }
-        let body = word(node);
+        let body = row(parts);
         let next = self.words.len();
         let number = *self.words.entry(body).or_insert(next);
         // Words are not empty; whether there is one at all is for a rule to say.
@@ -151,25 +153,7 @@ fn word(node: &Node) -> String {
             set.write(&mut text);
             text + "/"
         }
-        Node::Sequence(parts) if parts.is_empty() => "\"\"".into(),
-        Node::Sequence(parts) => {
-            let mut written: Vec<String> = Vec::new();
-            let mut joins = false;
-            for part in parts {
-                let part_is_set = matches!(part, Node::Characters(_));
-                let text = word(part);
-                match written.last_mut() {
-                    // One expression instead of one for each letter.
-                    Some(last) if joins && part_is_set => {
-                        last.pop();
-                        last.push_str(&text[1..]);
-                    }
-                    _ => written.push(text),
-                }
-                joins = part_is_set;
-            }
-            format!("({})", written.join(" "))
-        }
+        Node::Sequence(parts) => row(parts),
         Node::Choice(choices) => {
             format!("({})", choices.iter().map(word).collect::<Vec<_>>().join(" | "))
         }
@@ -180,6 +164,31 @@ fn word(node: &Node) -> String {
     }
 }
 
+/// Regular nodes one after the other, as words have them.
+fn row(parts: &[Node]) -> String {
+    match parts {
+        [] => return "\"\"".into(),
+        [part] => return word(part),
+        _ => {}
+    }
+    let mut written: Vec<String> = Vec::new();
+    let mut joins = false;
+    for part in parts {
+        let part_is_set = matches!(part, Node::Characters(_));
+        let text = word(part);
+        match written.last_mut() {
+            // One expression instead of one for each letter.
+            Some(last) if joins && part_is_set => {
+                last.pop();
+                last.push_str(&text[1..]);
+            }
+            _ => written.push(text),
+        }
+        joins = part_is_set;
+    }
+    format!("({})", written.join(" "))
+}
+
 fn times(least: u32, most: Option<u32>) -> String {
     match (least, most) {
         (0, None) => "*".into(),
@@ -187,5 +196,78 @@ fn times(least: u32, most: Option<u32>) -> String {
         (0, Some(1)) => "?".into(),
         (least, None) => format!("{{{least},}}"),
         (least, Some(most)) => format!("{{{least},{most}}}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rule of its own for each of so many kinds of objects, as a schema of them would have it.
+    fn objects(count: usize) -> String {
+        let names: Vec<String> = (0..count).map(|at| format!("object-{at}")).collect();
+        let object = |(at, name): (usize, &String)| {
+            format!(
+                "{name} ::= \"{{\" ws \"\\\"field-{at}\\\"\" ws \":\" ws value (\",\" ws \"\\\"kind\\\"\" ws \":\" ws string)? \"}}\" ws\n"
+            )
+        };
+        let objects: String = names.iter().enumerate().map(object).collect();
+        format!(
+            "root ::= \"[\" ws value (\",\" ws value)* \"]\" ws\nvalue ::= string | root | {}\n\
+             string ::= \"\\\"\" ([^\"\\\\\\x00-\\x1F] | \"\\\\\" [\"\\\\/bfnrt])* \"\\\"\" ws\nws ::= [ \\t\\n]*\n{objects}",
+            names.join(" | ")
+        )
+    }
+
+    /// A letter of Chinese that touches no other one.
+    fn apart(number: usize) -> char {
+        char::from_u32(0x3400 + 2 * number as u32).unwrap()
+    }
+
+    #[test]
+    fn long_grammars_of_a_plain_kind_are_translated() {
+        let grammar = objects(900);
+        assert!((90 << 10..128 << 10).contains(&grammar.len()), "{}", grammar.len());
+        let lark = to_lark(&grammar).unwrap();
+        assert!(lark.len() < LONGEST / 2, "{}", lark.len());
+    }
+
+    #[test]
+    fn long_lists_of_words_in_many_letters_are_translated() {
+        let words: Vec<String> =
+            (0..6000).map(|at| format!("\"{}{}\"", apart(at % 3000), apart(at * 7 % 3000))).collect();
+        to_lark(&format!("root ::= {}", words.join(" | "))).unwrap();
+    }
+
+    /// What each rule may begin with is what all those behind it may, in ranges that do not touch.
+    #[test]
+    fn sets_that_grow_from_rule_to_rule_are_refused_by_a_limit() {
+        let rule = |at: usize| {
+            let letters: String = (0..40).map(|letter| apart(at % 160 * 40 + letter)).collect();
+            format!("r{at} ::= [{letters}] | r{}\n", at + 1)
+        };
+        let rules: String = (0..850).map(rule).collect();
+        let grammar = format!("root ::= r0\n{rules}r850 ::= \"x\"");
+        assert!(Rules::parse(&grammar).is_ok());
+        let reason = to_lark(&grammar).unwrap_err();
+        assert!(reason.contains("more than 67108864 ranges of characters"), "{reason}");
+    }
+
+    /// From each part on, as much of what follows as possible is looked at.
+    #[test]
+    fn long_rows_that_swallow_each_other_are_refused_by_a_limit() {
+        let part = format!("(\"{}\")? ", "abcdefghij".repeat(18));
+        let grammar = format!("root ::= x root | \"a\"\nx ::= {}", part.repeat(600));
+        assert!(Rules::parse(&grammar).is_ok());
+        let reason = to_lark(&grammar).unwrap_err();
+        assert!(reason.contains("more than 67108864 ranges of characters"), "{reason}");
+    }
+
+    #[test]
+    fn what_becomes_too_long_is_refused_by_a_limit() {
+        let any = ". ".repeat(60_000);
+        let grammar = format!("root ::= \"(\" root \")\" | {any}");
+        let reason = to_lark(&grammar).unwrap_err();
+        assert!(reason.contains("more than 1048576"), "{reason}");
     }
 }

@@ -218,7 +218,7 @@ impl Parser<'_> {
         if others {
             self.next();
         }
-        let mut set = Characters::default();
+        let mut sets = Vec::new();
         while self.text.peek() != Some(&']') {
             let first = self.character()?;
             let mut last = first;
@@ -227,9 +227,10 @@ impl Parser<'_> {
                 self.next();
                 last = self.character()?;
             }
-            set.add(&Characters::range(first, last));
+            sets.push(Characters::range(first, last));
         }
         self.next();
+        let set = Characters::joined(sets);
         let set = if others { set.others() } else { set };
         if set.is_empty() { Err(self.wrong("no character is in these brackets")) } else { Ok(set) }
     }

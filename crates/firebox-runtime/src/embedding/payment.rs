@@ -1,0 +1,46 @@
+use std::iter;
+
+use firebox_cache::positions_held;
+use firebox_model::Network;
+
+use super::ROWS;
+use crate::budget::{Account, Charge};
+use crate::planner::encoder_activation_bytes;
+use crate::{Model, RuntimeError};
+
+impl Model {
+    /// Rows that go through the layers together where each text has few.
+    pub(super) fn rows_at_once(&self) -> usize {
+        let rows = match (self.network(), self.fit(), &self.paid) {
+            (_, Some(fit), _) => fit.rows_at_once(),
+            (Network::Encoder(encoder), _, Some(paid)) => {
+                let row = encoder_activation_bytes(encoder.config(), iter::once(1));
+                usize::try_from(paid.left() / row.max(1)).unwrap_or(ROWS)
+            }
+            _ => ROWS,
+        };
+        rows.clamp(1, ROWS)
+    }
+
+    /// What a text of so many tokens counts for among those.
+    pub(super) fn rows_of(&self, tokens: usize) -> usize {
+        self.fit().map_or(tokens, |_| positions_held(tokens))
+    }
+
+    /// Pays for a pass of texts of such lengths, of a model that has only so much memory, until what is returned is dropped.
+    /// Others give up what they can do without; where that is too little, it is refused.
+    pub(super) fn pay_for_pass(
+        &self,
+        lengths: impl Iterator<Item = usize> + Clone,
+    ) -> Result<Option<Charge>, RuntimeError> {
+        match (self.network(), self.fit(), &self.paid) {
+            (Network::Decoder(_), Some(fit), _) => fit.pay_for_pass(lengths).map(Some),
+            (Network::Encoder(encoder), _, Some(paid)) => {
+                let bytes = encoder_activation_bytes(encoder.config(), lengths);
+                paid.beside(Account::Activations, bytes).map(Some)
+            }
+            // It takes what it needs.
+            _ => Ok(None),
+        }
+    }
+}

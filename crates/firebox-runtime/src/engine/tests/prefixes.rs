@@ -1,0 +1,61 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use firebox_cache::Ledger;
+
+use super::{MadeUp, answer_of, models};
+use crate::engine::clock::Clock;
+use crate::engine::event::Event;
+use crate::engine::host::{Host, HostConfig, Worked};
+use crate::engine::sequence::RequestId;
+use crate::{KvType, Pool};
+
+/// Allows every page, but panics where it is asked for the next one after it was told to.
+#[derive(Debug, Default)]
+struct Touchy(AtomicBool);
+
+impl Ledger for Touchy {
+    fn may_make(&self, _: usize) -> bool {
+        true
+    }
+
+    fn has_room(&self, _: usize) -> bool {
+        assert!(!self.0.swap(false, Ordering::Relaxed), "as if there were no device any more");
+        true
+    }
+
+    fn unmade(&self, _: usize) {}
+}
+
+#[test]
+fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics() {
+    let (model, ledger, clock) = (models().remove(0), Arc::new(Touchy::default()), MadeUp::default());
+    let layout = model.decoder().unwrap().layout(KvType::default());
+    let mut host = Host::new(HostConfig::default()).unwrap();
+    host.add_in_pool("model", model, Pool::with_ledger(layout, ledger.clone())).unwrap();
+    // The page after so many tokens: the first one is for a copy of what is known, and the last one for a copy to keep.
+    let mut answered = |panics_after: Option<usize>| {
+        let (mut outcome, mut pieces) = (None, 0);
+        let mut told = |_: RequestId, event: Event| match event {
+            Event::Piece(_) => {
+                pieces += 1;
+                if panics_after == Some(pieces) {
+                    ledger.0.store(true, Ordering::Relaxed);
+                }
+            }
+            Event::Finished(finished) => outcome = Some(finished),
+            Event::Failed(failure) => panic!("{}", failure.error),
+            Event::Waiting { .. } => {}
+        };
+        host.submit(answer_of(4), clock.now()).unwrap();
+        ledger.0.store(panics_after == Some(0), Ordering::Relaxed);
+        while host.work(&clock, &mut told) != Worked::Idle {}
+        assert!(!ledger.0.load(Ordering::Relaxed), "it has panicked where it was to");
+        let outcome = outcome.unwrap();
+        (outcome.summary.tokens, outcome.cached_tokens)
+    };
+    let (expected, _) = answered(Some(4));
+    for (panics_after, cached) in [(None, 0), (None, 2), (Some(0), 0), (None, 2)] {
+        assert_eq!(answered(panics_after), (expected.clone(), cached), "{panics_after:?}");
+    }
+}

@@ -1,0 +1,196 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use firebox_model::Head;
+
+use super::{MadeUp, answer_of, small};
+use crate::engine::clock::Clock;
+use crate::engine::event::{Event, Failure};
+use crate::engine::host::{Host, HostConfig, Worked};
+use crate::engine::request::Request;
+use crate::engine::sequence::RequestId;
+use crate::heads::tests::Wardrobe;
+use crate::heads::{FALLBACK, HeadRack, HeadSource, RackConfig, ReadyHead};
+use crate::{GenerationConfig, Grammar, RuntimeError, Session};
+
+/// Heads that do not come before so many requests have ended, or half a minute is over, and then are none.
+#[derive(Debug)]
+struct Slow {
+    after: usize,
+    ended: Arc<AtomicUsize>,
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl HeadSource for Slow {
+    fn names(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(vec!["slow".into()])
+    }
+
+    fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError> {
+        Ok((name == "slow").then_some(1))
+    }
+
+    fn bytes(&self, _: &str) -> Result<u64, RuntimeError> {
+        Ok(1)
+    }
+
+    fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
+        let began = Instant::now();
+        while self.ended.load(Ordering::Relaxed) < self.after && began.elapsed() < PATIENCE / 2 {
+            sleep(Duration::from_millis(1));
+        }
+        Err(RuntimeError::NoHead { name: name.into() })
+    }
+}
+
+#[test]
+fn others_run_while_a_request_is_prepared() {
+    let (mut host, clock) = small(2);
+    let count = Arc::new(AtomicUsize::new(0));
+    let slow = Slow { after: 4, ended: count.clone() };
+    let rack = HeadRack::new(Arc::new(slow), RackConfig::patient()).unwrap();
+    let session = || {
+        let (_, model) = host.models().next().unwrap();
+        model.session().unwrap().with_heads(rack.clone())
+    };
+    let [slow, late, cancelled] = [(); 3].map(|()| answer_of(3).in_session(session()).wearing("slow"));
+    let slow = host.submit(slow, clock.now()).unwrap();
+    let late = host.submit(late.with_first_by(Duration::ZERO).or_not_at_all(), clock.now()).unwrap();
+    let cancelled = host.submit(cancelled, clock.now()).unwrap();
+    let grammar = Some(Grammar::Regex("a(b".into()));
+    let wrong = answer_of(3).with_config(GenerationConfig { grammar, ..GenerationConfig::default() });
+    let wrong = host.submit(wrong, clock.now()).unwrap();
+    let other = host.submit(answer_of(6), clock.now()).unwrap();
+    let (mut ended, mut failed) = (Vec::new(), HashMap::new());
+    let mut told = |id: RequestId, event: Event| {
+        if event.is_last() {
+            ended.push(id);
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Event::Failed(failure) = event {
+            failed.insert(id, failure.error);
+        }
+    };
+    host.cancel(cancelled, clock.now(), &mut told);
+    while host.work(&clock, &mut told) != Worked::Idle {
+        sleep(Duration::from_micros(100));
+    }
+    let place = |id: RequestId| ended.iter().position(|other| *other == id).unwrap();
+    assert_eq!(ended.len(), 5);
+    assert!(place(other) < place(slow) && place(late) < place(slow) && place(wrong) < place(slow));
+    assert!(matches!(failed[&slow], RuntimeError::HeadNotWorn { .. }), "{:?}", failed[&slow]);
+    assert!(matches!(failed[&late], RuntimeError::Late { .. }));
+    assert!(!failed.contains_key(&other) && failed.contains_key(&wrong) && failed.contains_key(&cancelled));
+    assert_eq!(host.under_way(), 0);
+}
+
+/// Heads of which one makes who puts it on panic.
+#[derive(Debug)]
+struct Touchy(Arc<Wardrobe>);
+
+impl HeadSource for Touchy {
+    fn names(&self) -> Result<Vec<String>, RuntimeError> {
+        self.0.names()
+    }
+
+    fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError> {
+        self.0.generation(name)
+    }
+
+    fn bytes(&self, name: &str) -> Result<u64, RuntimeError> {
+        self.0.bytes(name)
+    }
+
+    fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
+        self.0.load(name)
+    }
+
+    fn build(&self, head: &Head) -> Result<(), RuntimeError> {
+        assert!(!head.id().starts_with("touchy"), "as if a kernel had been given an impossible shape");
+        Ok(())
+    }
+}
+
+/// Why a request of the only model could not be answered, and what came back.
+fn failure(host: &mut Host, clock: &MadeUp, request: Request) -> Failure {
+    let mut failed = None;
+    let mut told = |_: RequestId, event: Event| match event {
+        Event::Failed(failure) => failed = Some(*failure),
+        Event::Waiting { .. } => {}
+        other => panic!("{other:?}"),
+    };
+    if let Err(failure) = host.submit(request, clock.now()) {
+        return *failure;
+    }
+    while host.work(clock, &mut told) != Worked::Idle {
+        sleep(Duration::from_micros(100));
+    }
+    failed.unwrap()
+}
+
+/// A session as it is lent, and a request in it that wears another head.
+fn lent(host: &Host, rack: &HeadRack, head: &str) -> Request {
+    let mut session = host.session("model").unwrap().with_heads(rack.clone());
+    session.feed(&[4, 9]).unwrap();
+    assert!(session.use_head("worn").instead.is_none());
+    answer_of(3).in_session(session).wearing(head)
+}
+
+#[track_caller]
+fn is_as_it_was_lent(session: Option<Box<Session>>) {
+    let session = session.expect("it comes back");
+    assert_eq!((&*session.head_id(), session.worn.as_deref()), ("worn 1", Some("worn")));
+    assert_eq!((session.tokens(), session.cache().len()), (&[4, 9][..], 2));
+}
+
+#[test]
+fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepared() {
+    let names = [FALLBACK, "worn", "other", "broken", "touchy", "late"];
+    let wardrobe = Wardrobe::new(&names.map(|name| (name, 1)));
+    wardrobe.change("broken", |made| made.fails = true);
+    wardrobe.change("late", |made| made.held_back = true);
+    let rack = HeadRack::new(Arc::new(Touchy(wardrobe.clone())), RackConfig::patient()).unwrap();
+    let mut host = Host::new(HostConfig::default()).unwrap();
+    host.add("model", wardrobe.model.clone()).unwrap();
+    let clock = MadeUp::default();
+
+    for head in ["broken", "nobody's"] {
+        let asked = lent(&host, &rack, head);
+        let Failure { error, session } = failure(&mut host, &clock, asked);
+        assert!(matches!(error, RuntimeError::HeadNotWorn { .. }), "{error}");
+        is_as_it_was_lent(session);
+    }
+    // The second time it is at hand, and nobody prepares it beside the engine.
+    for _ in 0..2 {
+        let asked = lent(&host, &rack, "touchy");
+        let Failure { error, session } = failure(&mut host, &clock, asked);
+        assert!(matches!(error, RuntimeError::Panicked { .. }), "{error}");
+        is_as_it_was_lent(session);
+    }
+    let grammar = Some(Grammar::Regex("a(b".into()));
+    let wrong = GenerationConfig { grammar, ..GenerationConfig::default() };
+    let asked = lent(&host, &rack, "other").with_config(wrong);
+    is_as_it_was_lent(failure(&mut host, &clock, asked).session);
+
+    let asked = lent(&host, &rack, "late").with_first_by(Duration::ZERO).or_not_at_all();
+    let Failure { error, session } = failure(&mut host, &clock, asked);
+    assert!(matches!(error, RuntimeError::Late { .. }), "{error}");
+    is_as_it_was_lent(session);
+
+    host.submit(lent(&host, &rack, "late"), clock.now()).unwrap();
+    let mut failed = None;
+    let mut told = |_: RequestId, event: Event| match event {
+        Event::Failed(failure) => failed = Some(*failure),
+        other => panic!("{other:?}"),
+    };
+    host.remove("model", &mut told).unwrap();
+    let Failure { error, session } = failed.unwrap();
+    assert!(matches!(error, RuntimeError::NoModel { .. }), "{error}");
+    is_as_it_was_lent(session);
+    assert_eq!(host.under_way(), 0);
+    wardrobe.change("late", |made| made.held_back = false);
+}

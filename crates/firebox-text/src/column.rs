@@ -1,0 +1,34 @@
+//! Many short strings without an allocation of their own.
+
+use crate::error::TextError;
+
+/// Strings stored end to end.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Column {
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+impl Column {
+    pub fn push(&mut self, value: &[u8]) -> Result<(), TextError> {
+        self.bytes.extend_from_slice(value);
+        let end = u32::try_from(self.bytes.len()).map_err(|_| TextError::InvalidVocabulary {
+            field: "tokens",
+            reason: "its texts take more than 4 GiB".to_owned(),
+        })?;
+        self.ends.push(end);
+        Ok(())
+    }
+
+    pub fn get(&self, index: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(index)? as usize;
+        let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
+        Some(&self.bytes[start..end])
+    }
+
+    /// Lets go of the room for more.
+    pub fn shrink(&mut self) {
+        self.bytes.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+}

@@ -1,0 +1,51 @@
+//! Models that are not of `tokenizers`, within its pipeline.
+
+use crate::vocabulary::Vocabulary;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use tokenizers::models::bpe::BpeTrainer;
+use tokenizers::{Model, Result, Token};
+
+/// Cuts words into tokens.
+pub(crate) trait Cut {
+    fn vocabulary(&self) -> &Vocabulary;
+
+    /// Ids, and the bytes of the word that each stands for: from the first to behind the last.
+    fn cut(&self, word: &str) -> Result<Vec<(u32, (usize, usize))>>;
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct OwnModel<C>(pub C);
+
+impl<C: Cut> Model for OwnModel<C> {
+    type Trainer = BpeTrainer;
+
+    fn tokenize(&self, word: &str) -> Result<Vec<Token>> {
+        let token = |(id, range)| Token::new(id, self.id_to_token(id).unwrap_or_default(), range);
+        Ok(self.0.cut(word)?.into_iter().map(token).collect())
+    }
+
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.0.vocabulary().id(token)
+    }
+
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        self.0.vocabulary().token(id).map(str::to_owned)
+    }
+
+    fn get_vocab(&self) -> HashMap<String, u32> {
+        self.0.vocabulary().iter().map(|(token, id)| (token.to_owned(), id)).collect()
+    }
+
+    fn get_vocab_size(&self) -> usize {
+        self.0.vocabulary().len()
+    }
+
+    fn save(&self, _folder: &Path, _prefix: Option<&str>) -> Result<Vec<PathBuf>> {
+        Err("a vocabulary that was read is not written back".into())
+    }
+
+    fn get_trainer(&self) -> BpeTrainer {
+        BpeTrainer::default()
+    }
+}

@@ -1,0 +1,109 @@
+//! The tokens of a model, by spelling and by id.
+
+use crate::column::Column;
+use crate::error::TextError;
+use hashbrown::{DefaultHashBuilder, HashTable};
+use std::borrow::Cow;
+use std::hash::BuildHasher as _;
+
+/// Spellings and ids. Two maps of strings, which `tokenizers` keeps, take seven times as much memory and a moment for each of
+/// their strings.
+#[derive(Debug, Clone)]
+pub(crate) struct Vocabulary {
+    spellings: Column,
+    /// Of each spelling, never falling.
+    ids: Vec<u32>,
+    /// Where spellings stand.
+    places: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Vocabulary {
+    pub fn new(mut tokens: Vec<(Cow<'_, str>, u32)>) -> Result<Self, TextError> {
+        tokens.sort_by_key(|&(_, id)| id);
+        let mut vocabulary = Self {
+            spellings: Column::default(),
+            ids: Vec::with_capacity(tokens.len()),
+            places: HashTable::with_capacity(tokens.len()),
+            hasher: DefaultHashBuilder::default(),
+        };
+        for (token, id) in tokens {
+            vocabulary.push(&token, id)?;
+        }
+        vocabulary.spellings.shrink();
+        Ok(vocabulary)
+    }
+
+    fn push(&mut self, token: &str, id: u32) -> Result<(), TextError> {
+        if let Some(first) = self.id(token) {
+            return Err(TextError::DuplicateToken { token: token.to_owned(), first, second: id });
+        }
+        // Their spellings have an end each, which is counted in as many bits.
+        let place = self.ids.len() as u32;
+        self.spellings.push(token.as_bytes())?;
+        self.ids.push(id);
+        let hash = self.hasher.hash_one(token.as_bytes());
+        let (spellings, hasher) = (&self.spellings, &self.hasher);
+        self.places.insert_unique(hash, place, |&place| hasher.hash_one(spelling(spellings, place as usize)));
+        Ok(())
+    }
+
+    pub fn id(&self, token: &str) -> Option<u32> {
+        let hash = self.hasher.hash_one(token.as_bytes());
+        let is_same = |&place: &u32| spelling(&self.spellings, place as usize) == token.as_bytes();
+        let place = *self.places.find(hash, is_same)?;
+        Some(self.ids[place as usize])
+    }
+
+    pub fn token(&self, id: u32) -> Option<&str> {
+        // Ids are without gaps in most vocabularies.
+        let place = match self.ids.get(id as usize) {
+            Some(&found) if found == id => id as usize,
+            _ => self.ids.binary_search(&id).ok()?,
+        };
+        std::str::from_utf8(self.spellings.get(place)?).ok()
+    }
+
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u32)> {
+        let spelled = |place| std::str::from_utf8(spelling(&self.spellings, place)).unwrap_or_default();
+        self.ids.iter().enumerate().map(move |(place, &id)| (spelled(place), id))
+    }
+}
+
+/// What stands at a place that was given out, which is never past the end.
+fn spelling(spellings: &Column, place: usize) -> &[u8] {
+    spellings.get(place).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(tokens: &[(&'static str, u32)]) -> Result<Vocabulary, TextError> {
+        Vocabulary::new(tokens.iter().map(|&(token, id)| (token.into(), id)).collect())
+    }
+
+    #[test]
+    fn ids_may_have_gaps_and_come_in_any_order() {
+        let vocabulary = of(&[("c", 9), ("", 2), ("a", 0), ("ab", 4)]).unwrap();
+        assert_eq!(
+            ["a", "", "ab", "c", "b"].map(|token| vocabulary.id(token)),
+            [Some(0), Some(2), Some(4), Some(9), None]
+        );
+        assert_eq!(
+            [0, 1, 2, 4, 9, 10].map(|id| vocabulary.token(id)),
+            [Some("a"), None, Some(""), Some("ab"), Some("c"), None]
+        );
+        assert_eq!(vocabulary.iter().collect::<Vec<_>>(), [("a", 0), ("", 2), ("ab", 4), ("c", 9)]);
+    }
+
+    #[test]
+    fn a_spelling_has_one_id() {
+        let error = of(&[("a", 0), ("b", 1), ("a", 2)]).unwrap_err();
+        assert!(matches!(error, TextError::DuplicateToken { token, first: 0, second: 2 } if token == "a"));
+    }
+}
