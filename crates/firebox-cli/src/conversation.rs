@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use firebox_runtime::heads::Router;
 use firebox_runtime::telemetry::Counter;
 use firebox_runtime::{
-    Account, Finish, GenerationConfig, Model, OWN_HEAD, PAGE, RuntimeError, Session, Speculation, Summary,
+    Finish, GenerationConfig, Model, OWN_HEAD, RuntimeError, Session, Speculation, Summary,
 };
 use firebox_text::Message;
 
@@ -17,9 +17,6 @@ use crate::router::{AUTO, choose};
 
 /// Tokens that an answer is to have room for where nobody says how long it may get.
 const USUAL_ANSWER: usize = 256;
-
-/// Buffers that a model reads through once it cannot keep all of its weights, where its plan says nothing of more.
-const FEWEST_BUFFERS: usize = 2;
 
 /// A conversation with a model.
 pub struct Conversation {
@@ -242,21 +239,9 @@ impl Conversation {
     }
 }
 
-/// How many tokens the pages can hold that a session has or can still be given. What its model keeps of its weights is let go
-/// of for them, and buffers to read that through come first. Where nobody counts pages there is no limit.
+/// How many tokens there can be pages for. Where nobody counts pages there is no limit.
 fn tokens_in_memory(model: &Model, session: &Session) -> usize {
-    let counted = || {
-        let (fit, decoder, pool) = (model.fit()?, model.decoder().ok()?, session.cache().pool());
-        let (budget, buffer) = (fit.budget(), decoder.streamed()?.buffer_bytes());
-        let buffers = fit.plan().buffers.max(FEWEST_BUFFERS) * buffer;
-        let unread = (buffers as u64).saturating_sub(budget.held(Account::Scratch));
-        let room = (budget.left() + fit.kept_bytes()).saturating_sub(unread);
-        // Pages are of one size, and one that fits in part is no page.
-        let page = PAGE * pool.layout().bytes_per_position();
-        let further = usize::try_from(room.checked_div(page as u64)?).ok()?;
-        Some(pool.pages().saturating_add(further).saturating_mul(PAGE))
-    };
-    counted().unwrap_or(usize::MAX)
+    model.fit().map_or(usize::MAX, |fit| fit.tokens_for(session))
 }
 
 /// Drops the first question with all that followed up to the second. False if there is no second.
@@ -275,7 +260,7 @@ mod tests {
 
     use firebox_runtime::fit::FitConfig;
     use firebox_runtime::heads::RackConfig;
-    use firebox_runtime::{Charge, device};
+    use firebox_runtime::{Account, Charge, device};
     use firebox_text::ChatTemplate;
 
     use super::*;

@@ -114,11 +114,11 @@ impl<'a> Checked<'a> {
         });
         let mut checked =
             Self { source, tokens: tokens.collect(), types, scores, named: NamedTokens::default() };
-        checked.require_distinct()?;
         checked.named = checked.named_tokens()?;
         Ok(checked)
     }
 
+    /// For models of which nothing else finds it.
     fn require_distinct(&self) -> Result<(), TextError> {
         let mut seen: HashMap<&str, u32> = HashMap::with_capacity(self.tokens.len());
         for (id, token) in (0..).zip(&self.tokens) {
@@ -170,6 +170,7 @@ impl<'a> Checked<'a> {
 
     /// The `tokenizer.json` a converter put into the file: exact, where the other keys only describe.
     fn embedded(self, json: &str) -> Result<Parsed, TextError> {
+        self.require_distinct()?;
         let mut parsed = hub::parse(json.as_bytes())?;
         parsed.named = NamedTokens { unk: parsed.named.unk.or(self.named.unk), ..self.named };
         parsed.ends = self.ends();
@@ -251,6 +252,7 @@ impl<'a> Checked<'a> {
     }
 
     fn unigram(self) -> Result<Parsed, TextError> {
+        self.require_distinct()?;
         let prefixed = self.source.add_space_prefix.unwrap_or(true);
         let byte_fallback = self.types.contains(&TokenType::Byte);
         let pieces = (0..self.tokens.len()).map(|id| match self.types[id] {
@@ -274,6 +276,7 @@ impl<'a> Checked<'a> {
     }
 
     fn word_piece(mut self) -> Result<Parsed, TextError> {
+        self.require_distinct()?;
         self.spell_continuations()?;
         let unk = self.text_of(self.named.unk).ok_or(TextError::InvalidVocabulary {
             field: "tokenizer.ggml.unknown_token_id",

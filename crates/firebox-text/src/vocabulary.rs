@@ -6,8 +6,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use std::borrow::Cow;
 use std::hash::BuildHasher as _;
 
-/// Spellings and ids. Two maps of strings, which `tokenizers` keeps, take seven times as much memory and a moment for each of
-/// their strings.
+/// Spellings end to end and ids, where `tokenizers` has two maps of strings.
 #[derive(Debug, Clone)]
 pub(crate) struct Vocabulary {
     spellings: Column,
@@ -35,21 +34,24 @@ impl Vocabulary {
     }
 
     fn push(&mut self, token: &str, id: u32) -> Result<(), TextError> {
-        if let Some(first) = self.id(token) {
+        let hash = self.hasher.hash_one(token.as_bytes());
+        if let Some(first) = self.found(hash, token) {
             return Err(TextError::DuplicateToken { token: token.to_owned(), first, second: id });
         }
         // Their spellings have an end each, which is counted in as many bits.
         let place = self.ids.len() as u32;
         self.spellings.push(token.as_bytes())?;
         self.ids.push(id);
-        let hash = self.hasher.hash_one(token.as_bytes());
         let (spellings, hasher) = (&self.spellings, &self.hasher);
         self.places.insert_unique(hash, place, |&place| hasher.hash_one(spelling(spellings, place as usize)));
         Ok(())
     }
 
     pub fn id(&self, token: &str) -> Option<u32> {
-        let hash = self.hasher.hash_one(token.as_bytes());
+        self.found(self.hasher.hash_one(token.as_bytes()), token)
+    }
+
+    fn found(&self, hash: u64, token: &str) -> Option<u32> {
         let is_same = |&place: &u32| spelling(&self.spellings, place as usize) == token.as_bytes();
         let place = *self.places.find(hash, is_same)?;
         Some(self.ids[place as usize])

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use firebox_cache::{KvType, PAGE, Pool, positions_held};
-use firebox_model::{Decoder, StreamedConfig};
+use firebox_model::{Decoder, Streamed, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, probes, reading_rate};
 
 use crate::budget::{Account, Budget, Charge};
@@ -27,7 +27,7 @@ use crate::planner::{
 use crate::pressure::Pressure;
 use crate::telemetry::{Meters, Telemetry};
 use crate::thermal::Thermometer;
-use crate::{Model, RuntimeError, pressure};
+use crate::{Model, RuntimeError, Session, pressure};
 use keeper::{Keeper, Looker, Pages};
 use probe::Probe;
 
@@ -154,6 +154,20 @@ impl Fit {
             (Some(streamed), Some(_)) => self.keeper.fill(streamed, false),
             _ => Ok(()),
         }
+    }
+
+    /// How many tokens the pages can hold that a session has or can still be given. What is kept of the weights is let go of for them,
+    /// and buffers to read that through come first.
+    pub fn tokens_for(&self, session: &Session) -> usize {
+        let (pool, buffers) = (session.cache().pool(), self.plan.buffers.max(FEWEST_BUFFERS));
+        let buffer = self.decoder.streamed().map_or(0, Streamed::buffer_bytes);
+        let unread = (buffers * buffer) as u64;
+        let unread = unread.saturating_sub(self.budget.held(Account::Scratch));
+        let room = (self.budget.left() + self.kept_bytes()).saturating_sub(unread);
+        // Pages are of one size, and one that fits in part is no page.
+        let page = (PAGE * pool.layout().bytes_per_position()) as u64;
+        let further = room.checked_div(page).and_then(|pages| usize::try_from(pages).ok());
+        further.map_or(usize::MAX, |further| pool.pages().saturating_add(further).saturating_mul(PAGE))
     }
 
     /// How many rows of texts that nobody remembers may go through the layers together without anybody giving up anything.

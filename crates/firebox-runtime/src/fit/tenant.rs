@@ -189,7 +189,10 @@ impl Tenant {
     fn gives_page(&self) -> bool {
         let Some(keeper) = self.keeper.upgrade() else { return false };
         let spares: Vec<_> = lock(&self.spares).iter().filter_map(Weak::upgrade).collect();
-        keeper.budget.exceeds_reserve() && spares.iter().any(|spare| spare.give_up())
+        let held = || keeper.budget.held(Account::Streams);
+        let before = held();
+        // A pool keeps the pages that it has reserved.
+        keeper.budget.exceeds_reserve() && spares.iter().any(|spare| spare.give_up() && held() < before)
     }
 
     /// What it keeps is worth the least where this is the smallest.

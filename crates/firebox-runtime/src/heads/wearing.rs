@@ -1,7 +1,6 @@
 //! How a session comes to wear a head.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use firebox_model::Head;
 
@@ -14,7 +13,6 @@ use crate::{OWN_HEAD, RuntimeError, Session};
 pub(crate) struct Fetched {
     name: Arc<str>,
     pub worn: Worn,
-    began: Option<Instant>,
 }
 
 impl Fetched {
@@ -29,7 +27,15 @@ impl Fetched {
                 Worn::at_once(None, Some(instead))
             }
         };
-        Self { name: name.into(), worn, began }
+        let came = match (&worn.instead, worn.waited) {
+            (Some(_), _) => Counter::HeadFallbacks,
+            (None, true) => Counter::ColdHeadSwaps,
+            (None, false) => Counter::WarmHeadSwaps,
+        };
+        meters.add(came, 1);
+        meters.took(Histogram::HeadSwap, worn.took);
+        meters.drawn(Kind::HeadSwap, [worn.instead.is_some().into(), 0], began);
+        Self { name: name.into(), worn }
     }
 }
 
@@ -51,7 +57,7 @@ impl Session {
     }
 
     /// Wears what was found before.
-    pub(crate) fn put_on(&mut self, Fetched { name, worn, began }: Fetched) {
+    pub(crate) fn put_on(&mut self, Fetched { name, worn }: Fetched) {
         let before = self.worn.replace(name.clone()).unwrap_or_else(|| OWN_HEAD.into());
         if let Some(rack) = &self.rack
             && worn.instead.is_none()
@@ -59,17 +65,6 @@ impl Session {
         {
             rack.note(&before, &name);
         }
-        let meters = self.meters();
-        meters.add(
-            match (&worn.instead, worn.waited) {
-                (Some(_), _) => Counter::HeadFallbacks,
-                (None, true) => Counter::ColdHeadSwaps,
-                (None, false) => Counter::WarmHeadSwaps,
-            },
-            1,
-        );
-        meters.took(Histogram::HeadSwap, worn.took);
-        meters.drawn(Kind::HeadSwap, [worn.instead.is_some().into(), 0], began);
         self.set_head(worn.head);
     }
 
