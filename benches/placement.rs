@@ -15,7 +15,7 @@ use firebox::{Model, RuntimeError, Session, device};
 
 /// What the command line uses too.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
 /// What steps are measured after.
 const DEPTH: u32 = 32;

@@ -17,7 +17,7 @@ use firebox::{
 
 /// What the command line uses too.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
 const PROMPT: usize = 64;
 /// Random weights take about as many tokens to begin repeating themselves.

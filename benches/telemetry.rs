@@ -16,7 +16,7 @@ use firebox::{Model, Session, device};
 
 /// What the command line uses too.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
 /// Short enough to fall between two interruptions.
 const TIMES: u32 = 10_000;

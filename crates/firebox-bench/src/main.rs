@@ -35,7 +35,7 @@ use crate::setup::Setup;
 
 /// What the command `firebox` uses too.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
 /// Where images stand beside a file that the report is written into.
 const IMAGES: &str = "docs/report";
@@ -80,13 +80,8 @@ fn names() -> clap::builder::PossibleValuesParser {
     clap::builder::PossibleValuesParser::new(measures::ALL.iter().map(|measure| measure.name))
 }
 
-fn give_back() {
-    // SAFETY: it takes no memory that is in use, from whichever thread it is called.
-    unsafe { libmimalloc_sys::mi_collect(true) }
-}
-
 fn main() -> ExitCode {
-    firebox_runtime::give_back_by(give_back);
+    firebox_runtime::give_back_by(firebox_allocator::give_back);
     let args = Args::parse();
     let done = match &args.task {
         Some(task) => child::perform(task).map(|answer| {

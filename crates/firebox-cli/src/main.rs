@@ -70,18 +70,11 @@ use configuration::Configuration;
 use console::Console;
 use outcome::Outcome;
 
-/// Keeps the memory of one operation for the next. The system's allocator gives large pieces back at once, and every
-/// page of a prompt's intermediate results would be cleared by the kernel again and again.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-fn give_back() {
-    // SAFETY: it takes no memory that is in use, from whichever thread it is called.
-    unsafe { libmimalloc_sys::mi_collect(true) }
-}
+static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
 fn main() -> ExitCode {
-    firebox_runtime::give_back_by(give_back);
+    firebox_runtime::give_back_by(firebox_allocator::give_back);
     let (cli, configuration) = match parsed() {
         Ok(parsed) => parsed,
         Err(error) => return failed(&Console::default(), &error),

@@ -6,6 +6,7 @@ use firebox_cache::{KvType, Pool, SequenceCache};
 use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
+use crate::memory::prompt_ended;
 use crate::session::{PREFILL_CHUNK, read};
 use crate::{Model, RuntimeError};
 
@@ -94,7 +95,9 @@ impl Bench<'_> {
         let mut cache = self.cache();
         let began = Instant::now();
         self.feed(&tokens, &mut cache)?;
-        Ok(tokens.len() as f64 / began.elapsed().as_secs_f64())
+        let took = began.elapsed();
+        prompt_ended(tokens.len().min(self.chunk));
+        Ok(tokens.len() as f64 / took.as_secs_f64())
     }
 
     fn decode(&self, batch: usize) -> Result<f64, RuntimeError> {
@@ -103,6 +106,7 @@ impl Bench<'_> {
         for (sequence, cache) in caches.iter_mut().enumerate() {
             let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + sequence)).collect();
             self.feed(&tokens, cache)?;
+            prompt_ended(tokens.len().min(self.chunk));
         }
         let mut caches: Vec<&mut SequenceCache> = caches.iter_mut().collect();
         let began = Instant::now();

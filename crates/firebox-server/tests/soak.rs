@@ -34,7 +34,7 @@ use visitor::{Stay, Visitor};
 
 /// The allocator of the command, which is what is to be seen.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
 const VISITORS: u64 = 12;
 

@@ -26,6 +26,10 @@ impl Column {
         Some(&self.bytes[start..end])
     }
 
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
     /// Lets go of the room for more.
     pub fn shrink(&mut self) {
         self.bytes.shrink_to_fit();

@@ -1,13 +1,14 @@
 //! The `tokenizers` crate behind one small surface.
 
 use crate::error::TextError;
-use crate::own_model::OwnModel;
+use crate::own_model::{Cut as _, OwnModel};
 use crate::ranked::RankedBpe;
 use crate::scored::ScoredBpe;
+use crate::vocabulary::Vocabulary;
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use tokenizers::{
     AddedToken, DecoderWrapper, Encoding, Model, NormalizedString, Normalizer, NormalizerWrapper,
     OffsetReferential, OffsetType, PostProcessor, PostProcessorWrapper, PreTokenizedString, PreTokenizer,
@@ -65,6 +66,15 @@ impl Engine {
     /// Puts the tokens around `ids` that the post-processor adds to every text.
     pub fn surround(&self, ids: Vec<u32>) -> Result<Vec<u32>, TextError> {
         shielded(|| with_pipeline!(self, pipeline => surround(pipeline, ids)))
+    }
+
+    /// The tokens of a model of ours.
+    pub fn vocabulary(&self) -> Option<&Arc<Vocabulary>> {
+        match self {
+            Self::Hub(_) => None,
+            Self::Ranked(pipeline) => Some(pipeline.get_model().0.vocabulary()),
+            Self::Scored(pipeline) => Some(pipeline.get_model().0.vocabulary()),
+        }
     }
 
     pub fn token_to_id(&self, token: &str) -> Option<u32> {

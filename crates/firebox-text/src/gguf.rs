@@ -389,7 +389,7 @@ impl<'a> Checked<'a> {
             entries.push(Entry { id, text: token.into(), added: matched, special });
         }
         engine.add_tokens(added)?;
-        let pieces = Pieces::new(entries, decoding)?;
+        let pieces = Pieces::new(entries, engine.vocabulary().cloned(), decoding)?;
         Ok(Parsed { engine, pieces, frame: Some(frame), named: self.named, ends })
     }
 }

@@ -227,14 +227,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, TextError> {
     let decoding = Decoding::from_json(outline.decoder.as_ref())?;
     if outline.model.is_ranked() {
         let (pipeline, unk) = ranked(bytes)?;
-        let pieces = Pieces::new(
-            entries(&pipeline, pipeline.get_model().0.vocabulary().iter().map(borrowed)),
-            decoding,
-        )?;
+        let vocabulary = pipeline.get_model().0.vocabulary().clone();
+        let entries = entries(&pipeline, vocabulary.iter().map(borrowed));
+        let pieces = Pieces::new(entries, Some(vocabulary.clone()), decoding)?;
         return finished(Engine::Ranked(Box::new(pipeline)), pieces, unk);
     }
     let (pipeline, unk) = other(bytes)?;
-    let pieces = Pieces::new(entries(&pipeline, pipeline.get_vocab(false).into_iter().map(owned)), decoding)?;
+    let pieces =
+        Pieces::new(entries(&pipeline, pipeline.get_vocab(false).into_iter().map(owned)), None, decoding)?;
     finished(Engine::Hub(Box::new(pipeline)), pieces, unk)
 }
 

@@ -3,12 +3,13 @@
 use crate::vocabulary::Vocabulary;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{Model, Result, Token};
 
 /// Cuts words into tokens.
 pub(crate) trait Cut {
-    fn vocabulary(&self) -> &Vocabulary;
+    fn vocabulary(&self) -> &Arc<Vocabulary>;
 
     /// Ids, and the bytes of the word that each stands for: from the first to behind the last.
     fn cut(&self, word: &str) -> Result<Vec<(u32, (usize, usize))>>;

@@ -3,7 +3,9 @@
 use crate::column::Column;
 use crate::decoding::Decoding;
 use crate::error::TextError;
+use crate::vocabulary::Vocabulary;
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Gaps between ids are real (reserved slots), but an id far beyond the number of tokens is a damaged file, and a table
 /// indexed by it would be sized by that file's word alone.
@@ -29,6 +31,11 @@ enum Kind {
 
 /// Token texts and the bytes they decode to, by id.
 pub(crate) struct Pieces {
+    /// What spells the first of them, where the model has its own.
+    vocabulary: Option<Arc<Vocabulary>>,
+    /// How many it spells.
+    spelled: usize,
+    /// Of the others.
     texts: Column,
     decoded: Column,
     kinds: Vec<Kind>,
@@ -36,11 +43,18 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    pub fn new(mut entries: Vec<Entry<'_>>, decoding: Decoding) -> Result<Self, TextError> {
+    /// `vocabulary` is that of the model, if it is one of ours: what it spells is not kept twice.
+    pub fn new(
+        mut entries: Vec<Entry<'_>>,
+        vocabulary: Option<Arc<Vocabulary>>,
+        decoding: Decoding,
+    ) -> Result<Self, TextError> {
         // Added tokens sort behind model tokens of the same id, and win: their text is the one matched in prompts.
         entries.sort_by_key(|entry| (entry.id, entry.added));
         let limit = entries.len().saturating_mul(4).saturating_add(SPARE_IDS);
         let mut pieces = Self {
+            vocabulary,
+            spelled: 0,
             texts: Column::default(),
             decoded: Column::default(),
             kinds: Vec::with_capacity(entries.len()),
@@ -72,14 +86,25 @@ impl Pieces {
             let bytes = pieces.decoding.piece(&entry.text, kind != Kind::Model, false);
             pieces.push(kind, &entry.text, &bytes)?;
         }
+        pieces.texts.shrink();
+        pieces.decoded.shrink();
         Ok(pieces)
     }
 
     fn push(&mut self, kind: Kind, text: &str, decoded: &[u8]) -> Result<(), TextError> {
-        self.texts.push(text.as_bytes())?;
+        let id = self.kinds.len();
+        if self.spelled == id && kind != Kind::Absent && self.spelled_text(id) == Some(text) {
+            self.spelled += 1;
+        } else {
+            self.texts.push(text.as_bytes())?;
+        }
         self.decoded.push(decoded)?;
         self.kinds.push(kind);
         Ok(())
+    }
+
+    fn spelled_text(&self, id: usize) -> Option<&str> {
+        self.vocabulary.as_ref()?.token(id as u32)
     }
 
     fn kind(&self, id: u32) -> Kind {
@@ -119,7 +144,10 @@ impl Pieces {
         if !self.contains(id) {
             return None;
         }
-        std::str::from_utf8(self.texts.get(id as usize)?).ok()
+        match (id as usize).checked_sub(self.spelled) {
+            None => self.spelled_text(id as usize),
+            Some(further) => std::str::from_utf8(self.texts.get(further)?).ok(),
+        }
     }
 
     /// The bytes the token adds in the middle of a text.
@@ -137,5 +165,44 @@ impl Pieces {
 
     pub fn decoding(&self) -> &Decoding {
         &self.decoding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(id: u32, text: &str, added: bool) -> Entry<'_> {
+        Entry { id, text: text.into(), added, special: false }
+    }
+
+    #[test]
+    fn texts_are_those_of_the_entries_whatever_the_vocabulary_spells() {
+        let vocabulary = || {
+            let tokens = [("a", 0), ("b", 1), ("c", 2), ("d", 3), ("f", 6)];
+            Arc::new(Vocabulary::new(tokens.map(|(text, id)| (text.into(), id)).to_vec()).unwrap())
+        };
+        let texts = |entries: Vec<Entry<'_>>, vocabulary| {
+            let pieces = Pieces::new(entries, vocabulary, Decoding::word_piece()).unwrap();
+            let texts = (0..8).map(|id| pieces.text(id).map(str::to_owned)).collect::<Vec<_>>();
+            (pieces.spelled, texts)
+        };
+        let all =
+            || vec![entry(0, "a", false), entry(1, "b", false), entry(2, "c", false), entry(3, "d", false)];
+        let with = |more: Vec<Entry<'static>>| all().into_iter().chain(more).collect::<Vec<_>>();
+        for (spelled, more) in [
+            (4, vec![]),
+            (4, vec![entry(6, "f", false), entry(7, "<g>", true)]),
+            (1, vec![entry(1, "<b>", true)]),
+            (4, vec![entry(2, "c", true), entry(4, "e", true)]),
+            (0, vec![entry(0, "<a>", true), entry(6, "f", false)]),
+        ] {
+            let by_vocabulary = texts(with(more.iter().map(again).collect()), Some(vocabulary()));
+            assert_eq!(by_vocabulary, (spelled, texts(with(more), None).1));
+        }
+    }
+
+    fn again<'a>(of: &Entry<'a>) -> Entry<'a> {
+        Entry { text: of.text.clone(), ..*of }
     }
 }

@@ -4,6 +4,7 @@ use crate::error::TextError;
 use crate::merging::{Merge, Symbol, Symbols};
 use crate::own_model::Cut;
 use crate::vocabulary::Vocabulary;
+use std::sync::Arc;
 use tokenizers::Result;
 
 /// The model of `tokenizer.ggml.model = "llama"`.
@@ -13,7 +14,7 @@ use tokenizers::Result;
 /// otherwise, and takes several times the memory of the vocabulary; doing as SentencePiece does is exact and small.
 #[derive(Debug, Clone)]
 pub(crate) struct ScoredBpe {
-    vocabulary: Vocabulary,
+    vocabulary: Arc<Vocabulary>,
     scores: Vec<f32>,
     /// Whether a token may come out of merging, by id. Control, unknown and byte tokens may not.
     mergeable: Vec<bool>,
@@ -31,7 +32,7 @@ impl ScoredBpe {
         unk: Option<u32>,
     ) -> std::result::Result<Self, TextError> {
         let vocabulary = Vocabulary::new(tokens.iter().map(|token| token.into()).zip(0..).collect())?;
-        Ok(Self { vocabulary, scores, mergeable, bytes, unk })
+        Ok(Self { vocabulary: Arc::new(vocabulary), scores, mergeable, bytes, unk })
     }
 
     fn mergeable_id(&self, text: &str) -> Option<u32> {
@@ -59,7 +60,7 @@ fn rank(score: f32) -> u32 {
 }
 
 impl Cut for ScoredBpe {
-    fn vocabulary(&self) -> &Vocabulary {
+    fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 

@@ -10,7 +10,7 @@ use std::hash::BuildHasher as _;
 #[derive(Debug, Clone)]
 pub(crate) struct Vocabulary {
     spellings: Column,
-    /// Of each spelling, never falling.
+    /// Of each spelling, never falling; none where each is where its spelling stands, as in most vocabularies.
     ids: Vec<u32>,
     /// Where spellings stand.
     places: HashTable<u32>,
@@ -30,6 +30,9 @@ impl Vocabulary {
             vocabulary.push(&token, id)?;
         }
         vocabulary.spellings.shrink();
+        if (0..).zip(&vocabulary.ids).all(|(place, &id)| id == place) {
+            vocabulary.ids = Vec::new();
+        }
         Ok(vocabulary)
     }
 
@@ -39,7 +42,7 @@ impl Vocabulary {
             return Err(TextError::DuplicateToken { token: token.to_owned(), first, second: id });
         }
         // Their spellings have an end each, which is counted in as many bits.
-        let place = self.ids.len() as u32;
+        let place = self.len() as u32;
         self.spellings.push(token.as_bytes())?;
         self.ids.push(id);
         let (spellings, hasher) = (&self.spellings, &self.hasher);
@@ -53,13 +56,17 @@ impl Vocabulary {
 
     fn found(&self, hash: u64, token: &str) -> Option<u32> {
         let is_same = |&place: &u32| spelling(&self.spellings, place as usize) == token.as_bytes();
-        let place = *self.places.find(hash, is_same)?;
-        Some(self.ids[place as usize])
+        self.places.find(hash, is_same).map(|&place| self.id_at(place))
+    }
+
+    fn id_at(&self, place: u32) -> u32 {
+        self.ids.get(place as usize).copied().unwrap_or(place)
     }
 
     pub fn token(&self, id: u32) -> Option<&str> {
-        // Ids are without gaps in most vocabularies.
         let place = match self.ids.get(id as usize) {
+            _ if self.ids.is_empty() => id as usize,
+            // Gaps stand behind most of them.
             Some(&found) if found == id => id as usize,
             _ => self.ids.binary_search(&id).ok()?,
         };
@@ -67,12 +74,13 @@ impl Vocabulary {
     }
 
     pub fn len(&self) -> usize {
-        self.ids.len()
+        self.spellings.len()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&str, u32)> {
-        let spelled = |place| std::str::from_utf8(spelling(&self.spellings, place)).unwrap_or_default();
-        self.ids.iter().enumerate().map(move |(place, &id)| (spelled(place), id))
+        let spelled =
+            |place| std::str::from_utf8(spelling(&self.spellings, place as usize)).unwrap_or_default();
+        (0..self.len() as u32).map(move |place| (spelled(place), self.id_at(place)))
     }
 }
 

@@ -1,3 +1,4 @@
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::engine::portions::{Prompt, Room, portions};
 use crate::engine::rhythm::{Rhythm, Work};
 use crate::engine::sequence::{Need, RequestId, Sequence};
 use crate::lost::Due;
+use crate::memory::prompt_ended;
 use crate::session::read;
 use crate::{Finish, PrefixTree, RuntimeError};
 
@@ -31,6 +33,8 @@ pub(crate) struct Lane {
     sequences: Vec<Sequence>,
     answering: Option<Running>,
     feeding: Option<Running>,
+    /// The most rows of a pass over prompts since the last of them ended.
+    fed: usize,
     rhythm: Rhythm,
 }
 
@@ -88,6 +92,7 @@ impl Lane {
             sequences: Vec::new(),
             answering: None,
             feeding: None,
+            fed: 0,
             rhythm: Rhythm::default(),
         }
     }
@@ -365,6 +370,9 @@ impl Lane {
     ) {
         let rows = running.rows();
         let Running { pass, members, took, .. } = running;
+        if members.iter().any(|member| member.tokens > 1) {
+            self.fed = self.fed.max(rows);
+        }
         let began = clock.now();
         let mut keep = Vec::new();
         for member in &members {
@@ -413,6 +421,9 @@ impl Lane {
             if ended {
                 self.see_off(member.id, now, told, stepped);
             }
+        }
+        if self.feeding.is_none() && !self.wants(Need::Feed) {
+            prompt_ended(mem::take(&mut self.fed));
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use firebox_model::{Head, HeadForm};
+use firebox_model::{Decoder, Head, HeadForm};
 use firebox_store::{Checkpoint, StoreError, TensorInfo, Tensors, Weight};
 
 use super::*;
@@ -30,6 +30,7 @@ pub(crate) struct Made {
     /// Whether it is not there before this is over.
     pub held_back: bool,
     pub fails: bool,
+    pub classifies: bool,
 }
 
 const PANICS: u64 = 99;
@@ -55,6 +56,36 @@ impl Tensors for Nothing {
     }
 }
 
+/// The model's embeddings as the matrix of a classifier, which has a label for every token.
+#[derive(Debug)]
+struct Labels(Checkpoint);
+
+impl Labels {
+    const ROWS: &str = "model.embed_tokens.weight";
+
+    fn form(decoder: &Decoder) -> HeadForm {
+        HeadForm::Classifier { labels: (0..decoder.config().vocab_size).map(|id| id.to_string()).collect() }
+    }
+}
+
+impl Tensors for Labels {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.0.info(Self::ROWS).filter(|_| name == "classifier.weight")
+    }
+
+    fn weight(&self, name: &str) -> Result<Weight, StoreError> {
+        Ok(Weight { name: name.into(), ..self.0.weight(Self::ROWS)? })
+    }
+
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(std::iter::once("classifier.weight"))
+    }
+}
+
 impl Wardrobe {
     pub fn new(heads: &[(&str, u64)]) -> Arc<Self> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
@@ -62,7 +93,7 @@ impl Wardrobe {
         let model = Model::from_checkpoint(checkpoint, &device("cpu").unwrap()).unwrap();
         let split = model.decoder().unwrap().layers() - 1;
         model.decoder().unwrap().split_at(split).unwrap();
-        let made = |bytes| Made { generation: 1, bytes, held_back: false, fails: false };
+        let made = |bytes| Made { generation: 1, bytes, held_back: false, fails: false, classifies: false };
         let heads = heads.iter().map(|(name, bytes)| ((*name).to_owned(), made(*bytes))).collect();
         Arc::new(Self {
             model,
@@ -101,7 +132,7 @@ impl HeadSource for Wardrobe {
     }
 
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
-        let Made { generation, bytes, fails, .. } = self.made(name);
+        let Made { generation, bytes, fails, classifies, .. } = self.made(name);
         self.loading.store(true, Ordering::Relaxed);
         // Nobody waits for it for ever, and whoever waits for it to its end has found out.
         (0..6000).take_while(|_| self.made(name).held_back).for_each(|_| sleep(Duration::from_millis(10)));
@@ -110,15 +141,13 @@ impl HeadSource for Wardrobe {
             return Err(RuntimeError::NoHead { name: "broken".into() });
         }
         let decoder = self.model.decoder()?;
-        let id = format!("{name} {generation}");
-        let head = Head::load(
-            &id,
-            Arc::new(Nothing),
-            &HeadForm::Blocks,
-            self.split,
-            &decoder,
-            self.model.checkpoint(),
-        )?;
+        let (id, checkpoint) = (format!("{name} {generation}"), self.model.checkpoint());
+        let (tensors, form): (Arc<dyn Tensors + Send + Sync>, _) = if classifies {
+            (Arc::new(Labels(checkpoint.clone())), Labels::form(&decoder))
+        } else {
+            (Arc::new(Nothing), HeadForm::Blocks)
+        };
+        let head = Head::load(&id, tensors, &form, self.split, &decoder, checkpoint)?;
         Ok(ReadyHead { head: Arc::new(head), generation, bytes, requantized: None, loan: None })
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use firebox_allocator::give_back;
+
 /// How long threads and connections that were told to end may take for it.
 const ENDING: Duration = Duration::from_secs(10);
 
@@ -44,11 +46,6 @@ impl Footprint {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
-}
-
-fn give_back() {
-    // SAFETY: it takes no memory that is in use, from whichever thread it is called.
-    unsafe { libmimalloc_sys::mi_collect(true) }
 }
 
 impl fmt::Display for Footprint {

@@ -149,9 +149,10 @@ fn is_as_it_was_lent(session: Option<Box<Session>>) {
 
 #[test]
 fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepared() {
-    let names = [FALLBACK, "worn", "other", "broken", "touchy", "late"];
+    let names = [FALLBACK, "worn", "other", "broken", "touchy", "judge", "late"];
     let wardrobe = Wardrobe::new(&names.map(|name| (name, 1)));
     wardrobe.change("broken", |made| made.fails = true);
+    wardrobe.change("judge", |made| made.classifies = true);
     wardrobe.change("late", |made| made.held_back = true);
     let rack = HeadRack::new(Arc::new(Touchy(wardrobe.clone())), RackConfig::patient()).unwrap();
     let mut host = Host::new(HostConfig::default()).unwrap();
@@ -171,6 +172,12 @@ fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepare
         assert!(matches!(error, RuntimeError::Panicked { .. }), "{error}");
         is_as_it_was_lent(session);
     }
+    // It is put on before that shows.
+    let asked = lent(&host, &rack, "judge");
+    let Failure { error, session } = failure(&mut host, &clock, asked);
+    assert!(matches!(error, RuntimeError::Kind { found: "wearing a classifier", .. }), "{error}");
+    is_as_it_was_lent(session);
+
     let grammar = Some(Grammar::Regex("a(b".into()));
     let wrong = GenerationConfig { grammar, ..GenerationConfig::default() };
     let asked = lent(&host, &rack, "other").with_config(wrong);
