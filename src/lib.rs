@@ -28,8 +28,9 @@ pub use firebox_runtime::{
     PersistentPrefix, Piece, Pool, Pooling, Prefill, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree,
     Question, Ranked, Role, RuntimeError, Said, Sampler, SamplerConfig, Saved, SavedSummary, Script, Session,
     SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns,
-    anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest,
-    mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes, verify_against,
+    anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, give_back_by, human_bytes,
+    likeliest, mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes,
+    verify_against,
 };
 
 /// Attention and recurrent state of running sequences.

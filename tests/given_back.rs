@@ -1,0 +1,49 @@
+//! When memory is given back that was freed. The process says only once how, which is why this stands alone.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use firebox::engine::{Engine, HostConfig, Request};
+use firebox::{GenerationConfig, Model, device, give_back_by};
+
+static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
+
+fn prompt(count: u32) -> Vec<u32> {
+    (0..count).map(|index| 3 + index * 31 % 150).collect()
+}
+
+/// How often it is given back while something is done.
+fn given_back(by: impl FnOnce()) -> usize {
+    let before = GIVEN_BACK.load(Ordering::Relaxed);
+    by();
+    GIVEN_BACK.load(Ordering::Relaxed) - before
+}
+
+#[test]
+fn what_a_prompt_leaves_is_given_back_when_its_answer_begins() {
+    give_back_by(|| {
+        GIVEN_BACK.fetch_add(1, Ordering::Relaxed);
+    });
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/llama");
+    let model = Model::open(root, &device("cpu").unwrap()).unwrap();
+
+    let mut session = model.session().unwrap();
+    let feed =
+        |session: &mut firebox::Session, count| given_back(|| drop(session.feed(&prompt(count)).unwrap()));
+    assert_eq!([63, 64, 1].map(|count| feed(&mut session, count)), [0, 1, 0]);
+    // Each piece of it is followed by another one.
+    let mut session = model.session().unwrap();
+    assert_eq!(given_back(|| session.feed_each_row(&prompt(100), |_| ()).unwrap()), 0);
+
+    let engine = Engine::start(HostConfig::default()).unwrap();
+    engine.add("model", model).unwrap();
+    let answered = |count| {
+        let config =
+            GenerationConfig { max_tokens: Some(5), ignore_end: true, ..GenerationConfig::default() };
+        let request = Request::new("model", prompt(count)).with_config(config);
+        given_back(|| drop(engine.generate(request).wait().unwrap()))
+    };
+    assert_eq!([100, 20].map(answered), [1, 0]);
+}
