@@ -39,6 +39,7 @@ fn is_aligned_anyway(size: usize, align: usize) -> bool {
 // aligns blocks of 16 bytes and more to 16, and smaller ones to the powers of two that they are not smaller than, which is what
 // is relied on where no alignment is asked for. Whatever it hands out may be freed and made larger by whoever it was asked by.
 unsafe impl GlobalAlloc for Allocator {
+    // SAFETY: nothing is asked of the caller beyond what the trait asks.
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let (size, align) = (layout.size(), layout.align());
@@ -49,6 +50,7 @@ unsafe impl GlobalAlloc for Allocator {
         block.cast()
     }
 
+    // SAFETY: nothing is asked of the caller beyond what the trait asks.
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let (size, align) = (layout.size(), layout.align());
@@ -59,6 +61,7 @@ unsafe impl GlobalAlloc for Allocator {
         block.cast()
     }
 
+    // SAFETY: the caller hands over a block of this allocator, with the layout that it has, as the trait asks.
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let align = layout.align();
@@ -73,6 +76,7 @@ unsafe impl GlobalAlloc for Allocator {
         block.cast()
     }
 
+    // SAFETY: the caller hands over a block of this allocator, as the trait asks.
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, _: Layout) {
         // SAFETY: the caller hands over a block of this allocator that nobody uses any more.
