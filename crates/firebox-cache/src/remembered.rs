@@ -41,8 +41,7 @@ impl Remembered {
     pub(crate) fn assign(&mut self, at: usize, added: Self) {
         match (self, added) {
             (Self::Attention { keys, values }, Self::Attention { keys: new_keys, values: new_values }) => {
-                keys.assign(at, new_keys);
-                values.assign(at, new_values);
+                Stored::assign_both([keys, values], at, [new_keys, new_values]);
             }
             (Self::States(states), Self::States(added)) => states.assign(at, added),
             _ => panic!("keys and hidden states do not mix"),

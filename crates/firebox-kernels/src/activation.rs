@@ -8,7 +8,7 @@ use crate::simd::exp;
 use crate::simd::{Lanes, normal_share, sigmoid, tanh};
 
 /// Nonlinearity of a feed-forward network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x * sigmoid(x)`

@@ -4,7 +4,9 @@
 //! kernel and only formats are built into it, so a process compiles each at most a few times however long
 //! its sequences are.
 
-use burn::tensor::{DType, Shape};
+use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Device, Int, Shape, Tensor};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::features::Plane;
 use burn_cubecl::cubecl::ir::{ElemType, FloatKind};
 use burn_cubecl::cubecl::{self, client::Client, prelude::*};
@@ -16,6 +18,24 @@ use burn_cubecl::tensor::CubeTensor;
 pub(crate) const MOST_CUBES: u32 = 65_535;
 /// What [`magnitude`] says of infinity.
 pub(crate) const INFINITE: u32 = f32::INFINITY.to_bits();
+
+/// Whether tensors of a device are those of CubeCL.
+pub(crate) fn is_cube(device: &Device) -> bool {
+    matches!(device.as_dispatch(), DispatchDevice::Cube(_))
+}
+
+const ON_CUBE: &str = "all tensors of an operation are on one device";
+
+/// # Panics
+/// If the tensor is not on an accelerator, as operations of Burn do for tensors of different devices.
+pub(crate) fn primitive<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
+    tensor.try_into_primitive::<CubeBackend>().expect(ON_CUBE)
+}
+
+/// The same of integers.
+pub(crate) fn integers<const D: usize>(tensor: Tensor<D, Int>) -> CubeTensor {
+    tensor.try_into_primitive::<CubeBackend>().expect(ON_CUBE)
+}
 
 /// The tensor in f32 with its elements in order.
 pub(crate) fn floats(tensor: CubeTensor) -> CubeTensor {
@@ -130,6 +150,34 @@ pub(crate) fn sum_line<N: Size>(
 #[cube]
 pub(crate) fn magnitude(number: f32) -> u32 {
     u32::reinterpret(number) & 0x7FFF_FFFFu32
+}
+
+/// `tanh`, which some devices compute from exponentials that overflow and others by limiting what it is of: what is no
+/// number stays as it is.
+#[cube]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let mut share = x;
+    if magnitude(x) <= INFINITE {
+        if x > 15.0f32 {
+            share = 1.0f32;
+        } else if x < -15.0f32 {
+            share = -1.0f32;
+        } else {
+            share = x.tanh();
+        }
+    }
+    share
+}
+
+/// By an exponential that cannot overflow, which devices may take for anything.
+#[cube]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    let faded = (-x.abs()).exp();
+    let mut share = 1.0f32 / (1.0f32 + faded);
+    if x < 0.0f32 {
+        share *= faded;
+    }
+    share
 }
 
 /// The sum of a vector's elements.

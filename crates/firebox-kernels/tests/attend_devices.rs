@@ -7,7 +7,7 @@ mod support;
 
 use burn::tensor::{DType, Device, Tensor};
 use firebox_kernels::attend::{
-    Attended, Attending, Span, Stored, Visibility, attend_span, merge_with, reference,
+    Attended, Attending, Part, Span, Stored, Visibility, attend_each, attend_span, merge_with, reference,
 };
 use proptest::prelude::*;
 use support::{assert_close, bits, devices, devices_with_own, numbers, random, values};
@@ -352,6 +352,99 @@ fn parts_merge() {
             assert_same(merge_with(parts(&device), sinks), &expected);
         }
     }
+}
+
+/// Several sequences, with spans in several places, one of which is worth several cubes: every sequence as the reference has
+/// it alone, and one that has nothing to see gathers nothing.
+#[test]
+fn sequences_beside_each_other() {
+    let case = usual();
+    let sequences = [(1, vec![5, 1300, 128]), (3, vec![30]), (2, vec![]), (1, vec![16]), (2, vec![128, 7])];
+    let parts: Vec<(usize, Vec<Span>, Attending)> = sequences
+        .into_iter()
+        .enumerate()
+        .map(|(index, (rows, lengths))| {
+            let mut first = 0;
+            let spans: Vec<Span> = lengths
+                .into_iter()
+                .map(|positions| {
+                    let seed = case.seed + (10 * index + first) as u64;
+                    let span = Case { positions, first, seed, ..case.clone() }.span();
+                    first += positions;
+                    span
+                })
+                .collect();
+            let position = first.saturating_sub(rows);
+            (rows, spans, Attending { position, ..case.attending() })
+        })
+        .collect();
+    let rows = parts.iter().map(|(rows, ..)| rows).sum();
+    let query = Case { rows, ..case.clone() }.query();
+    let mut from = 0;
+    let expected = parts.iter().map(|(rows, spans, attending)| {
+        let query = query.clone().narrow(0, from, *rows);
+        from += rows;
+        let gathered = spans.iter().map(|span| reference::attend_span(query.clone(), span, *attending));
+        let (outputs, sums): (Vec<_>, Vec<_>) =
+            gathered.map(|gathered| (gathered.output, gathered.log_sum_exp)).unzip();
+        if outputs.is_empty() { query.zeros_like() } else { reference::merge(outputs, sums).output }
+    });
+    let expected = Tensor::cat(expected.collect(), 0).reshape([rows as i32, -1]);
+    for device in devices() {
+        if !case.is_for(&device) {
+            continue;
+        }
+        let there = parts.iter().map(|(rows, spans, attending)| Part {
+            rows: *rows,
+            spans: spans
+                .iter()
+                .map(|span| Span {
+                    keys: moved(&span.keys, &device),
+                    values: moved(&span.values, &device),
+                    ..span.clone()
+                })
+                .collect(),
+            attending: *attending,
+        });
+        assert_alike(attend_each(query.clone().to_device(&device), there.collect()), &expected, 2e-5);
+    }
+}
+
+/// Keys and values written over some that are there, whoever else holds those.
+#[test]
+fn keys_and_values_are_kept_together() {
+    let shape = [3, 20, 10];
+    for (dtype, held) in [(DType::F32, false), (DType::F32, true), (DType::F16, false), (DType::F16, true)] {
+        for device in devices() {
+            if !device.supports_dtype(dtype) {
+                continue;
+            }
+            let before = [1, 2].map(|seed| random(shape, seed).cast(dtype).to_device(&device));
+            // As projections make them: heads of a token after each other.
+            let added = [3, 4].map(|seed| random([4, 3, 10], seed).to_device(&device).swap_dims(0, 1));
+            let [mut keys, mut values] = before.clone().map(Stored::Float);
+            let holder = held.then(|| (keys.clone(), values.clone()));
+            let expected = [0, 1].map(|side| {
+                let added = added[side].clone().cast(dtype);
+                before[side].clone().slice_assign([0..3, 13..17, 0..10], added)
+            });
+            let unchanged = before.clone().map(values_of);
+            if !held {
+                drop(before);
+            }
+            Stored::assign_both([&mut keys, &mut values], 13, added.map(Stored::Float));
+            for (kept, expected) in [keys, values].into_iter().zip(expected) {
+                assert_eq!(values_of(kept.dequantize(10)), values_of(expected), "{dtype:?} on {device:?}");
+            }
+            if let Some((keys, values)) = holder {
+                assert_eq!([keys, values].map(|side| values_of(side.dequantize(10))), unchanged);
+            }
+        }
+    }
+}
+
+fn values_of(tensor: Tensor<3>) -> Vec<f32> {
+    values(tensor.cast(DType::F32).to_device(&Device::flex()))
 }
 
 /// A part whose weight is no number is not one that weighs nothing.

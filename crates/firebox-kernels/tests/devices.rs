@@ -2,21 +2,23 @@
 //! of formats. Few cases each, because a device may be a software one.
 //!
 //! Tolerances: `1e-6` of the largest summand per summand for products (at least eight of them), `2e-5` for
-//! norms, `1e-6` for rotations, `1e-4` for the delta rule, whose errors feed back and whose reference is in f64.
+//! norms, `3e-6` for convolutions, twice that of norms for heads that are rotated then, `2e-6` and `2e-5` of the number for gates, `1e-6` for rotations, `1e-4`
+//! for the delta rule, whose errors feed back and whose reference is in f64.
 
 #![allow(clippy::unwrap_used)]
 
 mod support;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use firebox_kernels::convolution::{Convolving, convolve};
+use firebox_kernels::convolution::{self, Convolving, convolve};
 use firebox_kernels::delta::{self, Forgetting, Heads, Tokens, delta_rule};
-use firebox_kernels::gate::{self, gated};
-use firebox_kernels::linear::{self, multiply, multiply_grouped};
+use firebox_kernels::gate::{self, gated, gated_halves};
+use firebox_kernels::linear::{self, Weight, multiply, multiply_each, multiply_grouped};
 use firebox_kernels::{Formats, Grouping, norm, rope, warm_up};
 use proptest::prelude::*;
 use support::{
-    ACTIVATIONS, activations, assert_close, bits, devices, devices_with_own, grouped, random, values,
+    ACTIVATIONS, activations, assert_close, assert_near, bits, devices, devices_with_own, grouped, random,
+    values,
 };
 
 fn products(inputs: usize, magnitude: f32) -> f32 {
@@ -117,6 +119,41 @@ proptest! {
     }
 
     #[test]
+    fn gates(rows in 0usize..5, width in 1usize..300, seed in 0u64..1000) {
+        // Where exponentials overflow too.
+        let gate = random([rows, width], seed).mul_scalar(200.0).mul(random([rows, width], seed + 1).powi_scalar(2));
+        let up = random([rows, width], seed + 2);
+        let both = Tensor::cat(vec![gate.clone(), up.clone()], 1);
+        for activation in ACTIVATIONS {
+            let expected = gate::reference(gate.clone(), up.clone(), activation);
+            for device in devices_with_own() {
+                let [gate, up, both] = [&gate, &up, &both].map(|tensor| tensor.clone().to_device(&device));
+                for found in [gated(gate, up, activation), gated_halves(both, activation)] {
+                    assert_near(home(found), expected.clone(), 2e-5, 2e-6);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn convolutions(
+        count in 0usize..12, channels in 1usize..90, kernel in 1usize..6, silu: bool, follows: bool, seed in 0u64..1000,
+    ) {
+        let (x, taps) = (random([count, channels], seed), random([channels, kernel], seed + 1));
+        let earlier = (follows && kernel > 1).then(|| random([kernel - 1, channels], seed + 2));
+        let before = earlier.clone().unwrap_or_else(|| Tensor::zeros([kernel - 1, channels], &Device::flex()));
+        let convolving = Convolving { exact: false, silu };
+        let (expected, kept) = convolution::reference(x.clone(), before, taps.clone(), convolving);
+        for device in devices_with_own() {
+            let there = |tensor: &Tensor<2>| tensor.clone().to_device(&device);
+            let earlier = earlier.as_ref().map(there);
+            let (found, after) = convolve(there(&x), earlier, there(&taps), convolving);
+            assert_close(home(found), expected.clone(), 3e-6);
+            assert_eq!(bits(home(after)), bits(kept.clone()));
+        }
+    }
+
+    #[test]
     fn rotation(
         rows in 1usize..10, heads in 1usize..5, pairs in 1usize..20, beyond in 0usize..9,
         interleaved: bool, seed in 0u64..1000,
@@ -127,6 +164,15 @@ proptest! {
         for device in devices() {
             let [x, cos, sin] = [&x, &cos, &sin].map(|tensor| tensor.clone().to_device(&device));
             assert_close(home(rope::rotate(x, cos, sin, interleaved)), expected.clone(), 1e-6);
+        }
+        let weight = random([2 * pairs + beyond], seed + 3);
+        let normed = norm::rms_norm(x.clone(), weight.clone(), 1e-5, 0.5);
+        let expected = rope::reference::rotate(normed, cos.clone(), sin.clone(), interleaved);
+        for device in devices() {
+            let [x, cos, sin] = [&x, &cos, &sin].map(|tensor| tensor.clone().to_device(&device));
+            let weight = weight.clone().to_device(&device);
+            let found = rope::rotate_normed(x, weight, 1e-5, 0.5, [cos, sin], interleaved);
+            assert_close(home(found), expected.clone(), 4e-5);
         }
         let (cos, sin) = (random([pairs], seed + 1), random([pairs], seed + 2));
         let expected = rope::reference::rotate_by(x.clone(), cos.clone(), sin.clone(), interleaved);
@@ -222,12 +268,48 @@ fn wide_keys_of_the_delta_rule() {
 /// Whole vectors, whole groups and sizes as models have them, on both sides of every limit.
 #[test]
 fn products_of_usual_sizes() {
-    for rows in [1, 4, 5, 33] {
+    for rows in [1, 16, 17, 33] {
         check_plain(rows, 512, 70, DType::F32, 1);
         check_plain(rows, 512, 70, DType::F16, 2);
         for four_bits in [false, true] {
             check_grouped(rows, 70, Grouping { inputs: 1024, group: 128, four_bits, tiled: true }, 3);
             check_grouped(rows, 70, Grouping { inputs: 992, group: 64, four_bits, tiled: true }, 4);
+        }
+    }
+}
+
+/// With several weights at once as with each alone, to the last bit, though they have other numbers of outputs.
+#[test]
+fn several_weights_at_once() {
+    let four = Grouping { inputs: 96, group: 32, four_bits: true, tiled: false };
+    for device in devices_with_own() {
+        for rows in [1, 3, 20] {
+            let x = activations(rows, four.inputs, true, 1).to_device(&device);
+            let there = |(words, scales): (Tensor<2, Int>, Tensor<2>), grouping| Weight::Grouped {
+                words: words.to_device(&device),
+                scales: if device.supports_dtype(DType::F16) { scales } else { scales.cast(DType::F32) }
+                    .to_device(&device),
+                grouping,
+            };
+            let mut sets: Vec<Vec<Weight>> = Vec::new();
+            for outputs in [vec![33, 7], vec![128, 64, 65], vec![8, 1, 40, 16], vec![5, 0, 9]] {
+                let bytes = Grouping { four_bits: false, ..four };
+                for grouping in [four, bytes] {
+                    let of = |&outputs: &usize| there(grouped(outputs, grouping, 8), grouping);
+                    sets.push(outputs.iter().map(of).collect());
+                }
+                let of = |&outputs: &usize| Weight::Dense(random([outputs, 96], 5).to_device(&device));
+                sets.push(outputs.iter().map(of).collect());
+            }
+            // Of several forms.
+            sets.push(vec![sets[0][0].clone(), sets[2][0].clone(), sets[1][0].clone()]);
+            for weights in sets {
+                let alone: Vec<_> = weights.iter().map(|weight| weight.clone().multiply(x.clone())).collect();
+                for (found, expected) in multiply_each(x.clone(), weights).into_iter().zip(alone) {
+                    assert_eq!(found.dims(), expected.dims());
+                    assert_eq!(bits(home(found)), bits(home(expected)), "{rows} rows on {device:?}");
+                }
+            }
         }
     }
 }
@@ -239,7 +321,7 @@ fn rows_do_not_see_each_other() {
     let (words, scales) = grouped(50, grouping, 1);
     let x = random([70, grouping.inputs], 2);
     for device in devices_with_own() {
-        for (from, count, of) in [(2, 1, 4), (1, 3, 4), (9, 5, 70), (31, 20, 60)] {
+        for (from, count, of) in [(2, 1, 4), (1, 3, 16), (9, 5, 16), (9, 17, 70), (31, 20, 60)] {
             let some = |tensor: Tensor<2>| tensor.narrow(0, from, count);
             let all = x.clone().narrow(0, 0, of);
             let whole = on_device(&all, &words, &scales, grouping, &device);

@@ -134,15 +134,13 @@ impl Attention {
         };
         let key = key.reshape([count, kv_heads, head_dim]);
         let value = value.reshape([count, kv_heads, head_dim]);
-        let normed = |norm: &Option<RmsNorm>, heads: Tensor<3>| match norm {
-            Some(norm) => norm.forward(heads),
-            None => heads,
+        let rope = self.config.rope.map(|index| rows.rope(index));
+        let placed = |norm: &Option<RmsNorm>, heads: Tensor<3>| match (norm, rope) {
+            (Some(norm), Some(rope)) => rope.rotate_normed(heads, norm),
+            (Some(norm), None) => norm.forward(heads),
+            (None, Some(rope)) => rope.rotate(heads),
+            (None, None) => heads,
         };
-        let (query, key) = (normed(&self.query_norm, query), normed(&self.key_norm, key));
-        let (query, key) = match self.config.rope {
-            Some(index) => (rows.rope(index).rotate(query), rows.rope(index).rotate(key)),
-            None => (query, key),
-        };
-        Projected { query, key, value, gate }
+        Projected { query: placed(&self.query_norm, query), key: placed(&self.key_norm, key), value, gate }
     }
 }

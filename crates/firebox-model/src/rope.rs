@@ -2,9 +2,10 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use firebox_kernels::rope::{rotate, rotate_by};
+use firebox_kernels::rope::{rotate, rotate_by, rotate_normed};
 
 use crate::config::{RopeConfig, RopeLayout, RopeScaling};
+use crate::norm::RmsNorm;
 
 /// Cosines and sines of consecutive positions for one position scheme.
 ///
@@ -43,6 +44,13 @@ impl RopeTable {
     /// Rotates the first part of every head of `[tokens, heads, head_dim]`.
     pub fn rotate(&self, heads: Tensor<3>) -> Tensor<3> {
         rotate(heads, self.cos.clone(), self.sin.clone(), self.layout == RopeLayout::Interleaved)
+    }
+
+    /// The same after heads are normalised.
+    pub fn rotate_normed(&self, heads: Tensor<3>, norm: &RmsNorm) -> Tensor<3> {
+        let angles = [self.cos.clone(), self.sin.clone()];
+        let interleaved = self.layout == RopeLayout::Interleaved;
+        rotate_normed(heads, norm.weight.val(), norm.epsilon, norm.weight_offset, angles, interleaved)
     }
 }
 

@@ -131,6 +131,10 @@ pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attend
             return output.reshape([rows, heads * head_dim]);
         }
     }
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if sinks.is_none() && rows * heads * head_dim > 0 && cube::attends(&query) {
+        return attend_each(query, vec![Part { rows, spans: spans.to_vec(), attending }]);
+    }
     let parts = if is_flex(&query.device()) && !recorded {
         for span in spans {
             span.check(heads, head_dim);
@@ -160,7 +164,7 @@ pub struct Part {
 /// What the rows of several sequences gather, each from its own spans, `[rows, heads * head_dim]`: as [`attend`] has it
 /// for every part alone. `query` is `[rows, heads, head_dim]`, the rows of one part after those of another.
 ///
-/// On the CPU threads meet once for all parts.
+/// On the CPU threads meet once for all parts. On accelerators nothing is copied to be put together.
 ///
 /// # Panics
 /// If the parts have other rows than the queries.
@@ -174,6 +178,13 @@ pub fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
             span.check(heads, head_dim);
         }
         return flex::attend_each(query, parts).output.reshape([rows, width]);
+    }
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if rows * width > 0 && cube::attends(&query) {
+        for span in parts.iter().flat_map(|part| &part.spans) {
+            span.check(heads, head_dim);
+        }
+        return cube::attend_each(query, parts);
     }
     let mut first = 0;
     let mut attended = Vec::with_capacity(parts.len());

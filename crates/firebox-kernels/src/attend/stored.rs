@@ -4,7 +4,11 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::{DType, Int, Tensor};
 
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use super::cube;
 use super::{AttendOps, flex, reference};
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use crate::cube::is_cube;
 use crate::flex::{Dispatched, has_own, is_flex};
 
 /// Bytes in a word.
@@ -83,6 +87,47 @@ impl Stored {
             }
             _ => unreachable!("they have been checked"),
         }
+    }
+
+    /// The same for the keys and the values of the same positions. On accelerators both are written at once, where both are
+    /// floats.
+    ///
+    /// # Panics
+    /// Likewise.
+    pub fn assign_both(sides: [&mut Self; 2], at: usize, added: [Self; 2]) {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        if let ([Self::Float(keys), Self::Float(values)], [Self::Float(new_keys), Self::Float(new_values)]) =
+            (&sides, &added)
+            && [keys, values, new_keys, new_values].iter().all(|side| is_cube(&side.device()))
+            && (keys.dims(), keys.dtype()) == (values.dims(), values.dtype())
+            && new_keys.dims() == new_values.dims()
+        {
+            return Self::assign_at_once(sides, at, added);
+        }
+        for (side, added) in sides.into_iter().zip(added) {
+            side.assign(at, added);
+        }
+    }
+
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    fn assign_at_once([keys, values]: [&mut Self; 2], at: usize, [new_keys, new_values]: [Self; 2]) {
+        keys.check_added(at, &new_keys);
+        values.check_added(at, &new_values);
+        let (Self::Float(keys), Self::Float(values)) = (keys, values) else {
+            unreachable!("they have been checked")
+        };
+        let (Self::Float(new_keys), Self::Float(new_values)) = (new_keys, new_values) else {
+            unreachable!("they have been checked")
+        };
+        keys.inplace(|keys| {
+            let mut kept = None;
+            values.inplace(|values| {
+                let [keys, values] = cube::assign_both([keys, values], at, [new_keys, new_values]);
+                kept = Some(keys);
+                values
+            });
+            kept.unwrap_or_else(|| unreachable!("it has been assigned"))
+        });
     }
 
     /// Panics unless all of `added` can be written over the positions from `at` on.

@@ -121,7 +121,8 @@ impl Weight {
 
 /// The products of the same activations with several weights, each as [`multiply`] has it.
 ///
-/// On the CPU the weights are worked on together: threads meet once, and activations are made ready once.
+/// On the CPU the weights are worked on together: threads meet once, and activations are made ready once. On accelerators
+/// a few rows meet weights of one form in one launch.
 pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     #[cfg(feature = "autodiff")]
     if graph::records(&x.device()) || weights.iter().any(Weight::is_recorded) {
@@ -129,6 +130,10 @@ pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     }
     if is_flex(&x.device()) {
         return flex::multiply_each(x, weights);
+    }
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if crate::cube::is_cube(&x.device()) {
+        return cube::multiply_each(x, weights);
     }
     weights.into_iter().map(|weight| weight.multiply(x.clone())).collect()
 }

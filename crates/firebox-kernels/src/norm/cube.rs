@@ -99,7 +99,7 @@ fn rms_norm<N: Size>(
         squares += values * values;
         at += UNITS;
     }
-    let divisor = Vector::<f32, N>::new(root_mean_square::<N>(squares, width, epsilon, plane));
+    let divisor = Vector::<f32, N>::new(root_mean_square::<N>(squares, width, epsilon, UNITS, 1u32, plane));
     if (CUBE_POS as u32) < rows {
         let mut at = UNIT_POS_X;
         while at < row_vectors {
@@ -134,7 +134,7 @@ fn add_rms_norm<N: Size>(
         squares += values * values;
         at += UNITS;
     }
-    let divisor = Vector::<f32, N>::new(root_mean_square::<N>(squares, width, epsilon, plane));
+    let divisor = Vector::<f32, N>::new(root_mean_square::<N>(squares, width, epsilon, UNITS, 1u32, plane));
     let mut at = UNIT_POS_X;
     while at < row_vectors {
         let factor = weight[at as usize] + Vector::new(offset);
@@ -144,15 +144,17 @@ fn add_rms_norm<N: Size>(
     }
 }
 
-/// From the sums of squares that the units of a cube have.
+/// From the sums of squares that the units of a line have, `lanes` to each of the cube's `lines`.
 #[cube]
-fn root_mean_square<N: Size>(
+pub(crate) fn root_mean_square<N: Size>(
     squares: Vector<f32, N>,
     width: f32,
     epsilon: f32,
+    #[comptime] lanes: u32,
+    #[comptime] lines: u32,
     #[comptime] plane: u32,
 ) -> f32 {
-    let mut scratch = Shared::<[Vector<f32, Const<1>>]>::new_slice(comptime!(UNITS as usize));
-    let sum = sum_line::<Const<1>>(Vector::new(sum_vector::<N>(squares)), &mut scratch, UNITS, plane);
+    let mut scratch = Shared::<[Vector<f32, Const<1>>]>::new_slice(comptime!((lanes * lines) as usize));
+    let sum = sum_line::<Const<1>>(Vector::new(sum_vector::<N>(squares)), &mut scratch, lanes, plane);
     (sum.extract(0usize) / width + epsilon).sqrt()
 }

@@ -1,7 +1,7 @@
 //! Division by the root of the mean square.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-mod cube;
+pub(crate) mod cube;
 mod flex;
 #[cfg(feature = "autodiff")]
 mod gradient;

@@ -14,6 +14,7 @@ use burn::tensor::Tensor;
 use crate::flex::{Dispatched, has_own};
 #[cfg(feature = "autodiff")]
 use crate::graph;
+use crate::norm::rms_norm;
 
 /// Rotates the first elements of every head of `[rows, heads, head_dim]`, as many as twice the `pairs` of
 /// `cos` and `sin`, which are `[rows, 1, pairs]`. A pair is element `i` with element `i + pairs`, or, if
@@ -32,6 +33,22 @@ pub fn rotate(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleaved: boo
         sin.into_dispatch(),
         interleaved,
     ))
+}
+
+/// Heads [normalised](rms_norm) and then [rotated](rotate). On accelerators that is one step.
+pub fn rotate_normed(
+    heads: Tensor<3>,
+    weight: Tensor<1>,
+    epsilon: f64,
+    offset: f32,
+    [cos, sin]: [Tensor<3>; 2],
+    interleaved: bool,
+) -> Tensor<3> {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if crate::cube::is_cube(&heads.device()) && heads.shape().num_elements() > 0 {
+        return cube::rotate_normed(heads, weight, epsilon, offset, [cos, sin], interleaved);
+    }
+    rotate(rms_norm(heads, weight, epsilon, offset), cos, sin, interleaved)
 }
 
 /// Rotates cached keys `[kv_heads, positions, head_dim]` on to other positions: all by the same angles, of which

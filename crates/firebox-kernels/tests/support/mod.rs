@@ -97,8 +97,14 @@ pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
 }
 
 pub fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>, tolerance: f32) {
+    assert_near(found, expected, 0.0, tolerance);
+}
+
+/// With a tolerance that grows with the number, beside one that does not.
+pub fn assert_near<const D: usize>(found: Tensor<D>, expected: Tensor<D>, relative: f32, tolerance: f32) {
     assert_eq!(found.dims(), expected.dims());
     for (index, (found, expected)) in values(found).into_iter().zip(values(expected)).enumerate() {
+        let tolerance = tolerance + relative * expected.abs();
         assert!((found - expected).abs() <= tolerance, "element {index}: {found} instead of {expected}");
     }
 }

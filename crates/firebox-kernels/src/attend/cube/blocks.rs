@@ -3,7 +3,7 @@
 use burn_cubecl::cubecl::ir::ElemType;
 use burn_cubecl::cubecl::{self, prelude::*};
 
-use crate::cube::{INFINITE, magnitude, signed_bytes, sum_vector};
+use crate::cube::{magnitude, signed_bytes, sum_vector, tanh};
 
 /// Units of a cube and positions of a block; a quarter of the elements of the widest head.
 pub(super) const UNITS: u32 = 128;
@@ -34,25 +34,41 @@ pub(super) struct How {
     pub values: Reading,
     pub masked: bool,
     pub capped: bool,
+    /// Whether cubes behind each other look at spans of their own instead of parts of one.
+    pub several: bool,
 }
 
-/// Steps between elements of keys or values and of their scales.
+/// Steps between elements of keys or values.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Strides {
     pub head: u32,
     pub position: u32,
-    pub scale_head: u32,
-    pub scale_position: u32,
+}
+
+/// A span.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Place {
+    pub key_head: u32,
+    pub key_position: u32,
+    pub value_head: u32,
+    pub value_position: u32,
+    pub positions: u32,
+    /// The first row's own position, counted from the first key, and one.
+    pub reach: i32,
 }
 
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Sizes {
     pub rows: u32,
+    /// The first of them in the query.
+    pub first: u32,
+    /// Where its results go.
+    pub into: u32,
     pub sharing: u32,
     pub head_dim: u32,
-    pub positions: u32,
     /// Positions that a cube looks at.
     pub piece: u32,
     /// Words of visibility.
@@ -62,17 +78,26 @@ pub(super) struct Sizes {
 #[cube(launch)]
 pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     query: &[f32],
-    keys: &[Vector<K, NK>],
+    first_keys: &[Vector<K, NK>],
+    second_keys: &[Vector<K, NK>],
+    third_keys: &[Vector<K, NK>],
+    fourth_keys: &[Vector<K, NK>],
     key_scales: &[f32],
-    values: &[Vector<V, NV>],
+    first_values: &[Vector<V, NV>],
+    second_values: &[Vector<V, NV>],
+    third_values: &[Vector<V, NV>],
+    fourth_values: &[Vector<V, NV>],
     value_scales: &[f32],
     visible: &[u32],
     output: &mut [f32],
     log_sum_exp: &mut [f32],
-    key_strides: Strides,
-    value_strides: Strides,
+    first_place: Place,
+    second_place: Place,
+    third_place: Place,
+    fourth_place: Place,
+    key_scale_strides: Strides,
+    value_scale_strides: Strides,
     sizes: Sizes,
-    reach: i32,
     window: i32,
     scale: f32,
     softcap: f32,
@@ -90,6 +115,43 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     let first = CUBE_POS_X * queries as u32;
     let count = sizes.rows * sizes.sharing;
 
+    let mut which = 0u32;
+    let mut piece = CUBE_POS_Z * sizes.piece;
+    let mut key_head = first_place.key_head;
+    let mut key_position = first_place.key_position;
+    let mut value_head = first_place.value_head;
+    let mut value_position = first_place.value_position;
+    let mut positions = first_place.positions;
+    let mut reach = first_place.reach;
+    if comptime!(how.several) {
+        which = CUBE_POS_Z;
+        piece = 0u32;
+        if which == 1 {
+            key_head = second_place.key_head;
+            key_position = second_place.key_position;
+            value_head = second_place.value_head;
+            value_position = second_place.value_position;
+            positions = second_place.positions;
+            reach = second_place.reach;
+        }
+        if which == 2 {
+            key_head = third_place.key_head;
+            key_position = third_place.key_position;
+            value_head = third_place.value_head;
+            value_position = third_place.value_position;
+            positions = third_place.positions;
+            reach = third_place.reach;
+        }
+        if which == 3 {
+            key_head = fourth_place.key_head;
+            key_position = fourth_place.key_position;
+            value_head = fourth_place.value_head;
+            value_position = fourth_place.value_position;
+            positions = fourth_place.positions;
+            reach = fourth_place.reach;
+        }
+    }
+
     let mut asked = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(queries * columns as usize));
     let mut weights = Shared::<[f32]>::new_slice(comptime!(queries * UNITS as usize));
     let mut highs = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
@@ -100,7 +162,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         let index = first + at / columns;
         let mut numbers = Vector::<f32, Const<4>>::new(0.0f32);
         if index < count {
-            let row = query_row(index, kv_head, sizes) * sizes.head_dim;
+            let row = (heads(sizes) * sizes.first + query_row(index, kv_head, sizes)) * sizes.head_dim;
             #[unroll]
             for element in 0..4usize {
                 let column = at % columns * 4 + element as u32;
@@ -115,9 +177,8 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     sync_cube();
 
     let last_row = (min(first + queries as u32, count) - 1) / sizes.sharing;
-    let piece = CUBE_POS_Z * sizes.piece;
-    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, sizes.positions));
-    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), sizes.positions));
+    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, positions));
+    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), positions));
 
     let (mine, member) = (UNIT_POS / group, UNIT_POS % group);
     let (column, part) = (UNIT_POS % columns, UNIT_POS / columns);
@@ -144,16 +205,27 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         }
         let mut factor = scale;
         if seen {
-            let base = kv_head * key_strides.head + position * key_strides.position;
+            let base = kv_head * key_head + position * key_position;
             for quad in 0..quads {
-                let numbers = four::<K, NK>(keys, base, quad, sizes.head_dim, how.keys);
+                let numbers = four_of::<K, NK>(
+                    first_keys,
+                    second_keys,
+                    third_keys,
+                    fourth_keys,
+                    which,
+                    base,
+                    quad,
+                    sizes.head_dim,
+                    how.keys,
+                    how.several,
+                );
                 #[unroll]
                 for index in 0..queries {
                     scores[index] += numbers * asked[(index as u32 * columns + quad) as usize];
                 }
             }
             if comptime!(how.keys == Reading::Bytes) {
-                let at = kv_head * key_strides.scale_head + position * key_strides.scale_position;
+                let at = kv_head * key_scale_strides.head + position * key_scale_strides.position;
                 factor *= key_scales[at as usize];
             }
         }
@@ -165,7 +237,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
             if seen && at < own && at >= own - window {
                 score = sum_vector::<Const<4>>(scores[index]) * factor;
                 if comptime!(how.capped) {
-                    score = capped(score / softcap) * softcap;
+                    score = tanh(score / softcap) * softcap;
                 }
             }
             weights[(index as u32 * UNITS + UNIT_POS) as usize] = score;
@@ -207,11 +279,22 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
             }
             let mut at = part;
             while at < min(UNITS, end - block) {
-                let base = kv_head * value_strides.head + (block + at) * value_strides.position;
-                let mut numbers = four::<V, NV>(values, base, column, sizes.head_dim, how.values);
+                let base = kv_head * value_head + (block + at) * value_position;
+                let mut numbers = four_of::<V, NV>(
+                    first_values,
+                    second_values,
+                    third_values,
+                    fourth_values,
+                    which,
+                    base,
+                    column,
+                    sizes.head_dim,
+                    how.values,
+                    how.several,
+                );
                 if comptime!(how.values == Reading::Bytes) {
                     let from =
-                        kv_head * value_strides.scale_head + (block + at) * value_strides.scale_position;
+                        kv_head * value_scale_strides.head + (block + at) * value_scale_strides.position;
                     numbers *= Vector::new(value_scales[from as usize]);
                 }
                 #[unroll]
@@ -277,14 +360,18 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
 /// Where a query of a key head lies, in rows times heads.
 #[cube]
 fn query_row(index: u32, kv_head: u32, sizes: Sizes) -> u32 {
-    let heads = CUBE_COUNT_Y * sizes.sharing;
-    index / sizes.sharing * heads + kv_head * sizes.sharing + index % sizes.sharing
+    index / sizes.sharing * heads(sizes) + kv_head * sizes.sharing + index % sizes.sharing
 }
 
 /// Where the results of this part of the span begin, in rows times heads.
 #[cube]
 fn part_row(sizes: Sizes) -> u32 {
-    CUBE_POS_Z * sizes.rows * CUBE_COUNT_Y * sizes.sharing
+    (sizes.into + CUBE_POS_Z * sizes.rows) * heads(sizes)
+}
+
+#[cube]
+fn heads(sizes: Sizes) -> u32 {
+    CUBE_COUNT_Y * sizes.sharing
 }
 
 #[cube]
@@ -301,21 +388,34 @@ fn may_be_seen(visible: &[u32], position: u32, words: u32) -> bool {
     seen
 }
 
-/// `tanh`, which some devices compute from exponentials that overflow and others by limiting what it is of: what is no
-/// number stays as it is.
+/// [`four`] of one of several spans, the same for all units of a cube.
 #[cube]
-fn capped(score: f32) -> f32 {
-    let mut share = score;
-    if magnitude(score) <= INFINITE {
-        if score > 15.0f32 {
-            share = 1.0f32;
-        } else if score < -15.0f32 {
-            share = -1.0f32;
-        } else {
-            share = score.tanh();
+fn four_of<E: Numeric, N: Size>(
+    first: &[Vector<E, N>],
+    second: &[Vector<E, N>],
+    third: &[Vector<E, N>],
+    fourth: &[Vector<E, N>],
+    which: u32,
+    base: u32,
+    quad: u32,
+    width: u32,
+    #[comptime] reading: Reading,
+    #[comptime] several: bool,
+) -> Vector<f32, Const<4>> {
+    let mut numbers = Vector::<f32, Const<4>>::new(0.0f32);
+    if comptime!(!several) || which == 0 {
+        numbers = four::<E, N>(first, base, quad, width, reading);
+    }
+    if comptime!(several) {
+        if which == 1 {
+            numbers = four::<E, N>(second, base, quad, width, reading);
+        } else if which == 2 {
+            numbers = four::<E, N>(third, base, quad, width, reading);
+        } else if which == 3 {
+            numbers = four::<E, N>(fourth, base, quad, width, reading);
         }
     }
-    share
+    numbers
 }
 
 /// Four numbers of the row at `base`; behind its end they are zero.

@@ -10,25 +10,31 @@
 mod blocks;
 mod parts;
 
+use std::ops::Range;
+
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::ir::{ElemType, UIntKind};
 use burn_cubecl::cubecl::prelude::*;
-use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::stored::Held;
-use super::{AttendOps, Attending, Visibility, WIDEST_HEAD};
-use crate::cube::{cubes, dims, element, floats, room};
-use blocks::{How, Reading, SizesLaunch, StridesLaunch, UNITS, attend_blocks};
-use parts::{merge_parts, quantize_rows};
+use super::{AttendOps, Attending, Part, Span, Stored, Visibility, WIDEST_HEAD};
+use crate::cube::{cubes, dims, element, floats, integers, is_cube, primitive, room, zeroed};
+use blocks::{How, PlaceLaunch, Reading, SizesLaunch, StridesLaunch, UNITS, attend_blocks};
+use parts::{keep_rows, merge_parts, quantize_rows};
 
 /// Cubes below which a span is split, to have something to do for all of a device.
 const FEW_CUBES: usize = 64;
 /// Positions below which a part of a span is not worth a cube.
 const SMALL_PART: usize = 512;
+/// Spans that one launch looks at, where they are short.
+const TOGETHER: usize = 4;
+/// Buffers of such a launch, one more than which a device has to bind.
+const BINDINGS: u32 = 15;
 
 impl AttendOps for CubeBackend {
     fn attend_span(
@@ -40,70 +46,13 @@ impl AttendOps for CubeBackend {
         attending: Attending,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let query = floats(query);
-        let [rows, heads, head_dim] = dims(&query);
-        let (keys, values) = (Side::new(keys, head_dim), Side::new(values, head_dim));
-        let [kv_heads, positions, _] = dims(&keys.numbers);
-        let sharing = heads / kv_heads;
-        let client = query.client.clone();
-
-        let queries = if head_dim <= WIDEST_HEAD / 2 { 8 } else { 4 };
-        let groups = (rows * sharing).div_ceil(queries);
-        let parts = (FEW_CUBES / (groups * kv_heads)).min(positions / SMALL_PART).max(1);
-        let piece = positions.div_ceil(parts).next_multiple_of(UNITS as usize);
-        let parts = positions.div_ceil(piece);
-
-        let output = room(&query, [parts * rows, heads, head_dim]);
-        let log_sum_exp = room(&query, [parts * rows, heads]);
-        let masked = visible.is_some();
-        let (bits, words) = match &visible {
-            Some(visible) => uploaded(&query, visible),
-            // Not looked at.
-            None => (room(&query, [1]), 0),
-        };
-        // A row's own position, counted from the first key, and one.
-        let reach = attending.position as i64 + 1 - position as i64;
-        let window = attending.window.unwrap_or(usize::MAX).min(i32::MAX as usize / 2);
-        attend_blocks::launch(
-            &client,
-            CubeCount::Static(groups as u32, kv_heads as u32, parts as u32),
-            CubeDim::new_1d(UNITS),
-            keys.vector,
-            values.vector,
-            query.into_buffer_arg(),
-            keys.numbers.into_buffer_arg(),
-            keys.scales.into_buffer_arg(),
-            values.numbers.into_buffer_arg(),
-            values.scales.into_buffer_arg(),
-            bits.into_buffer_arg(),
-            output.clone().into_buffer_arg(),
-            log_sum_exp.clone().into_buffer_arg(),
-            keys.strides,
-            values.strides,
-            SizesLaunch::new(
-                rows as u32,
-                sharing as u32,
-                head_dim as u32,
-                positions as u32,
-                piece as u32,
-                words as u32,
-            ),
-            reach.clamp(i64::from(i32::MIN / 4), i64::from(i32::MAX / 4)) as i32,
-            window as i32,
-            attending.scale,
-            attending.softcap.unwrap_or(1.0),
-            f32::NEG_INFINITY,
-            How {
-                queries,
-                columns: head_dim.div_ceil(4).next_power_of_two() as u32,
-                keys: keys.reading,
-                values: values.reading,
-                masked,
-                capped: attending.softcap.is_some(),
-            },
-            keys.element,
-            values.element,
-        );
-        if parts == 1 { (output, log_sum_exp) } else { Self::merge(output, log_sum_exp, rows) }
+        let [rows, heads, _] = dims(&query);
+        let span = Sides::new(&query, keys, values, position, visible);
+        let split = span.split(rows, heads);
+        let gathered = Gathered::of(&query, split.parts * rows);
+        attend(vec![span], &query, 0..rows, attending, split, &gathered, 0);
+        let Gathered { output, log_sum_exp } = gathered;
+        if split.parts == 1 { (output, log_sum_exp) } else { Self::merge(output, log_sum_exp, rows) }
     }
 
     fn merge(
@@ -112,25 +61,12 @@ impl AttendOps for CubeBackend {
         rows: usize,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (outputs, sums) = (floats(outputs), floats(log_sum_exps));
-        let [part_rows, heads, head_dim] = dims(&outputs);
+        let [part_rows, _, _] = dims(&outputs);
         let [sum_rows, _] = dims(&sums);
-        let (merged, merged_sums) = (room(&outputs, [rows, heads, head_dim]), room(&outputs, [rows, heads]));
-        let elements = rows * heads * head_dim;
-        merge_parts::launch(
-            &outputs.client.clone(),
-            cubes(elements.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            outputs.into_buffer_arg(),
-            sums.into_buffer_arg(),
-            merged.clone().into_buffer_arg(),
-            merged_sums.clone().into_buffer_arg(),
-            elements as u32,
-            head_dim as u32,
-            (part_rows / rows) as u32,
-            (sum_rows / rows) as u32,
-            f32::NEG_INFINITY,
-        );
-        (merged, merged_sums)
+        let merged = Gathered::of(&outputs, rows);
+        let parts = Gathered { output: outputs, log_sum_exp: sums };
+        parts.merge(rows, part_rows / rows, sum_rows / rows, &merged, 0);
+        (merged.output, merged.log_sum_exp)
     }
 
     fn quantize(values: FloatTensor<Self>) -> (IntTensor<Self>, FloatTensor<Self>) {
@@ -159,6 +95,309 @@ impl AttendOps for CubeBackend {
     }
 }
 
+/// Whether there is a version here for queries `[rows, heads, head_dim]`.
+pub(super) fn attends(query: &Tensor<3>) -> bool {
+    is_cube(&query.device()) && query.dims()[2] <= WIDEST_HEAD
+}
+
+/// See [`attend_each`](super::attend_each). Every span is one launch or as many as it is worth; only what several have
+/// gathered is merged, once for a part.
+///
+/// # Panics
+/// If the tensors are not on an accelerator, or nothing is asked.
+pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
+    let query = floats(primitive(query));
+    let [rows, heads, head_dim] = dims(&query);
+    let mut all = Gathered::of(&query, rows);
+    if parts.iter().any(|part| part.spans.iter().all(Span::is_empty)) {
+        all.output = zeroed(&query, [rows, heads, head_dim]);
+    }
+    let mut first = 0;
+    for part in parts.into_iter().filter(|part| part.rows > 0) {
+        let Part { rows, spans, attending } = part;
+        let into = first;
+        first += rows;
+        let spans: Vec<Sides> =
+            spans.into_iter().filter(|span| !span.is_empty()).map(|span| Sides::of(&query, span)).collect();
+        let count: usize = spans.iter().map(|span| span.split(rows, heads).parts).sum();
+        if count == 0 {
+            continue;
+        }
+        let gathered = (count > 1).then(|| Gathered::of(&query, count * rows));
+        let mut at = if count > 1 { 0 } else { into };
+        for spans in together(spans, rows, heads) {
+            let split = spans[0].split(rows, heads);
+            let parts = if spans.len() > 1 { spans.len() } else { split.parts };
+            let gathered = gathered.as_ref().unwrap_or(&all);
+            attend(spans, &query, into..first, attending, split, gathered, at);
+            at += parts * rows;
+        }
+        if let Some(gathered) = gathered {
+            gathered.merge(rows, count, count, &all, into);
+        }
+    }
+    let Gathered { output, .. } = all;
+    Tensor::<3>::from_primitive::<CubeBackend>(output).reshape([rows, heads * head_dim])
+}
+
+/// Writes numbers over the positions of keys and values from `at` on, as whatever is stored: in place, where nobody else
+/// holds it. All shapes are those of [`Stored::assign`](super::Stored::assign), and keys and values have the same.
+///
+/// # Panics
+/// If the tensors are not on an accelerator.
+pub(super) fn assign_both(kept: [Tensor<3>; 2], at: usize, added: [Tensor<3>; 2]) -> [Tensor<3>; 2] {
+    let [keys, values] = kept.map(|kept| {
+        let kept = into_contiguous(primitive(kept));
+        if kept.can_mut() { kept } else { kept.copy() }
+    });
+    let added = added.map(|added| in_rows(cast(primitive(added), DType::F32)));
+    let steps = added.each_ref().map(|added| {
+        let (head, position) = steps(added);
+        StridesLaunch::new(head as u32, position as u32)
+    });
+    let ([heads, positions, head_dim], [_, count, _]) = (dims(&keys), dims(&added[0]));
+    let elements = heads * count * head_dim;
+    if elements > 0 {
+        let ([new_keys, new_values], [key_steps, value_steps]) = (added, steps);
+        let kind = element(&keys);
+        keep_rows::launch(
+            &keys.client.clone(),
+            cubes(elements.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            new_keys.into_buffer_arg(),
+            new_values.into_buffer_arg(),
+            keys.clone().into_buffer_arg(),
+            values.clone().into_buffer_arg(),
+            key_steps,
+            value_steps,
+            elements as u32,
+            head_dim as u32,
+            count as u32,
+            positions as u32,
+            at as u32,
+            kind,
+        );
+    }
+    [keys, values].map(Tensor::from_primitive::<CubeBackend>)
+}
+
+/// What rows have gathered, or room for it.
+struct Gathered {
+    /// `[rows, heads, head_dim]`
+    output: CubeTensor,
+    /// `[rows, heads]`
+    log_sum_exp: CubeTensor,
+}
+
+impl Gathered {
+    /// Room for so many rows with the heads of a query.
+    fn of(query: &CubeTensor, rows: usize) -> Self {
+        let [_, heads, head_dim] = dims(query);
+        Self { output: room(query, [rows, heads, head_dim]), log_sum_exp: room(query, [rows, heads]) }
+    }
+
+    /// Merges parts of `rows` rows, one after the other, into the rows of `merged` from `into` on. Logarithms beyond those
+    /// of the parts belong to sinks.
+    fn merge(self, rows: usize, parts: usize, sums: usize, merged: &Self, into: usize) {
+        let [_, heads, head_dim] = dims(&self.output);
+        let elements = rows * heads * head_dim;
+        merge_parts::launch(
+            &self.output.client.clone(),
+            cubes(elements.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            self.output.into_buffer_arg(),
+            self.log_sum_exp.into_buffer_arg(),
+            merged.output.clone().into_buffer_arg(),
+            merged.log_sum_exp.clone().into_buffer_arg(),
+            elements as u32,
+            head_dim as u32,
+            parts as u32,
+            sums as u32,
+            (into * heads) as u32,
+            f32::NEG_INFINITY,
+        );
+    }
+}
+
+/// How a span is shared out among cubes.
+#[derive(Debug, Clone, Copy)]
+struct Split {
+    /// Queries of a cube.
+    queries: usize,
+    /// Cubes beside each other for the queries of a key head.
+    groups: usize,
+    parts: usize,
+    /// Positions of a part.
+    piece: usize,
+}
+
+/// The keys and values of a span.
+struct Sides {
+    keys: Side,
+    values: Side,
+    position: usize,
+    /// Which positions may be seen, in words of 32; the second number is how many words.
+    visible: Option<(CubeTensor, usize)>,
+}
+
+impl Sides {
+    fn new(
+        query: &CubeTensor,
+        keys: Held<CubeBackend>,
+        values: Held<CubeBackend>,
+        position: usize,
+        visible: Option<Visibility>,
+    ) -> Self {
+        let [keys, values] = [keys, values].map(|held| Side::new(query, held));
+        Self { keys, values, position, visible: visible.map(|visible| uploaded(query, &visible)) }
+    }
+
+    fn of(query: &CubeTensor, span: Span) -> Self {
+        let held = |stored| match stored {
+            Stored::Float(numbers) => Held::Float(primitive(numbers)),
+            Stored::Bytes { words, scales } => {
+                Held::Bytes { words: integers(words), scales: primitive(scales) }
+            }
+        };
+        Self::new(query, held(span.keys), held(span.values), span.position, span.visible)
+    }
+
+    fn split(&self, rows: usize, heads: usize) -> Split {
+        let ([kv_heads, positions, _], head_dim) = (dims(&self.keys.numbers), self.keys.head_dim);
+        let queries = if head_dim <= WIDEST_HEAD / 2 { 8 } else { 4 };
+        let groups = (rows * (heads / kv_heads)).div_ceil(queries);
+        let parts = (FEW_CUBES / (groups * kv_heads)).min(positions / SMALL_PART).max(1);
+        let piece = positions.div_ceil(parts).next_multiple_of(UNITS as usize);
+        Split { queries, groups, parts: positions.div_ceil(piece), piece }
+    }
+
+    /// Whether this span and another can be looked at by one launch, each by cubes of its own.
+    fn goes_with(&self, other: &Self, rows: usize, heads: usize) -> bool {
+        let alone = |span: &Self| span.visible.is_none() && span.split(rows, heads).parts == 1;
+        let read = |side: &Side| (side.reading, side.vector, side.element);
+        let floats = self.keys.reading != Reading::Bytes && self.values.reading != Reading::Bytes;
+        floats
+            && alone(self)
+            && alone(other)
+            && read(&self.keys) == read(&other.keys)
+            && read(&self.values) == read(&other.values)
+    }
+
+    fn place(&self, attending: Attending) -> PlaceLaunch {
+        let ((key_head, key_position), (value_head, value_position)) =
+            (steps(&self.keys.numbers), steps(&self.values.numbers));
+        let [_, positions, _] = dims(&self.keys.numbers);
+        // Where the first row itself is, counted from the first key, and one.
+        let reach = attending.position as i64 + 1 - self.position as i64;
+        PlaceLaunch::new(
+            key_head as u32,
+            key_position as u32,
+            value_head as u32,
+            value_position as u32,
+            positions as u32,
+            reach.clamp(i64::from(i32::MIN / 4), i64::from(i32::MAX / 4)) as i32,
+        )
+    }
+}
+
+/// The spans of a part by launches.
+fn together(spans: Vec<Sides>, rows: usize, heads: usize) -> Vec<Vec<Sides>> {
+    let mut launches: Vec<Vec<Sides>> = Vec::new();
+    for span in spans {
+        let bindings = span.keys.numbers.client.properties().hardware.max_bindings;
+        match launches.last_mut() {
+            Some(last)
+                if last.len() < TOGETHER && bindings >= BINDINGS && last[0].goes_with(&span, rows, heads) =>
+            {
+                last.push(span);
+            }
+            _ => launches.push(vec![span]),
+        }
+    }
+    launches
+}
+
+/// Has `rows` of the query gather from up to [`TOGETHER`] spans, or from one in as many parts as `split` says, into the
+/// rows of `gathered` from `into` on, a span or part after the other.
+fn attend(
+    spans: Vec<Sides>,
+    query: &CubeTensor,
+    rows: Range<usize>,
+    attending: Attending,
+    split: Split,
+    gathered: &Gathered,
+    into: usize,
+) {
+    let several = spans.len() > 1;
+    let [_, heads, head_dim] = dims(query);
+    let [kv_heads, _, _] = dims(&spans[0].keys.numbers);
+    // There have to be as many; those that no cube looks at may be any.
+    let every: [&Sides; TOGETHER] = std::array::from_fn(|index| &spans[index.min(spans.len() - 1)]);
+    let keys = every.map(|span| span.keys.numbers.clone().into_buffer_arg());
+    let values = every.map(|span| span.values.numbers.clone().into_buffer_arg());
+    let places = every.map(|span| span.place(attending));
+    let ([first_keys, second_keys, third_keys, fourth_keys], [first, second, third, fourth]) = (keys, places);
+    let [first_values, second_values, third_values, fourth_values] = values;
+    let Sides { keys, values, visible, .. } = every[0];
+    // Not looked at, where all may be seen.
+    let (bits, words) = visible.as_ref().map_or((query, 0), |(bits, words)| (bits, *words));
+    let window = attending.window.unwrap_or(usize::MAX).min(i32::MAX as usize / 2);
+    // Spans of several are no longer than a part may be, and each is one.
+    let longest = spans.iter().map(|span| dims::<3>(&span.keys.numbers)[1]).max().unwrap_or(0);
+    let (behind, piece) = if several { (spans.len(), longest) } else { (split.parts, split.piece) };
+    attend_blocks::launch(
+        &query.client,
+        CubeCount::Static(split.groups as u32, kv_heads as u32, behind as u32),
+        CubeDim::new_1d(UNITS),
+        keys.vector,
+        values.vector,
+        query.clone().into_buffer_arg(),
+        first_keys,
+        second_keys,
+        third_keys,
+        fourth_keys,
+        keys.scales.clone().into_buffer_arg(),
+        first_values,
+        second_values,
+        third_values,
+        fourth_values,
+        values.scales.clone().into_buffer_arg(),
+        bits.clone().into_buffer_arg(),
+        gathered.output.clone().into_buffer_arg(),
+        gathered.log_sum_exp.clone().into_buffer_arg(),
+        first,
+        second,
+        third,
+        fourth,
+        keys.scale_strides(),
+        values.scale_strides(),
+        SizesLaunch::new(
+            rows.len() as u32,
+            rows.start as u32,
+            into as u32,
+            (heads / kv_heads) as u32,
+            head_dim as u32,
+            piece as u32,
+            words as u32,
+        ),
+        window as i32,
+        attending.scale,
+        attending.softcap.unwrap_or(1.0),
+        f32::NEG_INFINITY,
+        How {
+            queries: split.queries,
+            columns: head_dim.div_ceil(4).next_power_of_two() as u32,
+            keys: keys.reading,
+            values: values.reading,
+            masked: visible.is_some(),
+            capped: attending.softcap.is_some(),
+            several,
+        },
+        keys.element,
+        values.element,
+    );
+}
+
 /// The bits beside `like`, and how many words they are.
 fn uploaded(like: &CubeTensor, visible: &Visibility) -> (CubeTensor, usize) {
     let words: Vec<u32> =
@@ -172,56 +411,60 @@ fn uploaded(like: &CubeTensor, visible: &Visibility) -> (CubeTensor, usize) {
     (CubeTensor::new_contiguous(client, like.device.clone(), shape, handle, DType::U32), count)
 }
 
+/// The tensor with the elements of a row after each other; steps between heads and between positions are free.
+fn in_rows(tensor: CubeTensor) -> CubeTensor {
+    if tensor.meta.strides()[2] == 1 { tensor } else { into_contiguous(tensor) }
+}
+
+/// Steps between heads and between positions.
+fn steps(tensor: &CubeTensor) -> (usize, usize) {
+    (tensor.meta.strides()[0], tensor.meta.strides()[1])
+}
+
 /// Keys or values, and how to read them.
 struct Side {
     numbers: CubeTensor,
     /// Anything where the numbers are floats.
     scales: CubeTensor,
-    strides: StridesLaunch,
     reading: Reading,
     vector: VectorSize,
     element: ElemType,
+    head_dim: usize,
 }
 
 impl Side {
-    fn new(held: Held<CubeBackend>, head_dim: usize) -> Self {
-        // Steps between heads and positions are free, those between elements are not.
-        let rows = |tensor: CubeTensor| match tensor.meta.strides()[2] {
-            1 => tensor,
-            _ => into_contiguous(tensor),
-        };
-        let steps = |tensor: &CubeTensor| (tensor.meta.strides()[0], tensor.meta.strides()[1]);
+    fn new(query: &CubeTensor, held: Held<CubeBackend>) -> Self {
+        let [_, _, head_dim] = dims(query);
         match held {
             Held::Float(numbers) => {
-                let numbers = rows(numbers);
+                let numbers = in_rows(numbers);
                 let (head, position) = steps(&numbers);
                 let whole = [head_dim, head, position].iter().all(|length| length.is_multiple_of(4));
                 Self {
-                    scales: room(&numbers, [1]),
-                    strides: StridesLaunch::new(head as u32, position as u32, 0, 0),
+                    scales: query.clone(),
                     reading: if whole { Reading::Fours } else { Reading::Elements },
                     vector: if whole { 4 } else { 1 },
                     element: element(&numbers),
                     numbers,
+                    head_dim,
                 }
             }
-            Held::Bytes { words, scales } => {
-                let words = rows(words);
-                let ((head, position), (scale_head, scale_position)) = (steps(&words), steps(&scales));
-                Self {
-                    numbers: words,
-                    scales,
-                    strides: StridesLaunch::new(
-                        head as u32,
-                        position as u32,
-                        scale_head as u32,
-                        scale_position as u32,
-                    ),
-                    reading: Reading::Bytes,
-                    vector: 1,
-                    element: ElemType::UInt(UIntKind::U32),
-                }
-            }
+            Held::Bytes { words, scales } => Self {
+                numbers: in_rows(words),
+                scales,
+                reading: Reading::Bytes,
+                vector: 1,
+                element: ElemType::UInt(UIntKind::U32),
+                head_dim,
+            },
         }
+    }
+    /// Steps between heads and between positions of the scales.
+    fn scale_strides(&self) -> StridesLaunch {
+        let (head, position) = match self.reading {
+            Reading::Bytes => steps(&self.scales),
+            Reading::Fours | Reading::Elements => (0, 0),
+        };
+        StridesLaunch::new(head as u32, position as u32)
     }
 }

@@ -1,8 +1,9 @@
 //! The kernels for what is gathered and for what is stored.
 
+use burn_cubecl::cubecl::ir::ElemType;
 use burn_cubecl::cubecl::{self, prelude::*};
 
-use super::blocks::{UNITS, UNSEEN};
+use super::blocks::{Strides, UNITS, UNSEEN};
 use crate::cube::{INFINITE, magnitude};
 
 /// A unit for every element: it weighs all parts, which are few.
@@ -16,6 +17,8 @@ pub(super) fn merge_parts(
     head_dim: u32,
     parts: u32,
     all_sums: u32,
+    // Where the results begin, in rows times heads.
+    into: u32,
     nothing: f32,
 ) {
     let at = CUBE_POS as u32 * UNITS + UNIT_POS;
@@ -44,9 +47,9 @@ pub(super) fn merge_parts(
             output /= total;
             logarithm = highest + total.ln();
         }
-        merged[at as usize] = output;
+        merged[(into * head_dim + at) as usize] = output;
         if at.is_multiple_of(head_dim) {
-            merged_sums[query as usize] = logarithm;
+            merged_sums[(into + query) as usize] = logarithm;
         }
     }
 }
@@ -84,5 +87,34 @@ pub(super) fn quantize_rows(values: &[f32], words: &mut [u32], scales: &mut [f32
             }
             words[(row * row_words + index) as usize] = word;
         }
+    }
+}
+
+/// A unit for every number of a side.
+#[cube(launch)]
+pub(super) fn keep_rows<F: Float>(
+    keys: &[f32],
+    values: &[f32],
+    kept_keys: &mut [F],
+    kept_values: &mut [F],
+    key_strides: Strides,
+    value_strides: Strides,
+    elements: u32,
+    head_dim: u32,
+    // Positions that are added, that there are, and where the added begin.
+    count: u32,
+    positions: u32,
+    at: u32,
+    #[define(F)] _kept: ElemType,
+) {
+    let index = CUBE_POS as u32 * UNITS + UNIT_POS;
+    if index < elements {
+        let (row, element) = (index / head_dim, index % head_dim);
+        let (head, position) = (row / count, row % count);
+        let to = ((head * positions + at + position) * head_dim + element) as usize;
+        let key = head * key_strides.head + position * key_strides.position + element;
+        let value = head * value_strides.head + position * value_strides.position + element;
+        kept_keys[to] = F::cast_from(keys[key as usize]);
+        kept_values[to] = F::cast_from(values[value as usize]);
     }
 }

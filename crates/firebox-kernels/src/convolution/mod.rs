@@ -1,0 +1,96 @@
+//! A causal convolution of every channel by itself.
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
+mod flex;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+use burn::tensor::{DType, Tensor, activation};
+
+use crate::flex::{Dispatched, has_own, is_flex};
+
+/// What becomes of the weighted sums.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Convolving {
+    /// Whether sums of f32 are made and returned in f64.
+    pub exact: bool,
+    /// Whether each sum is multiplied by its sigmoid.
+    pub silu: bool,
+}
+
+/// Each channel's weighted sum over the last tokens, the token itself included, of `[tokens, channels]`.
+///
+/// `taps` is `[channels, kernel]`, from the oldest token to the token itself. `earlier`, `[kernel - 1, channels]`, is
+/// what came before the first token, and zero where it is absent. Returns the sums, and the last `kernel - 1` tokens
+/// as `earlier` for the next.
+///
+/// A token's result does not depend on how many come with it.
+pub fn convolve(
+    x: Tensor<2>,
+    earlier: Option<Tensor<2>>,
+    taps: Tensor<2>,
+    convolving: Convolving,
+) -> (Tensor<2>, Tensor<2>) {
+    let (device, dtype) = (x.device(), x.dtype());
+    let [channels, kernel] = taps.dims();
+    let earlier = match earlier {
+        Some(earlier) => earlier.cast(dtype),
+        None => Tensor::zeros([kernel - 1, channels], (&device, dtype)),
+    };
+    // Accelerators have a version in f32.
+    let own = match dtype {
+        DType::F32 => is_flex(&device) || has_own(&device) && !convolving.exact,
+        DType::F64 => is_flex(&device),
+        _ => false,
+    };
+    if !own {
+        return reference(x, earlier, taps, convolving);
+    }
+    let (sums, kept) = <Dispatched as ConvolutionOps>::convolve(
+        x.into_dispatch(),
+        earlier.into_dispatch(),
+        taps.cast(dtype).into_dispatch(),
+        convolving,
+    );
+    (Tensor::from_dispatch(sums), Tensor::from_dispatch(kept))
+}
+
+/// The same in Burn's operations.
+pub fn reference(
+    x: Tensor<2>,
+    earlier: Tensor<2>,
+    taps: Tensor<2>,
+    convolving: Convolving,
+) -> (Tensor<2>, Tensor<2>) {
+    let [count, channels] = x.dims();
+    let [before, _] = earlier.dims();
+    // Burn neither joins nor cuts out no rows at all.
+    let (padded, kept) = if before == 0 {
+        (x, earlier)
+    } else {
+        let padded = if count == 0 { earlier } else { Tensor::cat(vec![earlier, x], 0) };
+        (padded.clone(), padded.narrow(0, count, before))
+    };
+    let dtype = if convolving.exact { DType::F64 } else { padded.dtype() };
+    let (padded, taps) = (padded.cast(dtype), taps.cast(dtype));
+    let mut sums = Tensor::zeros([count, channels], (&padded.device(), dtype));
+    if count == 0 {
+        return (sums, kept);
+    }
+    for tap in 0..=before {
+        let weight = taps.clone().narrow(1, tap, 1).reshape([1, channels]);
+        sums = sums.add(padded.clone().narrow(0, tap, count).mul(weight));
+    }
+    (if convolving.silu { activation::silu(sums) } else { sums }, kept)
+}
+
+#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
+pub(crate) trait ConvolutionOps: Backend {
+    fn convolve(
+        x: FloatTensor<Self>,
+        earlier: FloatTensor<Self>,
+        taps: FloatTensor<Self>,
+        convolving: Convolving,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
