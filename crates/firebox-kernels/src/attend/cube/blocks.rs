@@ -59,6 +59,17 @@ pub(super) struct Place {
     pub reach: i32,
 }
 
+/// How scores are made, and of which positions.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Scores {
+    pub window: i32,
+    pub scale: f32,
+    pub softcap: f32,
+    /// The logarithm of nothing.
+    pub nothing: f32,
+}
+
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Sizes {
@@ -75,8 +86,149 @@ pub(super) struct Sizes {
     pub words: u32,
 }
 
+/// One span, whose parts cubes behind each other look at.
 #[cube(launch)]
 pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
+    query: &[f32],
+    keys: &[Vector<K, NK>],
+    key_scales: &[f32],
+    values: &[Vector<V, NV>],
+    value_scales: &[f32],
+    visible: &[u32],
+    output: &mut [f32],
+    log_sum_exp: &mut [f32],
+    place: Place,
+    key_scale_strides: Strides,
+    value_scale_strides: Strides,
+    sizes: Sizes,
+    scores: Scores,
+    #[comptime] how: How,
+    #[define(K)] _key: ElemType,
+    #[define(V)] _value: ElemType,
+) {
+    gather::<K, NK, V, NV>(
+        query,
+        keys,
+        keys,
+        keys,
+        keys,
+        key_scales,
+        values,
+        values,
+        values,
+        values,
+        value_scales,
+        visible,
+        output,
+        log_sum_exp,
+        0u32,
+        CUBE_POS_Z * sizes.piece,
+        place.key_head,
+        place.key_position,
+        place.value_head,
+        place.value_position,
+        place.positions,
+        place.reach,
+        key_scale_strides,
+        value_scale_strides,
+        sizes,
+        scores,
+        how,
+    );
+}
+
+/// Up to [`TOGETHER`](super::TOGETHER) short spans of floats, of which all may be seen, each by cubes of its own.
+#[cube(launch)]
+pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
+    query: &[f32],
+    first_keys: &[Vector<K, NK>],
+    second_keys: &[Vector<K, NK>],
+    third_keys: &[Vector<K, NK>],
+    fourth_keys: &[Vector<K, NK>],
+    first_values: &[Vector<V, NV>],
+    second_values: &[Vector<V, NV>],
+    third_values: &[Vector<V, NV>],
+    fourth_values: &[Vector<V, NV>],
+    // Not looked at.
+    visible: &[u32],
+    output: &mut [f32],
+    log_sum_exp: &mut [f32],
+    first_place: Place,
+    second_place: Place,
+    third_place: Place,
+    fourth_place: Place,
+    sizes: Sizes,
+    scores: Scores,
+    #[comptime] how: How,
+    #[define(K)] _key: ElemType,
+    #[define(V)] _value: ElemType,
+) {
+    let which = CUBE_POS_Z;
+    let mut key_head = first_place.key_head;
+    let mut key_position = first_place.key_position;
+    let mut value_head = first_place.value_head;
+    let mut value_position = first_place.value_position;
+    let mut positions = first_place.positions;
+    let mut reach = first_place.reach;
+    if which == 1 {
+        key_head = second_place.key_head;
+        key_position = second_place.key_position;
+        value_head = second_place.value_head;
+        value_position = second_place.value_position;
+        positions = second_place.positions;
+        reach = second_place.reach;
+    }
+    if which == 2 {
+        key_head = third_place.key_head;
+        key_position = third_place.key_position;
+        value_head = third_place.value_head;
+        value_position = third_place.value_position;
+        positions = third_place.positions;
+        reach = third_place.reach;
+    }
+    if which == 3 {
+        key_head = fourth_place.key_head;
+        key_position = fourth_place.key_position;
+        value_head = fourth_place.value_head;
+        value_position = fourth_place.value_position;
+        positions = fourth_place.positions;
+        reach = fourth_place.reach;
+    }
+    let nowhere = Strides { head: 0u32.runtime(), position: 0u32.runtime() };
+    gather::<K, NK, V, NV>(
+        query,
+        first_keys,
+        second_keys,
+        third_keys,
+        fourth_keys,
+        query,
+        first_values,
+        second_values,
+        third_values,
+        fourth_values,
+        query,
+        visible,
+        output,
+        log_sum_exp,
+        which,
+        0u32,
+        key_head,
+        key_position,
+        value_head,
+        value_position,
+        positions,
+        reach,
+        nowhere,
+        nowhere,
+        sizes,
+        scores,
+        how,
+    );
+}
+
+/// What a cube gathers from one of up to four spans, from position `piece` of it on.
+#[cube]
+fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     query: &[f32],
     first_keys: &[Vector<K, NK>],
     second_keys: &[Vector<K, NK>],
@@ -91,20 +243,19 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     visible: &[u32],
     output: &mut [f32],
     log_sum_exp: &mut [f32],
-    first_place: Place,
-    second_place: Place,
-    third_place: Place,
-    fourth_place: Place,
+    which: u32,
+    piece: u32,
+    key_head: u32,
+    key_position: u32,
+    value_head: u32,
+    value_position: u32,
+    positions: u32,
+    reach: i32,
     key_scale_strides: Strides,
     value_scale_strides: Strides,
     sizes: Sizes,
-    window: i32,
-    scale: f32,
-    softcap: f32,
-    nothing: f32,
+    scores_of: Scores,
     #[comptime] how: How,
-    #[define(K)] _key: ElemType,
-    #[define(V)] _value: ElemType,
 ) {
     let queries = comptime!(how.queries);
     let columns = comptime!(how.columns);
@@ -115,43 +266,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     let first = CUBE_POS_X * queries as u32;
     let count = sizes.rows * sizes.sharing;
 
-    let mut which = 0u32;
-    let mut piece = CUBE_POS_Z * sizes.piece;
-    let mut key_head = first_place.key_head;
-    let mut key_position = first_place.key_position;
-    let mut value_head = first_place.value_head;
-    let mut value_position = first_place.value_position;
-    let mut positions = first_place.positions;
-    let mut reach = first_place.reach;
-    if comptime!(how.several) {
-        which = CUBE_POS_Z;
-        piece = 0u32;
-        if which == 1 {
-            key_head = second_place.key_head;
-            key_position = second_place.key_position;
-            value_head = second_place.value_head;
-            value_position = second_place.value_position;
-            positions = second_place.positions;
-            reach = second_place.reach;
-        }
-        if which == 2 {
-            key_head = third_place.key_head;
-            key_position = third_place.key_position;
-            value_head = third_place.value_head;
-            value_position = third_place.value_position;
-            positions = third_place.positions;
-            reach = third_place.reach;
-        }
-        if which == 3 {
-            key_head = fourth_place.key_head;
-            key_position = fourth_place.key_position;
-            value_head = fourth_place.value_head;
-            value_position = fourth_place.value_position;
-            positions = fourth_place.positions;
-            reach = fourth_place.reach;
-        }
-    }
-
+    let window = scores_of.window;
     let mut asked = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(queries * columns as usize));
     let mut weights = Shared::<[f32]>::new_slice(comptime!(queries * UNITS as usize));
     let mut highs = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
@@ -203,7 +318,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         if comptime!(how.masked) {
             seen = seen && may_be_seen(visible, position, sizes.words);
         }
-        let mut factor = scale;
+        let mut factor = scores_of.scale;
         if seen {
             let base = kv_head * key_head + position * key_position;
             for quad in 0..quads {
@@ -237,7 +352,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
             if seen && at < own && at >= own - window {
                 score = sum_vector::<Const<4>>(scores[index]) * factor;
                 if comptime!(how.capped) {
-                    score = tanh(score / softcap) * softcap;
+                    score = tanh(score / scores_of.softcap) * scores_of.softcap;
                 }
             }
             weights[(index as u32 * UNITS + UNIT_POS) as usize] = score;
@@ -322,7 +437,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         }
         factors[mine as usize] = total;
         if first + mine < count {
-            let mut logarithm = nothing;
+            let mut logarithm = scores_of.nothing;
             if magnitude(total) != 0u32 {
                 logarithm = highest + total.ln();
             }

@@ -24,7 +24,9 @@ use burn_cubecl::tensor::CubeTensor;
 use super::stored::Held;
 use super::{AttendOps, Attending, Part, Span, Stored, Visibility, WIDEST_HEAD};
 use crate::cube::{cubes, dims, element, floats, integers, is_cube, primitive, room, zeroed};
-use blocks::{How, PlaceLaunch, Reading, SizesLaunch, StridesLaunch, UNITS, attend_blocks};
+use blocks::{
+    How, PlaceLaunch, Reading, ScoresLaunch, SizesLaunch, StridesLaunch, UNITS, attend_blocks, attend_several,
+};
 use parts::{keep_rows, merge_parts, quantize_rows};
 
 /// Cubes below which a span is split, to have something to do for all of a device.
@@ -33,8 +35,8 @@ const FEW_CUBES: usize = 64;
 const SMALL_PART: usize = 512;
 /// Spans that one launch looks at, where they are short.
 const TOGETHER: usize = 4;
-/// Buffers of such a launch, one more than which a device has to bind.
-const BINDINGS: u32 = 15;
+/// Buffers of such a launch.
+const BINDINGS: u32 = 12;
 
 impl AttendOps for CubeBackend {
     fn attend_span(
@@ -331,68 +333,97 @@ fn attend(
     let several = spans.len() > 1;
     let [_, heads, head_dim] = dims(query);
     let [kv_heads, _, _] = dims(&spans[0].keys.numbers);
-    // There have to be as many; those that no cube looks at may be any.
-    let every: [&Sides; TOGETHER] = std::array::from_fn(|index| &spans[index.min(spans.len() - 1)]);
-    let keys = every.map(|span| span.keys.numbers.clone().into_buffer_arg());
-    let values = every.map(|span| span.values.numbers.clone().into_buffer_arg());
-    let places = every.map(|span| span.place(attending));
-    let ([first_keys, second_keys, third_keys, fourth_keys], [first, second, third, fourth]) = (keys, places);
-    let [first_values, second_values, third_values, fourth_values] = values;
-    let Sides { keys, values, visible, .. } = every[0];
-    // Not looked at, where all may be seen.
-    let (bits, words) = visible.as_ref().map_or((query, 0), |(bits, words)| (bits, *words));
-    let window = attending.window.unwrap_or(usize::MAX).min(i32::MAX as usize / 2);
     // Spans of several are no longer than a part may be, and each is one.
     let longest = spans.iter().map(|span| dims::<3>(&span.keys.numbers)[1]).max().unwrap_or(0);
     let (behind, piece) = if several { (spans.len(), longest) } else { (split.parts, split.piece) };
-    attend_blocks::launch(
-        &query.client,
-        CubeCount::Static(split.groups as u32, kv_heads as u32, behind as u32),
-        CubeDim::new_1d(UNITS),
+    let Sides { keys, values, visible, .. } = &spans[0];
+    // Not looked at, where all may be seen.
+    let (bits, words) = visible.as_ref().map_or((query, 0), |(bits, words)| (bits, *words));
+    let (client, bits) = (&query.client, bits.clone().into_buffer_arg());
+    let cubes = CubeCount::Static(split.groups as u32, kv_heads as u32, behind as u32);
+    let (output, log_sum_exp) = (gathered.output.clone(), gathered.log_sum_exp.clone());
+    let sizes = SizesLaunch::new(
+        rows.len() as u32,
+        rows.start as u32,
+        into as u32,
+        (heads / kv_heads) as u32,
+        head_dim as u32,
+        piece as u32,
+        words as u32,
+    );
+    let scores = ScoresLaunch::new(
+        attending.window.unwrap_or(usize::MAX).min(i32::MAX as usize / 2) as i32,
+        attending.scale,
+        attending.softcap.unwrap_or(1.0),
+        f32::NEG_INFINITY,
+    );
+    let how = How {
+        queries: split.queries,
+        columns: head_dim.div_ceil(4).next_power_of_two() as u32,
+        keys: keys.reading,
+        values: values.reading,
+        masked: visible.is_some(),
+        capped: attending.softcap.is_some(),
+        several,
+    };
+    let (dim, query) = (CubeDim::new_1d(UNITS), query.clone().into_buffer_arg());
+    if !several {
+        return attend_blocks::launch(
+            client,
+            cubes,
+            dim,
+            keys.vector,
+            values.vector,
+            query,
+            keys.numbers.clone().into_buffer_arg(),
+            keys.scales.clone().into_buffer_arg(),
+            values.numbers.clone().into_buffer_arg(),
+            values.scales.clone().into_buffer_arg(),
+            bits,
+            output.into_buffer_arg(),
+            log_sum_exp.into_buffer_arg(),
+            spans[0].place(attending),
+            keys.scale_strides(),
+            values.scale_strides(),
+            sizes,
+            scores,
+            how,
+            keys.element,
+            values.element,
+        );
+    }
+    // There have to be as many; those that no cube looks at may be any.
+    let every: [&Sides; TOGETHER] = std::array::from_fn(|index| &spans[index.min(spans.len() - 1)]);
+    let [first_keys, second_keys, third_keys, fourth_keys] =
+        every.map(|span| span.keys.numbers.clone().into_buffer_arg());
+    let [first_values, second_values, third_values, fourth_values] =
+        every.map(|span| span.values.numbers.clone().into_buffer_arg());
+    let [first, second, third, fourth] = every.map(|span| span.place(attending));
+    attend_several::launch(
+        client,
+        cubes,
+        dim,
         keys.vector,
         values.vector,
-        query.clone().into_buffer_arg(),
+        query,
         first_keys,
         second_keys,
         third_keys,
         fourth_keys,
-        keys.scales.clone().into_buffer_arg(),
         first_values,
         second_values,
         third_values,
         fourth_values,
-        values.scales.clone().into_buffer_arg(),
-        bits.clone().into_buffer_arg(),
-        gathered.output.clone().into_buffer_arg(),
-        gathered.log_sum_exp.clone().into_buffer_arg(),
+        bits,
+        output.into_buffer_arg(),
+        log_sum_exp.into_buffer_arg(),
         first,
         second,
         third,
         fourth,
-        keys.scale_strides(),
-        values.scale_strides(),
-        SizesLaunch::new(
-            rows.len() as u32,
-            rows.start as u32,
-            into as u32,
-            (heads / kv_heads) as u32,
-            head_dim as u32,
-            piece as u32,
-            words as u32,
-        ),
-        window as i32,
-        attending.scale,
-        attending.softcap.unwrap_or(1.0),
-        f32::NEG_INFINITY,
-        How {
-            queries: split.queries,
-            columns: head_dim.div_ceil(4).next_power_of_two() as u32,
-            keys: keys.reading,
-            values: values.reading,
-            masked: visible.is_some(),
-            capped: attending.softcap.is_some(),
-            several,
-        },
+        sizes,
+        scores,
+        how,
         keys.element,
         values.element,
     );
