@@ -48,17 +48,9 @@ fn taken<const D: usize>(shape: [usize; D]) -> impl Fn() -> Tensor<D> {
 }
 
 /// Measures an operation without what makes its arguments.
-fn measure<I: Send, O: Send>(
-    bencher: &mut Bencher<'_>,
-    mut arguments: impl FnMut() -> I,
-    mut work: impl FnMut(I) -> O + Send,
-) {
+fn measure<I, O>(bencher: &mut Bencher<'_>, mut arguments: impl FnMut() -> I, mut work: impl FnMut(I) -> O) {
     if is_cpu() {
-        return bencher.iter_batched(
-            arguments,
-            |arguments| on_pool(&DEVICE, || work(arguments)),
-            BatchSize::LargeInput,
-        );
+        return bencher.iter_batched(arguments, work, BatchSize::LargeInput);
     }
     let wait = || DEVICE.sync().unwrap_or_else(|error| panic!("{error}"));
     bencher.iter_custom(|times| {
@@ -146,7 +138,9 @@ fn products(criterion: &mut Criterion) {
                             next = (next + 1) % weights.len();
                             (x.clone(), weights[next].clone())
                         };
-                        measure(bencher, arguments, |(x, weight)| multiply_each(x, vec![weight]));
+                        measure(bencher, arguments, |(x, weight)| {
+                            on_pool(&DEVICE, || multiply_each(x, vec![weight]))
+                        });
                     },
                 );
             }
@@ -176,7 +170,11 @@ fn attention(criterion: &mut Criterion) {
                 Throughput::Elements((2 * rows * positions * heads * head_dim) as u64)
             });
             group.bench_function(BenchmarkId::new(format, format!("{rows}x{positions}")), |bencher| {
-                measure(bencher, || query.clone(), |query| attend(query, &spans, None, attending));
+                measure(
+                    bencher,
+                    || query.clone(),
+                    |query| on_pool(&DEVICE, || attend(query, &spans, None, attending)),
+                );
             });
         }
     }
@@ -228,7 +226,9 @@ fn between(criterion: &mut Criterion) {
             measure(
                 bencher,
                 || (tokens.clone(), if is_cpu() { memory().cast(exact) } else { memory() }),
-                |(tokens, memory)| delta_rule(tokens, forgetting.clone(), heads, Some(memory)),
+                |(tokens, memory)| {
+                    on_pool(&DEVICE, || delta_rule(tokens, forgetting.clone(), heads, Some(memory)))
+                },
             );
         });
         group.finish();

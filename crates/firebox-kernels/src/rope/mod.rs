@@ -45,7 +45,8 @@ pub fn rotate_normed(
     interleaved: bool,
 ) -> Tensor<3> {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    if crate::cube::is_cube(&heads.device()) && heads.shape().num_elements() > 0 {
+    if [heads.device(), weight.device()].iter().all(crate::cube::is_cube) && heads.shape().num_elements() > 0
+    {
         return cube::rotate_normed(heads, weight, epsilon, offset, [cos, sin], interleaved);
     }
     rotate(rms_norm(heads, weight, epsilon, offset), cos, sin, interleaved)
