@@ -359,7 +359,14 @@ fn parts_merge() {
 #[test]
 fn sequences_beside_each_other() {
     let case = usual();
-    let sequences = [(1, vec![5, 1300, 128]), (3, vec![30]), (2, vec![]), (1, vec![16]), (2, vec![128, 7])];
+    let sequences = [
+        (1, vec![5, 1300, 128]),
+        (3, vec![30]),
+        (2, vec![]),
+        (1, vec![16]),
+        (2, vec![128, 7]),
+        (1, vec![5, 9, 128, 7, 40]),
+    ];
     let parts: Vec<(usize, Vec<Span>, Attending)> = sequences
         .into_iter()
         .enumerate()

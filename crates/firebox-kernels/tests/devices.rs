@@ -2,7 +2,8 @@
 //! of formats. Few cases each, because a device may be a software one.
 //!
 //! Tolerances: `1e-6` of the largest summand per summand for products (at least eight of them), `2e-5` for
-//! norms, `3e-6` for convolutions, twice that of norms for heads that are rotated then, `2e-6` and `2e-5` of the number for gates, `1e-6` for rotations, `1e-4`
+//! norms, `3e-6` for convolutions,
+//! twice that of norms for heads that are rotated then, `2e-6` and `2e-5` of the number for gates, `1e-6` for rotations, `1e-4`
 //! for the delta rule, whose errors feed back and whose reference is in f64.
 
 #![allow(clippy::unwrap_used)]

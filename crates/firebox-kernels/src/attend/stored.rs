@@ -98,7 +98,8 @@ impl Stored {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         if let ([Self::Float(keys), Self::Float(values)], [Self::Float(new_keys), Self::Float(new_values)]) =
             (&sides, &added)
-            && [keys, values, new_keys, new_values].iter().all(|side| is_cube(&side.device()))
+            && is_cube(&keys.device())
+            && [values, new_keys, new_values].iter().all(|side| side.device() == keys.device())
             && (keys.dims(), keys.dtype()) == (values.dims(), values.dtype())
             && new_keys.dims() == new_values.dims()
         {

@@ -40,7 +40,10 @@ pub fn convolve(
     };
     // Accelerators have a version in f32.
     let own = match dtype {
-        DType::F32 => is_flex(&device) || has_own(&device) && !convolving.exact,
+        DType::F32 => {
+            let all_have = [&device, &earlier.device(), &taps.device()].iter().all(|device| has_own(device));
+            is_flex(&device) || all_have && !convolving.exact
+        }
         DType::F64 => is_flex(&device),
         _ => false,
     };

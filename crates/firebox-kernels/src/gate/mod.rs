@@ -28,7 +28,7 @@ pub fn gated(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2
     if graph::records(&gate.device()) || graph::records(&up.device()) {
         return gradient::gated(gate, up, activation);
     }
-    if !has_own(&gate.device()) {
+    if ![&gate, &up].iter().all(|half| has_own(&half.device())) {
         return reference(gate, up, activation);
     }
     Tensor::from_dispatch(<Dispatched as GateOps>::gated(

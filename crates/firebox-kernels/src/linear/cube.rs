@@ -141,7 +141,7 @@ pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>
             }
         }
         products.extend(match form {
-            Some(Form::Grouped(grouping)) => few_grouped(x.clone(), grouped, grouping),
+            Some(Form::Grouped(grouping, _)) => few_grouped(x.clone(), grouped, grouping),
             _ => few_plain(x.clone(), dense),
         });
     }
@@ -152,7 +152,8 @@ pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Form {
     Dense(DType),
-    Grouped(Grouping),
+    /// With what scales are.
+    Grouped(Grouping, DType),
 }
 
 /// The form of a weight that can be multiplied with beside others; absent where it has no outputs, or a layout of which the
@@ -160,10 +161,10 @@ enum Form {
 fn form(weight: &Weight) -> Option<Form> {
     match weight {
         Weight::Dense(weight) if weight.dims()[0] > 0 => Some(Form::Dense(weight.dtype())),
-        Weight::Grouped { words, grouping, .. }
+        Weight::Grouped { words, scales, grouping }
             if words.dims()[0] > 0 && grouping.group.is_multiple_of(NIBBLE_CHUNK) =>
         {
-            Some(Form::Grouped(Grouping { tiled: false, ..*grouping }))
+            Some(Form::Grouped(Grouping { tiled: false, ..*grouping }, scales.dtype()))
         }
         _ => None,
     }

@@ -150,7 +150,8 @@ pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
 pub(super) fn assign_both(kept: [Tensor<3>; 2], at: usize, added: [Tensor<3>; 2]) -> [Tensor<3>; 2] {
     let [keys, values] = kept.map(|kept| {
         let kept = into_contiguous(primitive(kept));
-        if kept.can_mut() { kept } else { kept.copy() }
+        // A copy may have room between its rows.
+        if kept.can_mut() { kept } else { into_contiguous(kept.copy()) }
     });
     let added = added.map(|added| in_rows(cast(primitive(added), DType::F32)));
     let steps = added.each_ref().map(|added| {
@@ -276,7 +277,7 @@ impl Sides {
     /// Whether this span and another can be looked at by one launch, each by cubes of its own.
     fn goes_with(&self, other: &Self, rows: usize, heads: usize) -> bool {
         let alone = |span: &Self| span.visible.is_none() && span.split(rows, heads).parts == 1;
-        let read = |side: &Side| (side.reading, side.vector, side.element);
+        let read = |side: &Side| (side.reading, side.vector, side.element, dims::<3>(&side.numbers)[0]);
         let floats = self.keys.reading != Reading::Bytes && self.values.reading != Reading::Bytes;
         floats
             && alone(self)
