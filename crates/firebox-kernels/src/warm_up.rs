@@ -24,7 +24,8 @@ pub struct Formats {
 /// Launches the kernels that a model of these formats needs on tensors of nothing, so that their compilation can run
 /// beside the reading of weights instead of before the first token. Does nothing on devices without a compiler.
 ///
-/// Kernels of Burn's own operations are not among them, nor those for shapes whose rows are no multiple of four.
+/// Kernels of Burn's own operations are not among them, nor those for shapes whose rows are no multiple of four, for several
+/// weights or spans at once, and for gates, convolutions and what is kept.
 pub fn warm_up(device: &Device, formats: &Formats) {
     if !flex::has_own(device) || flex::is_flex(device) {
         return;

@@ -38,7 +38,7 @@ pub(super) struct How {
     pub several: bool,
 }
 
-/// Steps between elements of keys or values.
+/// Steps between heads and between positions, of scales or of what is added.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Strides {

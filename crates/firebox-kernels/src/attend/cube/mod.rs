@@ -102,7 +102,7 @@ pub(super) fn attends(query: &Tensor<3>) -> bool {
     is_cube(&query.device()) && query.dims()[2] <= WIDEST_HEAD
 }
 
-/// See [`attend_each`](super::attend_each). Every span is one launch or as many as it is worth; only what several have
+/// See [`attend_each`](super::attend_each). Short spans share a launch, a long one is shared out among cubes; only what several have
 /// gathered is merged, once for a part.
 ///
 /// # Panics
