@@ -172,18 +172,15 @@ pub fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
     let [rows, heads, head_dim] = query.dims();
     assert_eq!(parts.iter().map(|part| part.rows).sum::<usize>(), rows, "parts of other rows");
     let width = heads * head_dim;
+    for span in parts.iter().flat_map(|part| &part.spans) {
+        span.check(heads, head_dim);
+    }
     let recorded = || parts.iter().any(|part| recorded(&query, &part.spans));
     if !parts.is_empty() && rows * width > 0 && is_flex(&query.device()) && !recorded() {
-        for span in parts.iter().flat_map(|part| &part.spans) {
-            span.check(heads, head_dim);
-        }
         return flex::attend_each(query, parts).output.reshape([rows, width]);
     }
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if rows * width > 0 && cube::attends(&query) {
-        for span in parts.iter().flat_map(|part| &part.spans) {
-            span.check(heads, head_dim);
-        }
         return cube::attend_each(query, parts);
     }
     let mut first = 0;

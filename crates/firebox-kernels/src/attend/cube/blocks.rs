@@ -123,12 +123,7 @@ pub(super) fn attend_blocks<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         log_sum_exp,
         0u32,
         CUBE_POS_Z * sizes.piece,
-        place.key_head,
-        place.key_position,
-        place.value_head,
-        place.value_position,
-        place.positions,
-        place.reach,
+        place,
         key_scale_strides,
         value_scale_strides,
         sizes,
@@ -164,36 +159,50 @@ pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     #[define(V)] _value: ElemType,
 ) {
     let which = CUBE_POS_Z;
-    let mut key_head = first_place.key_head;
-    let mut key_position = first_place.key_position;
-    let mut value_head = first_place.value_head;
-    let mut value_position = first_place.value_position;
-    let mut positions = first_place.positions;
-    let mut reach = first_place.reach;
-    if which == 1 {
-        key_head = second_place.key_head;
-        key_position = second_place.key_position;
-        value_head = second_place.value_head;
-        value_position = second_place.value_position;
-        positions = second_place.positions;
-        reach = second_place.reach;
-    }
-    if which == 2 {
-        key_head = third_place.key_head;
-        key_position = third_place.key_position;
-        value_head = third_place.value_head;
-        value_position = third_place.value_position;
-        positions = third_place.positions;
-        reach = third_place.reach;
-    }
-    if which == 3 {
-        key_head = fourth_place.key_head;
-        key_position = fourth_place.key_position;
-        value_head = fourth_place.value_head;
-        value_position = fourth_place.value_position;
-        positions = fourth_place.positions;
-        reach = fourth_place.reach;
-    }
+    let place = Place {
+        key_head: one_of::<u32>(
+            which,
+            first_place.key_head,
+            second_place.key_head,
+            third_place.key_head,
+            fourth_place.key_head,
+        ),
+        key_position: one_of::<u32>(
+            which,
+            first_place.key_position,
+            second_place.key_position,
+            third_place.key_position,
+            fourth_place.key_position,
+        ),
+        value_head: one_of::<u32>(
+            which,
+            first_place.value_head,
+            second_place.value_head,
+            third_place.value_head,
+            fourth_place.value_head,
+        ),
+        value_position: one_of::<u32>(
+            which,
+            first_place.value_position,
+            second_place.value_position,
+            third_place.value_position,
+            fourth_place.value_position,
+        ),
+        positions: one_of::<u32>(
+            which,
+            first_place.positions,
+            second_place.positions,
+            third_place.positions,
+            fourth_place.positions,
+        ),
+        reach: one_of::<i32>(
+            which,
+            first_place.reach,
+            second_place.reach,
+            third_place.reach,
+            fourth_place.reach,
+        ),
+    };
     let nowhere = Strides { head: 0u32.runtime(), position: 0u32.runtime() };
     gather::<K, NK, V, NV>(
         query,
@@ -212,18 +221,26 @@ pub(super) fn attend_several<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         log_sum_exp,
         which,
         0u32,
-        key_head,
-        key_position,
-        value_head,
-        value_position,
-        positions,
-        reach,
+        place,
         nowhere,
         nowhere,
         sizes,
         scores,
         how,
     );
+}
+
+#[cube]
+fn one_of<T: Numeric>(which: u32, first: T, second: T, third: T, fourth: T) -> T {
+    let mut one = first;
+    if which == 1 {
+        one = second;
+    } else if which == 2 {
+        one = third;
+    } else if which == 3 {
+        one = fourth;
+    }
+    one
 }
 
 /// What a cube gathers from one of up to four spans, from position `piece` of it on.
@@ -245,12 +262,7 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     log_sum_exp: &mut [f32],
     which: u32,
     piece: u32,
-    key_head: u32,
-    key_position: u32,
-    value_head: u32,
-    value_position: u32,
-    positions: u32,
-    reach: i32,
+    place: Place,
     key_scale_strides: Strides,
     value_scale_strides: Strides,
     sizes: Sizes,
@@ -266,7 +278,7 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     let first = CUBE_POS_X * queries as u32;
     let count = sizes.rows * sizes.sharing;
 
-    let window = scores_of.window;
+    let (window, reach) = (scores_of.window, place.reach);
     let mut asked = Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(queries * columns as usize));
     let mut weights = Shared::<[f32]>::new_slice(comptime!(queries * UNITS as usize));
     let mut highs = Shared::<[f32]>::new_slice(comptime!(UNITS as usize));
@@ -292,8 +304,8 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
     sync_cube();
 
     let last_row = (min(first + queries as u32, count) - 1) / sizes.sharing;
-    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, positions));
-    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), positions));
+    let start = max(piece, clamped(reach + i32::cast_from(first / sizes.sharing) - window, place.positions));
+    let end = min(piece + sizes.piece, clamped(reach + i32::cast_from(last_row), place.positions));
 
     let (mine, member) = (UNIT_POS / group, UNIT_POS % group);
     let (column, part) = (UNIT_POS % columns, UNIT_POS / columns);
@@ -320,7 +332,7 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
         }
         let mut factor = scores_of.scale;
         if seen {
-            let base = kv_head * key_head + position * key_position;
+            let base = kv_head * place.key_head + position * place.key_position;
             for quad in 0..quads {
                 let numbers = four_of::<K, NK>(
                     first_keys,
@@ -394,7 +406,7 @@ fn gather<K: Numeric, NK: Size, V: Numeric, NV: Size>(
             }
             let mut at = part;
             while at < min(UNITS, end - block) {
-                let base = kv_head * value_head + (block + at) * value_position;
+                let base = kv_head * place.value_head + (block + at) * place.value_position;
                 let mut numbers = four_of::<V, NV>(
                     first_values,
                     second_values,

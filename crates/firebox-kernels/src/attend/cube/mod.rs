@@ -48,13 +48,13 @@ impl AttendOps for CubeBackend {
         attending: Attending,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let query = floats(query);
-        let [rows, heads, _] = dims(&query);
+        let [rows, _, _] = dims(&query);
         let span = Sides::new(&query, keys, values, position, visible);
-        let split = span.split(rows, heads);
-        let gathered = Gathered::of(&query, split.parts * rows);
-        attend(vec![span], &query, 0..rows, attending, split, &gathered, 0);
+        let parts = span.split(&query, rows).parts;
+        let gathered = Gathered::of(&query, parts * rows);
+        attend(&[span], &query, 0..rows, attending, &gathered, 0);
         let Gathered { output, log_sum_exp } = gathered;
-        if split.parts == 1 { (output, log_sum_exp) } else { Self::merge(output, log_sum_exp, rows) }
+        if parts == 1 { (output, log_sum_exp) } else { Self::merge(output, log_sum_exp, rows) }
     }
 
     fn merge(
@@ -121,18 +121,16 @@ pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
         first += rows;
         let spans: Vec<Sides> =
             spans.into_iter().filter(|span| !span.is_empty()).map(|span| Sides::of(&query, span)).collect();
-        let count: usize = spans.iter().map(|span| span.split(rows, heads).parts).sum();
+        let launches = together(spans, &query, rows);
+        let count: usize = launches.iter().map(|spans| parts_of(spans, &query, rows)).sum();
         if count == 0 {
             continue;
         }
         let gathered = (count > 1).then(|| Gathered::of(&query, count * rows));
         let mut at = if count > 1 { 0 } else { into };
-        for spans in together(spans, rows, heads) {
-            let split = spans[0].split(rows, heads);
-            let parts = if spans.len() > 1 { spans.len() } else { split.parts };
-            let gathered = gathered.as_ref().unwrap_or(&all);
-            attend(spans, &query, into..first, attending, split, gathered, at);
-            at += parts * rows;
+        for spans in launches {
+            attend(&spans, &query, into..first, attending, gathered.as_ref().unwrap_or(&all), at);
+            at += parts_of(&spans, &query, rows) * rows;
         }
         if let Some(gathered) = gathered {
             gathered.merge(rows, count, count, &all, into);
@@ -265,8 +263,8 @@ impl Sides {
         Self::new(query, held(span.keys), held(span.values), span.position, span.visible)
     }
 
-    fn split(&self, rows: usize, heads: usize) -> Split {
-        let ([kv_heads, positions, _], head_dim) = (dims(&self.keys.numbers), self.keys.head_dim);
+    fn split(&self, query: &CubeTensor, rows: usize) -> Split {
+        let ([kv_heads, positions, _], [_, heads, head_dim]) = (dims(&self.keys.numbers), dims(query));
         let queries = if head_dim <= WIDEST_HEAD / 2 { 8 } else { 4 };
         let groups = (rows * (heads / kv_heads)).div_ceil(queries);
         let parts = (FEW_CUBES / (groups * kv_heads)).min(positions / SMALL_PART).max(1);
@@ -275,8 +273,8 @@ impl Sides {
     }
 
     /// Whether this span and another can be looked at by one launch, each by cubes of its own.
-    fn goes_with(&self, other: &Self, rows: usize, heads: usize) -> bool {
-        let alone = |span: &Self| span.visible.is_none() && span.split(rows, heads).parts == 1;
+    fn goes_with(&self, other: &Self, query: &CubeTensor, rows: usize) -> bool {
+        let alone = |span: &Self| span.visible.is_none() && span.split(query, rows).parts == 1;
         let read = |side: &Side| (side.reading, side.vector, side.element, dims::<3>(&side.numbers)[0]);
         let floats = self.keys.reading != Reading::Bytes && self.values.reading != Reading::Bytes;
         floats
@@ -304,14 +302,12 @@ impl Sides {
 }
 
 /// The spans of a part by launches.
-fn together(spans: Vec<Sides>, rows: usize, heads: usize) -> Vec<Vec<Sides>> {
+fn together(spans: Vec<Sides>, query: &CubeTensor, rows: usize) -> Vec<Vec<Sides>> {
+    let binds_enough = query.client.properties().hardware.max_bindings >= BINDINGS;
     let mut launches: Vec<Vec<Sides>> = Vec::new();
     for span in spans {
-        let bindings = span.keys.numbers.client.properties().hardware.max_bindings;
         match launches.last_mut() {
-            Some(last)
-                if last.len() < TOGETHER && bindings >= BINDINGS && last[0].goes_with(&span, rows, heads) =>
-            {
+            Some(last) if binds_enough && last.len() < TOGETHER && last[0].goes_with(&span, query, rows) => {
                 last.push(span);
             }
             _ => launches.push(vec![span]),
@@ -320,23 +316,29 @@ fn together(spans: Vec<Sides>, rows: usize, heads: usize) -> Vec<Vec<Sides>> {
     launches
 }
 
-/// Has `rows` of the query gather from up to [`TOGETHER`] spans, or from one in as many parts as `split` says, into the
-/// rows of `gathered` from `into` on, a span or part after the other.
+/// How many results of every row the spans of a launch give.
+fn parts_of(spans: &[Sides], query: &CubeTensor, rows: usize) -> usize {
+    if spans.len() > 1 { spans.len() } else { spans[0].split(query, rows).parts }
+}
+
+/// Has `rows` of the query gather from the spans of a launch, into the rows of `gathered` from `into` on, a span or part after
+/// the other.
 fn attend(
-    spans: Vec<Sides>,
+    spans: &[Sides],
     query: &CubeTensor,
     rows: Range<usize>,
     attending: Attending,
-    split: Split,
     gathered: &Gathered,
     into: usize,
 ) {
     let several = spans.len() > 1;
     let [_, heads, head_dim] = dims(query);
     let [kv_heads, _, _] = dims(&spans[0].keys.numbers);
-    // Spans of several are no longer than a part may be, and each is one.
+    let split = spans[0].split(query, rows.len());
+    let behind = parts_of(spans, query, rows.len());
+    // Each of several spans is one part, however long.
     let longest = spans.iter().map(|span| dims::<3>(&span.keys.numbers)[1]).max().unwrap_or(0);
-    let (behind, piece) = if several { (spans.len(), longest) } else { (split.parts, split.piece) };
+    let piece = if several { longest } else { split.piece };
     let Sides { keys, values, visible, .. } = &spans[0];
     // Not looked at, where all may be seen.
     let (bits, words) = visible.as_ref().map_or((query, 0), |(bits, words)| (bits, *words));
@@ -461,7 +463,6 @@ struct Side {
     reading: Reading,
     vector: VectorSize,
     element: ElemType,
-    head_dim: usize,
 }
 
 impl Side {
@@ -478,7 +479,6 @@ impl Side {
                     vector: if whole { 4 } else { 1 },
                     element: element(&numbers),
                     numbers,
-                    head_dim,
                 }
             }
             Held::Bytes { words, scales } => Self {
@@ -487,7 +487,6 @@ impl Side {
                 reading: Reading::Bytes,
                 vector: 1,
                 element: ElemType::UInt(UIntKind::U32),
-                head_dim,
             },
         }
     }
