@@ -8,7 +8,7 @@ mod replay;
 use std::path::{Path, PathBuf};
 
 use firebox::{KvType, Model, Session, device};
-use replay::{Naive, Step, deviation};
+use replay::{Met, Naive, Step, deviation};
 use safetensors::SafeTensors;
 
 const FIXTURES: [&str; 4] =
@@ -81,7 +81,7 @@ fn a_hidden_token_is_missed() {
         let steps = Step::causal(&tokens(24, 5));
         let plain = naive.logits(&steps);
         let mut hiding = steps.clone();
-        hiding[20].sees.retain(|&(step, _)| step != 17);
+        hiding[20].sees.retain(|met| met.step != 17);
         let hidden = naive.logits(&hiding);
         assert_eq!(plain[..20], hidden[..20], "{fixture}");
         for step in 20..24 {
@@ -99,7 +99,7 @@ fn a_window_reaches_back_as_many_positions_as_it_has() {
     let plain = naive.logits(&steps);
     for (hidden, noticed) in [(23 - 7, false), (23 - 6, true)] {
         let mut hiding = steps.clone();
-        hiding[23].sees.retain(|&(step, _)| step != hidden);
+        hiding[23].sees.retain(|met| met.step != hidden);
         assert_eq!(plain[23] != naive.logits(&hiding)[23], noticed, "step {hidden}");
     }
 }
@@ -113,18 +113,38 @@ fn keys_are_rotated_to_where_a_query_sees_them() {
         let plain = naive.logits(&steps);
         let mut moved = steps.clone();
         moved[23].position += 100;
-        moved[23].sees.iter_mut().for_each(|(_, position)| *position += 100);
+        moved[23].sees.iter_mut().for_each(|met| met.position += 100);
         let together = between(&plain[23], &naive.logits(&moved)[23]);
         assert!(together < TOLERANCE, "{fixture}: {together}");
         let mut nearer = steps.clone();
         // A gap closes: the first half moves up by two positions of the second.
         nearer[23].position -= 2;
-        nearer[23].sees.retain(|&(step, _)| step != 18 && step != 19);
+        nearer[23].sees.retain(|met| met.step != 18 && met.step != 19);
         let mut apart = nearer.clone();
-        nearer[23].sees.iter_mut().filter(|(step, _)| *step > 19).for_each(|(_, position)| *position -= 2);
+        nearer[23].sees.iter_mut().filter(|met| met.step > 19).for_each(|met| met.position -= 2);
         apart[23].position += 2;
         let closed = between(&naive.logits(&nearer)[23], &naive.logits(&apart)[23]);
         assert!(closed > NOTICEABLE / 10.0, "{fixture}: {closed}");
+    }
+}
+
+/// In half precision it matters where a key was before, a little, and nowhere else.
+#[test]
+fn keys_that_have_moved_are_rounded_again() {
+    for fixture in FIXTURES {
+        let naive = Naive::open(&path(fixture));
+        let steps = Step::causal(&tokens(24, 5));
+        let mut moved = steps.clone();
+        moved[23].sees.iter_mut().for_each(|met| met.before = vec![met.position + 9, met.position + 2]);
+        assert_eq!(naive.logits(&steps), naive.logits(&moved), "{fixture}");
+        let half = naive.half();
+        let once = half.logits(&steps);
+        let thrice = half.logits(&moved);
+        assert_eq!(once[..23], thrice[..23], "{fixture}");
+        for (one, other) in [(&naive.logits(&steps)[23], &once[23]), (&once[23], &thrice[23])] {
+            let difference = between(one, other);
+            assert!((1e-6..1e-2).contains(&difference), "{fixture}: {difference}");
+        }
     }
 }
 
@@ -144,7 +164,8 @@ fn branches_do_not_meet() {
         for (&left, &right) in left.iter().zip(&right) {
             for (branch, token) in [left, right].into_iter().enumerate() {
                 let path = &mut branches[branch];
-                let sees = path.iter().enumerate().map(|(position, &step)| (step, position)).collect();
+                let sees =
+                    path.iter().enumerate().map(|(position, &step)| Met::unmoved(step, position)).collect();
                 let step = Step { token, position: path.len(), sees, after: path.last().copied() };
                 path.push(naive.len());
                 found[branch].push(naive.push(&step));

@@ -1,3 +1,4 @@
+use super::Met;
 use super::arithmetic::{Matrix, Norm, dot, sigmoid};
 
 /// Rotary positions: pairs of a head's elements are turned by an angle that grows with the position.
@@ -12,7 +13,21 @@ pub struct Rope {
 pub struct Turn(Vec<(f64, f64)>);
 
 impl Rope {
-    pub fn turn(&self, position: usize) -> Turn {
+    /// A key as it is met, from what it was before its rotation.
+    pub fn seen(&self, met: &Met, half: bool) -> Seen {
+        let &Met { step, position, ref before } = met;
+        let turns = if half {
+            let way = before.iter().chain([&position]);
+            let first = self.turn(*before.first().unwrap_or(&position));
+            let moves = before.iter().zip(way.skip(1)).map(|(&from, &to)| self.turn(from - to).back());
+            std::iter::once(first).chain(moves).collect()
+        } else {
+            vec![self.turn(position)]
+        };
+        Seen { step, position, turns, half }
+    }
+
+    fn turn(&self, position: usize) -> Turn {
         // Products in f32, as the implementation that models are trained with has them: at large positions their
         // rounding turns a pair by more than any tolerance.
         let angles = self.frequencies.iter().map(|frequency| f64::from(position as f32 * frequency));
@@ -21,6 +36,11 @@ impl Rope {
 }
 
 impl Turn {
+    /// The other way round.
+    fn back(self) -> Self {
+        Self(self.0.into_iter().map(|(cos, sin)| (cos, -sin)).collect())
+    }
+
     /// Turns one head; what lies beyond the pairs stays.
     fn of(&self, head: &[f64]) -> Vec<f64> {
         let mut turned = head.to_vec();
@@ -50,8 +70,6 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Whether every head's query comes with a gate for its output.
     pub gated: bool,
-    /// Whether keys, as they are met, and values are rounded to half precision.
-    pub half: bool,
 }
 
 /// Key and value of one step, of all heads; the key before its rotation.
@@ -66,21 +84,26 @@ pub struct Kept {
 pub struct Seen {
     pub step: usize,
     pub position: usize,
-    pub turn: Turn,
+    /// How its key came there.
+    turns: Vec<Turn>,
+    /// Whether it was rounded to half precision after each.
+    half: bool,
+}
+
+impl Seen {
+    fn key(&self, unturned: &[f64]) -> Vec<f64> {
+        self.turns.iter().fold(unturned.to_vec(), |key, turn| rounded(turn.of(&key), self.half))
+    }
 }
 
 impl Attention {
-    pub fn keep(&self, x: &[f64]) -> Kept {
+    pub fn keep(&self, x: &[f64], half: bool) -> Kept {
         let key = self.key.times(x);
         let key = match &self.key_norm {
             Some(norm) => norm.of_heads(&key),
             None => key,
         };
-        Kept { key, value: self.rounded(self.value.times(x)) }
-    }
-
-    fn rounded(&self, numbers: Vec<f64>) -> Vec<f64> {
-        if self.half { numbers.into_iter().map(to_half).collect() } else { numbers }
+        Kept { key, value: rounded(self.value.times(x), half) }
     }
 
     /// What the query of the last of `seen` gathers from all of them.
@@ -93,11 +116,12 @@ impl Attention {
         let mut gathered = Vec::new();
         for kv_head in 0..self.kv_heads {
             let of_head = kv_head * self.head_dim..(kv_head + 1) * self.head_dim;
-            let key = |seen: &&Seen| self.rounded(seen.turn.of(&kept[seen.step].key[of_head.clone()]));
+            let key = |seen: &&Seen| seen.key(&kept[seen.step].key[of_head.clone()]);
             let keys: Vec<Vec<f64>> = seen.iter().map(key).collect();
             let sharing = self.heads / self.kv_heads;
             for query in &queries[kv_head * sharing..(kv_head + 1) * sharing] {
-                let query = own.turn.of(query);
+                // Nothing has moved it yet.
+                let query = own.turns[0].of(query);
                 let scale = 1.0 / (self.head_dim as f64).sqrt();
                 let scores: Vec<f64> = keys.iter().map(|key| dot(&query, key) * scale).collect();
                 let weights = softmax(&scores);
@@ -132,6 +156,10 @@ impl Attention {
         }
         (queries, gates)
     }
+}
+
+fn rounded(numbers: Vec<f64>, half: bool) -> Vec<f64> {
+    if half { numbers.into_iter().map(to_half).collect() } else { numbers }
 }
 
 /// The nearest number of eleven binary digits, or of as many as are left of the smallest ones.

@@ -23,12 +23,29 @@ pub struct Step {
     pub token: u32,
     /// Of its own query and key.
     pub position: usize,
-    /// The steps before it whose keys its query met, each with the position that key had at that moment, in any order.
-    /// Its own key is always met and not listed. Layers with a window leave out those whose position is too far back.
-    pub sees: Vec<(usize, usize)>,
+    /// The steps before it whose keys its query met, in any order. Its own key is always met and not listed. Layers
+    /// with a window leave out those whose position is too far back.
+    pub sees: Vec<Met>,
     /// The step after which recurrent layers continue; from nothing where it is absent. Mostly the one before, another
     /// after a fork or a rebuilt state.
     pub after: Option<usize>,
+}
+
+/// A key that a query meets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Met {
+    pub step: usize,
+    /// At that moment.
+    pub position: usize,
+    /// Where it was before it was moved, first to last. That matters to [`Naive::half`] alone.
+    pub before: Vec<usize>,
+}
+
+impl Met {
+    /// Where it always was.
+    pub fn unmoved(step: usize, position: usize) -> Self {
+        Self { step, position, before: Vec::new() }
+    }
 }
 
 impl Step {
@@ -37,7 +54,7 @@ impl Step {
         let step = |(at, &token): (usize, &u32)| Self {
             token,
             position: at,
-            sees: (0..at).map(|earlier| (earlier, earlier)).collect(),
+            sees: (0..at).map(|earlier| Met::unmoved(earlier, earlier)).collect(),
             after: at.checked_sub(1),
         };
         tokens.iter().enumerate().map(step).collect()
@@ -50,6 +67,7 @@ pub struct Naive {
     network: Arc<Network>,
     histories: Vec<History>,
     steps: usize,
+    half: bool,
 }
 
 /// What one layer has of every step.
@@ -69,14 +87,13 @@ impl Naive {
     /// The same with numbers that are off as much as rounding to f32 makes them, or what is computed from them: how far
     /// its logits are from the exact ones says what rounding can do to them.
     pub fn rounded(fixture: &Path, seed: u32) -> Self {
-        let noise = Noise { size: f64::from(f32::EPSILON), seed, half: false };
+        let noise = Noise { size: f64::from(f32::EPSILON), seed };
         Self::over(Arc::new(Network::read(fixture, noise)))
     }
 
-    /// The same with exact numbers, and keys and values kept in half precision: those of a key where it is met, whatever
-    /// they were before it was moved there.
-    pub fn half(fixture: &Path) -> Self {
-        Self::over(Arc::new(Network::read(fixture, Noise { half: true, ..Noise::default() })))
+    /// The same with keys and values kept in half precision. A key that moves is rounded once more wherever it comes to.
+    pub fn half(&self) -> Self {
+        Self { half: true, ..self.fresh() }
     }
 
     fn over(network: Arc<Network>) -> Self {
@@ -85,12 +102,12 @@ impl Naive {
             Mixer::Delta(_) => History::Delta(Vec::new()),
         };
         let histories = network.layers.iter().map(|layer| history(&layer.mixer)).collect();
-        Self { network, histories, steps: 0 }
+        Self { network, histories, steps: 0, half: false }
     }
 
     /// The same model before its first step.
     pub fn fresh(&self) -> Self {
-        Self::over(self.network.clone())
+        Self { half: self.half, ..Self::over(self.network.clone()) }
     }
 
     /// How many steps it went through: the index of the next.
@@ -112,29 +129,22 @@ impl Naive {
     /// computed again but their rotations.
     pub fn push(&mut self, step: &Step) -> Vec<f64> {
         let index = self.steps;
-        for &(earlier, _) in &step.sees {
+        for &Met { step: earlier, .. } in &step.sees {
             assert!(earlier < index, "step {index} sees step {earlier}, which is not before it");
         }
         if let Some(after) = step.after {
             assert!(after < index, "step {index} continues after step {after}, which is not before it");
         }
         let network = &self.network;
-        let mut seen: Vec<attention::Seen> = step
-            .sees
-            .iter()
-            .map(|&(step, position)| attention::Seen { step, position, turn: network.rope.turn(position) })
-            .collect();
-        seen.push(attention::Seen {
-            step: index,
-            position: step.position,
-            turn: network.rope.turn(step.position),
-        });
+        let own = Met::unmoved(index, step.position);
+        let seen: Vec<attention::Seen> =
+            step.sees.iter().chain([&own]).map(|met| network.rope.seen(met, self.half)).collect();
         let mut hidden = network.embedding.rows[step.token as usize].clone();
         for (layer, history) in network.layers.iter().zip(&mut self.histories) {
             let x = layer.mixer_norm.of(&hidden);
             let mixed = match (&layer.mixer, history) {
                 (Mixer::Attention(attention), History::Attention(kept)) => {
-                    kept.push(attention.keep(&x));
+                    kept.push(attention.keep(&x, self.half));
                     attention.read(&x, kept, &seen)
                 }
                 (Mixer::Delta(delta), History::Delta(states)) => {

@@ -38,8 +38,6 @@ pub enum Mixer {
 pub struct Noise {
     pub size: f64,
     pub seed: u32,
-    /// Whether keys and values are rounded to half precision.
-    pub half: bool,
 }
 
 impl Noise {
@@ -131,7 +129,6 @@ impl Source<'_> {
             head_dim: self.count("head_dim"),
             window: self.is("mistral").then(|| self.count("sliding_window")),
             gated: self.is("qwen3_5_text"),
-            half: self.noise.half,
         }
     }
 
