@@ -59,7 +59,12 @@ pub(crate) fn with_all_awake<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 
 /// Has all threads work on some pieces, each of which takes the next one when it has done one.
 pub(crate) fn share<T: Send>(pieces: impl IntoIterator<Item = T>, work: impl Fn(T) + Sync) {
-    let pieces: Vec<Mutex<Option<T>>> = pieces.into_iter().map(|piece| Mutex::new(Some(piece))).collect();
+    let mut pieces = pieces.into_iter();
+    let Some(first) = pieces.next() else { return };
+    // Most operations of a step of one sequence are one piece: no list of it, and nobody to be told.
+    let Some(second) = pieces.next() else { return work(first) };
+    let pieces: Vec<Mutex<Option<T>>> =
+        [first, second].into_iter().chain(pieces).map(|piece| Mutex::new(Some(piece))).collect();
     let (next, left) = (AtomicUsize::new(0), AtomicUsize::new(pieces.len()));
     let take_all = || {
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {

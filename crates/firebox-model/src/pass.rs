@@ -224,6 +224,7 @@ impl Pass {
         for Part { members, rows, hidden, head } in self.parts {
             let hidden = match wanted {
                 Wanted::All => hidden,
+                Wanted::Last if rows.groups.iter().all(|group| group.rows.len() == 1) => hidden,
                 Wanted::Last => {
                     let ends = rows.groups.iter().filter(|group| !group.rows.is_empty());
                     let last: Vec<u32> = ends.map(|group| group.rows.end as u32 - 1).collect();

@@ -2,10 +2,10 @@
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::{GateOps, PIECE};
 use crate::activation::{Activation, Curve, Gelu, GeluQuick, GeluTanh, Relu, ReluSquared, Silu, Tanh};
+use crate::crew::share;
 use crate::flex::{dims, elements, ordered, tensor, whole};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
@@ -15,8 +15,8 @@ impl GateOps for Flex {
         // Over the gate's own memory where nobody else holds it.
         let (mut gate, up) = (whole(gate), ordered(up));
         let up: &[f32] = elements(&up);
-        let pieces = gate.storage_mut::<f32>().par_chunks_mut(PIECE).zip(up.par_chunks(PIECE));
-        pieces.for_each(|(gate, up)| dispatch(Product { gate, up, activation }));
+        let pieces = gate.storage_mut::<f32>().chunks_mut(PIECE).zip(up.chunks(PIECE));
+        share(pieces, |(gate, up)| dispatch(Product { gate, up, activation }));
         gate
     }
 
@@ -28,8 +28,8 @@ impl GateOps for Flex {
         let mut product = vec![0.0; rows * width];
         if width > 0 {
             let rows_together = PIECE.div_ceil(width);
-            let pieces = product.par_chunks_mut(rows_together * width);
-            pieces.zip(values.par_chunks(rows_together * twice)).for_each(|(product, both)| {
+            let pieces = product.chunks_mut(rows_together * width);
+            share(pieces.zip(values.chunks(rows_together * twice)), |(product, both)| {
                 dispatch(Halves { both, product, width, activation });
             });
         }

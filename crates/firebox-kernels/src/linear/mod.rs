@@ -6,6 +6,7 @@ mod blocks;
 mod cube;
 mod direct;
 mod flex;
+mod gathered;
 #[cfg(feature = "autodiff")]
 mod gradient;
 mod long_blocks;
@@ -24,7 +25,7 @@ pub use ready::Ready;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::flex::{Dispatched, has_own, is_flex};
 #[cfg(feature = "autodiff")]
@@ -239,6 +240,9 @@ pub fn gather_grouped(
     grouping: Grouping,
     indices: Tensor<1, Int>,
 ) -> Tensor<2> {
+    if is_flex(&words.device()) && is_flex(&scales.device()) && scales.dtype() == DType::F16 {
+        return gathered::rows(words, scales, grouping, indices);
+    }
     let (words, scales) = if grouping.tiled {
         let indices: Vec<usize> = indices.into_data().iter::<i64>().map(|index| index as usize).collect();
         (reference::rows_of_tiles(words, &indices), reference::rows_of_tiles(scales, &indices))

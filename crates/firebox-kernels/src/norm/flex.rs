@@ -1,8 +1,8 @@
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::NormOps;
+use crate::crew::share;
 use crate::flex::{dims, elements, ordered, tensor, whole};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
@@ -19,8 +19,8 @@ impl NormOps for Flex {
         assert_eq!(Some(weight.len()), width, "a weight for every element of a row");
         if !weight.is_empty() {
             let piece = PIECE.div_ceil(weight.len()) * weight.len();
-            let pieces = x.storage_mut::<f32>().par_chunks_mut(piece);
-            pieces.for_each(|rows| dispatch(Norm { rows, weight, epsilon, offset }));
+            let pieces = x.storage_mut::<f32>().chunks_mut(piece);
+            share(pieces, |rows| dispatch(Norm { rows, weight, epsilon, offset }));
         }
         x
     }
@@ -41,9 +41,9 @@ impl NormOps for Flex {
         let mut normed = vec![0.0; rows * width];
         if width > 0 {
             let piece = PIECE.div_ceil(width) * width;
-            let sums = sum.storage_mut::<f32>().par_chunks_mut(piece);
-            let pieces = sums.zip(residual.par_chunks(piece)).zip(normed.par_chunks_mut(piece));
-            pieces.for_each(|((sum, residual), normed)| {
+            let sums = sum.storage_mut::<f32>().chunks_mut(piece);
+            let pieces = sums.zip(residual.chunks(piece)).zip(normed.chunks_mut(piece));
+            share(pieces, |((sum, residual), normed)| {
                 dispatch(AddNorm { sum, residual, normed, weight, epsilon, offset });
             });
         }

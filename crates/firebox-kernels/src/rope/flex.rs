@@ -1,8 +1,8 @@
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::RopeOps;
+use crate::crew::share;
 use crate::flex::{dims, elements, ordered, whole};
 use crate::simd::{Kernel, Lanes, dispatch};
 
@@ -23,9 +23,9 @@ impl RopeOps for Flex {
         }
         let (cos, sin): (&[f32], &[f32]) = (elements(&cos), elements(&sin));
         let together = PIECE.div_ceil(row);
-        let pieces = heads.storage_mut::<f32>().par_chunks_mut(together * row);
-        let angles = cos.par_chunks(together * pairs).zip(sin.par_chunks(together * pairs));
-        pieces.zip(angles).for_each(|(heads, (cos, sin))| {
+        let pieces = heads.storage_mut::<f32>().chunks_mut(together * row);
+        let angles = cos.chunks(together * pairs).zip(sin.chunks(together * pairs));
+        share(pieces.zip(angles), |(heads, (cos, sin))| {
             dispatch(Rotation { heads, count, head_dim, cos, sin, pairs, interleaved });
         });
         heads

@@ -1,0 +1,87 @@
+//! Rows of a weight of small integers as numbers, on the CPU. Every token's embedding is one: a dozen operations of Burn would
+//! take seventy microseconds of a step.
+
+use burn::backend::Flex;
+use burn::tensor::{Int, Tensor};
+use half::f16;
+
+use super::{Grouping, NIBBLE_CHUNK, TILE_ROWS};
+use crate::flex::{dims, elements, ordered, tensor};
+
+const ON_FLEX: &str = "words and scales are on one device";
+
+/// Bytes of a chunk of nibbles: the low ones are its first half, the high ones its second.
+const CHUNK_BYTES: usize = NIBBLE_CHUNK / 2;
+
+/// See [`gather_grouped`](super::gather_grouped), for scales of f16.
+///
+/// # Panics
+/// If words and scales are not on Flex, there is no row of an index, or rows are shorter than a grouping says.
+pub(super) fn rows(
+    words: Tensor<2, Int>,
+    scales: Tensor<2>,
+    grouping: Grouping,
+    indices: Tensor<1, Int>,
+) -> Tensor<2> {
+    let words = ordered(words.try_into_primitive::<Flex>().expect(ON_FLEX));
+    let scales = ordered(scales.try_into_primitive::<Flex>().expect(ON_FLEX));
+    let ([rows, row_words], [scaled_rows, groups]) = (dims(&words), dims(&scales));
+    assert_eq!(rows, scaled_rows, "as many rows of scales as of words");
+    assert!(
+        row_words >= grouping.row_words() && groups >= grouping.groups(),
+        "rows of {row_words} words and {groups} scales for {grouping:?}"
+    );
+    let (words, scales): (&[u32], &[f16]) = (elements(&words), elements(&scales));
+    let Grouping { inputs, group, four_bits, tiled } = grouping;
+    let indices = indices.into_data();
+    let count = indices.num_elements();
+    let mut values = vec![0.0; count * inputs];
+    let mut bytes = Vec::with_capacity(4 * row_words);
+    let indices = indices.iter::<i64>().map(|index| index as usize);
+    for (values, index) in values.chunks_exact_mut(inputs.max(1)).zip(indices) {
+        assert!(index < rows, "row {index} of {rows}");
+        let lies = if tiled { Lies::in_tile(index, rows) } else { Lies { first: index, lane: 0, lanes: 1 } };
+        bytes.clear();
+        bytes.extend(lies.of(words, row_words).flat_map(u32::to_le_bytes));
+        if four_bits {
+            for (values, bytes) in values.chunks_mut(NIBBLE_CHUNK).zip(bytes.chunks(CHUNK_BYTES)) {
+                let nibbles = bytes.iter().map(|byte| byte & 0xF).chain(bytes.iter().map(|byte| byte >> 4));
+                for (value, nibble) in values.iter_mut().zip(nibbles) {
+                    *value = f32::from(nibble) - 8.0;
+                }
+            }
+        } else {
+            for (value, byte) in values.iter_mut().zip(&bytes) {
+                *value = f32::from(*byte as i8);
+            }
+        }
+        for (values, scale) in values.chunks_mut(group).zip(lies.of(scales, groups)) {
+            let scale = f32::from(scale);
+            values.iter_mut().for_each(|value| *value *= scale);
+        }
+    }
+    Tensor::from_primitive::<Flex>(tensor(values, [count, inputs]))
+}
+
+/// Where a row is among those that lie beside it.
+#[derive(Clone, Copy)]
+struct Lies {
+    /// The first of them.
+    first: usize,
+    lane: usize,
+    lanes: usize,
+}
+
+impl Lies {
+    fn in_tile(index: usize, rows: usize) -> Self {
+        let lane = index % TILE_ROWS;
+        let first = index - lane;
+        Self { first, lane, lanes: TILE_ROWS.min(rows - first) }
+    }
+
+    /// What the row has of what every row has `width` of.
+    fn of<T: Copy>(self, all: &[T], width: usize) -> impl Iterator<Item = T> {
+        let together = &all[self.first * width..][..self.lanes * width];
+        together.iter().skip(self.lane).step_by(self.lanes).copied()
+    }
+}
