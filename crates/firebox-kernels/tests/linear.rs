@@ -94,7 +94,10 @@ proptest! {
         let picks: Vec<i64> = picks.into_iter().map(|pick| (pick % outputs) as i64).collect();
         let indices = Tensor::<1, Int>::from_data(picks.as_slice(), &Device::flex());
         let expected = reference::dequantize(words.clone(), scales.clone(), grouping).select(0, indices.clone());
-        prop_assert_eq!(bits(gather_grouped(words, scales, grouping, indices)), bits(expected));
+        let expected = bits(expected);
+        // Scales of f32 are gathered as on devices without a version of their own.
+        let otherwise = gather_grouped(words.clone(), scales.clone().cast(DType::F32), grouping, indices.clone());
+        prop_assert_eq!((bits(gather_grouped(words, scales, grouping, indices)), bits(otherwise)), (expected.clone(), expected));
     }
 
     /// Weights lie in a mapped file wherever an element may.

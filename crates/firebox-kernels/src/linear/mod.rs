@@ -70,6 +70,32 @@ impl Grouping {
     }
 }
 
+/// Where a row is among those that lie beside it, see [`Grouping::tiled`].
+#[derive(Clone, Copy)]
+struct Lies {
+    /// The first of them.
+    first: usize,
+    lane: usize,
+    lanes: usize,
+}
+
+impl Lies {
+    fn in_tile(index: usize, rows: usize) -> Self {
+        let lane = index % TILE_ROWS;
+        let first = index - lane;
+        Self { first, lane, lanes: TILE_ROWS.min(rows - first) }
+    }
+
+    fn alone(index: usize) -> Self {
+        Self { first: index, lane: 0, lanes: 1 }
+    }
+
+    /// Where the row's elements are, of which every row has `width`.
+    fn places(self, width: usize) -> impl Iterator<Item = usize> {
+        (0..width).map(move |at| self.first * width + at * self.lanes + self.lane)
+    }
+}
+
 /// A weight of `[outputs, inputs]` in one of the forms that can be multiplied with.
 #[derive(Debug, Clone)]
 pub enum Weight {
