@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 pub use firebox_runtime::human_bytes;
-use firebox_train::{Dashboard, Lines, Progress, Silent};
+use firebox_train::{Lines, Progress, Silent};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -161,15 +161,9 @@ impl Console {
         bar
     }
 
-    /// Who is told how a training goes: Burn's dashboard on a terminal, else stderr, a line every so many steps.
+    /// Returns what reports a training: a line on stderr every `every` steps, or nothing where the console is quiet.
     pub fn training(&self, every: u64) -> Box<dyn Progress> {
-        if self.quiet {
-            return Box::new(Silent);
-        }
-        match Dashboard::new() {
-            Some(dashboard) => Box::new(dashboard),
-            None => Box::new(Lines::new(io::stderr(), every)),
-        }
+        if self.quiet { Box::new(Silent) } else { Box::new(Lines::new(io::stderr(), every)) }
     }
 
     fn remark(&self, text: &str) {

@@ -4,14 +4,13 @@
 //! - [`pack`]: samples in batches of so many tokens, shuffled anew in every epoch;
 //! - [`Network`] and [`Source`]: what is trained, and what it is trained on;
 //! - [`train`]: the loop, into a [`Run`] folder that it can go on from, to the same bits, whenever it ended;
-//! - [`Progress`]: who is told how it goes: nobody, lines of text, or Burn's dashboard;
+//! - [`Progress`]: receives what happens in a run; [`Silent`] drops it, [`Lines`] writes it as text;
 //! - [`BoundaryCache`]: the hidden states that a frozen trunk hands to a head, computed once;
 //! - [`Adapter`]: adapters in the directories of the `peft` package.
 
 mod boundary;
 mod checkpoint;
 mod corpus;
-mod dashboard;
 mod error;
 mod examples;
 mod export;
@@ -38,7 +37,6 @@ mod trainer;
 pub use boundary::{BoundaryCache, BoundaryKey, Stored};
 pub use checkpoint::{Best, Position};
 pub use corpus::{Lessons, Subject, boundary_states};
-pub use dashboard::Dashboard;
 pub use error::TrainError;
 pub use examples::{Examples, ExamplesConfig, Skipped, Summary};
 pub use export::{adapter_of, cut_head, export_adapter, export_head, export_model, rebind_head};
