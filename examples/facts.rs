@@ -6,7 +6,7 @@
 
 use firebox::heads::RackConfig;
 use firebox::{
-    Afterwards, Generation, GenerationConfig, Model, Role, RuntimeError, Session, TurnKind, WholeTurns,
+    AfterEviction, Generation, GenerationConfig, Model, Role, RuntimeError, Session, TurnKind, WholeTurns,
     device,
 };
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::patient())?;
     let tokens = |text: &str| model.tokenizer()?.encode(text, false).map_err(RuntimeError::from);
     // Turns have 128 tokens; who needs more forgets the oldest as a whole, and the rest closes up.
-    let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+    let policy = WholeTurns { after: AfterEviction::CompactPositions };
     let mut session = model.session()?.with_turn_capacity(128, policy);
     session.use_head("chat");
 

@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 use firebox::cache::TurnKind;
 use firebox::model::{ComponentError, FeedForward, OwnFeedForward};
 use firebox::{
-    Afterwards, CacheError, Draft, Drafter, EvictionPolicy, Forgetting, Generation, GenerationConfig, Model,
+    AfterEviction, CacheError, Draft, Drafter, Eviction, EvictionPolicy, Generation, GenerationConfig, Model,
     Role, RuntimeError, Sampler, Speculation, Turn, device,
 };
 
@@ -35,7 +35,7 @@ impl Drafter for Phrases {
 struct LongestFirst;
 
 impl EvictionPolicy for LongestFirst {
-    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Forgetting, CacheError> {
+    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Eviction, CacheError> {
         let mut starts = Vec::new();
         let mut held = 0;
         let mut before = 0;
@@ -58,7 +58,7 @@ impl EvictionPolicy for LongestFirst {
             tokens.push(turn);
         }
         tokens.sort_by_key(|turn| turn.start);
-        Ok(Forgetting { tokens, afterwards: Afterwards::Stay })
+        Ok(Eviction { tokens, after: AfterEviction::KeepPositions })
     }
 }
 

@@ -4,12 +4,12 @@
 
 #![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
-use firebox::{Afterwards, Branches, Model, Role, WholeTurns, device, likeliest};
+use firebox::{AfterEviction, Branches, Model, Role, WholeTurns, device, likeliest};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).unwrap_or("tests/fixtures/reference/qwen3".into());
     let model = Model::open(path, &device("cpu")?)?;
-    let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+    let policy = WholeTurns { after: AfterEviction::CompactPositions };
     let mut session = model.session()?.with_turn_capacity(64, policy);
 
     let address = session.add_fact(&[11, 12, 13])?;

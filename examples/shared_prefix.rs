@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use firebox::{KvType, Model, Pool, PrefixLimits, PrefixTree, Session, device, likeliest};
+use firebox::{KvType, Model, PagePool, PrefixLimits, PrefixTree, Session, device, likeliest};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let common: usize = args.next().map_or(Ok(512), |count| count.parse())?;
     let model = Model::open(model, &device("cpu")?)?;
     let decoder = model.decoder()?;
-    let pool = Pool::new(decoder.layout(KvType::default()));
+    let pool = PagePool::new(decoder.layout(KvType::default()));
     let tree = PrefixTree::new(&decoder, &pool, PrefixLimits::default());
     let vocabulary = decoder.config().vocab_size;
     let token = |at: usize| (at * 31 % (vocabulary - 3) + 3) as u32;

@@ -16,7 +16,8 @@ use firebox::engine::{Engine, HostConfig, Request};
 use firebox::heads::{HeadEvent, RackConfig};
 use firebox::store::files::{Fault, Faults};
 use firebox::{
-    Afterwards, Generation, GenerationConfig, KvType, Model, Role, RuntimeError, Session, WholeTurns, device,
+    AfterEviction, Generation, GenerationConfig, KvType, Model, Role, RuntimeError, Session, WholeTurns,
+    device,
 };
 
 /// Seconds that the wall clock is ahead of the system's.
@@ -81,7 +82,7 @@ fn the_clock_is_in_our_hands() {
 
 /// A conversation that forgets, is saved and goes on, with the clock jumping before every step of it, and what it says.
 fn conversation(path: &Path, model: &Model, jumps: &[i64]) -> Vec<Vec<f32>> {
-    let policy = || WholeTurns { afterwards: Afterwards::CloseUp };
+    let policy = || WholeTurns { after: AfterEviction::CompactPositions };
     let mut session = model.session().unwrap().with_turn_capacity(100, policy());
     let mut jumps = jumps.iter().cycle();
     let mut jump = || WALL.store(*jumps.next().unwrap(), Ordering::SeqCst);

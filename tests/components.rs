@@ -17,7 +17,7 @@ use firebox::model::{
 };
 use firebox::store::Checkpoint;
 use firebox::{
-    Afterwards, Generation, GenerationConfig, KvType, Model, PersistentPrefix, PrefixOptions, Role,
+    AfterEviction, Generation, GenerationConfig, KvType, Model, PersistentPrefix, PrefixOptions, Role,
     RuntimeError, Session, WholeTurns, device,
 };
 use firebox_kernels::Activation;
@@ -188,7 +188,7 @@ fn who_does_what_was_there_changes_no_bit() {
     let own = own.with_mixer(2, |_| SameAttention::new(&model)).unwrap();
     let tokens = tokens(150);
     let begun = |model: &Model| {
-        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+        let policy = WholeTurns { after: AfterEviction::CompactPositions };
         model.session().unwrap().with_turn_capacity(100, policy)
     };
     for piece in [150, 7, 1] {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
-use firebox::cache::PAGE;
+use firebox::cache::PAGE_TOKENS;
 use firebox::engine::{Engine, Event, HostConfig, Request};
 use firebox::fit::{Commons, Terms};
 use firebox::model::{ComponentError, FeedForward, ModelError, OwnFeedForward, StreamedConfig};
@@ -112,9 +112,9 @@ fn a_session_that_cannot_be_saved_goes_on_and_its_file_stays() {
         let (next, restore) = (prompt(9, 5), |path: &Path| Session::restore(path, &model, KvType::default()));
         // Up to the end of a page, so that clones go on in pages of their own and say the same to the last bit.
         let mut old = model.session().unwrap();
-        old.feed(&prompt(1, PAGE as u32)).unwrap();
+        old.feed(&prompt(1, PAGE_TOKENS as u32)).unwrap();
         let mut new = old.clone();
-        new.feed(&prompt(5, PAGE as u32)).unwrap();
+        new.feed(&prompt(5, PAGE_TOKENS as u32)).unwrap();
         let [expected_old, expected_new] = [&old, &new].map(|session| session.clone().feed(&next).unwrap());
         for fault in CHANGING.into_iter().chain([Fault::Torn]) {
             let failed = at_every_operation(fault, |begin| {

@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use firebox::cache::{Pool, SequenceCache};
+use firebox::cache::{PagePool, SequenceCache};
 use firebox::fit::FitConfig;
 use firebox::heads::{FALLBACK, RackConfig};
 use firebox::model::{Head, HeadForm, Input, ModelError, Wanted};
 use firebox::store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
 use firebox::{
-    Account, Afterwards, Budget, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session,
+    Account, AfterEviction, Budget, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session,
     WholeTurns, device,
 };
 use proptest::prelude::*;
@@ -169,7 +169,7 @@ fn sequences_of_several_heads_share_a_pass() {
     for family in FAMILIES {
         let wardrobe = Wardrobe::new(family, 2);
         let decoder = wardrobe.trunk.decoder().unwrap();
-        let pool = Pool::new(decoder.layout(KvType::F16));
+        let pool = PagePool::new(decoder.layout(KvType::F16));
         let heads = [Some(1), None, Some(0), Some(1), None];
         let worn: Vec<_> =
             heads.iter().map(|head| head.map(|head: usize| wardrobe.heads[head].clone())).collect();
@@ -521,9 +521,11 @@ fn a_prefix_is_that_of_the_model_itself() {
 /// of it alone, and the trunk's part stays as it was.
 #[test]
 fn a_head_can_be_put_on_after_turns_have_gone() {
-    for (family, afterwards) in [("llama", Afterwards::Stay), ("qwen3", Afterwards::CloseUp)] {
+    for (family, after) in
+        [("llama", AfterEviction::KeepPositions), ("qwen3", AfterEviction::CompactPositions)]
+    {
         let wardrobe = Wardrobe::new(family, 1);
-        let mut session = wardrobe.session().with_turn_capacity(300, WholeTurns { afterwards });
+        let mut session = wardrobe.session().with_turn_capacity(300, WholeTurns { after });
         for turn in 0..6 {
             session.begin_turn(&[Role::User]).unwrap();
             session.feed(&tokens(turn, 90)).unwrap();

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use firebox::{Afterwards, Model, Role, WholeTurns, anonymous_bytes, device, mapped_file_bytes};
+use firebox::{AfterEviction, Model, Role, WholeTurns, anonymous_bytes, device, mapped_file_bytes};
 
 /// Turns before memory is measured: until then threads and the allocator take what they keep.
 const WARM_UP: usize = 3_000;
@@ -21,7 +21,7 @@ fn resident_bytes() -> u64 {
 #[test]
 fn memory_stays_flat_over_ten_thousand_turns() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/llama");
-    let policy = WholeTurns { afterwards: Afterwards::Stay };
+    let policy = WholeTurns { after: AfterEviction::KeepPositions };
     let mut session = Model::open(fixture, &device("cpu").unwrap())
         .unwrap()
         .session()

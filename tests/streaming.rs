@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use firebox::cache::{Pool, SequenceCache};
+use firebox::cache::{PagePool, SequenceCache};
 use firebox::fit::FitConfig;
 use firebox::model::{Decoder, Input, ModelError, Streamed, StreamedConfig, Wanted};
 use firebox::pressure::{Level, Pressure};
@@ -77,7 +77,7 @@ fn keep(decoder: &Decoder, kept: impl Fn(usize) -> bool) {
 /// likeliest tokens. `between` runs before every pass.
 fn run(decoder: &Decoder, batch: usize, mut between: impl FnMut(usize)) -> Vec<Vec<f32>> {
     let vocab = decoder.config().vocab_size as u32;
-    let pool = Pool::new(decoder.layout(KvType::F16));
+    let pool = PagePool::new(decoder.layout(KvType::F16));
     let mut caches: Vec<_> = (0..batch).map(|_| SequenceCache::new(&pool)).collect();
     let mut next: Vec<Vec<u32>> = (0..batch as u32)
         .map(|sequence| (0..PROMPT as u32).map(|i| (3 + sequence * 17 + i * 31) % vocab).collect())

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use firebox::cache::CacheError;
 use firebox::{
-    Afterwards, AttentionSinks, KvType, Model, Pool, Role, RuntimeError, Session, SlidingWindow, TurnId,
-    TurnKind, WholeTurns, available_devices, device,
+    AfterEviction, AttentionSinks, KvType, Model, PagePool, Role, RuntimeError, Session, SlidingWindow,
+    TurnId, TurnKind, WholeTurns, available_devices, device,
 };
 use proptest::prelude::*;
 use replay::{Met, Naive, Step, deviation};
@@ -30,7 +30,7 @@ fn session(fixture: &str, kept: KvType) -> Session {
 fn session_on(name: &str, fixture: &str, kept: KvType) -> Session {
     let model = Model::open(path(fixture), &device(name).unwrap()).unwrap();
     let decoder = model.decoder().unwrap();
-    Session::in_pool(decoder.clone(), &Pool::new(decoder.layout(kept))).with_chunk(7)
+    Session::in_pool(decoder.clone(), &PagePool::new(decoder.layout(kept))).with_chunk(7)
 }
 
 /// Something that is done to a session.
@@ -381,7 +381,7 @@ impl Scene {
     fn move_up(&mut self, which: usize) {
         if !which.is_multiple_of(4) {
             let Branch { session, turns, position, .. } = self.branch();
-            session.close_up().unwrap();
+            session.compact_positions().unwrap();
             *position = 0;
             for held in turns.iter_mut().flat_map(|turn| &mut turn.tokens) {
                 if held.met.position != *position {
@@ -468,7 +468,9 @@ impl Replay {
 fn play(replay: &Replay, session: Session, steps: &[Doing], capacity: Option<usize>) -> f64 {
     let session = session.with_fact_capacity(100_000);
     let session = match capacity {
-        Some(capacity) => session.with_turn_capacity(capacity, WholeTurns { afterwards: Afterwards::Stay }),
+        Some(capacity) => {
+            session.with_turn_capacity(capacity, WholeTurns { after: AfterEviction::KeepPositions })
+        }
         None => session,
     };
     let pool = session.cache().pool().clone();
@@ -551,7 +553,7 @@ fn on_other_devices(fixtures: &[&'static str], kept: KvType, bound: Bound) {
         for &fixture in fixtures {
             let replay = Replay::new(fixture, kept, bound);
             let session = session_on(name, fixture, kept);
-            let found = session.cache().pool().layout().kept;
+            let found = session.cache().pool().layout().kv_dtype;
             if (kept, found) == (KvType::F16, KvType::F32) {
                 println!("{name} has no such numbers");
                 continue;
@@ -584,7 +586,7 @@ fn policies_leave_what_they_say() {
     let lengths = [9usize, 14, 5, 20, 11, 8, 17, 6, 12, 9];
     for fixture in [DENSE[0], HYBRID] {
         let mut windowed = session(fixture, KvType::F32).with_turn_capacity(48, SlidingWindow);
-        let closing = WholeTurns { afterwards: Afterwards::CloseUp };
+        let closing = WholeTurns { after: AfterEviction::CompactPositions };
         let mut closed = session(fixture, KvType::F32).with_turn_capacity(48, closing);
         let mut sunk = session(fixture, KvType::F32).with_turn_capacity(48, AttentionSinks { first: 4 });
         let mut all = Vec::new();

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use firebox_cache::{Afterwards, KvType, Role, SlidingWindow, TurnId, TurnKind, WholeTurns};
+use firebox_cache::{AfterEviction, KvType, Role, SlidingWindow, TurnId, TurnKind, WholeTurns};
 
 use crate::{Model, Session};
 
@@ -20,8 +20,8 @@ pub fn check(model: &Model, file: &Path, input: &[u8]) -> usize {
         let session = session.with_chunk(48).with_fact_capacity(60);
         match policy % 4 {
             0 => session,
-            1 => session.with_turn_capacity(CAPACITY, WholeTurns { afterwards: Afterwards::CloseUp }),
-            2 => session.with_turn_capacity(CAPACITY, WholeTurns { afterwards: Afterwards::Stay }),
+            1 => session.with_turn_capacity(CAPACITY, WholeTurns { after: AfterEviction::CompactPositions }),
+            2 => session.with_turn_capacity(CAPACITY, WholeTurns { after: AfterEviction::KeepPositions }),
             _ => session.with_turn_capacity(CAPACITY, SlidingWindow),
         }
     };
@@ -53,7 +53,7 @@ pub fn check(model: &Model, file: &Path, input: &[u8]) -> usize {
             }
             9 => turn.map_or(Ok(()), |turn| session.mask(turn, b % 2 == 0)),
             10 => turn.map_or(Ok(()), |turn| session.forget(turn)),
-            11 => session.close_up(),
+            11 => session.compact_positions(),
             12 => {
                 branch = Some(std::mem::replace(&mut session, branch.take().unwrap_or_else(begun)));
                 Ok(())

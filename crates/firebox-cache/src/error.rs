@@ -1,47 +1,49 @@
+//! Errors of the cache.
+
 use crate::TurnId;
 
-/// Why a sequence could not remember more, or not what was asked for.
+/// An error of a sequence's cache.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError {
-    /// All pages of the pool are taken.
+    /// All pages of the pool are in use.
     #[error("all {pages} pages of the pool are in use; end a session or a branch, or make the pool larger")]
     PoolExhausted {
-        /// How many there are.
+        /// The number of pages.
         pages: usize,
     },
-    /// A turn cannot be cut, and there is no room for all of it.
+    /// The turn does not fit, and turns are not split.
     #[error(
         "a turn of {tokens} tokens does not fit into the {room} that {capacity} leave beside pinned turns; shorten \
          it, unpin a turn or raise the capacity"
     )]
     TurnTooLong {
-        /// How long it would be.
+        /// The length of the turn.
         tokens: usize,
-        /// What could be made free for it.
+        /// The most tokens that eviction can make available for it.
         room: usize,
-        /// Tokens that turns may have together.
+        /// The most tokens of all turns together.
         capacity: usize,
     },
-    /// The persistent stream has no room.
+    /// The facts do not fit into the persistent stream.
     #[error(
         "{tokens} tokens of facts do not fit into a persistent stream of {capacity}; supersede some, or raise its cap"
     )]
     FactsFull {
-        /// How many there would be.
+        /// The number of tokens of all facts.
         tokens: usize,
-        /// How many there may be.
+        /// The most tokens that facts may have.
         capacity: usize,
     },
-    /// No such turn is remembered.
-    #[error("turn {} is not remembered, or not any more", turn.0)]
+    /// The cache holds no such turn.
+    #[error("turn {} is not in the cache; it may have been evicted", turn.0)]
     NoSuchTurn {
-        /// What was asked for.
+        /// The requested turn.
         turn: TurnId,
     },
-    /// Something that was made for another model.
+    /// The data was made for another model or another kind of cache.
     #[error("made for another model or another kind of cache: {reason}")]
     Mismatch {
-        /// What differs.
+        /// The difference.
         reason: String,
     },
 }

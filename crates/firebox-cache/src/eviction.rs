@@ -1,93 +1,95 @@
+//! Eviction policies: which tokens leave a full cache, and what happens to the rest.
+
 use std::fmt::Debug;
 use std::ops::Range;
 
 use crate::error::CacheError;
 use crate::turn::{Turn, TurnKind};
 
-/// What becomes of the rest once something was forgotten.
+/// What happens to the remaining tokens after an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Afterwards {
-    /// Everything stays at its position.
-    Stay,
-    /// What comes behind moves up: its keys are rotated to the positions that became free.
-    CloseUp,
-    /// What is left is computed again, as if nothing else had ever been said.
-    Encode,
+pub enum AfterEviction {
+    /// They keep their positions.
+    KeepPositions,
+    /// Later tokens move up: their keys are rotated to the positions that became free.
+    CompactPositions,
+    /// They are computed again, as if the evicted tokens had never been there.
+    Recompute,
 }
 
-/// What to forget.
+/// Tokens to evict.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Forgetting {
-    /// Tokens, counted from the first that is remembered; in order, none twice.
+pub struct Eviction {
+    /// Disjoint ranges in order, counted from the first token in the cache.
     pub tokens: Vec<Range<usize>>,
-    /// What becomes of the rest.
-    pub afterwards: Afterwards,
+    /// What happens to the remaining tokens.
+    pub after: AfterEviction,
 }
 
-/// Decides what is forgotten when there is no room.
+/// Chooses the tokens to evict when a sequence needs room.
 pub trait EvictionPolicy: Debug + Send + Sync {
-    /// Makes room for `needed` more tokens at the end of the last turn, where the tokens of all turns, facts apart,
-    /// are to be `capacity` at most. Nothing needs to be forgotten where they fit.
+    /// Chooses what to evict so that `needed` more tokens fit at the end of the last turn, where all turns together,
+    /// facts excluded, may have `capacity` tokens. Evicts nothing where they fit already.
     ///
-    /// `turns` are all that are remembered, facts among them, in order; the last is the one that needs room.
-    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Forgetting, CacheError>;
+    /// `turns` are all turns in the cache in order, facts included; the last one needs the room.
+    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Eviction, CacheError>;
 }
 
-/// Forgets the oldest turns as a whole. Pinned turns and the last one stay; where that leaves no room, the last turn
-/// is too long, and that is an error.
+/// Evicts the oldest turns as a whole. Pinned turns and the last one stay; if that leaves too little room, the result is
+/// an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WholeTurns {
-    /// What becomes of the rest.
-    pub afterwards: Afterwards,
+    /// What happens to the remaining tokens.
+    pub after: AfterEviction,
 }
 
-/// Forgets the oldest turns as a whole until half the capacity is free, and computes the rest again, so that nothing
-/// in it has seen what was forgotten.
+/// Evicts the oldest turns as a whole until half the capacity is free, and recomputes the rest, so that no remaining
+/// token has attended to an evicted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlidingWindow;
 
-/// Keeps the first tokens, on which much attention rests that has nowhere else to go, and the last ones, whatever
-/// turns they are of; what is left closes up.
+/// Keeps the first tokens, the attention sinks, and the latest ones, whatever turns they belong to; the remaining
+/// positions are compacted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionSinks {
-    /// How many of the first tokens stay.
+    /// The number of first tokens that stay.
     pub first: usize,
 }
 
-/// Keeps the last tokens, whatever turns they are of.
+/// Keeps the latest tokens, whatever turns they belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncation;
 
 impl EvictionPolicy for WholeTurns {
-    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Forgetting, CacheError> {
-        let tokens = oldest(turns, capacity, needed, capacity)?;
-        Ok(Forgetting { tokens, afterwards: self.afterwards })
+    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Eviction, CacheError> {
+        let tokens = oldest_turns(turns, capacity, needed, capacity)?;
+        Ok(Eviction { tokens, after: self.after })
     }
 }
 
 impl EvictionPolicy for SlidingWindow {
-    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Forgetting, CacheError> {
-        let tokens = oldest(turns, capacity, needed, capacity / 2)?;
-        Ok(Forgetting { tokens, afterwards: Afterwards::Encode })
+    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Eviction, CacheError> {
+        let tokens = oldest_turns(turns, capacity, needed, capacity / 2)?;
+        Ok(Eviction { tokens, after: AfterEviction::Recompute })
     }
 }
 
 impl EvictionPolicy for AttentionSinks {
-    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Forgetting, CacheError> {
-        let tokens = tokens_after(turns, self.first, capacity, needed)?;
-        Ok(Forgetting { tokens, afterwards: Afterwards::CloseUp })
+    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Eviction, CacheError> {
+        let tokens = excess_tokens(turns, self.first, capacity, needed)?;
+        Ok(Eviction { tokens, after: AfterEviction::CompactPositions })
     }
 }
 
 impl EvictionPolicy for Truncation {
-    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Forgetting, CacheError> {
-        let tokens = tokens_after(turns, 0, capacity, needed)?;
-        Ok(Forgetting { tokens, afterwards: Afterwards::Stay })
+    fn make_room(&self, turns: &[Turn], capacity: usize, needed: usize) -> Result<Eviction, CacheError> {
+        let tokens = excess_tokens(turns, 0, capacity, needed)?;
+        Ok(Eviction { tokens, after: AfterEviction::KeepPositions })
     }
 }
 
-/// Turns that are no facts, each with its tokens.
-fn spoken(turns: &[Turn]) -> impl Iterator<Item = (&Turn, Range<usize>)> {
+/// Turns that are not facts, each with its token range.
+fn conversation_turns(turns: &[Turn]) -> impl Iterator<Item = (&Turn, Range<usize>)> {
     let starts = turns.iter().scan(0, |next, turn| {
         let start = *next;
         *next += turn.tokens;
@@ -96,59 +98,59 @@ fn spoken(turns: &[Turn]) -> impl Iterator<Item = (&Turn, Range<usize>)> {
     starts.filter(|(turn, _)| turn.kind == TurnKind::Turn)
 }
 
-/// Whole turns, oldest first. Forgets nothing while all fit `capacity`; once they do not, goes on until they fit
-/// `target`, or as near as turns that may be forgotten bring it.
-fn oldest(
+/// Chooses whole turns, oldest first. Returns none while all fit `capacity`; otherwise continues until they fit `target`,
+/// or as close to it as evictable turns allow.
+fn oldest_turns(
     turns: &[Turn],
     capacity: usize,
     needed: usize,
     target: usize,
 ) -> Result<Vec<Range<usize>>, CacheError> {
-    let mut held: usize = spoken(turns).map(|(turn, _)| turn.tokens).sum();
+    let mut held: usize = conversation_turns(turns).map(|(turn, _)| turn.tokens).sum();
     if held + needed <= capacity {
         return Ok(Vec::new());
     }
     let last = turns.last().map(|turn| turn.id);
-    let mut forgotten = Vec::new();
-    for (turn, tokens) in spoken(turns) {
+    let mut evicted = Vec::new();
+    for (turn, tokens) in conversation_turns(turns) {
         if held + needed <= target {
             break;
         }
         if !turn.pinned && Some(turn.id) != last && turn.tokens > 0 {
             held -= turn.tokens;
-            forgotten.push(tokens);
+            evicted.push(tokens);
         }
     }
     if held + needed <= capacity {
-        return Ok(forgotten);
+        return Ok(evicted);
     }
     let own = turns.last().filter(|turn| turn.kind == TurnKind::Turn).map_or(0, |turn| turn.tokens);
     Err(CacheError::TurnTooLong { tokens: own + needed, room: capacity.saturating_sub(held - own), capacity })
 }
 
-/// As many tokens as are too many, from the `first` on. Facts and pinned turns stay.
-fn tokens_after(
+/// Chooses as many tokens as exceed the capacity, from the `first` on. Facts and pinned turns stay.
+fn excess_tokens(
     turns: &[Turn],
     first: usize,
     capacity: usize,
     needed: usize,
 ) -> Result<Vec<Range<usize>>, CacheError> {
-    let held: usize = spoken(turns).map(|(turn, _)| turn.tokens).sum();
+    let held: usize = conversation_turns(turns).map(|(turn, _)| turn.tokens).sum();
     let mut excess = (held + needed).saturating_sub(capacity);
-    let (mut forgotten, mut kept) = (Vec::new(), 0);
-    for (turn, tokens) in spoken(turns) {
+    let (mut evicted, mut kept) = (Vec::new(), 0);
+    for (turn, tokens) in conversation_turns(turns) {
         let spared = (first - kept).min(tokens.len());
         kept += spared;
         let taken = if turn.pinned { 0 } else { excess.min(tokens.len() - spared) };
         if taken > 0 {
-            forgotten.push(tokens.start + spared..tokens.start + spared + taken);
+            evicted.push(tokens.start + spared..tokens.start + spared + taken);
             excess -= taken;
         }
     }
     if excess == 0 {
-        return Ok(forgotten);
+        return Ok(evicted);
     }
-    // What the last turn has already may go as well, so that only what is needed has to fit.
+    // Earlier tokens of the last turn may be evicted as well, so only `needed` has to fit.
     Err(CacheError::TurnTooLong { tokens: needed, room: needed.saturating_sub(excess), capacity })
 }
 
@@ -165,13 +167,13 @@ mod tests {
             .collect()
     }
 
-    /// Firsts and ends of what goes.
+    /// Starts and ends of the evicted ranges.
     fn room(policy: &dyn EvictionPolicy, turns: &[Turn], needed: usize) -> Vec<[usize; 2]> {
-        let forgotten = policy.make_room(turns, 100, needed).unwrap().tokens;
-        forgotten.into_iter().map(|tokens| [tokens.start, tokens.end]).collect()
+        let evicted = policy.make_room(turns, 100, needed).unwrap().tokens;
+        evicted.into_iter().map(|tokens| [tokens.start, tokens.end]).collect()
     }
 
-    const STAYING: WholeTurns = WholeTurns { afterwards: Afterwards::Stay };
+    const STAYING: WholeTurns = WholeTurns { after: AfterEviction::KeepPositions };
 
     #[test]
     fn the_oldest_turns_go_as_a_whole() {
@@ -216,7 +218,7 @@ mod tests {
         assert_eq!(Truncation.make_room(&pinned, 100, 101), too_long(0));
     }
 
-    /// A fact takes no room of the turns.
+    /// Facts do not count towards the capacity of turns.
     #[test]
     fn a_fact_may_be_last() {
         let mut all = turns(&[40, 30, 90]);

@@ -1,20 +1,22 @@
+//! The layout of a cache: what each layer stores per position, and in which number format.
+
 use burn::tensor::{Device, Tensor};
 use firebox_kernels::attend::Stored;
 
-/// What keys and values are kept in.
+/// The number format of stored keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum KvType {
-    /// As they were computed.
+    /// 32-bit floats, as computed.
     F32,
-    /// Rounded to half precision: half the memory, and half the reading at every token.
+    /// Half precision: half the memory and half the reading at every token.
     #[default]
     F16,
-    /// Rounded to bytes, with a scale for every head and position: a little more than a quarter.
+    /// Bytes with one scale per head and position: slightly more than a quarter of the memory.
     Int8,
 }
 
 impl KvType {
-    /// Numbers `[kv_heads, positions, head_dim]` as they can be [assigned](Stored::assign) to what keeps them.
+    /// Converts numbers `[kv_heads, positions, head_dim]` to a form that can be [assigned](Stored::assign) to storage of this type.
     pub(crate) fn store(self, numbers: Tensor<3>) -> Stored {
         match self {
             Self::F32 | Self::F16 => Stored::Float(numbers),
@@ -32,10 +34,10 @@ impl KvType {
     }
 }
 
-/// What one layer remembers.
+/// What one layer stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerLayout {
-    /// A key and a value of every head for every position.
+    /// A key and a value per head and position.
     Attention {
         /// Heads of keys and values.
         kv_heads: usize,
@@ -44,40 +46,40 @@ pub enum LayerLayout {
     },
     /// A state of constant size.
     Recurrent,
-    /// Hidden states between two layers, exact: what layers behind them need to be run again.
-    States {
+    /// Exact hidden states between two layers, from which the layers behind them can be run again.
+    HiddenStates {
         /// Width of a hidden state.
         width: usize,
     },
 }
 
-/// What all layers of a model remember, and how.
+/// What all layers of a model store, and how.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    /// Layer by layer.
+    /// The layers in order.
     pub layers: Vec<LayerLayout>,
-    /// What keys and values are kept in.
-    pub kept: KvType,
-    /// Where they are kept.
+    /// The number format of keys and values.
+    pub kv_dtype: KvType,
+    /// The device that holds them.
     pub device: Device,
 }
 
 impl Layout {
-    /// Bytes that the keys and values of one position take in all layers together.
+    /// Bytes of one position over all layers.
     pub fn bytes_per_position(&self) -> usize {
         self.layers.iter().map(|layer| self.layer_bytes(*layer)).sum()
     }
 
-    /// Bytes that one position takes in a layer.
+    /// Bytes of one position in one layer.
     pub(crate) fn layer_bytes(&self, layer: LayerLayout) -> usize {
         match layer {
-            LayerLayout::Attention { kv_heads, head_dim } => 2 * kv_heads * self.kept.row_bytes(head_dim),
+            LayerLayout::Attention { kv_heads, head_dim } => 2 * kv_heads * self.kv_dtype.row_bytes(head_dim),
             LayerLayout::Recurrent => 0,
-            LayerLayout::States { width } => KvType::F32.row_bytes(width),
+            LayerLayout::HiddenStates { width } => KvType::F32.row_bytes(width),
         }
     }
 
-    /// Whether any layer has a recurrent state.
+    /// Returns whether any layer has a recurrent state.
     pub fn is_recurrent(&self) -> bool {
         self.layers.contains(&LayerLayout::Recurrent)
     }

@@ -1,35 +1,36 @@
-//! What a running sequence remembers: keys and values of attention layers, and the fixed-size state of
-//! recurrent ones.
+//! The cache of a running sequence: keys and values of attention layers, and the fixed-size state of recurrent
+//! layers.
 //!
-//! A [`SequenceCache`] is a list of runs of positions, each in a page of a [`Pool`] or in a file. Attention reads
-//! the runs as spans, where they lie. A clone shares all pages, so a branch of a sequence is a clone that goes on by
-//! itself: no key or value is copied. Tokens belong to [`Turn`]s, which are forgotten, hidden and pinned as a whole.
-//! Nothing here knows what a model is.
+//! A [`SequenceCache`] is a list of runs of consecutive positions. Each run lies in a page of a [`PagePool`] or in a
+//! mapped file, and attention reads it in place as a span. A clone shares all pages, so branching a sequence copies
+//! no keys or values. Tokens belong to [`Turn`]s, which are evicted, hidden and pinned as a whole. This crate knows
+//! nothing about models.
 //!
-//! A sequence has one owner; there is no lock that two threads wait for at every token. Pools and pages that several
-//! sequences share are behind mutexes that are taken for moments: a pool's once for every 128 positions, a page's
-//! for as long as handing out its tensors takes.
+//! A sequence has one owner, so decoding a token takes no contended lock. Pools and shared pages are behind mutexes that
+//! are held briefly: a pool's once per 128 positions, a page's while its tensors are handed out.
 
+mod block_run;
 mod error;
 mod eviction;
+mod layer_kv;
 mod layout;
 mod page;
 mod pool;
 mod recurrent;
-mod remembered;
-mod run;
 mod sequence;
 mod turn;
 
+pub use block_run::MappedKv;
 pub use error::CacheError;
 pub use eviction::{
-    Afterwards, AttentionSinks, EvictionPolicy, Forgetting, SlidingWindow, Truncation, WholeTurns,
+    AfterEviction, AttentionSinks, Eviction, EvictionPolicy, SlidingWindow, Truncation, WholeTurns,
 };
+pub use layer_kv::LayerKv;
 pub use layout::{KvType, LayerLayout, Layout};
-pub use page::{PAGE, positions_held};
-pub use pool::{Ledger, Pool, Spare};
+pub use page::{PAGE_TOKENS, allocated_positions};
+pub use pool::{PageLedger, PagePool, Reclaimable};
 pub use recurrent::RecurrentState;
-pub use remembered::Remembered;
-pub use run::Mapped;
-pub use sequence::{AttentionCache, Block, LayerCache, Outline, Replay, SequenceCache, States, Stretch};
-pub use turn::{Hidden, Role, Turn, TurnId, TurnKind};
+pub use sequence::{
+    AttentionCache, Block, LayerCache, Outline, RecurrentStates, Replay, SequenceCache, SlotRange,
+};
+pub use turn::{HiddenReason, Role, Turn, TurnId, TurnKind};

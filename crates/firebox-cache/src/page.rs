@@ -1,82 +1,83 @@
+//! Pages: keys and values of up to 128 positions in all layers.
+
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::attend::Stored;
 
+use crate::layer_kv::LayerKv;
 use crate::layout::{KvType, LayerLayout, Layout};
-use crate::pool::{Ledger, Pool};
-use crate::remembered::Remembered;
+use crate::pool::{PageLedger, PagePool};
 
 /// Positions of a page.
-pub const PAGE: usize = 128;
+pub const PAGE_TOKENS: usize = 128;
 
-/// Positions that a layer of a page has room for at least. A page is doubled as it fills: what conversations leave empty of
-/// their last ones would otherwise be more than what they need.
-const LEAST: usize = 16;
+/// The fewest positions that a layer's buffer of a page holds. Buffers double as they fill, because the unused rest of
+/// last pages would otherwise outweigh what conversations need.
+const MIN_BUFFER_POSITIONS: usize = 16;
 
-/// Keys and values of up to [`PAGE`] positions in all layers. Several sequences may read the same page; slots are
-/// written once, by whoever has claimed them.
+/// Keys and values of up to [`PAGE_TOKENS`] positions in all layers. Several sequences may read a page; every slot is
+/// written once, by the sequence that claimed it.
 #[derive(Debug)]
 pub(crate) struct Page {
     content: Mutex<Content>,
-    pool: Pool,
+    pool: PagePool,
 }
 
 #[derive(Debug)]
 struct Content {
-    room: Room,
-    /// Slots that have been claimed.
+    buffers: PageBuffers,
+    /// The number of claimed slots.
     used: usize,
-    /// Whether it is read by others than the sequences that know of each other.
-    kept: bool,
+    /// Whether the page is shared with readers outside the family of clones, so that sequences continue in a copy.
+    frozen: bool,
 }
 
-/// The tensors of a page, layer by layer, each made when it is first used and larger when there is more to hold: a machine
-/// takes its time to give memory that was never used, and most conversations end before their last page is full. There are
-/// none for recurrent layers.
+/// The tensors of a page by layer, allocated on first use and doubled on demand: fresh memory is slow to obtain, and most
+/// conversations end before their last page is full. Recurrent layers have none.
 #[derive(Debug)]
-pub(crate) struct Room {
-    layers: Vec<Option<Remembered>>,
-    /// Bytes of them.
+pub(crate) struct PageBuffers {
+    layers: Vec<Option<LayerKv>>,
+    /// Bytes of all tensors.
     bytes: usize,
-    /// Who is told of those.
-    ledger: Option<Arc<dyn Ledger>>,
+    /// Is notified of changes of `bytes`.
+    ledger: Option<Arc<dyn PageLedger>>,
 }
 
-impl Room {
-    pub fn new(layout: &Layout, ledger: Option<&Arc<dyn Ledger>>) -> Self {
+impl PageBuffers {
+    pub fn new(layout: &Layout, ledger: Option<&Arc<dyn PageLedger>>) -> Self {
         Self { layers: layout.layers.iter().map(|_| None).collect(), bytes: 0, ledger: ledger.cloned() }
     }
 
-    /// With room for so many positions in it.
-    pub fn furnished(positions: usize, layout: &Layout, ledger: Option<&Arc<dyn Ledger>>) -> Self {
-        let mut room = Self::new(layout, ledger);
+    /// Allocates buffers for `positions` in every layer.
+    pub fn with_positions(positions: usize, layout: &Layout, ledger: Option<&Arc<dyn PageLedger>>) -> Self {
+        let mut buffers = Self::new(layout, ledger);
         for layer in 0..layout.layers.len() {
-            room.layer(layer, positions, layout);
+            buffers.layer(layer, positions, layout);
         }
-        room
+        buffers
     }
 
-    /// Bytes that it takes now.
+    /// Bytes that are allocated now.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What holds a layer, with room for so many positions.
-    fn layer(&mut self, layer: usize, positions: usize, layout: &Layout) -> Option<&mut Remembered> {
+    /// The buffer of a layer, enlarged to hold at least `positions`.
+    fn layer(&mut self, layer: usize, positions: usize, layout: &Layout) -> Option<&mut LayerKv> {
         let held = self.layers.get_mut(layer)?;
-        let before = held.as_ref().map_or(0, Remembered::positions);
+        let before = held.as_ref().map_or(0, LayerKv::positions);
         if held.is_none() || before < positions {
-            let positions = held_for(positions);
-            let Layout { layers, kept, device } = layout;
+            let positions = buffer_positions(positions);
+            let Layout { layers, kv_dtype, device } = layout;
             let mut larger = match layers[layer] {
                 LayerLayout::Attention { kv_heads, head_dim } => {
-                    let side = || empty(*kept, [kv_heads, positions, head_dim], device);
-                    Remembered::Attention { keys: side(), values: side() }
+                    let side = || empty(*kv_dtype, [kv_heads, positions, head_dim], device);
+                    LayerKv::Attention { keys: side(), values: side() }
                 }
-                LayerLayout::States { width } => {
-                    Remembered::States(empty(KvType::F32, [1, positions, width], device))
+                LayerLayout::HiddenStates { width } => {
+                    LayerKv::HiddenStates(empty(KvType::F32, [1, positions, width], device))
                 }
                 LayerLayout::Recurrent => return None,
             };
@@ -87,39 +88,39 @@ impl Room {
             let more = (positions - before) * layout.layer_bytes(layers[layer]);
             self.bytes += more;
             if let Some(ledger) = &self.ledger {
-                ledger.filled(more);
+                ledger.grew(more);
             }
         }
         held.as_mut()
     }
 }
 
-/// Positions that a page has room for when so many are wanted of it.
-fn held_for(positions: usize) -> usize {
-    positions.next_power_of_two().clamp(LEAST, PAGE)
+/// The size of the buffer that is allocated to hold `positions`.
+fn buffer_positions(positions: usize) -> usize {
+    positions.next_power_of_two().clamp(MIN_BUFFER_POSITIONS, PAGE_TOKENS)
 }
 
-/// Positions that pages have room for in which a sequence of so many tokens lies.
-pub fn positions_held(tokens: usize) -> usize {
-    let rest = tokens % PAGE;
-    tokens - rest + if rest == 0 { 0 } else { held_for(rest) }
+/// Positions allocated for a sequence of `tokens` tokens.
+pub fn allocated_positions(tokens: usize) -> usize {
+    let rest = tokens % PAGE_TOKENS;
+    tokens - rest + if rest == 0 { 0 } else { buffer_positions(rest) }
 }
 
-impl Drop for Room {
+impl Drop for PageBuffers {
     fn drop(&mut self) {
         if let Some(ledger) = &self.ledger {
-            ledger.emptied(self.bytes);
+            ledger.shrank(self.bytes);
         }
     }
 }
 
-fn empty(kept: KvType, shape: [usize; 3], device: &Device) -> Stored {
-    match kept {
+fn empty(kv_dtype: KvType, shape: [usize; 3], device: &Device) -> Stored {
+    match kv_dtype {
         KvType::F32 | KvType::F16 => {
             let count = shape.iter().product();
-            // Of zeros that are handed over: to fill a tensor takes as much memory again, for a moment, and a
-            // machine with virtual memory of its own is slow to give it.
-            let (zeros, dtype) = match kept {
+            // Built from zeros that the tensor takes over: filling a tensor needs a second buffer of its size for a moment, which
+            // is slow to obtain on a virtual machine.
+            let (zeros, dtype) = match kv_dtype {
                 KvType::F32 => (Bytes::from_elems(vec![0f32; count]), DType::F32),
                 _ => (Bytes::from_elems(vec![0u16; count]), DType::F16),
             };
@@ -138,60 +139,60 @@ fn empty(kept: KvType, shape: [usize; 3], device: &Device) -> Stored {
 }
 
 impl Page {
-    pub fn new(room: Room, pool: Pool) -> Self {
-        Self { content: Mutex::new(Content { room, used: 0, kept: false }), pool }
+    pub fn new(buffers: PageBuffers, pool: PagePool) -> Self {
+        Self { content: Mutex::new(Content { buffers, used: 0, frozen: false }), pool }
     }
 
-    /// Bytes that it takes now.
+    /// Bytes that are allocated now.
     pub fn bytes(&self) -> usize {
-        self.content().room.bytes()
+        self.content().buffers.bytes()
     }
 
-    /// Takes up to `count` slots from `from` on, as far as there are and unless somebody else has gone on from there.
-    /// Returns how many.
+    /// Claims up to `count` slots from `from` on, unless another sequence has continued from there. Returns the number of
+    /// claimed slots.
     pub fn claim(&self, from: usize, count: usize) -> usize {
         let mut content = self.content();
         if content.used != from {
             return 0;
         }
-        let taken = count.min(PAGE - from);
+        let taken = count.min(PAGE_TOKENS - from);
         content.used += taken;
         taken
     }
 
-    /// Lets the slots from `from` on be claimed again, if nobody knows of the page but those who end there. That is asked where
-    /// nobody can claim anything: whoever comes to know of it meanwhile claims what is free then.
-    pub fn unclaim(&self, from: usize, nobody_else_knows: impl FnOnce() -> bool) {
+    /// Frees the slots from `from` on if `is_unshared` confirms that only sequences ending there hold the page. The check runs
+    /// under the lock, while no slot can be claimed; later holders claim what is free then.
+    pub fn unclaim(&self, from: usize, is_unshared: impl FnOnce() -> bool) {
         let mut content = self.content();
-        if nobody_else_knows() {
-            (content.used, content.kept) = (from, false);
+        if is_unshared() {
+            (content.used, content.frozen) = (from, false);
         }
     }
 
-    /// Whoever goes on in the middle of it goes on in a copy from now on.
-    pub fn keep(&self) {
-        self.content().kept = true;
+    /// Freezes the page: sequences that would continue in the middle of it continue in a copy.
+    pub fn freeze(&self) {
+        self.content().frozen = true;
     }
 
-    /// Whether slots from `from` on can be claimed in the page itself: nobody has, and it is not kept for others.
-    pub fn goes_on(&self, from: usize) -> bool {
+    /// Returns whether slots from `from` on can be claimed in place: none is claimed, and the page is not frozen.
+    pub fn can_append(&self, from: usize) -> bool {
         let content = self.content();
-        !content.kept && content.used == from
+        !content.frozen && content.used == from
     }
 
-    /// Fills slots from `at` on.
-    pub fn write(&self, layer: usize, at: usize, added: Remembered) {
-        if let Some(held) = self.content().room.layer(layer, at + added.positions(), self.pool.layout()) {
+    /// Writes the slots from `at` on.
+    pub fn write(&self, layer: usize, at: usize, added: LayerKv) {
+        if let Some(held) = self.content().buffers.layer(layer, at + added.positions(), self.pool.layout()) {
             held.assign(at, added);
         }
     }
 
-    /// Writes what another page has room for over the same slots: as a whole, which is several times as fast as in parts.
+    /// Copies all buffers of another page as a whole, which is several times as fast as copying slots.
     pub fn copy(&self, other: &Self) {
         let (mut content, other) = (self.content(), other.content());
-        for (layer, from) in other.room.layers.iter().enumerate() {
+        for (layer, from) in other.buffers.layers.iter().enumerate() {
             if let Some(from) = from
-                && let Some(to) = content.room.layer(layer, from.positions(), self.pool.layout())
+                && let Some(to) = content.buffers.layer(layer, from.positions(), self.pool.layout())
             {
                 to.assign(0, from.clone());
             }
@@ -202,18 +203,18 @@ impl Page {
     pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(Stored) -> Stored) {
         let mut content = self.content();
         let layout = self.pool.layout();
-        if let Some(Remembered::Attention { keys, .. }) = content.room.layer(layer, slots.end, layout) {
+        if let Some(LayerKv::Attention { keys, .. }) = content.buffers.layer(layer, slots.end, layout) {
             let changed = change(keys.part(slots.clone()));
             keys.assign(slots.start, changed);
         }
     }
 
-    /// What some slots hold, where it lies.
-    pub fn read(&self, layer: usize, slots: &Range<usize>) -> Option<Remembered> {
-        Some(self.content().room.layer(layer, slots.end, self.pool.layout())?.part(slots.clone()))
+    /// A view of what some slots hold.
+    pub fn read(&self, layer: usize, slots: &Range<usize>) -> Option<LayerKv> {
+        Some(self.content().buffers.layer(layer, slots.end, self.pool.layout())?.part(slots.clone()))
     }
 
-    /// A panic while the lock was held has left tensors whole: what does not fit is refused before any is written to.
+    /// A panic under the lock leaves the tensors intact: mismatches are refused before anything is written.
     fn content(&self) -> MutexGuard<'_, Content> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -222,8 +223,8 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let content = self.content.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let nothing = Room { layers: Vec::new(), bytes: 0, ledger: None };
-        self.pool.give(std::mem::replace(&mut content.room, nothing));
+        let nothing = PageBuffers { layers: Vec::new(), bytes: 0, ledger: None };
+        self.pool.release(std::mem::replace(&mut content.buffers, nothing));
     }
 }
 
@@ -234,19 +235,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_sequence_is_going_to_take_is_what_it_takes() {
+    fn allocated_positions_predicts_the_bytes_of_pages() {
         let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 4 }];
-        let layout = Layout { layers, kept: KvType::F32, device: Device::flex() };
-        for (tokens, held) in
-            [(0, 0), (1, LEAST), (LEAST, LEAST), (17, 32), (PAGE, PAGE), (PAGE + 1, PAGE + LEAST)]
-        {
-            assert_eq!(positions_held(tokens), held, "{tokens}");
-            let pages = (0..2).map(|page| tokens.saturating_sub(page * PAGE).min(PAGE));
-            let rooms = pages
+        let layout = Layout { layers, kv_dtype: KvType::F32, device: Device::flex() };
+        for (tokens, held) in [
+            (0, 0),
+            (1, MIN_BUFFER_POSITIONS),
+            (MIN_BUFFER_POSITIONS, MIN_BUFFER_POSITIONS),
+            (17, 32),
+            (PAGE_TOKENS, PAGE_TOKENS),
+            (PAGE_TOKENS + 1, PAGE_TOKENS + MIN_BUFFER_POSITIONS),
+        ] {
+            assert_eq!(allocated_positions(tokens), held, "{tokens}");
+            let pages = (0..2).map(|page| tokens.saturating_sub(page * PAGE_TOKENS).min(PAGE_TOKENS));
+            let buffers = pages
                 .filter(|&positions| positions > 0)
-                .map(|positions| Room::furnished(positions, &layout, None));
+                .map(|positions| PageBuffers::with_positions(positions, &layout, None));
             assert_eq!(
-                rooms.map(|room| room.bytes()).sum::<usize>(),
+                buffers.map(|buffers| buffers.bytes()).sum::<usize>(),
                 held * layout.bytes_per_position(),
                 "{tokens}"
             );
@@ -254,98 +260,99 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_takes_memory_as_it_is_written_to() {
+    fn layer_buffers_are_allocated_and_grow_on_write() {
         let attention = LayerLayout::Attention { kv_heads: 1, head_dim: 4 };
         let layers = vec![attention, LayerLayout::Recurrent, attention];
-        let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
-        let made = |page: &Page| page.content().room.layers.iter().map(Option::is_some).collect::<Vec<_>>();
+        let pool = PagePool::new(Layout { layers, kv_dtype: KvType::F32, device: Device::flex() });
+        let made =
+            |page: &Page| page.content().buffers.layers.iter().map(Option::is_some).collect::<Vec<_>>();
         let page = pool.take(1).unwrap();
         assert_eq!(made(&page), [false; 3]);
         let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
         for layer in [1, 2] {
-            page.write(layer, 3, Remembered::Attention { keys: side(), values: side() });
+            page.write(layer, 3, LayerKv::Attention { keys: side(), values: side() });
         }
         assert_eq!(made(&page), [false, false, true]);
-        let room = |page: &Page| page.content().room.layers[2].as_ref().map(Remembered::positions);
-        assert_eq!(room(&page), Some(LEAST));
-        page.write(2, 70, Remembered::Attention { keys: side(), values: side() });
-        assert_eq!(room(&page), Some(PAGE));
-        let copy = pool.take(PAGE).unwrap();
+        let buffers = |page: &Page| page.content().buffers.layers[2].as_ref().map(LayerKv::positions);
+        assert_eq!(buffers(&page), Some(MIN_BUFFER_POSITIONS));
+        page.write(2, 70, LayerKv::Attention { keys: side(), values: side() });
+        assert_eq!(buffers(&page), Some(PAGE_TOKENS));
+        let copy = pool.take(PAGE_TOKENS).unwrap();
         copy.copy(&page);
         assert_eq!(made(&copy), [false, false, true]);
         for slots in [2..4, 69..71] {
-            let Some(Remembered::Attention { keys: Stored::Float(keys), .. }) = copy.read(2, &slots) else {
-                panic!("it was written to");
+            let Some(LayerKv::Attention { keys: Stored::Float(keys), .. }) = copy.read(2, &slots) else {
+                panic!("the layer was written to");
             };
             assert_eq!(keys.try_into_vec_as::<f32>().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
         }
 
         drop((page, copy));
         assert_eq!((pool.pages(), pool.free_pages()), (2, 2));
-        pool.reserve(3, PAGE);
-        assert_eq!(made(&pool.take(PAGE).unwrap()), [true, false, true]);
+        pool.reserve(3, PAGE_TOKENS);
+        assert_eq!(made(&pool.take(PAGE_TOKENS).unwrap()), [true, false, true]);
     }
 
     #[test]
-    fn pages_are_made_as_large_as_sequences_are_and_given_to_whom_they_suffice() {
+    fn reserved_pages_match_sequence_lengths_and_the_smallest_sufficient_is_taken() {
         let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 4 }; 2];
-        let layout = Layout { layers, kept: KvType::F16, device: Device::flex() };
+        let layout = Layout { layers, kv_dtype: KvType::F16, device: Device::flex() };
         let position = layout.bytes_per_position();
-        let pool = Pool::new(layout);
-        pool.reserve(2, PAGE + 20);
-        let bytes = |page: &Page| page.content().room.bytes / position;
+        let pool = PagePool::new(layout);
+        pool.reserve(2, PAGE_TOKENS + 20);
+        let bytes = |page: &Page| page.content().buffers.bytes / position;
         let taken = [1, 300, 40, 32].map(|positions| pool.take(positions).unwrap());
-        assert_eq!(taken.each_ref().map(|page| bytes(page)), [32, PAGE, PAGE, 32]);
-        assert_eq!(bytes(&pool.take(1).unwrap()), 0, "there were no more");
+        assert_eq!(taken.each_ref().map(|page| bytes(page)), [32, PAGE_TOKENS, PAGE_TOKENS, 32]);
+        assert_eq!(bytes(&pool.take(1).unwrap()), 0, "no reserved page is left");
         drop(taken);
-        assert_eq!(bytes(&pool.take(PAGE).unwrap()), PAGE);
+        assert_eq!(bytes(&pool.take(PAGE_TOKENS).unwrap()), PAGE_TOKENS);
         assert_eq!(pool.free_pages(), 5);
-        pool.reserve(1, 3 * PAGE);
-        assert_eq!(pool.free_pages(), 5, "there are as many, whatever they take");
+        pool.reserve(1, 3 * PAGE_TOKENS);
+        assert_eq!(pool.free_pages(), 5, "free pages count, whatever their size");
     }
 
-    /// Allows everything, and counts what pages have come to take.
+    /// Allows every page and counts allocated bytes.
     #[derive(Debug, Default)]
     struct Taken(AtomicUsize);
 
-    impl Ledger for Taken {
-        fn may_make(&self, _: usize) -> bool {
+    impl PageLedger for Taken {
+        fn may_allocate(&self, _: usize) -> bool {
             true
         }
-        fn has_room(&self, _: usize) -> bool {
+        fn has_headroom(&self, _: usize) -> bool {
             true
         }
-        fn unmade(&self, _: usize) {}
-        fn filled(&self, bytes: usize) {
+        fn freed(&self, _: usize) {}
+        fn grew(&self, bytes: usize) {
             self.0.fetch_add(bytes, Ordering::Relaxed);
         }
-        fn emptied(&self, bytes: usize) {
+        fn shrank(&self, bytes: usize) {
             self.0.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
     #[test]
-    fn a_page_tells_what_it_has_come_to_take() {
+    fn pages_report_allocated_bytes_to_the_ledger() {
         let layers =
-            vec![LayerLayout::Attention { kv_heads: 1, head_dim: 4 }, LayerLayout::States { width: 3 }];
-        let layout = Layout { layers, kept: KvType::F16, device: Device::flex() };
-        let (taken, all) = (Arc::new(Taken::default()), PAGE * layout.bytes_per_position());
-        let pool = Pool::with_ledger(layout, taken.clone());
+            vec![LayerLayout::Attention { kv_heads: 1, head_dim: 4 }, LayerLayout::HiddenStates { width: 3 }];
+        let layout = Layout { layers, kv_dtype: KvType::F16, device: Device::flex() };
+        let (taken, all) = (Arc::new(Taken::default()), PAGE_TOKENS * layout.bytes_per_position());
+        let pool = PagePool::with_ledger(layout, taken.clone());
         let bytes = || taken.0.load(Ordering::Relaxed);
         let page = pool.take(1).unwrap();
         assert_eq!((pool.bytes(), bytes()), (all, 0));
         let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
-        for (at, expected) in [(3, LEAST), (9, LEAST), (70, PAGE)] {
-            page.write(0, at, Remembered::Attention { keys: side(), values: side() });
+        for (at, expected) in [(3, MIN_BUFFER_POSITIONS), (9, MIN_BUFFER_POSITIONS), (70, PAGE_TOKENS)] {
+            page.write(0, at, LayerKv::Attention { keys: side(), values: side() });
             assert_eq!(bytes(), expected * 2 * 4 * 2);
         }
         let copy = pool.take(1).unwrap();
         copy.copy(&page);
-        assert_eq!(bytes(), 2 * PAGE * 2 * 4 * 2);
+        assert_eq!(bytes(), 2 * PAGE_TOKENS * 2 * 4 * 2);
         drop((page, copy));
         assert_eq!((pool.pages(), bytes()), (0, 0));
-        pool.reserve(1, PAGE);
-        assert_eq!(bytes(), all, "with all that there will ever be in it");
+        pool.reserve(1, PAGE_TOKENS);
+        assert_eq!(bytes(), all, "a reserved page is allocated in full");
         pool.shrink();
         assert_eq!(bytes(), 0);
     }

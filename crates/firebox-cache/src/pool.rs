@@ -1,121 +1,125 @@
+//! The pool that pages come from, and the ledger that accounts for them.
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::CacheError;
 use crate::layout::{KvType, Layout};
-use crate::page::{PAGE, Page, Room};
+use crate::page::{PAGE_TOKENS, Page, PageBuffers};
 
-/// Where sequences of one model take pages from, and give them back to when nothing refers to them any more. Clones
-/// are the same pool.
+/// A pool of pages for sequences of one model. Pages return to it when the last reference is dropped. Clones are handles of
+/// the same pool.
 #[derive(Debug, Clone)]
-pub struct Pool(Arc<Shared>);
+pub struct PagePool(Arc<Shared>);
 
-/// Is asked before a page is made, and told when one is gone.
-pub trait Ledger: std::fmt::Debug + Send + Sync {
-    /// Whether a page of so many bytes may be made; if so, it will be.
-    fn may_make(&self, bytes: usize) -> bool;
-    /// Whether it may be made without anybody giving up anything for it.
-    fn has_room(&self, bytes: usize) -> bool;
-    /// So many bytes of pages are there no longer.
-    fn unmade(&self, bytes: usize);
-    /// Pages have come to take so many bytes more of those that were allowed: they take memory as they are filled.
-    fn filled(&self, bytes: usize) {
+/// Approves pages before they are made, and is notified when they are freed.
+pub trait PageLedger: std::fmt::Debug + Send + Sync {
+    /// Approves a page of `bytes` and counts it as made.
+    fn may_allocate(&self, bytes: usize) -> bool;
+    /// Returns whether a page of `bytes` could be made without evicting anything.
+    fn has_headroom(&self, bytes: usize) -> bool;
+    /// Pages of `bytes` in total were freed.
+    fn freed(&self, bytes: usize);
+    /// Approved pages have allocated `bytes` more: buffers grow as they are filled.
+    fn grew(&self, bytes: usize) {
         let _ = bytes;
     }
-    /// They take so many bytes less.
-    fn emptied(&self, bytes: usize) {
+    /// Approved pages have released `bytes`.
+    fn shrank(&self, bytes: usize) {
         let _ = bytes;
     }
-    /// Somebody has pages of a pool that it allows pages, and is not using them now.
-    fn add_spare(&self, spare: &Weak<dyn Spare>) {
-        let _ = spare;
+    /// Registers a holder of idle pages of a pool with this ledger.
+    fn register_reclaimable(&self, reclaimable: &Weak<dyn Reclaimable>) {
+        let _ = reclaimable;
     }
-    /// Has others whose pages are paid for by the same memory let go of one that nobody is using now, because a sequence finds no
-    /// room for one. Returns whether any has. No pool is locked meanwhile.
-    fn others_give_up(&self) -> bool {
+    /// Asks other holders that draw on the same memory to free an idle page, because a sequence needs one. Returns whether any
+    /// page was freed. Called without holding a pool's lock.
+    fn reclaim_from_others(&self) -> bool {
         false
     }
 }
 
-/// Has pages that nobody is using now.
-pub trait Spare: std::fmt::Debug + Send + Sync {
-    /// Lets go of one. Returns whether it has gone back to its pool.
-    fn give_up(&self) -> bool;
-    /// Lets go of all, those included that sequences go on reading.
-    fn give_up_all(&self);
+/// Holds pages that no sequence is using.
+pub trait Reclaimable: std::fmt::Debug + Send + Sync {
+    /// Frees one page. Returns whether it went back to its pool.
+    fn reclaim_page(&self) -> bool;
+    /// Frees all pages, including those that sequences still read.
+    fn reclaim_all(&self);
 }
 
 #[derive(Debug)]
 struct Shared {
     layout: Layout,
-    ledger: Option<Arc<dyn Ledger>>,
-    stock: Mutex<Stock>,
-    /// Who is asked before anybody is refused.
-    spares: Mutex<Vec<Weak<dyn Spare>>>,
+    ledger: Option<Arc<dyn PageLedger>>,
+    free_list: Mutex<FreeList>,
+    /// Asked for pages before a request is refused.
+    reclaimables: Mutex<Vec<Weak<dyn Reclaimable>>>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let stock = self.stock.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // What they took is told of before they are gone.
-        stock.free.clear();
+        let free_list = self.free_list.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Dropping the buffers notifies the ledger of their bytes before the pages themselves are reported as freed.
+        free_list.free.clear();
         if let Some(ledger) = &self.ledger {
-            ledger.unmade(stock.made * PAGE * self.layout.bytes_per_position());
+            ledger.freed(free_list.made * PAGE_TOKENS * self.layout.bytes_per_position());
         }
     }
 }
 
 #[derive(Debug)]
-struct Stock {
-    /// Those that take least memory first.
-    free: Vec<Room>,
-    /// How many pages there are, free ones included.
+struct FreeList {
+    /// Free buffers, smallest first.
+    free: Vec<PageBuffers>,
+    /// The number of pages that exist, free ones included.
     made: usize,
-    /// How many there may be.
+    /// The most pages that may exist.
     most: usize,
-    /// How many free ones are kept where somebody pays for them.
+    /// The number of free pages to retain where a ledger accounts for them.
     reserved: usize,
 }
 
-impl Stock {
-    /// Before those as large: what was used last is used next, and what never was takes no memory yet.
-    fn put(&mut self, room: Room) {
-        let at = self.free.partition_point(|other| other.bytes() < room.bytes());
-        self.free.insert(at, room);
+impl FreeList {
+    /// Inserts before buffers of equal size, so that the most recently used is reused first and untouched ones stay unallocated.
+    fn put(&mut self, buffers: PageBuffers) {
+        let at = self.free.partition_point(|other| other.bytes() < buffers.bytes());
+        self.free.insert(at, buffers);
     }
 
-    /// The smallest that has so many bytes, or the largest where none has.
-    fn pick(&mut self, bytes: usize) -> Option<Room> {
-        let at = self.free.partition_point(|room| room.bytes() < bytes).min(self.free.len().checked_sub(1)?);
+    /// Takes the smallest buffer of at least `bytes`, or the largest if none is that large.
+    fn pick(&mut self, bytes: usize) -> Option<PageBuffers> {
+        let at =
+            self.free.partition_point(|buffers| buffers.bytes() < bytes).min(self.free.len().checked_sub(1)?);
         Some(self.free.remove(at))
     }
 }
 
-impl Pool {
-    /// A pool that makes pages as they are needed, and keeps them.
+impl PagePool {
+    /// Creates a pool that makes pages on demand and retains them.
     pub fn new(layout: Layout) -> Self {
-        Self::with_stock(layout, Stock { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 })
+        Self::with_free_list(layout, FreeList { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 })
     }
 
-    /// A pool of so many pages, made now, and no more ever.
+    /// Creates a pool of a fixed number of pages, all made now.
     pub fn with_pages(layout: Layout, pages: usize) -> Self {
-        let pool = Self::with_stock(layout, Stock { free: Vec::new(), made: 0, most: pages, reserved: 0 });
-        pool.reserve(pages, PAGE);
+        let pool =
+            Self::with_free_list(layout, FreeList { free: Vec::new(), made: 0, most: pages, reserved: 0 });
+        pool.reserve(pages, PAGE_TOKENS);
         pool
     }
 
-    /// A pool that makes pages as they are needed, if somebody allows that.
-    pub fn with_ledger(layout: Layout, ledger: Arc<dyn Ledger>) -> Self {
-        let stock = Mutex::new(Stock { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 });
-        Self(Arc::new(Shared { layout, ledger: Some(ledger), stock, spares: Mutex::default() }))
+    /// Creates a pool that makes pages on demand, subject to the ledger's approval.
+    pub fn with_ledger(layout: Layout, ledger: Arc<dyn PageLedger>) -> Self {
+        let free_list = Mutex::new(FreeList { free: Vec::new(), made: 0, most: usize::MAX, reserved: 0 });
+        Self(Arc::new(Shared { layout, ledger: Some(ledger), free_list, reclaimables: Mutex::default() }))
     }
 
-    /// An empty pool for the same model with keys and values kept in another way, whose pages the same ledger allows. A
-    /// number of pages that was set is not taken over: these are of another size.
-    pub fn keeping(&self, kept: KvType) -> Self {
-        self.with_layout(Layout { kept, ..self.layout().clone() })
+    /// Creates an empty pool for the same model and ledger with another number format. A fixed number of pages is not carried
+    /// over, because these pages have another size.
+    pub fn with_kv_dtype(&self, kv_dtype: KvType) -> Self {
+        self.with_layout(Layout { kv_dtype, ..self.layout().clone() })
     }
 
-    /// The same for pages of any other layout.
+    /// Creates an empty pool with the same ledger and another layout.
     pub fn with_layout(&self, layout: Layout) -> Self {
         match &self.0.ledger {
             Some(ledger) => Self::with_ledger(layout, ledger.clone()),
@@ -123,24 +127,24 @@ impl Pool {
         }
     }
 
-    fn with_stock(layout: Layout, stock: Stock) -> Self {
-        let (stock, spares) = (Mutex::new(stock), Mutex::default());
-        Self(Arc::new(Shared { layout, ledger: None, stock, spares }))
+    fn with_free_list(layout: Layout, free_list: FreeList) -> Self {
+        let (free_list, reclaimables) = (Mutex::new(free_list), Mutex::default());
+        Self(Arc::new(Shared { layout, ledger: None, free_list, reclaimables }))
     }
 
-    /// Whether both are the same pool.
+    /// Returns whether both are handles of the same pool.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Asks also `spare` for a page before a sequence is refused one, and before anybody gives up anything else for it.
-    pub fn add_spare(&self, spare: Weak<dyn Spare>) {
+    /// Registers a holder of idle pages, which is asked for one before a sequence is refused and before others evict anything.
+    pub fn register_reclaimable(&self, reclaimable: Weak<dyn Reclaimable>) {
         if let Some(ledger) = &self.0.ledger {
-            ledger.add_spare(&spare);
+            ledger.register_reclaimable(&reclaimable);
         }
-        let mut spares = self.spares();
-        spares.retain(|spare| spare.strong_count() > 0);
-        spares.push(spare);
+        let mut reclaimables = self.reclaimables();
+        reclaimables.retain(|reclaimable| reclaimable.strong_count() > 0);
+        reclaimables.push(reclaimable);
     }
 
     /// What its pages hold.
@@ -148,141 +152,142 @@ impl Pool {
         &self.0.layout
     }
 
-    /// Bytes of one page in all layers together.
+    /// Bytes of one page over all layers.
     pub(crate) fn page_bytes(&self) -> usize {
-        self.bytes_of(PAGE)
+        self.bytes_of(PAGE_TOKENS)
     }
 
-    /// Bytes of so many positions of a page.
+    /// Bytes of up to `positions` of a page.
     fn bytes_of(&self, positions: usize) -> usize {
-        positions.min(PAGE) * self.layout().bytes_per_position()
+        positions.min(PAGE_TOKENS) * self.layout().bytes_per_position()
     }
 
-    /// Pages made so far, free ones included.
+    /// The number of pages, free ones included.
     pub fn pages(&self) -> usize {
-        self.stock().made
+        self.free_list().made
     }
 
-    /// Pages that nothing refers to.
+    /// The number of unreferenced pages.
     pub fn free_pages(&self) -> usize {
-        self.stock().free.len()
+        self.free_list().free.len()
     }
 
-    /// Bytes of all pages made so far.
+    /// Bytes of all pages.
     pub fn bytes(&self) -> usize {
         self.pages() * self.page_bytes()
     }
 
-    /// Makes pages until as many are free as so many sequences of so many positions take, or there are as many as there may
-    /// be. A machine takes its time to give memory that was never used, which sequences then do not have to wait for.
+    /// Makes pages until enough are free for `sequences` of `positions` each, or the limit is reached. Fresh memory is slow to
+    /// obtain; sequences do not have to wait for it then.
     pub fn reserve(&self, sequences: usize, positions: usize) {
-        let (whole, rest) = (sequences * (positions / PAGE), positions % PAGE);
+        let (whole, rest) = (sequences * (positions / PAGE_TOKENS), positions % PAGE_TOKENS);
         let pages = whole + if rest > 0 { sequences } else { 0 };
-        let mut stock = self.stock();
-        stock.reserved = stock.reserved.max(pages);
-        while stock.free.len() < pages && self.may_make(&stock) {
-            stock.made += 1;
-            let is_whole = |room: &&Room| room.bytes() >= self.page_bytes();
-            let positions = if stock.free.iter().filter(is_whole).count() < whole { PAGE } else { rest };
-            stock.put(Room::furnished(positions, self.layout(), self.0.ledger.as_ref()));
+        let mut free_list = self.free_list();
+        free_list.reserved = free_list.reserved.max(pages);
+        while free_list.free.len() < pages && self.may_allocate(&free_list) {
+            free_list.made += 1;
+            let is_whole = |buffers: &&PageBuffers| buffers.bytes() >= self.page_bytes();
+            let positions =
+                if free_list.free.iter().filter(is_whole).count() < whole { PAGE_TOKENS } else { rest };
+            free_list.put(PageBuffers::with_positions(positions, self.layout(), self.0.ledger.as_ref()));
         }
     }
 
-    /// Lets go of free pages.
+    /// Drops all free pages.
     pub fn shrink(&self) {
-        let mut stock = self.stock();
-        let gone = std::mem::take(&mut stock.free).len();
-        stock.made -= gone;
+        let mut free_list = self.free_list();
+        let gone = std::mem::take(&mut free_list.free).len();
+        free_list.made -= gone;
         if let Some(ledger) = &self.0.ledger {
-            ledger.unmade(gone * self.page_bytes());
+            ledger.freed(gone * self.page_bytes());
         }
     }
 
-    fn may_make(&self, stock: &Stock) -> bool {
-        let paid = || self.0.ledger.as_ref().is_none_or(|ledger| ledger.may_make(self.page_bytes()));
-        stock.made < stock.most && paid()
+    fn may_allocate(&self, free_list: &FreeList) -> bool {
+        let paid = || self.0.ledger.as_ref().is_none_or(|ledger| ledger.may_allocate(self.page_bytes()));
+        free_list.made < free_list.most && paid()
     }
 
-    /// A page of which so many positions are wanted now.
+    /// Takes a page that will first hold `positions`.
     pub(crate) fn take(&self, positions: usize) -> Result<Arc<Page>, CacheError> {
         loop {
             if let Some(page) = self.take_idle(positions) {
                 return Ok(page);
             }
-            if self.others_give_up() || self.give_up_spare() {
+            if self.reclaim_from_others() || self.reclaim_page() {
                 continue;
             }
-            let mut stock = self.stock();
-            // Another thread may have given one back meanwhile.
-            let room = match stock.pick(self.bytes_of(positions)) {
-                Some(room) => room,
-                None if !self.may_make(&stock) => {
-                    return Err(CacheError::PoolExhausted { pages: stock.made });
+            let mut free_list = self.free_list();
+            // Another thread may have returned a page in the meantime.
+            let buffers = match free_list.pick(self.bytes_of(positions)) {
+                Some(buffers) => buffers,
+                None if !self.may_allocate(&free_list) => {
+                    return Err(CacheError::PoolExhausted { pages: free_list.made });
                 }
                 None => {
-                    stock.made += 1;
-                    drop(stock);
-                    Room::new(self.layout(), self.0.ledger.as_ref())
+                    free_list.made += 1;
+                    drop(free_list);
+                    PageBuffers::new(self.layout(), self.0.ledger.as_ref())
                 }
             };
-            return Ok(Arc::new(Page::new(room, self.clone())));
+            return Ok(Arc::new(Page::new(buffers, self.clone())));
         }
     }
 
-    /// The same, if there is one for which nobody has to give up anything.
+    /// Takes a page if one is available without evicting anything.
     pub(crate) fn take_idle(&self, positions: usize) -> Option<Arc<Page>> {
-        let mut stock = self.stock();
-        let room = match stock.pick(self.bytes_of(positions)) {
-            Some(room) => room,
-            None if !self.has_room(&stock) || !self.may_make(&stock) => return None,
+        let mut free_list = self.free_list();
+        let buffers = match free_list.pick(self.bytes_of(positions)) {
+            Some(buffers) => buffers,
+            None if !self.has_headroom(&free_list) || !self.may_allocate(&free_list) => return None,
             None => {
-                stock.made += 1;
-                drop(stock);
-                Room::new(self.layout(), self.0.ledger.as_ref())
+                free_list.made += 1;
+                drop(free_list);
+                PageBuffers::new(self.layout(), self.0.ledger.as_ref())
             }
         };
-        Some(Arc::new(Page::new(room, self.clone())))
+        Some(Arc::new(Page::new(buffers, self.clone())))
     }
 
-    fn has_room(&self, stock: &Stock) -> bool {
-        let paid = || self.0.ledger.as_ref().is_none_or(|ledger| ledger.has_room(self.page_bytes()));
-        stock.made < stock.most && paid()
+    fn has_headroom(&self, free_list: &FreeList) -> bool {
+        let paid = || self.0.ledger.as_ref().is_none_or(|ledger| ledger.has_headroom(self.page_bytes()));
+        free_list.made < free_list.most && paid()
     }
 
-    fn others_give_up(&self) -> bool {
-        self.0.ledger.as_ref().is_some_and(|ledger| ledger.others_give_up())
+    fn reclaim_from_others(&self) -> bool {
+        self.0.ledger.as_ref().is_some_and(|ledger| ledger.reclaim_from_others())
     }
 
-    /// Gets one page back from whoever has it to spare. The stock is not locked meanwhile: the page goes there.
-    fn give_up_spare(&self) -> bool {
-        self.living_spares().iter().any(|spare| spare.give_up())
+    /// Asks registered holders for a page. The free list is not locked meanwhile, because the page returns to it.
+    fn reclaim_page(&self) -> bool {
+        self.live_reclaimables().iter().any(|reclaimable| reclaimable.reclaim_page())
     }
 
-    pub(crate) fn give_up_all(&self) {
-        self.living_spares().iter().for_each(|spare| spare.give_up_all());
+    pub(crate) fn reclaim_all(&self) {
+        self.live_reclaimables().iter().for_each(|reclaimable| reclaimable.reclaim_all());
     }
 
-    fn living_spares(&self) -> Vec<Arc<dyn Spare>> {
-        self.spares().iter().filter_map(Weak::upgrade).collect()
+    fn live_reclaimables(&self) -> Vec<Arc<dyn Reclaimable>> {
+        self.reclaimables().iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn give(&self, room: Room) {
-        let mut stock = self.stock();
+    pub(crate) fn release(&self, buffers: PageBuffers) {
+        let mut free_list = self.free_list();
         match &self.0.ledger {
-            Some(ledger) if stock.free.len() >= stock.reserved => {
-                stock.made -= 1;
-                drop(room);
-                ledger.unmade(self.page_bytes());
+            Some(ledger) if free_list.free.len() >= free_list.reserved => {
+                free_list.made -= 1;
+                drop(buffers);
+                ledger.freed(self.page_bytes());
             }
-            _ => stock.put(room),
+            _ => free_list.put(buffers),
         }
     }
 
-    fn spares(&self) -> MutexGuard<'_, Vec<Weak<dyn Spare>>> {
-        self.0.spares.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reclaimables(&self) -> MutexGuard<'_, Vec<Weak<dyn Reclaimable>>> {
+        self.0.reclaimables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stock(&self) -> MutexGuard<'_, Stock> {
-        self.0.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    fn free_list(&self) -> MutexGuard<'_, FreeList> {
+        self.0.free_list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

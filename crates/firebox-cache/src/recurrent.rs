@@ -1,7 +1,9 @@
+//! The state of a recurrent layer.
+
 use burn::tensor::Tensor;
 
-/// What a recurrent layer carries from token to token: a matrix per head and the last inputs of its
-/// causal convolution. Its size does not depend on how many tokens were seen.
+/// The state that a recurrent layer carries from token to token: a matrix per head and the last inputs of its causal
+/// convolution. Its size does not depend on the number of tokens.
 #[derive(Debug, Clone, Default)]
 pub struct RecurrentState {
     /// `[heads, key width, value width]`, absent before the first token.

@@ -1,59 +1,61 @@
+//! Turns: groups of consecutive tokens that are evicted, hidden and pinned as a whole.
+
 use std::time::SystemTime;
 
-/// Which turn of a sequence. Never used again for another one of the same sequence.
+/// The id of a turn, unique within its sequence and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TurnId(pub u64);
 
-/// Who speaks in a turn.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Whoever set the model up.
+    /// The system prompt.
     System,
-    /// Whoever asks.
+    /// The user.
     User,
     /// The model.
     Assistant,
-    /// What a call has returned.
+    /// The result of a tool call.
     Tool,
 }
 
-/// Which stream a turn's tokens belong to.
+/// The stream that a turn's tokens belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TurnKind {
     /// Part of the conversation: evicted when room is needed.
     Turn,
-    /// Part of what is always there: only superseded.
+    /// A persistent fact: never evicted, only superseded.
     Fact,
 }
 
-/// Why a turn is not seen.
+/// The reason why a turn is hidden.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Hidden {
-    /// It has little to do with what is talked about now; it may come back.
+pub enum HiddenReason {
+    /// It is not relevant to the current topic; it may be shown again.
     Irrelevant,
-    /// Another fact has taken its place.
+    /// Another fact has replaced it.
     Superseded,
 }
 
-/// Consecutive tokens that are remembered or forgotten together.
+/// Consecutive tokens that are kept or evicted together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
-    /// Which one.
+    /// The turn's id.
     pub id: TurnId,
     /// The stream it belongs to.
     pub kind: TurnKind,
-    /// How many tokens of it are remembered.
+    /// The number of its tokens in the cache.
     pub tokens: usize,
-    /// Who speaks, in order.
+    /// The authors of its messages, in order.
     pub roles: Vec<Role>,
-    /// When it began.
+    /// The time it began.
     pub began: SystemTime,
-    /// How much it has to do with what is talked about, as last judged.
+    /// The relevance to the current topic, as last scored.
     pub relevance: f32,
-    /// Whether it stays when room is needed.
+    /// Whether it is exempt from eviction.
     pub pinned: bool,
-    /// Why later tokens do not see it, if they do not.
-    pub hidden: Option<Hidden>,
+    /// The reason why later tokens do not attend to it, if it is hidden.
+    pub hidden: Option<HiddenReason>,
 }
 
 impl Turn {

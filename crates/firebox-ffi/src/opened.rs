@@ -39,7 +39,7 @@ impl Opened {
     pub fn resumed(&self, path: &Path) -> Result<(Session, String), RuntimeError> {
         let fresh = self.model.session()?;
         let pool = fresh.cache().pool();
-        let saved = Saved::open(path, &self.model, pool.layout().kept)?;
+        let saved = Saved::open(path, &self.model, pool.layout().kv_dtype)?;
         let session = self.model.restored_in(&saved, pool)?;
         Ok((session, saved.note().to_owned()))
     }

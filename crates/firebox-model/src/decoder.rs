@@ -4,7 +4,7 @@ use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use firebox_cache::{KvType, LayerLayout, Layout, Pool, SequenceCache};
+use firebox_cache::{KvType, LayerLayout, Layout, PagePool, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_store::{Checkpoint, Unmapped};
 
@@ -257,19 +257,19 @@ impl Decoder {
             KvType::F16 if !self.device.supports_dtype(DType::F16) => KvType::F32,
             kept => kept,
         };
-        let states = self.split().map(|_| LayerLayout::States { width: self.config.hidden_size });
+        let states = self.split().map(|_| LayerLayout::HiddenStates { width: self.config.hidden_size });
         let layers = self.memories.iter().map(|memory| memory.layout()).chain(states).collect();
-        Layout { layers, kept, device: self.device.clone() }
+        Layout { layers, kv_dtype: kept, device: self.device.clone() }
     }
 
     /// An empty cache for a sequence of this model, exact, with pages of its own.
     pub fn cache(&self) -> SequenceCache {
-        SequenceCache::new(&Pool::new(self.layout(KvType::F32)))
+        SequenceCache::new(&PagePool::new(self.layout(KvType::F32)))
     }
 
     /// Takes up the positions that forgotten tokens have left in a sequence of this model. `length` is how long the
     /// sequence is known to become.
-    pub fn close_up(&self, cache: &mut SequenceCache, length: usize) -> Result<(), ModelError> {
+    pub fn compact_positions(&self, cache: &mut SequenceCache, length: usize) -> Result<(), ModelError> {
         let angles: Vec<_> =
             self.config.ropes.iter().map(|rope| (rope.frequencies(length).0, rope)).collect();
         let rotate = |layer: usize, keys: Tensor<3>, back: usize| match self.memories[layer] {
@@ -280,7 +280,7 @@ impl Decoder {
             // Where there is no rotation, positions leave no trace.
             _ => keys,
         };
-        Ok(cache.close_up(rotate)?)
+        Ok(cache.compact_positions(rotate)?)
     }
 
     /// A whole pass: the logits of some tokens that follow what is cached.
@@ -382,7 +382,7 @@ impl Decoder {
                 }
                 Ok::<_, ModelError>(())
             })?;
-            cache.replayed(replay, split);
+            cache.finish_replay(replay, split);
         }
         if let Some(observer) = self.observer() {
             observer.replay(tokens.len(), began);

@@ -133,7 +133,7 @@ impl Pass {
             }
         }
         if model.split() == Some(layer) {
-            self.keep_states(model, caches);
+            self.store_hidden_states(model, caches);
             self.part_ways(model);
         }
         for part in &mut self.parts {
@@ -165,12 +165,12 @@ impl Pass {
     }
 
     /// Leaves what heads are run again from, where a cache has room for it.
-    fn keep_states(&self, model: &Decoder, caches: &mut [&mut SequenceCache]) {
+    fn store_hidden_states(&self, model: &Decoder, caches: &mut [&mut SequenceCache]) {
         for part in &self.parts {
             for (group, &member) in part.rows.groups.iter().zip(&part.members) {
                 if let Some(layer) = model.states_layer(caches[member].pool().layout()) {
                     let states = part.hidden.clone().narrow(0, group.rows.start, group.rows.len());
-                    caches[member].keep_states(layer, states);
+                    caches[member].store_hidden_states(layer, states);
                 }
             }
         }

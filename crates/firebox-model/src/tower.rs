@@ -272,7 +272,7 @@ impl Tower {
             let mut states = vec![RecurrentState::default(); lengths.len()];
             let caches = states.iter_mut().map(|state| match config.layout() {
                 LayerLayout::Recurrent => LayerCache::Recurrent(state),
-                _ => LayerCache::Attention(AttentionCache::for_the_pass()),
+                _ => LayerCache::Attention(AttentionCache::transient()),
             });
             hidden = block.forward(hidden, &rows, caches)?;
         }

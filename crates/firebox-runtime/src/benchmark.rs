@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use firebox_cache::{KvType, Pool, SequenceCache};
+use firebox_cache::{KvType, PagePool, SequenceCache};
 use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
@@ -54,7 +54,7 @@ pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, R
     let decoder = model.decoder()?;
     let pool = match model.fit() {
         Some(fit) => fit.pool().clone(),
-        None => Pool::new(decoder.layout(config.kept)),
+        None => PagePool::new(decoder.layout(config.kept)),
     };
     let chunk = model.fit().map_or(PREFILL_CHUNK, |fit| fit.plan().chunk);
     let bench = Bench { decoder: &decoder, config, pool, chunk };
@@ -73,7 +73,7 @@ pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, R
 struct Bench<'a> {
     decoder: &'a Arc<Decoder>,
     config: &'a BenchmarkConfig,
-    pool: Pool,
+    pool: PagePool,
     /// How many tokens of a prompt go through the layers together.
     chunk: usize,
 }

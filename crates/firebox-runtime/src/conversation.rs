@@ -1,4 +1,4 @@
-use firebox_cache::{Afterwards, CacheError, Role, TurnId, WholeTurns};
+use firebox_cache::{AfterEviction, CacheError, Role, TurnId, WholeTurns};
 use firebox_text::{ChatTemplate, Continued, TemplateOptions, TextError};
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ impl Capacity {
 
     /// A session that remembers as much.
     pub fn given_to(self, session: Session) -> Session {
-        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+        let policy = WholeTurns { after: AfterEviction::CompactPositions };
         session.with_turn_capacity(self.turns, policy).with_fact_capacity(self.facts)
     }
 }
@@ -203,7 +203,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::UNIX_EPOCH;
 
-    use firebox_cache::{KvType, Ledger, PAGE, Pool, Turn};
+    use firebox_cache::{KvType, PAGE_TOKENS, PageLedger, PagePool, Turn};
     use firebox_model::ModelError;
     use firebox_text::Message;
 
@@ -242,16 +242,16 @@ mod tests {
     #[derive(Debug, Default)]
     struct Scarce(AtomicBool);
 
-    impl Ledger for Scarce {
-        fn may_make(&self, bytes: usize) -> bool {
-            self.has_room(bytes)
+    impl PageLedger for Scarce {
+        fn may_allocate(&self, bytes: usize) -> bool {
+            self.has_headroom(bytes)
         }
 
-        fn has_room(&self, _: usize) -> bool {
+        fn has_headroom(&self, _: usize) -> bool {
             !self.0.load(Ordering::Relaxed)
         }
 
-        fn unmade(&self, _: usize) {}
+        fn freed(&self, _: usize) {}
     }
 
     /// What makes a turn fail, after its first piece and where there are no more pages.
@@ -265,7 +265,7 @@ mod tests {
         /// A session whose turns come to fail, in pieces of a few tokens.
         fn session(&self, model: &Model) -> Session {
             let layout = model.decoder().unwrap().layout(KvType::default());
-            let pool = Pool::with_ledger(layout, self.pages.clone());
+            let pool = PagePool::with_ledger(layout, self.pages.clone());
             model.session_in(&pool).unwrap().with_chunk(8).with_cancel(self.cancel.clone())
         }
     }
@@ -300,7 +300,7 @@ mod tests {
                         | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })),
                     ) => assert!(!cancels),
                     // It may have had all the pages it needs.
-                    came => assert!(came.is_ok() && !cancels && prompt.len() < PAGE, "{came:?}"),
+                    came => assert!(came.is_ok() && !cancels && prompt.len() < PAGE_TOKENS, "{came:?}"),
                 }
                 session = before;
                 assert_eq!(state(&session), state(&undisturbed), "{question}, {cancels}");

@@ -63,8 +63,8 @@ pub use embedding::{EmbedOptions, Ranked};
 pub use error::RuntimeError;
 pub use faults::{Faults, MajorFaults};
 pub use firebox_cache::{
-    Afterwards, AttentionSinks, CacheError, EvictionPolicy, Forgetting, Hidden, KvType, PAGE, Pool, Role,
-    SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
+    AfterEviction, AttentionSinks, CacheError, Eviction, EvictionPolicy, HiddenReason, KvType, PAGE_TOKENS,
+    PagePool, Role, SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
 };
 pub use firebox_kernels::instructions;
 pub use firebox_model::Pooling;

@@ -19,7 +19,7 @@ impl Session {
     /// Whether what it remembers comes out the same when it is computed again, to the last bit: nothing was ever forgotten,
     /// hidden or shown again that later tokens have seen, or not.
     pub(crate) fn can_lose(&self) -> bool {
-        self.cache.is_unaltered()
+        self.cache.is_pristine()
     }
 
     /// Empties the cache. What was visible stays to be found again.
@@ -114,7 +114,7 @@ impl Session {
     pub(crate) fn forget_pass(&mut self, before: usize) {
         let added = self.cache.len() - before;
         if added == 0 {
-            if !self.cache.abandon_pass() {
+            if !self.cache.abort_pass() {
                 // Some layers have seen the tokens and others not.
                 self.lose();
             }

@@ -2,7 +2,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use firebox_cache::Pool;
+use firebox_cache::PagePool;
 use firebox_model::{
     Decoder, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer, StreamedConfig,
 };
@@ -252,12 +252,12 @@ impl Model {
     }
 
     /// The same, with pages from a pool that several sequences share.
-    pub fn session_in(&self, pool: &Pool) -> Result<Session, RuntimeError> {
+    pub fn session_in(&self, pool: &PagePool) -> Result<Session, RuntimeError> {
         Ok(self.outfitted(Session::in_pool(self.decoder()?, pool)))
     }
 
     /// A sequence that goes on from a file, with pages from a pool.
-    pub fn restored_in(&self, saved: &Saved, pool: &Pool) -> Result<Session, RuntimeError> {
+    pub fn restored_in(&self, saved: &Saved, pool: &PagePool) -> Result<Session, RuntimeError> {
         Ok(self.outfitted(saved.session_in(pool)?))
     }
 
@@ -265,7 +265,7 @@ impl Model {
     pub fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
         let Some(fit) = &self.fit else { return Ok(self.outfitted(saved.session()?)) };
         let (pool, layout) = (fit.pool(), saved.layout());
-        if pool.layout().kept == layout.kept && pool.layout().layers == layout.layers {
+        if pool.layout().kv_dtype == layout.kv_dtype && pool.layout().layers == layout.layers {
             return self.restored_in(saved, pool);
         }
         self.restored_in(saved, &pool.with_layout(layout))

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use firebox_cache::{CacheError, KvType, Pool};
+use firebox_cache::{CacheError, KvType, PagePool};
 use firebox_text::{HeldBack, StopStrings};
 use serde::{Deserialize, Serialize};
 
@@ -127,9 +127,9 @@ impl Paused {
     pub fn read(
         path: impl AsRef<Path>,
         model: &Model,
-        pool: &Pool,
+        pool: &PagePool,
     ) -> Result<(Self, Said, Session), RuntimeError> {
-        let kept: KvType = pool.layout().kept;
+        let kept: KvType = pool.layout().kv_dtype;
         let saved = Saved::open(path, model, kept)?;
         let (paused, said): (Self, Said) = serde_json::from_str(saved.note()).map_err(|error| {
             let reason = format!("the session was not written with an answer that was paused: {error}");

@@ -81,7 +81,7 @@ impl PersistentPrefix {
             return Err(CacheError::FactsFull { tokens: tokens.len(), capacity }.into());
         }
         let decoder = model.decoder()?;
-        let key = KvKey::new(model, &decoder, decoder.layout(kept).kept, OWN_HEAD)?;
+        let key = KvKey::new(model, &decoder, decoder.layout(kept).kv_dtype, OWN_HEAD)?;
         let path = folder.as_ref().join(format!("{}.kv", key.of_tokens(tokens)));
         let origin = match open(&path, model, tokens, kept) {
             Ok(saved) => return Ok(Self { saved, origin: Origin::Opened }),
@@ -165,7 +165,7 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use firebox_cache::Pool;
+    use firebox_cache::PagePool;
 
     use super::*;
     use crate::saved::tests::{bits, kinds, model};
@@ -192,7 +192,7 @@ mod tests {
                 let mut plain = model.session().unwrap().with_kv_type(kept);
                 let fact = plain.add_fact(&tokens).unwrap();
                 plain.pin(fact, true).unwrap();
-                let pool = Pool::new(model.decoder().unwrap().layout(kept));
+                let pool = PagePool::new(model.decoder().unwrap().layout(kept));
                 let begin = |prefix| {
                     let session = Session::in_pool(model.decoder().unwrap(), &pool);
                     session.with_prefix(prefix).unwrap()
@@ -208,7 +208,8 @@ mod tests {
                 let turn = sessions[1].turns().next().unwrap();
                 assert!(turn.pinned && turn.kind == TurnKind::Fact && turn.tokens == tokens.len());
                 // The rest of a block is copied to the page that the first token needs anyway.
-                let rest = (count as usize % firebox_cache::PAGE + 154).div_ceil(firebox_cache::PAGE);
+                let rest =
+                    (count as usize % firebox_cache::PAGE_TOKENS + 154).div_ceil(firebox_cache::PAGE_TOKENS);
                 assert_eq!(pool.pages(), sessions.len() * rest, "{count}");
             }
         }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Int, Tensor, TensorData};
 use firebox_cache::{
-    CacheError, KvType, LayerLayout, Layout, Mapped, Outline, Pool, RecurrentState, Remembered,
-    SequenceCache, Stretch, Turn,
+    CacheError, KvType, LayerKv, LayerLayout, Layout, MappedKv, Outline, PagePool, RecurrentState,
+    SequenceCache, SlotRange, Turn,
 };
 use firebox_kernels::attend::Stored;
 use firebox_kernels::host;
@@ -87,7 +87,7 @@ impl KvKey {
 #[serde(deny_unknown_fields)]
 struct Record {
     /// First slot, slot after the last, position.
-    stretches: Vec<(usize, usize, usize)>,
+    slot_ranges: Vec<(usize, usize, usize)>,
     turns: Vec<TurnRecord>,
     lost: Vec<TurnRecord>,
     position: usize,
@@ -105,7 +105,7 @@ struct Record {
 pub struct Saved {
     decoder: Arc<Decoder>,
     kept: KvType,
-    mapped: Arc<Mapped>,
+    mapped: Arc<MappedKv>,
     outline: Outline,
     states: Vec<Option<RecurrentState>>,
     tokens: Vec<u32>,
@@ -151,10 +151,10 @@ impl Session {
         let outline = self.cache.outline();
         let layout = self.cache.pool().layout();
         let filled_by = self.filled_by.as_deref().unwrap_or_default();
-        let KvKey(key) = KvKey::new(model, &self.decoder, layout.kept, filled_by)?;
+        let KvKey(key) = KvKey::new(model, &self.decoder, layout.kv_dtype, filled_by)?;
         let record = Record {
-            stretches: outline
-                .stretches
+            slot_ranges: outline
+                .slot_ranges
                 .iter()
                 .map(|stretch| (stretch.slots.start, stretch.slots.end, stretch.position))
                 .collect(),
@@ -178,7 +178,7 @@ impl Session {
         let mut tensors =
             vec![NewTensor { name: TOKENS.into(), dtype: Dtype::U32, shape: vec![self.tokens.len()] }];
         for (index, layer) in layout.layers.iter().enumerate() {
-            for side in sides(layer, layout.kept).iter().filter(|_| !outline.stretches.is_empty()) {
+            for side in sides(layer, layout.kv_dtype).iter().filter(|_| !outline.slot_ranges.is_empty()) {
                 for part in parts(side.kept, side.width) {
                     let shape = match part.width {
                         Some(width) => vec![side.heads, outline.slots(), width],
@@ -200,11 +200,11 @@ impl Session {
             let is_trunk = self.decoder.split().is_none_or(|split| index < split);
             let is_filled = is_trunk || index >= self.decoder.layers() || self.filled_by.is_some();
             let runs = self.cache.stored(index).unwrap_or_default();
-            for (at, side) in sides(layer, layout.kept).iter().enumerate() {
+            for (at, side) in sides(layer, layout.kv_dtype).iter().enumerate() {
                 let stored = runs.iter().map(|run| match run {
-                    Remembered::Attention { keys, .. } if at == 0 => keys.clone(),
-                    Remembered::Attention { values, .. } => values.clone(),
-                    Remembered::States(states) => states.clone(),
+                    LayerKv::Attention { keys, .. } if at == 0 => keys.clone(),
+                    LayerKv::Attention { values, .. } => values.clone(),
+                    LayerKv::HiddenStates(states) => states.clone(),
                 });
                 for mut bytes in gathered(stored.collect(), &outline, side.heads)? {
                     if !is_filled {
@@ -234,13 +234,13 @@ impl Saved {
         let layout = decoder.layout(kept);
         let file = opened(path.as_ref())?;
         // What was kept at the split is what any head begins with.
-        KvKey::new(model, &decoder, layout.kept, OWN_HEAD)?.check(&file, decoder.split().is_some())?;
+        KvKey::new(model, &decoder, layout.kv_dtype, OWN_HEAD)?.check(&file, decoder.split().is_some())?;
         let record = record(&file)?;
         let turns = |records: Vec<TurnRecord>| records.into_iter().map(Turn::from).collect();
-        let stretches = record.stretches.into_iter();
+        let slot_ranges = record.slot_ranges.into_iter();
         let outline = Outline {
-            stretches: stretches
-                .map(|(start, end, position)| Stretch { slots: start..end, position })
+            slot_ranges: slot_ranges
+                .map(|(start, end, position)| SlotRange { slots: start..end, position })
                 .collect(),
             turns: turns(record.turns),
             position: record.position,
@@ -255,7 +255,7 @@ impl Saved {
             encoded_length: record.encoded_length,
             expected_length: record.expected_length,
             open: record.open,
-            kept: layout.kept,
+            kept: layout.kv_dtype,
             note: file.text(NOTE)?.to_owned(),
             head: file.text(HEAD)?.into(),
             decoder,
@@ -281,12 +281,12 @@ impl Saved {
 
     /// A session that goes on from there, with pages of its own.
     pub fn session(&self) -> Result<Session, RuntimeError> {
-        self.session_in(&Pool::new(self.layout()))
+        self.session_in(&PagePool::new(self.layout()))
     }
 
     /// The same, with pages from a pool that several sequences of the model share.
-    pub fn session_in(&self, pool: &Pool) -> Result<Session, RuntimeError> {
-        let cache = SequenceCache::resume(pool, &self.outline, &self.mapped, self.states.clone())?;
+    pub fn session_in(&self, pool: &PagePool) -> Result<Session, RuntimeError> {
+        let cache = SequenceCache::from_outline(pool, &self.outline, &self.mapped, self.states.clone())?;
         let mut session = Session::in_pool(self.decoder.clone(), pool);
         session.cache = cache;
         session.tokens.clone_from(&self.tokens);
@@ -369,7 +369,9 @@ fn sides(layer: &LayerLayout, kept: KvType) -> Vec<Side> {
         LayerLayout::Attention { kv_heads: heads, head_dim: width } => {
             ["keys", "values"].map(|name| Side { name, kept, heads, width }).into()
         }
-        LayerLayout::States { width } => vec![Side { name: "states", kept: KvType::F32, heads: 1, width }],
+        LayerLayout::HiddenStates { width } => {
+            vec![Side { name: "states", kept: KvType::F32, heads: 1, width }]
+        }
         LayerLayout::Recurrent => Vec::new(),
     }
 }
@@ -397,7 +399,7 @@ fn parts(kept: KvType, head_dim: usize) -> Vec<Part> {
 /// forgotten is not written.
 fn gathered(side: Vec<Stored>, outline: &Outline, kv_heads: usize) -> Result<Vec<Vec<u8>>, RuntimeError> {
     let mut tensors: Vec<Vec<u8>> = Vec::new();
-    for (stored, Stretch { slots, .. }) in side.into_iter().zip(&outline.stretches) {
+    for (stored, SlotRange { slots, .. }) in side.into_iter().zip(&outline.slot_ranges) {
         let parts = match stored.part(0..slots.len()) {
             Stored::Float(numbers) => vec![read(numbers.try_into_data())?],
             Stored::Bytes { words, scales } => {
@@ -459,7 +461,7 @@ fn tokens(file: &TensorFile, vocab: usize) -> Result<Vec<u32>, RuntimeError> {
 }
 
 /// Keys and values: on the CPU where they lie in the file, elsewhere copied to the device.
-fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<Mapped, RuntimeError> {
+fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<MappedKv, RuntimeError> {
     let slots = outline.slots();
     let stored = |layer: usize, side: &Side| -> Result<Stored, StoreError> {
         let name = |suffix: &str| format!("layers.{layer}.{}{suffix}", side.name);
@@ -484,17 +486,17 @@ fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<Mappe
         }
     };
     let layers = layout.layers.iter().enumerate().map(|(index, layer)| {
-        Ok(match &sides(layer, layout.kept)[..] {
+        Ok(match &sides(layer, layout.kv_dtype)[..] {
             _ if slots == 0 => None,
             [keys, values] => {
-                Some(Remembered::Attention { keys: stored(index, keys)?, values: stored(index, values)? })
+                Some(LayerKv::Attention { keys: stored(index, keys)?, values: stored(index, values)? })
             }
-            [states] => Some(Remembered::States(stored(index, states)?)),
+            [states] => Some(LayerKv::HiddenStates(stored(index, states)?)),
             _ => None,
         })
     });
     let layers: Result<_, StoreError> = layers.collect();
-    Ok(Mapped { layers: layers? })
+    Ok(MappedKv { layers: layers? })
 }
 
 /// Recurrent states, which are with the CPU whatever the device is.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
-use firebox_cache::{KvType, Pool, RecurrentState, SequenceCache, Turn, TurnKind};
+use firebox_cache::{KvType, PagePool, RecurrentState, SequenceCache, Turn, TurnKind};
 use firebox_model::{Decoder, Head, Input, ModelError, Wanted};
 
 use crate::RuntimeError;
@@ -62,7 +62,7 @@ pub(crate) struct Mark {
 impl Session {
     /// A sequence that has not begun.
     pub fn new(decoder: Arc<Decoder>) -> Self {
-        let pool = Pool::new(decoder.layout(KvType::default()));
+        let pool = PagePool::new(decoder.layout(KvType::default()));
         Self::in_pool(decoder, &pool)
     }
 
@@ -70,8 +70,8 @@ impl Session {
     ///
     /// # Panics
     /// If the pool was made for a model of other layers.
-    pub fn in_pool(decoder: Arc<Decoder>, pool: &Pool) -> Self {
-        let layout = decoder.layout(pool.layout().kept);
+    pub fn in_pool(decoder: Arc<Decoder>, pool: &PagePool) -> Self {
+        let layout = decoder.layout(pool.layout().kv_dtype);
         let blocks = decoder.layers();
         assert_eq!(pool.layout().layers.get(..blocks), layout.layers.get(..blocks), "a pool of this model");
         // The model may have got its first head since the pool was made.
@@ -108,10 +108,10 @@ impl Session {
 
     /// The same, keeping keys and values as `kept`. What has been fed is fed again with the next tokens.
     pub fn with_kv_type(mut self, kept: KvType) -> Self {
-        let kept = self.decoder.layout(kept).kept;
-        if kept != self.cache.pool().layout().kept {
+        let kept = self.decoder.layout(kept).kv_dtype;
+        if kept != self.cache.pool().layout().kv_dtype {
             self.lose();
-            self.cache = self.cache.begun_in(&self.cache.pool().keeping(kept));
+            self.cache = self.cache.restarted_in(&self.cache.pool().with_kv_dtype(kept));
         }
         self
     }
@@ -258,7 +258,7 @@ impl Session {
             return self.rewind(len);
         }
         self.tokens.truncate(len);
-        self.cache.go_back(mark.len, mark.states.clone());
+        self.cache.restore_states(mark.len, mark.states.clone());
     }
 
     /// What the positions of the cached tokens mean.
@@ -405,12 +405,12 @@ impl Session {
             return Ok(());
         }
         let has_blocks = self.head.as_ref().is_none_or(|head| head.has_blocks());
-        let layers = self.decoder.layout(self.cache.pool().layout().kept).layers;
+        let layers = self.decoder.layout(self.cache.pool().layout().kv_dtype).layers;
         if layers != self.cache.pool().layout().layers {
             // Nothing was kept at the split yet.
             self.lose();
-            let layout = self.decoder.layout(self.cache.pool().layout().kept);
-            self.cache = self.cache.begun_in(&self.cache.pool().with_layout(layout));
+            let layout = self.decoder.layout(self.cache.pool().layout().kv_dtype);
+            self.cache = self.cache.restarted_in(&self.cache.pool().with_layout(layout));
         }
         if !has_blocks {
             // Its tokens leave nothing behind the split.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use firebox_cache::{Hidden, Role, Turn, TurnId, TurnKind};
+use firebox_cache::{HiddenReason, Role, Turn, TurnId, TurnKind};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub(crate) struct TurnRecord {
 struct RoleRecord(#[serde(with = "RoleDef")] Role);
 
 #[derive(Serialize, Deserialize)]
-struct HiddenRecord(#[serde(with = "HiddenDef")] Hidden);
+struct HiddenRecord(#[serde(with = "HiddenDef")] HiddenReason);
 
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Role", rename_all = "snake_case")]
@@ -44,7 +44,7 @@ enum KindDef {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Hidden", rename_all = "snake_case")]
+#[serde(remote = "HiddenReason", rename_all = "snake_case")]
 enum HiddenDef {
     Irrelevant,
     Superseded,

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use firebox_cache::{
-    Afterwards, CacheError, EvictionPolicy, Forgetting, Hidden, Role, Turn, TurnId, TurnKind,
+    AfterEviction, CacheError, Eviction, EvictionPolicy, HiddenReason, Role, Turn, TurnId, TurnKind,
 };
 
 use crate::relevance::{EarlierTurn, RelevanceScorer, TurnContent};
@@ -66,7 +66,7 @@ impl Session {
     /// in from it stays with them.
     pub fn mask(&mut self, turn: TurnId, masked: bool) -> Result<(), RuntimeError> {
         self.arrange(0)?;
-        Ok(self.cache.hide(turn, masked.then_some(Hidden::Irrelevant))?)
+        Ok(self.cache.hide(turn, masked.then_some(HiddenReason::Irrelevant))?)
     }
 
     /// Hides turns that have little to do with the newest message, as a scorer judges them, and shows those that have.
@@ -104,7 +104,7 @@ impl Session {
         let scores = scorer.score(newest, &earlier)?;
         let mut hidden = 0;
         for (&turn, score) in candidates.iter().zip(scores) {
-            self.cache.judge(turn, score)?;
+            self.cache.set_relevance(turn, score)?;
             let pinned = self.cache.turns().any(|held| held.id == turn && held.pinned);
             let hides = score < scorer.threshold() && !pinned;
             self.mask(turn, hides)?;
@@ -117,7 +117,7 @@ impl Session {
     /// Forgets a turn, and lets the rest stay at its positions.
     pub fn forget(&mut self, turn: TurnId) -> Result<(), RuntimeError> {
         self.arrange(0)?;
-        let tokens = self.cache.forget_turn(turn)?;
+        let tokens = self.cache.evict_turn(turn)?;
         self.tokens.drain(tokens);
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Session {
         let fact = self.cache.begin_turn(TurnKind::Fact, vec![Role::System]);
         self.append_all(tokens).inspect_err(|_| {
             // Whether any of it is left depends on how far it came.
-            let _ = self.cache.forget_turn(fact);
+            let _ = self.cache.evict_turn(fact);
         })?;
         Ok(fact)
     }
@@ -152,7 +152,7 @@ impl Session {
         self.settle()?;
         self.fact(fact)?;
         let before = self.clone();
-        self.cache.hide(fact, Some(Hidden::Superseded))?;
+        self.cache.hide(fact, Some(HiddenReason::Superseded))?;
         let added = self.append_fact(tokens);
         if added.is_err() {
             *self = before;
@@ -191,9 +191,9 @@ impl Session {
     }
 
     /// Takes up the positions that forgotten tokens have left.
-    pub fn close_up(&mut self) -> Result<(), RuntimeError> {
+    pub fn compact_positions(&mut self) -> Result<(), RuntimeError> {
         let length = self.encoded_length();
-        Ok(self.decoder.close_up(&mut self.cache, length)?)
+        Ok(self.decoder.compact_positions(&mut self.cache, length)?)
     }
 
     /// Forgets by policy what `needed` more tokens have no room beside. Returns whether anything was forgotten; what is
@@ -202,25 +202,25 @@ impl Session {
         let Some((capacity, policy)) = self.memory.turns.clone() else { return Ok(false) };
         if self.memory.open {
             // There was no page for it when the tokens went.
-            self.close_up()?;
+            self.compact_positions()?;
             self.memory.open = false;
         }
         let turns: Vec<Turn> = self.cache.turns().cloned().collect();
-        let Forgetting { tokens, afterwards } = policy.make_room(&turns, capacity, needed)?;
+        let Eviction { tokens, after } = policy.make_room(&turns, capacity, needed)?;
         if tokens.is_empty() {
             return Ok(false);
         }
         let forgotten: usize = tokens.iter().map(|range| range.len()).sum();
         self.forget_tokens(tokens);
         self.meters().evicted(turns.len() - self.cache.turns().len(), forgotten);
-        match afterwards {
-            Afterwards::Stay => {}
-            Afterwards::CloseUp => {
+        match after {
+            AfterEviction::KeepPositions => {}
+            AfterEviction::CompactPositions => {
                 self.memory.open = true;
-                self.close_up()?;
+                self.compact_positions()?;
                 self.memory.open = false;
             }
-            Afterwards::Encode => self.lose(),
+            AfterEviction::Recompute => self.lose(),
         }
         Ok(true)
     }
@@ -242,7 +242,7 @@ impl Session {
         // From the end, so that what is still to go stays where it was.
         for range in tokens.into_iter().rev() {
             let range = range.start.min(self.cache.len())..range.end.min(self.cache.len());
-            self.cache.forget(range.clone());
+            self.cache.evict(range.clone());
             self.tokens.drain(range);
         }
     }
@@ -277,7 +277,7 @@ impl Session {
 
 /// Whether another fact has taken its place.
 fn is_superseded(turn: &Turn) -> bool {
-    turn.hidden == Some(Hidden::Superseded)
+    turn.hidden == Some(HiddenReason::Superseded)
 }
 
 #[cfg(test)]
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn what_later_tokens_have_seen_is_not_lost_with_what_they_are() {
-        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+        let policy = WholeTurns { after: AfterEviction::CompactPositions };
         let said = |session: &mut Session| {
             let turn = session.begin_turn(&[Role::User]).unwrap();
             session.feed(&[7; 20]).unwrap();
@@ -456,7 +456,7 @@ mod tests {
         let decoder = session().decoder;
         let layout = decoder.layout(firebox_cache::KvType::F32);
         let tokens: Vec<u32> = (0..370).map(|at| at % 300).collect();
-        let speak = |pool: firebox_cache::Pool| {
+        let speak = |pool: firebox_cache::PagePool| {
             let mut session = Session::in_pool(decoder.clone(), &pool);
             let turns = [&tokens[..120], &tokens[120..150], &tokens[150..200], &tokens[200..]].map(|said| {
                 let turn = session.begin_turn(&[Role::User]).unwrap();
@@ -468,17 +468,17 @@ mod tests {
             session.forget(turns[2]).unwrap();
             session
         };
-        let mut small = speak(firebox_cache::Pool::with_pages(layout.clone(), 3));
-        let mut large = speak(firebox_cache::Pool::new(layout));
+        let mut small = speak(firebox_cache::PagePool::with_pages(layout.clone(), 3));
+        let mut large = speak(firebox_cache::PagePool::new(layout));
         // What two sequences see is copied before it moves.
         let other = small.clone();
         let expected = large.clone().feed(&[7]).unwrap();
-        if small.close_up().is_ok() {
+        if small.compact_positions().is_ok() {
             panic!("three pages are too few");
         }
         drop(other);
         assert_eq!(small.feed(&[7]).unwrap(), expected);
-        large.close_up().unwrap();
+        large.compact_positions().unwrap();
         let moved = large.feed(&[7]).unwrap();
         assert!(moved.iter().zip(&expected).any(|(moved, expected)| moved != expected));
     }
@@ -489,8 +489,8 @@ mod tests {
         let model = crate::saved::tests::model("reference/llama");
         let (decoder, kept) = (model.decoder().unwrap(), firebox_cache::KvType::F32);
         let layout = decoder.layout(kept);
-        let policy = WholeTurns { afterwards: Afterwards::CloseUp };
-        let pool = firebox_cache::Pool::with_pages(layout.clone(), 3);
+        let policy = WholeTurns { after: AfterEviction::CompactPositions };
+        let pool = firebox_cache::PagePool::with_pages(layout.clone(), 3);
         let mut session = Session::in_pool(decoder, &pool).with_turn_capacity(370, policy);
         for count in [120, 30, 50, 170] {
             let turn = session.begin_turn(&[Role::User]).unwrap();
@@ -506,7 +506,7 @@ mod tests {
         let path = folder.path().join("session");
         session.save(&path, &model).unwrap();
         let saved = crate::Saved::open(&path, &model, kept).unwrap();
-        let restored = model.restored_in(&saved, &firebox_cache::Pool::new(layout)).unwrap();
+        let restored = model.restored_in(&saved, &firebox_cache::PagePool::new(layout)).unwrap();
         let mut restored = restored.with_turn_capacity(370, policy);
         assert_eq!(restored.feed(&[7]).unwrap(), session.feed(&[7]).unwrap());
     }
@@ -514,7 +514,7 @@ mod tests {
     /// A prompt that makes earlier turns go has as many tokens as it has.
     #[test]
     fn a_prompt_that_evicts_is_counted_right() {
-        let policy = WholeTurns { afterwards: Afterwards::Stay };
+        let policy = WholeTurns { after: AfterEviction::KeepPositions };
         let mut session = session().with_turn_capacity(300, policy);
         for length in [200, 80, 0] {
             session.begin_turn(&[Role::User]).unwrap();
@@ -533,12 +533,12 @@ mod tests {
     #[test]
     fn sessions_in_one_pool_do_not_meet() {
         let shared = session().decoder;
-        let pool = firebox_cache::Pool::new(shared.layout(firebox_cache::KvType::F16));
-        let policy = WholeTurns { afterwards: Afterwards::Stay };
-        let open = |pool: &firebox_cache::Pool| {
+        let pool = firebox_cache::PagePool::new(shared.layout(firebox_cache::KvType::F16));
+        let policy = WholeTurns { after: AfterEviction::KeepPositions };
+        let open = |pool: &firebox_cache::PagePool| {
             Session::in_pool(shared.clone(), pool).with_turn_capacity(300, policy)
         };
-        let alone = |pool: &firebox_cache::Pool| firebox_cache::Pool::new(pool.layout().clone());
+        let alone = |pool: &firebox_cache::PagePool| firebox_cache::PagePool::new(pool.layout().clone());
         let mut together = [open(&pool), open(&pool)];
         let mut apart = [open(&alone(&pool)), open(&alone(&pool))];
         for round in 0..30 {

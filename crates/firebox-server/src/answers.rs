@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use firebox_model::ModelError;
 use firebox_runtime::engine::{Answering, Event};
-use firebox_runtime::{CacheError, Finish, GenerationConfig, PAGE, RuntimeError};
+use firebox_runtime::{CacheError, Finish, GenerationConfig, PAGE_TOKENS, RuntimeError};
 use futures_core::Stream as _;
 use serde_json::{Value, json};
 
@@ -160,7 +160,7 @@ fn refusal(error: RuntimeError, prompt: usize, planned: usize) -> ApiError {
     let room = match &error {
         RuntimeError::Cache(CacheError::PoolExhausted { pages })
         | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { pages })) => {
-            planned.max(pages.saturating_mul(PAGE))
+            planned.max(pages.saturating_mul(PAGE_TOKENS))
         }
         _ => return error.into(),
     };
@@ -212,11 +212,11 @@ mod tests {
         let full = |pages| RuntimeError::from(CacheError::PoolExhausted { pages });
         let within = |pages| RuntimeError::from(ModelError::Cache(CacheError::PoolExhausted { pages }));
         for (prompt, pages, planned, status) in [
-            (10 * PAGE - 1, 10, 512, StatusCode::SERVICE_UNAVAILABLE),
-            (10 * PAGE, 10, 512, StatusCode::BAD_REQUEST),
+            (10 * PAGE_TOKENS - 1, 10, 512, StatusCode::SERVICE_UNAVAILABLE),
+            (10 * PAGE_TOKENS, 10, 512, StatusCode::BAD_REQUEST),
             // Others have the pages that were planned.
-            (10 * PAGE, 2, 11 * PAGE, StatusCode::SERVICE_UNAVAILABLE),
-            (11 * PAGE, 2, 11 * PAGE, StatusCode::BAD_REQUEST),
+            (10 * PAGE_TOKENS, 2, 11 * PAGE_TOKENS, StatusCode::SERVICE_UNAVAILABLE),
+            (11 * PAGE_TOKENS, 2, 11 * PAGE_TOKENS, StatusCode::BAD_REQUEST),
             // Nobody has planned anything.
             (1 << 20, 10, usize::MAX, StatusCode::SERVICE_UNAVAILABLE),
         ] {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
-use firebox_cache::{PAGE, Pool, SequenceCache};
+use firebox_cache::{PAGE_TOKENS, PagePool, SequenceCache};
 use firebox_model::{Decoder, Input, Streamed, StreamedConfig, Wanted};
 use firebox_runtime::{KvType, device};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig, reading_rate};
@@ -45,7 +45,7 @@ fn step(decoder: &Decoder, caches: &mut [SequenceCache], tokens: usize) -> anyho
 }
 
 /// Seconds of a decode step of some sequences, the mean of `steps` after one that fills the buffers.
-fn decode(decoder: &Decoder, pool: &Pool, batch: usize, steps: usize) -> anyhow::Result<f64> {
+fn decode(decoder: &Decoder, pool: &PagePool, batch: usize, steps: usize) -> anyhow::Result<f64> {
     let mut caches: Vec<_> = (0..batch).map(|_| SequenceCache::new(pool)).collect();
     step(decoder, &mut caches, DEPTH)?;
     step(decoder, &mut caches, 1)?;
@@ -54,7 +54,7 @@ fn decode(decoder: &Decoder, pool: &Pool, batch: usize, steps: usize) -> anyhow:
 }
 
 /// The same of one sequence by two decoders, step by step in turn, and medians: what a machine gives changes within seconds.
-fn decode_in_turn(decoders: [&Decoder; 2], pool: &Pool, steps: usize) -> anyhow::Result<[f64; 2]> {
+fn decode_in_turn(decoders: [&Decoder; 2], pool: &PagePool, steps: usize) -> anyhow::Result<[f64; 2]> {
     let mut caches = [[SequenceCache::new(pool)], [SequenceCache::new(pool)]];
     let mut times = [Vec::new(), Vec::new()];
     for (decoder, caches) in decoders.iter().zip(&mut caches) {
@@ -70,7 +70,7 @@ fn decode_in_turn(decoders: [&Decoder; 2], pool: &Pool, steps: usize) -> anyhow:
 }
 
 /// Seconds of a prompt, after another that fills the buffers.
-fn prompt(decoder: &Decoder, pool: &Pool, tokens: usize) -> anyhow::Result<f64> {
+fn prompt(decoder: &Decoder, pool: &PagePool, tokens: usize) -> anyhow::Result<f64> {
     let fed = |_| step(decoder, &mut [SequenceCache::new(pool)], tokens);
     let times = (0..3).map(fed).collect::<Result<Vec<_>, _>>()?;
     Ok((times[1] + times[2]) / 2.0)
@@ -81,7 +81,7 @@ fn parts(decoder: &Decoder) -> anyhow::Result<&Streamed> {
 }
 
 /// The prompt whose computation takes about as long as reading the weights.
-fn even_prompt(decoder: &Decoder, pool: &Pool, reading: f64) -> anyhow::Result<usize> {
+fn even_prompt(decoder: &Decoder, pool: &PagePool, reading: f64) -> anyhow::Result<usize> {
     let at = |tokens| prompt(decoder, pool, tokens).map(|seconds| (tokens, seconds));
     let ((few, short), (many, long)) = (at(64)?, at(256)?);
     let each = (long - short) / (many - few) as f64;
@@ -95,8 +95,8 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let plain = Decoder::load(&checkpoint, &cpu)?;
     let kept = all_kept(&checkpoint)?;
     let streamed = Decoder::stream(&checkpoint, &cpu, &config())?;
-    let pool = Pool::new(plain.layout(KvType::F16));
-    pool.reserve(BATCH, 2 * PAGE);
+    let pool = PagePool::new(plain.layout(KvType::F16));
+    pool.reserve(BATCH, 2 * PAGE_TOKENS);
     let portions = parts(&streamed)?.portions();
     let bytes = portions.iter().map(|portion| portion.bytes()).sum::<u64>() as f64;
     let disk = checkpoint.disk(parts(&streamed)?.reading().0);

@@ -1,42 +1,44 @@
+//! Branches of a sequence.
+
 use std::sync::Arc;
 
+use crate::block_run::{BlockRun, Source};
 use crate::error::CacheError;
-use crate::page::PAGE;
-use crate::run::{Run, Source};
+use crate::page::PAGE_TOKENS;
 use crate::sequence::SequenceCache;
 
 impl SequenceCache {
-    /// Whether a page would be free without it: one of which it is the only owner.
+    /// Returns whether it is the only owner of a page, so that dropping it would free the page.
     pub fn has_own_page(&self) -> bool {
-        let of_one_page = |together: &[Run]| match &together[0].source {
+        let of_one_page = |together: &[BlockRun]| match &together[0].source {
             Source::Page(page) => Arc::strong_count(page) == together.len(),
             Source::Mapped(_) => false,
         };
-        Arc::strong_count(&self.runs) == 1 && self.runs.chunk_by(Run::lies_with).any(of_one_page)
+        Arc::strong_count(&self.runs) == 1 && self.runs.chunk_by(BlockRun::lies_with).any(of_one_page)
     }
 
-    /// A clone that goes on without waiting: a page that is not full is copied now. A mere clone copies it when it goes on,
-    /// unless it is the first to do so. Either way attention reads what comes behind in the same spans, so that all say the same
-    /// to the last bit.
+    /// Returns a clone that continues without delay: a partly filled page is copied now. A plain clone copies it on its first
+    /// token, unless it is the first to continue. In both cases attention reads later tokens in the same spans, so results are
+    /// bit-equal.
     pub fn branch(&mut self) -> Result<Self, CacheError> {
-        self.give_up_pass();
-        self.free_slots();
+        self.discard_pass();
+        self.release_trailing_slots();
         let mut branch = self.clone();
         let Some(last) = self.runs.last().filter(|last| last.end() == self.position) else {
             return Ok(branch);
         };
         let Source::Page(from) = &last.source else { return Ok(branch) };
-        // Where nobody goes on in the page itself, each copies it when it goes on.
-        if last.slots.end == PAGE || !from.goes_on(last.slots.end) {
+        // If the page cannot be continued in place, each sequence copies it when it continues.
+        if last.slots.end == PAGE_TOKENS || !from.can_append(last.slots.end) {
             return Ok(branch);
         }
-        branch.go_over(last, &self.copied_page(from, &last.slots)?);
+        branch.repoint_last_block(last, &self.copy_page(from, &last.slots)?);
         Ok(branch)
     }
 
-    /// Gives up the slots behind the last tokens that are left from tokens taken back, or from a clone that went on and is
-    /// gone, unless somebody else may have gone on in them. Clones that have not gone on share the runs.
-    pub(super) fn free_slots(&self) {
+    /// Releases the slots behind the last tokens that were left by a rewind or by a dropped clone that had continued, unless
+    /// another sequence may have continued in them. Clones that have not continued share the runs.
+    pub(super) fn release_trailing_slots(&self) {
         if let Some(last) = self.runs.last()
             && let Source::Page(page) = &last.source
             && last.end() == self.position
@@ -55,14 +57,14 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
+    use crate::layer_kv::LayerKv;
     use crate::layout::{KvType, LayerLayout, Layout};
-    use crate::pool::Pool;
-    use crate::remembered::Remembered;
+    use crate::pool::PagePool;
     use crate::sequence::LayerCache;
 
-    fn pool() -> Pool {
+    fn pool() -> PagePool {
         let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 2 }];
-        Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() })
+        PagePool::new(Layout { layers, kv_dtype: KvType::F32, device: Device::flex() })
     }
 
     fn fill(sequence: &mut SequenceCache, count: usize, number: f32) {
@@ -75,15 +77,15 @@ mod tests {
 
     fn numbers(sequence: &SequenceCache) -> Vec<f32> {
         let keys = sequence.stored(0).unwrap().into_iter().map(|run| match run {
-            Remembered::Attention { keys, .. } => keys.dequantize(2).narrow(2, 0, 1),
-            Remembered::States(_) => unreachable!("an attention layer"),
+            LayerKv::Attention { keys, .. } => keys.dequantize(2).narrow(2, 0, 1),
+            LayerKv::HiddenStates(_) => unreachable!("an attention layer"),
         });
         keys.flat_map(|keys| keys.try_into_vec_as::<f32>().unwrap()).collect()
     }
 
-    /// What it was going to say comes to the same spans as if it had been asked only once.
+    /// The next clone gets the slots of the failed one, so its tokens form the same spans.
     #[test]
-    fn a_clone_that_fails_leaves_its_place_to_the_next() {
+    fn slots_of_a_dropped_clone_are_reused() {
         let pool = pool();
         let mut sequence = SequenceCache::new(&pool);
         sequence.reserve(3).unwrap();
@@ -91,7 +93,7 @@ mod tests {
         let mut failed = sequence.clone();
         failed.reserve(2).unwrap();
         fill(&mut failed, 2, 2.0);
-        // As long as it is there, what it has said is its own, and others go on in copies.
+        // While the failed clone exists, its slots are taken, and others continue in copies.
         let mut beside = sequence.clone();
         beside.reserve(1).unwrap();
         fill(&mut beside, 1, 3.0);
@@ -105,9 +107,9 @@ mod tests {
         assert_eq!((numbers(&next), numbers(&sequence)), (vec![1.0, 1.0, 1.0, 4.0, 4.0], vec![1.0; 3]));
     }
 
-    /// One of them goes on in the page, the other in a copy.
+    /// One continues in the page, the other in a copy.
     #[test]
-    fn clones_that_go_on_at_the_same_moment_lie_as_if_each_were_alone() {
+    fn clones_that_continue_concurrently_have_the_same_layout_as_alone() {
         let pool = pool();
         let mut sequence = SequenceCache::new(&pool);
         sequence.reserve(3).unwrap();
@@ -130,9 +132,9 @@ mod tests {
         }
     }
 
-    /// Whether they left before a pass or in the middle of one.
+    /// Branches and clones are taken before a pass and in the middle of one.
     #[test]
-    fn branches_write_over_nothing_of_each_other() {
+    fn branches_do_not_overwrite_each_other() {
         let pool = pool();
         let mut sequence = SequenceCache::new(&pool);
         sequence.reserve(3).unwrap();

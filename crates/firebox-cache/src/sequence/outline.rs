@@ -1,3 +1,5 @@
+//! Outlines: a sequence's structure without its numbers, to save it and to restore it.
+
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,66 +8,66 @@ use burn::tensor::DType;
 use firebox_kernels::attend::Stored;
 
 use super::{Entry, SequenceCache};
+use crate::block_run::{BlockRun, MappedKv, Source};
 use crate::error::CacheError;
+use crate::layer_kv::LayerKv;
 use crate::layout::{KvType, LayerLayout, Layout};
-use crate::page::PAGE;
-use crate::pool::Pool;
+use crate::page::PAGE_TOKENS;
+use crate::pool::PagePool;
 use crate::recurrent::RecurrentState;
-use crate::remembered::Remembered;
-use crate::run::{Mapped, Run, Source};
 use crate::turn::Turn;
 
-/// Beyond any position there is, so that reckoning with positions cannot overflow.
-const MOST: usize = u32::MAX as usize;
+/// A bound on positions and slots that rules out overflow in their arithmetic.
+const MAX_POSITION: usize = u32::MAX as usize;
 
-/// What a sequence remembers, but for numbers: together with its keys, its values and its recurrent states enough to
-/// go on elsewhere as if nothing had happened.
+/// The structure of a sequence without its tensors. Together with the keys, values and recurrent states it suffices to
+/// restore the sequence elsewhere.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outline {
-    /// Which slots it sees, in order.
-    pub stretches: Vec<Stretch>,
+    /// The slots it attends to, in order.
+    pub slot_ranges: Vec<SlotRange>,
     /// Its turns, in order.
     pub turns: Vec<Turn>,
     /// The position of the next token.
     pub position: usize,
-    /// What the next turn is called.
+    /// The id of the next turn.
     pub next_turn: u64,
 }
 
 /// Slots of consecutive positions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stretch {
-    /// Which ones.
+pub struct SlotRange {
+    /// The slots.
     pub slots: Range<usize>,
-    /// The position of the first.
+    /// The position of the first slot.
     pub position: usize,
 }
 
 impl Outline {
-    /// How many slots there have to be, in blocks of [`PAGE`] or up to the last that is seen.
+    /// The number of slots that the tensors need, in blocks of [`PAGE_TOKENS`], up to the last one used.
     pub fn slots(&self) -> usize {
-        self.stretches.last().map_or(0, |stretch| stretch.slots.end)
+        self.slot_ranges.last().map_or(0, |range| range.slots.end)
     }
 
-    /// How many tokens are remembered.
+    /// The number of tokens.
     pub fn tokens(&self) -> usize {
-        self.stretches.iter().map(|stretch| stretch.slots.len()).sum()
+        self.slot_ranges.iter().map(|range| range.slots.len()).sum()
     }
 
-    /// Whether it can be that of a sequence with these keys and values.
-    fn check(&self, layout: &Layout, mapped: &Mapped) -> Result<(), CacheError> {
+    /// Checks that it describes a valid sequence over these keys and values.
+    fn check(&self, layout: &Layout, mapped: &MappedKv) -> Result<(), CacheError> {
         let mismatch = |reason: String| Err(CacheError::Mismatch { reason });
         let (mut slot, mut position) = (0, 0);
-        for Stretch { slots, position: first } in &self.stretches {
-            if slots.start < slot || slots.end <= slots.start || slots.end > MOST {
+        for SlotRange { slots, position: first } in &self.slot_ranges {
+            if slots.start < slot || slots.end <= slots.start || slots.end > MAX_POSITION {
                 return mismatch(format!("slots {slots:?} after {slot}"));
             }
-            if *first < position || *first > MOST {
+            if *first < position || *first > MAX_POSITION {
                 return mismatch(format!("position {first} after {position}"));
             }
             (slot, position) = (slots.end, first + slots.len());
         }
-        if self.position < position || self.position > MOST {
+        if self.position < position || self.position > MAX_POSITION {
             return mismatch(format!("{} as the next position after {position}", self.position));
         }
         let (mut of_turns, mut ids) = (0usize, HashSet::new());
@@ -76,7 +78,7 @@ impl Outline {
             }
         }
         if of_turns != self.tokens() {
-            return mismatch(format!("{of_turns} tokens of turns, and {} that are kept", self.tokens()));
+            return mismatch(format!("{of_turns} tokens of turns, and {} that are kv_dtype", self.tokens()));
         }
         if self.next_turn == u64::MAX {
             return mismatch("no turn could come after".into());
@@ -85,8 +87,8 @@ impl Outline {
     }
 }
 
-impl Mapped {
-    /// Whether a model of this layout could have made the first `slots` of it.
+impl MappedKv {
+    /// Checks that the first `slots` have the shapes and types of this layout.
     fn check(&self, layout: &Layout, slots: usize) -> Result<(), CacheError> {
         let mismatch = |reason: String| Err(CacheError::Mismatch { reason });
         if self.layers.len() != layout.layers.len() {
@@ -96,25 +98,27 @@ impl Mapped {
             let fits = match (sides, *layer) {
                 (None, LayerLayout::Recurrent) => true,
                 (
-                    Some(Remembered::Attention { keys, values }),
+                    Some(LayerKv::Attention { keys, values }),
                     LayerLayout::Attention { kv_heads, head_dim },
-                ) => [keys, values].iter().all(|side| fits(side, layout.kept, [kv_heads, slots, head_dim])),
-                (Some(Remembered::States(states)), LayerLayout::States { width }) => {
+                ) => {
+                    [keys, values].iter().all(|side| fits(side, layout.kv_dtype, [kv_heads, slots, head_dim]))
+                }
+                (Some(LayerKv::HiddenStates(states)), LayerLayout::HiddenStates { width }) => {
                     fits(states, KvType::F32, [1, slots, width])
                 }
                 _ => false,
             };
             if !fits {
-                return mismatch(format!("layer {index} is not {layer:?} in {:?}", layout.kept));
+                return mismatch(format!("layer {index} is not {layer:?} in {:?}", layout.kv_dtype));
             }
         }
         Ok(())
     }
 }
 
-fn fits(side: &Stored, kept: KvType, [kv_heads, slots, head_dim]: [usize; 3]) -> bool {
+fn fits(side: &Stored, kv_dtype: KvType, [kv_heads, slots, head_dim]: [usize; 3]) -> bool {
     let has = |dims: [usize; 3], width| dims[0] == kv_heads && dims[1] >= slots && dims[2] == width;
-    match (side, kept) {
+    match (side, kv_dtype) {
         (Stored::Float(numbers), KvType::F32) => {
             numbers.dtype() == DType::F32 && has(numbers.dims(), head_dim)
         }
@@ -130,39 +134,39 @@ fn fits(side: &Stored, kept: KvType, [kv_heads, slots, head_dim]: [usize; 3]) ->
 }
 
 impl SequenceCache {
-    /// What it remembers, but for numbers. Slots are counted in blocks: tokens that lie in one page have those of one
-    /// block, at the same places. Where some were forgotten, theirs are nobody's.
+    /// Returns its structure. Slots are numbered in blocks: tokens of one page get slots of one block, at the same places;
+    /// slots of evicted tokens are skipped.
     pub fn outline(&self) -> Outline {
-        let mut stretches = Vec::with_capacity(self.runs.len());
-        let (mut before, mut block): (Option<&Run>, usize) = (None, 0);
+        let mut slot_ranges = Vec::with_capacity(self.runs.len());
+        let (mut before, mut block): (Option<&BlockRun>, usize) = (None, 0);
         let mut left = self.len;
         for run in self.runs.iter() {
-            // A pass that was not completed may have taken room behind what is remembered.
+            // A pass that was not completed may have reserved slots behind the last tokens.
             let len = run.len().min(left);
             left -= len;
             if len == 0 {
                 break;
             }
-            let within = run.slots.start % PAGE;
+            let within = run.slots.start % PAGE_TOKENS;
             let together =
                 before.is_some_and(|before| before.lies_with(run) && before.slots.end <= run.slots.start);
             if let (Some(before), false) = (before, together) {
-                block += (before.slots.start % PAGE + before.len()).div_ceil(PAGE);
+                block += (before.slots.start % PAGE_TOKENS + before.len()).div_ceil(PAGE_TOKENS);
             }
-            let first = block * PAGE + within;
-            stretches.push(Stretch { slots: first..first + len, position: run.position });
+            let first = block * PAGE_TOKENS + within;
+            slot_ranges.push(SlotRange { slots: first..first + len, position: run.position });
             before = Some(run);
         }
         let turns = self.turns().cloned().collect();
-        Outline { stretches, turns, position: self.position, next_turn: self.next_turn }
+        Outline { slot_ranges, turns, position: self.position, next_turn: self.next_turn }
     }
 
-    /// A sequence that remembers what another one did: its outline, keys and values, and its recurrent states by
-    /// layer. It does not go back into turns where there are recurrent states, because those are the only ones.
-    pub fn resume(
-        pool: &Pool,
+    /// Restores a sequence from its outline, its keys and values, and its recurrent states by layer. With recurrent layers it
+    /// cannot be rewound to earlier turns, because only the latest states are known.
+    pub fn from_outline(
+        pool: &PagePool,
         outline: &Outline,
-        mapped: &Arc<Mapped>,
+        mapped: &Arc<MappedKv>,
         states: Vec<Option<RecurrentState>>,
     ) -> Result<Self, CacheError> {
         let layout = pool.layout();
@@ -171,8 +175,8 @@ impl SequenceCache {
         if !recurrent.eq(states.iter().map(Option::is_some)) {
             return Err(CacheError::Mismatch { reason: "other layers have a recurrent state".into() });
         }
-        let runs = outline.stretches.iter().map(|Stretch { slots, position }| {
-            Run::new(Source::Mapped(mapped.clone()), slots.clone(), *position)
+        let runs = outline.slot_ranges.iter().map(|SlotRange { slots, position }| {
+            BlockRun::new(Source::Mapped(mapped.clone()), slots.clone(), *position)
         });
         let turns = outline.turns.iter().map(|turn| Entry { turn: turn.clone(), before: None });
         let mut sequence = Self {
@@ -182,12 +186,12 @@ impl SequenceCache {
             len: outline.tokens(),
             position: outline.position,
             next_turn: outline.next_turn,
-            // No file says what else had been there.
-            unaltered: 0,
-            mixed: true,
+            // The file does not tell what else the tokens had attended to.
+            pristine: 0,
+            states_tainted: true,
             ..Self::new(pool)
         };
-        sequence.cover();
+        sequence.refresh_visibility();
         Ok(sequence)
     }
 }
@@ -209,7 +213,7 @@ mod tests {
         sequence.advance();
     }
 
-    /// Which spans are read, and what they hold.
+    /// The position and keys of every span.
     fn spans(sequence: &mut SequenceCache) -> Vec<(usize, Vec<f32>)> {
         let position = sequence.position();
         let LayerCache::Attention(cache) = sequence.layer(0) else { unreachable!("it has one layer") };
@@ -220,54 +224,54 @@ mod tests {
         spans.collect()
     }
 
-    /// What is done to a sequence that was in a file leaves it as if it had been in pages all the time.
+    /// The same operations on a restored sequence and on the original give the same spans.
     #[test]
-    fn what_was_in_a_file_lies_as_it_would_in_pages() {
+    fn a_restored_sequence_has_the_spans_of_the_original() {
         let layers = vec![LayerLayout::Attention { kv_heads: 1, head_dim: 2 }];
-        let pool = Pool::new(Layout { layers, kept: KvType::F32, device: Device::flex() });
+        let pool = PagePool::new(Layout { layers, kv_dtype: KvType::F32, device: Device::flex() });
         let paged = |last: usize| {
             let mut paged = SequenceCache::new(&pool);
             for (number, count) in [20, 10, 20, last].into_iter().enumerate() {
                 paged.begin_turn(TurnKind::Turn, Vec::new());
                 feed(&mut paged, count, number as f32);
             }
-            paged.forget(20..30);
+            paged.evict(20..30);
             paged
         };
         let restored = |paged: &SequenceCache| {
             let side = || {
-                let pages = paged.runs.chunk_by(Run::lies_with).map(|together| {
+                let pages = paged.runs.chunk_by(BlockRun::lies_with).map(|together| {
                     let last = &together[together.len() - 1];
-                    match (Run { slots: 0..last.slots.end, ..last.clone() }).read(0) {
-                        Some(Remembered::Attention { keys: Stored::Float(keys), .. }) => keys,
+                    match (BlockRun { slots: 0..last.slots.end, ..last.clone() }).read(0) {
+                        Some(LayerKv::Attention { keys: Stored::Float(keys), .. }) => keys,
                         other => panic!("{other:?}"),
                     }
                 });
                 Stored::Float(Tensor::cat(pages.collect(), 1))
             };
-            let held = Remembered::Attention { keys: side(), values: side() };
-            let mapped = Arc::new(Mapped { layers: vec![Some(held)] });
-            SequenceCache::resume(&pool, &paged.outline(), &mapped, vec![None]).unwrap()
+            let held = LayerKv::Attention { keys: side(), values: side() };
+            let mapped = Arc::new(MappedKv { layers: vec![Some(held)] });
+            SequenceCache::from_outline(&pool, &paged.outline(), &mapped, vec![None]).unwrap()
         };
         let acts: [fn(&mut SequenceCache); 5] = [
             |_| {},
-            |sequence| sequence.close_up(|_, keys, back| keys.add_scalar(back as f32)).unwrap(),
+            |sequence| sequence.compact_positions(|_, keys, back| keys.add_scalar(back as f32)).unwrap(),
             |sequence| drop(sequence.begin_replay(0, 100).unwrap()),
             |sequence| {
                 feed(sequence, 3, 7.0);
-                sequence.forget(0..20);
-                sequence.close_up(|_, keys, back| keys.add_scalar(back as f32)).unwrap();
+                sequence.evict(0..20);
+                sequence.compact_positions(|_, keys, back| keys.add_scalar(back as f32)).unwrap();
             },
-            // What is left stays where it is, with slots behind it that others remember.
+            // The rest stays in place, with slots behind it that the clone still uses.
             |sequence| {
-                sequence.forget(20..sequence.len());
-                sequence.close_up(|_, keys, back| keys.add_scalar(back as f32)).unwrap();
+                sequence.evict(20..sequence.len());
+                sequence.compact_positions(|_, keys, back| keys.add_scalar(back as f32)).unwrap();
             },
         ];
-        // Up to the end of a page, before it and beyond.
+        // The last block ends within the page, before its end, and beyond it.
         for last in [78, 40, 120] {
             for (at, act) in acts.into_iter().enumerate() {
-                // Others have what it was, as they do while an answer is being made.
+                // A clone shares the pages, as during the generation of an answer.
                 let before = paged(last);
                 let (mut one, mut other) = (before.clone(), restored(&before));
                 for sequence in [&mut one, &mut other] {

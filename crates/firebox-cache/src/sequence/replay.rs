@@ -1,3 +1,5 @@
+//! Replay: upper layers computed again from stored hidden states.
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -5,61 +7,60 @@ use burn::tensor::Tensor;
 use firebox_kernels::attend::Stored;
 
 use super::SequenceCache;
+use crate::block_run::BlockRun;
 use crate::error::CacheError;
+use crate::layer_kv::LayerKv;
 use crate::layout::LayerLayout;
 use crate::recurrent::RecurrentState;
-use crate::remembered::Remembered;
-use crate::run::Run;
 
-/// Tokens that layers behind the kept [hidden states](LayerLayout::States) see once more.
+/// Tokens to run through upper layers again, from stored [hidden states](LayerLayout::HiddenStates).
 #[derive(Debug)]
 pub struct Replay {
-    /// Which ones, counted as the sequence counts them. Their positions are consecutive.
+    /// Their range, counted from the first token in the cache. Their positions are consecutive.
     pub tokens: Range<usize>,
-    /// The sequence as those layers see it then.
+    /// The sequence as these layers see it during the replay.
     pub view: SequenceCache,
-    /// What was kept of the tokens, `[tokens, width]`.
+    /// The stored states of the tokens, `[tokens, width]`.
     pub states: Tensor<2>,
 }
 
 impl SequenceCache {
-    /// Keeps the hidden states `[tokens of the pass, width]` of a pass.
+    /// Stores the hidden states `[tokens of the pass, width]` of a pass.
     ///
     /// # Panics
-    /// If the layer keeps none.
-    pub fn keep_states(&mut self, layer: usize, states: Tensor<2>) {
-        let states = Remembered::States(Stored::Float(states.unsqueeze_dim(0)));
-        self.fill(layer, |tokens| states.part(tokens));
+    /// If the layer stores something else.
+    pub fn store_hidden_states(&mut self, layer: usize, states: Tensor<2>) {
+        let states = LayerKv::HiddenStates(Stored::Float(states.unsqueeze_dim(0)));
+        self.write_pass(layer, |tokens| states.part(tokens));
     }
 
-    /// Makes ready for layers from `first` on to be filled anew from the hidden states that `kept` keeps, in pieces
-    /// of at most `most` tokens, each to be [replayed](Self::replay) in order. What other sequences see as well is
-    /// copied, since it stays what it is for them.
+    /// Prepares layers from `first` on to be computed again from stored hidden states. Returns chunks of at most `most`
+    /// tokens, to be [replayed](Self::replay) in order. Pages shared with other sequences are copied.
     ///
-    /// An error leaves everything as it was.
+    /// An error leaves the cache unchanged.
     pub fn begin_replay(&mut self, first: usize, most: usize) -> Result<Vec<Range<usize>>, CacheError> {
-        self.give_up_pass();
-        self.own_pages()?;
-        // They do not see hidden turns any more.
+        self.discard_pass();
+        self.copy_shared_pages()?;
+        // The replayed layers no longer attend to hidden turns.
         let seen = self.visible().position(|visible| !visible);
-        self.unaltered = self.unaltered.min(seen.unwrap_or(self.len));
+        self.pristine = self.pristine.min(seen.unwrap_or(self.len));
         for (state, layer) in self.states[first..].iter_mut().zip(&self.pool.layout().layers[first..]) {
             if *layer == LayerLayout::Recurrent {
                 *state = Some(RecurrentState::default());
             }
         }
-        // They are those of what was there before.
+        // Saved states at turns belong to the layers as they were before the replay.
         if self.pool.layout().layers[first..].contains(&LayerLayout::Recurrent) {
             for entry in Arc::make_mut(&mut self.turns) {
                 entry.before = None;
             }
         }
-        Ok(self.pieces(most.max(1)))
+        Ok(self.chunks(most.max(1)))
     }
 
-    /// All tokens in pieces of at most `most`, each of consecutive positions and either within a hidden turn or outside
-    /// of all.
-    fn pieces(&self, most: usize) -> Vec<Range<usize>> {
+    /// All tokens in chunks of at most `most`, each of consecutive positions and either within one hidden turn or outside of
+    /// all.
+    fn chunks(&self, most: usize) -> Vec<Range<usize>> {
         let mut ends = vec![self.len];
         let (mut at, mut position) = (0, 0);
         for run in self.runs.iter() {
@@ -77,17 +78,17 @@ impl SequenceCache {
         }
         ends.sort_unstable();
         let mut start = 0;
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         for end in ends {
-            pieces.extend((start..end).step_by(most).map(|from| from..end.min(from + most)));
+            chunks.extend((start..end).step_by(most).map(|from| from..end.min(from + most)));
             start = end;
         }
-        pieces
+        chunks
     }
 
-    /// The sequence as it was when `tokens` were about to pass: what layers write then, they write where the sequence
-    /// itself reads it. `kept` is the layer that keeps hidden states. A hidden turn sees itself.
-    pub fn replay(&self, kept: usize, tokens: Range<usize>) -> Option<Replay> {
+    /// The sequence as it was before `tokens` passed. Layers that run on the view write where the sequence itself reads.
+    /// `states_layer` is the layer that stores hidden states. A hidden turn attends to itself.
+    pub fn replay(&self, states_layer: usize, tokens: Range<usize>) -> Option<Replay> {
         let mut view = self.clone();
         let mut at = 0;
         for entry in Arc::make_mut(&mut view.turns) {
@@ -97,18 +98,18 @@ impl SequenceCache {
                 entry.turn.hidden = None;
             }
         }
-        view.keep(tokens.end);
+        view.truncate_runs(tokens.end);
         view.position = self.position_of(tokens.start);
         (view.len, view.pending) = (tokens.start, tokens.len());
-        // Turns say what of the runs may be seen.
-        view.cover();
+        // Visibility follows from the turns.
+        view.refresh_visibility();
         let mut parts = Vec::new();
         let mut at = 0;
         for run in view.runs.iter() {
             let (from, to) = (at.max(tokens.start), at + run.len());
             if from < to {
-                match run.part(from - at..to - at).read(kept)? {
-                    Remembered::States(Stored::Float(states)) => parts.push(states),
+                match run.part(from - at..to - at).read(states_layer)? {
+                    LayerKv::HiddenStates(Stored::Float(states)) => parts.push(states),
                     _ => return None,
                 }
             }
@@ -118,21 +119,21 @@ impl SequenceCache {
         Some(Replay { tokens, view, states })
     }
 
-    /// Takes over the recurrent states that a replay has left.
-    pub fn replayed(&mut self, replay: Replay, first: usize) {
+    /// Takes over the recurrent states that a replay has produced.
+    pub fn finish_replay(&mut self, replay: Replay, first: usize) {
         self.states.truncate(first);
         self.states.extend(replay.view.states.into_iter().skip(first));
     }
 
-    /// Copies whatever it shares with other sequences, so that it can be written over.
-    fn own_pages(&mut self) -> Result<(), CacheError> {
+    /// Copies all pages shared with other sequences, so that they can be overwritten.
+    fn copy_shared_pages(&mut self) -> Result<(), CacheError> {
         let alone = Arc::get_mut(&mut self.runs).is_some();
         let mut runs = Vec::with_capacity(self.runs.len());
-        for together in self.runs.chunk_by(Run::lies_with) {
-            runs.extend(self.owned(together, alone)?);
+        for together in self.runs.chunk_by(BlockRun::lies_with) {
+            runs.extend(self.exclusive_runs(together, alone)?);
         }
         self.runs = Arc::new(runs);
-        self.cover();
+        self.refresh_visibility();
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 use std::iter;
 
-use firebox_cache::positions_held;
+use firebox_cache::allocated_positions;
 use firebox_model::Network;
 
 use super::ROWS;
@@ -24,7 +24,7 @@ impl Model {
 
     /// What a text of so many tokens counts for among those.
     pub(super) fn rows_of(&self, tokens: usize) -> usize {
-        self.fit().map_or(tokens, |_| positions_held(tokens))
+        self.fit().map_or(tokens, |_| allocated_positions(tokens))
     }
 
     /// Pays for a pass of texts of such lengths, of a model that has only so much memory, until what is returned is dropped.

@@ -16,7 +16,7 @@ use crate::schedule::{
 };
 use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::thermal::Heat;
-use crate::{Model, Pool, PrefixLimits, PrefixTree, RuntimeError, Saved, Session};
+use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Saved, Session};
 
 /// How often a model has to follow another one to be read ahead for it.
 const LIKELY: f64 = 0.5;
@@ -107,7 +107,7 @@ impl Host {
     }
 
     /// The same for a model whose sequences take their pages from a pool.
-    pub fn add_in_pool(&mut self, name: &str, model: Model, pool: Pool) -> Result<(), RuntimeError> {
+    pub fn add_in_pool(&mut self, name: &str, model: Model, pool: PagePool) -> Result<(), RuntimeError> {
         self.is_free(name)?;
         let mut queue = Queue::new(self.config.admission.clone());
         queue.set_heat(self.scheduler.heat());

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firebox_cache::{CacheError, Pool};
+use firebox_cache::{CacheError, PagePool};
 
 use crate::engine::event::{Event, Failure};
 use crate::engine::lane::{Lane, Told};
@@ -50,7 +50,7 @@ pub(crate) struct Hosted {
     /// The place that was told last, of each that waits.
     places: HashMap<RequestId, usize>,
     /// As long as it is there, its pages are asked about.
-    pool: Arc<Pool>,
+    pool: Arc<PagePool>,
     /// Whether who runs and who waits may have changed.
     pub changed: bool,
     /// When a request came or ended last.
@@ -67,7 +67,7 @@ impl Hosted {
     pub fn new(
         name: &str,
         model: Model,
-        pool: Pool,
+        pool: PagePool,
         queue: Queue,
         prefixes: PrefixTree,
         fetcher: &Arc<Fetcher>,

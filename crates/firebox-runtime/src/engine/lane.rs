@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
-use firebox_cache::{CacheError, PAGE, SequenceCache};
+use firebox_cache::{CacheError, PAGE_TOKENS, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_model::{Decoder, Input, ModelError, Pass, Passed, Wanted};
 use firebox_text::panic_message;
@@ -20,7 +20,7 @@ use crate::session::read;
 use crate::{Finish, PrefixTree, RuntimeError};
 
 /// Prompts that others are worth beginning with before the answer is there.
-const WORTH_KEEPING: usize = PAGE;
+const WORTH_KEEPING: usize = PAGE_TOKENS;
 
 /// Sequences of one model that go through its layers together, layer by layer.
 ///

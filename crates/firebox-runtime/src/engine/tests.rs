@@ -20,7 +20,7 @@ use crate::schedule::{AdmissionConfig, Priority};
 use crate::telemetry::Telemetry;
 use crate::thermal::Heat;
 use crate::{
-    AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, Pool, PrefixLimits, PrefixTree,
+    AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, PagePool, PrefixLimits, PrefixTree,
     RuntimeError, SamplerConfig, Session, device,
 };
 
@@ -117,7 +117,7 @@ fn alone(model: &Model, asked: &Asked) -> (Vec<u32>, Finish) {
 fn together(model: &Model, happenings: &[Happening]) {
     let clock = MadeUp(AtomicU64::new(0));
     let decoder = model.decoder().unwrap();
-    let pool = Pool::new(decoder.layout(KvType::F32));
+    let pool = PagePool::new(decoder.layout(KvType::F32));
     let mut lane = Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
     let mut all: Vec<Asked> = Vec::new();
     let mut cancelled = Vec::new();
@@ -228,7 +228,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     let admission = AdmissionConfig { most_running: 3, ..AdmissionConfig::default() };
     let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
     for (index, model) in models.iter().enumerate() {
-        let pool = Pool::with_pages(model.decoder().unwrap().layout(KvType::F32), pages);
+        let pool = PagePool::with_pages(model.decoder().unwrap().layout(KvType::F32), pages);
         host.add_in_pool(&index.to_string(), model.clone(), pool).unwrap();
     }
     let mut all: Vec<(usize, Asked, RequestId)> = Vec::new();
@@ -336,7 +336,7 @@ fn a_question_does_not_wait_for_a_book() {
     let (book, question, answer) = (RequestId(0), RequestId(1), RequestId(2));
     for beside in [false, true] {
         let decoder = model.decoder().unwrap();
-        let pool = Pool::new(decoder.layout(KvType::F32));
+        let pool = PagePool::new(decoder.layout(KvType::F32));
         let mut lane = Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
         let mut order = Vec::new();
         let mut told = |id: RequestId, event: Event| match event {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use firebox_cache::{KvType, PAGE, Pool};
+use firebox_cache::{KvType, PAGE_TOKENS, PagePool};
 use firebox_model::{Architecture, Decoder, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
@@ -235,13 +235,15 @@ impl Commons {
         let standing = shape.fixed_bytes + weights;
         let kv_bytes = (context as u64).saturating_mul(shape.kv_bytes_per_token);
         let usable = (shape.fixed_bytes + bytes + ring).saturating_add(kv_bytes);
-        let least = (standing + PAGE as u64 * shape.kv_bytes_per_token).max(terms.reserved.min(usable));
+        let least =
+            (standing + PAGE_TOKENS as u64 * shape.kv_bytes_per_token).max(terms.reserved.min(usable));
         let activations = plan.chunk as u64 * shape.activation_bytes_per_row;
         let taken = others + self.activations_with(activations);
         self.check(path, taken + least)?;
         // Pages come where others keep parts, and where nobody has to have anything.
         let pages = (self.budget.total() - taken - standing) / shape.kv_bytes_per_token.max(1);
-        plan.kv_tokens = (usize::try_from(pages).unwrap_or(usize::MAX) / PAGE * PAGE).min(context);
+        plan.kv_tokens =
+            (usize::try_from(pages).unwrap_or(usize::MAX) / PAGE_TOKENS * PAGE_TOKENS).min(context);
         let budget = self.slice()?;
         let keeper = Keeper::among(&budget, streamed.parts(), streamed.blocks())?;
         let tenant = Arc::new(Tenant {
@@ -268,7 +270,7 @@ impl Commons {
             keeper.fill(streamed, terms.pinned)?;
         }
         let ledger = Arc::new(Pages { keeper: keeper.clone(), decoder: decoder.clone() });
-        let pool = Pool::with_ledger(decoder.layout(terms.kept), ledger);
+        let pool = PagePool::with_ledger(decoder.layout(terms.kept), ledger);
         // It only lets go: what comes back comes with the passes.
         let residency = ResidencyPlan { keep: Vec::new(), step_time: NEVER, streaming_step_time: NEVER };
         keeper.set_governor(Governor::new(residency, pressure::system(), GovernorConfig::default()));

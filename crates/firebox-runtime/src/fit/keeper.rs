@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use firebox_cache::{Ledger, Spare};
+use firebox_cache::{PageLedger, Reclaimable};
 use firebox_model::{Decoder, Streamed, Watcher};
 
 use crate::RuntimeError;
@@ -399,8 +399,8 @@ pub(super) struct Pages {
     pub decoder: Arc<Decoder>,
 }
 
-impl Ledger for Pages {
-    fn may_make(&self, bytes: usize) -> bool {
+impl PageLedger for Pages {
+    fn may_allocate(&self, bytes: usize) -> bool {
         let Some(streamed) = self.decoder.streamed() else { return true };
         let mut state = self.keeper.state();
         let wanted = state.pages.bytes() + bytes as u64;
@@ -412,11 +412,11 @@ impl Ledger for Pages {
         may
     }
 
-    fn has_room(&self, bytes: usize) -> bool {
+    fn has_headroom(&self, bytes: usize) -> bool {
         self.decoder.streamed().is_none() || self.keeper.budget.left() >= bytes as u64
     }
 
-    fn unmade(&self, bytes: usize) {
+    fn freed(&self, bytes: usize) {
         let mut state = self.keeper.state();
         let left = state.pages.bytes().saturating_sub(bytes as u64);
         // Less can always be held.
@@ -424,21 +424,21 @@ impl Ledger for Pages {
         self.keeper.unfilled.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
-    fn filled(&self, bytes: usize) {
+    fn grew(&self, bytes: usize) {
         self.keeper.unfilled.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
-    fn emptied(&self, bytes: usize) {
+    fn shrank(&self, bytes: usize) {
         self.keeper.unfilled.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    fn add_spare(&self, spare: &Weak<dyn Spare>) {
+    fn register_reclaimable(&self, spare: &Weak<dyn Reclaimable>) {
         if let Some(Tenancy { tenant, .. }) = self.keeper.tenancy() {
             tenant.add_spare(spare);
         }
     }
 
-    fn others_give_up(&self) -> bool {
+    fn reclaim_from_others(&self) -> bool {
         let Some(Tenancy { tenants, tenant }) = self.keeper.tenancy() else { return false };
         tenants.idle_gives_page(tenant)
     }

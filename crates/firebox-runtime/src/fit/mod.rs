@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use firebox_cache::{KvType, PAGE, Pool, positions_held};
+use firebox_cache::{KvType, PAGE_TOKENS, PagePool, allocated_positions};
 use firebox_model::{Decoder, Streamed, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, probes, reading_rate};
 
@@ -93,7 +93,7 @@ pub struct Fit {
     plan: Plan,
     rates: Rates,
     budget: Budget,
-    pool: Pool,
+    pool: PagePool,
     keeper: Arc<Keeper>,
     decoder: Arc<Decoder>,
     /// Intermediate results of one row of a pass.
@@ -165,9 +165,9 @@ impl Fit {
         let unread = unread.saturating_sub(self.budget.held(Account::Scratch));
         let room = (self.budget.left() + self.kept_bytes()).saturating_sub(unread);
         // Pages are of one size, and one that fits in part is no page.
-        let page = (PAGE * pool.layout().bytes_per_position()) as u64;
+        let page = (PAGE_TOKENS * pool.layout().bytes_per_position()) as u64;
         let further = room.checked_div(page).and_then(|pages| usize::try_from(pages).ok());
-        further.map_or(usize::MAX, |further| pool.pages().saturating_add(further).saturating_mul(PAGE))
+        further.map_or(usize::MAX, |further| pool.pages().saturating_add(further).saturating_mul(PAGE_TOKENS))
     }
 
     /// How many rows of texts that nobody remembers may go through the layers together without anybody giving up anything.
@@ -180,7 +180,7 @@ impl Fit {
     /// values, which are in none of the pool's pages. Kept parts go for it, those first that are needed least.
     pub(crate) fn pay_for_pass(&self, lengths: impl Iterator<Item = usize>) -> Result<Charge, RuntimeError> {
         let Some(streamed) = self.decoder.streamed() else { unreachable!("it was made to be streamed") };
-        let of_text = |(rows, held), length| (rows + length, held + positions_held(length));
+        let of_text = |(rows, held), length| (rows + length, held + allocated_positions(length));
         let (rows, held) = lengths.fold((0, 0), of_text);
         let beyond = rows.saturating_sub(self.plan.chunk) as u64;
         let bytes = beyond * self.row_bytes + held as u64 * self.unremembered_bytes();
@@ -192,7 +192,7 @@ impl Fit {
         self.decoder.layout(KvType::F32).bytes_per_position() as u64
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &PagePool {
         &self.pool
     }
 
@@ -335,8 +335,8 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
     ];
     let keeper = Keeper::new(&budget, streamed.parts(), plan.buffers)?;
     let ledger = Arc::new(Pages { keeper: keeper.clone(), decoder: decoder.clone() });
-    let pool = Pool::with_ledger(decoder.layout(config.kept), ledger);
-    pool.reserve(1, plan.kv_tokens.next_multiple_of(PAGE));
+    let pool = PagePool::with_ledger(decoder.layout(config.kept), ledger);
+    pool.reserve(1, plan.kv_tokens.next_multiple_of(PAGE_TOKENS));
     let parts = kept_parts(&plan, streamed.block_parts(), streamed.parts());
     keeper.keep_all(streamed, &parts, config.layers.is_some(), available)?;
     if streamed.has_experts() {

@@ -3,7 +3,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
-use firebox_cache::{KvType, Pool, SequenceCache};
+use firebox_cache::{KvType, PagePool, SequenceCache};
 use firebox_kernels::on_pool;
 use firebox_model::{Decoder, Input, Pass, Streamed};
 
@@ -172,7 +172,7 @@ impl Probe<'_> {
     }
 
     fn sequence(&self) -> SequenceCache {
-        SequenceCache::new(&Pool::new(self.decoder.layout(KvType::F16)))
+        SequenceCache::new(&PagePool::new(self.decoder.layout(KvType::F16)))
     }
 
     fn begin(&self, tokens: &[u32], position: usize) -> Result<Pass, RuntimeError> {

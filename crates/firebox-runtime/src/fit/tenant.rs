@@ -3,7 +3,7 @@ use std::sync::atomic::{self, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use firebox_cache::Spare;
+use firebox_cache::Reclaimable;
 use firebox_model::Decoder;
 use firebox_store::Scrap;
 
@@ -140,7 +140,7 @@ pub(super) struct Tenant {
     pub turn: Arc<Turn>,
     pub state: Mutex<Wanted>,
     /// Who has pages of it that nobody is using now.
-    pub spares: Mutex<Vec<Weak<dyn Spare>>>,
+    pub spares: Mutex<Vec<Weak<dyn Reclaimable>>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -179,7 +179,7 @@ impl Tenant {
     }
 
     /// Asks also `spare` for pages that nobody is using now.
-    pub fn add_spare(&self, spare: &Weak<dyn Spare>) {
+    pub fn add_spare(&self, spare: &Weak<dyn Reclaimable>) {
         let mut spares = lock(&self.spares);
         spares.retain(|spare| spare.strong_count() > 0);
         spares.push(spare.clone());
@@ -192,7 +192,7 @@ impl Tenant {
         let held = || keeper.budget.held(Account::Streams);
         let before = held();
         // A pool keeps the pages that it has reserved.
-        keeper.budget.exceeds_reserve() && spares.iter().any(|spare| spare.give_up() && held() < before)
+        keeper.budget.exceeds_reserve() && spares.iter().any(|spare| spare.reclaim_page() && held() < before)
     }
 
     /// What it keeps is worth the least where this is the smallest.

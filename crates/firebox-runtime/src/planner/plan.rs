@@ -1,4 +1,4 @@
-use firebox_cache::PAGE;
+use firebox_cache::PAGE_TOKENS;
 use serde::Serialize;
 
 use super::placement::most_bytes;
@@ -77,7 +77,7 @@ pub fn plan(
 ) -> Result<Plan, RuntimeError> {
     rates.check(shape)?;
     // Keys and values come in whole pages.
-    let kv_tokens = mode.kv_tokens(context).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX);
+    let kv_tokens = mode.kv_tokens(context).checked_next_multiple_of(PAGE_TOKENS).unwrap_or(usize::MAX);
     let planner = Planner::new(shape, rates, memory_bytes, kv_tokens)?;
     let choice = planner.choose()?;
     let layers = shape.layers();

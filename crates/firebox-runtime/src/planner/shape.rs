@@ -60,7 +60,7 @@ impl Shape {
         });
         let parts = parts.collect();
         let layers = config.blocks.iter().map(|block| block.layout()).collect();
-        let layout = Layout { layers, kept, device: Default::default() };
+        let layout = Layout { layers, kv_dtype: kept, device: Default::default() };
         let vocabulary = config.vocab_size as u64;
         Ok(Self {
             parts,

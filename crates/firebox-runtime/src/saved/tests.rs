@@ -3,7 +3,7 @@ mod fuzzed;
 
 use std::fs;
 
-use firebox_cache::{Afterwards, Hidden, Role, SlidingWindow, TurnKind, WholeTurns};
+use firebox_cache::{AfterEviction, HiddenReason, Role, SlidingWindow, TurnKind, WholeTurns};
 use proptest::prelude::*;
 
 use super::*;
@@ -86,7 +86,7 @@ pub(crate) fn take(session: &mut Session, step: &Step) -> Result<Vec<u32>, Strin
             Some(turn) => session.forget(turn),
             None => Ok(()),
         },
-        Step::CloseUp => session.close_up(),
+        Step::CloseUp => session.compact_positions(),
         Step::Rewind(count) => {
             session.rewind(session.tokens().len().saturating_sub(count));
             Ok(())
@@ -118,8 +118,8 @@ pub(crate) fn with_policy(session: Session, policy: u8) -> Session {
     let session = session.with_chunk(48).with_fact_capacity(60);
     match policy {
         0 => session,
-        1 => session.with_turn_capacity(150, WholeTurns { afterwards: Afterwards::CloseUp }),
-        2 => session.with_turn_capacity(150, WholeTurns { afterwards: Afterwards::Stay }),
+        1 => session.with_turn_capacity(150, WholeTurns { after: AfterEviction::CompactPositions }),
+        2 => session.with_turn_capacity(150, WholeTurns { after: AfterEviction::KeepPositions }),
         _ => session.with_turn_capacity(150, SlidingWindow),
     }
 }
@@ -394,7 +394,7 @@ fn sessions_from_one_file_share_it() {
     session.feed(&some_tokens(3, 256)).unwrap();
     session.save(&path, &model).unwrap();
     let saved = Saved::open(&path, &model, KvType::F32).unwrap();
-    let pool = Pool::new(model.decoder().unwrap().layout(KvType::F32));
+    let pool = PagePool::new(model.decoder().unwrap().layout(KvType::F32));
     let mut sessions = [saved.session_in(&pool).unwrap(), saved.session_in(&pool).unwrap()];
     assert_eq!(pool.pages(), 0);
     // The file may go: it is mapped.
@@ -404,7 +404,7 @@ fn sessions_from_one_file_share_it() {
         assert_eq!(bits(&session.feed(&[5]).unwrap()), expected);
     }
     assert_eq!(pool.pages(), 2, "a page each for what is new");
-    assert!(sessions[0].cache().turns().all(|turn| turn.hidden != Some(Hidden::Superseded)));
+    assert!(sessions[0].cache().turns().all(|turn| turn.hidden != Some(HiddenReason::Superseded)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod tree;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn::tensor::DType;
-use firebox_cache::{Block, Pool, RecurrentState, Spare, States};
+use firebox_cache::{Block, PagePool, Reclaimable, RecurrentState, RecurrentStates};
 use firebox_model::Decoder;
 
 use crate::{Account, Budget, Session};
@@ -73,10 +73,10 @@ pub struct PrefixStats {
 /// that those of models that nobody asks anything, where they share their memory.
 ///
 /// ```no_run
-/// # use firebox_runtime::{Model, Pool, PrefixLimits, PrefixTree, RuntimeError, Session, KvType};
+/// # use firebox_runtime::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Session, KvType};
 /// # fn answer(model: &Model, prompt: &[u32]) -> Result<(), RuntimeError> {
 /// let decoder = model.decoder()?;
-/// let pool = Pool::new(decoder.layout(KvType::default()));
+/// let pool = PagePool::new(decoder.layout(KvType::default()));
 /// let tree = PrefixTree::new(&decoder, &pool, PrefixLimits::default());
 /// let mut session = Session::in_pool(decoder, &pool);
 /// let begun = tree.begin(&mut session, "tenant", prompt);
@@ -91,7 +91,7 @@ pub struct PrefixTree(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     decoder: Weak<Decoder>,
-    pool: Pool,
+    pool: PagePool,
     limits: PrefixLimits,
     // Whoever holds it takes no page, because for a page the pool may ask for one of these.
     state: Mutex<State>,
@@ -105,11 +105,11 @@ struct State {
 
 impl PrefixTree {
     /// A tree for sessions of a model that take their pages from `pool`, with nothing in it.
-    pub fn new(decoder: &Arc<Decoder>, pool: &Pool, limits: PrefixLimits) -> Self {
+    pub fn new(decoder: &Arc<Decoder>, pool: &PagePool, limits: PrefixLimits) -> Self {
         let decoder = Arc::downgrade(decoder);
         let shared = Arc::new(Shared { decoder, pool: pool.clone(), limits, state: Mutex::default() });
         let weak: Weak<Shared> = Arc::downgrade(&shared);
-        pool.add_spare(weak);
+        pool.register_reclaimable(weak);
         Self(shared)
     }
 
@@ -142,7 +142,7 @@ impl PrefixTree {
             None => (0, None),
         };
         let had = session.cache.len();
-        let has = if found > had { session.begin_with(&blocks, found, states, length) } else { had };
+        let has = if found > had { session.adopt_prefix(&blocks, found, states, length) } else { had };
         if has > had {
             session.tokens = all;
             session.tokens.truncate(has.max(before));
@@ -159,22 +159,24 @@ impl PrefixTree {
     /// at the end of a prompt, at the end of an answer, and wherever [`begin`](Self::begin) says; it costs a lookup, and a
     /// copy of the last page if that is not full.
     pub fn keep(&self, session: &Session, scope: &str) {
-        let unaltered = session.cache.unaltered();
-        let Some(head) = session.filled_by.clone().filter(|_| unaltered > 0 && self.fits(session)) else {
+        let pristine_len = session.cache.pristine_len();
+        let Some(head) = session.filled_by.clone().filter(|_| pristine_len > 0 && self.fits(session)) else {
             return;
         };
         let key = Key { scope: scope.into(), head, epoch: session.epoch() };
-        let tokens = &session.tokens[..unaltered];
+        let tokens = &session.tokens[..pristine_len];
         let is_known = self.state().tree.covers(&key, tokens);
         let mut blocks = session.cache.blocks();
         if !is_known {
-            blocks.extend(session.cache.last_block());
+            blocks.extend(session.cache.partial_block());
         }
         let held = blocks.iter().map(Block::tokens).sum();
         let mut state = self.state();
         let tokens = if is_known { tokens } else { &tokens[..held] };
         state.tree.insert(&key, &tokens[..held], blocks);
-        for (at, states) in session.cache.resting_places().into_iter().filter(|(at, _)| *at <= tokens.len()) {
+        for (at, states) in
+            session.cache.recurrent_checkpoints().into_iter().filter(|(at, _)| *at <= tokens.len())
+        {
             let bytes = states_bytes(&states);
             let charged = || match &self.0.limits.budget {
                 Some(budget) => budget.charge(Account::Streams, bytes).ok().map(Some),
@@ -215,22 +217,22 @@ impl Shared {
     }
 }
 
-impl Spare for Shared {
-    fn give_up(&self) -> bool {
+impl Reclaimable for Shared {
+    fn reclaim_page(&self) -> bool {
         let mut state = self.state();
         let gone = state.tree.evict(Block::is_alone);
         state.stats.evicted += gone as u64;
         gone > 0
     }
 
-    fn give_up_all(&self) {
+    fn reclaim_all(&self) {
         let mut state = self.state();
         state.stats.evicted += state.tree.pages() as u64;
         state.tree = Tree::default();
     }
 }
 
-fn states_bytes(states: &States) -> u64 {
+fn states_bytes(states: &RecurrentStates) -> u64 {
     let bytes = |dtype: DType, count: usize| (dtype.size() * count) as u64;
     let of = |state: &RecurrentState| {
         let memory =
@@ -250,10 +252,10 @@ impl Session {
         let goes_on =
             self.cache.is_empty() || (self.filled_by == Some(self.head_id()) && self.epoch() == epoch);
         let has_blocks = self.head().is_none_or(|head| head.has_blocks());
-        let layers = self.decoder.layout(self.cache.pool().layout().kept).layers;
+        let layers = self.decoder.layout(self.cache.pool().layout().kv_dtype).layers;
         let begins = added > 0
             && !self.has_lost()
-            && self.cache.is_unaltered()
+            && self.cache.is_pristine()
             && goes_on
             && has_blocks
             && layers == self.cache.pool().layout().layers
@@ -261,16 +263,16 @@ impl Session {
         begins.then_some((length, epoch))
     }
 
-    /// See [`begin_with`](firebox_cache::SequenceCache::begin_with).
-    fn begin_with(
+    /// See [`adopt_prefix`](firebox_cache::SequenceCache::adopt_prefix).
+    fn adopt_prefix(
         &mut self,
         blocks: &[Block],
         tokens: usize,
-        states: Option<Arc<States>>,
+        states: Option<Arc<RecurrentStates>>,
         length: usize,
     ) -> usize {
         self.go_on_with_a_turn();
-        let has = self.cache.begin_with(blocks, tokens, states);
+        let has = self.cache.adopt_prefix(blocks, tokens, states);
         self.encoded_length = length;
         self.filled_by = Some(self.head_id());
         has

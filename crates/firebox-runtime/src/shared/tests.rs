@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use firebox_cache::{KvType, PAGE, TurnKind};
+use firebox_cache::{KvType, PAGE_TOKENS, TurnKind};
 use proptest::prelude::*;
 
 use super::*;
@@ -21,15 +21,15 @@ fn models() -> &'static [Model] {
     MODELS.get_or_init(|| FIXTURES.iter().map(|fixture| model(fixture)).collect())
 }
 
-fn pool(model: &Model, kept: KvType) -> Pool {
-    Pool::new(model.decoder().unwrap().layout(kept))
+fn pool(model: &Model, kept: KvType) -> PagePool {
+    PagePool::new(model.decoder().unwrap().layout(kept))
 }
 
-fn tree(model: &Model, pool: &Pool, limits: PrefixLimits) -> PrefixTree {
+fn tree(model: &Model, pool: &PagePool, limits: PrefixLimits) -> PrefixTree {
     PrefixTree::new(&model.decoder().unwrap(), pool, limits)
 }
 
-fn session(model: &Model, pool: &Pool) -> Session {
+fn session(model: &Model, pool: &PagePool) -> Session {
     Session::in_pool(model.decoder().unwrap(), pool).with_chunk(48)
 }
 
@@ -77,7 +77,7 @@ fn member() -> impl Strategy<Value = Member> {
     )
 }
 
-fn state(session: &Session) -> Vec<(crate::TurnId, TurnKind, usize, bool, Option<crate::Hidden>)> {
+fn state(session: &Session) -> Vec<(crate::TurnId, TurnKind, usize, bool, Option<crate::HiddenReason>)> {
     let turns = session.turns().filter(|turn| turn.tokens > 0);
     turns.map(|turn| (turn.id, turn.kind, turn.tokens, turn.pinned, turn.hidden)).collect()
 }
@@ -91,7 +91,7 @@ fn check(model: &Model, kept: KvType, policy: u8, limits: PrefixLimits, family: 
     for member in family {
         let parent = &said[member.parent.index(said.len())];
         let prompt = [&parent[..member.common.index(parent.len() + 1)], &member.added].concat();
-        let mut alone = with_policy(session(model, &Pool::new(pool.layout().clone())), policy);
+        let mut alone = with_policy(session(model, &PagePool::new(pool.layout().clone())), policy);
         let mut shared = with_policy(session(model, &pool), policy);
         let mut logits = Vec::new();
         for part in prompt.chunks(prompt.len().div_ceil(member.turns)) {
@@ -203,7 +203,7 @@ proptest! {
     ) {
         let model = &models()[which];
         let layout = model.decoder().unwrap().layout(KvType::F16);
-        let pools = [Pool::with_pages(layout.clone(), pages), Pool::with_pages(layout, pages)];
+        let pools = [PagePool::with_pages(layout.clone(), pages), PagePool::with_pages(layout, pages)];
         let tree = tree(model, &pools[1], PrefixLimits::default());
         let mut sessions = [0, 1, 2].map(|_| [session(model, &pools[0]), session(model, &pools[1])]);
         for (which, kind, seed, count) in doings {
@@ -242,7 +242,7 @@ fn nothing_is_shared_across_keys() {
     assert_eq!(begun(session(&one, &pool), "scope"), 299);
     assert_eq!(begun(session(&one, &pool), "another"), 0, "another scope");
     assert_eq!(begun(session(&other, &pool), "scope"), 0, "another model");
-    assert_eq!(begun(session(&one, &Pool::new(pool.layout().clone())), "scope"), 0, "another pool");
+    assert_eq!(begun(session(&one, &PagePool::new(pool.layout().clone())), "scope"), 0, "another pool");
     assert_eq!(begun(session(&one, &pool).with_kv_type(KvType::F32), "scope"), 0, "other numbers");
     assert_eq!(begun(first, "scope"), 0, "a sequence that has gone on otherwise");
 }
@@ -253,16 +253,16 @@ fn what_was_altered_is_not_shared() {
     let alter: [fn(&mut Session, [crate::TurnId; 2]); 6] = [
         |session, turns| {
             session.forget(turns[0]).unwrap();
-            session.close_up().unwrap();
+            session.compact_positions().unwrap();
         },
         |session, turns| {
             session.forget(turns[1]).unwrap();
-            session.close_up().unwrap();
+            session.compact_positions().unwrap();
         },
         |session, turns| turns.iter().for_each(|turn| session.forget(*turn).unwrap()),
         |session, turns| {
             turns.iter().for_each(|turn| session.forget(*turn).unwrap());
-            session.close_up().unwrap();
+            session.compact_positions().unwrap();
         },
         |session, turns| {
             session.mask(turns[0], true).unwrap();
@@ -291,7 +291,7 @@ fn what_was_altered_is_not_shared() {
                 tree.keep(&altered, "scope");
             }
             let tokens = [altered.tokens(), &[7, 8]].concat();
-            let expected = session(model, &Pool::new(pool.layout().clone())).feed(&tokens).unwrap();
+            let expected = session(model, &PagePool::new(pool.layout().clone())).feed(&tokens).unwrap();
             let (found, _) = feed(&tree, &mut session(model, &pool), &tokens).unwrap();
             assert_eq!(bits(&found), bits(&expected), "{fixture}, {way}");
         }
@@ -304,7 +304,7 @@ fn pages_are_shared_and_counted() {
     let model = model("reference/llama");
     let pool = pool(&model, KvType::F16);
     let tree = tree(&model, &pool, PrefixLimits::default());
-    let tokens = some_tokens(3, 3 * PAGE + 10);
+    let tokens = some_tokens(3, 3 * PAGE_TOKENS + 10);
     let mut sessions: Vec<Session> = Vec::new();
     for _ in 0..4 {
         let mut session = session(&model, &pool);

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use firebox_cache::{Block, PAGE, States};
+use firebox_cache::{Block, PAGE_TOKENS, RecurrentStates};
 
 use crate::budget::Charge;
 
@@ -23,7 +23,7 @@ pub(super) struct Match {
     /// How many are known.
     pub known: usize,
     /// The last place among them that recurrent layers go on from.
-    pub place: Option<(usize, Arc<States>)>,
+    pub place: Option<(usize, Arc<RecurrentStates>)>,
 }
 
 /// Blocks of tokens by the tokens, each behind those that came before it. A block that others come behind is full.
@@ -59,7 +59,7 @@ enum Above {
 struct Place {
     /// Behind so many of its tokens.
     at: usize,
-    states: Arc<States>,
+    states: Arc<RecurrentStates>,
     bytes: u64,
     used: u64,
     _charge: Option<Charge>,
@@ -90,7 +90,7 @@ impl Tree {
             found.blocks.push(node.block.clone());
             found.known += common;
             path.push(index);
-            if common < PAGE {
+            if common < PAGE_TOKENS {
                 break;
             }
             below = &node.below;
@@ -107,7 +107,7 @@ impl Tree {
         let mut known = 0;
         while let Some((index, common)) = self.nearest(below, &tokens[known..]) {
             known += common;
-            let Some(node) = self.nodes[index].as_ref().filter(|_| common == PAGE) else { break };
+            let Some(node) = self.nodes[index].as_ref().filter(|_| common == PAGE_TOKENS) else { break };
             below = &node.below;
         }
         known == tokens.len()
@@ -147,7 +147,7 @@ impl Tree {
         &mut self,
         key: &Key,
         tokens: &[u32],
-        states: Arc<States>,
+        states: Arc<RecurrentStates>,
         bytes: u64,
         charged: impl FnOnce() -> Option<Option<Charge>>,
     ) {
@@ -155,7 +155,7 @@ impl Tree {
         while let Some((index, common)) = self.nearest(below, &tokens[known..]) {
             known += common;
             if known < tokens.len() {
-                let Some(node) = self.nodes[index].as_ref().filter(|_| common == PAGE) else { return };
+                let Some(node) = self.nodes[index].as_ref().filter(|_| common == PAGE_TOKENS) else { return };
                 below = &node.below;
                 continue;
             }
@@ -222,7 +222,7 @@ impl Tree {
         places.max_by_key(|place| place.at)
     }
 
-    fn touch(&mut self, node: usize, places: Option<&Arc<States>>) {
+    fn touch(&mut self, node: usize, places: Option<&Arc<RecurrentStates>>) {
         let clock = self.clock;
         if let Some(node) = &mut self.nodes[node] {
             node.used = clock;

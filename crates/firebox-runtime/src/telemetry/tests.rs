@@ -8,7 +8,7 @@ use firebox_store::{Checkpoint, ReadAt, ReadMethod, StoreError};
 use serde_json::Value;
 
 use super::*;
-use crate::{Account, Afterwards, Generation, GenerationConfig, Model, Role, Session, WholeTurns, device};
+use crate::{Account, AfterEviction, Generation, GenerationConfig, Model, Role, Session, WholeTurns, device};
 
 fn fixture(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference").join(name)
@@ -67,7 +67,7 @@ fn two_telemetries_do_not_meet() {
 fn evictions_and_fallbacks_are_counted() {
     let model = model("llama");
     let mut session =
-        model.session().unwrap().with_turn_capacity(30, WholeTurns { afterwards: Afterwards::Stay });
+        model.session().unwrap().with_turn_capacity(30, WholeTurns { after: AfterEviction::KeepPositions });
     for _ in 0..4 {
         session.begin_turn(&[Role::User]).unwrap();
         session.feed(&[7; 12]).unwrap();

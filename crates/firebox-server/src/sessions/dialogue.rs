@@ -94,7 +94,7 @@ impl Dialogue {
         let name = served.name.clone();
         let kept = engine.with_host({
             let name = name.clone();
-            move |host| Ok::<_, RuntimeError>(host.session(&name)?.cache().pool().layout().kept)
+            move |host| Ok::<_, RuntimeError>(host.session(&name)?.cache().pool().layout().kv_dtype)
         })??;
         let saved = Saved::open(path, &served.model, kept).map_err(|error| {
             ApiError::field("restore", format!("it cannot be restored with this model: {error}"))
@@ -385,7 +385,7 @@ impl Dialogue {
         let Some(held) = session.all_turns().find(|held| held.id.0 == turn).cloned() else {
             return Err(no_turn(turn));
         };
-        if held.hidden == Some(firebox_runtime::Hidden::Superseded) && hidden.is_some() {
+        if held.hidden == Some(firebox_runtime::HiddenReason::Superseded) && hidden.is_some() {
             return Err(ApiError::field("hidden", "another fact has taken its place; supersede that one"));
         }
         if is_opening && (pinned == Some(false) || hidden == Some(true)) {

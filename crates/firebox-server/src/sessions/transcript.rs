@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use firebox_runtime::{Hidden, Role, Session, TurnKind};
+use firebox_runtime::{HiddenReason, Role, Session, TurnKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -165,10 +165,10 @@ pub(super) fn held(session: &Session) -> (usize, usize) {
     (of(TurnKind::Turn), of(TurnKind::Fact))
 }
 
-fn reason(hidden: Hidden) -> &'static str {
+fn reason(hidden: HiddenReason) -> &'static str {
     match hidden {
-        Hidden::Irrelevant => "irrelevant",
-        Hidden::Superseded => "superseded",
+        HiddenReason::Irrelevant => "irrelevant",
+        HiddenReason::Superseded => "superseded",
     }
 }
 

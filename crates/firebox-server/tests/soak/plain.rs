@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use firebox_cache::{LayerLayout, Remembered, SequenceCache};
+use firebox_cache::{LayerKv, LayerLayout, SequenceCache};
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{
-    BranchId, Branches, Capacity, Conversation, Generation, GenerationConfig, Hidden, Model, OWN_HEAD,
+    BranchId, Branches, Capacity, Conversation, Generation, GenerationConfig, HiddenReason, Model, OWN_HEAD,
     Question, Role, SamplerConfig, Saved, Script, Session, TurnId, TurnKind, device,
 };
 use firebox_text::{Message, TemplateOptions};
@@ -283,7 +283,7 @@ impl<'p> Replay<'p> {
             let path = folder.path().join("branch");
             let model = &self.plain.model;
             self.session().save(&path, model).unwrap();
-            let kept = self.session().cache().pool().layout().kept;
+            let kept = self.session().cache().pool().layout().kv_dtype;
             let saved = Saved::open(&path, model, kept).unwrap();
             let pool = self.session().cache().pool().clone();
             let mut session = self.capacity.given_to(model.restored_in(&saved, &pool).unwrap());
@@ -303,7 +303,7 @@ impl<'p> Replay<'p> {
     fn compare(mut self, path: &Path) -> Result<Compared, String> {
         let (head, capacity, model) = (self.told().head.clone(), self.capacity, &self.plain.model);
         let session = self.session();
-        let saved = Saved::open(path, model, session.cache().pool().layout().kept);
+        let saved = Saved::open(path, model, session.cache().pool().layout().kv_dtype);
         let saved = saved.map_err(|error| error.to_string())?;
         let restored = model.restored_in(&saved, session.cache().pool());
         let mut restored = capacity.given_to(restored.map_err(|error| error.to_string())?);
@@ -337,7 +337,7 @@ impl<'p> Replay<'p> {
 /// Where two sequences that remember the same differ: where their tokens lie, and in every layer the first token whose keys or
 /// values are others, with how much they are apart at most.
 fn apart(found: &SequenceCache, expected: &SequenceCache) -> String {
-    let lie = [found, expected].map(|cache| cache.outline().stretches);
+    let lie = [found, expected].map(|cache| cache.outline().slot_ranges);
     let mut told = if lie[0] == lie[1] { "all lie alike".into() } else { format!("{lie:?}") };
     for (layer, layout) in expected.pool().layout().layers.iter().enumerate() {
         let LayerLayout::Attention { head_dim, .. } = *layout else { continue };
@@ -359,7 +359,7 @@ fn apart(found: &SequenceCache, expected: &SequenceCache) -> String {
 fn numbers(cache: &SequenceCache, layer: usize, head_dim: usize) -> Vec<Vec<f32>> {
     let mut tokens = Vec::new();
     for run in cache.stored(layer).unwrap_or_default() {
-        let Remembered::Attention { keys, values } = run else { continue };
+        let LayerKv::Attention { keys, values } = run else { continue };
         let sides = [keys, values].map(|side| side.dequantize(head_dim).swap_dims(0, 1));
         let [count, heads, width] = sides[0].dims();
         let [keys, values] = sides.map(|side| side.try_into_vec_as::<f32>().unwrap());
@@ -369,6 +369,6 @@ fn numbers(cache: &SequenceCache, layer: usize, head_dim: usize) -> Vec<Vec<f32>
     tokens
 }
 
-fn turns(session: &Session) -> Vec<(TurnId, usize, TurnKind, Option<Hidden>, bool)> {
+fn turns(session: &Session) -> Vec<(TurnId, usize, TurnKind, Option<HiddenReason>, bool)> {
     session.all_turns().map(|turn| (turn.id, turn.tokens, turn.kind, turn.hidden, turn.pinned)).collect()
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use firebox_cache::{KvType, Role as TurnRole};
-use firebox_runtime::{Afterwards, Model, OWN_HEAD, Session, SlidingWindow, TurnKind, WholeTurns, likeliest};
+use firebox_runtime::{
+    AfterEviction, Model, OWN_HEAD, Session, SlidingWindow, TurnKind, WholeTurns, likeliest,
+};
 use serde::Serialize;
 
 use super::{Answer, EvaluationPlan, FALLBACK, Generator, Kind, Passage, Persistent, ROUTER, Scribe, Task};
@@ -163,7 +165,7 @@ impl Examination<'_> {
                 session.feed(&told).map_err(TrainError::network)?;
                 session
             } else {
-                let policy = WholeTurns { afterwards: Afterwards::CloseUp };
+                let policy = WholeTurns { after: AfterEviction::CompactPositions };
                 let mut session = session.with_turn_capacity(capacity, policy);
                 session.add_fact(&told).map_err(TrainError::network)?;
                 session

@@ -1,30 +1,30 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firebox_cache::Ledger;
+use firebox_cache::PageLedger;
 
 use super::{MadeUp, answer_of, models};
 use crate::engine::clock::Clock;
 use crate::engine::event::Event;
 use crate::engine::host::{Host, HostConfig, Worked};
 use crate::engine::sequence::RequestId;
-use crate::{KvType, Pool};
+use crate::{KvType, PagePool};
 
 /// Allows every page, but panics where it is asked for the next one after it was told to.
 #[derive(Debug, Default)]
 struct Touchy(AtomicBool);
 
-impl Ledger for Touchy {
-    fn may_make(&self, _: usize) -> bool {
+impl PageLedger for Touchy {
+    fn may_allocate(&self, _: usize) -> bool {
         true
     }
 
-    fn has_room(&self, _: usize) -> bool {
+    fn has_headroom(&self, _: usize) -> bool {
         assert!(!self.0.swap(false, Ordering::Relaxed), "as if there were no device any more");
         true
     }
 
-    fn unmade(&self, _: usize) {}
+    fn freed(&self, _: usize) {}
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics()
     let (model, ledger, clock) = (models().remove(0), Arc::new(Touchy::default()), MadeUp::default());
     let layout = model.decoder().unwrap().layout(KvType::default());
     let mut host = Host::new(HostConfig::default()).unwrap();
-    host.add_in_pool("model", model, Pool::with_ledger(layout, ledger.clone())).unwrap();
+    host.add_in_pool("model", model, PagePool::with_ledger(layout, ledger.clone())).unwrap();
     // The page after so many tokens: the first one is for a copy of what is known, and the last one for a copy to keep.
     let mut answered = |panics_after: Option<usize>| {
         let (mut outcome, mut pieces) = (None, 0);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Afterwards, Pool, WholeTurns};
+use crate::{AfterEviction, PagePool, WholeTurns};
 
 /// Knows how a sequence goes on, and says several things of which some are that.
 #[derive(Debug, Clone)]
@@ -78,14 +78,14 @@ proptest! {
             let layout = model.decoder().unwrap().layout(KvType::F16);
             let pages = (length + 21).div_ceil(128) + spare;
             let few = || {
-                let pool = Pool::with_pages(layout.clone(), pages);
+                let pool = PagePool::with_pages(layout.clone(), pages);
                 Session::in_pool(model.decoder().unwrap(), &pool).with_chunk(chunk.max(2))
             };
             compare(name, few, &prompt(length), &config, |whole| bushy(whole, &shapes, 4));
-            for afterwards in [Afterwards::Stay, Afterwards::CloseUp, Afterwards::Encode] {
+            for after in [AfterEviction::KeepPositions, AfterEviction::CompactPositions, AfterEviction::Recompute] {
                 let forgetful = || {
                     let mut session =
-                        model.session().unwrap().with_turn_capacity(capacity, WholeTurns { afterwards });
+                        model.session().unwrap().with_turn_capacity(capacity, WholeTurns { after });
                     for said in [17, 12, 9] {
                         session.begin_turn(&[]).unwrap();
                         session.feed(&prompt(said)).unwrap();

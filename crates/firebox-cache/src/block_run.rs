@@ -1,41 +1,43 @@
+//! Runs of consecutive positions that lie together in a page or in a mapped file.
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use firebox_kernels::attend::Visibility;
 
-use crate::page::{PAGE, Page};
-use crate::remembered::Remembered;
+use crate::layer_kv::LayerKv;
+use crate::page::{PAGE_TOKENS, Page};
 
-/// Keys and values of consecutive positions that lie together.
+/// Consecutive positions that lie together.
 #[derive(Debug, Clone)]
-pub(crate) struct Run {
+pub(crate) struct BlockRun {
     pub source: Source,
     pub slots: Range<usize>,
-    /// Of the first slot.
+    /// The position of the first slot.
     pub position: usize,
-    /// Which slots may be seen; absent means all.
+    /// Which slots later tokens may attend to; `None` means all.
     pub visible: Option<Visibility>,
-    /// Whether no slot may be seen.
+    /// True if later tokens may attend to none of the slots.
     pub hidden: bool,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
     Page(Arc<Page>),
-    Mapped(Arc<Mapped>),
+    Mapped(Arc<MappedKv>),
 }
 
-/// Keys and values that are only read, in files that are mapped, for example. Sequences share them.
+/// Read-only keys and values, such as those of a mapped file, shared between sequences.
 ///
-/// Slots are in blocks of [`PAGE`]. What goes on where the last of them end within a block goes on in a page that has
-/// the block's slots copied, so that it lies together as it would have without a file in between.
+/// Slots are grouped in blocks of [`PAGE_TOKENS`]. A sequence that continues in the middle of a block first copies the
+/// block's slots to a page, so that they lie together as they would without a file.
 #[derive(Debug)]
-pub struct Mapped {
-    /// What every layer remembers; absent for recurrent ones.
-    pub layers: Vec<Option<Remembered>>,
+pub struct MappedKv {
+    /// The tensors of every layer; `None` for recurrent layers.
+    pub layers: Vec<Option<LayerKv>>,
 }
 
-impl Run {
+impl BlockRun {
     pub fn new(source: Source, slots: Range<usize>, position: usize) -> Self {
         Self { source, slots, position, visible: None, hidden: false }
     }
@@ -44,36 +46,36 @@ impl Run {
         self.slots.len()
     }
 
-    /// The position after the last.
+    /// The position after the last slot.
     pub fn end(&self) -> usize {
         self.position + self.len()
     }
 
-    /// Some of its slots, counted from its first.
+    /// A part of the run, by indices relative to its first slot.
     pub fn part(&self, range: Range<usize>) -> Self {
         let slots = self.slots.start + range.start..self.slots.start + range.end;
         Self::new(self.source.clone(), slots, self.position + range.start)
     }
 
-    /// Where its slots would be in a page, if they are in one block of what is mapped.
+    /// The slots' places within a page, if they lie in a single block of a mapped file.
     pub fn in_block(&self) -> Option<Range<usize>> {
-        let block = self.slots.start / PAGE * PAGE;
+        let block = self.slots.start / PAGE_TOKENS * PAGE_TOKENS;
         let slots = self.slots.start - block..self.slots.end - block;
-        (matches!(self.source, Source::Mapped(_)) && slots.end <= PAGE).then_some(slots)
+        (matches!(self.source, Source::Mapped(_)) && slots.end <= PAGE_TOKENS).then_some(slots)
     }
 
-    /// Whether both are in the same page, or the same block of what is mapped.
+    /// Returns whether both lie in the same page, or in the same block of a mapped file.
     pub fn lies_with(&self, other: &Self) -> bool {
         match (&self.source, &other.source) {
             (Source::Page(one), Source::Page(other)) => Arc::ptr_eq(one, other),
             (Source::Mapped(one), Source::Mapped(two)) => {
-                Arc::ptr_eq(one, two) && self.slots.start / PAGE == other.slots.start / PAGE
+                Arc::ptr_eq(one, two) && self.slots.start / PAGE_TOKENS == other.slots.start / PAGE_TOKENS
             }
             _ => false,
         }
     }
 
-    pub fn read(&self, layer: usize) -> Option<Remembered> {
+    pub fn read(&self, layer: usize) -> Option<LayerKv> {
         match &self.source {
             Source::Page(page) => page.read(layer, &self.slots),
             Source::Mapped(mapped) => Some(mapped.layers.get(layer)?.as_ref()?.part(self.slots.clone())),

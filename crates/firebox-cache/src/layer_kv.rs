@@ -1,49 +1,51 @@
+//! The stored tensors of one layer for consecutive positions.
+
 use std::ops::Range;
 
 use firebox_kernels::attend::Stored;
 
-/// What a layer that is not recurrent remembers of consecutive positions.
+/// The stored tensors of an attention layer, or hidden states, for consecutive positions.
 #[derive(Debug, Clone)]
-pub enum Remembered {
+pub enum LayerKv {
     /// Keys and values, `[kv_heads, positions, head_dim]`.
     Attention {
-        /// What queries are multiplied with.
+        /// The keys.
         keys: Stored,
-        /// What is gathered.
+        /// The values.
         values: Stored,
     },
     /// Hidden states, `[1, positions, width]`.
-    States(Stored),
+    HiddenStates(Stored),
 }
 
-impl Remembered {
-    /// How many positions.
+impl LayerKv {
+    /// The number of positions.
     pub(crate) fn positions(&self) -> usize {
         match self {
-            Self::Attention { keys: held, .. } | Self::States(held) => held.positions(),
+            Self::Attention { keys: held, .. } | Self::HiddenStates(held) => held.positions(),
         }
     }
 
-    /// Some of the positions, where they lie.
+    /// A view of some of the positions.
     pub(crate) fn part(&self, positions: Range<usize>) -> Self {
         match self {
             Self::Attention { keys, values } => {
                 Self::Attention { keys: keys.part(positions.clone()), values: values.part(positions) }
             }
-            Self::States(states) => Self::States(states.part(positions)),
+            Self::HiddenStates(states) => Self::HiddenStates(states.part(positions)),
         }
     }
 
-    /// Writes over the positions from `at` on.
+    /// Overwrites the positions from `at` on.
     ///
     /// # Panics
-    /// If they are of different layers.
+    /// If the two are of different kinds of layers.
     pub(crate) fn assign(&mut self, at: usize, added: Self) {
         match (self, added) {
             (Self::Attention { keys, values }, Self::Attention { keys: new_keys, values: new_values }) => {
                 Stored::assign_both([keys, values], at, [new_keys, new_values]);
             }
-            (Self::States(states), Self::States(added)) => states.assign(at, added),
+            (Self::HiddenStates(states), Self::HiddenStates(added)) => states.assign(at, added),
             _ => panic!("keys and hidden states do not mix"),
         }
     }

@@ -1,0 +1,105 @@
+//! The cache of one layer: what attention reads and writes, and recurrent state.
+
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+use firebox_kernels::attend::{Span, Stored};
+
+use super::SequenceCache;
+use crate::block_run::Source;
+use crate::layer_kv::LayerKv;
+use crate::recurrent::RecurrentState;
+
+/// The part of a sequence's cache that belongs to one layer.
+#[derive(Debug)]
+pub enum LayerCache<'a> {
+    /// Keys and values.
+    Attention(AttentionCache<'a>),
+    /// State of constant size.
+    Recurrent(&'a mut RecurrentState),
+}
+
+/// Keys and values of one layer.
+#[derive(Debug)]
+pub struct AttentionCache<'a>(KvStorage<'a>);
+
+#[derive(Debug)]
+enum KvStorage<'a> {
+    Paged { sequence: &'a SequenceCache, layer: usize },
+    Transient(Option<(Tensor<3>, Tensor<3>)>),
+}
+
+impl SequenceCache {
+    /// The part of the cache that belongs to one layer.
+    ///
+    /// # Panics
+    /// If the model has no such layer.
+    pub fn layer(&mut self, index: usize) -> LayerCache<'_> {
+        if self.states[index].is_none() {
+            return LayerCache::Attention(AttentionCache(KvStorage::Paged { sequence: self, layer: index }));
+        }
+        LayerCache::Recurrent(self.states[index].get_or_insert_default())
+    }
+
+    /// Writes the slots of the pass in one layer. `part` returns the tensors of a range of the pass's tokens.
+    pub(super) fn write_pass(&self, layer: usize, part: impl Fn(Range<usize>) -> LayerKv) {
+        let Self { runs, len, pending, .. } = self;
+        if *pending == 0 {
+            return;
+        }
+        let mut at = 0;
+        for run in runs.iter() {
+            let (from, to) = (at.max(*len), at + run.len());
+            if let (true, Source::Page(page)) = (from < to, &run.source) {
+                page.write(layer, run.slots.start + from - at, part(from - len..to - len));
+            }
+            at = to;
+        }
+    }
+}
+
+impl AttentionCache<'_> {
+    /// A cache of a single pass without anything before or after it. It returns the tensors it was given, gradients
+    /// included.
+    pub fn transient() -> Self {
+        Self(KvStorage::Transient(None))
+    }
+
+    /// Writes the pass's keys and values, both `[kv_heads, tokens of the pass, head_dim]`.
+    pub fn append(&mut self, keys: Tensor<3>, values: Tensor<3>) {
+        match &mut self.0 {
+            KvStorage::Paged { sequence, layer } => {
+                let kept = sequence.pool.layout().kv_dtype;
+                let added = LayerKv::Attention { keys: kept.store(keys), values: kept.store(values) };
+                sequence.write_pass(*layer, |tokens| added.part(tokens));
+            }
+            KvStorage::Transient(held) => *held = Some((keys, values)),
+        }
+    }
+
+    /// The spans that queries from `position` on may attend to, with an attention window of `window` positions, if any.
+    pub fn spans(&self, position: usize, window: Option<usize>) -> Vec<Span> {
+        match &self.0 {
+            KvStorage::Paged { sequence, layer } => {
+                let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let runs = sequence.runs.iter().filter(|run| !run.hidden && run.end() > first);
+                let spans = runs.filter_map(|run| match run.read(*layer)? {
+                    LayerKv::Attention { keys, values } => {
+                        Some(Span { keys, values, position: run.position, visible: run.visible.clone() })
+                    }
+                    LayerKv::HiddenStates(_) => None,
+                });
+                spans.collect()
+            }
+            KvStorage::Transient(held) => {
+                let span = held.iter().cloned().map(|(keys, values)| Span {
+                    keys: Stored::Float(keys),
+                    values: Stored::Float(values),
+                    position,
+                    visible: None,
+                });
+                span.collect()
+            }
+        }
+    }
+}
