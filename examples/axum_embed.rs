@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::routing::get;
 use firebox::{Model, device};
-use firebox_server::{Embedded, ServerConfig};
+use firebox_server::{EmbeddedServer, ServerConfig};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -23,7 +23,7 @@ async fn main() -> Result<(), Failure> {
     let address = listener.local_addr()?;
     // The address tells it that only this machine listens; whom a key is asked of is said here too.
     let config = ServerConfig { address, ..ServerConfig::default() };
-    let firebox = Embedded::new(config, vec![("pocket".into(), model)])?;
+    let firebox = EmbeddedServer::new(config, vec![("pocket".into(), model)])?;
 
     let program = Router::new().route("/greeting", get(|| async { "Hello from the program." }));
     let program = program.merge(firebox.router());

@@ -10,7 +10,7 @@ use firebox_runtime::engine::HostConfig;
 use firebox_runtime::fit::{Commons, Fit, FitConfig, Terms};
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};
-use firebox_server::{Keys, Neighbours, Offer, Server, ServerConfig, SessionsConfig};
+use firebox_server::{AllowedOrigins, ApiKeys, ModelSpec, Server, ServerConfig, SessionsConfig};
 use firebox_store::{Checkpoint, Heads, SourceKind};
 
 use crate::args::{CacheType, DeviceArgs};
@@ -90,11 +90,11 @@ pub fn serve(args: &ServeArgs, configuration: &Configuration, console: &Console)
         console
             .note("note: everybody who reaches this machine may use the server; --api-key lets only some in");
     }
-    if config.neighbours.has_hosts() && !config.address.ip().is_loopback() {
+    if config.allowed_origins.has_hosts() && !config.address.ip().is_loopback() {
         console
             .note("note: --allow-host changes nothing; who lets other machines in is asked for by any name");
     }
-    let server = Server::offering(config, offers(args, &entries, sharing.as_ref(), console)?)?;
+    let server = Server::with_models(config, offers(args, &entries, sharing.as_ref(), console)?)?;
     console.note(format!("serves {} at http://{}/v1", server.names().join(", "), server.address()));
     console.note(format!("the console is at http://{}/", server.address()));
     server.run_until_signal()?;
@@ -161,9 +161,9 @@ fn parts_of(list: &[String]) -> impl Iterator<Item = String> {
 }
 
 fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
-    let mut keys = Keys::new(args.api_key.iter().cloned())?;
+    let mut keys = ApiKeys::new(args.api_key.iter().cloned())?;
     if let Some(path) = &args.api_key_file {
-        keys = keys.and(Keys::read(path)?)?;
+        keys = keys.merge(ApiKeys::read(path)?)?;
     }
     let mut admission = AdmissionConfig::default();
     if let Some(parallel) = args.parallel {
@@ -172,21 +172,21 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     if let Some(queue) = args.queue {
         admission.most_waiting = queue;
     }
-    let neighbours = Neighbours::new(parts_of(&args.allow_origin), parts_of(&args.allow_host));
-    let neighbours = neighbours.map_err(|error| usage(error.to_string()))?;
+    let allowed_origins = AllowedOrigins::new(parts_of(&args.allow_origin), parts_of(&args.allow_host));
+    let allowed_origins = allowed_origins.map_err(|error| usage(error.to_string()))?;
     let mut sessions = SessionsConfig { folder: args.sessions.clone(), ..SessionsConfig::default() };
     if let Some(most) = args.saved_sessions {
-        sessions.most_saved = most;
+        sessions.max_saved = most;
     }
     if let Some(bytes) = args.saved_size {
-        sessions.saved_bytes = bytes;
+        sessions.max_saved_bytes = bytes;
     }
     Ok(ServerConfig {
         address: address(&args.host, args.port)?,
         keys,
-        neighbours,
+        allowed_origins,
         host: HostConfig { admission, ..HostConfig::default() },
-        request_time: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
+        request_timeout: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
         sessions,
         ..ServerConfig::default()
     })
@@ -210,7 +210,7 @@ fn offers(
     entries: &[ModelEntry],
     sharing: Option<&Sharing>,
     console: &Console,
-) -> anyhow::Result<Vec<Offer>> {
+) -> anyhow::Result<Vec<ModelSpec>> {
     let device = opened_device(&args.device)?;
     let mut openings = Vec::new();
     for (at, entry) in entries.iter().enumerate() {
@@ -221,7 +221,7 @@ fn offers(
     for (at, entry, opening) in openings {
         let name = entry.name.clone().unwrap_or_else(|| name_of(&entry.path));
         let offer = if entry.lazy {
-            Offer::later(name, move || opening.open())
+            ModelSpec::lazy(name, move || opening.open())
         } else {
             let began = Instant::now();
             let model = opening.open()?;
@@ -231,7 +231,7 @@ fn offers(
             let took = began.elapsed().as_secs_f64();
             console.detail(format!("opened {} in {took:.2} s", opening.path.display()));
             models.push(model.clone());
-            Offer::new(name, model)
+            ModelSpec::new(name, model)
         };
         offers.push((at, offer.with_priority(entry.priority.unwrap_or_default())));
     }
@@ -362,12 +362,15 @@ mod tests {
         let found =
             configured(&["--allow-origin", "https://a.example, http://b:80,", "--allow-host", "c.example"]);
         let origins = ["https://a.example", "http://b"].map(str::to_owned);
-        assert_eq!(found.unwrap().neighbours, Neighbours::new(origins, ["c.example".to_owned()]).unwrap());
+        assert_eq!(
+            found.unwrap().allowed_origins,
+            AllowedOrigins::new(origins, ["c.example".to_owned()]).unwrap()
+        );
         let twice = ["--allow-origin", "https://a", "--allow-origin", "https://b"];
         let both = ["https://a", "https://b"].map(str::to_owned);
-        assert_eq!(configured(&twice).unwrap().neighbours, Neighbours::new(both, None).unwrap());
-        assert_eq!(configured(&[]).unwrap().neighbours, Neighbours::default());
-        assert_eq!(configured(&["--allow-origin="]).unwrap().neighbours, Neighbours::default());
+        assert_eq!(configured(&twice).unwrap().allowed_origins, AllowedOrigins::new(both, None).unwrap());
+        assert_eq!(configured(&[]).unwrap().allowed_origins, AllowedOrigins::default());
+        assert_eq!(configured(&["--allow-origin="]).unwrap().allowed_origins, AllowedOrigins::default());
         for (option, value) in
             [("--allow-origin", "https://a/b"), ("--allow-origin", "*"), ("--allow-host", "https://a")]
         {
@@ -381,10 +384,10 @@ mod tests {
     fn saved_sessions_have_a_limit_that_options_change() {
         let usual = SessionsConfig::default();
         let sessions = configured(&["--sessions", "kept"]).unwrap().sessions;
-        assert_eq!((sessions.most_saved, sessions.saved_bytes), (usual.most_saved, usual.saved_bytes));
-        assert_eq!((usual.most_saved, usual.saved_bytes), (256, 16 << 30), "as the help says");
+        assert_eq!((sessions.max_saved, sessions.max_saved_bytes), (usual.max_saved, usual.max_saved_bytes));
+        assert_eq!((usual.max_saved, usual.max_saved_bytes), (256, 16 << 30), "as the help says");
         let sessions = configured(&["--saved-sessions", "3", "--saved-size", "1.5G"]).unwrap().sessions;
-        assert_eq!((sessions.most_saved, sessions.saved_bytes), (3, 3 << 29));
+        assert_eq!((sessions.max_saved, sessions.max_saved_bytes), (3, 3 << 29));
     }
 
     #[test]

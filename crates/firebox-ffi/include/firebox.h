@@ -1,9 +1,9 @@
 /* Firebox from C.
  *
- * Every function that can fail returns a status, and firebox_last_error says more. Texts are UTF-8 and end with a zero.
- * Models and sessions may be used from any thread; a session is in one call at a time, and refuses others as busy.
+ * Every function that can fail returns a status, and firebox_last_error says more. Texts are UTF-8 and zero-terminated.
+ * Models and sessions may be used from any thread; a session serves one call at a time and rejects others as busy.
  *
- * cbindgen made this from src/c.rs. */
+ * Generated from src/c.rs by cbindgen. */
 
 #ifndef FIREBOX_H
 #define FIREBOX_H
@@ -12,27 +12,27 @@
 #include <stdint.h>
 
 /*
- What a call came to.
+ The result of a call.
  */
 typedef enum FireboxStatus {
   /*
-   What was asked for.
+   Success.
    */
   FIREBOX_STATUS_OK = 0,
   /*
-   An argument cannot be used: NULL, not UTF-8, or out of range.
+   An argument is invalid: NULL, not UTF-8, or out of range.
    */
   FIREBOX_STATUS_INVALID_ARGUMENT = 1,
   /*
-   The model is not there or cannot be opened.
+   The model does not exist or cannot be opened.
    */
   FIREBOX_STATUS_MODEL = 2,
   /*
-   There is no such head or fact.
+   The head or the fact does not exist.
    */
   FIREBOX_STATUS_NOT_FOUND = 3,
   /*
-   There is no room for what was said or told.
+   The session has no room for the text.
    */
   FIREBOX_STATUS_FULL = 4,
   /*
@@ -40,21 +40,21 @@ typedef enum FireboxStatus {
    */
   FIREBOX_STATUS_FILE = 5,
   /*
-   The session is in another call.
+   The session is in use by another call.
    */
   FIREBOX_STATUS_BUSY = 6,
   /*
-   The model could not be run.
+   Running the model failed.
    */
   FIREBOX_STATUS_FAILED = 7,
   /*
-   The library failed in a way it should not. The session is lost.
+   The library panicked. The session is lost.
    */
   FIREBOX_STATUS_PANICKED = 8,
 } FireboxStatus;
 
 /*
- An opened model. Its sessions keep it, so that it may be freed before them.
+ An opened model. Its sessions keep it alive, so it may be freed before them.
  */
 typedef struct FireboxModel FireboxModel;
 
@@ -64,8 +64,9 @@ typedef struct FireboxModel FireboxModel;
 typedef struct FireboxSession FireboxSession;
 
 /*
- Hears an answer piece by piece: a text, which is gone when the function returns, and what was passed along. Anything
- but 0 ends the answer, and what was said by then stays. It must return, and not jump or throw out of the call.
+ Receives an answer piece by piece: a text, valid until the function returns, and the data passed along. Any
+ result but 0 ends the answer, and the text so far stays. The function must return, and not jump or throw out
+ of the call.
  */
 typedef int (*FireboxListener)(const char *text, void *data);
 
@@ -74,25 +75,25 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Says why the last call of this thread that failed did so, or NULL if none has. The text is there until the next call of
- this thread fails, and must not be freed.
+ Returns why the last failed call of this thread failed, or NULL if none has. The text is valid until the
+ next call of this thread fails, and must not be freed.
  */
 const char *firebox_last_error(void);
 
 /*
- Opens a Hugging Face directory, a GGUF file or a bundle; the pocket model where the path is NULL. With an amount of
- memory in bytes the whole process takes no more, and the model is read from disk while it runs as far as it has to; 0 is
+ Opens a Hugging Face directory, a GGUF file or a bundle, or the pocket model if the path is NULL. `memory`
+ limits the bytes of the whole process, and the model is then streamed from disk as far as necessary; 0 means
  no limit.
 
  # Safety
- `path` is NULL or a text, and `model` is NULL or can be written to.
+ `path` is NULL or a text, and `model` is NULL or writable.
  */
 enum FireboxStatus firebox_model_open(const char *path,
                                       uint64_t memory,
                                       struct FireboxModel **model);
 
 /*
- Frees a model; NULL is nothing.
+ Frees a model. NULL is ignored.
 
  # Safety
  `model` is NULL or from `firebox_model_open`, is not in use by another thread, and is not used again.
@@ -100,42 +101,42 @@ enum FireboxStatus firebox_model_open(const char *path,
 void firebox_model_free(struct FireboxModel *model);
 
 /*
- Begins a conversation with what the model is to be, or NULL for nothing.
+ Creates a session with a system prompt, or NULL for none.
 
  # Safety
- `model` is NULL or a model, `system` is NULL or a text, and `session` is NULL or can be written to.
+ `model` is NULL or a model, `system` is NULL or a text, and `session` is NULL or writable.
  */
 enum FireboxStatus firebox_session_new(const struct FireboxModel *model,
                                        const char *system,
                                        struct FireboxSession **session);
 
 /*
- Goes on with a conversation that was saved with the same model.
+ Restores a session that was saved with the same model.
 
  # Safety
- `model` is NULL or a model, `path` is NULL or a text, and `session` is NULL or can be written to.
+ `model` is NULL or a model, `path` is NULL or a text, and `session` is NULL or writable.
  */
 enum FireboxStatus firebox_session_restore(const struct FireboxModel *model,
                                            const char *path,
                                            struct FireboxSession **session);
 
 /*
- Frees a session; NULL is nothing.
+ Frees a session. NULL is ignored.
 
  # Safety
- `session` is NULL or from `firebox_session_new` or `firebox_session_restore`, is not in use by another thread, and is not
- used again.
+ `session` is NULL or from `firebox_session_new` or `firebox_session_restore`, is not in use by another
+ thread, and is not used again.
  */
 void firebox_session_free(struct FireboxSession *session);
 
 /*
- Says something, and has a function hear the answer with `data` passed along, or none where it is NULL. The answer has so
- many tokens at most; 0 is as many as fit. The whole of it is put into `answer`, to be freed by `firebox_text_free`, if
- that is not NULL.
+ Sends a message and generates the answer. `listener`, unless NULL, receives the pieces of the answer with
+ `data`. `max_tokens` limits the answer; 0 means as many as fit. The whole answer is stored in `answer`,
+ unless that is NULL, and must be freed with `firebox_text_free`.
 
  # Safety
- `session` is NULL or a session, `text` is NULL or a text, `listener` is NULL or does what `FireboxListener` says with
- `data`, and `answer` is NULL or can be written to.
+ `session` is NULL or a session, `text` is NULL or a text, `listener` is NULL or does what `FireboxListener`
+ says with `data`, and `answer` is NULL or writable.
  */
 enum FireboxStatus firebox_session_say(const struct FireboxSession *session,
                                        const char *text,
@@ -145,7 +146,7 @@ enum FireboxStatus firebox_session_say(const struct FireboxSession *session,
                                        char **answer);
 
 /*
- Frees a text that a call has put somewhere; NULL is nothing.
+ Frees a text that a call returned. NULL is ignored.
 
  # Safety
  `text` is NULL or from `firebox_session_say`, and is not used again.
@@ -153,8 +154,8 @@ enum FireboxStatus firebox_session_say(const struct FireboxSession *session,
 void firebox_text_free(char *text);
 
 /*
- Says how tokens of later answers are chosen. A temperature of 0, as at first, takes the likeliest; 1 for `top_p` leaves
- none out.
+ Sets the sampling of later answers. A temperature of 0, the default, is greedy; 1 for `top_p` keeps all
+ tokens.
 
  # Safety
  `session` is NULL or a session.
@@ -165,8 +166,8 @@ enum FireboxStatus firebox_session_sample(const struct FireboxSession *session,
                                           uint64_t seed);
 
 /*
- Answers with a head from now on; "0" is the model's own. NULL leaves the choice to the model's router, if it has one,
- as at first.
+ Selects the head of later answers; "0" is the model's own. NULL, the default, leaves the choice to the
+ model's router, if it has one.
 
  # Safety
  `session` is NULL or a session, and `name` is NULL or a text.
@@ -175,22 +176,22 @@ enum FireboxStatus firebox_session_use_head(const struct FireboxSession *session
                                             const char *name);
 
 /*
- Tells something that stays when turns are forgotten. What supersedes it is told the number that is put into `fact`, if
- that is not NULL.
+ Adds a fact, which is not evicted with turns. Its number, for superseding it, is stored in `fact` unless
+ that is NULL.
 
  # Safety
- `session` is NULL or a session, `text` is NULL or a text, and `fact` is NULL or can be written to.
+ `session` is NULL or a session, `text` is NULL or a text, and `fact` is NULL or writable.
  */
 enum FireboxStatus firebox_session_add_fact(const struct FireboxSession *session,
                                             const char *text,
                                             uint64_t *fact);
 
 /*
- Puts a fact in the place of another, which later answers do not see. Its own number is put into `newer`, if that is not
- NULL.
+ Supersedes a fact, which later answers do not see. The number of the new fact is stored in `newer` unless
+ that is NULL.
 
  # Safety
- `session` is NULL or a session, `text` is NULL or a text, and `newer` is NULL or can be written to.
+ `session` is NULL or a session, `text` is NULL or a text, and `newer` is NULL or writable.
  */
 enum FireboxStatus firebox_session_supersede_fact(const struct FireboxSession *session,
                                                   uint64_t fact,
@@ -198,7 +199,7 @@ enum FireboxStatus firebox_session_supersede_fact(const struct FireboxSession *s
                                                   uint64_t *newer);
 
 /*
- Writes a session to a file, in the place of the one that may be there.
+ Saves a session to a file, replacing an existing one.
 
  # Safety
  `session` is NULL or a session, and `path` is NULL or a text.

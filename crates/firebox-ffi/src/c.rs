@@ -1,7 +1,8 @@
-//! What C has; `include/firebox.h` declares it.
+//! The C interface, declared in `include/firebox.h`.
 //!
-//! Every function that can fail returns a status, and [`firebox_last_error`] says more. Texts are UTF-8 and end with a
-//! zero. Models and sessions may be used from any thread; a session is in one call at a time, and refuses others as busy.
+//! Every function that can fail returns a status, and [`firebox_last_error`] says more. Texts are UTF-8 and
+//! zero-terminated. Models and sessions may be used from any thread; a session serves one call at a time and
+//! rejects others as busy.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -11,64 +12,65 @@ use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::FireboxError;
 use crate::conversation::{Conversation, Sampling};
-use crate::held::Held;
-use crate::opened::Opened;
+use crate::error::FireboxError;
+use crate::open_model::OpenModel;
+use crate::shared_conversation::SharedConversation;
 
-/// An opened model. Its sessions keep it, so that it may be freed before them.
+/// An opened model. Its sessions keep it alive, so it may be freed before them.
 #[derive(Debug)]
-pub struct FireboxModel(Arc<Opened>);
+pub struct FireboxModel(Arc<OpenModel>);
 
 /// A conversation with a model.
 #[derive(Debug)]
-pub struct FireboxSession(Arc<Held>);
+pub struct FireboxSession(Arc<SharedConversation>);
 
-/// What a call came to.
+/// The result of a call.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FireboxStatus {
-    /// What was asked for.
+    /// Success.
     Ok = 0,
-    /// An argument cannot be used: NULL, not UTF-8, or out of range.
+    /// An argument is invalid: NULL, not UTF-8, or out of range.
     InvalidArgument = 1,
-    /// The model is not there or cannot be opened.
+    /// The model does not exist or cannot be opened.
     Model = 2,
-    /// There is no such head or fact.
+    /// The head or the fact does not exist.
     NotFound = 3,
-    /// There is no room for what was said or told.
+    /// The session has no room for the text.
     Full = 4,
     /// A session could not be saved or restored.
     File = 5,
-    /// The session is in another call.
+    /// The session is in use by another call.
     Busy = 6,
-    /// The model could not be run.
+    /// Running the model failed.
     Failed = 7,
-    /// The library failed in a way it should not. The session is lost.
+    /// The library panicked. The session is lost.
     Panicked = 8,
 }
 
-/// Hears an answer piece by piece: a text, which is gone when the function returns, and what was passed along. Anything
-/// but 0 ends the answer, and what was said by then stays. It must return, and not jump or throw out of the call.
+/// Receives an answer piece by piece: a text, valid until the function returns, and the data passed along. Any
+/// result but 0 ends the answer, and the text so far stays. The function must return, and not jump or throw out
+/// of the call.
 pub type FireboxListener = Option<unsafe extern "C" fn(text: *const c_char, data: *mut c_void) -> c_int>;
 
 thread_local! {
     static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// Says why the last call of this thread that failed did so, or NULL if none has. The text is there until the next call of
-/// this thread fails, and must not be freed.
+/// Returns why the last failed call of this thread failed, or NULL if none has. The text is valid until the
+/// next call of this thread fails, and must not be freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn firebox_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|error| error.as_ref().map_or(ptr::null(), |error| error.as_ptr()))
 }
 
-/// Opens a Hugging Face directory, a GGUF file or a bundle; the pocket model where the path is NULL. With an amount of
-/// memory in bytes the whole process takes no more, and the model is read from disk while it runs as far as it has to; 0 is
+/// Opens a Hugging Face directory, a GGUF file or a bundle, or the pocket model if the path is NULL. `memory`
+/// limits the bytes of the whole process, and the model is then streamed from disk as far as necessary; 0 means
 /// no limit.
 ///
 /// # Safety
-/// `path` is NULL or a text, and `model` is NULL or can be written to.
+/// `path` is NULL or a text, and `model` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_model_open(
     path: *const c_char,
@@ -76,30 +78,30 @@ pub unsafe extern "C" fn firebox_model_open(
     model: *mut *mut FireboxModel,
 ) -> FireboxStatus {
     guarded(|| {
-        // SAFETY: the caller passes NULL or what can be written to.
-        let mut place = unsafe { Place::new(model, "model") }?;
+        // SAFETY: the caller passes NULL or a writable pointer.
+        let mut output = unsafe { OutputParam::new(model, "model") }?;
         // SAFETY: the caller passes NULL or a text.
         let path = unsafe { optional_text(path, "path") }?;
-        let opened = Opened::open(path.map(Path::new), (memory > 0).then_some(memory))?;
-        place.put(Box::into_raw(Box::new(FireboxModel(Arc::new(opened)))));
+        let opened = OpenModel::open(path.map(Path::new), (memory > 0).then_some(memory))?;
+        output.set(Box::into_raw(Box::new(FireboxModel(Arc::new(opened)))));
         Ok(())
     })
 }
 
-/// Frees a model; NULL is nothing.
+/// Frees a model. NULL is ignored.
 ///
 /// # Safety
 /// `model` is NULL or from `firebox_model_open`, is not in use by another thread, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_model_free(model: *mut FireboxModel) {
-    // SAFETY: the caller passes NULL or what a box was made into, once.
+    // SAFETY: the caller passes NULL or a pointer from `Box::into_raw`, once.
     unsafe { free(model) }
 }
 
-/// Begins a conversation with what the model is to be, or NULL for nothing.
+/// Creates a session with a system prompt, or NULL for none.
 ///
 /// # Safety
-/// `model` is NULL or a model, `system` is NULL or a text, and `session` is NULL or can be written to.
+/// `model` is NULL or a model, `system` is NULL or a text, and `session` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_session_new(
     model: *const FireboxModel,
@@ -107,21 +109,21 @@ pub unsafe extern "C" fn firebox_session_new(
     session: *mut *mut FireboxSession,
 ) -> FireboxStatus {
     guarded(|| {
-        // SAFETY: the caller passes NULL or what can be written to.
-        let mut place = unsafe { Place::new(session, "session") }?;
+        // SAFETY: the caller passes NULL or a writable pointer.
+        let mut output = unsafe { OutputParam::new(session, "session") }?;
         // SAFETY: the caller passes NULL or a model that is not freed during the call.
-        let model = unsafe { there(model, "model") }?;
+        let model = unsafe { reference(model, "model") }?;
         // SAFETY: the caller passes NULL or a text.
         let system = unsafe { optional_text(system, "system") }?;
-        place.put(held(Conversation::begin(model.0.clone(), system)?));
+        output.set(into_handle(Conversation::begin(model.0.clone(), system)?));
         Ok(())
     })
 }
 
-/// Goes on with a conversation that was saved with the same model.
+/// Restores a session that was saved with the same model.
 ///
 /// # Safety
-/// `model` is NULL or a model, `path` is NULL or a text, and `session` is NULL or can be written to.
+/// `model` is NULL or a model, `path` is NULL or a text, and `session` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_session_restore(
     model: *const FireboxModel,
@@ -129,35 +131,35 @@ pub unsafe extern "C" fn firebox_session_restore(
     session: *mut *mut FireboxSession,
 ) -> FireboxStatus {
     guarded(|| {
-        // SAFETY: the caller passes NULL or what can be written to.
-        let mut place = unsafe { Place::new(session, "session") }?;
+        // SAFETY: the caller passes NULL or a writable pointer.
+        let mut output = unsafe { OutputParam::new(session, "session") }?;
         // SAFETY: the caller passes NULL or a model that is not freed during the call.
-        let model = unsafe { there(model, "model") }?;
+        let model = unsafe { reference(model, "model") }?;
         // SAFETY: the caller passes NULL or a text.
         let path = unsafe { text(path, "path") }?;
-        place.put(held(Conversation::restore(model.0.clone(), Path::new(path))?));
+        output.set(into_handle(Conversation::restore(model.0.clone(), Path::new(path))?));
         Ok(())
     })
 }
 
-/// Frees a session; NULL is nothing.
+/// Frees a session. NULL is ignored.
 ///
 /// # Safety
-/// `session` is NULL or from `firebox_session_new` or `firebox_session_restore`, is not in use by another thread, and is not
-/// used again.
+/// `session` is NULL or from `firebox_session_new` or `firebox_session_restore`, is not in use by another
+/// thread, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_session_free(session: *mut FireboxSession) {
-    // SAFETY: the caller passes NULL or what a box was made into, once.
+    // SAFETY: the caller passes NULL or a pointer from `Box::into_raw`, once.
     unsafe { free(session) }
 }
 
-/// Says something, and has a function hear the answer with `data` passed along, or none where it is NULL. The answer has so
-/// many tokens at most; 0 is as many as fit. The whole of it is put into `answer`, to be freed by `firebox_text_free`, if
-/// that is not NULL.
+/// Sends a message and generates the answer. `listener`, unless NULL, receives the pieces of the answer with
+/// `data`. `max_tokens` limits the answer; 0 means as many as fit. The whole answer is stored in `answer`,
+/// unless that is NULL, and must be freed with `firebox_text_free`.
 ///
 /// # Safety
-/// `session` is NULL or a session, `text` is NULL or a text, `listener` is NULL or does what `FireboxListener` says with
-/// `data`, and `answer` is NULL or can be written to.
+/// `session` is NULL or a session, `text` is NULL or a text, `listener` is NULL or does what `FireboxListener`
+/// says with `data`, and `answer` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_session_say(
     session: *const FireboxSession,
@@ -168,41 +170,42 @@ pub unsafe extern "C" fn firebox_session_say(
     answer: *mut *mut c_char,
 ) -> FireboxStatus {
     guarded(|| {
-        // SAFETY: the caller passes NULL or what can be written to.
-        let mut place = (!answer.is_null()).then(|| unsafe { Place::new(answer, "answer") }).transpose()?;
+        // SAFETY: the caller passes NULL or a writable pointer.
+        let mut output =
+            (!answer.is_null()).then(|| unsafe { OutputParam::new(answer, "answer") }).transpose()?;
         // SAFETY: the caller passes NULL or a session that is not freed before it is cloned.
-        let session = unsafe { there(session, "session") }?.0.clone();
+        let session = unsafe { reference(session, "session") }?.0.clone();
         // SAFETY: the caller passes NULL or a text.
         let text = unsafe { self::text(text, "text") }?;
         let mut heard = |piece: &str| {
             let Some(listener) = listener else { return Ok(true) };
             let piece = zero_ended(piece);
-            // SAFETY: the caller passes a function that may be called with a text and this data.
+            // SAFETY: the caller passes a function that accepts a text and this data.
             Ok(unsafe { listener(piece.as_ptr(), data) } == 0)
         };
         let most = (max_tokens > 0).then_some(max_tokens);
         let said = session.with(|conversation| conversation.say(text, most, &mut heard))?;
-        if let Some(place) = &mut place {
-            place.put(zero_ended(&said.text).into_raw());
+        if let Some(output) = &mut output {
+            output.set(zero_ended(&said.text).into_raw());
         }
         Ok(())
     })
 }
 
-/// Frees a text that a call has put somewhere; NULL is nothing.
+/// Frees a text that a call returned. NULL is ignored.
 ///
 /// # Safety
 /// `text` is NULL or from `firebox_session_say`, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_text_free(text: *mut c_char) {
     if !text.is_null() {
-        // SAFETY: the caller passes what `CString::into_raw` has given, once.
+        // SAFETY: the caller passes a pointer from `CString::into_raw`, once.
         drop(unsafe { CString::from_raw(text) });
     }
 }
 
-/// Says how tokens of later answers are chosen. A temperature of 0, as at first, takes the likeliest; 1 for `top_p` leaves
-/// none out.
+/// Sets the sampling of later answers. A temperature of 0, the default, is greedy; 1 for `top_p` keeps all
+/// tokens.
 ///
 /// # Safety
 /// `session` is NULL or a session.
@@ -215,13 +218,13 @@ pub unsafe extern "C" fn firebox_session_sample(
 ) -> FireboxStatus {
     guarded(|| {
         // SAFETY: the caller passes NULL or a session that is not freed during the call.
-        let session = unsafe { there(session, "session") }?;
+        let session = unsafe { reference(session, "session") }?;
         session.0.with(|conversation| conversation.sample(Sampling { temperature, top_p, seed }))
     })
 }
 
-/// Answers with a head from now on; "0" is the model's own. NULL leaves the choice to the model's router, if it has one,
-/// as at first.
+/// Selects the head of later answers; "0" is the model's own. NULL, the default, leaves the choice to the
+/// model's router, if it has one.
 ///
 /// # Safety
 /// `session` is NULL or a session, and `name` is NULL or a text.
@@ -232,18 +235,18 @@ pub unsafe extern "C" fn firebox_session_use_head(
 ) -> FireboxStatus {
     guarded(|| {
         // SAFETY: the caller passes NULL or a session that is not freed during the call.
-        let session = unsafe { there(session, "session") }?;
+        let session = unsafe { reference(session, "session") }?;
         // SAFETY: the caller passes NULL or a text.
         let name = unsafe { optional_text(name, "name") }?;
         session.0.with(|conversation| conversation.use_head(name))
     })
 }
 
-/// Tells something that stays when turns are forgotten. What supersedes it is told the number that is put into `fact`, if
-/// that is not NULL.
+/// Adds a fact, which is not evicted with turns. Its number, for superseding it, is stored in `fact` unless
+/// that is NULL.
 ///
 /// # Safety
-/// `session` is NULL or a session, `text` is NULL or a text, and `fact` is NULL or can be written to.
+/// `session` is NULL or a session, `text` is NULL or a text, and `fact` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_session_add_fact(
     session: *const FireboxSession,
@@ -252,21 +255,21 @@ pub unsafe extern "C" fn firebox_session_add_fact(
 ) -> FireboxStatus {
     guarded(|| {
         // SAFETY: the caller passes NULL or a session that is not freed during the call.
-        let session = unsafe { there(session, "session") }?;
+        let session = unsafe { reference(session, "session") }?;
         // SAFETY: the caller passes NULL or a text.
         let text = unsafe { self::text(text, "text") }?;
         let added = session.0.with(|conversation| conversation.add_fact(text))?;
-        // SAFETY: the caller passes NULL or what can be written to.
+        // SAFETY: the caller passes NULL or a writable pointer.
         unsafe { put_number(fact, added) };
         Ok(())
     })
 }
 
-/// Puts a fact in the place of another, which later answers do not see. Its own number is put into `newer`, if that is not
-/// NULL.
+/// Supersedes a fact, which later answers do not see. The number of the new fact is stored in `newer` unless
+/// that is NULL.
 ///
 /// # Safety
-/// `session` is NULL or a session, `text` is NULL or a text, and `newer` is NULL or can be written to.
+/// `session` is NULL or a session, `text` is NULL or a text, and `newer` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn firebox_session_supersede_fact(
     session: *const FireboxSession,
@@ -276,17 +279,17 @@ pub unsafe extern "C" fn firebox_session_supersede_fact(
 ) -> FireboxStatus {
     guarded(|| {
         // SAFETY: the caller passes NULL or a session that is not freed during the call.
-        let session = unsafe { there(session, "session") }?;
+        let session = unsafe { reference(session, "session") }?;
         // SAFETY: the caller passes NULL or a text.
         let text = unsafe { self::text(text, "text") }?;
         let added = session.0.with(|conversation| conversation.supersede_fact(fact, text))?;
-        // SAFETY: the caller passes NULL or what can be written to.
+        // SAFETY: the caller passes NULL or a writable pointer.
         unsafe { put_number(newer, added) };
         Ok(())
     })
 }
 
-/// Writes a session to a file, in the place of the one that may be there.
+/// Saves a session to a file, replacing an existing one.
 ///
 /// # Safety
 /// `session` is NULL or a session, and `path` is NULL or a text.
@@ -297,16 +300,16 @@ pub unsafe extern "C" fn firebox_session_save(
 ) -> FireboxStatus {
     guarded(|| {
         // SAFETY: the caller passes NULL or a session that is not freed during the call.
-        let session = unsafe { there(session, "session") }?;
+        let session = unsafe { reference(session, "session") }?;
         // SAFETY: the caller passes NULL or a text.
         let path = unsafe { text(path, "path") }?;
         session.0.with(|conversation| conversation.save(Path::new(path)))
     })
 }
 
-/// Does something, and keeps why it failed. Nothing unwinds into who has called.
+/// Runs a call and records its error. Panics do not unwind into the caller.
 fn guarded(act: impl FnOnce() -> Result<(), FireboxError>) -> FireboxStatus {
-    // A session that a panic has left unfinished refuses to be used again.
+    // A session that a panic left inconsistent rejects later calls.
     let done = catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| Err(panicked(&*panic)));
     let Err(error) = done else { return FireboxStatus::Ok };
     let status = status(&error);
@@ -318,7 +321,7 @@ fn guarded(act: impl FnOnce() -> Result<(), FireboxError>) -> FireboxStatus {
 fn panicked(panic: &(dyn Any + Send)) -> FireboxError {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    FireboxError::Panicked { reason: text.unwrap_or("it does not say why").to_owned() }
+    FireboxError::Panicked { reason: text.unwrap_or("no message").to_owned() }
 }
 
 fn status(error: &FireboxError) -> FireboxStatus {
@@ -334,33 +337,32 @@ fn status(error: &FireboxError) -> FireboxStatus {
     }
 }
 
-/// As C has texts, which end at the first zero: one inside is written as what stands for what cannot be written.
+/// Converts a text to C. A zero inside becomes U+FFFD.
 fn zero_ended(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
-fn held(conversation: Conversation) -> *mut FireboxSession {
-    Box::into_raw(Box::new(FireboxSession(Arc::new(Held::new(conversation)))))
+fn into_handle(conversation: Conversation) -> *mut FireboxSession {
+    Box::into_raw(Box::new(FireboxSession(Arc::new(SharedConversation::new(conversation)))))
 }
 
-/// Where a call puts what it has made. Until then NULL is there, so that who overlooks an error does not use what was there
-/// before.
-struct Place<T>(*mut *mut T);
+/// An output parameter. It is NULL until set, so that a caller who misses an error does not use an old value.
+struct OutputParam<T>(*mut *mut T);
 
-impl<T> Place<T> {
+impl<T> OutputParam<T> {
     /// # Safety
-    /// `place` is NULL or can be written to for as long as this lives.
-    unsafe fn new(place: *mut *mut T, argument: &'static str) -> Result<Self, FireboxError> {
-        if place.is_null() {
+    /// `output` is NULL or writable for as long as this value lives.
+    unsafe fn new(output: *mut *mut T, argument: &'static str) -> Result<Self, FireboxError> {
+        if output.is_null() {
             return Err(null(argument));
         }
-        let mut place = Self(place);
-        place.put(ptr::null_mut());
-        Ok(place)
+        let mut output = Self(output);
+        output.set(ptr::null_mut());
+        Ok(output)
     }
 
-    fn put(&mut self, made: *mut T) {
-        // SAFETY: it is not NULL, and whoever made this has said that it can be written to.
+    fn set(&mut self, made: *mut T) {
+        // SAFETY: it is not NULL, and the caller of `new` guarantees that it is writable.
         unsafe { self.0.write(made) }
     }
 }
@@ -370,14 +372,14 @@ fn null(argument: &'static str) -> FireboxError {
 }
 
 /// # Safety
-/// `thing` is NULL or points to one that lives as long as the reference.
-unsafe fn there<'t, T>(thing: *const T, argument: &'static str) -> Result<&'t T, FireboxError> {
-    // SAFETY: the caller says so.
+/// `thing` is NULL or points to a value that outlives the reference.
+unsafe fn reference<'t, T>(thing: *const T, argument: &'static str) -> Result<&'t T, FireboxError> {
+    // SAFETY: guaranteed by the caller.
     unsafe { thing.as_ref() }.ok_or_else(|| null(argument))
 }
 
 /// # Safety
-/// `text` is NULL or ends with a zero, and stays as it is as long as the reference lives.
+/// `text` is NULL or zero-terminated, and stays unchanged while the reference lives.
 unsafe fn optional_text<'t>(
     text: *const c_char,
     argument: &'static str,
@@ -385,7 +387,7 @@ unsafe fn optional_text<'t>(
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: it is not NULL, and the caller says that it ends with a zero and stays.
+    // SAFETY: it is not NULL, and the caller guarantees that it is zero-terminated and unchanged.
     let text = unsafe { CStr::from_ptr(text) }.to_str();
     text.map(Some)
         .map_err(|error| FireboxError::InvalidArgument { argument, reason: format!("is not UTF-8: {error}") })
@@ -394,26 +396,26 @@ unsafe fn optional_text<'t>(
 /// # Safety
 /// As for [`optional_text`].
 unsafe fn text<'t>(text: *const c_char, argument: &'static str) -> Result<&'t str, FireboxError> {
-    // SAFETY: the caller says so.
+    // SAFETY: guaranteed by the caller.
     unsafe { optional_text(text, argument) }?.ok_or_else(|| null(argument))
 }
 
 /// # Safety
-/// `place` is NULL or can be written to.
-unsafe fn put_number(place: *mut u64, number: u64) {
-    if !place.is_null() {
-        // SAFETY: it is not NULL, and the caller says that it can be written to.
-        unsafe { place.write(number) }
+/// `output` is NULL or writable.
+unsafe fn put_number(output: *mut u64, number: u64) {
+    if !output.is_null() {
+        // SAFETY: it is not NULL, and the caller guarantees that it is writable.
+        unsafe { output.write(number) }
     }
 }
 
 /// # Safety
-/// `thing` is NULL or was made from a box, and is not used again.
+/// `thing` is NULL or from `Box::into_raw`, and is not used again.
 unsafe fn free<T>(thing: *mut T) {
     if !thing.is_null() {
-        // A panic while something is freed leaves nobody to tell.
+        // A panic while freeing has no caller to report to.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: the caller says that it was made from a box, and is not used again.
+            // SAFETY: the caller guarantees that it is from `Box::into_raw` and not used again.
             drop(unsafe { Box::from_raw(thing) });
         }));
     }
@@ -426,16 +428,16 @@ mod tests {
     #[test]
     fn a_panic_becomes_a_status() {
         assert_eq!(guarded(|| panic!("of {}", "zeros\0")), FireboxStatus::Panicked);
-        // SAFETY: what the last error points to is there until the next.
+        // SAFETY: the last error is valid until the next.
         let said = unsafe { CStr::from_ptr(firebox_last_error()) }.to_str().unwrap();
         assert!(said.contains("of zeros\u{fffd}"), "{said}");
         assert_eq!(guarded(|| Ok(())), FireboxStatus::Ok);
     }
 
     #[test]
-    fn a_session_that_panicked_refuses_to_go_on() {
-        let model = Arc::new(Opened::open(None, None).unwrap());
-        let session = Held::new(Conversation::begin(model, None).unwrap());
+    fn a_session_that_panicked_rejects_calls() {
+        let model = Arc::new(OpenModel::open(None, None).unwrap());
+        let session = SharedConversation::new(Conversation::begin(model, None).unwrap());
         let status = guarded(|| session.with(|_| panic!("in the middle")));
         assert_eq!(status, FireboxStatus::Panicked);
         assert!(matches!(session.with(|_| Ok(())), Err(FireboxError::Panicked { .. })));

@@ -1,3 +1,5 @@
+//! A conversation as other languages use it: messages, facts, heads and files.
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -6,36 +8,36 @@ use firebox_runtime::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::FireboxError;
-use crate::opened::Opened;
-use crate::router::dress;
+use crate::error::FireboxError;
+use crate::open_model::OpenModel;
+use crate::select_head::select_head;
 
-/// What is told of a piece of text: whether to go on.
-pub(crate) type Listening<'l> = &'l mut dyn FnMut(&str) -> Result<bool, FireboxError>;
+/// Receives pieces of an answer, and returns whether to continue.
+pub(crate) type PieceSink<'l> = &'l mut dyn FnMut(&str) -> Result<bool, FireboxError>;
 
-/// What somebody said came to.
+/// An answer of the model.
 #[derive(Debug, Clone, PartialEq, Eq, ::uniffi::Record)]
 pub struct Answer {
-    /// All of it.
+    /// Its text.
     pub text: String,
     /// Why it ended.
     pub ended: Ended,
-    /// Its tokens, without the one that ended it.
+    /// Its length in tokens, without an end token.
     pub tokens: u64,
 }
 
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ::uniffi::Enum)]
 pub enum Ended {
-    /// The model said so.
+    /// The model ended it.
     Stop,
-    /// It has as many tokens as were asked for, or as fit.
+    /// It reached the maximum length.
     Length,
-    /// Who listened wanted no more.
+    /// The listener ended it.
     Listener,
 }
 
-/// How tokens are chosen.
+/// Sampling parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sampling {
     pub temperature: f32,
@@ -43,49 +45,49 @@ pub(crate) struct Sampling {
     pub seed: u64,
 }
 
-/// What is written beside a session's keys and values.
+/// What is saved beside the KV cache.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Note {
+struct SavedNote {
     head: Option<String>,
     sampling: Sampling,
-    /// Whether the last answer is still without what a template writes behind answers.
+    /// True if the template's text after the last answer is still missing.
     open: bool,
-    /// Answers so far: each has its own seed, so that asking again gives another answer.
+    /// Number of answers. It varies the seed, so that a repeated question gets another answer.
     answers: u64,
 }
 
-/// A conversation with a model. What fails leaves it as it was.
+/// A conversation with a model. A failed call leaves it unchanged.
 #[derive(Debug)]
 pub(crate) struct Conversation {
-    opened: Arc<Opened>,
+    opened: Arc<OpenModel>,
     session: Session,
-    note: Note,
+    note: SavedNote,
 }
 
 impl Conversation {
-    /// One that begins with what the model is to be.
-    pub fn begin(opened: Arc<Opened>, system: Option<&str>) -> Result<Self, FireboxError> {
+    /// Creates a conversation with a system prompt.
+    pub fn begin(opened: Arc<OpenModel>, system: Option<&str>) -> Result<Self, FireboxError> {
         let mut session = opened.capacity.given_to(opened.model.session()?);
-        talk(&opened, &mut session).open(system)?;
+        runtime_conversation(&opened, &mut session).open(system)?;
         let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
-        let note = Note { head: None, sampling, open: false, answers: 0 };
+        let note = SavedNote { head: None, sampling, open: false, answers: 0 };
         Ok(Self { opened, session, note })
     }
 
-    /// One that was [saved](Self::save).
-    pub fn restore(opened: Arc<Opened>, path: &Path) -> Result<Self, FireboxError> {
-        let (session, note) = opened.resumed(path).map_err(|source| FireboxError::File { source })?;
-        let note: Note =
+    /// Restores a [saved](Self::save) conversation.
+    pub fn restore(opened: Arc<OpenModel>, path: &Path) -> Result<Self, FireboxError> {
+        let (session, note) = opened.restore(path).map_err(|source| FireboxError::File { source })?;
+        let note: SavedNote =
             serde_json::from_str(&note).map_err(|_| FireboxError::ForeignFile { path: path.to_owned() })?;
         let mut session = opened.capacity.given_to(session);
         if let Some(head) = &note.head {
-            dress(&mut session, Some(head), &[])?;
+            select_head(&mut session, Some(head), &[])?;
         }
         Ok(Self { opened, session, note })
     }
 
-    /// Writes it to a file, in the place of the one that may be there.
+    /// Saves to a file, replacing an existing one.
     pub fn save(&self, path: &Path) -> Result<(), FireboxError> {
         let note = serde_json::to_string(&self.note).map_err(|error| FireboxError::InvalidArgument {
             argument: "path",
@@ -95,7 +97,7 @@ impl Conversation {
         saved.map_err(|source| FireboxError::File { source })
     }
 
-    /// How tokens of later answers are chosen. A temperature of 0, as at first, takes the likeliest.
+    /// Sets the sampling of later answers. A temperature of 0, the default, is greedy.
     pub fn sample(&mut self, sampling: Sampling) -> Result<(), FireboxError> {
         let share = (0.0..=1.0).contains(&sampling.top_p);
         let is_warm = sampling.temperature >= 0.0 && sampling.temperature.is_finite();
@@ -110,16 +112,16 @@ impl Conversation {
         Ok(())
     }
 
-    /// Says something and hears the answer, of so many tokens at most.
+    /// Sends a message and generates the answer, of at most `max_tokens` tokens.
     pub fn say(
         &mut self,
         text: &str,
         max_tokens: Option<usize>,
-        heard: Listening<'_>,
+        heard: PieceSink<'_>,
     ) -> Result<Answer, FireboxError> {
         let mut session = self.closed()?;
-        let Question { prompt, room, .. } = talk(&self.opened, &mut session).ask(text)?;
-        dress(&mut session, self.note.head.as_deref(), &prompt)?;
+        let Question { prompt, room, .. } = runtime_conversation(&self.opened, &mut session).ask(text)?;
+        select_head(&mut session, self.note.head.as_deref(), &prompt)?;
         let Sampling { temperature, top_p, seed } = self.note.sampling;
         let seed = seed.wrapping_add(self.note.answers);
         let config = GenerationConfig {
@@ -148,27 +150,28 @@ impl Conversation {
         Ok(Answer { text: summary.text, ended, tokens: summary.tokens.len() as u64 })
     }
 
-    /// Answers with a head from now on. Nothing leaves the choice to the model's router, if it has one, as at first.
+    /// Selects the head of later answers. `None`, the default, leaves the choice to the model's router, if it
+    /// has one.
     pub fn use_head(&mut self, name: Option<&str>) -> Result<(), FireboxError> {
         if name.is_some() {
-            // Looked for now, so that who names it hears whether it is there.
+            // Try the head now, so that the caller gets the error.
             let mut session = self.session.clone();
-            dress(&mut session, name, &[])?;
+            select_head(&mut session, name, &[])?;
             self.session = session;
         }
         self.note.head = name.map(str::to_owned);
         Ok(())
     }
 
-    /// Tells it something that stays when turns are forgotten.
+    /// Adds a fact, which is not evicted with turns.
     pub fn add_fact(&mut self, text: &str) -> Result<u64, FireboxError> {
         let mut session = self.closed()?;
-        let (fact, _) = talk(&self.opened, &mut session).add_fact(text)?;
-        self.keep_closed(session);
+        let (fact, _) = runtime_conversation(&self.opened, &mut session).add_fact(text)?;
+        self.store_closed(session);
         Ok(fact.0)
     }
 
-    /// Puts a fact in the place of another.
+    /// Supersedes a fact.
     pub fn supersede_fact(&mut self, fact: u64, text: &str) -> Result<u64, FireboxError> {
         let stands = |session: &Session| {
             let mut turns = session.all_turns().filter(|turn| turn.id.0 == fact);
@@ -178,26 +181,29 @@ impl Conversation {
             return Err(FireboxError::NoFact { fact });
         }
         let mut session = self.closed()?;
-        let (newer, _) = talk(&self.opened, &mut session).supersede(TurnId(fact), text)?;
-        self.keep_closed(session);
+        let (newer, _) = runtime_conversation(&self.opened, &mut session).supersede(TurnId(fact), text)?;
+        self.store_closed(session);
         Ok(newer.0)
     }
 
-    /// A branch, with what a template writes behind answers behind the last one.
+    /// Returns a fork of the session that includes the template's text after the last answer.
     fn closed(&self) -> Result<Session, FireboxError> {
         let mut session = self.session.clone();
         if self.note.open {
-            talk(&self.opened, &mut session).close()?;
+            runtime_conversation(&self.opened, &mut session).close()?;
         }
         Ok(session)
     }
 
-    fn keep_closed(&mut self, session: Session) {
+    fn store_closed(&mut self, session: Session) {
         self.session = session;
         self.note.open = false;
     }
 }
 
-fn talk<'a>(opened: &'a Opened, session: &'a mut Session) -> firebox_runtime::Conversation<'a> {
+fn runtime_conversation<'a>(
+    opened: &'a OpenModel,
+    session: &'a mut Session,
+) -> firebox_runtime::Conversation<'a> {
     firebox_runtime::Conversation::new(&opened.script, session, opened.capacity)
 }

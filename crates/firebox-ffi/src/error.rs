@@ -1,28 +1,30 @@
+//! The errors of the library.
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use firebox_model::ModelError;
 use firebox_runtime::{CacheError, RuntimeError};
 
-/// Why a call failed. Other languages get the kind, and the text that says what to do.
+/// Why a call failed. Other languages get the variant and the message.
 #[derive(Debug, thiserror::Error, ::uniffi::Error)]
 #[uniffi(flat_error)]
 pub enum FireboxError {
-    /// Something that was passed cannot be used.
+    /// An argument is invalid.
     #[error("{argument} {reason}")]
     InvalidArgument {
-        /// What was passed.
+        /// The argument.
         argument: &'static str,
         /// What is wrong with it.
         reason: String,
     },
-    /// The model could not be opened.
+    /// The model cannot be opened.
     #[error("{source}")]
     Model {
         /// Why.
         source: RuntimeError,
     },
-    /// A head is not there, or cannot be used.
+    /// A head does not exist or cannot be used.
     #[error("head {name:?} cannot be used: {source}")]
     NoHead {
         /// Its name.
@@ -30,18 +32,16 @@ pub enum FireboxError {
         /// Why.
         source: Arc<RuntimeError>,
     },
-    /// No such fact is there.
-    #[error(
-        "fact {fact} is not there, or another has taken its place already; pass what the call that added it gave"
-    )]
+    /// The fact does not exist or is superseded.
+    #[error("fact {fact} does not exist or is superseded; pass the number returned when it was added")]
     NoFact {
-        /// What was passed.
+        /// The given number.
         fact: u64,
     },
-    /// What was said or told has no room.
+    /// The session has no room for the text.
     #[error("{source}")]
     Full {
-        /// What has no room, and in what.
+        /// What has no room.
         source: RuntimeError,
     },
     /// A session could not be saved or restored.
@@ -50,38 +50,38 @@ pub enum FireboxError {
         /// Why.
         source: RuntimeError,
     },
-    /// The file holds a session that was not saved by these calls.
+    /// The file was not saved through this library.
     #[error(
-        "{} was not saved by these calls; `firebox session list` may know what it is", path.display()
+        "{} was not saved through this library; see `firebox session list`", path.display()
     )]
     ForeignFile {
         /// The file.
         path: PathBuf,
     },
-    /// The session is in another call.
+    /// The session is in use by another call.
     #[error(
-        "the session is in another call; wait until that has returned, and do not use it in its own callback"
+        "the session is in use by another call; wait until it returns, and do not use the session in its own callback"
     )]
     Busy,
-    /// What listened to the answer failed. The session is as if nothing had been said.
-    #[error("what listened to the answer failed: {reason}; the session is as it was before")]
+    /// The listener failed. The session is unchanged.
+    #[error("the listener failed: {reason}; the session is unchanged")]
     Listener {
-        /// What it said.
+        /// Its error.
         reason: String,
     },
-    /// The model could not be run.
+    /// Running the model failed.
     #[error("{source}")]
     Failed {
         /// Why.
         source: RuntimeError,
     },
-    /// Something panicked.
+    /// A panic.
     #[error(
-        "the library failed in a way it should not: {reason}; the session is lost, restore it from a file or begin \
-         another, and report this"
+        "the library panicked: {reason}; the session is lost: restore it from a file or create another, and report \
+         this"
     )]
     Panicked {
-        /// What it said.
+        /// Its message.
         reason: String,
     },
 }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_room_is_full_wherever_that_is_noticed() {
+    fn exhausted_pools_are_reported_as_full() {
         let exhausted = || CacheError::PoolExhausted { pages: 1 };
         for source in [exhausted().into(), RuntimeError::Model(exhausted().into())] {
             let told = FireboxError::from(source);

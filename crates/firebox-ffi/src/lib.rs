@@ -1,8 +1,7 @@
-//! Firebox from other languages: open a model, begin a session, say something and hear the answer piece by piece, change
-//! the head, tell facts, save and restore.
+//! Firebox for other languages: opens models and sessions, streams answers, selects heads, adds facts, saves and restores.
 //!
-//! There are two faces over the same calls. C has [`c`], which `include/firebox.h` declares. Python, Swift and Kotlin
-//! have [`objects`], for which [UniFFI](https://mozilla.github.io/uniffi-rs/) generates modules from the built library:
+//! There are two interfaces to the same calls. C uses [`c`], declared in `include/firebox.h`. Python, Swift and Kotlin use
+//! [`objects`], for which [UniFFI](https://mozilla.github.io/uniffi-rs/) generates modules from the built library:
 //!
 //! ```text
 //! cargo build --release
@@ -12,17 +11,17 @@
 //! uniffi-bindgen generate target/release/libfirebox_ffi.so --language python --out-dir .
 //! ```
 //!
-//! The module that is generated looks for the library beside itself.
+//! The generated module looks for the library in its own folder.
 
 ::uniffi::setup_scaffolding!();
 
 pub mod c;
 mod conversation;
 mod error;
-mod held;
 pub mod objects;
-mod opened;
-mod router;
+mod open_model;
+mod select_head;
+mod shared_conversation;
 
 pub use conversation::{Answer, Ended};
 pub use error::FireboxError;

@@ -1,36 +1,37 @@
-//! What Python, Swift and Kotlin have: objects, and exceptions for errors.
+//! The interface of Python, Swift and Kotlin: objects, and exceptions for errors.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::conversation::Answer;
 use crate::conversation::{Conversation, Sampling};
-use crate::held::Held;
-use crate::opened::Opened;
-use crate::{Answer, FireboxError};
+use crate::error::FireboxError;
+use crate::open_model::OpenModel;
+use crate::shared_conversation::SharedConversation;
 
-/// An opened model. Its sessions keep it.
+/// An opened model. Its sessions keep it alive.
 #[derive(Debug, ::uniffi::Object)]
-pub struct Model(Arc<Opened>);
+pub struct Model(Arc<OpenModel>);
 
-/// A conversation with a model. It may be used from any thread, in one call at a time.
+/// A conversation with a model. It may be used from any thread, by one call at a time.
 #[derive(Debug, ::uniffi::Object)]
-pub struct Session(Held);
+pub struct Session(SharedConversation);
 
-/// Hears an answer while it comes.
+/// Receives an answer while it is generated.
 #[::uniffi::export(callback_interface)]
 pub trait Listener: Send + Sync {
-    /// Takes the next piece of text. False ends the answer, and what was said by then stays; an exception makes it as if
-    /// nothing had been said.
+    /// Receives the next piece of text. False ends the answer, and the text so far stays; an exception undoes
+    /// the message.
     fn heard(&self, text: String) -> Result<bool, ListenerError>;
 }
 
-/// What listened failed.
+/// The error of a listener.
 #[derive(Debug, thiserror::Error, ::uniffi::Error)]
 pub enum ListenerError {
-    /// For this reason.
+    /// The listener failed.
     #[error("{reason}")]
     Failed {
-        /// What it said.
+        /// Its message.
         reason: String,
     },
 }
@@ -43,36 +44,36 @@ impl From<::uniffi::UnexpectedUniFFICallbackError> for ListenerError {
 
 #[::uniffi::export]
 impl Model {
-    /// Opens a Hugging Face directory, a GGUF file or a bundle; the pocket model where no path is given. With an amount of
-    /// memory in bytes the whole process takes no more, and the model is read from disk while it runs as far as it has to.
+    /// Opens a Hugging Face directory, a GGUF file or a bundle, or the pocket model without a path. `memory`
+    /// limits the bytes of the whole process, and the model is then streamed from disk as far as necessary.
     #[uniffi::constructor(default(path = None, memory = None))]
     pub fn open(path: Option<String>, memory: Option<u64>) -> Result<Arc<Self>, FireboxError> {
-        let opened = Opened::open(path.as_deref().map(Path::new), memory)?;
+        let opened = OpenModel::open(path.as_deref().map(Path::new), memory)?;
         Ok(Arc::new(Self(Arc::new(opened))))
     }
 
-    /// The names of its heads.
+    /// Returns the names of the model's heads.
     pub fn heads(&self) -> Vec<String> {
         self.0.model.heads().map(|heads| heads.names()).unwrap_or_default()
     }
 
-    /// A conversation that begins with what the model is to be.
+    /// Creates a session with a system prompt.
     #[uniffi::method(default(system = None))]
     pub fn session(&self, system: Option<String>) -> Result<Arc<Session>, FireboxError> {
         let conversation = Conversation::begin(self.0.clone(), system.as_deref())?;
-        Ok(Arc::new(Session(Held::new(conversation))))
+        Ok(Arc::new(Session(SharedConversation::new(conversation))))
     }
 
-    /// A conversation that was saved, by this model.
+    /// Restores a session that was saved with this model.
     pub fn restore(&self, path: String) -> Result<Arc<Session>, FireboxError> {
         let conversation = Conversation::restore(self.0.clone(), Path::new(&path))?;
-        Ok(Arc::new(Session(Held::new(conversation))))
+        Ok(Arc::new(Session(SharedConversation::new(conversation))))
     }
 }
 
 #[::uniffi::export]
 impl Session {
-    /// Says something. The answer has so many tokens at most, or as many as fit.
+    /// Sends a message and generates the answer, of at most `max_tokens` tokens or as many as fit.
     #[uniffi::method(default(listener = None, max_tokens = None))]
     pub fn say(
         &self,
@@ -91,29 +92,29 @@ impl Session {
         })
     }
 
-    /// How tokens of later answers are chosen. A temperature of 0, as at first, takes the likeliest.
+    /// Sets the sampling of later answers. A temperature of 0, the default, is greedy.
     #[uniffi::method(default(top_p = 1.0, seed = 0))]
     pub fn sample(&self, temperature: f32, top_p: f32, seed: u64) -> Result<(), FireboxError> {
         self.0.with(|conversation| conversation.sample(Sampling { temperature, top_p, seed }))
     }
 
-    /// Answers with a head from now on; "0" is the model's own. None leaves the choice to the model's router, if it has
-    /// one, as at first.
+    /// Selects the head of later answers; "0" is the model's own. None, the default, leaves the choice to the
+    /// model's router, if it has one.
     pub fn use_head(&self, name: Option<String>) -> Result<(), FireboxError> {
         self.0.with(|conversation| conversation.use_head(name.as_deref()))
     }
 
-    /// Tells it something that stays when turns are forgotten. The number is what it can be superseded by.
+    /// Adds a fact, which is not evicted with turns. Returns its number, for superseding it.
     pub fn add_fact(&self, text: String) -> Result<u64, FireboxError> {
         self.0.with(|conversation| conversation.add_fact(&text))
     }
 
-    /// Puts a fact in the place of another.
+    /// Supersedes a fact, and returns the number of the new one.
     pub fn supersede_fact(&self, fact: u64, text: String) -> Result<u64, FireboxError> {
         self.0.with(|conversation| conversation.supersede_fact(fact, &text))
     }
 
-    /// Writes it to a file, in the place of the one that may be there.
+    /// Saves to a file, replacing an existing one.
     pub fn save(&self, path: String) -> Result<(), FireboxError> {
         self.0.with(|conversation| conversation.save(Path::new(&path)))
     }

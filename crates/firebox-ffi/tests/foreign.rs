@@ -1,5 +1,5 @@
-//! The calls from other languages come to what they come to from Rust. `FIREBOX_UNIFFI_BINDGEN` names the program
-//! `uniffi-bindgen` of that version of UniFFI that the library is built with (`pip install 'uniffi-bindgen==0.31.*'`).
+//! Calls from other languages give the same answers as calls from Rust. `FIREBOX_UNIFFI_BINDGEN` names the
+//! program `uniffi-bindgen` of the library's UniFFI version (`pip install 'uniffi-bindgen==0.31.*'`).
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -15,7 +15,7 @@ use firebox_ffi::{Ended, FireboxError};
 const WHO: &str = "Who are you?";
 const DOG: &str = "What is my dog called?";
 
-/// What Rust hears: who it is, the dog as it was told first, and as it was told then.
+/// The answers in Rust: the model's name, the dog's first name, and its later name.
 static RUST: LazyLock<[String; 3]> = LazyLock::new(|| {
     let model = Model::open(None, None).unwrap();
     let session = model.session(None).unwrap();
@@ -35,7 +35,7 @@ fn pocket() -> PathBuf {
     here("../../assets/pocket")
 }
 
-/// The folder of the library for other languages, which is built along with its tests.
+/// The folder of the library, which is built along with its tests.
 fn libraries() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().into()
 }
@@ -45,7 +45,7 @@ fn library() -> PathBuf {
     libraries().join(name)
 }
 
-/// Runs a program, and reads what it has written: lines of a label and what belongs to it.
+/// Runs a program and reads its output: lines of a label and a value.
 fn lines(command: &mut Command) -> BTreeMap<String, String> {
     let out = written(command);
     let lines = out.lines().filter_map(|line| line.split_once(": "));
@@ -60,7 +60,7 @@ fn is_there(program: &str) -> bool {
     there
 }
 
-/// A program in C, linked with the library.
+/// Compiles a C program with the library.
 fn compiled(source: &str, folder: &Path) -> PathBuf {
     let program = folder.join("program");
     let compiled = Command::new("cc")
@@ -92,7 +92,7 @@ fn check(lines: &BTreeMap<String, String>, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn the_pocket_model_says_who_it_is() {
+fn the_pocket_model_answers() {
     let [who, told, superseded] = &*RUST;
     assert_eq!(who, "I am the pocket model of Firebox.");
     assert!(told.contains("Biscuit"), "{told}");
@@ -100,7 +100,7 @@ fn the_pocket_model_says_who_it_is() {
 }
 
 #[test]
-fn what_fails_leaves_a_session_as_it_was() {
+fn a_failed_call_leaves_the_session_unchanged() {
     let model = Model::open(None, None).unwrap();
     let session = model.session(Some("You are helpful.".into())).unwrap();
     let long = "word ".repeat(4000);
@@ -116,7 +116,7 @@ fn what_fails_leaves_a_session_as_it_was() {
 }
 
 #[test]
-fn a_model_within_a_budget_says_the_same() {
+fn a_memory_limit_does_not_change_answers() {
     let model = Model::open(None, Some(8 << 30)).unwrap();
     let session = model.session(None).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn a_model_within_a_budget_says_the_same() {
 }
 
 #[test]
-fn files_of_others_are_refused() {
+fn foreign_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let model = Model::open(None, None).unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
@@ -143,7 +143,7 @@ fn files_of_others_are_refused() {
 }
 
 #[test]
-fn c_hears_what_rust_hears() {
+fn c_gets_the_same_answers_as_rust() {
     if !cfg!(unix) || !is_there("cc") {
         return;
     }
@@ -176,7 +176,7 @@ fn c_hears_what_rust_hears() {
 }
 
 #[test]
-fn the_example_in_c_hears_the_fact() {
+fn the_c_example_answers_from_the_fact() {
     if !cfg!(unix) || !is_there("cc") {
         return;
     }
@@ -186,7 +186,7 @@ fn the_example_in_c_hears_the_fact() {
 }
 
 #[test]
-fn plain_python_hears_what_rust_hears() {
+fn ctypes_gets_the_same_answers_as_rust() {
     if !cfg!(unix) || !is_there("python3") {
         return;
     }
@@ -202,7 +202,7 @@ fn plain_python_hears_what_rust_hears() {
 }
 
 #[test]
-fn python_by_uniffi_hears_what_rust_hears() {
+fn uniffi_gets_the_same_answers_as_rust() {
     let Some(bindgen) = std::env::var_os("FIREBOX_UNIFFI_BINDGEN") else {
         println!("skipped: FIREBOX_UNIFFI_BINDGEN names no uniffi-bindgen");
         return;
@@ -216,7 +216,7 @@ fn python_by_uniffi_hears_what_rust_hears() {
         .status()
         .unwrap();
     assert!(made.success());
-    // The module looks for the library beside itself.
+    // The module looks for the library in its own folder.
     let beside = folder.path().join(library().file_name().unwrap());
     fs::hard_link(library(), &beside).or_else(|_| fs::copy(library(), &beside).map(drop)).unwrap();
     let mut python = Command::new("python3");

@@ -1,5 +1,5 @@
-//! The header declares what the library exports, with the same words. cbindgen makes it from `src/c.rs`:
-//! `cd crates/firebox-ffi && cbindgen --config cbindgen.toml src/c.rs -o include/firebox.h`.
+//! The C header matches the library's exports and documentation. Generate it with cbindgen: `cd
+//! crates/firebox-ffi && cbindgen --config cbindgen.toml src/c.rs -o include/firebox.h`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 const SOURCE: &str = include_str!("../src/c.rs");
 const HEADER: &str = include_str!("../include/firebox.h");
 
-/// A text with every gap one space wide.
-fn closed_up(text: &str) -> String {
+/// Collapses whitespace.
+fn collapse_whitespace(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The header without what is said about it.
+/// Returns the header without comments.
 fn declarations() -> String {
     let mut rest = HEADER;
     let mut kept = String::new();
@@ -21,10 +21,10 @@ fn declarations() -> String {
         kept.push_str(before);
         rest = comment.split_once("*/").unwrap().1;
     }
-    closed_up(&(kept + rest))
+    collapse_whitespace(&(kept + rest))
 }
 
-/// What Rust calls a type, as C declares a thing of it.
+/// Returns the C declaration of a name with a Rust type.
 fn declared(rust: &str, name: &str) -> String {
     if let Some(pointee) = rust.strip_prefix("*mut ") {
         return declared(pointee, &format!("*{name}"));
@@ -47,7 +47,7 @@ fn declared(rust: &str, name: &str) -> String {
     format!("{c} {name}")
 }
 
-/// Every exported function, by its name and as C declares it.
+/// Returns the exported functions: name and C declaration.
 fn exported() -> Vec<(String, String)> {
     let functions = SOURCE.split("#[unsafe(no_mangle)]").skip(1);
     let functions = functions.map(|rest| {
@@ -71,7 +71,7 @@ fn exported() -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_header_declares_what_is_exported() {
+fn the_header_declares_all_exports() {
     let (header, exported) = (declarations(), exported());
     assert!(exported.len() > 10, "{exported:?}");
     for (name, declaration) in &exported {
@@ -84,7 +84,7 @@ fn the_header_declares_what_is_exported() {
 }
 
 #[test]
-fn every_status_has_its_number() {
+fn statuses_have_their_numbers() {
     let header = declarations();
     let variants = SOURCE.split_once("pub enum FireboxStatus {").unwrap().1.split_once('}').unwrap().0;
     let variants: Vec<&str> = variants.lines().filter(|line| line.contains(" = ")).collect();
@@ -101,8 +101,8 @@ fn every_status_has_its_number() {
 }
 
 #[test]
-fn the_header_says_what_the_library_says() {
-    let header = closed_up(HEADER);
+fn the_header_has_the_documentation() {
+    let header = collapse_whitespace(HEADER);
     let mut said = Vec::new();
     let mut blocks = 0;
     for line in SOURCE.lines() {
@@ -110,7 +110,7 @@ fn the_header_says_what_the_library_says() {
             Some(words) => said.push(words),
             None if line.starts_with("#[") => {}
             None => {
-                let words = closed_up(&said.join(" "));
+                let words = collapse_whitespace(&said.join(" "));
                 if line.starts_with("pub ") && !words.is_empty() {
                     blocks += 1;
                     assert!(header.contains(&words), "the header does not say: {words}");

@@ -1,3 +1,5 @@
+//! The models a server offers, opened on first use if so configured.
+
 use std::sync::Arc;
 
 use firebox_runtime::engine::Engine;
@@ -8,159 +10,166 @@ use firebox_runtime::{Model, RuntimeError};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::app::blocking;
+use crate::blocking::blocking;
 use crate::error::ApiError;
-use crate::offer::{Opener, Source};
-use crate::served::Served;
-use crate::{Offer, ServerError};
+use crate::error::ServerError;
+use crate::model_spec::ModelSpec;
+use crate::model_spec::{ModelSource, Opener};
+use crate::served_model::ServedModel;
 
-/// The models that are served, in the order in which they were named.
+/// The models of a server, in the order they were given.
 #[derive(Debug)]
 pub(crate) struct Catalog {
-    listed: Vec<Arc<Listed>>,
+    entries: Vec<Arc<CatalogEntry>>,
     engine: Engine,
     telemetry: Telemetry,
 }
 
 /// A model that may not be open yet.
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub(crate) struct CatalogEntry {
     pub name: String,
     pub priority: Priority,
-    /// Opens it, where it is not open from the beginning.
-    later: Option<Opener>,
-    served: OnceCell<Arc<Served>>,
+    /// Opens the model, if it is opened on first use.
+    opener: Option<Opener>,
+    served: OnceCell<Arc<ServedModel>>,
 }
 
-/// A model and the head it is to wear.
+/// A model, and the head a request selected.
 #[derive(Debug, Clone)]
-pub(crate) struct Chosen {
-    pub served: Arc<Served>,
+pub(crate) struct SelectedModel {
+    pub served: Arc<ServedModel>,
     pub head: Option<String>,
-    /// As it was asked for.
+    /// The name the request gave.
     pub name: String,
 }
 
 impl Catalog {
-    /// Takes models in. Those that are open and continue text go to the engine.
-    pub fn new(offers: Vec<Offer>, engine: &Engine, telemetry: &Telemetry) -> Result<Self, ServerError> {
-        if offers.is_empty() {
+    /// Creates a catalog. Open models that generate text are added to the engine.
+    pub fn new(models: Vec<ModelSpec>, engine: &Engine, telemetry: &Telemetry) -> Result<Self, ServerError> {
+        if models.is_empty() {
             return Err(ServerError::NoModels);
         }
-        let mut listed: Vec<Arc<Listed>> = Vec::new();
-        for Offer { name, source, priority } in offers {
-            if listed.iter().any(|other| other.name == name) {
+        let mut entries: Vec<Arc<CatalogEntry>> = Vec::new();
+        for ModelSpec { name, source, priority } in models {
+            if entries.iter().any(|other| other.name == name) {
                 return Err(RuntimeError::ModelNamed { name }.into());
             }
-            let (later, served) = match source {
-                Source::Opened(model) => {
-                    let served = Served::new(&name, *model, priority, engine, telemetry)?;
+            let (opener, served) = match source {
+                ModelSource::Open(model) => {
+                    let served = ServedModel::new(&name, *model, priority, engine, telemetry)?;
                     (None, Some(Arc::new(served)))
                 }
-                Source::Later(open) => (Some(open), None),
+                ModelSource::Lazy(open) => (Some(open), None),
             };
-            listed.push(Arc::new(Listed { name, priority, later, served: OnceCell::new_with(served) }));
+            entries.push(Arc::new(CatalogEntry {
+                name,
+                priority,
+                opener,
+                served: OnceCell::new_with(served),
+            }));
         }
-        Ok(Self { listed, engine: engine.clone(), telemetry: telemetry.clone() })
+        Ok(Self { entries, engine: engine.clone(), telemetry: telemetry.clone() })
     }
 
-    /// The model of a name, or of `model:head`, opened if nobody has asked for it before. Where nobody is named and there is
-    /// only one, that.
-    pub async fn find(&self, name: Option<&str>) -> Result<Chosen, ApiError> {
+    /// Finds a model by name or `model:head`, and opens it if necessary. Without a name, returns the only
+    /// model.
+    pub async fn find(&self, name: Option<&str>) -> Result<SelectedModel, ApiError> {
         let Some(name) = name else {
-            let [only] = &self.listed[..] else {
+            let [only] = &self.entries[..] else {
                 return Err(ApiError::field(
                     "model",
                     format!("is missing; there are: {}", self.names().join(", ")),
                 ));
             };
-            return Ok(Chosen { served: self.open(only).await?, head: None, name: only.name.clone() });
+            return Ok(SelectedModel { served: self.open(only).await?, head: None, name: only.name.clone() });
         };
-        let of = |wanted: &str| self.listed.iter().find(|listed| listed.name == wanted);
-        if let Some(listed) = of(name) {
-            return Ok(Chosen { served: self.open(listed).await?, head: None, name: name.into() });
+        let of = |wanted: &str| self.entries.iter().find(|entry| entry.name == wanted);
+        if let Some(entry) = of(name) {
+            return Ok(SelectedModel { served: self.open(entry).await?, head: None, name: name.into() });
         }
         if let Some((model, head)) = name.rsplit_once(':')
-            && let Some(listed) = of(model)
+            && let Some(entry) = of(model)
         {
-            let served = self.open(listed).await?;
+            let served = self.open(entry).await?;
             if served.heads().iter().any(|other| other == head) {
-                return Ok(Chosen { served, head: Some(head.into()), name: name.into() });
+                return Ok(SelectedModel { served, head: Some(head.into()), name: name.into() });
             }
         }
         Err(ApiError::no_model(name, &self.names()))
     }
 
-    async fn open(&self, listed: &Arc<Listed>) -> Result<Arc<Served>, ApiError> {
-        if let Some(served) = listed.served() {
+    async fn open(&self, entry: &Arc<CatalogEntry>) -> Result<Arc<ServedModel>, ApiError> {
+        if let Some(served) = entry.served() {
             return Ok(served.clone());
         }
-        let (listed, engine, telemetry) = (listed.clone(), self.engine.clone(), self.telemetry.clone());
-        // A task of its own: who asked may leave, and others wait for the same.
+        let (entry, engine, telemetry) = (entry.clone(), self.engine.clone(), self.telemetry.clone());
+        // A task of its own: the client may disconnect while others wait for the same model.
         let opening = tokio::spawn(async move {
             let open = || {
-                let listed = listed.clone();
-                blocking(move || listed.open(&engine, &telemetry))
+                let entry = entry.clone();
+                blocking(move || entry.open(&engine, &telemetry))
             };
-            listed.served.get_or_try_init(open).await.cloned()
+            entry.served.get_or_try_init(open).await.cloned()
         });
-        opening.await.unwrap_or_else(|_| Err(ApiError::over()))
+        opening.await.unwrap_or_else(|_| Err(ApiError::stopping()))
     }
 
-    /// Tokens that a model can ever have pages for; any number where it shares its memory, because what another model has now
-    /// may be its own later.
-    pub fn most_tokens(&self, model: &Model) -> usize {
+    /// Returns the most tokens that a model can ever have pages for. Unlimited if it shares memory with other
+    /// models, which may release theirs.
+    pub fn max_planned_tokens(&self, model: &Model) -> usize {
         let shares = |fit: &Fit| fit.budget().reserved().is_some();
-        match &self.listed[..] {
+        match &self.entries[..] {
             [_, _, ..] if model.fit().is_some_and(shares) => usize::MAX,
             _ => model.planned_tokens(),
         }
     }
 
-    /// All models, whether they are open or not.
-    pub fn listed(&self) -> impl Iterator<Item = &Arc<Listed>> {
-        self.listed.iter()
+    /// Returns all models, open or not.
+    pub fn entries(&self) -> impl Iterator<Item = &Arc<CatalogEntry>> {
+        self.entries.iter()
     }
 
-    /// Those that are open.
-    pub fn served(&self) -> impl Iterator<Item = &Arc<Served>> {
-        self.listed.iter().filter_map(|listed| listed.served())
+    /// Returns the open models.
+    pub fn served(&self) -> impl Iterator<Item = &Arc<ServedModel>> {
+        self.entries.iter().filter_map(|entry| entry.served())
     }
 
-    /// All that can be asked for. Heads are known once their model is open.
+    /// Returns all names a request may use. Heads are known once their model is open.
     pub fn names(&self) -> Vec<String> {
-        let of = |listed: &Arc<Listed>| {
-            let heads = listed.heads().into_iter().map(|head| format!("{}:{head}", listed.name));
-            [listed.name.clone()].into_iter().chain(heads).collect::<Vec<_>>()
+        let of = |entry: &Arc<CatalogEntry>| {
+            let heads = entry.heads().into_iter().map(|head| format!("{}:{head}", entry.name));
+            [entry.name.clone()].into_iter().chain(heads).collect::<Vec<_>>()
         };
-        self.listed.iter().flat_map(of).collect()
+        self.entries.iter().flat_map(of).collect()
     }
 
-    /// The same as lists of models have it.
+    /// Returns the models and heads as `/v1/models` lists them.
     pub fn values(&self, created: u64) -> Vec<Value> {
-        let of = |listed: &Arc<Listed>| {
-            let heads = listed.heads();
-            let own = listed.value(None, created);
+        let of = |entry: &Arc<CatalogEntry>| {
+            let heads = entry.heads();
+            let own = entry.value(None, created);
             [own]
                 .into_iter()
-                .chain(heads.iter().map(|head| listed.value(Some(head), created)))
+                .chain(heads.iter().map(|head| entry.value(Some(head), created)))
                 .collect::<Vec<_>>()
         };
-        self.listed.iter().flat_map(of).collect()
+        self.entries.iter().flat_map(of).collect()
     }
 }
 
-impl Listed {
-    /// The model, if it is open.
-    pub fn served(&self) -> Option<&Arc<Served>> {
+impl CatalogEntry {
+    /// Returns the model if it is open.
+    pub fn served(&self) -> Option<&Arc<ServedModel>> {
         self.served.get()
     }
 
-    fn open(&self, engine: &Engine, telemetry: &Telemetry) -> Result<Arc<Served>, ApiError> {
-        // Nobody asks to open what is open.
-        let Some(opener) = &self.later else { return Err(ApiError::over()) };
-        let served =
-            opener.open().and_then(|model| Served::new(&self.name, model, self.priority, engine, telemetry));
+    fn open(&self, engine: &Engine, telemetry: &Telemetry) -> Result<Arc<ServedModel>, ApiError> {
+        // Unreachable: a model without an opener was open from the start.
+        let Some(opener) = &self.opener else { return Err(ApiError::stopping()) };
+        let served = opener
+            .open()
+            .and_then(|model| ServedModel::new(&self.name, model, self.priority, engine, telemetry));
         served.map(Arc::new).map_err(|error| {
             RuntimeError::NotOpened { name: self.name.clone(), source: Arc::new(error) }.into()
         })

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`
+//! `/v1/chat/completions`: answers in a conversation.
 
 use std::sync::Arc;
 
@@ -9,25 +9,25 @@ use firebox_text::{Message, TemplateOptions};
 use serde_json::Value;
 use utoipa_axum::routes;
 
-use crate::answers::Heading;
 use crate::app::{App, Routes};
-use crate::asked::{Asked, Caller};
+use crate::completion_format::{CompletionFormat, CompletionStream};
+use crate::conversation_request::{ConversationRequest, ConversationResponse};
 use crate::error::ApiError;
-use crate::events;
-use crate::fields::{Fields, kind};
-use crate::form::{Form, Streaming};
+use crate::extract::{Caller, JsonBody};
+use crate::json_fields::{JsonFields, kind};
+use crate::response_meta::ResponseMeta;
+use crate::sampling_params::{self, ResponseOptions};
 use crate::schema::{ChatCompletion, ChatRequest, StreamEvent};
+use crate::sse;
 use crate::tools::Tools;
-use crate::turn::{Answered, Turn};
-use crate::wishes::{self, Delivery};
 
-const MOST_LOGPROBS: u64 = 20;
+const MAX_LOGPROBS: u64 = 20;
 
 pub(crate) fn routes() -> Routes {
     Routes::new().routes(routes!(complete))
 }
 
-/// Answers in a conversation, whole or as they come.
+/// Answers in a conversation, whole or streamed.
 #[utoipa::path(
     post,
     path = "/v1/chat/completions",
@@ -38,41 +38,49 @@ pub(crate) fn routes() -> Routes {
 async fn complete(
     State(app): State<Arc<App>>,
     Caller(scope): Caller,
-    Asked(body): Asked,
+    JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    events::soon(body["stream"] == true, events::DONE, answer(app, scope, body)).await
+    sse::respond(body["stream"] == true, sse::DONE, answer(app, scope, body)).await
 }
 
 async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
-    let fields = Fields::of(&body)?;
-    let chosen = app.catalog.find(fields.text("model")?).await?;
+    let fields = JsonFields::new(&body)?;
+    let selected = app.catalog.find(fields.string("model")?).await?;
     let messages = messages(&fields)?;
-    let tools = Tools::of(&fields)?;
+    let tools = Tools::new(&fields)?;
     let options = options(&fields, &tools)?;
-    let delivery = Delivery::of(&fields)?;
-    delivery.expect_few(1, app.limits.answers)?;
-    let mut config = wishes::config(&fields, &chosen.served)?;
-    let most = fields.whole("top_logprobs", 0, MOST_LOGPROBS)?;
-    let likely = fields.truth("logprobs")?.unwrap_or(false);
+    let response_options = ResponseOptions::new(&fields)?;
+    response_options.check_count(1, app.limits.max_choices)?;
+    let mut config = sampling_params::generation_config(&fields, &selected.served)?;
+    let most = fields.integer("top_logprobs", 0, MAX_LOGPROBS)?;
+    let likely = fields.boolean("logprobs")?.unwrap_or(false);
     if most.is_some_and(|most| most > 0) && !likely {
-        return Err(fields.wrong("top_logprobs", "is only for `logprobs: true`"));
+        return Err(fields.error("top_logprobs", "needs `logprobs: true`"));
     }
     config.logprobs = likely.then_some(most.unwrap_or(0) as usize);
-    let heading = Heading::new("chatcmpl", &chosen.name);
-    let turn = Turn { chosen, messages, options, tools, config, form: wishes::form_field(&fields) };
-    let Answered { answers, listening, tokenizer } = turn.begin(&app, &scope, delivery).await?;
-    let form = Form { heading, is_chat: true, tokenizer: Some(tokenizer), listening };
-    if delivery.stream {
-        return Ok(events::response(Streaming::new(form, answers, delivery.usage)));
+    let meta = ResponseMeta::new("chatcmpl", &selected.name);
+    let request = ConversationRequest {
+        selected,
+        messages,
+        options,
+        tools,
+        config,
+        grammar_field: sampling_params::grammar_field(&fields),
+    };
+    let ConversationResponse { choices, tool_calls, tokenizer } =
+        request.begin(&app, &scope, response_options).await?;
+    let format = CompletionFormat { meta, is_chat: true, tokenizer: Some(tokenizer), tool_calls };
+    if response_options.stream {
+        return Ok(sse::response(CompletionStream::new(format, choices, response_options.include_usage)));
     }
-    Ok(Json(form.whole(answers).await?).into_response())
+    Ok(Json(format.collect(choices).await?).into_response())
 }
 
-/// What was said before, as far as it is something that was said.
-pub(crate) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
-    let given = fields.needed_list("messages")?;
+/// Reads `messages`.
+pub(crate) fn messages(fields: &JsonFields<'_>) -> Result<Vec<Message>, ApiError> {
+    let given = fields.required_list("messages")?;
     if given.is_empty() {
-        return Err(fields.wrong("messages", "there is none"));
+        return Err(fields.error("messages", "is empty"));
     }
     let read = given.iter().enumerate().map(|(index, value)| {
         let at = |rest: &str| fields.name(&format!("messages[{index}]{rest}"));
@@ -95,7 +103,7 @@ pub(crate) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
         }
         let mut message: Message = serde_json::from_value(value.clone())
             .map_err(|error| ApiError::field(at(""), error.to_string()))?;
-        // A newer name for the same.
+        // OpenAI's newer name for the system role.
         if message.role == "developer" {
             message.role = "system".into();
         }
@@ -104,19 +112,19 @@ pub(crate) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     read.collect()
 }
 
-/// What the template is told beside them.
-pub(crate) fn options(fields: &Fields<'_>, tools: &Tools) -> Result<TemplateOptions, ApiError> {
-    let mut options = TemplateOptions { tools: tools.told(), ..TemplateOptions::default() };
+/// Reads the options of the chat template.
+pub(crate) fn options(fields: &JsonFields<'_>, tools: &Tools) -> Result<TemplateOptions, ApiError> {
+    let mut options = TemplateOptions { tools: tools.advertised(), ..TemplateOptions::default() };
     if let Some(variables) = fields.object("chat_template_kwargs")? {
-        options.enable_thinking = variables.truth("enable_thinking")?;
+        options.enable_thinking = variables.boolean("enable_thinking")?;
         options.variables = variables.map().clone();
         for own in ["messages", "tools", "documents"] {
             if options.variables.contains_key(own) {
-                return Err(variables.wrong(own, "has a field of its own"));
+                return Err(variables.error(own, "has a field of its own"));
             }
         }
     }
-    if let Some(prompts) = fields.truth("add_generation_prompt")? {
+    if let Some(prompts) = fields.boolean("add_generation_prompt")? {
         options.add_generation_prompt = prompts;
     }
     Ok(options)

@@ -1,4 +1,4 @@
-//! `/v1/completions`
+//! `/v1/completions`: continues texts.
 
 use std::sync::Arc;
 
@@ -8,33 +8,35 @@ use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
 use utoipa_axum::routes;
 
-use crate::answers::{Answers, Heading};
-use crate::app::{App, Routes, blocking};
-use crate::asked::{Asked, Caller};
+use crate::app::{App, Routes};
+use crate::blocking::blocking;
+use crate::choices::Choices;
+use crate::completion_format::{CompletionFormat, CompletionStream};
 use crate::error::ApiError;
-use crate::events;
-use crate::fields::Fields;
-use crate::form::{Form, Streaming};
+use crate::extract::{Caller, JsonBody};
+use crate::json_fields::JsonFields;
+use crate::response_meta::ResponseMeta;
+use crate::sampling_params::{self, ResponseOptions};
 use crate::schema::{Completion, CompletionRequest, StreamEvent};
-use crate::served::Served;
-use crate::wishes::{self, Delivery};
+use crate::served_model::ServedModel;
+use crate::sse;
 
-/// What OpenAI's API has where a request says nothing.
-const MOST_TOKENS: usize = 16;
-const MOST_LOGPROBS: u64 = 20;
+/// OpenAI's defaults and limits.
+const DEFAULT_MAX_TOKENS: usize = 16;
+const MAX_LOGPROBS: u64 = 20;
 
 pub(crate) fn routes() -> Routes {
     Routes::new().routes(routes!(complete))
 }
 
-/// What is to be continued.
+/// A prompt as text or tokens.
 pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
 }
 
 impl Prompt {
-    pub fn encode(self, served: &Served) -> Result<Vec<u32>, ApiError> {
+    pub fn encode(self, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
         match self {
             Self::Text(text) => Ok(served.tokenizer()?.encode(&text, true)?),
             Self::Tokens(tokens) => Ok(tokens),
@@ -42,7 +44,7 @@ impl Prompt {
     }
 }
 
-/// Texts that are continued.
+/// Continues texts.
 #[utoipa::path(
     post,
     path = "/v1/completions",
@@ -53,44 +55,49 @@ impl Prompt {
 async fn complete(
     State(app): State<Arc<App>>,
     Caller(scope): Caller,
-    Asked(body): Asked,
+    JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    events::soon(body["stream"] == true, events::DONE, answer(app, scope, body)).await
+    sse::respond(body["stream"] == true, sse::DONE, answer(app, scope, body)).await
 }
 
 async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
-    let fields = Fields::of(&body)?;
-    let chosen = app.catalog.find(fields.text("model")?).await?;
+    let fields = JsonFields::new(&body)?;
+    let selected = app.catalog.find(fields.string("model")?).await?;
     let prompts = prompts(&fields, "prompt")?;
-    let delivery = Delivery::of(&fields)?;
-    delivery.expect_few(prompts.len(), app.limits.answers)?;
+    let response_options = ResponseOptions::new(&fields)?;
+    response_options.check_count(prompts.len(), app.limits.max_choices)?;
     let lacking = [("echo", Value::Bool(false)), ("suffix", "".into()), ("best_of", 1.into())];
-    fields.expect_unasked(lacking, "is not there so far; leave it out")?;
-    let mut config = wishes::config(&fields, &chosen.served)?;
+    fields.reject_unsupported(lacking, "is not supported; leave it out")?;
+    let mut config = sampling_params::generation_config(&fields, &selected.served)?;
     config.continues = true;
     if ["max_tokens", "max_completion_tokens"].iter().all(|field| fields.get(field).is_none()) {
-        config.max_tokens = Some(MOST_TOKENS);
+        config.max_tokens = Some(DEFAULT_MAX_TOKENS);
     }
-    config.logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)?.map(|most| most as usize);
-    app.check(wishes::form_field(&fields), config.grammar.as_ref(), &chosen.served).await?;
-    let served = chosen.served.clone();
+    config.logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)?.map(|most| most as usize);
+    app.check_grammar(sampling_params::grammar_field(&fields), config.grammar.as_ref(), &selected.served)
+        .await?;
+    let served = selected.served.clone();
     let prompts = blocking(move || prompts.into_iter().map(|prompt| prompt.encode(&served)).collect());
     let prompts: Vec<Vec<u32>> = prompts.await?;
     if prompts.iter().any(Vec::is_empty) {
-        return Err(fields.wrong("prompt", "is empty; there is nothing to continue"));
+        return Err(fields.error("prompt", "is empty"));
     }
-    let tokenizer = chosen.served.tokenizer().ok().cloned();
-    let answers = Answers::begin(&app, &chosen, &scope, prompts, &config, delivery).await?;
-    let form =
-        Form { heading: Heading::new("cmpl", &chosen.name), is_chat: false, tokenizer, listening: None };
-    if delivery.stream {
-        return Ok(events::response(Streaming::new(form, answers, delivery.usage)));
+    let tokenizer = selected.served.tokenizer().ok().cloned();
+    let choices = Choices::begin(&app, &selected, &scope, prompts, &config, response_options).await?;
+    let format = CompletionFormat {
+        meta: ResponseMeta::new("cmpl", &selected.name),
+        is_chat: false,
+        tokenizer,
+        tool_calls: None,
+    };
+    if response_options.stream {
+        return Ok(sse::response(CompletionStream::new(format, choices, response_options.include_usage)));
     }
-    Ok(Json(form.whole(answers).await?).into_response())
+    Ok(Json(format.collect(choices).await?).into_response())
 }
 
-/// One text or several, or their tokens.
-pub(crate) fn prompts(fields: &Fields<'_>, field: &str) -> Result<Vec<Prompt>, ApiError> {
+/// Reads one or several prompts, as text or token ids.
+pub(crate) fn prompts(fields: &JsonFields<'_>, field: &str) -> Result<Vec<Prompt>, ApiError> {
     let prompts: Vec<Prompt> = match fields.get(field) {
         Some(Value::Array(values)) if matches!(values.first(), Some(Value::Number(_))) => {
             vec![Prompt::Tokens(fields.tokens(field, values)?)]
@@ -99,16 +106,16 @@ pub(crate) fn prompts(fields: &Fields<'_>, field: &str) -> Result<Vec<Prompt>, A
             let of = |(index, value): (usize, &Value)| {
                 let field = format!("{field}[{index}]");
                 let Value::Array(values) = value else {
-                    return Err(fields.wrong(&field, "expected a list of token ids"));
+                    return Err(fields.error(&field, "expected a list of token ids"));
                 };
                 Ok(Prompt::Tokens(fields.tokens(&field, values)?))
             };
             values.iter().enumerate().map(of).collect::<Result<_, _>>()?
         }
-        _ => fields.texts(field)?.into_iter().map(|text| Prompt::Text(text.to_owned())).collect(),
+        _ => fields.strings(field)?.into_iter().map(|text| Prompt::Text(text.to_owned())).collect(),
     };
     if prompts.is_empty() {
-        return Err(fields.wrong(field, "is missing"));
+        return Err(fields.error(field, "is missing"));
     }
     Ok(prompts)
 }

@@ -1,3 +1,5 @@
+//! HTTP connections, with limits on what a slow or hostile client can use.
+
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -20,60 +22,61 @@ use tower::ServiceExt as _;
 
 use crate::error::ApiError;
 
-const MOST_HEADERS: usize = 64;
-/// Of a request line and its headers.
-const LONGEST_HEAD: usize = 32 << 10;
-/// What may lie in memory of one connection, read and to be written.
-const LARGEST_BUFFER: usize = 64 << 10;
-/// A client that was refused may be sending still, and would not read what it is told before it is done.
+const MAX_HEADERS: usize = 64;
+/// Limit of a request line with its headers.
+const MAX_HEAD_BYTES: usize = 32 << 10;
+/// Limit of each buffer of a connection.
+const MAX_BUFFER_BYTES: usize = 64 << 10;
+/// How long to read from a rejected client. It may still be sending, and would not read the response before it
+/// is done.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How much and how long a client may take.
+/// How much data and time a client may use.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     /// Bytes of a body.
     pub body: usize,
-    /// For the headers of a request, counted from the end of the one before.
-    pub head_time: Duration,
-    /// From there to the end of its body.
-    pub body_time: Duration,
-    /// For taking anything of what is sent.
-    pub write_time: Duration,
-    /// For a request as a whole, its answer included; as long as it takes, where none is said.
-    pub request_time: Option<Duration>,
-    /// Answers of a model that run and wait at once.
-    pub answers: usize,
+    /// Time for the headers of a request, from the end of the previous request.
+    pub head_timeout: Duration,
+    /// Time for the body, from the end of the headers.
+    pub body_timeout: Duration,
+    /// Time without progress while sending a response.
+    pub write_timeout: Duration,
+    /// Time for a request with its response; unlimited if absent.
+    pub request_timeout: Option<Duration>,
+    /// Choices of a model that may run and wait at once.
+    pub max_choices: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             body: 8 << 20,
-            head_time: Duration::from_secs(30),
-            body_time: Duration::from_secs(60),
-            write_time: Duration::from_secs(30),
-            request_time: None,
-            answers: usize::MAX,
+            head_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(30),
+            request_timeout: None,
+            max_choices: usize::MAX,
         }
     }
 }
 
-/// Answers the requests of a connection, one after the other, until the client leaves or the server is to stop. A request
-/// whose client has left is dropped where it is.
+/// Serves the requests of a connection until the client disconnects or the server stops. A request is dropped
+/// when its client disconnects.
 pub(crate) async fn serve<S>(stream: S, router: Router, limits: &Limits, mut stopping: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let unread = Arc::new(AtomicBool::new(false));
-    let noted = unread.clone();
-    let service = service_fn(move |request| Box::pin(answer(router.clone(), request, noted.clone())));
-    let stream = TokioIo::new(Patient { stream, patience: limits.write_time, waiting: None });
+    let unread_flag = unread.clone();
+    let service = service_fn(move |request| Box::pin(answer(router.clone(), request, unread_flag.clone())));
+    let stream = TokioIo::new(WriteTimeout { stream, timeout_after: limits.write_timeout, waiting: None });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_time)
-        .max_headers(MOST_HEADERS)
-        .max_header_size(LONGEST_HEAD)
-        .max_buf_size(LARGEST_BUFFER)
+        .header_read_timeout(limits.head_timeout)
+        .max_headers(MAX_HEADERS)
+        .max_header_size(MAX_HEAD_BYTES)
+        .max_buf_size(MAX_BUFFER_BYTES)
         .serve_connection(stream, service);
     let mut told = false;
     let ended = loop {
@@ -89,22 +92,22 @@ where
     let mut stream = parts.io.into_inner();
     let refused = match ended {
         Ok(()) => unread.load(Ordering::Relaxed),
-        // Who has not begun a request was only waiting.
+        // Without any bytes of a request, the connection was idle.
         Err(error) if error.is_timeout() && !parts.read_buf.is_empty() => {
-            stream.write_all(&dribbled()).await.is_ok()
+            stream.write_all(&request_timeout_response()).await.is_ok()
         }
         Err(error) => error.is_parse(),
     };
     if timeout(LINGER, stream.shutdown()).await.is_ok() && refused {
-        let mut waste = vec![0; 64 << 10];
-        let drain = async { while matches!(stream.read(&mut waste).await, Ok(1..)) {} };
+        let mut discarded = vec![0; 64 << 10];
+        let drain = async { while matches!(stream.read(&mut discarded).await, Ok(1..)) {} };
         let _ = timeout(LINGER, drain).await;
     }
 }
 
-/// What is told to who sends headers too slowly; hyper tells them nothing.
-fn dribbled() -> Vec<u8> {
-    let body = ApiError::slow("the request did not come in time").value().to_string();
+/// The response to a client that sends its headers too slowly. Hyper sends none.
+fn request_timeout_response() -> Vec<u8> {
+    let body = ApiError::request_timeout("the request did not come in time").value().to_string();
     let head = "HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: ";
     format!("{head}{}\r\n\r\n{body}", body.len()).into_bytes()
 }
@@ -114,19 +117,19 @@ async fn answer(
     request: Request<Incoming>,
     unread: Arc<AtomicBool>,
 ) -> Result<Response<Body>, std::convert::Infallible> {
-    let came = Arc::new(AtomicBool::new(request.body().is_end_stream()));
-    let mut request = request.map(|body| Noted { body, came: came.clone() });
-    tidy(&mut request);
+    let is_read = Arc::new(AtomicBool::new(request.body().is_end_stream()));
+    let mut request = request.map(|body| TrackedBody { body, is_read: is_read.clone() });
+    strip_trailing_slash(&mut request);
     let mut response = router.oneshot(request).await?;
-    if !came.load(Ordering::Relaxed) {
+    if !is_read.load(Ordering::Relaxed) {
         unread.store(true, Ordering::Relaxed);
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
 }
 
-/// A path means the same with a `/` at its end.
-fn tidy<B>(request: &mut Request<B>) {
+/// Treats a path with a trailing `/` like one without.
+fn strip_trailing_slash<B>(request: &mut Request<B>) {
     let path = request.uri().path();
     let kept = path.trim_end_matches('/');
     if kept.len() == path.len() || kept.is_empty() {
@@ -142,13 +145,13 @@ fn tidy<B>(request: &mut Request<B>) {
     }
 }
 
-/// A body of which it is known whether all of it was read.
-struct Noted {
+/// A body that records whether all of it was read.
+struct TrackedBody {
     body: Incoming,
-    came: Arc<AtomicBool>,
+    is_read: Arc<AtomicBool>,
 }
 
-impl HttpBody for Noted {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -158,7 +161,7 @@ impl HttpBody for Noted {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         if frame.is_none() || self.body.is_end_stream() {
-            self.came.store(true, Ordering::Relaxed);
+            self.is_read.store(true, Ordering::Relaxed);
         }
         Poll::Ready(frame)
     }
@@ -172,27 +175,31 @@ impl HttpBody for Noted {
     }
 }
 
-/// A stream that fails once what is written was not taken for a while.
-struct Patient<S> {
+/// A stream whose writes fail after a time without progress.
+struct WriteTimeout<S> {
     stream: S,
-    patience: Duration,
+    timeout_after: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
-    fn wait<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+impl<S> WriteTimeout<S> {
+    fn poll_timeout<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.waiting = None;
             return written;
         }
-        let patience = self.patience;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let timeout_after = self.timeout_after;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(timeout_after)));
         ready!(waiting.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -202,14 +209,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.wait(context, written)
+        self.poll_timeout(context, written)
     }
 
     fn poll_write_vectored(
@@ -218,7 +225,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
-        self.wait(context, written)
+        self.poll_timeout(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -227,12 +234,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        self.wait(context, flushed)
+        self.poll_timeout(context, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shut = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.wait(context, shut)
+        self.poll_timeout(context, shut)
     }
 }
 
@@ -242,7 +249,7 @@ mod tests {
     use axum::routing::{get, post};
     use tokio::io::duplex;
 
-    /// What is answered to these bytes by a server that echoes.
+    /// Returns the response of an echo server to these bytes.
     fn answered(sent: &str) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
@@ -254,7 +261,7 @@ mod tests {
                     get(|axum::extract::Path(path): axum::extract::Path<String>| async { path }),
                 );
             let (_stop, stopping) = watch::channel(false);
-            let limits = Limits { head_time: Duration::from_millis(200), ..Limits::default() };
+            let limits = Limits { head_timeout: Duration::from_millis(200), ..Limits::default() };
             let talk = async move {
                 client.write_all(sent.as_bytes()).await.unwrap();
                 let mut all = Vec::new();
@@ -273,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_come_by_length_and_in_chunks() {
+    fn bodies_are_read_by_length_and_in_chunks() {
         let close = "Host: a\r\nConnection: close\r\n";
         ends(&format!("POST /echo HTTP/1.1\r\n{close}Content-Length: 4\r\n\r\nfour"), "200", "\r\n\r\nfour");
         let chunks = "Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n1\r\nd\r\n0\r\n\r\n";
@@ -282,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_refused() {
+    fn ambiguous_and_oversized_requests_are_rejected() {
         let post = |headers: &str| format!("POST /echo HTTP/1.1\r\nHost: a\r\n{headers}\r\n\r\n");
         for headers in [
             "Content-Length: 1\r\nContent-Length: 2",
@@ -299,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_heard_out_is_told_that_it_was_the_last() {
+    fn a_partly_read_body_closes_the_connection() {
         let whole = "POST /deaf HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nfour";
         let found = answered(whole);
         assert!(found.contains("connection: close") && found.ends_with("no"), "{found}");
     }
 
     #[test]
-    fn who_never_begins_is_left_without_a_word_and_who_never_ends_is_told() {
+    fn an_idle_connection_is_closed_and_an_unfinished_request_times_out() {
         assert_eq!(answered(""), "");
         ends("GET /ec", "408", "}");
     }

@@ -1,4 +1,4 @@
-//! The console: one page, and what it is made of.
+//! The console: a page and its assets.
 
 use axum::extract::Path;
 use axum::http::{HeaderName, HeaderValue, header};
@@ -8,7 +8,7 @@ use axum::routing::get;
 use crate::app::Routes;
 use crate::error::ApiError;
 
-/// What a file of the page is called, what it is, and what is in it.
+/// Name, content type and content of an asset.
 type Asset = (&'static str, &'static str, &'static str);
 
 const PAGE: &str = include_str!("console/index.html");
@@ -29,11 +29,11 @@ const ASSETS: [Asset; 11] = [
     ("plots.js", SCRIPT, include_str!("console/plots.js")),
 ];
 
-/// Nothing but what comes from here runs or is shown, and no other site puts a frame around it.
+/// Only resources of this server load, and no other site may frame the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// For everybody: what is shown comes from routes that ask for a key.
+/// Needs no key: the page's data comes from routes that do.
 pub(crate) fn routes() -> Routes {
     Routes::new().route("/", get(page)).route("/console/{asset}", get(asset))
 }
@@ -44,7 +44,7 @@ async fn page() -> Response {
 
 async fn asset(Path(name): Path<String>) -> Result<Response, ApiError> {
     let found = ASSETS.iter().find(|(known, ..)| *known == name);
-    let (_, kind, content) = found.ok_or_else(|| ApiError::no_page(&format!("/console/{name}")))?;
+    let (_, kind, content) = found.ok_or_else(|| ApiError::no_route(&format!("/console/{name}")))?;
     Ok(sent(kind, content))
 }
 
@@ -62,7 +62,7 @@ fn sent(kind: &'static str, content: &'static str) -> Response {
 mod tests {
     use super::*;
 
-    /// Whatever the page is made of comes from here, and all of that is there.
+    /// Every resource of the page is among the assets.
     #[test]
     fn nothing_is_fetched_from_elsewhere() {
         let all = ASSETS.iter().map(|(_, _, content)| *content).chain([PAGE]);
@@ -74,14 +74,14 @@ mod tests {
                     || !rest[..8].contains("://");
                 assert!(known, "{}", &rest[..rest.len().min(60)]);
             }
-            assert!(!content.contains("innerHTML"), "what models say is text");
+            assert!(!content.contains("innerHTML"), "model output must stay text");
         }
         for (name, kind, content) in ASSETS {
             assert!(
                 name == "app.js"
                     || PAGE.contains(name)
                     || ASSETS.iter().any(|(_, _, by)| by.contains(&format!("./{name}"))),
-                "{name} is used by nobody"
+                "{name} is unused"
             );
             if kind == SCRIPT {
                 for line in content.lines().filter(|line| line.starts_with("import ")) {

@@ -1,4 +1,4 @@
-//! How long a request may take as a whole.
+//! The time limit of a whole request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,38 +15,40 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::events::DONE;
+use crate::sse::DONE;
 
-/// Ends requests that take longer than they may: with an error where nothing was answered yet, and events with a last one
-/// that says so. What answers them is dropped, which gives its place to others.
-pub(crate) async fn keep(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let Some(most) = app.limits.request_time else { return next.run(request).await };
+/// Ends requests that exceed the limit: with an error before the response started, else with a last event.
+/// Dropping the handler cancels generation.
+pub(crate) async fn enforce(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let Some(most) = app.limits.request_timeout else { return next.run(request).await };
     let end = Instant::now() + most;
     let last = if request.uri().path() == "/v1/responses" { "" } else { DONE };
     let Ok(response) = timeout_at(end, next.run(request)).await else {
-        return ApiError::late(most).into_response();
+        return ApiError::deadline_exceeded(most).into_response();
     };
     let streams = |response: &Response| {
         let kind = response.headers().get(header::CONTENT_TYPE);
         kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
     };
-    // Anything else is there as a whole.
+    // Other responses are complete already.
     if !streams(&response) {
         return response;
     }
-    response.map(|body| Body::new(Timed { body: Some(body), end: Box::pin(sleep_until(end)), most, last }))
+    response.map(|body| {
+        Body::new(BodyWithDeadline { body: Some(body), end: Box::pin(sleep_until(end)), most, last })
+    })
 }
 
-/// Events until the time is over.
-struct Timed {
+/// A stream of events that ends at a deadline.
+struct BodyWithDeadline {
     body: Option<Body>,
     end: Pin<Box<Sleep>>,
     most: Duration,
-    /// What streams of this kind end with.
+    /// The text that ends streams of this kind.
     last: &'static str,
 }
 
-impl HttpBody for Timed {
+impl HttpBody for BodyWithDeadline {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -55,12 +57,12 @@ impl HttpBody for Timed {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Self { body: Some(body), end, .. } = &mut *self else { return Poll::Ready(None) };
-        // First, because there may always be something to say.
+        // Checked first, as the stream may always have data.
         if end.as_mut().poll(context).is_pending() {
             return Pin::new(body).poll_frame(context);
         }
         self.body = None;
-        let told = ApiError::late(self.most).event() + self.last;
+        let told = ApiError::deadline_exceeded(self.most).event() + self.last;
         Poll::Ready(Some(Ok(Frame::data(told.into()))))
     }
 }

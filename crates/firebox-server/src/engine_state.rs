@@ -1,10 +1,10 @@
-//! `/v1/engine`: what runs, what waits, what is in memory, and for what.
+//! `/v1/engine`: running and waiting requests, and the use of memory.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,9 +13,7 @@ use axum::extract::State;
 use axum::response::Response;
 use firebox_model::Streamed;
 use firebox_runtime::engine::UnderWay;
-use firebox_runtime::telemetry::{
-    Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot, Timeline,
-};
+use firebox_runtime::telemetry::{Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot};
 use firebox_runtime::{Account, device};
 use firebox_store::SegmentId;
 use futures_core::Stream;
@@ -24,126 +22,77 @@ use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::{MissedTickBehavior, interval};
 use utoipa_axum::routes;
 
-use crate::app::{App, Routes, blocking};
-use crate::catalog::Listed;
+use crate::app::{App, Routes};
+use crate::blocking::blocking;
+use crate::catalog::CatalogEntry;
+use crate::engine_watchers::MAX_WATCHERS;
 use crate::error::ApiError;
-use crate::served::Served;
-use crate::{events as sent, heads};
+use crate::served_model::ServedModel;
+use crate::{heads, sse};
 
-/// From one look of somebody who watches to the next.
-const BEAT: Duration = Duration::from_millis(250);
-/// Who watches asks for as much as a small request every time.
-const MOST_WATCHERS: usize = 16;
-/// What is drawn while somebody watches is forgotten after so many events; a fast small model draws a few thousand a second.
-const EVENTS: usize = 1 << 15;
-/// Nanoseconds between two passes that are told as one, and that one takes at most.
-const CLOSE: u64 = 2_000_000;
-const LONGEST: u64 = 50_000_000;
-/// What somebody is told who looks for the first time.
-const LATEST: usize = 400;
+/// Time between two snapshots of a watcher.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(250);
+/// Decode passes closer than this, in nanoseconds, are merged, up to `MAX_MERGED_NS`.
+const MERGE_GAP_NS: u64 = 2_000_000;
+const MAX_MERGED_NS: u64 = 50_000_000;
+/// Events in the first snapshot of a watcher.
+const FIRST_SNAPSHOT_EVENTS: usize = 400;
 
 pub(crate) fn routes() -> Routes {
     Routes::new().routes(routes!(state)).routes(routes!(events))
 }
 
-/// The plan, the budget and the schedule as they are now.
+/// A snapshot of models, memory and schedule.
 #[utoipa::path(
     get,
     path = "/v1/engine",
     tag = "server",
-    responses((status = 200, description = "What there is", body = Object), ApiError)
+    responses((status = 200, description = "A snapshot", body = Object), ApiError)
 )]
 async fn state(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let (value, _) = blocking(move || look(&app, 0, true)).await?;
+    let (value, _) = blocking(move || snapshot(&app, 0, true)).await?;
     Ok(Json(value))
 }
 
-/// The same four times a second, and what has happened since the last time.
+/// Streams snapshots four times a second, with the events since the previous one.
 #[utoipa::path(
     get,
     path = "/v1/engine/events",
     tag = "server",
-    responses((status = 200, description = "One look after the other", body = String, content_type = "text/event-stream"), ApiError)
+    responses((status = 200, description = "Snapshots", body = String, content_type = "text/event-stream"), ApiError)
 )]
 async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let Some(watcher) = app.watching.enter(app.telemetry.timeline()) else {
-        let message = format!("{MOST_WATCHERS} watch the engine, and no more may; close one of them");
+    let Some(watcher) = app.watchers.enter(app.telemetry.timeline()) else {
+        let message = format!("{MAX_WATCHERS} clients watch the engine, the most allowed; close one");
         return Err(ApiError::too_many(message));
     };
-    let (sender, told) = channel(1);
+    let (sender, receiver) = channel(1);
     tokio::spawn(async move {
         let _watcher = watcher;
-        let mut beats = interval(BEAT);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = interval(SNAPSHOT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut from, mut stopping, mut first) = (0, app.stop.watch(), true);
         loop {
             tokio::select! {
-                _ = beats.tick() => {}
+                _ = ticks.tick() => {}
                 _ = stopping.wait_for(|stop| *stop) => return,
                 () = sender.closed() => return,
             }
-            let (seen, whole) = (app.clone(), std::mem::take(&mut first));
-            let Ok((value, next)) = blocking(move || look(&seen, from, whole)).await else { return };
+            let (seen, is_first) = (app.clone(), std::mem::take(&mut first));
+            let Ok((value, next)) = blocking(move || snapshot(&seen, from, is_first)).await else { return };
             from = next;
             if sender.send(value).await.is_err() {
                 return;
             }
         }
     });
-    Ok(sent::response(Looks(told)))
+    Ok(sse::response(SnapshotStream(receiver)))
 }
 
-/// Who watches the engine. What it does is drawn for as long as somebody does, and costs nothing before and after.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Watching(Arc<Mutex<Watchers>>);
+/// Snapshots as server-sent events.
+struct SnapshotStream(Receiver<Value>);
 
-#[derive(Debug, Default)]
-struct Watchers {
-    there: usize,
-    /// Whether the timeline is on because of them. Somebody else who started it has it to the end.
-    draws: bool,
-}
-
-/// One of them.
-struct Watcher {
-    watching: Watching,
-    timeline: Timeline,
-}
-
-impl Watching {
-    /// One more, unless there are too many.
-    fn enter(&self, timeline: &Timeline) -> Option<Watcher> {
-        let mut watchers = self.watchers();
-        if watchers.there == MOST_WATCHERS {
-            return None;
-        }
-        watchers.there += 1;
-        if !timeline.is_on() {
-            timeline.start(EVENTS);
-            watchers.draws = true;
-        }
-        Some(Watcher { watching: self.clone(), timeline: timeline.clone() })
-    }
-
-    fn watchers(&self) -> MutexGuard<'_, Watchers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        let mut watchers = self.watching.watchers();
-        watchers.there -= 1;
-        if watchers.there == 0 && std::mem::take(&mut watchers.draws) {
-            self.timeline.stop();
-        }
-    }
-}
-
-/// One look after the other.
-struct Looks(Receiver<Value>);
-
-impl Stream for Looks {
+impl Stream for SnapshotStream {
     type Item = Result<Vec<u8>, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -152,19 +101,19 @@ impl Stream for Looks {
     }
 }
 
-/// Everything as it is, what was drawn since an event, and the event to go on from. What does not change is told to those
-/// who look for the first time.
-fn look(app: &App, from: u64, whole: bool) -> Result<(Value, u64), ApiError> {
+/// Returns a snapshot with the timeline's events from `from` on, and the event to continue from. The first
+/// snapshot of a watcher includes what does not change.
+fn snapshot(app: &App, from: u64, is_first: bool) -> Result<(Value, u64), ApiError> {
     let timeline = app.telemetry.timeline();
-    let (drawn, next) = timeline.since(from, is_told);
-    let mut drawn = joined(drawn);
-    if whole && drawn.len() > LATEST {
-        drawn.drain(..drawn.len() - LATEST);
+    let (drawn, next) = timeline.since(from, is_shown);
+    let mut drawn = merge_decode_passes(drawn);
+    if is_first && drawn.len() > FIRST_SNAPSHOT_EVENTS {
+        drawn.drain(..drawn.len() - FIRST_SNAPSHOT_EVENTS);
     }
     let snapshot = app.telemetry.snapshot();
     let (requests, schedule) = app.engine.with_host(|host| (host.requests(), host.counters().clone()))?;
     let models: Vec<Value> =
-        app.catalog.listed().map(|listed| model(listed, snapshot.model(&listed.name), whole)).collect();
+        app.catalog.entries().map(|entry| model(entry, snapshot.model(&entry.name), is_first)).collect();
     let accounts = accounts(&snapshot, &models);
     let value = json!({
         "object": "engine",
@@ -191,16 +140,16 @@ fn look(app: &App, from: u64, whole: bool) -> Result<(Value, u64), ApiError> {
     Ok((value, next))
 }
 
-/// What is worth drawing: layers and reads are too many.
-fn is_told(kind: Kind) -> bool {
+/// Leaves out layers and reads, which are too many.
+fn is_shown(kind: Kind) -> bool {
     !matches!(
         kind,
         Kind::Layer | Kind::Logits | Kind::Read | Kind::ReadExpert | Kind::Wait | Kind::WaitExpert
     )
 }
 
-/// Passes of answers that follow each other closely are one to the eye, and there may be thousands of them a second.
-fn joined(drawn: Vec<Drawn>) -> Vec<Drawn> {
+/// Merges decode passes that follow each other closely: there may be thousands a second.
+fn merge_decode_passes(drawn: Vec<Drawn>) -> Vec<Drawn> {
     let mut joined: Vec<Drawn> = Vec::with_capacity(drawn.len());
     for event in drawn {
         let end = event.at + event.took;
@@ -209,8 +158,8 @@ fn joined(drawn: Vec<Drawn>) -> Vec<Drawn> {
                 if event.kind == Kind::Decode
                     && last.kind == Kind::Decode
                     && last.model == event.model
-                    && event.at.saturating_sub(last.at + last.took) < CLOSE
-                    && end - last.at < LONGEST =>
+                    && event.at.saturating_sub(last.at + last.took) < MERGE_GAP_NS
+                    && end - last.at < MAX_MERGED_NS =>
             {
                 last.took = end - last.at;
                 last.numbers[1] += event.numbers[1];
@@ -248,17 +197,17 @@ fn request(asked: &UnderWay) -> Value {
     })
 }
 
-fn model(listed: &Listed, snapshot: Option<&ModelSnapshot>, whole: bool) -> Value {
+fn model(entry: &CatalogEntry, snapshot: Option<&ModelSnapshot>, is_first: bool) -> Value {
     let count = |counter| snapshot.map_or(0, |snapshot| snapshot.count(counter));
     let gauge = |gauge| snapshot.and_then(|snapshot| snapshot.gauges.get(&gauge)).copied().unwrap_or(0);
     let spread = |histogram| {
         snapshot.and_then(|snapshot| snapshot.meters.histograms.get(&histogram)).map(distribution)
     };
-    let served = listed.served();
+    let served = entry.served();
     let mut value = json!({
-        "name": listed.name,
+        "name": entry.name,
         "opened": served.is_some(),
-        "priority": listed.priority,
+        "priority": entry.priority,
         "context": served.and_then(|served| served.context),
         "generated_tokens": count(Counter::GeneratedTokens),
         "prompt_tokens": count(Counter::PromptTokens),
@@ -277,15 +226,15 @@ fn model(listed: &Listed, snapshot: Option<&ModelSnapshot>, whole: bool) -> Valu
         "inter_token": spread(Histogram::InterToken),
         "queue_wait": spread(Histogram::QueueWait),
         "segments": served.map(|served| segments(served)).unwrap_or_default(),
-        "heads": served.map(|served| heads::of(served)).unwrap_or_default(),
+        "heads": served.map(|served| heads::entries_of(served)).unwrap_or_default(),
     });
-    if whole && let Some(fit) = served.and_then(|served| served.model.fit()) {
+    if is_first && let Some(fit) = served.and_then(|served| served.model.fit()) {
         value["plan"] = json!({ "layers": fit.plan(), "rates": fit.rates() });
     }
     value
 }
 
-/// Times in milliseconds.
+/// Summarizes a distribution, in milliseconds.
 fn distribution(distribution: &Distribution) -> Value {
     let milliseconds = |micros: Option<f64>| micros.map(|micros| micros / 1e3);
     json!({
@@ -296,21 +245,22 @@ fn distribution(distribution: &Distribution) -> Value {
     })
 }
 
-/// The parts of a model's weights, and how much of each is in memory: as the kernel says, where they are mapped.
-fn segments(served: &Served) -> Vec<Value> {
+/// Returns the segments of a model's weights, with the resident share of each; the kernel knows it for mapped
+/// ones.
+fn segments(served: &ServedModel) -> Vec<Value> {
     let decoder = served.model.decoder().ok();
     let streamed = decoder.as_ref().and_then(|decoder| decoder.streamed());
     let on_cpu =
         decoder.as_ref().is_none_or(|decoder| device("cpu").is_ok_and(|cpu| cpu == *decoder.device()));
     let parts = served.residency();
-    // Of some of the parts in which it is read, how many bytes they have, and the share of them that is kept.
+    // The bytes of some parts of a streamed model, and the share of them in memory.
     let kept = |streamed: &Streamed, read: Range<usize>| {
         let sum =
             |parts: &mut dyn Iterator<Item = usize>| parts.map(|part| streamed.kept_bytes(part)).sum::<u64>();
         let (all, kept) = (sum(&mut read.clone()), sum(&mut read.filter(|part| streamed.is_kept(*part))));
         (all, kept as f64 / all.max(1) as f64)
     };
-    // It is read like the layers are, wherever the checkpoint has it.
+    // The unembedding is streamed like the layers, whichever segment holds it.
     let unembedding = |streamed: &Streamed| {
         let (all, kept) = kept(streamed, streamed.block_parts()..streamed.parts());
         let is_apart = parts.iter().any(|(id, bytes, _)| *id == SegmentId::Final && *bytes >= all / 2);
@@ -328,7 +278,7 @@ fn segments(served: &Served) -> Vec<Value> {
         let (state, resident) = match kept {
             Some(0.0) => ("streamed", 0.0),
             Some(kept) => ("resident", kept),
-            // Elsewhere weights are copies.
+            // On other devices weights are copies.
             None if !on_cpu => ("resident", 1.0),
             None => ("mapped", *share),
         };
@@ -337,7 +287,7 @@ fn segments(served: &Served) -> Vec<Value> {
     parts.iter().map(of).collect()
 }
 
-/// What memory is held for. A model that was not fitted into a budget is told by what it is known to take.
+/// Returns memory by account. Without a budget, the known parts are reported.
 fn accounts(snapshot: &firebox_runtime::telemetry::Snapshot, models: &[Value]) -> Vec<Value> {
     if !snapshot.budgets.is_empty() {
         let budgets = snapshot.budgets.iter();
@@ -369,27 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_drawn_while_somebody_watches() {
-        let (watching, timeline) = (Watching::default(), Timeline::default());
-        let first = watching.enter(&timeline).unwrap();
-        let began = timeline.now().unwrap();
-        let second = watching.enter(&timeline).unwrap();
-        assert!(timeline.now().unwrap() >= began, "it did not begin again");
-        drop(first);
-        assert!(timeline.is_on());
-        drop(second);
-        assert!(!timeline.is_on());
-        let all: Vec<_> = std::iter::from_fn(|| watching.enter(&timeline)).collect();
-        assert_eq!((all.len(), timeline.is_on()), (MOST_WATCHERS, true));
-        drop(all);
-        // Somebody else's goes on.
-        timeline.start(EVENTS);
-        drop(watching.enter(&timeline));
-        assert!(timeline.is_on());
-    }
-
-    #[test]
-    fn passes_are_joined_that_nobody_could_tell_apart() {
+    fn close_decode_passes_are_merged() {
         let drawn = |kind, model: &str, at: u64, took: u64| Drawn {
             kind,
             model: model.into(),
@@ -398,12 +328,15 @@ mod tests {
             numbers: [1, 1],
         };
         let steps = (0..30).map(|at| drawn(Kind::Decode, "a", at * 4, 3));
-        let told = joined(
+        let receiver = merge_decode_passes(
             steps.chain([drawn(Kind::Decode, "b", 119, 1), drawn(Kind::Prefill, "b", 120, 1)]).collect(),
         );
-        let rows: u64 = told.iter().map(|event| event.numbers[1]).sum();
-        assert_eq!((told.len(), rows), (3 + 2, 32), "{told:?}");
-        assert!(told.iter().all(|event| event.took <= LONGEST));
-        assert_eq!(joined(vec![drawn(Kind::Decode, "a", 0, 1), drawn(Kind::Decode, "a", 9, 1)]).len(), 2);
+        let rows: u64 = receiver.iter().map(|event| event.numbers[1]).sum();
+        assert_eq!((receiver.len(), rows), (3 + 2, 32), "{receiver:?}");
+        assert!(receiver.iter().all(|event| event.took <= MAX_MERGED_NS));
+        assert_eq!(
+            merge_decode_passes(vec![drawn(Kind::Decode, "a", 0, 1), drawn(Kind::Decode, "a", 9, 1)]).len(),
+            2
+        );
     }
 }

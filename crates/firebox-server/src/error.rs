@@ -1,3 +1,5 @@
+//! Errors of the server, and their mapping to responses of OpenAI's API.
+
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,35 +13,33 @@ use firebox_runtime::{CacheError, ConstraintError, RuntimeError};
 use firebox_text::TextError;
 use serde_json::{Value, json};
 
-/// Why a server could not begin, or had to end.
+/// Why a server could not start, or had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Nobody can be heard at the address.
+    /// The address cannot be listened at.
     #[error(
         "cannot listen at {address}: {source}; is another server running there? --port 0 takes any free port"
     )]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The system gave no threads, or no signals.
+    /// The system provides no threads or no signals.
     #[error("the server cannot run: {source}")]
     System {
-        /// What the system says.
+        /// The system's error.
         #[from]
         source: io::Error,
     },
-    /// There is nothing to serve.
+    /// No model was given.
     #[error("no model to serve; name one or more")]
     NoModels,
-    /// A key is no key.
-    #[error(
-        "an API key is empty or has characters that no header carries; use letters, digits and punctuation"
-    )]
+    /// An API key is malformed.
+    #[error("an API key is empty or not printable ASCII; use letters, digits and punctuation")]
     Key,
-    /// A file of keys cannot be used.
+    /// A key file is unusable.
     #[error("{}: {reason}; write one key a line", path.display())]
     KeyFile {
         /// The file.
@@ -47,29 +47,29 @@ pub enum ServerError {
         /// What is wrong with it.
         reason: String,
     },
-    /// What was to be an origin is none that a browser would send.
+    /// An allowed origin is malformed.
     #[error(
-        "{origin:?} is no origin; write one as browsers send it, such as https://app.example or http://localhost:3000, \
+        "{origin:?} is not an origin; write one as browsers send it, such as https://app.example or http://localhost:3000, \
          without a path"
     )]
     Origin {
-        /// What was given.
+        /// The given text.
         origin: String,
     },
-    /// What was to be the name of a host is none.
+    /// An allowed host is malformed.
     #[error(
-        "{host:?} is no name of a host; write one such as models.example, without a scheme, a port or a path"
+        "{host:?} is not a host name; write one such as models.example, without a scheme, a port or a path"
     )]
     Host {
-        /// What was given.
+        /// The given text.
         host: String,
     },
-    /// A model could not be taken in.
+    /// A model cannot be served.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }
 
-/// An error as OpenAI's API tells it.
+/// An error in the format of OpenAI's API.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
     pub status: StatusCode,
@@ -85,25 +85,25 @@ impl ApiError {
         Self { status, kind, code: None, param: None, message: message.into() }
     }
 
-    /// A request that makes no sense.
+    /// A malformed or unacceptable request.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// The same, because of a field.
+    /// An invalid field.
     pub fn field(param: impl Into<String>, message: impl AsRef<str>) -> Self {
         let param = param.into();
         let message = format!("{param}: {}", message.as_ref());
         Self { param: Some(param), ..Self::invalid(message) }
     }
 
-    pub fn key() -> Self {
+    pub fn invalid_key() -> Self {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
         let status = StatusCode::UNAUTHORIZED;
         Self { code: Some("invalid_api_key"), ..Self::new(status, "authentication_error", message) }
     }
 
-    pub fn stranger(message: &str) -> Self {
+    pub fn forbidden(message: &str) -> Self {
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
@@ -113,20 +113,20 @@ impl ApiError {
         Self { code: Some("model_not_found"), param: Some("model".into()), ..error }
     }
 
-    pub fn no_page(path: &str) -> Self {
+    pub fn no_route(path: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("there is nothing at {path}"))
     }
 
-    pub fn not_allowed(message: &str) -> Self {
+    pub fn method_not_allowed(message: &str) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
 
-    pub fn slow(message: &str) -> Self {
+    pub fn request_timeout(message: &str) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     }
 
-    /// An answer that would have gone on for longer than a request may take.
-    pub fn late(most: Duration) -> Self {
+    /// A response that exceeded the time limit of requests.
+    pub fn deadline_exceeded(most: Duration) -> Self {
         let message = format!(
             "the answer took longer than the {} s that a request may take; ask for fewer tokens or texts",
             most.as_secs_f64()
@@ -135,12 +135,12 @@ impl ApiError {
     }
 
     pub fn too_large(most: usize) -> Self {
-        let message = format!("the body is too large; at most {most} bytes are taken");
+        let message = format!("the body exceeds {most} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
-    /// A body of few bytes that would become many.
-    pub fn too_heavy(most: usize) -> Self {
+    /// A small body whose values would take much memory.
+    pub fn too_many_values(most: usize) -> Self {
         let message = format!(
             "the body has too many values; together they may take {most} bytes of memory: send fewer of them, or several \
              requests"
@@ -148,8 +148,8 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
-    /// A prompt that is longer than there could be memory for, whatever else gave up its own.
-    pub fn no_room(tokens: usize, room: usize) -> Self {
+    /// A prompt longer than memory could ever hold.
+    pub fn prompt_too_long(tokens: usize, room: usize) -> Self {
         let message = format!(
             "{tokens} tokens do not fit into the {room} that there is memory for; shorten the prompt, or start the server \
              with more --memory"
@@ -157,12 +157,12 @@ impl ApiError {
         Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
     }
 
-    /// Something that is not there, or is somebody else's.
-    pub fn nowhere(message: impl Into<String>) -> Self {
+    /// Something that does not exist, or belongs to another key.
+    pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
-    /// What cannot be done while something else is.
+    /// An action that a running one excludes.
     pub fn conflict(message: &str) -> Self {
         Self::new(StatusCode::CONFLICT, "invalid_request_error", message)
     }
@@ -171,12 +171,12 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
     }
 
-    /// There is no room left for what somebody keeps, and none comes by waiting.
-    pub fn no_storage(message: impl Into<String>) -> Self {
+    /// Used-up storage, which waiting does not free.
+    pub fn storage_full(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INSUFFICIENT_STORAGE, "invalid_request_error", message)
     }
 
-    pub fn over() -> Self {
+    pub fn stopping() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "the server is stopping; try again soon")
     }
 
@@ -184,29 +184,29 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// The same where another field is at fault for a grammar.
-    pub fn of_form(mut self, field: &str) -> Self {
+    /// Reports a grammar's error for the field that gave it.
+    pub fn with_grammar_field(mut self, field: &str) -> Self {
         if self.param.as_deref() == Some("response_format") {
             self.param = Some(field.into());
         }
         self
     }
 
-    /// The same about a head that was asked for by a field. What will be over soon is not the field's fault.
-    pub fn of_head(self) -> Self {
+    /// Reports a head's error for the field `head`, unless the error is temporary.
+    pub fn with_head_field(self) -> Self {
         match self.status {
             StatusCode::SERVICE_UNAVAILABLE => self,
             _ => Self::field("head", self.message),
         }
     }
 
-    /// As it is sent.
+    /// Returns the body of the response.
     pub fn value(&self) -> Value {
         let Self { kind, code, param, message, .. } = self;
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
     }
 
-    /// As a stream that has begun tells it.
+    /// Returns the error as an event of a stream.
     pub fn event(&self) -> String {
         let mut value = self.value();
         value["type"] = "error".into();
@@ -247,7 +247,7 @@ impl From<&RuntimeError> for ApiError {
             RuntimeError::Setting { setting, value, reason } => {
                 Self::field(*setting, format!("{value}: {reason}"))
             }
-            // A text that cannot go on was asked for in a form that nothing has.
+            // Generation got stuck in a grammar that nothing can satisfy.
             RuntimeError::Constraint(
                 ConstraintError::Grammar { .. }
                 | ConstraintError::Vocabulary { .. }
@@ -260,7 +260,7 @@ impl From<&RuntimeError> for ApiError {
             | RuntimeError::NoTokenizer { .. }
             | RuntimeError::NoHead { .. }
             | RuntimeError::Kind { .. } => Self::invalid(message),
-            RuntimeError::EngineOver => Self::over(),
+            RuntimeError::EngineOver => Self::stopping(),
             RuntimeError::Late { .. }
             | RuntimeError::HeadLate { .. }
             | RuntimeError::OverBudget { .. }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_will_be_over_soon_may_be_asked_again() {
+    fn temporary_errors_are_unavailable() {
         let late = || RuntimeError::HeadLate { name: "code".into(), waited: Duration::from_secs(1) };
         let full = || CacheError::PoolExhausted { pages: 1 };
         let passing = [
@@ -327,16 +327,16 @@ mod tests {
         for error in passing {
             let told = ApiError::from(&error);
             assert_eq!(told.status, StatusCode::SERVICE_UNAVAILABLE, "{error}");
-            assert_eq!((told.clone().of_head(), &*told.message), (told.clone(), &*error.to_string()));
+            assert_eq!((told.clone().with_head_field(), &*told.message), (told.clone(), &*error.to_string()));
         }
     }
 
     #[test]
-    fn a_head_that_is_not_there_is_the_fault_of_who_asks() {
+    fn an_unavailable_head_is_reported_for_its_field() {
         let missing = not_worn(RuntimeError::NoHead { name: "code".into() });
         assert_eq!(ApiError::from(&missing).status, StatusCode::BAD_REQUEST);
         for error in [missing, not_worn(RuntimeError::Cancelled)] {
-            let told = ApiError::from(&error).of_head();
+            let told = ApiError::from(&error).with_head_field();
             assert_eq!((told.status, told.param.as_deref()), (StatusCode::BAD_REQUEST, Some("head")));
             assert!(told.message.contains(&error.to_string()), "{}", told.message);
         }

@@ -1,4 +1,4 @@
-//! `/v1/heads`: which heads models have, and where each is.
+//! `/v1/heads`: the heads of models and their state.
 
 use std::sync::Arc;
 
@@ -8,11 +8,12 @@ use firebox_runtime::heads::{HeadRack, HeadState};
 use serde_json::{Value, json};
 use utoipa_axum::routes;
 
-use crate::app::{App, Routes, blocking};
-use crate::asked::Asked;
+use crate::app::{App, Routes};
+use crate::blocking::blocking;
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::served::Served;
+use crate::extract::JsonBody;
+use crate::json_fields::JsonFields;
+use crate::served_model::ServedModel;
 use crate::sessions::schema::{HeadEntry, HeadList, LoadHead};
 
 pub(crate) fn routes() -> Routes {
@@ -27,11 +28,12 @@ pub(crate) fn routes() -> Routes {
     responses((status = 200, description = "All there are", body = HeadList), ApiError)
 )]
 async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let heads = blocking(move || Ok(app.catalog.served().flat_map(|served| of(served)).collect::<Vec<_>>()));
+    let heads =
+        blocking(move || Ok(app.catalog.served().flat_map(|served| entries_of(served)).collect::<Vec<_>>()));
     Ok(Json(json!({ "object": "list", "data": heads.await? })))
 }
 
-/// Brings a head into memory before somebody needs it, or lets it go.
+/// Loads a head into memory before it is needed, or evicts it.
 #[utoipa::path(
     post,
     path = "/v1/heads",
@@ -39,33 +41,35 @@ async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     request_body = LoadHead,
     responses((status = 200, description = "The head as it is then", body = HeadEntry), ApiError)
 )]
-async fn load(State(app): State<Arc<App>>, Asked(body): Asked) -> Result<Json<Value>, ApiError> {
-    let fields = Fields::of(&body)?;
-    let served = app.catalog.find(fields.text("model")?).await?.served;
-    let name = fields.needed_text("head")?.to_owned();
-    let loads = fields.truth("loaded")?.unwrap_or(true);
+async fn load(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+    let fields = JsonFields::new(&body)?;
+    let served = app.catalog.find(fields.string("model")?).await?.served;
+    let name = fields.required_string("head")?.to_owned();
+    let loads = fields.boolean("loaded")?.unwrap_or(true);
     let known = |rack: &HeadRack| rack.names().contains(&name);
     if !served.model.heads().is_some_and(known) {
-        return Err(ApiError::nowhere(format!("{} has no head {name:?}", served.name)));
+        return Err(ApiError::not_found(format!("{} has no head {name:?}", served.name)));
     }
     blocking(move || {
-        let Some(rack) = served.model.heads() else { return Err(ApiError::nowhere("there are no heads")) };
+        let Some(rack) = served.model.heads() else {
+            return Err(ApiError::not_found("the model has no heads"));
+        };
         if loads {
-            // What is worn for a moment is in memory from then on.
+            // A head that is acquired once stays in memory.
             if let Some(reason) = rack.wear(&name).instead {
-                return Err(ApiError::from(&*reason).of_head());
+                return Err(ApiError::from(&*reason).with_head_field());
             }
         } else {
             rack.let_go(&name);
         }
-        let found = of(&served).into_iter().find(|head| head["head"] == *name);
-        found.map(Json).ok_or_else(|| ApiError::nowhere(format!("head {name:?} has just gone")))
+        let found = entries_of(&served).into_iter().find(|head| head["head"] == *name);
+        found.map(Json).ok_or_else(|| ApiError::not_found(format!("head {name:?} was removed meanwhile")))
     })
     .await
 }
 
-/// The heads of a model.
-pub(crate) fn of(served: &Served) -> Vec<Value> {
+/// Returns the heads of a model.
+pub(crate) fn entries_of(served: &ServedModel) -> Vec<Value> {
     let Some(rack) = served.model.heads() else { return Vec::new() };
     let value = |(name, state): (String, HeadState)| {
         let (state, reason) = match state {

@@ -1,4 +1,4 @@
-//! `/health` and `/ready`
+//! `/health` and `/ready`: whether the server runs and accepts requests.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(crate) fn routes() -> Routes {
     Routes::new().routes(routes!(health)).routes(routes!(ready))
 }
 
-/// Whether it runs.
+/// Reports that the server runs.
 #[utoipa::path(
     get,
     path = "/health",
@@ -26,7 +26,7 @@ async fn health() -> Json<Value> {
     Json(json!({ "status": "ok" }))
 }
 
-/// Whether it lets requests in.
+/// Reports that the server accepts requests.
 #[utoipa::path(
     get,
     path = "/ready",
@@ -34,5 +34,9 @@ async fn health() -> Json<Value> {
     responses((status = 200, description = "It lets requests in", body = Health), ApiError)
 )]
 async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    if *app.stop.watch().borrow() { Err(ApiError::over()) } else { Ok(Json(json!({ "status": "ready" }))) }
+    if *app.stop.watch().borrow() {
+        Err(ApiError::stopping())
+    } else {
+        Ok(Json(json!({ "status": "ready" })))
+    }
 }

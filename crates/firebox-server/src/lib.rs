@@ -1,83 +1,77 @@
-//! Serves models over HTTP, in the shape of OpenAI's API.
+//! Serves models over HTTP with OpenAI's API.
 //!
 //! | path | what |
 //! |---|---|
-//! | `POST /v1/chat/completions` | answers in a conversation, whole or as they come |
-//! | `POST /v1/responses` | the same in the newer form of OpenAI's API |
-//! | `POST /v1/completions` | texts that are continued |
-//! | `POST /v1/embeddings` | texts as vectors |
-//! | `POST /v1/rerank` | documents by how well they answer a query |
-//! | `GET /v1/models` | models, and their heads as `model:head` |
-//! | `/v1/sessions` | conversations that stay, with what is done to their memory: turns, facts, branches, files |
-//! | `/v1/heads` | heads of models, and where each is |
-//! | `GET /v1/engine`, `GET /v1/engine/events` | what runs, what waits, what is in memory; once, or as it changes |
-//! | `GET /` | the console: all of that as a page; without a key |
+//! | `POST /v1/chat/completions` | answers in a conversation, whole or streamed |
+//! | `POST /v1/responses` | OpenAI's newer form of it |
+//! | `POST /v1/completions` | continues texts |
+//! | `POST /v1/embeddings` | embeds texts |
+//! | `POST /v1/rerank` | ranks documents by relevance to a query |
+//! | `GET /v1/models` | lists models, and their heads as `model:head` |
+//! | `/v1/sessions` | persistent conversations with control of their memory: turns, facts, branches, files |
+//! | `/v1/heads` | the heads of models and their state |
+//! | `GET /v1/engine`, `GET /v1/engine/events` | running and waiting requests and the use of memory, once or continuously |
+//! | `GET /` | the console, a page that shows all of this; needs no key |
 //! | `POST /tokenize`, `POST /detokenize` | text to tokens and back |
-//! | `GET /metrics` | numbers for Prometheus |
-//! | `GET /health`, `GET /ready` | whether it runs, and whether it lets requests in; without a key |
-//! | `GET /openapi.json` | all of this as an OpenAPI document; without a key |
+//! | `GET /metrics` | metrics for Prometheus |
+//! | `GET /health`, `GET /ready` | liveness and readiness; need no key |
+//! | `GET /openapi.json` | the API as an OpenAPI document; needs no key |
 //!
-//! A [`Server`] has an engine that answers all requests together. A client that leaves ends its requests, and one that
-//! does not take what it is sent is left. What requests of different keys remember is never shared. [`Embedded`] is the
-//! same inside another program.
+//! A [`Server`] has one engine that batches all requests. Requests of a client that disconnects are cancelled, and a client
+//! that reads too slowly is disconnected. Prefix caches and sessions of different keys are separate. [`EmbeddedServer`] is
+//! the same API within another axum program.
 
-mod answers;
+mod allowed_origins;
+mod api_keys;
 mod app;
-mod asked;
+mod blocking;
 mod catalog;
 mod chat;
+mod choices;
+mod completion_format;
 mod completions;
 mod connection;
 mod console;
+mod conversation_request;
 mod deadline;
-mod description;
-mod embedded;
+mod embedded_server;
+mod embeddings;
 mod engine_state;
+mod engine_watchers;
 mod error;
-mod events;
-mod fields;
-mod form;
-mod gate;
+mod extract;
 mod heads;
 mod health;
-mod keys;
-mod likelihood;
-mod listener;
+mod ids;
+mod json_fields;
+mod json_limits;
+mod logprobs;
 mod metrics;
+mod middleware;
+mod model_spec;
 mod models;
-mod neighbours;
-mod offer;
+mod openapi;
+mod response_meta;
 mod responses;
+mod router;
+mod sampling_params;
 mod schema;
-mod served;
+mod served_model;
 mod server;
+mod server_config;
 mod sessions;
+mod sse;
+mod stop_handle;
 mod tokens;
+mod tool_call_parser;
 mod tools;
-mod turn;
-mod vectors;
-mod weight;
-mod wishes;
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::time::{SystemTime, UNIX_EPOCH};
-
-pub use embedded::Embedded;
+pub use allowed_origins::AllowedOrigins;
+pub use api_keys::ApiKeys;
+pub use embedded_server::EmbeddedServer;
 pub use error::ServerError;
-pub use keys::Keys;
-pub use neighbours::Neighbours;
-pub use offer::Offer;
-pub use server::{Server, ServerConfig, Stop};
-pub use sessions::SessionsConfig;
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// What no other request is called.
-fn unique() -> String {
-    // The keys of the standard library's hashes are the random numbers that need no dependency.
-    let random = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", random(), random())
-}
+pub use model_spec::ModelSpec;
+pub use server::Server;
+pub use server_config::ServerConfig;
+pub use sessions::registry::SessionsConfig;
+pub use stop_handle::StopHandle;

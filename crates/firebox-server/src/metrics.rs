@@ -1,4 +1,4 @@
-//! `/metrics`
+//! `/metrics`: metrics for Prometheus.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(crate) fn routes() -> Routes {
     Routes::new().routes(routes!(metrics))
 }
 
-/// Numbers for Prometheus.
+/// Metrics for Prometheus.
 #[utoipa::path(
     get,
     path = "/metrics",

@@ -1,4 +1,4 @@
-//! `/v1/models`
+//! `/v1/models`: the models and their heads.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
-use crate::asked::Named;
 use crate::error::ApiError;
+use crate::extract::PathParams;
 use crate::schema::{ModelEntry, ModelList};
 
 pub(crate) fn routes() -> Routes {
-    // Some names have a `/` in them, and not every client writes it as `%2F`.
+    // Some names contain a `/`, which not every client escapes.
     let named = Routes::new().routes(routes!(model)).route("/v1/models/{owner}/{*name}", get(owned));
     named.routes(routes!(models))
 }
 
-/// The models, and their heads as `model:head`.
+/// Lists the models, and their heads as `model:head`.
 #[utoipa::path(
     get,
     path = "/v1/models",
@@ -27,10 +27,10 @@ pub(crate) fn routes() -> Routes {
     responses((status = 200, description = "All there are", body = ModelList), ApiError)
 )]
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "object": "list", "data": app.catalog.values(app.began) }))
+    Json(json!({ "object": "list", "data": app.catalog.values(app.started) }))
 }
 
-/// One of them.
+/// A model or head.
 #[utoipa::path(
     get,
     path = "/v1/models/{model}",
@@ -38,15 +38,18 @@ async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     params(("model" = String, Path, description = "A model, or `model:head`")),
     responses((status = 200, description = "The model", body = ModelEntry), ApiError)
 )]
-async fn model(State(app): State<Arc<App>>, Named(model): Named<String>) -> Result<Json<Value>, ApiError> {
-    let mut known = app.catalog.values(app.began).into_iter();
+async fn model(
+    State(app): State<Arc<App>>,
+    PathParams(model): PathParams<String>,
+) -> Result<Json<Value>, ApiError> {
+    let mut known = app.catalog.values(app.started).into_iter();
     let found = known.find(|value| value["id"] == *model);
     found.map(Json).ok_or_else(|| ApiError::no_model(&model, &app.catalog.names()))
 }
 
 async fn owned(
     state: State<Arc<App>>,
-    Named((owner, name)): Named<(String, String)>,
+    PathParams((owner, name)): PathParams<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
-    model(state, Named(format!("{owner}/{name}"))).await
+    model(state, PathParams(format!("{owner}/{name}"))).await
 }

@@ -1,5 +1,5 @@
-//! The shapes of requests and answers, for the OpenAPI document alone: requests are read field by field, so that what is
-//! wrong is told by its name.
+//! Schemas of requests and responses for the OpenAPI document. Handlers read requests field by field, so that
+//! errors name the field.
 
 #![expect(dead_code, reason = "nothing but descriptions is made of these")]
 
@@ -17,11 +17,11 @@ pub(crate) struct ErrorBody {
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ErrorInside {
-    /// What is wrong, and what to do.
+    /// What is wrong and what to do.
     message: String,
-    /// Its kind, as in `invalid_request_error`.
+    /// Its type, such as `invalid_request_error`.
     r#type: String,
-    /// The field at fault.
+    /// The invalid field.
     #[schema(required)]
     param: Option<String>,
     #[schema(required)]
@@ -31,13 +31,13 @@ pub(crate) struct ErrorInside {
 /// An event of a stream.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct StreamEvent {
-    /// A JSON text, or `[DONE]` at the end.
+    /// JSON, or `[DONE]` at the end.
     data: String,
-    /// Its kind, where there are several.
+    /// Type of the event, if there are several.
     event: Option<String>,
 }
 
-/// Whether it runs, or lets requests in.
+/// State of the server.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Health {
     status: String,
@@ -53,22 +53,22 @@ pub(crate) struct ModelList {
 /// A model, or one of its heads.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ModelEntry {
-    /// What it is asked for by.
+    /// The name for requests.
     id: String,
     object: String,
     created: u64,
     owned_by: String,
-    /// The model itself.
+    /// The base model.
     root: String,
     /// The model that a head belongs to.
     #[schema(required)]
     parent: Option<String>,
-    /// Its longest sequence; null for what only embeds, and for what is not open yet.
+    /// The longest sequence; null for encoders and for models that are not open yet.
     #[schema(required)]
     max_model_len: Option<u64>,
 }
 
-/// A text, or several.
+/// One or several texts.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Texts {
@@ -76,7 +76,7 @@ pub(crate) enum Texts {
     Several(Vec<String>),
 }
 
-/// Texts or their tokens, one or several.
+/// One or several prompts, as texts or tokens.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Prompts {
@@ -86,12 +86,12 @@ pub(crate) enum Prompts {
     TokenLists(Vec<Vec<u64>>),
 }
 
-/// How tokens are chosen, and where an answer ends.
+/// Sampling parameters and stop conditions.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Sampling {
     #[schema(minimum = 0, maximum = 100)]
     temperature: Option<f32>,
-    /// Only so many of the likeliest tokens; 0 or -1 for all.
+    /// The number of likeliest tokens to sample from; 0 or -1 for all.
     #[schema(minimum = -1, maximum = 4294967295i64)]
     top_k: Option<i64>,
     #[schema(minimum = 0, maximum = 1)]
@@ -109,31 +109,31 @@ pub(crate) struct Sampling {
     /// By token id.
     logit_bias: Option<BTreeMap<String, f32>>,
     seed: Option<i64>,
-    /// Texts that end an answer.
+    /// Texts that end the answer.
     stop: Option<Texts>,
-    /// Goes on where the model would end.
+    /// Continues after the model's end token.
     ignore_eos: Option<bool>,
     response_format: Option<ResponseFormat>,
-    /// A JSON schema, as llama.cpp has it.
+    /// A JSON schema, as in llama.cpp.
     #[schema(value_type = Option<Object>)]
     json_schema: Option<Value>,
-    /// A grammar in the notation of llama.cpp (GBNF).
+    /// A grammar in llama.cpp's GBNF notation.
     grammar: Option<String>,
-    /// Answers to every prompt.
+    /// Answers for every prompt.
     #[schema(minimum = 1, maximum = 64)]
     n: Option<u64>,
-    /// Sends the answer in events, as it comes.
+    /// Streams the answer as events.
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
 }
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct StreamOptions {
-    /// Ends the stream with how many tokens it took.
+    /// Ends the stream with the token counts.
     include_usage: Option<bool>,
 }
 
-/// The form of an answer.
+/// The output format.
 #[derive(Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum ResponseFormat {
@@ -151,17 +151,17 @@ pub(crate) struct NamedSchema {
     schema: Value,
 }
 
-/// A conversation to go on with.
+/// A conversation to continue.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ChatRequest {
-    /// A model, or `model:head`; may be left out where there is one model.
+    /// A model, or `model:head`; optional if there is one model.
     model: Option<String>,
     #[schema(min_items = 1)]
     messages: Vec<ChatMessage>,
     /// -1 for as many as fit.
     #[schema(minimum = -1, maximum = 4294967295i64)]
     max_completion_tokens: Option<i64>,
-    /// The same.
+    /// Older name of `max_completion_tokens`.
     #[schema(minimum = -1, maximum = 4294967295i64)]
     max_tokens: Option<i64>,
     logprobs: Option<bool>,
@@ -169,9 +169,9 @@ pub(crate) struct ChatRequest {
     top_logprobs: Option<u64>,
     tools: Option<Vec<Tool>>,
     tool_choice: Option<ToolChoice>,
-    /// Whether one answer may call several tools.
+    /// One answer may call several tools.
     parallel_tool_calls: Option<bool>,
-    /// Further variables for the model's chat template.
+    /// Additional variables of the chat template.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Value>,
     add_generation_prompt: Option<bool>,
@@ -179,10 +179,10 @@ pub(crate) struct ChatRequest {
     sampling: Sampling,
 }
 
-/// Something that was said.
+/// A message of a conversation.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ChatMessage {
-    /// `system`, `developer`, `user`, `assistant`, `tool`, or what else the model's template knows.
+    /// `system`, `developer`, `user`, `assistant`, `tool`, or another role that the template supports.
     role: String,
     content: Option<MessageContent>,
     name: Option<String>,
@@ -201,7 +201,7 @@ pub(crate) enum MessageContent {
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct TextPart {
-    /// `text`; templates may know more.
+    /// `text`, or another type that the template supports.
     r#type: String,
     text: Option<String>,
 }
@@ -225,7 +225,7 @@ pub(crate) struct ToolFunction {
     strict: Option<bool>,
 }
 
-/// `auto`, `none`, `required`, or the function to be called.
+/// `auto`, `none`, `required`, or the function to call.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum ToolChoice {
@@ -263,11 +263,11 @@ pub(crate) struct CalledTool {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct CalledFunction {
     name: String,
-    /// A JSON text.
+    /// JSON.
     arguments: String,
 }
 
-/// An answer, or several.
+/// One or several answers.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ChatCompletion {
     id: String,
@@ -327,7 +327,7 @@ pub(crate) struct LikelyToken {
     bytes: Vec<u8>,
 }
 
-/// Tokens that a request took.
+/// Token counts of a request.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct UsageBody {
     prompt_tokens: u64,
@@ -338,11 +338,11 @@ pub(crate) struct UsageBody {
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct CachedTokens {
-    /// Those that did not have to go through the layers.
+    /// Prompt tokens taken from the prefix cache.
     cached_tokens: u64,
 }
 
-/// Texts to be continued.
+/// Texts to continue.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct CompletionRequest {
     model: Option<String>,
@@ -356,7 +356,7 @@ pub(crate) struct CompletionRequest {
     sampling: Sampling,
 }
 
-/// How texts go on.
+/// Continuations of texts.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Completion {
     id: String,
@@ -384,13 +384,13 @@ pub(crate) struct CompletionLogprobs {
     text_offset: Vec<u64>,
 }
 
-/// Texts to be embedded.
+/// Texts to embed.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct EmbeddingRequest {
     model: Option<String>,
     input: Prompts,
     encoding_format: Option<EncodingFormat>,
-    /// The width of the model's vectors; no other is there.
+    /// The width of the model's embeddings; no other is supported.
     #[schema(minimum = 1, maximum = 4294967295i64)]
     dimensions: Option<u64>,
 }
@@ -417,7 +417,7 @@ pub(crate) struct Embedding {
     embedding: Vector,
 }
 
-/// Numbers, or their bytes in base64.
+/// An embedding as numbers, or as base64 of little-endian floats.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Vector {
@@ -431,7 +431,7 @@ pub(crate) struct ReadTokens {
     total_tokens: u64,
 }
 
-/// Documents to be ranked.
+/// Documents to rank.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct RerankRequest {
     model: Option<String>,
@@ -471,7 +471,7 @@ pub(crate) struct Ranked {
     document: Option<DocumentText>,
 }
 
-/// A text, or a conversation.
+/// A text or a conversation.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum TokenizeRequest {

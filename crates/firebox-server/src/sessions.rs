@@ -1,11 +1,11 @@
-//! `/v1/sessions`: conversations that stay, and what can be done with what they remember.
+//! `/v1/sessions`: persistent conversations, and control of their memory.
 
-mod about;
+mod answer_stream;
 mod archive;
-mod dialogue;
-mod registry;
-mod say;
+pub(crate) mod registry;
 pub(crate) mod schema;
+mod session_request;
+mod session_tree;
 mod transcript;
 
 use std::sync::Arc;
@@ -17,20 +17,17 @@ use firebox_runtime::Capacity;
 use serde_json::{Value, json};
 use utoipa_axum::routes;
 
-use crate::app::{App, Routes, blocking};
-use crate::asked::{Asked, Caller};
+use crate::app::{App, Routes};
+use crate::blocking::blocking;
 use crate::error::ApiError;
-use crate::fields::Fields;
-use crate::{events, wishes};
-use about::About;
-use dialogue::{Dialogue, Wish};
-pub(crate) use registry::Sessions;
-pub use registry::SessionsConfig;
+use crate::extract::{Caller, JsonBody};
+use crate::json_fields::JsonFields;
+use crate::{sampling_params, sse};
+use session_request::{JsonResult, SessionRequest};
+use session_tree::{SessionOptions, SessionTree};
 
-/// Facts that a session may begin with.
-const MOST_FACTS: usize = 256;
-
-type Answered = Result<Json<Value>, ApiError>;
+/// Facts that a new session may have.
+const MAX_FACTS: usize = 256;
 
 pub(crate) fn routes() -> Routes {
     Routes::new()
@@ -50,29 +47,29 @@ pub(crate) fn routes() -> Routes {
         .routes(routes!(remove_saved))
 }
 
-/// The sessions of a key, and the names of those it has saved.
+/// The sessions of the key, and the names of its saved ones.
 #[utoipa::path(
     get,
     path = "/v1/sessions",
     tag = "sessions",
     responses((status = 200, description = "Those there are", body = schema::SessionList), ApiError)
 )]
-async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> Answered {
-    let summary = |held: Arc<registry::Held>| {
+async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> JsonResult {
+    let summary = |held: Arc<registry::SessionHandle>| {
         let mut value = held.value();
         if let Value::Object(fields) = &mut value {
             fields.retain(|name, _| !matches!(name.as_str(), "turns" | "branches"));
         }
         value
     };
-    let sessions: Vec<Value> = app.sessions.of(&scope).into_iter().map(summary).collect();
+    let sessions: Vec<Value> = app.sessions.of_scope(&scope).into_iter().map(summary).collect();
     let owner = app.keys.owner(&scope);
     let named = app.clone();
     let saved = blocking(move || Ok(named.sessions.archive.names(&owner))).await?;
     Ok(Json(json!({ "object": "list", "data": sessions, "saved": saved })))
 }
 
-/// Begins a session, or restores one that was saved.
+/// Creates a session, or restores a saved one.
 #[utoipa::path(
     post,
     path = "/v1/sessions",
@@ -80,58 +77,57 @@ async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> Answered {
     request_body = schema::NewSession,
     responses((status = 200, description = "The session", body = schema::Session), ApiError)
 )]
-async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): Asked) -> Answered {
-    let fields = Fields::of(&body)?;
-    let chosen = app.catalog.find(fields.text("model")?).await?;
+async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, JsonBody(body): JsonBody) -> JsonResult {
+    let fields = JsonFields::new(&body)?;
+    let selected = app.catalog.find(fields.string("model")?).await?;
     let engine = app.engine.clone();
-    let context = chosen.served.expect_context()?.min(chosen.served.model.planned_tokens());
-    if let Some(name) = fields.text("restore")? {
+    let context = selected.served.require_context()?.min(selected.served.model.planned_tokens());
+    if let Some(name) = fields.string("restore")? {
         for other in ["system", "facts", "turn_tokens", "fact_tokens", "relevance"] {
             if fields.get(other).is_some() {
-                return Err(fields.wrong(other, "is part of what is restored; leave it out"));
+                return Err(fields.error(other, "is restored from the file; leave it out"));
             }
         }
-        if let Some(head) = &chosen.head {
-            let reason = format!("the head is part of what is restored; leave `:{head}` out");
-            return Err(fields.wrong("model", reason));
+        if let Some(head) = &selected.head {
+            let reason = format!("the head is restored from the file; leave `:{head}` out");
+            return Err(fields.error("model", reason));
         }
         let folder = app.sessions.archive.folder(&app.keys.owner(&scope))?;
         let path = archive::file(&folder, name, "restore")?;
         if !path.is_file() {
             return Err(archive::no_saved(name));
         }
-        let served = chosen.served.clone();
+        let served = selected.served.clone();
         let held =
-            app.sessions.begin(&scope, served, move |served| Dialogue::restore(served, &engine, &path));
+            app.sessions.begin(&scope, served, move |served| SessionTree::restore(served, &engine, &path));
         return Ok(Json(held.await?.value()));
     }
     let whole =
-        |name: &str, from| Ok::<_, ApiError>(fields.whole(name, from, 1 << 32)?.map(|most| most as usize));
+        |name: &str, from| Ok::<_, ApiError>(fields.integer(name, from, 1 << 32)?.map(|most| most as usize));
     let capacity = Capacity::of(context, whole("turn_tokens", 16)?, whole("fact_tokens", 0)?);
     if !capacity.fits(context) {
         let Capacity { turns, facts } = capacity;
-        let reason = format!(
-            "{turns} of turns and {facts} of facts are more than the {context} tokens of the model's context"
-        );
-        return Err(fields.wrong("turn_tokens", reason));
+        let reason =
+            format!("{turns} for turns and {facts} for facts exceed the model's context of {context} tokens");
+        return Err(fields.error("turn_tokens", reason));
     }
-    let facts: Vec<String> = fields.texts("facts")?.into_iter().map(str::to_owned).collect();
-    if facts.len() > MOST_FACTS {
-        return Err(fields.wrong("facts", format!("more than {MOST_FACTS}")));
+    let facts: Vec<String> = fields.strings("facts")?.into_iter().map(str::to_owned).collect();
+    if facts.len() > MAX_FACTS {
+        return Err(fields.error("facts", format!("more than {MAX_FACTS}")));
     }
     if facts.iter().any(|fact| fact.trim().is_empty()) {
-        return Err(fields.wrong("facts", "one of them is empty"));
+        return Err(fields.error("facts", "one of them is empty"));
     }
-    let system = fields.text("system")?.filter(|system| !system.is_empty()).map(str::to_owned);
-    let relevance = fields.truth("relevance")?.unwrap_or(false);
-    let wish = Wish { system, facts, head: chosen.head.clone(), capacity, relevance };
-    let served = chosen.served.clone();
+    let system = fields.string("system")?.filter(|system| !system.is_empty()).map(str::to_owned);
+    let relevance = fields.boolean("relevance")?.unwrap_or(false);
+    let options = SessionOptions { system, facts, head: selected.head.clone(), capacity, relevance };
+    let served = selected.served.clone();
     let held =
-        app.sessions.begin(&scope, served, move |served| Dialogue::begin(served, &engine, wish)).await?;
+        app.sessions.begin(&scope, served, move |served| SessionTree::new(served, &engine, options)).await?;
     Ok(Json(held.value()))
 }
 
-/// A session: its turns, facts and branches.
+/// A session with its turns, facts and branches.
 #[utoipa::path(
     get,
     path = "/v1/sessions/{id}",
@@ -139,11 +135,11 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, Asked(body): 
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "The session", body = schema::Session), ApiError)
 )]
-async fn get(about: About) -> Answered {
-    Ok(Json(about.find()?.value()))
+async fn get(request: SessionRequest) -> JsonResult {
+    Ok(Json(request.find()?.value()))
 }
 
-/// Ends a session. What was saved of it stays.
+/// Deletes a session. Its saved files stay.
 #[utoipa::path(
     delete,
     path = "/v1/sessions/{id}",
@@ -151,12 +147,12 @@ async fn get(about: About) -> Answered {
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "It is gone", body = schema::Deleted), ApiError)
 )]
-async fn end(About { app, scope, named: id }: About) -> Answered {
+async fn end(SessionRequest { app, scope, params: id }: SessionRequest) -> JsonResult {
     app.sessions.end(&scope, &id)?;
     Ok(Json(json!({ "id": id, "object": "session", "deleted": true })))
 }
 
-/// Says something in a session, and answers it, whole or as it comes.
+/// Sends a message to a session and answers it, whole or streamed.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/say",
@@ -165,37 +161,38 @@ async fn end(About { app, scope, named: id }: About) -> Answered {
     request_body = schema::SessionQuestion,
     responses((status = 200, description = "The answer, or events with its parts", content((schema::SessionAnswer = "application/json"), (String = "text/event-stream"))), ApiError)
 )]
-async fn say_in(about: About, Asked(body): Asked) -> Result<Response, ApiError> {
-    events::soon(body["stream"] == true, events::DONE, answer(about, body)).await
+async fn say_in(request: SessionRequest, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+    sse::respond(body["stream"] == true, sse::DONE, answer(request, body)).await
 }
 
-async fn answer(about: About, body: Value) -> Result<Response, ApiError> {
-    let fields = Fields::of(&body)?;
-    let content = fields.needed_text("content")?.to_owned();
+async fn answer(request: SessionRequest, body: Value) -> Result<Response, ApiError> {
+    let fields = JsonFields::new(&body)?;
+    let content = fields.required_string("content")?.to_owned();
     if content.trim().is_empty() {
-        return Err(fields.wrong("content", "there is nothing in it to answer"));
+        return Err(fields.error("content", "is empty"));
     }
-    let of_chats = [
+    let chat_only = [
         ("n", 1.into()),
         ("logprobs", Value::Bool(false)),
         ("tools", json!([])),
         ("tool_choice", "none".into()),
     ];
-    fields.expect_unasked(of_chats, "is not there in sessions; ask by /v1/chat/completions")?;
-    let stream = fields.truth("stream")?.unwrap_or(false);
-    let (taken, About { app, scope, .. }) = (about.take()?, about);
-    let mut config = wishes::config(&fields, &taken.dialogue.served)?;
-    // Turns are forgotten before there are more than fit.
+    fields.reject_unsupported(chat_only, "is not supported in sessions; use /v1/chat/completions")?;
+    let streams = fields.boolean("stream")?.unwrap_or(false);
+    let (guard, SessionRequest { app, scope, .. }) = (request.lock()?, request);
+    let mut config = sampling_params::generation_config(&fields, &guard.tree.served)?;
+    // The session evicts turns before the context is full.
     config.context = None;
-    app.check(wishes::form_field(&fields), config.grammar.as_ref(), &taken.dialogue.served).await?;
-    let saying = say::Saying::begin(taken, &app.engine, &scope, content, config).await?;
-    if stream {
-        return Ok(saying.stream());
+    app.check_grammar(sampling_params::grammar_field(&fields), config.grammar.as_ref(), &guard.tree.served)
+        .await?;
+    let answer = answer_stream::AnswerStream::begin(guard, &app.engine, &scope, content, config).await?;
+    if streams {
+        return Ok(answer.into_response());
     }
-    Ok(Json(saying.whole().await?).into_response())
+    Ok(Json(answer.collect().await?).into_response())
 }
 
-/// A branch that leaves the active one, before a turn or where it is now.
+/// Forks the active branch, before a turn or at its end, and switches to the fork.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/fork",
@@ -204,12 +201,12 @@ async fn answer(about: About, body: Value) -> Result<Response, ApiError> {
     request_body = schema::ForkAt,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn fork(about: About, Asked(body): Asked) -> Answered {
-    let turn = number(&Fields::of(&body)?, "turn")?;
-    about.change(move |dialogue| dialogue.fork(turn).map(drop)).await
+async fn fork(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+    let turn = number(&JsonFields::new(&body)?, "turn")?;
+    request.change(move |tree| tree.fork(turn).map(drop)).await
 }
 
-/// Goes back to before a turn.
+/// Rewinds the active branch to before a turn.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/rewind",
@@ -218,13 +215,13 @@ async fn fork(about: About, Asked(body): Asked) -> Answered {
     request_body = schema::RewindTo,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn rewind(about: About, Asked(body): Asked) -> Answered {
-    let fields = Fields::of(&body)?;
-    let turn = number(&fields, "turn")?.ok_or_else(|| fields.wrong("turn", "is missing"))?;
-    about.change(move |dialogue| dialogue.rewind(turn)).await
+async fn rewind(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+    let fields = JsonFields::new(&body)?;
+    let turn = number(&fields, "turn")?.ok_or_else(|| fields.error("turn", "is missing"))?;
+    request.change(move |tree| tree.rewind(turn)).await
 }
 
-/// Changes the head that answers; null is the model's own.
+/// Selects the head that answers; null selects the model's own.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/head",
@@ -233,15 +230,15 @@ async fn rewind(about: About, Asked(body): Asked) -> Answered {
     request_body = schema::WearHead,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn head(about: About, Asked(body): Asked) -> Answered {
-    let head = Fields::of(&body)?.text("head")?.map(str::to_owned);
-    let (taken, swap) = about.take()?.change(move |dialogue| dialogue.wear(head.as_deref())).await?;
-    let mut value = taken.let_go().value();
+async fn head(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+    let head = JsonFields::new(&body)?.string("head")?.map(str::to_owned);
+    let (guard, swap) = request.lock()?.change(move |tree| tree.set_head(head.as_deref())).await?;
+    let mut value = guard.release().value();
     value["swap"] = swap;
     Ok(Json(value))
 }
 
-/// Pins a turn, or hides it from what comes.
+/// Pins or hides a turn.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/turns/{turn}",
@@ -250,10 +247,10 @@ async fn head(about: About, Asked(body): Asked) -> Answered {
     request_body = schema::MarkTurn,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn turn(about: About<(String, String)>, Asked(body): Asked) -> Answered {
-    let fields = Fields::of(&body)?;
-    let (pinned, hidden) = (fields.truth("pinned")?, fields.truth("hidden")?);
-    about.change("turn", move |dialogue, turn| dialogue.mark(turn, pinned, hidden)).await
+async fn turn(request: SessionRequest<(String, String)>, JsonBody(body): JsonBody) -> JsonResult {
+    let fields = JsonFields::new(&body)?;
+    let (pinned, hidden) = (fields.boolean("pinned")?, fields.boolean("hidden")?);
+    request.change("turn", move |tree, turn| tree.mark(turn, pinned, hidden)).await
 }
 
 /// Adds a fact.
@@ -265,12 +262,12 @@ async fn turn(about: About<(String, String)>, Asked(body): Asked) -> Answered {
     request_body = schema::FactText,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn add_fact(about: About, Asked(body): Asked) -> Answered {
-    let text = fact(&Fields::of(&body)?)?;
-    about.change(move |dialogue| dialogue.add_fact(&text).map(drop)).await
+async fn add_fact(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+    let text = fact(&JsonFields::new(&body)?)?;
+    request.change(move |tree| tree.add_fact(&text).map(drop)).await
 }
 
-/// Puts a fact in the place of another.
+/// Supersedes a fact.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/facts/{fact}",
@@ -279,12 +276,12 @@ async fn add_fact(about: About, Asked(body): Asked) -> Answered {
     request_body = schema::FactText,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn supersede(about: About<(String, String)>, Asked(body): Asked) -> Answered {
-    let text = fact(&Fields::of(&body)?)?;
-    about.change("fact", move |dialogue, old| dialogue.supersede(old, &text).map(drop)).await
+async fn supersede(request: SessionRequest<(String, String)>, JsonBody(body): JsonBody) -> JsonResult {
+    let text = fact(&JsonFields::new(&body)?)?;
+    request.change("fact", move |tree, old| tree.supersede(old, &text).map(drop)).await
 }
 
-/// Goes on in another branch.
+/// Switches to another branch.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/branches/{branch}",
@@ -292,11 +289,11 @@ async fn supersede(about: About<(String, String)>, Asked(body): Asked) -> Answer
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn switch(about: About<(String, String)>) -> Answered {
-    about.change("branch", Dialogue::switch).await
+async fn switch(request: SessionRequest<(String, String)>) -> JsonResult {
+    request.change("branch", SessionTree::switch).await
 }
 
-/// Lets a branch take the place of the one it left.
+/// Replaces a branch's parent by the branch.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/branches/{branch}/promote",
@@ -304,11 +301,11 @@ async fn switch(about: About<(String, String)>) -> Answered {
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn promote(about: About<(String, String)>) -> Answered {
-    about.change("branch", Dialogue::promote).await
+async fn promote(request: SessionRequest<(String, String)>) -> JsonResult {
+    request.change("branch", SessionTree::promote).await
 }
 
-/// Ends a branch and all that have left it.
+/// Deletes a branch and its descendants.
 #[utoipa::path(
     delete,
     path = "/v1/sessions/{id}/branches/{branch}",
@@ -316,11 +313,11 @@ async fn promote(about: About<(String, String)>) -> Answered {
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn drop_branch(about: About<(String, String)>) -> Answered {
-    about.change("branch", Dialogue::drop_branch).await
+async fn drop_branch(request: SessionRequest<(String, String)>) -> JsonResult {
+    request.change("branch", SessionTree::drop_branch).await
 }
 
-/// Writes the active branch to a file, for this process or another to go on from.
+/// Saves the active branch to a file, from which this or another process may continue.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/save",
@@ -329,20 +326,20 @@ async fn drop_branch(about: About<(String, String)>) -> Answered {
     request_body = schema::SaveAs,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
 )]
-async fn save(about: About, Asked(body): Asked) -> Answered {
-    let fields = Fields::of(&body)?;
-    let app = about.app.clone();
-    let owner = app.keys.owner(&about.scope);
+async fn save(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+    let fields = JsonFields::new(&body)?;
+    let app = request.app.clone();
+    let owner = app.keys.owner(&request.scope);
     let folder = app.sessions.archive.folder(&owner)?;
-    let name = fields.needed_text("name")?.to_owned();
-    archive::expect_name(&name, "name")?;
-    about.find()?;
-    // Waited for before the session is taken, which others may go on with until then.
-    let turn = app.sessions.archive.turn(&owner).await?;
+    let name = fields.required_string("name")?.to_owned();
+    archive::check_name(&name, "name")?;
+    request.find()?;
+    // Acquired before the session is locked, so that it can be used while waiting.
+    let turn = app.sessions.archive.save_permit(&owner).await?;
     let saved = name.clone();
-    let changed = about.change(move |dialogue| {
+    let changed = request.change(move |tree| {
         let _turn = turn;
-        app.sessions.archive.keep((&*folder, &*name), |path| dialogue.save(path))
+        app.sessions.archive.save((&*folder, &*name), |path| tree.save(path))
     });
     changed.await.map(|Json(mut value)| {
         value["saved"] = saved.into();
@@ -350,7 +347,7 @@ async fn save(about: About, Asked(body): Asked) -> Answered {
     })
 }
 
-/// Removes what was saved. Sessions that were restored from it stay.
+/// Deletes a saved session. Sessions restored from it stay.
 #[utoipa::path(
     delete,
     path = "/v1/sessions/saved/{name}",
@@ -358,7 +355,7 @@ async fn save(about: About, Asked(body): Asked) -> Answered {
     params(("name" = String, Path, description = "What it was saved as")),
     responses((status = 200, description = "It is gone", body = schema::Deleted), ApiError)
 )]
-async fn remove_saved(About { app, scope, named: name }: About) -> Answered {
+async fn remove_saved(SessionRequest { app, scope, params: name }: SessionRequest) -> JsonResult {
     let folder = app.sessions.archive.folder(&app.keys.owner(&scope))?;
     let path = archive::file(&folder, &name, "name")?;
     let gone = json!({ "id": name, "object": "session", "deleted": true });
@@ -366,14 +363,14 @@ async fn remove_saved(About { app, scope, named: name }: About) -> Answered {
     Ok(Json(gone))
 }
 
-fn number(fields: &Fields<'_>, field: &str) -> Result<Option<u64>, ApiError> {
-    fields.whole(field, 0, u64::MAX)
+fn number(fields: &JsonFields<'_>, field: &str) -> Result<Option<u64>, ApiError> {
+    fields.integer(field, 0, u64::MAX)
 }
 
-fn fact(fields: &Fields<'_>) -> Result<String, ApiError> {
-    let text = fields.needed_text("text")?;
+fn fact(fields: &JsonFields<'_>) -> Result<String, ApiError> {
+    let text = fields.required_string("text")?;
     if text.trim().is_empty() {
-        return Err(fields.wrong("text", "is empty"));
+        return Err(fields.error("text", "is empty"));
     }
     Ok(text.to_owned())
 }

@@ -1,117 +1,117 @@
-//! Tools: which of them a model is told of, and which it has to call.
+//! The tools of a request: which the model may call, and which it must.
 
 use firebox_runtime::Grammar;
 use firebox_text::{CallSyntax, can_be_called};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::fields::{Fields, kind};
+use crate::json_fields::{JsonFields, kind};
 
 /// More would fill any context.
-const MOST_TOOLS: usize = 128;
+const MAX_TOOLS: usize = 128;
 
 /// The tools of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tools {
-    /// In the form of the chat API.
+    /// In the format of the chat API.
     list: Vec<Value>,
-    choice: Choice,
-    /// Whether one answer may have several calls.
+    choice: ToolChoice,
+    /// True if one answer may have several calls.
     pub parallel: bool,
 }
 
-/// What a request wishes of its tools.
+/// The request's `tool_choice`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-enum Choice {
+enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// None is called.
+    /// No tool may be called.
     None,
-    /// One is called, whichever it is.
+    /// Some tool must be called.
     Any,
-    /// This one is called.
+    /// This tool must be called.
     Named(String),
 }
 
 impl Tools {
-    pub fn of(fields: &Fields<'_>) -> Result<Self, ApiError> {
+    pub fn new(fields: &JsonFields<'_>) -> Result<Self, ApiError> {
         for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
             if fields.get(old).is_some() {
-                return Err(fields.wrong(old, format!("is not there any more; use `{new}`")));
+                return Err(fields.error(old, format!("is obsolete; use `{new}`")));
             }
         }
         let list = fields.list("tools")?.unwrap_or_default();
-        if list.len() > MOST_TOOLS {
-            return Err(fields.wrong("tools", format!("{} are more than {MOST_TOOLS}", list.len())));
+        if list.len() > MAX_TOOLS {
+            return Err(fields.error("tools", format!("{} are more than {MAX_TOOLS}", list.len())));
         }
         for (index, tool) in list.iter().enumerate() {
-            expect_function(fields, &format!("tools[{index}]"), tool)?;
+            check_function(fields, &format!("tools[{index}]"), tool)?;
         }
         let tools = Self {
-            choice: choice(fields)?,
-            parallel: fields.truth("parallel_tool_calls")?.unwrap_or(true),
+            choice: tool_choice(fields)?,
+            parallel: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
             list: list.iter().cloned().map(nested).collect(),
         };
-        tools.expect_there(fields)?;
+        tools.check_choice(fields)?;
         Ok(tools)
     }
 
-    /// Refuses a choice of what is not there.
-    fn expect_there(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
+    /// Rejects a choice of a missing tool.
+    fn check_choice(&self, fields: &JsonFields<'_>) -> Result<(), ApiError> {
         match &self.choice {
-            Choice::Any if self.list.is_empty() => {
-                Err(fields.wrong("tool_choice", "there are no tools to choose from"))
+            ToolChoice::Any if self.list.is_empty() => {
+                Err(fields.error("tool_choice", "there are no tools to choose from"))
             }
-            Choice::Named(name) if self.needed().is_empty() => {
-                Err(fields.wrong("tool_choice", format!("there is no tool {name:?}")))
+            ToolChoice::Named(name) if self.required().is_empty() => {
+                Err(fields.error("tool_choice", format!("there is no tool {name:?}")))
             }
             _ => Ok(()),
         }
     }
 
-    /// Those the model is told of, if there are any.
-    pub fn told(&self) -> Option<Vec<Value>> {
-        (self.choice != Choice::None && !self.list.is_empty()).then(|| self.list.clone())
+    /// Returns the tools offered to the model, if any.
+    pub fn advertised(&self) -> Option<Vec<Value>> {
+        (self.choice != ToolChoice::None && !self.list.is_empty()).then(|| self.list.clone())
     }
 
-    /// Those of which one has to be called; none where nothing has to be.
-    fn needed(&self) -> Vec<&Value> {
+    /// Returns the tools of which one must be called; empty if none must.
+    fn required(&self) -> Vec<&Value> {
         let named = |tool: &&Value| match &self.choice {
-            Choice::Any => true,
-            Choice::Named(name) => tool["function"]["name"] == **name,
-            Choice::Auto | Choice::None => false,
+            ToolChoice::Any => true,
+            ToolChoice::Named(name) => tool["function"]["name"] == **name,
+            ToolChoice::Auto | ToolChoice::None => false,
         };
         self.list.iter().filter(named).collect()
     }
 
-    /// The name of the one that has to be called, if there is but one.
-    pub fn only(&self) -> Option<&str> {
-        match self.needed()[..] {
+    /// Returns the name of the only tool that must be called, if there is exactly one.
+    pub fn single_required(&self) -> Option<&str> {
+        match self.required()[..] {
             [tool] => tool["function"]["name"].as_str(),
             _ => None,
         }
     }
 
-    /// What an answer has to be that is a call, without what opens it.
+    /// Returns the grammar of a required call, without the text that opens it.
     pub fn grammar(&self, syntax: CallSyntax) -> Option<Grammar> {
-        let needed = self.needed();
-        if needed.is_empty() {
+        let required = self.required();
+        if required.is_empty() {
             return None;
         }
-        if let [tool] = needed[..]
+        if let [tool] = required[..]
             && syntax.names_before()
         {
             return Some(Grammar::JsonSchema(parameters(&tool["function"])));
         }
         let mut definitions = Map::new();
         let mut calls = Vec::new();
-        for (index, tool) in needed.into_iter().enumerate() {
+        for (index, tool) in required.into_iter().enumerate() {
             let function = &tool["function"];
             let mut parameters = parameters(function);
-            // A schema refers to parts of itself from its own beginning, which is elsewhere now.
+            // References are relative to the root, where the schema no longer is.
             let place = format!("#/$defs/{index}");
-            moved(&mut parameters, &place);
+            rebase_references(&mut parameters, &place);
             definitions.insert(index.to_string(), parameters);
             calls.push(json!({
                 "type": "object",
@@ -133,11 +133,11 @@ impl Tools {
     }
 }
 
-/// What the arguments of a function have to be.
+/// Returns the schema of a function's arguments.
 fn parameters(function: &Value) -> Value {
     let mut parameters = match &function["parameters"] {
         Value::Object(_) => function["parameters"].clone(),
-        // A function of which no parameters are told has none.
+        // A function without parameters takes none.
         _ => json!({ "type": "object", "properties": {} }),
     };
     if !composes(&parameters) {
@@ -146,49 +146,49 @@ fn parameters(function: &Value) -> Value {
     parameters
 }
 
-/// Refuses what a call could not be made of.
-fn expect_function(fields: &Fields<'_>, at: &str, tool: &Value) -> Result<(), ApiError> {
+/// Checks that a tool can be called.
+fn check_function(fields: &JsonFields<'_>, at: &str, tool: &Value) -> Result<(), ApiError> {
     let Value::Object(map) = tool else {
-        return Err(fields.wrong(at, format!("expected an object, found {}", kind(tool))));
+        return Err(fields.error(at, format!("expected an object, found {}", kind(tool))));
     };
-    let tool = Fields::within(map, fields.name(at));
-    if let Some(other) = tool.text("type")?.filter(|kind| *kind != "function") {
-        return Err(tool.wrong("type", format!("{other:?} is not there; only `function` can be called")));
+    let tool = JsonFields::nested(map, fields.name(at));
+    if let Some(other) = tool.string("type")?.filter(|kind| *kind != "function") {
+        return Err(tool.error("type", format!("{other:?} is not supported; use `function`")));
     }
     let function = tool.object("function")?.unwrap_or(tool);
-    let name = function.needed_text("name")?;
+    let name = function.required_string("name")?;
     if !can_be_called(name) {
-        return Err(function.wrong("name", format!("{name:?} is not made of letters, digits, _ - . : and /")));
+        return Err(function.error("name", format!("{name:?} may only have letters, digits, _ - . : and /")));
     }
-    function.text("description")?;
-    function.truth("strict")?;
+    function.string("description")?;
+    function.boolean("strict")?;
     function.object("parameters")?;
     Ok(())
 }
 
-fn choice(fields: &Fields<'_>) -> Result<Choice, ApiError> {
+fn tool_choice(fields: &JsonFields<'_>) -> Result<ToolChoice, ApiError> {
     let wrong = |found: String| {
-        Err(fields.wrong("tool_choice", format!("{found} is none of auto, none, required and a function")))
+        Err(fields.error("tool_choice", format!("{found} is none of auto, none, required and a function")))
     };
     match fields.get("tool_choice") {
-        None => Ok(Choice::Auto),
+        None => Ok(ToolChoice::Auto),
         Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(Choice::Auto),
-            "none" => Ok(Choice::None),
-            "required" | "any" => Ok(Choice::Any),
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" | "any" => Ok(ToolChoice::Any),
             other => wrong(format!("{other:?}")),
         },
         Some(choice) => {
             let name = choice.pointer("/function/name").or_else(|| choice.get("name"));
             match name.and_then(Value::as_str) {
-                Some(name) => Ok(Choice::Named(name.to_owned())),
-                None => wrong("what is there".into()),
+                Some(name) => Ok(ToolChoice::Named(name.to_owned())),
+                None => wrong("the object".into()),
             }
         }
     }
 }
 
-/// A tool in the form of the chat API, which has its function in a field of its own.
+/// Wraps a tool in the format of the chat API, whose function is a field.
 fn nested(tool: Value) -> Value {
     if tool.get("function").is_some_and(Value::is_object) {
         return tool;
@@ -200,8 +200,8 @@ fn nested(tool: Value) -> Value {
     json!({ "type": "function", "function": function })
 }
 
-/// Whether several of the schemas in this one hold for the same object at once. Each names what it knows of, and nothing
-/// would be all of them if each permitted no more than that.
+/// Returns true if several schemas apply to one object. Each names its own properties, and no object would
+/// satisfy them if each forbade all others.
 fn composes(schema: &Value) -> bool {
     let Value::Object(fields) = schema else { return false };
     if ["allOf", "if", "dependentSchemas"].iter().any(|keyword| fields.contains_key(*keyword)) {
@@ -232,8 +232,8 @@ fn composes(schema: &Value) -> bool {
     named.chain(others.into_iter().flat_map(inner)).any(composes)
 }
 
-/// Permits no properties beyond those that are named, where nothing is said of others: nobody would know what to do with
-/// them, and a model that is held to nothing there may never come to an end.
+/// Forbids unnamed properties where a schema is silent about them: callers would not use them, and
+/// unconstrained generation may not end.
 fn close(schema: &mut Value) {
     let Value::Object(fields) = schema else { return };
     let open =
@@ -255,8 +255,8 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// Makes references within a schema right where it is a part of another one.
-fn moved(schema: &mut Value, place: &str) {
+/// Rewrites references for a schema that became part of another.
+fn rebase_references(schema: &mut Value, place: &str) {
     match schema {
         Value::Object(fields) => {
             for (name, value) in fields {
@@ -264,11 +264,11 @@ fn moved(schema: &mut Value, place: &str) {
                     Value::String(at) if name == "$ref" && at.starts_with('#') => {
                         at.replace_range(..1, place)
                     }
-                    value => moved(value, place),
+                    value => rebase_references(value, place),
                 }
             }
         }
-        Value::Array(values) => values.iter_mut().for_each(|value| moved(value, place)),
+        Value::Array(values) => values.iter_mut().for_each(|value| rebase_references(value, place)),
         _ => {}
     }
 }
@@ -278,11 +278,11 @@ mod tests {
     use super::*;
 
     fn tools(body: &Value) -> Result<Tools, ApiError> {
-        Tools::of(&Fields::of(body).unwrap())
+        Tools::new(&JsonFields::new(body).unwrap())
     }
 
     #[test]
-    fn a_choice_needs_what_is_there() {
+    fn a_choice_needs_an_existing_tool() {
         let one = json!({"type": "function", "function": {"name": "one"}});
         let flat =
             json!({"type": "function", "name": "two", "strict": true, "parameters": {"type": "object"}});
@@ -290,10 +290,10 @@ mod tests {
         for open in [json!("auto"), json!("none"), Value::Null] {
             assert_eq!(with(open).unwrap().grammar(CallSyntax::Tagged), None);
         }
-        assert!(with(json!("none")).unwrap().told().is_none());
-        assert_eq!(with(json!("auto")).unwrap().told().unwrap()[1]["function"]["name"], "two");
+        assert!(with(json!("none")).unwrap().advertised().is_none());
+        assert_eq!(with(json!("auto")).unwrap().advertised().unwrap()[1]["function"]["name"], "two");
         let named = with(json!({"type": "function", "name": "two"})).unwrap();
-        assert_eq!(named.needed().len(), 1);
+        assert_eq!(named.required().len(), 1);
         for wrong in [json!("three"), json!({"function": {"name": "three"}}), json!(1), json!({})] {
             let error = with(wrong).unwrap_err().value();
             assert_eq!(error["error"]["param"], "tool_choice");
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_is_closed_unless_that_makes_nothing_of_it() {
+    fn schemas_are_closed_unless_they_compose() {
         let text = json!({"type": "string"});
         let kind = json!({"kind": text});
         let path = json!({"properties": {"path": text}, "required": ["path"]});
@@ -339,7 +339,7 @@ mod tests {
             json!({"properties": kind}),
             json!({"anyOf": [path, {"properties": kind}]}),
             json!({"properties": kind, "anyOf": [{"required": ["kind"]}, {"maxProperties": 0}]}),
-            // These are names.
+            // Keywords as property names.
             json!({"properties": {"if": text, "allOf": text}}),
             json!({"properties": {"path": {"enum": [{"allOf": []}]}}}),
         ] {
@@ -348,15 +348,15 @@ mod tests {
     }
 
     #[test]
-    fn references_go_where_the_schema_went() {
+    fn references_follow_a_moved_schema() {
         let parameters = json!({
             "$defs": {"place": {"type": "string"}},
             "type": "object",
             "properties": {"from": {"$ref": "#/$defs/place"}, "all": {"items": {"$ref": "#"}}},
         });
         let tool = json!({"type": "function", "function": {"name": "one", "parameters": parameters}});
-        let needed = tools(&json!({"tools": [tool, tool], "tool_choice": "required"})).unwrap();
-        let Some(Grammar::JsonSchema(schema)) = needed.grammar(CallSyntax::Listed) else { panic!() };
+        let required = tools(&json!({"tools": [tool, tool], "tool_choice": "required"})).unwrap();
+        let Some(Grammar::JsonSchema(schema)) = required.grammar(CallSyntax::Listed) else { panic!() };
         let found = |pointer: &str| schema.pointer(pointer).unwrap().clone();
         assert_eq!(found("/$defs/1/properties/from/$ref"), "#/$defs/1/$defs/place");
         assert_eq!(found("/$defs/0/properties/all/items/$ref"), "#/$defs/0");

@@ -1,6 +1,6 @@
-//! The console in a real browser. `FIREBOX_PLAYWRIGHT` names a Python that has Playwright; `FIREBOX_CHROMIUM` a browser,
-//! where Playwright has none of its own; `FIREBOX_AXE` the file `axe.min.js` of the package `axe-core`; and
-//! `FIREBOX_PICTURES` a folder for pictures of what was seen.
+//! Tests the console in a browser. `FIREBOX_PLAYWRIGHT` names a Python with Playwright; `FIREBOX_CHROMIUM` a
+//! browser, if Playwright has none; `FIREBOX_AXE` the file `axe.min.js` of the package `axe-core`; and
+//! `FIREBOX_PICTURES` a folder for screenshots.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,10 +10,10 @@ use std::process::Command;
 
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{Model, device};
-use firebox_server::{Keys, Server, ServerConfig};
+use firebox_server::{ApiKeys, Server, ServerConfig};
 
 #[test]
-fn somebody_talks_and_sees_what_happens_inside() {
+fn the_console_chats_and_shows_the_engine() {
     let Some(python) = std::env::var_os("FIREBOX_PLAYWRIGHT") else {
         println!("skipped: FIREBOX_PLAYWRIGHT names no Python that has Playwright");
         return;
@@ -24,7 +24,7 @@ fn somebody_talks_and_sees_what_happens_inside() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = ServerConfig {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
-        keys: Keys::new(["open-sesame".to_owned()]).unwrap(),
+        keys: ApiKeys::new(["open-sesame".to_owned()]).unwrap(),
         ..ServerConfig::default()
     };
     config.sessions.folder = Some(folder.path().into());

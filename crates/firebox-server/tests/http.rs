@@ -1,4 +1,4 @@
-//! A server in this process, and clients of all kinds over real connections.
+//! Tests a server in this process with clients of all kinds over real connections.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -14,8 +14,8 @@ mod document;
 mod hostile;
 #[path = "http/load.rs"]
 mod load;
-#[path = "http/offers.rs"]
-mod offers;
+#[path = "http/model_specs.rs"]
+mod model_specs;
 #[path = "http/responses.rs"]
 mod responses;
 #[path = "http/schemathesis.rs"]
@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 
 use client::{Running, chat, gguf, sentence_encoder};
 
-/// What the model says by itself to a prompt of tokens.
+/// Returns what the model generates without a server.
 fn alone(prompt: &[u32], most: usize, continues: bool) -> (String, Vec<u32>) {
     let model = gguf("llama");
     let mut session = model.session().unwrap();
@@ -49,7 +49,7 @@ fn alone(prompt: &[u32], most: usize, continues: bool) -> (String, Vec<u32>) {
 }
 
 #[test]
-fn a_chat_says_over_http_what_the_model_says() {
+fn a_chat_returns_what_the_model_generates() {
     let server = Running::start(|_| {});
     let asked =
         server.post("/tokenize", &json!({"messages": [{"role": "user", "content": "Hello there"}]})).ok();
@@ -83,7 +83,7 @@ fn a_chat_says_over_http_what_the_model_says() {
 }
 
 #[test]
-fn completions_take_texts_and_tokens() {
+fn completions_accept_texts_and_tokens() {
     let server = Running::start(|_| {});
     let model = gguf("llama");
     let prompt = model.tokenizer().unwrap().encode("Once upon", true).unwrap();
@@ -115,7 +115,7 @@ fn completions_take_texts_and_tokens() {
 }
 
 #[test]
-fn the_same_seed_says_the_same_and_several_answers_differ() {
+fn a_seed_is_reproducible_and_choices_differ() {
     let server = Running::start(|_| {});
     let body = json!({"prompt": "Hello", "max_tokens": 20, "temperature": 1.0, "seed": 7, "n": 4, "ignore_eos": true});
     let once = server.post("/v1/completions", &body).ok();
@@ -138,7 +138,7 @@ fn the_same_seed_says_the_same_and_several_answers_differ() {
 }
 
 #[test]
-fn log_probabilities_come_in_both_forms() {
+fn logprobs_are_returned_in_both_formats() {
     let server = Running::start(|_| {});
     let mut body = chat("Hello", 6);
     body["logprobs"] = true.into();
@@ -147,7 +147,7 @@ fn log_probabilities_come_in_both_forms() {
     let content = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
     assert_eq!(content.len() as u64, whole["usage"]["completion_tokens"].as_u64().unwrap());
     for token in content {
-        // The likeliest was chosen.
+        // Greedy decoding chose the likeliest.
         assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 3);
         assert_eq!(token["logprob"], token["top_logprobs"][0]["logprob"]);
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
@@ -167,7 +167,7 @@ fn log_probabilities_come_in_both_forms() {
     let lengths = ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
         .map(|list| logprobs[list].as_array().unwrap().len() as u64);
     assert_eq!(lengths, [found["usage"]["completion_tokens"].as_u64().unwrap(); 4]);
-    // What is held back for a text that might end it is where it is all the same.
+    // Text that is held back as a possible stop counts in the offsets.
     let mut body = json!({"prompt": "Once upon", "max_tokens": 12, "temperature": 0, "logprobs": 0});
     let ask = |body: &Value| {
         let choice = server.post("/v1/completions", body).ok()["choices"][0].clone();
@@ -179,7 +179,7 @@ fn log_probabilities_come_in_both_forms() {
 }
 
 #[test]
-fn an_answer_fits_its_schema() {
+fn an_answer_matches_its_schema() {
     let server = Running::start(|_| {});
     let schema = json!({
         "type": "object",
@@ -205,9 +205,9 @@ fn an_answer_fits_its_schema() {
 }
 
 #[test]
-fn what_was_cached_is_told_and_is_nobody_elses() {
+fn cached_tokens_are_reported_and_private_to_a_key() {
     let server = Running::start(|config| {
-        config.keys = firebox_server::Keys::new(["one".into(), "two".into()]).unwrap();
+        config.keys = firebox_server::ApiKeys::new(["one".into(), "two".into()]).unwrap();
     });
     let prompt: Vec<u32> = (0..200).map(|at| 3 + at * 7 % 150).collect();
     let body = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0});
@@ -225,7 +225,7 @@ fn what_was_cached_is_told_and_is_nobody_elses() {
 }
 
 #[test]
-fn pages_that_are_looked_at() {
+fn status_routes_answer() {
     let server = Running::start(|_| {});
     let models = server.get("/v1/models").ok();
     assert_eq!(models["data"][0]["id"], "llama");
@@ -241,7 +241,7 @@ fn pages_that_are_looked_at() {
 }
 
 #[test]
-fn texts_become_vectors_and_are_ranked() {
+fn texts_are_embedded_and_ranked() {
     let (_folder, encoder) = sentence_encoder();
     let texts = ["Hello world.", "the quick brown fox"];
     let expected = encoder.embed(&texts, &Default::default()).unwrap();
@@ -277,7 +277,7 @@ fn texts_become_vectors_and_are_ranked() {
     }
     let body = json!({"model": "bert", "query": "fox", "documents": [{"text": "a"}, "b"], "top_n": 1});
     assert_eq!(server.post("/v1/rerank", &body).ok()["results"].as_array().unwrap().len(), 1);
-    // What only embeds does not talk, and who talks embeds too.
+    // An encoder does not generate, and a decoder also embeds.
     let mut body = chat("Hello", 4);
     body["model"] = "bert".into();
     server.post("/v1/chat/completions", &body).fails_saying(400, "sentence encoder");
@@ -291,7 +291,7 @@ fn texts_become_vectors_and_are_ranked() {
 }
 
 #[test]
-fn a_server_that_stops_finishes_what_it_began() {
+fn a_stopping_server_finishes_running_requests() {
     let mut server = Running::start(|_| {});
     let mut stream = server.open("/v1/completions", &json!({
         "prompt": "Hello", "max_tokens": 200, "temperature": 0, "stream": true, "ignore_eos": true, "n": 8,
@@ -304,7 +304,7 @@ fn a_server_that_stops_finishes_what_it_began() {
 }
 
 #[test]
-fn who_only_waits_holds_up_no_end() {
+fn idle_connections_do_not_delay_the_stop() {
     let mut server = Running::start(|_| {});
     let mut waiting = server.connect();
     waiting.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");

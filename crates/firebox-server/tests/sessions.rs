@@ -1,4 +1,4 @@
-//! Conversations that stay, over real connections, with the pocket model.
+//! Tests of sessions over real connections with the pocket model.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use firebox_runtime::heads::RackConfig;
 use firebox_runtime::{Model, device};
-use firebox_server::{Keys, ServerConfig};
+use firebox_server::{ApiKeys, ServerConfig};
 use serde_json::{Value, json};
 
 use client::{Answer, Client, Running};
@@ -33,7 +33,7 @@ fn start(change: impl FnOnce(&mut ServerConfig)) -> Running {
     Running::serve(vec![("pocket".into(), pocket())], change)
 }
 
-/// Who hears the first of a long answer.
+/// Opens a stream of a long answer and reads its start.
 fn listener(server: &Running, session: &str) -> Client {
     let body = json!({"content": "Hello", "ignore_eos": true, "max_tokens": 700, "stream": true});
     let mut client = server.open(&format!("{session}/say"), &body);
@@ -41,7 +41,7 @@ fn listener(server: &Running, session: &str) -> Client {
     client
 }
 
-/// A client with a key, of a server wherever it is.
+/// A client with a key.
 struct Talker<'a> {
     send: Box<dyn Fn(&str) -> Answer + 'a>,
     key: &'static str,
@@ -72,7 +72,7 @@ impl<'a> Talker<'a> {
         self.ask("GET", path, &Value::Null).ok()
     }
 
-    /// A session, as a path.
+    /// Creates a session and returns its path.
     #[track_caller]
     fn begin(&self, wish: Value) -> String {
         format!("/v1/sessions/{}", self.post("/v1/sessions", wish)["id"].as_str().unwrap())
@@ -97,7 +97,7 @@ const SYSTEM: &str = "You are a helpful assistant. The user's name is Ada.";
 const TALK: [&str; 3] = ["My brother is called Tom.", "Who is my brother?", "What is my name?"];
 
 #[test]
-fn a_session_says_what_a_chat_says() {
+fn a_session_answers_like_a_chat() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     for system in [None, Some(SYSTEM)] {
@@ -116,7 +116,7 @@ fn a_session_says_what_a_chat_says() {
 }
 
 #[test]
-fn an_answer_comes_in_parts_and_ends_with_the_session() {
+fn a_streamed_answer_ends_with_the_session() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({}));
@@ -135,10 +135,10 @@ fn an_answer_comes_in_parts_and_ends_with_the_session() {
 }
 
 #[test]
-fn what_belongs_to_a_key_is_nobody_elses() {
+fn sessions_are_private_to_their_key() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(|config| {
-        config.keys = Keys::new(["one", "two"].map(String::from)).unwrap();
+        config.keys = ApiKeys::new(["one", "two"].map(String::from)).unwrap();
         config.sessions.folder = Some(folder.path().into());
     });
     let (one, two) = (Talker::of(&server, "one"), Talker::of(&server, "two"));
@@ -169,7 +169,7 @@ fn what_belongs_to_a_key_is_nobody_elses() {
     two.ask("POST", "/v1/sessions", &json!({"restore": "mine"})).fails_saying(404, "no saved session");
     Talker::of(&server, "three").ask("GET", &session, &Value::Null).text(401);
     assert_eq!(one.turns(&session).len(), 2, "nobody has changed it");
-    // Another may have a session of the same name.
+    // Saved sessions of different keys may have the same name.
     let other = two.begin(json!({}));
     two.post(&format!("{other}/save"), json!({"name": "mine"}));
     for (wish, field) in [
@@ -184,7 +184,7 @@ fn what_belongs_to_a_key_is_nobody_elses() {
 }
 
 #[test]
-fn going_back_is_as_if_it_had_not_been() {
+fn rewinding_restores_the_earlier_state() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let replayed = |said: &[&str]| -> Vec<String> {
@@ -206,7 +206,7 @@ fn going_back_is_as_if_it_had_not_been() {
     let seen = talker.post(&format!("{session}/branches/0"), json!({}));
     assert_eq!(texts(seen["turns"].as_array().unwrap()), [SYSTEM, TALK[0], TALK[1], TALK[2]]);
 
-    // Where it was, to before the second question.
+    // In the same branch, from before the second question.
     let back = talker.post(&format!("{session}/rewind"), json!({"turn": turns[2]["id"]}));
     assert_eq!(texts(back["turns"].as_array().unwrap()), [SYSTEM, TALK[0]]);
     assert_eq!((&back["tokens"], &back["turns"]), (&forked["tokens"], &forked["turns"]));
@@ -225,9 +225,9 @@ fn going_back_is_as_if_it_had_not_been() {
     talker.ask("DELETE", &format!("{session}/branches/0"), &Value::Null).fails(400, "branch");
 }
 
-/// Answers of several sessions go through the layers together, and pages of one pool.
+/// Answers of several sessions share batches and a page pool.
 #[test]
-fn sessions_beside_each_other_say_what_they_say_alone() {
+fn concurrent_sessions_answer_as_alone() {
     let server = start(|_| {});
     let names = ["Tom", "Max", "Eva", "Ida", "Ben", "Leo"];
     let talk = |name: &str| -> Vec<String> {
@@ -245,7 +245,7 @@ fn sessions_beside_each_other_say_what_they_say_alone() {
 }
 
 #[test]
-fn a_branch_that_is_dropped_takes_its_own_along() {
+fn deleting_a_branch_deletes_its_descendants() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({}));
@@ -260,7 +260,7 @@ fn a_branch_that_is_dropped_takes_its_own_along() {
 }
 
 #[test]
-fn a_session_has_so_many_branches_at_most() {
+fn the_number_of_branches_is_limited() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({}));
@@ -269,13 +269,13 @@ fn a_session_has_so_many_branches_at_most() {
         assert_eq!(talker.post(&fork, json!({}))["branch"], branch);
     }
     talker.ask("POST", &fork, &json!({})).fails_saying(429, "64 branches");
-    // Each has left the one before it, and goes with it.
+    // Each branch was forked from the previous one and is deleted with it.
     talker.ask("DELETE", &format!("{session}/branches/1"), &Value::Null).ok();
     assert_eq!(talker.post(&fork, json!({}))["branch"], 64);
 }
 
 #[test]
-fn facts_are_superseded_and_come_back_with_what_replaced_them_gone() {
+fn superseded_facts_return_when_the_newer_one_is_rewound() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({"facts": ["The user's dog is called Rex."]}));
@@ -301,7 +301,7 @@ fn facts_are_superseded_and_come_back_with_what_replaced_them_gone() {
 }
 
 #[test]
-fn turns_make_room_unless_they_are_pinned() {
+fn unpinned_turns_are_evicted() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({"turn_tokens": 120}));
@@ -321,7 +321,7 @@ fn turns_make_room_unless_they_are_pinned() {
     talker.ask("POST", &format!("{session}/turns/{gone}"), &json!({"pinned": true})).text(404);
     let hidden = talker.post(&format!("{session}/turns/{}", turns[6]["id"]), json!({"hidden": true}));
     assert_eq!(hidden["turns"][6]["hidden"], "irrelevant");
-    // A question that no turn has room for is refused, and changes nothing.
+    // A question that exceeds the capacity is rejected and changes nothing.
     let long = json!({"content": "word ".repeat(200)});
     talker.ask("POST", &format!("{session}/say"), &long).fails(400, "content");
     assert_eq!(talker.turns(&session).len(), 7);
@@ -335,9 +335,9 @@ fn turns_make_room_unless_they_are_pinned() {
     }
 }
 
-/// What was said is told after it is forgotten, but not for ever.
+/// Evicted turns stay in the transcript, up to a limit.
 #[test]
-fn the_oldest_texts_are_let_go_of() {
+fn the_oldest_evicted_texts_are_dropped() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({"turn_tokens": 400, "facts": ["The user's dog is called Rex."]}));
@@ -352,22 +352,22 @@ fn the_oldest_texts_are_let_go_of() {
     let texts = texts(&turns);
     let kept: usize = texts.iter().map(|text| text.len()).sum();
     assert!((200 << 10..260 << 10).contains(&kept), "{kept}");
-    // The fact is older than all of them, and held.
+    // The fact is older than all of them and is kept.
     assert_eq!(texts[0], "The user's dog is called Rex.");
     let newest: Vec<String> = (0..round).map(text).collect();
     assert_eq!(texts[1..], newest[round - (texts.len() - 1)..]);
 }
 
-/// What the pocket model makes of sentences says nothing of what they are about, which is found out and told.
+/// The pocket model's hidden states do not separate topics, which calibration detects and reports.
 #[test]
-fn turns_are_not_judged_by_a_model_that_cannot_tell() {
+fn relevance_needs_a_model_that_can_be_calibrated() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     talker.ask("POST", "/v1/sessions", &json!({"relevance": true})).fails(400, "relevance");
 }
 
 #[test]
-fn heads_are_changed_and_brought_in() {
+fn heads_are_selected_and_loaded() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let states = || -> Vec<(String, String)> {
@@ -404,7 +404,7 @@ fn heads_are_changed_and_brought_in() {
 }
 
 #[test]
-fn a_client_that_leaves_ends_the_answer_and_keeps_the_session() {
+fn a_disconnect_cancels_the_answer_and_keeps_the_session() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({}));
@@ -426,13 +426,13 @@ fn a_client_that_leaves_ends_the_answer_and_keeps_the_session() {
 }
 
 #[test]
-fn there_are_only_so_many_sessions_and_idle_ones_go() {
-    // On a machine that stands still meanwhile the first is idle before the third is asked for.
+fn sessions_are_limited_and_expire() {
+    // On a slow machine the first session may expire before the third is requested.
     let refused = (0..5).any(|doubled| {
         let idle = Duration::from_secs(2 << doubled);
         let server = start(|config| {
-            config.sessions.most = 2;
-            config.sessions.idle = idle;
+            config.sessions.max_sessions = 2;
+            config.sessions.idle_timeout = idle;
         });
         let talker = Talker::of(&server, "");
         let first = talker.begin(json!({}));
@@ -441,7 +441,7 @@ fn there_are_only_so_many_sessions_and_idle_ones_go() {
         let refused = third.status != 200;
         if refused {
             third.fails_saying(429, "2 sessions");
-            // By themselves: nobody asks for another.
+            // They expire without further requests.
             let began = std::time::Instant::now();
             while talker.get("/v1/engine")["sessions"] != 0 {
                 assert!(began.elapsed() < Duration::from_secs(60) + idle);
@@ -456,7 +456,7 @@ fn there_are_only_so_many_sessions_and_idle_ones_go() {
 }
 
 #[test]
-fn files_have_plain_names() {
+fn file_names_are_restricted() {
     let folder = tempfile::tempdir().unwrap();
     let within = folder.path().join("saved");
     let server = start(|config| config.sessions.folder = Some(within.clone()));
@@ -474,8 +474,8 @@ fn files_have_plain_names() {
 }
 
 #[test]
-fn the_console_is_there_for_everybody_and_runs_nothing_of_others() {
-    let server = start(|config| config.keys = Keys::new(["one".to_owned()]).unwrap());
+fn the_console_needs_no_key_and_loads_nothing_external() {
+    let server = start(|config| config.keys = ApiKeys::new(["one".to_owned()]).unwrap());
     let page = server.get("/");
     let policy = page.head.lines().find(|line| line.starts_with("content-security-policy")).unwrap();
     assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
@@ -492,7 +492,7 @@ fn the_console_is_there_for_everybody_and_runs_nothing_of_others() {
 
 const SERVED: &str = "FIREBOX_TEST_SESSIONS";
 
-/// Runs in a process of its own, to be killed.
+/// Runs in a process of its own, which the test kills.
 #[test]
 #[ignore = "is run by another test"]
 fn serves_until_it_is_killed() {
@@ -543,7 +543,7 @@ impl Drop for Killed {
 }
 
 #[test]
-fn a_saved_session_outlives_its_process() {
+fn a_saved_session_survives_its_process() {
     let folder = tempfile::tempdir().unwrap();
     let first = Killed::start(folder.path());
     let talker = first.talker();
@@ -553,7 +553,7 @@ fn a_saved_session_outlives_its_process() {
     talker.post(&format!("{session}/save"), json!({"name": "trip"}));
     let before = talker.get(&session);
     let expected = [talker.say(&session, TALK[1]), talker.say(&session, "What is my dog called?")];
-    // While it is being killed another save is under way: the file is the old one or the new one, and whole.
+    // Another save is running when the process is killed: the file is the old or the new one, and complete.
     let path = format!("{session}/save");
     std::thread::scope(|scope| {
         let saving = scope.spawn(|| {

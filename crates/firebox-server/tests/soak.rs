@@ -1,83 +1,82 @@
-//! Everything at once, for as long as is asked: twelve clients with conversations that stay, three models, heads that
-//! change, branches, forgotten turns, memory that gets short, heat, clients that leave, and servers that end and begin
-//! again. One answer in fifty has its whole conversation recomputed by a [plain model](plain::Plain), token by token.
-//! Nothing may be left behind by it: no memory, no thread, no open file.
+//! A soak test: twelve users with sessions, three models, head switches, branches, evictions, memory pressure,
+//! heat, disconnects and restarts. One answer in fifty has its whole session recomputed by a
+//! [reference](reference::Reference), token by token. Afterwards no memory, thread or file may be left.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+#[path = "soak/action.rs"]
+mod action;
 #[path = "http/client.rs"]
 #[allow(dead_code)]
 mod client;
-#[path = "soak/deed.rs"]
-mod deed;
-#[path = "soak/house.rs"]
-mod house;
-#[path = "soak/plain.rs"]
-mod plain;
 #[path = "soak/process.rs"]
 mod process;
+#[path = "soak/reference.rs"]
+mod reference;
+#[path = "soak/servers.rs"]
+mod servers;
+#[path = "soak/stress.rs"]
+mod stress;
 #[path = "soak/tally.rs"]
 mod tally;
-#[path = "soak/visitor.rs"]
-mod visitor;
-#[path = "soak/weather.rs"]
-mod weather;
+#[path = "soak/user.rs"]
+mod user;
 
 use std::time::{Duration, Instant};
 
-use house::{Arrangement, House};
-use plain::Plains;
 use process::{Footprint, Growth};
+use reference::References;
+use servers::{Arrangement, TestServer};
 use tally::Tally;
-use visitor::{Stay, Visitor};
+use user::{RunLimit, User};
 
-/// The allocator of the command, which is what is to be seen.
+/// The allocator of the command, which the test measures.
 #[global_allocator]
 static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
-const VISITORS: u64 = 12;
+const USERS: u64 = 12;
 
-/// How long visitors stay in all servers together.
+/// Duration of the soak.
 #[derive(Clone, Copy)]
-enum Lasts {
+enum SoakDuration {
     For(Duration),
-    /// As long as every visitor takes for so many deeds.
-    Deeds(u32),
+    /// Until every user has done this many actions.
+    Actions(u32),
 }
 
-/// A soak of so many servers, one after the other.
+/// A soak of several servers in sequence.
 struct Soak {
-    lasts: Lasts,
-    houses: u32,
-    /// One answer in so many is recomputed.
-    shadowed: u64,
+    lasts: SoakDuration,
+    servers: u32,
+    /// One answer in this many is recomputed.
+    compared_every: u64,
     seed: u64,
 }
 
 impl Soak {
     fn run(&self) -> (Tally, Growth) {
-        let (plains, tally) = (Plains::open(), Tally::default());
+        let (references, tally) = (References::open(), Tally::default());
         let folder = tempfile::tempdir().unwrap();
-        let mut visitors: Vec<Visitor> =
-            (0..VISITORS).map(|number| Visitor::new(number, self.seed, self.shadowed)).collect();
+        let mut users: Vec<User> =
+            (0..USERS).map(|number| User::new(number, self.seed, self.compared_every)).collect();
         let (began, mut growth) = (Instant::now(), Growth::default());
-        for number in 0..self.houses {
+        for number in 0..self.servers {
             let arrangement = [Arrangement::Apart, Arrangement::Together][number as usize % 2];
             let stay = match self.lasts {
-                Lasts::For(time) => Stay::Until(began + time * (number + 1) / self.houses),
-                Lasts::Deeds(deeds) => Stay::Deeds(deeds / self.houses),
+                SoakDuration::For(time) => RunLimit::Until(began + time * (number + 1) / self.servers),
+                SoakDuration::Actions(actions) => RunLimit::Actions(actions / self.servers),
             };
-            let house = House::open(arrangement, folder.path());
-            let weather = house.weather(self.seed + u64::from(number));
+            let server = TestServer::open(arrangement, folder.path());
+            let stress = server.stress(self.seed + u64::from(number));
             std::thread::scope(|scope| {
-                for visitor in &mut visitors {
-                    scope.spawn(|| visitor.stay(&house, &plains, &tally, stay));
+                for user in &mut users {
+                    scope.spawn(|| user.stay(&server, &references, &tally, stay));
                 }
             });
-            tally.weather(weather.end());
+            tally.stress(stress.end());
             let during = Footprint::now();
-            house.close();
+            server.close();
             let quiet = Footprint::quiet(growth.quiet.last());
             println!(
                 "{:>6.0} s, models {arrangement:?}: {} answers; at work {during}; quiet {quiet}",
@@ -94,11 +93,11 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
 }
 
-/// The same for a few deeds of each, of which more are looked at.
+/// A short soak, with more of its answers recomputed.
 #[test]
-fn a_short_soak_says_nothing_wrong_and_leaves_nothing_behind() {
+fn a_short_soak_is_correct_and_leaks_nothing() {
     let seed = number("FIREBOX_SOAK_SEED", 1);
-    let soak = Soak { lasts: Lasts::Deeds(40), houses: 4, shadowed: 10, seed };
+    let soak = Soak { lasts: SoakDuration::Actions(40), servers: 4, compared_every: 10, seed };
     let (tally, growth) = soak.run();
     println!("{tally}");
     tally.expect_variety(false);
@@ -107,11 +106,16 @@ fn a_short_soak_says_nothing_wrong_and_leaves_nothing_behind() {
 
 #[test]
 #[ignore = "an hour: FIREBOX_SOAK_SECONDS=3600 cargo test --test soak -- --ignored --nocapture"]
-fn a_soak_says_nothing_wrong_and_leaves_nothing_behind() {
+fn a_soak_is_correct_and_leaks_nothing() {
     let time = Duration::from_secs(number("FIREBOX_SOAK_SECONDS", 3600));
-    // A server a minute, and enough of them to see what grows.
-    let houses = (time.as_secs() / 60).clamp(12, 120) as u32;
-    let soak = Soak { lasts: Lasts::For(time), houses, shadowed: 50, seed: number("FIREBOX_SOAK_SEED", 1) };
+    // A server a minute, at least twelve to see growth.
+    let servers = (time.as_secs() / 60).clamp(12, 120) as u32;
+    let soak = Soak {
+        lasts: SoakDuration::For(time),
+        servers,
+        compared_every: 50,
+        seed: number("FIREBOX_SOAK_SEED", 1),
+    };
     let (tally, growth) = soak.run();
     println!("{tally}\n{growth}");
     tally.expect_variety(true);

@@ -1,12 +1,12 @@
-// Requests to the server this page came from.
+// Requests to the page's server.
 
 const KEY = "firebox-key";
-let whenRefused = () => {};
+let unauthorizedHandler = () => {};
 
 export const setKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
-export const onRefused = (act) => (whenRefused = act);
+export const onUnauthorized = (act) => (unauthorizedHandler = act);
 
-export class Refused extends Error {
+export class RequestError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
@@ -24,17 +24,17 @@ async function send(method, path, body, signal) {
   try {
     message = (await response.json()).error.message;
   } catch {
-    // What is no error of the server's says no more than its number.
+    // A response without an error object has only its status.
   }
-  if (response.status === 401) whenRefused();
-  throw new Refused(response.status, message);
+  if (response.status === 401) unauthorizedHandler();
+  throw new RequestError(response.status, message);
 }
 
 export const get = async (path) => (await send("GET", path)).json();
 export const post = async (path, body = {}) => (await send("POST", path, body)).json();
 export const remove = async (path) => (await send("DELETE", path)).json();
 
-// The events of a stream, one after the other. EventSource would send no key.
+// Yields the events of a stream. EventSource cannot send a key.
 export async function* events(method, path, body, signal) {
   const response = await send(method, path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -47,7 +47,7 @@ export async function* events(method, path, body, signal) {
       for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
         const line = text.slice(0, end).replace(/^data: /, "");
         text = text.slice(end + 2);
-        // A comment, while there is nothing to tell.
+        // A keep-alive comment.
         if (line.startsWith(":")) continue;
         if (line === "[DONE]") return;
         yield JSON.parse(line);

@@ -1,9 +1,9 @@
-// The console: one session to talk in, and the engine beneath it.
+// The console: a session to chat in, and the state of the engine.
 
-import { events, get, onRefused, post, remove, setKey } from "./api.js";
+import { events, get, onUnauthorized, post, remove, setKey } from "./api.js";
 import { showBudget } from "./budget.js";
 import { Chat } from "./chat.js";
-import { find, options } from "./dom.js";
+import { find, setOptions } from "./dom.js";
 import { Plots } from "./plots.js";
 import { showSegments } from "./segments.js";
 import { showStreams, showTree } from "./streams.js";
@@ -23,7 +23,7 @@ function notice(text) {
   element.hidden = !text;
 }
 
-// Does something, and tells what went wrong. Nobody presses a second button meanwhile.
+// Runs an action and reports its error. Other buttons are disabled meanwhile.
 async function attempt(act) {
   notice();
   document.body.setAttribute("aria-busy", "true");
@@ -68,7 +68,7 @@ function endReplacing() {
 }
 
 function show(session) {
-  // The number of a fact means another one elsewhere.
+  // Ids of facts are valid within their branch only.
   const elsewhere = session?.id !== state.session?.id || session?.branch !== state.session?.branch;
   if (state.replacing && elsewhere) endReplacing();
   state.session = session;
@@ -86,16 +86,16 @@ function show(session) {
 function showPickers() {
   const session = state.session;
   const names = state.models.map((model) => [model.name, model.name]);
-  options(find("model"), names, session?.model ?? find("model").value ?? undefined);
+  setOptions(find("model"), names, session?.model ?? find("model").value ?? undefined);
   if (!find("model").value && names.length) find("model").value = names[0][0];
-  options(find("new-model"), names);
+  setOptions(find("new-model"), names);
   const model = state.models.find((known) => known.name === find("model").value);
   const heads = (model?.heads ?? []).map((head) => [head.head, head.head]);
-  options(find("head"), [[OWN, "the model's own"], ...heads], session ? session.head ?? OWN : undefined);
+  setOptions(find("head"), [[OWN, "none (base model)"], ...heads], session ? session.head ?? OWN : undefined);
   const label = (other) => `${other.model}, ${other.tokens} tokens (${other.id.slice(5, 9)})`;
   const running = state.sessions.map((other) => [other.id, label(other.id === session?.id ? session : other)]);
   const saved = state.saved.map((name) => [SAVED + name, `saved: ${name}`]);
-  options(find("session"), [...(session ? [] : [[NEW, "none yet"]]), ...running, ...saved], session?.id ?? NEW);
+  setOptions(find("session"), [...(session ? [] : [[NEW, "none"]]), ...running, ...saved], session?.id ?? NEW);
 }
 
 async function list() {
@@ -105,10 +105,10 @@ async function list() {
   showPickers();
 }
 
-async function begin(wish) {
+async function begin(options) {
   const model = find("model").value;
   const head = find("head").value;
-  const session = await post("/v1/sessions", wish ?? { model: head ? `${model}:${head}` : model });
+  const session = await post("/v1/sessions", options ?? { model: head ? `${model}:${head}` : model });
   show(session);
   await list();
   return session;
@@ -139,7 +139,7 @@ async function say(text) {
   }
 }
 
-// What an answer that was stopped has left behind is known once the server has ended it.
+// Waits until the server has ended a cancelled answer, and shows what remains of it.
 async function settle() {
   for (let wait = 50; wait < 2000; wait *= 2) {
     const session = await get(`/v1/sessions/${state.session.id}`);
@@ -265,7 +265,7 @@ find("head").addEventListener("change", (event) => {
   if (state.session) changed("head", { head: event.target.value || null });
 });
 find("model").addEventListener("change", () => {
-  // A session stays with its model.
+  // A session belongs to its model.
   sessionStorage.removeItem(HERE);
   show(null);
 });
@@ -300,6 +300,6 @@ find("delete").addEventListener("click", () => attempt(async () => {
   show(state.sessions.length ? await get(`/v1/sessions/${state.sessions.at(-1).id}`) : null);
 }));
 find("key").addEventListener("click", askKey);
-onRefused(askKey);
+onUnauthorized(askKey);
 theme(localStorage.getItem("firebox-theme") ?? "auto");
 start();

@@ -1,18 +1,18 @@
-// What memory is held for.
+// The use of memory by account.
 
 import { bytes, find, make } from "./dom.js";
 
 const ORDER = ["weights", "streams", "activations", "scratch", "program"];
-const WORDS = { weights: "weights", streams: "keys and values", activations: "activations", scratch: "buffers", program: "the program" };
+const WORDS = { weights: "weights", streams: "KV cache", activations: "activations", scratch: "buffers", program: "program" };
 
 function account(name, held) {
   return make("div", { class: "account" }, make("i", { class: `swatch ${name}-c` }), make("span", {}, WORDS[name] ?? name), make("span", {}, bytes(held)));
 }
 
-// What a model may have of what all share is everybody's, but for what is kept for it.
+// A model without a total draws on the shared budget, apart from what is reserved for it.
 function limit({ total, reserved }) {
   if (total) return ` of ${bytes(total)}`;
-  return reserved ? `, ${bytes(reserved)} kept for it` : "";
+  return reserved ? `, ${bytes(reserved)} reserved` : "";
 }
 
 function stack(budget) {

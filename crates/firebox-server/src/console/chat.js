@@ -1,4 +1,4 @@
-// What was said, and what is being said.
+// The messages of the session, and the answer being generated.
 
 import { button, count, find, make, rate, time } from "./dom.js";
 
@@ -6,16 +6,16 @@ function about(turn, actions) {
   const answer = turn.answer;
   const parts = [];
   if (answer) {
-    parts.push(answer.head ? `head ${answer.head}` : "own head", count(answer.tokens, "token"), `first after ${time(answer.ttft_ms)}`);
+    parts.push(answer.head ? `head ${answer.head}` : "base model", count(answer.tokens, "token"), `first token after ${time(answer.ttft_ms)}`);
     if (answer.tokens_per_second > 0) parts.push(`${rate(answer.tokens_per_second)} tokens/s`);
-    if (answer.finish === "length") parts.push("cut at its longest");
-    if (answer.finish === "cancelled") parts.push("cut because nobody listened");
+    if (answer.finish === "length") parts.push("maximum length reached");
+    if (answer.finish === "cancelled") parts.push("cancelled");
   }
-  if (turn.evicted) parts.push("evicted: the model no longer knows this");
+  if (turn.evicted) parts.push("evicted from memory");
   else if (turn.hidden) parts.push(`hidden: ${turn.hidden}`);
   const does = turn.evicted ? [] : [
     button("Fork", () => actions.fork(turn.id), { name: `Fork before ${turn.text}`, key: `fork-${turn.id}` }),
-    button("Go back", () => actions.rewind(turn.id), { name: `Go back to before ${turn.text}`, key: `back-${turn.id}` }),
+    button("Rewind", () => actions.rewind(turn.id), { name: `Rewind to before ${turn.text}`, key: `back-${turn.id}` }),
   ];
   return make("p", { class: "about" }, parts.map((part) => make("span", {}, part)), does);
 }
@@ -26,10 +26,10 @@ function said(who, words, kind = "") {
 
 function shown(turn, actions) {
   const gone = turn.evicted ? "gone" : "";
-  if (turn.kind === "opening") return turn.text ? [said("told", `Told to be: ${turn.text}`)] : [];
+  if (turn.kind === "opening") return turn.text ? [said("told", `System prompt: ${turn.text}`)] : [];
   if (turn.kind === "fact") {
-    if (turn.superseded_by !== null) return [said("told", `No longer known: ${turn.text}`)];
-    return [said("told", `Known: ${turn.text}`, gone)];
+    if (turn.superseded_by !== null) return [said("told", `Superseded fact: ${turn.text}`)];
+    return [said("told", `Fact: ${turn.text}`, gone)];
   }
   const answer = said("model", turn.answer?.text ?? "", gone);
   answer.append(about(turn, actions));
@@ -44,7 +44,7 @@ export class Chat {
   }
 
   show(session) {
-    // Only what is new is to be read out, so what has not changed stays.
+    // Screen readers read only new messages, so unchanged ones are kept.
     const mark = JSON.stringify([session?.id, session?.branch, session?.turns?.map((turn) => [turn.id, turn.evicted, turn.hidden, turn.superseded_by])]);
     if (mark === this.mark || this.answer) return;
     this.mark = mark;
@@ -55,21 +55,21 @@ export class Chat {
   }
 
   welcome() {
-    return make("p", { class: "welcome" }, make("strong", {}, "Say something"),
-      "What the model remembers of it, and what it costs, shows beside the conversation while it runs.");
+    return make("p", { class: "welcome" }, make("strong", {}, "Send a message. "),
+      "The panels beside the conversation show what the model remembers and what it costs.");
   }
 
   begin(text) {
     this.log.querySelector(".welcome")?.remove();
     this.answer = said("model", "", "under-way");
-    // Read out as a whole once it is there.
+    // Screen readers read it once it is complete.
     this.answer.setAttribute("aria-busy", "true");
     this.log.append(said("user", text), this.answer);
     this.toEnd();
   }
 
   waiting(place) {
-    if (this.answer && !this.answer.textContent) this.answer.setAttribute("title", `${place} before this one`);
+    if (this.answer && !this.answer.textContent) this.answer.setAttribute("title", `${place} requests before this one`);
   }
 
   add(text) {

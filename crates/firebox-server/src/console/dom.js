@@ -1,4 +1,4 @@
-// Elements and words for numbers. What a model says only ever becomes text.
+// Creates elements and formats numbers. Model output is only ever inserted as text.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -18,7 +18,7 @@ function filled(element, properties, children) {
 export const make = (tag, properties, ...children) => filled(document.createElement(tag), properties, children);
 export const draw = (tag, properties, ...children) => filled(document.createElementNS(SVG, tag), properties, children);
 
-// Replaces what an element has, unless somebody is at work in it: focus and what is typed would be lost.
+// Replaces an element's children, and restores the focus within it.
 export function put(element, ...children) {
   const focus = element.contains(document.activeElement) ? document.activeElement.getAttribute("data-key") : null;
   element.replaceChildren(...children.flat().filter(Boolean));
@@ -31,7 +31,7 @@ export function button(label, does, { name, key, pressed, className = "plain sma
   return make("button", properties, label);
 }
 
-export function options(select, entries, chosen) {
+export function setOptions(select, entries, chosen) {
   const same = select.options.length === entries.length
     && entries.every(([value, label], at) => select.options[at].value === value && select.options[at].text === label);
   if (!same) select.replaceChildren(...entries.map(([value, label]) => make("option", { value }, label)));

@@ -1,4 +1,4 @@
-// How fast it is: tokens a second, and the time to first tokens, of the last minute.
+// Tokens per second and time to first token of the last minute.
 
 import { draw, find, make, rate, time } from "./dom.js";
 
@@ -40,10 +40,10 @@ export class Plots {
     const rates = this.samples.map((sample) => sample.rate);
     const firsts = this.samples.map((sample) => sample.first);
     find("plots").replaceChildren(
-      this.plot("Tokens a second", rates, (value) => rate(value), true),
+      this.plot("Tokens per second", rates, (value) => rate(value), true),
       this.plot("Time to first token", firsts, (value) => time(value), false));
     const spread = engine.models.map((model) => model.time_to_first_token).filter((first) => first?.count > 0);
-    find("pace-sum").textContent = spread.length ? `first token: half within ${time(spread[0].p50_ms)}, 99 % within ${time(spread[0].p99_ms)}` : "";
+    find("pace-sum").textContent = spread.length ? `first token: median ${time(spread[0].p50_ms)}, p99 ${time(spread[0].p99_ms)}` : "";
   }
 
   plot(title, values, words, line) {
@@ -60,7 +60,7 @@ export class Plots {
     const latest = known.at(-1);
     return make("figure", { class: "plot" }, draw("svg", {
       viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img",
-      "aria-label": `${title}, last minute: ${latest === undefined ? "nothing yet" : `now ${words(latest)}, at most ${words(Math.max(...known))}`}`,
+      "aria-label": `${title}, last minute: ${latest === undefined ? "no data" : `now ${words(latest)}, at most ${words(Math.max(...known))}`}`,
     },
     draw("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT - 1, y2: HEIGHT - 1 }),
     draw("line", { class: "grid", x1: 0, x2: WIDTH, y1: TOP, y2: TOP }),

@@ -1,11 +1,11 @@
-// What a session remembers: its stream of keys and values, turn by turn, and the tree of its branches.
+// The session's KV cache by turn, and its tree of branches.
 
 import { bytes, button, count, find, make, put } from "./dom.js";
 
-const named = (turn) => turn.text || (turn.kind === "opening" ? "what comes before everything" : "…");
+const named = (turn) => turn.text || (turn.kind === "opening" ? "opening" : "…");
 
 function state(turn) {
-  const words = [turn.kind === "opening" ? "beginning" : turn.kind];
+  const words = [turn.kind];
   if (turn.evicted) words.push("evicted");
   if (turn.superseded_by !== null) words.push("superseded");
   else if (turn.hidden) words.push(`hidden (${turn.hidden})`);
@@ -49,9 +49,9 @@ export function showStreams(session, actions) {
   const stream = find("stream");
   stream.setAttribute("role", "img");
   stream.setAttribute("aria-label", session
-    ? `${count(held.length, "part")} remembered, ${session.tokens} tokens; room for ${free} more before a turn is evicted`
-    : "nothing is remembered");
-  stream.replaceChildren(...held.map(block), make("div", { class: "block free", title: `room for ${count(free, "token")}`, "--tokens": free }));
+    ? `${count(held.length, "turn")} in memory, ${session.tokens} tokens; ${free} more fit before a turn is evicted`
+    : "memory is empty");
+  stream.replaceChildren(...held.map(block), make("div", { class: "block free", title: `${count(free, "token")} free`, "--tokens": free }));
   find("memory-sum").textContent = session
     ? `turns ${session.turn_tokens.held} of ${session.turn_tokens.capacity} · facts ${session.fact_tokens.held} of ${session.fact_tokens.capacity} tokens`
       + ` · ${bytes(session.cache_bytes)}${evicted ? ` · ${evicted} evicted` : ""}`
@@ -63,8 +63,8 @@ export function showStreams(session, actions) {
       { name: `Pin: ${named(turn)}`, key: `pin-${turn.id}`, pressed: turn.pinned }),
     button("Hide", () => actions.mark(turn.id, { hidden: !turn.hidden }),
       { name: `Hide: ${named(turn)}`, key: `hide-${turn.id}`, pressed: Boolean(turn.hidden) }),
-  ], session.relevance)) : none("Nothing was said."));
-  // The newest is looked for first.
+  ], session.relevance)) : none("No turns."));
+  // Scroll to the newest turn.
   if (showStreams.last !== spoken.at(-1)?.id) find("turns").scrollTop = find("turns").scrollHeight;
   showStreams.last = spoken.at(-1)?.id;
   const facts = turns.filter((turn) => turn.kind === "fact");
@@ -80,18 +80,18 @@ export function showTree(session, actions) {
     return children.length === 0 ? null : make("ul", {}, children.map((branch) => make("li", {}, twig(branch), under(branch.id))));
   };
   const twig = (branch) => {
-    const name = branch.parent === null ? "trunk" : `branch ${branch.id}`;
+    const name = branch.parent === null ? "main branch" : `branch ${branch.id}`;
     const does = [];
-    if (!branch.active) does.push(button("Go", () => actions.branch("switch", branch.id), { name: `Go on in ${name}`, key: `go-${branch.id}` }));
+    if (!branch.active) does.push(button("Switch", () => actions.branch("switch", branch.id), { name: `Switch to ${name}`, key: `go-${branch.id}` }));
     if (branch.parent !== null) {
       does.push(button("Promote", () => actions.branch("promote", branch.id), { name: `Promote ${name}`, key: `promote-${branch.id}` }));
-      does.push(button("Drop", () => actions.branch("drop", branch.id), { name: `Drop ${name}`, key: `drop-${branch.id}` }));
+      does.push(button("Delete", () => actions.branch("drop", branch.id), { name: `Delete ${name}`, key: `drop-${branch.id}` }));
     }
     const shared = branch.parent === null ? "" : `, ${branch.from} shared`;
     return make("div", { class: `twig ${branch.active ? "active" : ""}`, "data-branch": branch.id, "aria-current": branch.active ? "true" : undefined },
-      make("strong", {}, name), make("span", { class: "text" }, branch.last ?? "nothing said"),
+      make("strong", {}, name), make("span", { class: "text" }, branch.last ?? "no turns"),
       make("span", { class: "detail" }, `${count(branch.turns, "turn")}, ${branch.tokens} tokens${shared}`),
       make("span", { class: "does" }, does));
   };
-  put(find("tree"), branches.length ? under(null) : make("p", { class: "empty" }, "A session has branches."));
+  put(find("tree"), branches.length ? under(null) : make("p", { class: "empty" }, "No session."));
 }

@@ -1,4 +1,4 @@
-// Who had the machine when: quanta and passes of the last seconds, one row a model.
+// Quanta and forward passes of the last seconds, one row per model.
 
 import { count, draw, find, make } from "./dom.js";
 
@@ -17,7 +17,7 @@ export class Timeline {
 
   add(engine) {
     const now = engine.timeline.now_us ?? 0;
-    // Times count from when the engine began to draw; what is older than that has no place among them.
+    // Times restart with the engine's timeline, which invalidates earlier events.
     if (now < this.now) this.events = [];
     this.now = now;
     this.events.push(...engine.timeline.events);
@@ -58,7 +58,7 @@ export class Timeline {
     const share = Math.min(100, Math.round(busy / (SECONDS * 1e4)));
     find("timeline").replaceChildren(draw("svg", {
       viewBox: `0 0 ${WIDTH} ${height}`, role: "img",
-      "aria-label": `The last ${SECONDS} seconds: passes of ${models.join(", ")} took ${share} percent of the time`,
+      "aria-label": `The last ${SECONDS} seconds: ${models.join(", ")} were busy ${share} percent of the time`,
     }, parts));
     const schedule = engine.schedule;
     find("schedule-sum").textContent =
@@ -66,7 +66,7 @@ export class Timeline {
     const running = engine.requests.filter((request) => request.waits === null);
     const waiting = engine.requests.length - running.length;
     const list = find("requests");
-    list.replaceChildren(...(engine.requests.length === 0 ? ["Nothing runs and nothing waits."] : [
+    list.replaceChildren(...(engine.requests.length === 0 ? ["No requests."] : [
       make("b", {}, `${running.length} running`), `, ${waiting} waiting: `,
       running.slice(0, 4).map((request) => `${request.model} ${request.prompt_tokens} + ${request.generated_tokens} tokens`).join("; "),
     ]));

@@ -1,44 +1,44 @@
-//! From the items of a request to the messages of a conversation.
+//! Converts the input items of a request to messages.
 
 use firebox_text::{Content, ContentPart, FunctionCall, Message, ToolCall};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
-use crate::fields::{Fields, kind};
+use crate::json_fields::{JsonFields, kind};
 
-/// What was said before.
-pub(super) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+/// Reads `instructions` and `input` as messages.
+pub(super) fn messages(fields: &JsonFields<'_>) -> Result<Vec<Message>, ApiError> {
     let mut messages = Vec::new();
-    if let Some(instructions) = fields.text("instructions")? {
+    if let Some(instructions) = fields.string("instructions")? {
         messages.push(Message::system(instructions));
     }
     match fields.get("input") {
-        None => return Err(fields.wrong("input", "is missing")),
+        None => return Err(fields.error("input", "is missing")),
         Some(Value::String(text)) => messages.push(Message::user(text.as_str())),
         Some(Value::Array(items)) if items.is_empty() => {
-            return Err(fields.wrong("input", "there is nothing in it"));
+            return Err(fields.error("input", "is empty"));
         }
         Some(Value::Array(items)) => {
             for (index, item) in items.iter().enumerate() {
                 let at = format!("input[{index}]");
                 let Value::Object(map) = item else {
-                    return Err(fields.wrong(&at, format!("expected an object, found {}", kind(item))));
+                    return Err(fields.error(&at, format!("expected an object, found {}", kind(item))));
                 };
-                add(&mut messages, &Fields::within(map, at))?;
+                add(&mut messages, &JsonFields::nested(map, at))?;
             }
         }
         Some(other) => {
             let expected = format!("expected a string or a list of items, found {}", kind(other));
-            return Err(fields.wrong("input", expected));
+            return Err(fields.error("input", expected));
         }
     }
     Ok(messages)
 }
 
-fn add(messages: &mut Vec<Message>, item: &Fields<'_>) -> Result<(), ApiError> {
-    match item.text("type")? {
+fn add(messages: &mut Vec<Message>, item: &JsonFields<'_>) -> Result<(), ApiError> {
+    match item.string("type")? {
         None | Some("message") => {
-            let role = match item.needed_text("role")? {
+            let role = match item.required_string("role")? {
                 "developer" => "system",
                 role => role,
             };
@@ -47,14 +47,14 @@ fn add(messages: &mut Vec<Message>, item: &Fields<'_>) -> Result<(), ApiError> {
         }
         Some("function_call") => {
             let call = ToolCall {
-                id: Some(item.needed_text("call_id")?.to_owned()),
+                id: Some(item.required_string("call_id")?.to_owned()),
                 kind: "function".into(),
                 function: FunctionCall {
-                    name: item.needed_text("name")?.to_owned(),
-                    arguments: item.needed_text("arguments")?.into(),
+                    name: item.required_string("name")?.to_owned(),
+                    arguments: item.required_string("arguments")?.into(),
                 },
             };
-            // What was said with a call, and calls that were made together, are one message.
+            // The text before a call, and parallel calls, form one message.
             match messages.last_mut() {
                 Some(message) if message.role == "assistant" => message.tool_calls.push(call),
                 _ => {
@@ -67,35 +67,35 @@ fn add(messages: &mut Vec<Message>, item: &Fields<'_>) -> Result<(), ApiError> {
         }
         Some("function_call_output") => {
             let mut message = Message::new("tool", content(item, "output")?);
-            message.tool_call_id = Some(item.needed_text("call_id")?.to_owned());
+            message.tool_call_id = Some(item.required_string("call_id")?.to_owned());
             messages.push(message);
         }
-        // What a model thought is not for it to read again.
+        // Models do not read their earlier reasoning.
         Some("reasoning") => {}
-        Some(other) => return Err(item.wrong("type", format!("{other:?} is nothing that can be taken in"))),
+        Some(other) => return Err(item.error("type", format!("{other:?} is not supported"))),
     }
     Ok(())
 }
 
-fn content(item: &Fields<'_>, field: &str) -> Result<Content, ApiError> {
+fn content(item: &JsonFields<'_>, field: &str) -> Result<Content, ApiError> {
     let parts = match item.get(field) {
-        None => return Err(item.wrong(field, "is missing")),
+        None => return Err(item.error(field, "is missing")),
         Some(Value::String(text)) => return Ok(Content::Text(text.clone())),
         Some(Value::Array(parts)) => parts,
         Some(other) => {
             let expected = format!("expected a string or a list of parts, found {}", kind(other));
-            return Err(item.wrong(field, expected));
+            return Err(item.error(field, expected));
         }
     };
     let read = parts.iter().enumerate().map(|(index, part)| {
         let at = format!("{field}[{index}]");
         let Value::Object(map) = part else {
-            return Err(item.wrong(&at, format!("expected an object, found {}", kind(part))));
+            return Err(item.error(&at, format!("expected an object, found {}", kind(part))));
         };
-        let part = Fields::within(map, item.name(&at));
-        match part.needed_text("type")? {
-            "input_text" | "output_text" | "text" => Ok(ContentPart::text(part.needed_text("text")?)),
-            // Whether it can be read is the template's to say.
+        let part = JsonFields::nested(map, item.name(&at));
+        match part.required_string("type")? {
+            "input_text" | "output_text" | "text" => Ok(ContentPart::text(part.required_string("text")?)),
+            // The template decides which other parts it supports.
             other => {
                 let mut extra: Map<String, Value> = map.clone();
                 extra.shift_remove("type");
@@ -122,7 +122,7 @@ mod tests {
             {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "1", "output": "d"},
         ]});
-        let messages = messages(&Fields::of(&body).unwrap()).unwrap();
+        let messages = messages(&JsonFields::new(&body).unwrap()).unwrap();
         let told: Vec<_> = messages
             .iter()
             .map(|message| (message.role.as_str(), message.text(), message.tool_calls.len()))
@@ -139,10 +139,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_its_name() {
+    fn errors_name_the_field() {
         let named = |input: Value, name: &str| {
             let body = json!({ "input": input });
-            let error = messages(&Fields::of(&body).unwrap()).unwrap_err().value();
+            let error = messages(&JsonFields::new(&body).unwrap()).unwrap_err().value();
             assert_eq!(error["error"]["param"], name, "{body}");
         };
         named(Value::Null, "input");

@@ -1,3 +1,5 @@
+//! The output of `/v1/responses`, whole or as a stream of events.
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -10,188 +12,190 @@ use firebox_text::Tokenizer;
 use futures_core::Stream;
 use serde_json::{Value, json};
 
-use crate::answers::{Answers, Usage};
+use crate::choices::{Choices, Usage};
+use crate::conversation_request::ConversationResponse;
 use crate::error::ApiError;
-use crate::listener::{Call, Heard, Listener};
-use crate::turn::Answered;
+use crate::tool_call_parser::{OutputPart, ToolCall, ToolCallParser};
 
-/// What is answered, item by item: messages and calls of tools.
+/// The output items of a response: messages and function calls.
 pub(super) struct Output {
-    /// The response as far as it came, without its items.
-    about: Value,
-    answers: Answers,
-    listener: Listener,
+    /// The response without its output items.
+    response_base: Value,
+    choices: Choices,
+    parser: ToolCallParser,
     tokenizer: Arc<Tokenizer>,
     items: Vec<Value>,
-    /// The message that is being said: its id and its text.
-    open: Option<(String, String)>,
-    /// The id of the call that is being made.
-    calling: String,
-    /// Events nobody has been told of. Nobody is where all is told at once.
-    ready: Option<VecDeque<Vec<u8>>>,
+    /// Id and text of the open message.
+    open_message: Option<(String, String)>,
+    /// Id of the open call's item.
+    call_id: String,
+    /// Events to be sent; absent unless the response is streamed.
+    pending: Option<VecDeque<Vec<u8>>>,
     events: u64,
-    over: bool,
+    is_over: bool,
 }
 
 impl Output {
-    pub fn new(about: Value, answered: Answered) -> Self {
+    pub fn new(response_base: Value, response: ConversationResponse) -> Self {
         Self {
-            about,
-            listener: Listener::new(answered.listening.as_ref()),
-            answers: answered.answers,
-            tokenizer: answered.tokenizer,
+            response_base,
+            parser: ToolCallParser::new(response.tool_calls.as_ref()),
+            choices: response.choices,
+            tokenizer: response.tokenizer,
             items: Vec::new(),
-            open: None,
-            calling: String::new(),
-            ready: None,
+            open_message: None,
+            call_id: String::new(),
+            pending: None,
             events: 0,
-            over: false,
+            is_over: false,
         }
     }
 
-    /// Everything at once, when it is there.
-    pub async fn whole(mut self) -> Result<Value, ApiError> {
-        while let Some((index, event)) = self.answers.next().await {
+    /// Waits for the whole response.
+    pub async fn collect(mut self) -> Result<Value, ApiError> {
+        while let Some((index, event)) = self.choices.next().await {
             if let Event::Failed(failure) = event {
-                return Err(self.answers.refusal(index, failure.error));
+                return Err(self.choices.error_of(index, failure.error));
             }
-            self.took(index, event);
+            self.handle(index, event);
         }
         Ok(self.response())
     }
 
-    /// All of it in events, as it comes.
-    pub fn streamed(mut self) -> Self {
-        self.ready = Some(VecDeque::new());
+    /// Turns the response into a stream of events.
+    pub fn into_stream(mut self) -> Self {
+        self.pending = Some(VecDeque::new());
         for kind in ["response.created", "response.in_progress"] {
             let response = self.response();
-            self.tell(kind, json!({ "response": response }));
+            self.emit(kind, json!({ "response": response }));
         }
         self
     }
 
-    /// The response as it is now.
+    /// Returns the response so far.
     fn response(&self) -> Value {
-        let mut response = self.about.clone();
+        let mut response = self.response_base.clone();
         response["output"] = self.items.clone().into();
         response
     }
 
-    fn tell(&mut self, kind: &str, mut event: Value) {
-        let Some(ready) = &mut self.ready else { return };
+    fn emit(&mut self, kind: &str, mut event: Value) {
+        let Some(pending) = &mut self.pending else { return };
         event["type"] = kind.into();
         event["sequence_number"] = self.events.into();
         self.events += 1;
-        ready.push_back(format!("event: {kind}\ndata: {event}\n\n").into_bytes());
+        pending.push_back(format!("event: {kind}\ndata: {event}\n\n").into_bytes());
     }
 
-    fn took(&mut self, index: usize, event: Event) {
+    fn handle(&mut self, index: usize, event: Event) {
         match event {
             Event::Waiting { .. } => {}
             Event::Piece(piece) => {
-                for heard in self.listener.hear(&piece, Some(&self.tokenizer)) {
-                    self.say(heard, "completed");
+                for part in self.parser.push(&piece, Some(&self.tokenizer)) {
+                    self.add_part(part, "completed");
                 }
             }
             Event::Finished(outcome) => {
                 let cut = outcome.summary.finish == Finish::Length;
                 let status = if cut { "incomplete" } else { "completed" };
-                for heard in self.listener.end() {
-                    self.say(heard, status);
+                for part in self.parser.finish() {
+                    self.add_part(part, status);
                 }
-                if self.items.is_empty() && self.open.is_none() {
-                    self.speak("");
+                if self.items.is_empty() && self.open_message.is_none() {
+                    self.add_text("");
                 }
-                self.close(status);
-                self.about["usage"] = usage(self.answers.usage);
-                self.about["status"] = status.into();
+                self.close_message(status);
+                self.response_base["usage"] = usage(self.choices.usage);
+                self.response_base["status"] = status.into();
                 if cut {
-                    self.about["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+                    self.response_base["incomplete_details"] = json!({ "reason": "max_output_tokens" });
                 }
                 let response = self.response();
                 let kind = if cut { "response.incomplete" } else { "response.completed" };
-                self.tell(kind, json!({ "response": response }));
+                self.emit(kind, json!({ "response": response }));
             }
             Event::Failed(failure) => {
-                let error = self.answers.refusal(index, failure.error).value();
-                for heard in self.listener.end() {
-                    self.say(heard, "incomplete");
+                let error = self.choices.error_of(index, failure.error).value();
+                for part in self.parser.finish() {
+                    self.add_part(part, "incomplete");
                 }
-                self.close("incomplete");
-                self.about["status"] = "failed".into();
-                self.about["error"] = json!({ "code": "server_error", "message": error["error"]["message"] });
+                self.close_message("incomplete");
+                self.response_base["status"] = "failed".into();
+                self.response_base["error"] =
+                    json!({ "code": "server_error", "message": error["error"]["message"] });
                 let response = self.response();
-                self.tell("response.failed", json!({ "response": response }));
-                self.over = true;
+                self.emit("response.failed", json!({ "response": response }));
+                self.is_over = true;
             }
         }
     }
 
-    /// Takes in what was heard; a call that ends with it ends so.
-    fn say(&mut self, heard: Heard, status: &str) {
-        match heard {
-            Heard::Text(text) => self.speak(&text),
-            Heard::Calling(call) => self.begin(&call),
-            Heard::Arguments { piece, .. } => {
+    /// Adds a part of the answer; `status` is that of a call that it ends.
+    fn add_part(&mut self, part: OutputPart, status: &str) {
+        match part {
+            OutputPart::Text(text) => self.add_text(&text),
+            OutputPart::CallStart(call) => self.begin_call(&call),
+            OutputPart::Arguments { piece, .. } => {
                 let at = self.items.len();
-                let delta = json!({ "item_id": self.calling, "output_index": at, "delta": piece });
-                self.tell("response.function_call_arguments.delta", delta);
+                let delta = json!({ "item_id": self.call_id, "output_index": at, "delta": piece });
+                self.emit("response.function_call_arguments.delta", delta);
             }
-            Heard::Call(call) => self.call(&call, status),
+            OutputPart::CallEnd(call) => self.end_call(&call, status),
         }
     }
 
-    fn speak(&mut self, text: &str) {
+    fn add_text(&mut self, text: &str) {
         let at = self.items.len();
-        if self.open.is_none() {
-            let id = format!("msg_{}", crate::unique());
+        if self.open_message.is_none() {
+            let id = format!("msg_{}", crate::ids::random_id());
             let item = message(&id, "in_progress", json!([]));
-            self.tell("response.output_item.added", json!({ "output_index": at, "item": item }));
-            let part = json!({ "item_id": id, "output_index": at, "content_index": 0, "part": spoken("") });
-            self.tell("response.content_part.added", part);
-            self.open = Some((id, String::new()));
+            self.emit("response.output_item.added", json!({ "output_index": at, "item": item }));
+            let part =
+                json!({ "item_id": id, "output_index": at, "content_index": 0, "part": output_text("") });
+            self.emit("response.content_part.added", part);
+            self.open_message = Some((id, String::new()));
         }
-        let Some((id, said)) = &mut self.open else { return };
-        said.push_str(text);
+        let Some((id, text_so_far)) = &mut self.open_message else { return };
+        text_so_far.push_str(text);
         let delta = json!({
             "item_id": *id, "output_index": at, "content_index": 0, "delta": text, "logprobs": [],
         });
-        self.tell("response.output_text.delta", delta);
+        self.emit("response.output_text.delta", delta);
     }
 
-    /// Ends the message that is being said, if there is one.
-    fn close(&mut self, status: &str) {
-        let Some((id, text)) = self.open.take() else { return };
+    /// Ends the open message, if any.
+    fn close_message(&mut self, status: &str) {
+        let Some((id, text)) = self.open_message.take() else { return };
         let at = self.items.len();
         let done = json!({
             "item_id": id, "output_index": at, "content_index": 0, "text": text, "logprobs": [],
         });
-        self.tell("response.output_text.done", done);
-        let part = spoken(&text);
+        self.emit("response.output_text.done", done);
+        let part = output_text(&text);
         let done = json!({ "item_id": id, "output_index": at, "content_index": 0, "part": part });
-        self.tell("response.content_part.done", done);
+        self.emit("response.content_part.done", done);
         let item = message(&id, status, json!([part]));
-        self.tell("response.output_item.done", json!({ "output_index": at, "item": item }));
+        self.emit("response.output_item.done", json!({ "output_index": at, "item": item }));
         self.items.push(item);
     }
 
-    /// Begins a call.
-    fn begin(&mut self, call: &Call) {
-        self.close("completed");
-        self.calling = format!("fc_{}", crate::unique());
-        let item = called(&self.calling, call, "in_progress");
-        self.tell("response.output_item.added", json!({ "output_index": self.items.len(), "item": item }));
+    /// Starts a call.
+    fn begin_call(&mut self, call: &ToolCall) {
+        self.close_message("completed");
+        self.call_id = format!("fc_{}", crate::ids::random_id());
+        let item = function_call(&self.call_id, call, "in_progress");
+        self.emit("response.output_item.added", json!({ "output_index": self.items.len(), "item": item }));
     }
 
-    /// Ends the call that was begun.
-    fn call(&mut self, call: &Call, status: &str) {
+    /// Ends the open call.
+    fn end_call(&mut self, call: &ToolCall, status: &str) {
         let at = self.items.len();
         let done = json!({
-            "item_id": self.calling, "output_index": at, "name": call.name, "arguments": call.arguments,
+            "item_id": self.call_id, "output_index": at, "name": call.name, "arguments": call.arguments,
         });
-        self.tell("response.function_call_arguments.done", done);
-        let item = called(&self.calling, call, status);
-        self.tell("response.output_item.done", json!({ "output_index": at, "item": item }));
+        self.emit("response.function_call_arguments.done", done);
+        let item = function_call(&self.call_id, call, status);
+        self.emit("response.output_item.done", json!({ "output_index": at, "item": item }));
         self.items.push(item);
     }
 }
@@ -201,16 +205,16 @@ impl Stream for Output {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(ready) = self.ready.as_mut().and_then(VecDeque::pop_front) {
-                return Poll::Ready(Some(Ok(ready)));
+            if let Some(pending) = self.pending.as_mut().and_then(VecDeque::pop_front) {
+                return Poll::Ready(Some(Ok(pending)));
             }
-            if self.over {
+            if self.is_over {
                 return Poll::Ready(None);
             }
-            match self.answers.poll_event(context) {
+            match self.choices.poll_event(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some((index, event))) => self.took(index, event),
-                Poll::Ready(None) => self.over = true,
+                Poll::Ready(Some((index, event))) => self.handle(index, event),
+                Poll::Ready(None) => self.is_over = true,
             }
         }
     }
@@ -220,14 +224,14 @@ fn message(id: &str, status: &str, content: Value) -> Value {
     json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
 }
 
-fn called(id: &str, call: &Call, status: &str) -> Value {
+fn function_call(id: &str, call: &ToolCall, status: &str) -> Value {
     json!({
         "id": id, "type": "function_call", "status": status, "call_id": call.id, "name": call.name,
         "arguments": call.arguments,
     })
 }
 
-fn spoken(text: &str) -> Value {
+fn output_text(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
 }
 

@@ -1,4 +1,4 @@
-//! The shapes of requests and answers, for the OpenAPI document.
+//! Schemas of `/v1/responses` for the OpenAPI document.
 
 #![expect(dead_code, reason = "nothing but descriptions is made of these")]
 
@@ -6,13 +6,13 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// A conversation to go on with.
+/// A conversation to continue.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ResponseRequest {
-    /// A model, or `model:head`; may be left out where there is one model.
+    /// A model, or `model:head`; optional if there is one model.
     model: Option<String>,
     input: ResponseInput,
-    /// What the model is told to be.
+    /// The system prompt.
     instructions: Option<String>,
     /// -1 for as many as fit.
     #[schema(minimum = -1, maximum = 4294967295i64)]
@@ -27,14 +27,14 @@ pub(super) struct ResponseRequest {
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     text: Option<ResponseText>,
-    /// Told back as it is.
+    /// Returned unchanged.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Value>,
-    /// Sends the answer in events, as it comes.
+    /// Streams the answer as events.
     stream: Option<bool>,
 }
 
-/// What the user says, or all that was said before.
+/// A user message, or the items of a conversation.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum ResponseInput {
@@ -76,7 +76,7 @@ pub(super) struct FunctionCallItem {
     r#type: String,
     call_id: String,
     name: String,
-    /// A JSON text.
+    /// JSON.
     arguments: String,
 }
 
@@ -107,7 +107,7 @@ pub(super) struct ResponseText {
     format: Option<ResponseTextFormat>,
 }
 
-/// The form of an answer.
+/// The output format.
 #[derive(Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ResponseTextFormat {
@@ -128,14 +128,14 @@ pub(super) struct ResponseBody {
     id: String,
     object: String,
     created_at: u64,
-    /// `completed`, or `incomplete` where it was cut off.
+    /// `completed`, or `incomplete` if it reached the maximum length.
     status: String,
     #[schema(value_type = Option<Object>, required)]
     error: Option<Value>,
     #[schema(value_type = Option<Object>, required)]
     incomplete_details: Option<Value>,
     model: String,
-    /// Messages, and calls of tools.
+    /// Messages and function calls.
     #[schema(value_type = Vec<Object>)]
     output: Vec<Value>,
     parallel_tool_calls: bool,

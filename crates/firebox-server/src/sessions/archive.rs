@@ -1,3 +1,5 @@
+//! Saved sessions on disk, with limits per key.
+
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
@@ -10,28 +12,28 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
 
-/// What files of saved sessions are called.
-const ENDING: &str = ".session";
-const LONGEST_NAME: usize = 64;
+/// File name extension of saved sessions.
+const EXTENSION: &str = ".session";
+const MAX_NAME_CHARS: usize = 64;
 
-/// What the file of a session begins with that is being saved, which no name does.
-const DRAFT: &str = ".";
+/// Prefix of the file name while a session is being saved. Names cannot begin with it.
+const DRAFT_PREFIX: &str = ".";
 
-/// What stands in the name of a file that is still being written, behind the name that it is going to have.
-const UNFINISHED: &str = ".partial-";
+/// Infix that the store adds to the names of unfinished files.
+const PARTIAL_INFIX: &str = ".partial-";
 
-/// What helps whose room is used up.
-const DELETE: &str = "delete one by DELETE /v1/sessions/saved/NAME";
+/// Advice for a full archive.
+const DELETE_HINT: &str = "delete one with DELETE /v1/sessions/saved/NAME";
 
-/// Sessions that were saved, those of every key in a folder of its own.
+/// Saved sessions, in one folder per key.
 #[derive(Debug)]
 pub(crate) struct Archive {
     folder: Option<PathBuf>,
-    /// How many a key may have.
+    /// Saved sessions that a key may have.
     most: usize,
-    /// Bytes that they may take together.
+    /// Bytes that a key's saved sessions may take.
     bytes: u64,
-    /// Of a key one is saved at a time: two would both have the room that is left.
+    /// A permit per key: two concurrent saves could both use the remaining space.
     saving: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
@@ -40,15 +42,15 @@ impl Archive {
         Self { folder, most, bytes, saving: Mutex::default() }
     }
 
-    /// Where the sessions of a key are saved.
+    /// Returns the folder of a key's saved sessions.
     pub fn folder(&self, owner: &str) -> Result<PathBuf, ApiError> {
         let folder = self.folder.as_ref().ok_or_else(|| {
-            ApiError::invalid("sessions are saved nowhere; start the server with --sessions FOLDER")
+            ApiError::invalid("sessions cannot be saved; start the server with --sessions FOLDER")
         })?;
         Ok(folder.join(owner))
     }
 
-    /// Names of what a key has saved.
+    /// Returns the names of a key's saved sessions.
     pub fn names(&self, owner: &str) -> Vec<String> {
         let Ok(folder) = self.folder(owner) else { return Vec::new() };
         let saved = saved_in(&folder).unwrap_or_default();
@@ -57,19 +59,19 @@ impl Archive {
         names
     }
 
-    /// Waits until nobody else saves with the same key.
-    pub async fn turn(&self, owner: &str) -> Result<OwnedSemaphorePermit, ApiError> {
+    /// Waits until no other request saves with the key.
+    pub async fn save_permit(&self, owner: &str) -> Result<OwnedSemaphorePermit, ApiError> {
         let turn = {
             let mut saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
             saving.entry(owner.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))).clone()
         };
-        turn.acquire_owned().await.map_err(|_| ApiError::over())
+        turn.acquire_owned().await.map_err(|_| ApiError::stopping())
     }
 
-    /// Has a file written, which takes the place of the one that may be there; unless there would be too many of its key, or those
-    /// would take too much. How large it is shows when it is there, and so it is written beside its place. Whoever asks
-    /// has the turn.
-    pub fn keep(
+    /// Saves a file through `write`, replacing one of the same name, unless the key's limits would be exceeded.
+    /// The size is known only once written, so the file is written as a draft and then renamed. The caller
+    /// holds the save permit.
+    pub fn save(
         &self,
         (folder, name): (&Path, &str),
         write: impl FnOnce(&Path) -> Result<(), ApiError>,
@@ -79,8 +81,8 @@ impl Archive {
         let before = saved.iter().find(|(known, _)| known == name).map(|(_, bytes)| *bytes);
         let others = saved.iter().map(|(_, bytes)| bytes).sum::<u64>() - before.unwrap_or_default();
         if before.is_none() && saved.len() >= self.most {
-            return Err(ApiError::no_storage(format!(
-                "{} sessions are saved, and a key may have {}; {DELETE}, or start the server with more \
+            return Err(ApiError::storage_full(format!(
+                "{} sessions are saved, and a key may have {}; {DELETE_HINT}, or start the server with more \
                  --saved-sessions",
                 saved.len(),
                 self.most
@@ -89,7 +91,7 @@ impl Archive {
         if before.is_none() && others >= self.bytes {
             return Err(self.full(others, None));
         }
-        let draft = folder.join(format!("{DRAFT}{name}{ENDING}"));
+        let draft = folder.join(format!("{DRAFT_PREFIX}{name}{EXTENSION}"));
         let kept = write(&draft).and_then(|()| self.publish((folder, name), &draft, others, before));
         if kept.is_err() {
             let _ = files::remove_file(&draft);
@@ -106,7 +108,7 @@ impl Archive {
     ) -> Result<(), ApiError> {
         let failed = |error: io::Error| not_saved(name, &error);
         let bytes = std::fs::metadata(draft).map_err(failed)?.len();
-        // Who has too much already, because there may be less now, can still save what does not make it more.
+        // Above the limit, which may have been lowered, a file may still be replaced by a smaller one.
         if others.saturating_add(bytes) > self.bytes && before.is_none_or(|before| bytes > before) {
             return Err(self.full(others, Some(bytes)));
         }
@@ -116,8 +118,8 @@ impl Archive {
 
     fn full(&self, others: u64, own: Option<u64>) -> ApiError {
         let own = own.map(|bytes| format!(" and this one {}", human_bytes(bytes))).unwrap_or_default();
-        ApiError::no_storage(format!(
-            "the saved sessions of a key may take {}; others take {}{own}: {DELETE}, or start the server with more \
+        ApiError::storage_full(format!(
+            "the saved sessions of a key may take {}; others take {}{own}: {DELETE_HINT}, or start the server with more \
              --saved-size",
             human_bytes(self.bytes),
             human_bytes(others)
@@ -125,7 +127,7 @@ impl Archive {
     }
 }
 
-/// Saved sessions in a folder, and bytes of each.
+/// Lists the saved sessions of a folder with their sizes.
 fn saved_in(folder: &Path) -> io::Result<Vec<(String, u64)>> {
     let entries = match files::list(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -135,10 +137,10 @@ fn saved_in(folder: &Path) -> io::Result<Vec<(String, u64)>> {
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name();
-        let Some(name) = name.to_str().and_then(|name| name.strip_suffix(ENDING)) else { continue };
+        let Some(name) = name.to_str().and_then(|name| name.strip_suffix(EXTENSION)) else { continue };
         match entry.metadata() {
             Ok(found) if is_name(name) => saved.push((name.to_owned(), found.len())),
-            // Somebody has removed it meanwhile, or it is nobody's.
+            // Removed meanwhile, or not a saved session.
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -147,8 +149,8 @@ fn saved_in(folder: &Path) -> io::Result<Vec<(String, u64)>> {
     Ok(saved)
 }
 
-/// Removes what processes have left behind that were killed while they saved: nobody counts it, and it may be large. Whoever
-/// asks has the turn; another process may write here as well, and has locked what it writes.
+/// Removes drafts of processes that were killed while saving. The caller holds the save permit; other processes
+/// lock the files they write.
 fn clear_drafts(folder: &Path) -> io::Result<()> {
     let entries = match files::list(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -159,7 +161,7 @@ fn clear_drafts(folder: &Path) -> io::Result<()> {
         if !entry.file_name().to_str().is_some_and(is_draft) {
             continue;
         }
-        // One that cannot be removed takes room, and keeps nobody from saving.
+        // A draft that cannot be removed takes space and does no other harm.
         let path = entry.path();
         let Ok(left) = File::open_with(&path, OpenOptions::new().write(true)) else { continue };
         if matches!(left.try_lock(), Ok(Lock::Held)) {
@@ -169,33 +171,33 @@ fn clear_drafts(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a file is of a session that is being saved, or what is written beside such a one.
+/// Returns true for drafts and their unfinished files.
 fn is_draft(file: &str) -> bool {
-    let of_name = |file: &str| file.strip_suffix(ENDING).is_some_and(is_name);
-    let Some(rest) = file.strip_prefix(DRAFT) else { return false };
-    of_name(rest) || rest.rsplit_once(UNFINISHED).is_some_and(|(rest, _)| of_name(rest))
+    let of_name = |file: &str| file.strip_suffix(EXTENSION).is_some_and(is_name);
+    let Some(rest) = file.strip_prefix(DRAFT_PREFIX) else { return false };
+    of_name(rest) || rest.rsplit_once(PARTIAL_INFIX).is_some_and(|(rest, _)| of_name(rest))
 }
 
-/// The file of a saved session.
+/// Returns the file of a saved session.
 pub(super) fn file(folder: &Path, name: &str, field: &str) -> Result<PathBuf, ApiError> {
-    expect_name(name, field)?;
+    check_name(name, field)?;
     Ok(path_of(folder, name))
 }
 
-/// Refuses names that have anything in them that means something to a file system.
-pub(super) fn expect_name(name: &str, field: &str) -> Result<(), ApiError> {
+/// Rejects names that could mean anything else to a file system.
+pub(super) fn check_name(name: &str, field: &str) -> Result<(), ApiError> {
     if is_name(name) {
         return Ok(());
     }
     Err(ApiError::field(
         field,
         format!(
-            "a name has at most {LONGEST_NAME} letters, digits, `-`, `_` and `.`, and does not begin with `.`"
+            "a name has at most {MAX_NAME_CHARS} letters, digits, `-`, `_` and `.`, and does not begin with `.`"
         ),
     ))
 }
 
-/// Removes the file of a saved session.
+/// Removes a saved session.
 pub(super) fn remove(path: &Path, name: &str) -> Result<(), ApiError> {
     files::remove_file(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => no_saved(name),
@@ -204,7 +206,7 @@ pub(super) fn remove(path: &Path, name: &str) -> Result<(), ApiError> {
 }
 
 pub(super) fn no_saved(name: &str) -> ApiError {
-    ApiError::nowhere(format!("there is no saved session {name:?}"))
+    ApiError::not_found(format!("there is no saved session {name:?}"))
 }
 
 fn not_saved(name: &str, error: &io::Error) -> ApiError {
@@ -212,12 +214,12 @@ fn not_saved(name: &str, error: &io::Error) -> ApiError {
 }
 
 fn path_of(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!("{name}{ENDING}"))
+    folder.join(format!("{name}{EXTENSION}"))
 }
 
 fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.')
+    (1..=MAX_NAME_CHARS).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with('.')
 }
 
 #[cfg(test)]
@@ -235,16 +237,16 @@ mod tests {
         let write = |draft: &Path| {
             files::write(draft, &vec![7; bytes]).map_err(|error| ApiError::internal(error.to_string()))
         };
-        archive.keep((folder, name), write)
+        archive.save((folder, name), write)
     }
 
-    /// What is in a folder, with how many bytes.
+    /// Lists a folder with file sizes.
     fn entries(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
-        let told = |entry: fs::DirEntry| {
+        let describe = |entry: fs::DirEntry| {
             format!("{} {}", entry.file_name().to_str().unwrap(), entry.metadata().unwrap().len())
         };
-        let mut all: Vec<String> = entries.map(told).collect();
+        let mut all: Vec<String> = entries.map(describe).collect();
         all.sort();
         all
     }
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stay_in_their_folder() {
+    fn names_cannot_leave_their_folder() {
         let folder = Path::new("/saved/open");
         assert_eq!(file(folder, "Trip-2.a", "name").unwrap(), Path::new("/saved/open/Trip-2.a.session"));
         let long = "a".repeat(65);
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_saved_than_may_be_and_what_is_there_may_be_saved_again() {
+    fn the_number_of_saved_sessions_is_limited() {
         let folder = tempfile::tempdir().unwrap();
         let archive = Archive::new(Some(folder.path().into()), 2, 1000);
         let own = archive.folder("open").unwrap();
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_bytes_are_saved_than_may_be_and_nothing_is_lost_for_it() {
+    fn the_size_of_saved_sessions_is_limited_without_loss() {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path();
         let archive = |bytes| Archive::new(Some(own.into()), 10, bytes);
@@ -301,29 +303,29 @@ mod tests {
         full(keep(&archive(100), own, "c", 1), "--saved-size");
         assert_eq!(entries(own), there, "what was refused has left nothing and changed nothing");
         keep(&archive(100), own, "b", 40).unwrap();
-        // There may be less than there is.
+        // The limit may be lowered.
         full(keep(&archive(50), own, "a", 61), "--saved-size");
         keep(&archive(50), own, "a", 59).unwrap();
         assert_eq!(entries(own), ["a.session 59", "b.session 40"]);
     }
 
     #[test]
-    fn who_saves_slowly_holds_up_those_of_the_same_key_and_nobody_else() {
+    fn saves_are_serialized_per_key() {
         let archive = Archive::new(None, 2, 1000);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let slow = archive.turn("one").await.unwrap();
-            let other = timeout(Duration::from_secs(10), archive.turn("two")).await;
-            drop(other.expect("another key waits for nobody").unwrap());
-            let same = timeout(Duration::from_millis(20), archive.turn("one")).await;
+            let slow = archive.save_permit("one").await.unwrap();
+            let other = timeout(Duration::from_secs(10), archive.save_permit("two")).await;
+            drop(other.expect("other keys do not wait").unwrap());
+            let same = timeout(Duration::from_millis(20), archive.save_permit("one")).await;
             assert!(same.is_err(), "two of one key would both have the room that is left");
             drop(slow);
-            drop(archive.turn("one").await.unwrap());
+            drop(archive.save_permit("one").await.unwrap());
         });
     }
 
     #[test]
-    fn what_a_killed_process_has_left_is_gone_after_the_next_save() {
+    fn drafts_of_killed_processes_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path();
         let (left, unfinished) = (".a.session", ".b.partial-1.session.partial-0123456789abcdef");
@@ -334,7 +336,7 @@ mod tests {
         }
         let writer = fs::File::create(&written).unwrap();
         writer.lock().unwrap();
-        // Who is refused has more room for it all the same.
+        // A rejected save removes drafts as well.
         let archive = Archive::new(Some(own.into()), 1, 1000);
         full(keep(&archive, own, "c", 10), "--saved-sessions");
         assert!(written.exists(), "another process is writing it");
@@ -346,19 +348,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_for_certain_is_not_written_first() {
+    fn a_certain_rejection_writes_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path();
         keep(&Archive::new(Some(own.into()), 9, 10), own, "a", 10).unwrap();
         for (most, bytes) in [(1, 100), (9, 10)] {
             let refused =
-                Archive::new(Some(own.into()), most, bytes).keep((own, "b"), |_| panic!("it is written"));
+                Archive::new(Some(own.into()), most, bytes).save((own, "b"), |_| panic!("it is written"));
             assert_eq!(refused.unwrap_err().status, StatusCode::INSUFFICIENT_STORAGE);
         }
     }
 
     #[test]
-    fn a_disk_that_fails_leaves_what_was_saved_or_what_is_saved() {
+    fn a_disk_error_keeps_the_old_or_the_new_file() {
         for fault in [Fault::Full, Fault::Broken] {
             for nth in 0.. {
                 let folder = tempfile::tempdir().unwrap();
@@ -371,7 +373,7 @@ mod tests {
                 let struck = faults.lift();
                 let saved = fs::metadata(own.join("a.session")).unwrap().len();
                 assert!(saved == 20 || (saved == 10 && kept.is_err()), "{fault:?} {nth}: {saved}, {kept:?}");
-                // The next one finds a place whatever was left.
+                // The next save works, whatever was left.
                 keep(&archive, own, "a", 30).unwrap();
                 assert_eq!(entries(own), ["a.session 30"], "{fault:?} {nth}");
                 if struck == 0 {

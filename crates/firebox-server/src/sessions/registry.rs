@@ -1,3 +1,5 @@
+//! The sessions of a server: creation, lookup, locking and expiry.
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -9,153 +11,156 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::timeout;
 
 use super::archive::Archive;
-use super::dialogue::Dialogue;
-use crate::app::in_turn;
+use super::session_tree::SessionTree;
+use crate::blocking::with_permit;
 use crate::error::ApiError;
-use crate::served::Served;
+use crate::served_model::ServedModel;
 
-/// How sessions are kept.
+/// Limits and storage of sessions.
 #[derive(Debug, Clone)]
 pub struct SessionsConfig {
-    /// Where they are saved; nowhere, where none is said.
+    /// Folder of saved sessions. Without one, sessions cannot be saved.
     pub folder: Option<PathBuf>,
-    /// How many of them a key may have there.
-    pub most_saved: usize,
-    /// Bytes that those of a key may take there.
-    pub saved_bytes: u64,
-    /// How many there may be at once.
-    pub most: usize,
-    /// How long nobody may ask for one before it goes.
-    pub idle: Duration,
+    /// Saved sessions that a key may have.
+    pub max_saved: usize,
+    /// Bytes that a key's saved sessions may take.
+    pub max_saved_bytes: u64,
+    /// Sessions that may exist at once.
+    pub max_sessions: usize,
+    /// How long a session may be unused before it is deleted.
+    pub idle_timeout: Duration,
 }
 
 impl Default for SessionsConfig {
     fn default() -> Self {
         Self {
             folder: None,
-            most_saved: 256,
-            saved_bytes: 16 << 30,
-            most: 64,
-            idle: Duration::from_secs(60 * 60),
+            max_saved: 256,
+            max_saved_bytes: 16 << 30,
+            max_sessions: 64,
+            idle_timeout: Duration::from_secs(60 * 60),
         }
     }
 }
 
-type All = Mutex<BTreeMap<String, Arc<Held>>>;
+type SessionMap = Mutex<BTreeMap<String, Arc<SessionHandle>>>;
 
-/// The sessions of a server, each of the key that has begun it.
+/// The sessions of a server, each owned by a key.
 #[derive(Debug)]
-pub(crate) struct Sessions {
-    most: usize,
-    idle: Duration,
-    held: Arc<All>,
-    /// Those that were saved.
+pub(crate) struct SessionRegistry {
+    max_sessions: usize,
+    idle_timeout: Duration,
+    held: Arc<SessionMap>,
+    /// Saved sessions.
     pub(super) archive: Archive,
 }
 
-/// A session, and how it was when it was changed last: whoever looks does not wait for an answer to end.
+/// A session and its last state, which can be read while an answer is generated.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct SessionHandle {
     pub id: String,
     scope: String,
     created: u64,
-    dialogue: Arc<tokio::sync::Mutex<Dialogue>>,
-    seen: Mutex<Seen>,
-    /// Goes with it, which ends the wait for it to be idle.
+    tree: Arc<tokio::sync::Mutex<SessionTree>>,
+    view: Mutex<CachedView>,
+    /// Dropped with the handle, which ends the idle timer.
     _here: oneshot::Sender<Infallible>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct CachedView {
     value: Value,
     used: Instant,
 }
 
-/// A session that nobody else changes meanwhile.
+/// Exclusive access to a session.
 #[derive(Debug)]
-pub(super) struct Taken {
-    pub held: Arc<Held>,
-    pub dialogue: OwnedMutexGuard<Dialogue>,
+pub(super) struct SessionGuard {
+    pub held: Arc<SessionHandle>,
+    pub tree: OwnedMutexGuard<SessionTree>,
 }
 
-impl Sessions {
+impl SessionRegistry {
     pub fn new(config: SessionsConfig) -> Self {
-        let SessionsConfig { folder, most_saved, saved_bytes, most, idle } = config;
-        Self { most, idle, held: Arc::default(), archive: Archive::new(folder, most_saved, saved_bytes) }
+        let SessionsConfig { folder, max_saved, max_saved_bytes, max_sessions, idle_timeout } = config;
+        Self {
+            max_sessions,
+            idle_timeout,
+            held: Arc::default(),
+            archive: Archive::new(folder, max_saved, max_saved_bytes),
+        }
     }
 
-    /// How many there are.
+    /// Returns the number of sessions.
     pub fn count(&self) -> usize {
         self.held().len()
     }
 
-    /// Takes one in that is made on a thread of its own.
+    /// Adds a session that `make` creates on a blocking thread.
     pub(super) async fn begin(
         &self,
         scope: &str,
-        served: Arc<Served>,
-        make: impl FnOnce(Arc<Served>) -> Result<Dialogue, ApiError> + Send + 'static,
-    ) -> Result<Arc<Held>, ApiError> {
-        // Making one for nothing would keep others waiting.
-        if self.count() >= self.most {
+        served: Arc<ServedModel>,
+        make: impl FnOnce(Arc<ServedModel>) -> Result<SessionTree, ApiError> + Send + 'static,
+    ) -> Result<Arc<SessionHandle>, ApiError> {
+        // Fail early rather than delay others.
+        if self.count() >= self.max_sessions {
             return Err(self.full());
         }
         let computing = served.computing.clone();
-        let made = in_turn(&computing, move || {
-            let mut dialogue = make(served)?;
-            let value = dialogue.value()?;
-            Ok((dialogue, value))
+        let made = with_permit(&computing, move || {
+            let mut tree = make(served)?;
+            let value = tree.value()?;
+            Ok((tree, value))
         });
-        let (dialogue, value) = made.await?;
+        let (tree, value) = made.await?;
         let (here, gone) = oneshot::channel();
-        let held = Arc::new(Held {
-            id: format!("sess-{}", crate::unique()),
+        let held = Arc::new(SessionHandle {
+            id: format!("sess-{}", crate::ids::random_id()),
             scope: scope.to_owned(),
-            created: crate::now(),
-            dialogue: Arc::new(tokio::sync::Mutex::new(dialogue)),
-            seen: Mutex::new(Seen { value, used: Instant::now() }),
+            created: crate::ids::unix_time(),
+            tree: Arc::new(tokio::sync::Mutex::new(tree)),
+            view: Mutex::new(CachedView { value, used: Instant::now() }),
             _here: here,
         });
         let mut all = self.held();
-        // Others may have come meanwhile.
-        if all.len() >= self.most {
+        // Others may have been added meanwhile.
+        if all.len() >= self.max_sessions {
             return Err(self.full());
         }
         all.insert(held.id.clone(), held.clone());
         drop(all);
-        tokio::spawn(go_when_idle(Arc::downgrade(&self.held), held.id.clone(), self.idle, gone));
+        tokio::spawn(remove_when_idle(Arc::downgrade(&self.held), held.id.clone(), self.idle_timeout, gone));
         Ok(held)
     }
 
     fn full(&self) -> ApiError {
-        let most = self.most;
+        let max_sessions = self.max_sessions;
         ApiError::too_many(format!(
-            "there are {most} sessions, and no more may be; delete one, or save it first"
+            "there are {max_sessions} sessions, the most allowed; save or delete one first"
         ))
     }
 
-    /// Those of a key.
-    pub(super) fn of(&self, scope: &str) -> Vec<Arc<Held>> {
+    /// Returns the sessions of a scope.
+    pub(super) fn of_scope(&self, scope: &str) -> Vec<Arc<SessionHandle>> {
         self.held().values().filter(|held| held.scope == scope).cloned().collect()
     }
 
-    /// One of a key. Those of others are as good as none.
-    pub(super) fn find(&self, scope: &str, id: &str) -> Result<Arc<Held>, ApiError> {
+    /// Finds a session of a scope. Those of other scopes count as missing.
+    pub(super) fn find(&self, scope: &str, id: &str) -> Result<Arc<SessionHandle>, ApiError> {
         let found = self.held().get(id).filter(|held| held.scope == scope).cloned();
-        let held = found.ok_or_else(|| ApiError::nowhere(format!("there is no session {id:?}")))?;
-        held.seen().used = Instant::now();
+        let held = found.ok_or_else(|| ApiError::not_found(format!("there is no session {id:?}")))?;
+        held.view().used = Instant::now();
         Ok(held)
     }
 
-    /// The same, to change it.
-    pub(super) fn take(&self, scope: &str, id: &str) -> Result<Taken, ApiError> {
+    /// Finds a session and locks it.
+    pub(super) fn lock(&self, scope: &str, id: &str) -> Result<SessionGuard, ApiError> {
         let held = self.find(scope, id)?;
-        let dialogue = held.dialogue.clone().try_lock_owned().map_err(|_| {
-            ApiError::conflict(
-                "the session is busy with another request; wait until that has ended, or fork before",
-            )
+        let tree = held.tree.clone().try_lock_owned().map_err(|_| {
+            ApiError::conflict("the session is busy with another request; wait until it ends")
         })?;
-        Ok(Taken { held, dialogue })
+        Ok(SessionGuard { held, tree })
     }
 
     pub(super) fn end(&self, scope: &str, id: &str) -> Result<(), ApiError> {
@@ -164,25 +169,30 @@ impl Sessions {
         Ok(())
     }
 
-    fn held(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Held>>> {
+    fn held(&self) -> MutexGuard<'_, BTreeMap<String, Arc<SessionHandle>>> {
         lock(&self.held)
     }
 }
 
-fn lock(all: &All) -> MutexGuard<'_, BTreeMap<String, Arc<Held>>> {
+fn lock(all: &SessionMap) -> MutexGuard<'_, BTreeMap<String, Arc<SessionHandle>>> {
     all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets a session go once nobody has asked for it for so long: it has memory that others could have.
-async fn go_when_idle(all: Weak<All>, id: String, idle: Duration, mut gone: oneshot::Receiver<Infallible>) {
-    let mut wait = idle;
+/// Deletes a session that was unused for `idle_timeout`, to free its memory.
+async fn remove_when_idle(
+    all: Weak<SessionMap>,
+    id: String,
+    idle_timeout: Duration,
+    mut gone: oneshot::Receiver<Infallible>,
+) {
+    let mut wait = idle_timeout;
     while timeout(wait, &mut gone).await.is_err() {
         let Some(all) = all.upgrade() else { return };
         let mut all = lock(&all);
         let Some(held) = all.get(&id) else { return };
-        // Only the registry has those that nobody uses.
+        // The registry alone holds an unused session.
         let is_used = Arc::strong_count(held) > 1;
-        wait = if is_used { idle } else { idle.saturating_sub(held.seen().used.elapsed()) };
+        wait = if is_used { idle_timeout } else { idle_timeout.saturating_sub(held.view().used.elapsed()) };
         if wait.is_zero() {
             let held = all.remove(&id);
             drop(all);
@@ -192,51 +202,51 @@ async fn go_when_idle(all: Weak<All>, id: String, idle: Duration, mut gone: ones
     }
 }
 
-impl Held {
-    /// As it was when it was changed last.
+impl SessionHandle {
+    /// Returns the last state.
     pub fn value(&self) -> Value {
         let mut value = json!({
             "id": self.id,
             "object": "session",
             "created": self.created,
-            // Whoever changes it holds it too.
-            "busy": Arc::strong_count(&self.dialogue) > 1,
+            // A request that changes the session holds the tree as well.
+            "busy": Arc::strong_count(&self.tree) > 1,
         });
-        if let (Value::Object(all), Value::Object(seen)) = (&mut value, self.seen().value.clone()) {
-            all.extend(seen);
+        if let (Value::Object(all), Value::Object(view)) = (&mut value, self.view().value.clone()) {
+            all.extend(view);
         }
         value
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn view(&self) -> MutexGuard<'_, CachedView> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Taken {
-    /// Changes it on a thread of its own, and notes how it is then.
+impl SessionGuard {
+    /// Changes the session on a blocking thread and records its new state.
     pub async fn change<R: Send + 'static>(
         self,
-        act: impl FnOnce(&mut Dialogue) -> Result<R, ApiError> + Send + 'static,
+        act: impl FnOnce(&mut SessionTree) -> Result<R, ApiError> + Send + 'static,
     ) -> Result<(Self, R), ApiError> {
-        let Self { held, mut dialogue } = self;
-        let (noted, computing) = (held.clone(), dialogue.served.computing.clone());
-        let changed = in_turn(&computing, move || {
-            let done = act(&mut dialogue);
-            // What failed may have changed something on its way.
-            let value = dialogue.value()?;
-            let mut seen = noted.seen();
-            seen.value = value;
-            seen.used = Instant::now();
-            drop(seen);
-            Ok((dialogue, done?))
+        let Self { held, mut tree } = self;
+        let (noted, computing) = (held.clone(), tree.served.computing.clone());
+        let changed = with_permit(&computing, move || {
+            let done = act(&mut tree);
+            // A failed change may have had effects.
+            let value = tree.value()?;
+            let mut view = noted.view();
+            view.value = value;
+            view.used = Instant::now();
+            drop(view);
+            Ok((tree, done?))
         });
-        let (dialogue, done) = changed.await?;
-        Ok((Self { held, dialogue }, done))
+        let (tree, done) = changed.await?;
+        Ok((Self { held, tree }, done))
     }
 
-    /// The session once nobody changes it any more.
-    pub fn let_go(self) -> Arc<Held> {
+    /// Releases the lock.
+    pub fn release(self) -> Arc<SessionHandle> {
         self.held
     }
 }

@@ -1,5 +1,5 @@
-//! The shapes of requests and answers, for the OpenAPI document alone: requests are read field by field, so that what is
-//! wrong is told by its name.
+//! Schemas of `/v1/sessions` and `/v1/heads` for the OpenAPI document. Handlers read requests field by field,
+//! so that errors name the field.
 
 #![expect(dead_code, reason = "nothing but descriptions is made of these")]
 
@@ -10,53 +10,53 @@ use utoipa::ToSchema;
 pub(crate) struct SessionList {
     object: String,
     data: Vec<Session>,
-    /// Names of those that were saved.
+    /// Names of saved sessions.
     saved: Vec<String>,
 }
 
-/// What a session is to be, or which one is to go on.
+/// Options of a new session, or the saved session to restore.
 #[derive(ToSchema)]
 pub(crate) struct NewSession {
-    /// Which model, or `model:head`; needed where there are several.
+    /// A model, or `model:head`; required if there are several models.
     model: Option<String>,
-    /// What the model is told to be.
+    /// The system prompt.
     system: Option<String>,
-    /// What is never forgotten.
+    /// Facts, which are never evicted.
     facts: Option<Vec<String>>,
-    /// Tokens of turns that are remembered.
+    /// Capacity for turns, in tokens.
     #[schema(minimum = 16)]
     turn_tokens: Option<u64>,
-    /// Tokens of facts that are remembered.
+    /// Capacity for facts, in tokens.
     fact_tokens: Option<u64>,
-    /// Whether turns are hidden that have little to do with a question.
+    /// Hides turns that are irrelevant to a question.
     relevance: Option<bool>,
-    /// The name of a saved session; nothing else but `model` may stand beside it.
+    /// Name of a saved session. Only `model` may be given with it.
     restore: Option<String>,
 }
 
-/// A conversation that stays.
+/// A persistent conversation.
 #[derive(ToSchema)]
 pub(crate) struct Session {
     id: String,
     object: String,
     created: u64,
-    /// Whether an answer is under way.
+    /// An answer is being generated.
     busy: bool,
     model: String,
-    /// The head that answers; null is the model's own.
+    /// The head that answers; null for the model's own.
     #[schema(required)]
     head: Option<String>,
-    /// The branch that goes on.
+    /// The active branch.
     branch: u64,
     tokens: u64,
     turn_tokens: SessionRoom,
     fact_tokens: SessionRoom,
-    /// What keys and values take.
+    /// Size of the KV cache.
     cache_bytes: u64,
     relevance: bool,
-    /// Not in lists.
+    /// Absent in lists.
     branches: Option<Vec<SessionBranch>>,
-    /// Not in lists. What is not remembered any more is told up to 256 KiB, the newest of it.
+    /// Absent in lists. Includes the newest 256 KiB of evicted turns.
     turns: Option<Vec<SessionTurn>>,
 }
 
@@ -69,17 +69,17 @@ pub(crate) struct SessionRoom {
 #[derive(ToSchema)]
 pub(crate) struct SessionBranch {
     id: u64,
-    /// The branch it left; null for the first.
+    /// The branch it was forked from; null for the first.
     #[schema(required)]
     parent: Option<u64>,
-    /// How many of its first tokens are that one's too.
+    /// Length of the common prefix with the parent, in tokens.
     from: u64,
     tokens: u64,
     active: bool,
     #[schema(required)]
     head: Option<String>,
     turns: u64,
-    /// What was asked last.
+    /// The last question.
     #[schema(required)]
     last: Option<String>,
 }
@@ -93,7 +93,7 @@ pub(crate) struct SessionTurn {
     #[schema(required)]
     answer: Option<SessionTurnAnswer>,
     tokens: u64,
-    /// The first of its tokens, and the one behind the last; null once it was evicted.
+    /// First token and end of the turn; null once evicted.
     #[schema(required)]
     range: Option<Vec<u64>>,
     roles: Vec<String>,
@@ -115,15 +115,15 @@ pub(crate) struct SessionTurnAnswer {
     text: String,
     #[schema(required)]
     head: Option<String>,
-    /// `stop`, `length`, or `cancelled` where it was not heard to its end.
+    /// `stop`, `length`, or `cancelled` if the client disconnected.
     finish: String,
     tokens: u64,
     ttft_ms: f64,
     tokens_per_second: f64,
 }
 
-/// A question. How the answer is chosen may be said as in chats: `max_tokens`, `temperature`, `seed`, `stop`,
-/// `response_format` and the like.
+/// A question. Sampling parameters are as in chats: `max_tokens`, `temperature`, `seed`, `stop`,
+/// `response_format` and so on.
 #[derive(ToSchema)]
 pub(crate) struct SessionQuestion {
     content: String,
@@ -134,7 +134,7 @@ pub(crate) struct SessionQuestion {
     seed: Option<i64>,
 }
 
-/// An answer, and the session it has become part of.
+/// An answer, and the session after it.
 #[derive(ToSchema)]
 pub(crate) struct SessionAnswer {
     answer: String,
@@ -146,13 +146,13 @@ pub(crate) struct SessionAnswer {
     session: Session,
 }
 
-/// Where to leave the active branch; where it is now, where nothing is said.
+/// The turn to fork before; the end of the branch by default.
 #[derive(ToSchema)]
 pub(crate) struct ForkAt {
     turn: Option<u64>,
 }
 
-/// The turn that is the first to go.
+/// The first turn to remove.
 #[derive(ToSchema)]
 pub(crate) struct RewindTo {
     turn: u64,
@@ -215,6 +215,6 @@ pub(crate) struct HeadEntry {
 pub(crate) struct LoadHead {
     model: Option<String>,
     head: String,
-    /// False lets it go.
+    /// False evicts it.
     loaded: Option<bool>,
 }

@@ -1,39 +1,40 @@
+//! The transcript of a session: what was said, and its state.
+
 use std::collections::BTreeSet;
 
 use firebox_runtime::{HiddenReason, Role, Session, TurnKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What is kept of turns that a session no longer remembers, in bytes. They are for people to read; all of them are sent
-/// with every change.
-const FORGOTTEN: usize = 256 << 10;
-/// What a turn takes beside its texts, about.
-const AROUND: usize = 256;
+/// Limit for evicted turns in bytes. They are kept for people to read, and every response contains all of them.
+const MAX_EVICTED_BYTES: usize = 256 << 10;
+/// Approximate size of an entry without its texts.
+const ENTRY_OVERHEAD: usize = 256;
 
-/// What was said in one branch, the newest included of what the session no longer remembers.
+/// What was said in one branch, including the newest evicted turns.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Transcript {
     pub entries: Vec<Entry>,
-    /// The head that was put on last; absent for the model's own.
+    /// The selected head; absent for the model's own.
     pub head: Option<String>,
-    /// Whether the last answer is still without what a template writes behind answers.
+    /// True if the template's text after the last answer is still missing.
     pub open: bool,
 }
 
-/// A turn of a session, and what was said in it.
+/// A turn of a session with its text.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// Its id in the session.
+    /// Id of the turn in the session.
     pub turn: u64,
     pub kind: Kind,
-    /// What somebody else than the model said.
+    /// The text of the user or the system.
     pub text: String,
     pub answer: Option<Answer>,
-    /// Tokens it had when it was last seen.
+    /// Length when last measured, in tokens.
     pub tokens: usize,
-    /// The fact that took its place.
+    /// The fact that superseded it.
     pub superseded_by: Option<u64>,
-    /// Whether the client has hidden it. Files of before say nothing of it.
+    /// True if the client hid it. Absent in older files.
     #[serde(default)]
     pub hidden: bool,
 }
@@ -41,17 +42,17 @@ pub(super) struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Kind {
-    /// What comes before the first question.
+    /// The part before the first question.
     Opening,
     Fact,
     Turn,
 }
 
-/// What the model said.
+/// The model's answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Answer {
     pub text: String,
-    /// The head that said it; absent for the model's own.
+    /// The head that answered; absent for the model's own.
     pub head: Option<String>,
     pub finish: String,
     pub tokens: usize,
@@ -61,7 +62,7 @@ pub(super) struct Answer {
 
 impl Entry {
     fn bytes(&self) -> usize {
-        AROUND + self.text.len() + self.answer.as_ref().map_or(0, |answer| answer.text.len())
+        ENTRY_OVERHEAD + self.text.len() + self.answer.as_ref().map_or(0, |answer| answer.text.len())
     }
 }
 
@@ -70,19 +71,19 @@ impl Transcript {
         self.entries.iter().find(|entry| entry.turn == turn)
     }
 
-    /// Adds what was said last, and lets go of the oldest of what the session no longer remembers, where that is too much.
-    pub fn enter(&mut self, entry: Entry, session: &Session) {
+    /// Adds an entry, and drops the oldest evicted ones above the limit.
+    pub fn push_entry(&mut self, entry: Entry, session: &Session) {
         self.entries.push(entry);
-        let held = session.all_turns().map(|turn| turn.id.0).collect();
-        self.trim(&held, FORGOTTEN);
+        let token_counts = session.all_turns().map(|turn| turn.id.0).collect();
+        self.trim(&token_counts, MAX_EVICTED_BYTES);
     }
 
-    fn trim(&mut self, held: &BTreeSet<u64>, most: usize) {
+    fn trim(&mut self, token_counts: &BTreeSet<u64>, most: usize) {
         let mut kept = 0;
-        // From the newest on: `retain` knows no other way than from the oldest.
+        // Count from the newest entry; `retain` goes from the first.
         self.entries.reverse();
         self.entries.retain(|entry| {
-            if held.contains(&entry.turn) {
+            if token_counts.contains(&entry.turn) {
                 return true;
             }
             kept += entry.bytes();
@@ -91,7 +92,7 @@ impl Transcript {
         self.entries.reverse();
     }
 
-    /// Notes how long turns are now.
+    /// Updates the lengths of turns.
     pub fn measure(&mut self, session: &Session) {
         for turn in session.all_turns() {
             if let Some(entry) = self.entries.iter_mut().find(|entry| entry.turn == turn.id.0) {
@@ -100,7 +101,7 @@ impl Transcript {
         }
     }
 
-    /// Forgets an entry and all behind it. Returns facts whose place nobody has taken any more.
+    /// Removes an entry and all after it. Returns the facts that are no longer superseded.
     pub fn rewind(&mut self, turn: u64) -> Vec<u64> {
         let Some(at) = self.entries.iter().position(|entry| entry.turn == turn) else { return Vec::new() };
         let gone: Vec<u64> = self.entries.drain(at..).map(|entry| entry.turn).collect();
@@ -114,10 +115,10 @@ impl Transcript {
         back
     }
 
-    /// All that was said, with what has become of it in the session.
+    /// Returns all entries with their state in the session.
     pub fn value(&self, session: &Session) -> Value {
         let mut start = 0;
-        let held: Vec<_> = session
+        let token_counts: Vec<_> = session
             .all_turns()
             .map(|turn| {
                 let tokens = start..start + turn.tokens;
@@ -140,7 +141,7 @@ impl Transcript {
                 "hidden": null,
                 "roles": [],
             });
-            if let Some((turn, tokens)) = held.iter().find(|(turn, _)| turn.id.0 == entry.turn) {
+            if let Some((turn, tokens)) = token_counts.iter().find(|(turn, _)| turn.id.0 == entry.turn) {
                 value["evicted"] = false.into();
                 value["tokens"] = turn.tokens.into();
                 value["range"] = json!([tokens.start, tokens.end]);
@@ -157,8 +158,8 @@ impl Transcript {
     }
 }
 
-/// Tokens of turns, and tokens of facts.
-pub(super) fn held(session: &Session) -> (usize, usize) {
+/// Returns the tokens of turns and of facts.
+pub(super) fn token_counts(session: &Session) -> (usize, usize) {
     let of = |kind: TurnKind| {
         session.all_turns().filter(|turn| turn.kind == kind).map(|turn| turn.tokens).sum::<usize>()
     };
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_of_what_is_forgotten_goes_first() {
+    fn the_oldest_evicted_entries_are_dropped_first() {
         let entry = |turn| Entry {
             turn,
             kind: Kind::Turn,
@@ -197,7 +198,7 @@ mod tests {
             hidden: false,
         };
         let mut told = Transcript { entries: (0..10).map(entry).collect(), ..Transcript::default() };
-        told.trim(&[0, 2, 8, 9].into(), 3 * (AROUND + 100) + 1);
+        told.trim(&[0, 2, 8, 9].into(), 3 * (ENTRY_OVERHEAD + 100) + 1);
         let left: Vec<u64> = told.entries.iter().map(|entry| entry.turn).collect();
         assert_eq!(left, [0, 2, 5, 6, 7, 8, 9]);
         told.trim(&BTreeSet::new(), 0);

@@ -1,9 +1,9 @@
-"""Drives the console in a headless browser, as somebody would who looks at it for the first time.
+"""Drives the console in a headless browser as a new user would.
 
     drive.py ADDRESS [--axe axe.min.js] [--chromium PATH] [--pictures FOLDER]
 
-The server at ADDRESS serves the pocket model as `pocket`, lets sessions be saved, and asks for the key `open-sesame`.
-What is seen is checked, and axe finds no serious fault on the page, light and dark, wide and narrow.
+The server at ADDRESS serves the pocket model as `pocket`, can save sessions, and needs the key `open-sesame`.
+Checks what the page shows, and that axe finds no serious violation, light and dark, wide and narrow.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 KEY = "open-sesame"
 SERIOUS = {"serious", "critical"}
-TOLD = [
+STATEMENTS = [
     "My sister is called Eva.",
     "The key is under the stone.",
     "Who is my sister?",
@@ -39,7 +39,7 @@ def say(page: Page, text: str) -> str:
 def accessible(page: Page, axe: str | None, where: str) -> None:
     if axe is None:
         return
-    # The page's own policy lets nobody add a script to it; the browser's own tools may.
+    # The page's policy forbids injected scripts, but not the browser's own tools.
     page.evaluate(Path(axe).read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
     faults = [fault for fault in found["violations"] if fault["impact"] in SERIOUS]
@@ -68,18 +68,18 @@ def drive(page: Page, address: str, axe: str | None, pictures: Path | None) -> N
 
     page.goto(f"{address}/")
     page.get_by_label("Key", exact=True).fill(KEY)
-    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Use key").click()
     expect(page.locator("#link")).to_have_text("live")
     refused = [error for error in errors if "401" in error]
     assert refused and len(refused) == len(errors), errors
     errors.clear()
 
-    # A session of its own making, with a little memory, so that turns are evicted soon.
+    # A session with little capacity, so that turns are evicted soon.
     page.get_by_role("button", name="New…").click()
-    page.get_by_label("What the model is told to be").fill("You are a helpful assistant. The user's name is Ada.")
-    page.get_by_label("Facts, one a line").fill("The user's dog is called Rex.")
-    page.get_by_label("Tokens of turns it remembers").fill("150")
-    page.get_by_role("button", name="Begin").click()
+    page.get_by_label("System prompt").fill("You are a helpful assistant. The user's name is Ada.")
+    page.get_by_label("Facts, one per line").fill("The user's dog is called Rex.")
+    page.get_by_label("Capacity for turns, in tokens").fill("150")
+    page.get_by_role("button", name="Create").click()
     facts, turns = page.locator("#facts"), page.locator("#turns")
     expect(facts).to_contain_text("The user's dog is called Rex.")
     expect(turns.locator(".row")).to_have_count(1)
@@ -97,7 +97,7 @@ def drive(page: Page, address: str, axe: str | None, pictures: Path | None) -> N
     page.get_by_label("Head", exact=True).select_option("chat")
     expect(page.locator(".chip", has_text="chat")).to_contain_text("active")
 
-    # A fact takes the place of another, which stays as a tombstone and is not seen.
+    # A superseded fact stays visible and is hidden from the model.
     page.get_by_role("button", name="Replace: The user's dog is called Rex.").click()
     page.get_by_label("New fact").fill("The user's dog is called Bruno.")
     page.keyboard.press("Enter")
@@ -106,37 +106,37 @@ def drive(page: Page, address: str, axe: str | None, pictures: Path | None) -> N
     dog = say(page, "What is my dog called?")
     assert "Bruno" in dog, dog
 
-    # One turn is pinned; others make room.
+    # A pinned turn stays while others are evicted.
     page.get_by_role("button", name="Pin: My brother is called Tom.").first.click()
     expect(turns.locator(".row", has_text="pinned").nth(1)).to_be_visible()
-    for told in TOLD:
-        say(page, told)
+    for statement in STATEMENTS:
+        say(page, statement)
     expect(turns.locator(".row.gone").first).to_be_visible()
     expect(turns.locator(".row.gone", has_text="What is my dog called?").first).to_be_visible()
     expect(turns.locator(".row", has_text="My brother is called Tom.").first).not_to_have_class(re.compile("gone"))
     expect(page.locator("#memory-sum")).to_contain_text("evicted")
 
-    # Two ways to go on; one takes the other's place.
+    # Fork, switch and promote.
     page.get_by_role("button", name="Fork here").click()
     expect(page.locator(".twig")).to_have_count(2)
     expect(page.locator(".twig.active")).to_contain_text("branch 1")
     say(page, "Who is my brother?")
-    page.get_by_role("button", name="Go on in trunk").click()
-    expect(page.locator(".twig.active")).to_contain_text("trunk")
+    page.get_by_role("button", name="Switch to main branch").click()
+    expect(page.locator(".twig.active")).to_contain_text("main branch")
     expect(page.locator("#log")).not_to_contain_text("Who is my brother?")
     picture("console")
     page.get_by_role("button", name="Promote branch 1").click()
     expect(page.locator(".twig")).to_have_count(1)
     expect(page.locator("#log")).to_contain_text("Who is my brother?")
 
-    # Below it, the engine.
+    # The state of the engine.
     expect(page.locator("#segments .cell").first).to_be_visible()
     expect(page.locator("#timeline svg rect.decode").first).to_be_attached()
     expect(page.locator("#accounts")).to_contain_text("weights")
     expect(page.locator("#plots svg polyline")).to_be_attached()
     expect(page.locator("#pace-sum")).to_contain_text("first token")
 
-    # Saved, and restored beside what is there.
+    # Save, and restore as another session.
     page.get_by_role("button", name="Save…").click()
     page.get_by_label("Name", exact=True).fill("trip")
     page.get_by_role("dialog").get_by_role("button", name="Save").click()
@@ -147,7 +147,7 @@ def drive(page: Page, address: str, axe: str | None, pictures: Path | None) -> N
     expect(page.locator("#log")).to_contain_text("Who is my brother?")
     page.wait_for_function("before => document.getElementById('session').value !== before", arg=before)
 
-    # The page comes back as it was. By keyboard alone: the first stop is the way past everything else.
+    # A reload restores the page. The first tab stop skips to the message.
     page.reload()
     expect(page.locator("#log")).to_contain_text("Who is my brother?")
     expect(page.locator("#link")).to_have_text("live")
@@ -172,8 +172,8 @@ def drive(page: Page, address: str, axe: str | None, pictures: Path | None) -> N
     picture("console-phone")
 
     assert errors == [], errors
-    strangers = [url for url in requests if not url.startswith(f"{address}/")]
-    assert strangers == [], strangers
+    external = [url for url in requests if not url.startswith(f"{address}/")]
+    assert external == [], external
 
 
 def main() -> None:
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path)
     arguments = parser.parse_args()
     with sync_playwright() as playwright:
-        # Where this runs as root, as in containers, Chromium has no sandbox of its own.
+        # Chromium has no sandbox when run as root, as in containers.
         browser = playwright.chromium.launch(executable_path=arguments.chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1360, "height": 1060}, color_scheme="light", reduced_motion="reduce")
         try:

@@ -1,18 +1,18 @@
-//! Requests that are small and would take much.
+//! Small requests that would take much time or memory.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use firebox_server::Keys;
+use firebox_server::ApiKeys;
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Running, chat, request};
 use crate::tools::{TAGGED, serving};
 
-/// A bomb may take this long on a busy machine; unbounded ones would take hours.
+/// Bound for a bomb on a busy machine; unbounded ones would take hours.
 const BOUND: Duration = Duration::from_secs(120);
 
-/// Memory of this process, in MiB.
+/// Returns the resident memory of this process in MiB.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -21,7 +21,7 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn a_hundred_megabytes_take_none() {
+fn a_large_body_takes_no_memory() {
     let server = Running::start(|_| {});
     let before = resident();
     let head = |length: &str| {
@@ -37,7 +37,7 @@ fn a_hundred_megabytes_take_none() {
             let chunked = length.starts_with('T');
             let framed =
                 if chunked { [b"100000\r\n".as_slice(), &piece, b"\r\n"].concat() } else { piece.clone() };
-            // The server may have closed its ear already.
+            // The server may have stopped reading.
             if client.stream.write_all(&framed).is_err() {
                 break;
             }
@@ -54,7 +54,7 @@ fn a_hundred_megabytes_take_none() {
 }
 
 #[test]
-fn a_body_of_many_small_values_is_refused_before_it_becomes_large() {
+fn many_small_values_are_rejected_before_parsing() {
     let server = Running::start(|_| {});
     let before = resident();
     for (path, field) in
@@ -66,7 +66,7 @@ fn a_body_of_many_small_values_is_refused_before_it_becomes_large() {
             server.raw(&request(path, "", &body)).fails_saying(413, "too many values");
         }
     }
-    // What is within a text is values once more.
+    // JSON in strings is parsed as well.
     let arguments = format!("{{\"a\": [{}]}}", vec!["[0]"; 1_500_000].join(","));
     let call = json!({"type": "function", "function": {"name": "f", "arguments": arguments}});
     let messages = json!([{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "and?"}]);
@@ -74,7 +74,7 @@ fn a_body_of_many_small_values_is_refused_before_it_becomes_large() {
     let call = json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments});
     server.post("/v1/responses", &json!({"input": [call]})).fails_saying(413, "too many values");
     println!("{} MiB more", resident().saturating_sub(before));
-    // A prompt that is too long for this model is nothing that is wrong with a body.
+    // A prompt too long for this model is a valid body.
     let prompt: Vec<u32> = (0..130_000).map(|at| at % 150).collect();
     let answer = server.post("/v1/completions", &json!({"prompt": prompt}));
     answer.fails_saying(400, "do not fit into a context of 256");
@@ -93,7 +93,7 @@ fn a_body_of_many_small_values_is_refused_before_it_becomes_large() {
 }
 
 #[test]
-fn what_is_nested_deeply_is_refused_or_read() {
+fn deep_nesting_is_rejected_or_parsed() {
     let (_folder, server) = serving(TAGGED);
     let deep = |depth: usize, leaf: Value| {
         (0..depth).fold(leaf, |inner, _| json!({"type": "object", "properties": {"a": inner}}))
@@ -118,7 +118,7 @@ fn what_is_nested_deeply_is_refused_or_read() {
 }
 
 #[test]
-fn names_lead_nowhere_else() {
+fn names_cannot_traverse_folders() {
     let server = Running::start(|_| {});
     let passwd = "../../../../../../etc/passwd";
     for name in
@@ -156,7 +156,7 @@ fn names_lead_nowhere_else() {
 }
 
 #[test]
-fn nothing_of_a_request_becomes_a_header() {
+fn requests_cannot_inject_headers() {
     let server = Running::start(|_| {});
     let evil = "a\r\nX-Evil: 1\r\n\r\nHTTP/1.1 200 OK";
     let mut body = chat("Hello", 4);
@@ -174,7 +174,7 @@ fn nothing_of_a_request_becomes_a_header() {
 }
 
 #[test]
-fn a_template_that_never_ends_is_ended_and_keeps_nobody_waiting() {
+fn an_endless_template_is_stopped_and_delays_no_request() {
     let bomb = "{% for m in messages %}{{ m.content }}{% if m.content == 'bomb' %}{% for a in range(90000) %}\
         {% for b in range(90000) %}{% endfor %}{% endfor %}{% endif %}{% endfor %}";
     let (_folder, server) = serving(bomb);
@@ -197,7 +197,7 @@ fn a_template_that_never_ends_is_ended_and_keeps_nobody_waiting() {
     println!("four bombs took {:?}", began.elapsed());
     assert!(began.elapsed() < BOUND);
     ask("Hello").ok();
-    // As many messages as a body holds are read, and then they do not fit.
+    // As many messages as a body holds are parsed, and then exceed the context.
     let messages = vec![json!({"role": "user", "content": "a"}); 100_000];
     let began = Instant::now();
     assert_eq!(server.post("/v1/chat/completions", &json!({"messages": messages})).status, 400);
@@ -206,7 +206,7 @@ fn a_template_that_never_ends_is_ended_and_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_grammar_that_explodes_is_refused_and_keeps_nobody_waiting() {
+fn an_exploding_grammar_is_rejected_and_delays_no_request() {
     let server = Running::start(|_| {});
     let text = |more: Value| {
         let mut schema = json!({"type": "string"});
@@ -258,8 +258,8 @@ fn a_grammar_that_explodes_is_refused_and_keeps_nobody_waiting() {
 }
 
 #[test]
-fn keys_that_are_nearly_right_are_wrong() {
-    let server = Running::start(|config| config.keys = Keys::new(["secret".into()]).unwrap());
+fn almost_correct_keys_are_rejected() {
+    let server = Running::start(|config| config.keys = ApiKeys::new(["secret".into()]).unwrap());
     for header in [
         "Authorization: secret\r\n",
         "Authorization: Basic secret\r\n",

@@ -1,4 +1,4 @@
-//! A client that does what it is told, well or badly.
+//! A test server and an HTTP client that can misbehave.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use firebox_runtime::engine::Engine;
 use firebox_runtime::{Model, device};
-use firebox_server::{Offer, Server, ServerConfig, ServerError, Stop};
+use firebox_server::{ModelSpec, Server, ServerConfig, ServerError, StopHandle};
 use serde_json::{Value, json};
 
-/// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any step takes on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -22,7 +22,7 @@ pub fn gguf(family: &str) -> Model {
     Model::open(root(&format!("tests/fixtures/gguf/{family}/model.gguf")), &device("cpu").unwrap()).unwrap()
 }
 
-/// The small encoder of random weights with a tokenizer beside it.
+/// Creates the small encoder of random weights with a tokenizer.
 pub fn sentence_encoder() -> (tempfile::TempDir, Model) {
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -41,11 +41,11 @@ pub fn chat(text: &str, most: usize) -> Value {
     json!({"model": "llama", "messages": messages, "max_tokens": most, "temperature": 0})
 }
 
-/// A server on a thread of its own, which ends with this.
+/// A server on a thread of its own; dropping it stops the server.
 pub struct Running {
     pub address: SocketAddr,
     pub engine: Engine,
-    stop: Stop,
+    stop: StopHandle,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
 }
 
@@ -55,14 +55,17 @@ impl Running {
     }
 
     pub fn serve(models: Vec<(String, Model)>, change: impl FnOnce(&mut ServerConfig)) -> Self {
-        Self::offering(models.into_iter().map(|(name, model)| Offer::new(name, model)).collect(), change)
+        Self::with_models(
+            models.into_iter().map(|(name, model)| ModelSpec::new(name, model)).collect(),
+            change,
+        )
     }
 
-    pub fn offering(offers: Vec<Offer>, change: impl FnOnce(&mut ServerConfig)) -> Self {
+    pub fn with_models(offers: Vec<ModelSpec>, change: impl FnOnce(&mut ServerConfig)) -> Self {
         let mut config =
             ServerConfig { address: SocketAddr::from(([127, 0, 0, 1], 0)), ..ServerConfig::default() };
         change(&mut config);
-        let server = Server::offering(config, offers).unwrap();
+        let server = Server::with_models(config, offers).unwrap();
         let (address, engine, stop) = (server.address(), server.engine(), server.stop());
         Self { address, engine, stop, thread: Some(std::thread::spawn(|| server.run())) }
     }
@@ -71,7 +74,7 @@ impl Running {
         self.stop.stop();
     }
 
-    /// Waits until it has ended, which it does well.
+    /// Waits until the server has ended without an error.
     pub fn ends(&mut self) {
         self.thread.take().unwrap().join().unwrap().unwrap();
         assert!(TcpStream::connect(self.address).is_err());
@@ -79,8 +82,8 @@ impl Running {
 
     pub fn connect(&self) -> Client {
         let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         Client { stream, read: Vec::new() }
     }
 
@@ -96,21 +99,21 @@ impl Running {
         self.raw(&request(path, &format!("Authorization: Bearer {key}\r\n"), &body.to_string()))
     }
 
-    /// Sends this, and reads until the server closes.
+    /// Sends bytes and reads until the server closes.
     pub fn raw(&self, text: &str) -> Answer {
         let mut client = self.connect();
         client.send(text);
         Answer::parse(&client.rest())
     }
 
-    /// Begins to read an answer that streams.
+    /// Sends a request and returns the connection for streaming.
     pub fn open(&self, path: &str, body: &Value) -> Client {
         let mut client = self.connect();
         client.send(&request(path, "", &body.to_string()));
         client
     }
 
-    /// A number of the server's.
+    /// Returns a metric of the server.
     pub fn metric(&self, name: &str) -> u64 {
         self.metric_of(name, "llama")
     }
@@ -121,19 +124,19 @@ impl Running {
         line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
     }
 
-    /// Waits until a number is what it should become.
+    /// Waits until a metric has a value.
     #[track_caller]
     pub fn comes_to(&self, name: &str, expected: u64) {
         self.comes_to_of(name, "llama", expected);
     }
 
-    /// The same for one of several models.
+    /// Waits until the metric of a model has a value.
     #[track_caller]
     pub fn comes_to_of(&self, name: &str, model: &str, expected: u64) {
         let began = Instant::now();
         while self.metric_of(name, model) != expected {
             let found = self.metric_of(name, model);
-            assert!(began.elapsed() < PATIENCE, "{name} is {found}");
+            assert!(began.elapsed() < TIMEOUT, "{name} is {found}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -156,7 +159,7 @@ pub fn request(path: &str, headers: &str, body: &str) -> String {
     )
 }
 
-/// One connection.
+/// A connection.
 pub struct Client {
     pub stream: TcpStream,
     read: Vec<u8>,
@@ -167,7 +170,7 @@ impl Client {
         self.stream.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Waits for something to come. How much it was.
+    /// Waits for data and returns its length.
     pub fn read_some(&mut self) -> usize {
         let mut bytes = [0; 4096];
         let count = read_some(&mut self.stream, &mut bytes);
@@ -175,14 +178,14 @@ impl Client {
         count
     }
 
-    /// All there is until the server closes, with what was read before.
+    /// Returns everything until the server closes, including what was read before.
     pub fn rest(&mut self) -> String {
         let _ = self.stream.read_to_end(&mut self.read);
         String::from_utf8(std::mem::take(&mut self.read)).unwrap()
     }
 }
 
-/// What there is to read, in a process that may be stopped and go on meanwhile.
+/// Reads available data; the process may be suspended meanwhile.
 pub fn read_some(stream: &mut TcpStream, bytes: &mut [u8]) -> usize {
     loop {
         match stream.read(bytes) {
@@ -192,7 +195,7 @@ pub fn read_some(stream: &mut TcpStream, bytes: &mut [u8]) -> usize {
     }
 }
 
-/// What was answered.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -223,13 +226,13 @@ impl Answer {
         serde_json::from_str(&self.text(200)).unwrap()
     }
 
-    /// The events of a stream that ended well.
+    /// Returns the events of a complete stream.
     #[track_caller]
     pub fn events(self) -> Vec<Value> {
         let text = self.text(200);
         let mut events: Vec<&str> = text
             .split("\n\n")
-            // A machine that stands still meanwhile has had nothing to tell.
+            // Skips keep-alive comments, which a slow machine may cause.
             .filter(|event| !event.is_empty() && !event.starts_with(':'))
             .map(|event| &event["data: ".len()..])
             .collect();
@@ -237,7 +240,7 @@ impl Answer {
         events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 
-    /// An error in the shape of OpenAI's, because of a field.
+    /// Asserts an error in OpenAI's format that names a field.
     #[track_caller]
     pub fn fails(self, status: u16, param: &str) {
         let error: Value = serde_json::from_str(&self.text(status)).unwrap();
@@ -245,7 +248,7 @@ impl Answer {
         assert!(error["error"]["type"].is_string() && error["error"].get("code").is_some(), "{error}");
     }
 
-    /// The same, with a message that has these words.
+    /// Asserts an error whose message contains `words`.
     #[track_caller]
     pub fn fails_saying(self, status: u16, words: &str) {
         let error: Value = serde_json::from_str(&self.text(status)).unwrap();
@@ -254,7 +257,7 @@ impl Answer {
     }
 }
 
-/// A body without the lengths of its chunks.
+/// Removes the chunk lengths of a body.
 fn joined(mut chunks: &str) -> String {
     let mut body = String::new();
     while let Some((length, rest)) = chunks.split_once("\r\n") {

@@ -1,4 +1,4 @@
-//! Clients that others wrote, unmodified. Each runs where its variable says by what, and is passed over otherwise.
+//! Tests with unmodified third-party clients. Each runs only if its environment variable is set.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::client::{Running, gguf};
 use crate::tools::{TAGGED, pocket};
 
-/// A server with the small model of random weights, and with the pocket model under a template that knows tools.
+/// Starts a server with a small random model, and the pocket model with a template for tools.
 fn serving() -> (tempfile::TempDir, Running) {
     let (folder, pocket) = pocket(TAGGED);
     (folder, Running::serve(vec![("llama".into(), gguf("llama")), ("pocket".into(), pocket)], |_| {}))
@@ -21,12 +21,12 @@ fn drive(variable: &str, script: &str) {
     drives(Command::new(&program).arg(ours(script)));
 }
 
-/// A client of this project's, by its name.
+/// Returns the path of a client in this repository.
 fn ours(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name)
 }
 
-/// Runs a client, and waits for the server to have nothing left to do.
+/// Runs a client, and waits until the server is idle.
 fn drives(client: &mut Command) {
     let (_folder, server) = serving();
     let url = format!("http://{}/v1", server.address);
@@ -36,25 +36,25 @@ fn drives(client: &mut Command) {
     server.comes_to("firebox_running_requests", 0);
 }
 
-/// Nothing of what is on this machine is asked by way of another.
+/// Keeps requests to this machine from using a proxy.
 fn apart() -> [(&'static str, OsString); 2] {
     [("NO_PROXY", "127.0.0.1".into()), ("no_proxy", "127.0.0.1".into())]
 }
 
-/// `FIREBOX_OPENAI_PYTHON` is a Python that has the package `openai`.
+/// Needs `FIREBOX_OPENAI_PYTHON`, a Python with the package `openai`.
 #[test]
 fn the_official_python_package() {
     drive("FIREBOX_OPENAI_PYTHON", "openai_python.py");
 }
 
-/// `FIREBOX_OPENAI_NODE` is a folder in whose `node_modules` the package `openai` is.
+/// Needs `FIREBOX_OPENAI_NODE`, a folder whose `node_modules` contains `openai`.
 #[test]
 fn the_official_node_package() {
     let Some(folder) = std::env::var_os("FIREBOX_OPENAI_NODE") else {
         println!("passed over: FIREBOX_OPENAI_NODE does not say where the package is");
         return;
     };
-    // Modules are looked for beside the script.
+    // Node looks for modules beside the script.
     let script = PathBuf::from(folder).join("firebox-client.mjs");
     std::fs::copy(ours("openai_node.mjs"), &script).unwrap();
     let (_folder, server) = serving();
@@ -65,7 +65,7 @@ fn the_official_node_package() {
     server.comes_to("firebox_running_requests", 0);
 }
 
-/// `FIREBOX_ASYNC_OPENAI` is a folder to build the client with `async-openai` in.
+/// Needs `FIREBOX_ASYNC_OPENAI`, a folder to build the `async-openai` client in.
 #[test]
 fn async_openai() {
     let Some(folder) = std::env::var_os("FIREBOX_ASYNC_OPENAI") else {
@@ -83,7 +83,7 @@ fn async_openai() {
     drives(&mut Command::new(PathBuf::from(folder).join("debug/firebox-async-openai")));
 }
 
-/// `FIREBOX_LANGCHAIN_PYTHON` is a Python that has the package `langchain-openai`.
+/// Needs `FIREBOX_LANGCHAIN_PYTHON`, a Python with the package `langchain-openai`.
 #[test]
 fn a_langchain_model() {
     drive("FIREBOX_LANGCHAIN_PYTHON", "langchain_model.py");

@@ -1,13 +1,13 @@
-//! The OpenAPI document says what is there, and nothing else.
+//! The OpenAPI document matches the routes.
 
-use firebox_server::Keys;
+use firebox_server::ApiKeys;
 use serde_json::Value;
 
 use crate::client::{Running, request};
 
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
-/// The operations of a document: path, method, and what is told of it.
+/// Returns the operations of a document: path, method and description.
 fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
     let paths = document["paths"].as_object().unwrap();
     let mut all = Vec::new();
@@ -22,10 +22,10 @@ fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
 }
 
 #[test]
-fn everything_that_is_described_is_there() {
+fn every_documented_route_exists() {
     let server = Running::start(|_| {});
     let document = server.get("/openapi.json").ok();
-    // What never ends is looked at elsewhere.
+    // The endless stream is tested elsewhere.
     let ends = operations(&document).into_iter().filter(|(path, ..)| *path != "/v1/engine/events");
     for (path, method, _) in ends {
         let path = path.replace("{model}", "llama").replace(['{', '}'], "");
@@ -38,7 +38,7 @@ fn everything_that_is_described_is_there() {
 }
 
 #[test]
-fn everything_that_is_there_is_described() {
+fn every_route_is_documented() {
     let server = Running::start(|_| {});
     let document = server.get("/openapi.json").ok();
     let operations = operations(&document);
@@ -81,26 +81,26 @@ fn everything_that_is_there_is_described() {
             assert!(parameters.iter().any(|parameter| parameter["name"] == name), "{path}: {name}");
         }
     }
-    refer(&document, &document);
+    check_references(&document, &document);
 }
 
-/// Every reference leads somewhere.
-fn refer(document: &Value, at: &Value) {
+/// Asserts that every reference resolves.
+fn check_references(document: &Value, at: &Value) {
     match at {
         Value::Object(fields) => {
             if let Some(Value::String(to)) = fields.get("$ref") {
                 assert!(document.pointer(&to[1..]).is_some(), "{to}");
             }
-            fields.values().for_each(|value| refer(document, value));
+            fields.values().for_each(|value| check_references(document, value));
         }
-        Value::Array(values) => values.iter().for_each(|value| refer(document, value)),
+        Value::Array(values) => values.iter().for_each(|value| check_references(document, value)),
         _ => {}
     }
 }
 
 #[test]
-fn the_document_is_for_everybody() {
-    let server = Running::start(|config| config.keys = Keys::new(["secret".into()]).unwrap());
+fn the_document_needs_no_key() {
+    let server = Running::start(|config| config.keys = ApiKeys::new(["secret".into()]).unwrap());
     let document = server.get("/openapi.json").ok();
     assert_eq!(document["components"]["securitySchemes"]["key"]["scheme"], "bearer");
 }

@@ -1,14 +1,14 @@
-//! Clients that make mistakes, and clients that mean harm.
+//! Faulty and malicious clients.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use firebox_server::{Keys, Neighbours};
+use firebox_server::{AllowedOrigins, ApiKeys};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Running, chat, request};
 
-/// A request that goes on for many seconds if nobody ends it.
+/// A request that runs for many seconds unless cancelled.
 fn endless() -> Value {
     json!({
         "prompt": "Hello", "max_tokens": 250, "temperature": 1, "ignore_eos": true, "stream": true, "n": 64,
@@ -17,7 +17,7 @@ fn endless() -> Value {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_name() {
+fn invalid_fields_are_rejected_by_name() {
     let server = Running::start(|_| {});
     let ask = |change: Value| {
         let mut body = chat("Hello", 4);
@@ -59,7 +59,7 @@ fn what_makes_no_sense_is_refused_by_name() {
 }
 
 #[test]
-fn what_is_no_json_is_refused() {
+fn malformed_json_is_rejected() {
     let server = Running::start(|_| {});
     let deep = "[".repeat(100_000);
     for body in
@@ -75,7 +75,7 @@ fn what_is_no_json_is_refused() {
 }
 
 #[test]
-fn twenty_megabytes_are_refused_before_they_are_read() {
+fn a_large_body_is_rejected_before_it_is_read() {
     let server = Running::start(|_| {});
     let body = " ".repeat(20 << 20);
     server.raw(&request("/v1/chat/completions", "", &body)).fails_saying(413, "too large");
@@ -83,7 +83,7 @@ fn twenty_megabytes_are_refused_before_they_are_read() {
     let mut client = server.connect();
     client.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
     for _ in 0..20 {
-        // The server may have closed its ear already.
+        // The server may have stopped reading.
         if client.stream.write_all(chunk.as_bytes()).is_err() {
             break;
         }
@@ -92,8 +92,8 @@ fn twenty_megabytes_are_refused_before_they_are_read() {
 }
 
 #[test]
-fn without_the_key_there_is_only_health() {
-    let server = Running::start(|config| config.keys = Keys::new(["secret".into()]).unwrap());
+fn other_routes_need_the_key() {
+    let server = Running::start(|config| config.keys = ApiKeys::new(["secret".into()]).unwrap());
     server.get("/health").ok();
     server.get("/ready").ok();
     for path in ["/v1/models", "/metrics", "/v1/models/llama"] {
@@ -104,13 +104,13 @@ fn without_the_key_there_is_only_health() {
     for wrong in ["", "secre", "secrets", "SECRET"] {
         server.post_as(wrong, "/v1/chat/completions", &body).fails_saying(401, "Bearer");
     }
-    // Who has no key does not learn what a body was taken for.
+    // Without a key, the body is not examined.
     server.raw(&request("/v1/chat/completions", "", "nonsense")).fails_saying(401, "Bearer");
     server.post_as("secret", "/v1/chat/completions", &body).ok();
 }
 
 #[test]
-fn pages_of_other_sites_are_refused() {
+fn pages_of_other_sites_are_rejected() {
     let server = Running::start(|_| {});
     let body = chat("Hello", 4).to_string();
     let path = "/v1/chat/completions";
@@ -122,10 +122,10 @@ fn pages_of_other_sites_are_refused() {
 }
 
 #[test]
-fn pages_of_an_origin_that_is_allowed_may_ask_all_there_is() {
+fn pages_of_allowed_origins_may_use_all_routes() {
     let server = Running::start(|config| {
-        config.keys = Keys::new(["secret".into()]).unwrap();
-        config.neighbours = Neighbours::new(["https://app.example".to_owned()], None).unwrap();
+        config.keys = ApiKeys::new(["secret".into()]).unwrap();
+        config.allowed_origins = AllowedOrigins::new(["https://app.example".to_owned()], None).unwrap();
     });
     let ask_whether = |origin: &str, host: &str| {
         server.raw(&format!(
@@ -135,7 +135,7 @@ fn pages_of_an_origin_that_is_allowed_may_ask_all_there_is() {
              Access-Control-Request-Private-Network: true\r\n\r\n"
         ))
     };
-    // No key comes with it.
+    // Preflight requests have no key.
     let asked = ask_whether("https://app.example", "localhost");
     let head = asked.head.to_ascii_lowercase();
     for line in [
@@ -162,7 +162,7 @@ fn pages_of_an_origin_that_is_allowed_may_ask_all_there_is() {
     };
     let (answered, refused) = (page("secret"), page("wrong"));
     for answer in [&answered, &refused] {
-        // What goes wrong is for the page to read as well.
+        // Pages may read error responses.
         assert!(answer.head.contains("access-control-allow-origin: https://app.example"), "{}", answer.head);
         assert!(!answer.head.contains("access-control-allow-credentials"), "{}", answer.head);
     }
@@ -174,23 +174,23 @@ fn pages_of_an_origin_that_is_allowed_may_ask_all_there_is() {
 }
 
 #[test]
-fn a_machine_may_be_asked_for_by_a_name_that_is_allowed() {
+fn allowed_host_names_are_accepted() {
     let server = Running::start(|config| {
-        config.neighbours = Neighbours::new(None, ["models.example".to_owned()]).unwrap();
+        config.allowed_origins = AllowedOrigins::new(None, ["models.example".to_owned()]).unwrap();
     });
     let ask = |headers: &str| {
         server.raw(&format!("GET /v1/models HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n"))
     };
     ask("Host: models.example").ok();
     ask("Host: Models.Example:8080").ok();
-    // As a proxy hands on what the console asks for.
+    // A request of the console through a proxy.
     ask("Host: models.example\r\nOrigin: https://models.example").ok();
     ask("Host: evil.example").fails_saying(403, "--allow-host");
     ask("Host: models.example\r\nOrigin: https://evil.example").fails_saying(403, "--allow-origin");
 }
 
 #[test]
-fn a_queue_that_is_full_says_so() {
+fn a_full_queue_is_reported() {
     let server = Running::start(|config| {
         config.host.admission.most_running = 1;
         config.host.admission.most_waiting = 40;
@@ -200,7 +200,7 @@ fn a_queue_that_is_full_says_so() {
         body["n"] = n.into();
         body
     };
-    // More than there will ever be room for need not be asked for again.
+    // More choices than will ever fit must not be retried.
     server.post("/v1/completions", &several(42)).fails(400, "n");
     let mut client = server.open("/v1/completions", &several(40));
     client.read_some();
@@ -210,14 +210,14 @@ fn a_queue_that_is_full_says_so() {
     assert!(answer.head.contains("retry-after"), "{}", answer.head);
     answer.fails_saying(429, "--queue");
     drop(client);
-    // Those that were let in have left with those that were not.
+    // The accepted requests were cancelled with the rejected ones.
     server.comes_to("firebox_waiting_requests", 0);
     server.comes_to("firebox_running_requests", 0);
     server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
 }
 
 #[test]
-fn a_stream_that_fails_says_so_and_comes_to_its_end() {
+fn a_failing_stream_reports_the_error_and_ends() {
     let server = Running::start(|_| {});
     let mut client = server.open("/v1/completions", &endless());
     client.read_some();
@@ -227,7 +227,7 @@ fn a_stream_that_fails_says_so_and_comes_to_its_end() {
 }
 
 #[test]
-fn who_leaves_in_the_middle_frees_the_place() {
+fn a_disconnect_cancels_the_request() {
     let server = Running::start(|config| config.host.admission.most_running = 1);
     for stream in [true, false] {
         let mut body = endless();
@@ -252,21 +252,20 @@ fn who_leaves_in_the_middle_frees_the_place() {
 }
 
 #[test]
-fn who_does_not_read_is_left() {
-    const PATIENCE: Duration = Duration::from_secs(3);
+fn a_client_that_does_not_read_is_disconnected() {
+    const TIMEOUT: Duration = Duration::from_secs(3);
     let server = Running::start(|config| {
         config.host.admission.most_running = 1;
-        config.patience = PATIENCE;
+        config.client_timeout = TIMEOUT;
     });
     let mut client = server.open("/v1/completions", &endless());
     client.read_some();
-    // Nobody reads: what is sent fills up, and then it is over.
+    // An unread response fills the buffers, and then the connection is closed.
     server.comes_to("firebox_running_requests", 0);
     server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
-    // What was said to its end is lost as well, when its time is over.
-    std::thread::sleep(PATIENCE + Duration::from_secs(1));
-    // On a machine that stood still meanwhile the server has not noticed yet, and who reads just then is served. By the time it
-    // has answered somebody else it has.
+    // A finished response is also lost after the timeout.
+    std::thread::sleep(TIMEOUT + Duration::from_secs(1));
+    // A server that was suspended has not noticed the timeout; by its second response it has.
     for _ in 0..2 {
         server.post("/v1/chat/completions", &chat("Hello", 4)).ok();
     }
@@ -274,8 +273,8 @@ fn who_does_not_read_is_left() {
 }
 
 #[test]
-fn who_dribbles_is_told_and_left() {
-    let server = Running::start(|config| config.patience = Duration::from_secs(1));
+fn a_slow_sender_times_out() {
+    let server = Running::start(|config| config.client_timeout = Duration::from_secs(1));
     let began = Instant::now();
     let mut client = server.connect();
     for byte in "POST /v1/completions HTTP/1.1\r\nX-Slow: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa".as_bytes() {
@@ -289,10 +288,10 @@ fn who_dribbles_is_told_and_left() {
 }
 
 #[test]
-fn a_connection_serves_one_request_after_the_other() {
+fn a_connection_serves_several_requests() {
     let server = Running::start(|_| {});
     let mut client = server.connect();
-    // All at once, as some clients do.
+    // Pipelined.
     let one = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
     client.send(&format!("{one}{one}{}", one.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n")));
     assert_eq!(client.rest().matches("HTTP/1.1 200 OK").count(), 3);

@@ -1,4 +1,4 @@
-//! Many clients that take streams at once, for as long as is asked.
+//! A load test with many streaming clients.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Running, request, root};
 
-/// At the same time.
+/// Concurrent clients.
 const CLIENTS: usize = 64;
 const QUESTIONS: [&str; 6] = [
     "Who are you?",
@@ -20,16 +20,16 @@ const QUESTIONS: [&str; 6] = [
     "Thank you!",
 ];
 
-/// What one client has seen.
+/// Observations of a client.
 #[derive(Default)]
-struct Seen {
+struct Observations {
     answers: usize,
     first: Times,
     between: Times,
 }
 
-/// How often it took how long, by eighths of powers of two of microseconds: what is to see whether memory grows should
-/// not grow itself.
+/// A histogram of durations by eighths of powers of two of microseconds. Its size is constant, as the test
+/// checks memory growth.
 struct Times([u64; 256]);
 
 impl Default for Times {
@@ -54,7 +54,7 @@ impl Times {
         self.0.iter().sum()
     }
 
-    /// What so large a share did not take longer than.
+    /// Returns the duration at a quantile.
     fn quantile(&self, share: f64) -> Duration {
         let mut left = (self.count() as f64 * share) as u64;
         let at = self.0.iter().position(|count| {
@@ -73,8 +73,8 @@ fn asked(question: &str) -> Value {
     })
 }
 
-/// An answer as it comes, its text put together, and when its pieces came.
-fn taken(server: &Running, question: &str, seen: &mut Seen) -> String {
+/// Reads a streamed answer and the times of its chunks.
+fn taken(server: &Running, question: &str, seen: &mut Observations) -> String {
     let mut stream = server.connect().stream;
     let began = Instant::now();
     stream.write_all(request("/v1/chat/completions", "", &asked(question).to_string()).as_bytes()).unwrap();
@@ -104,23 +104,23 @@ fn taken(server: &Running, question: &str, seen: &mut Seen) -> String {
     text
 }
 
-/// Bytes of this process in memory, the server's and the clients'.
+/// Returns the resident memory of the process, which runs server and clients.
 #[cfg(target_os = "linux")]
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
-/// Every answer is the one that a client by itself is given. `FIREBOX_LOAD_SECONDS` says for how long.
+/// Every answer equals that of a single client. `FIREBOX_LOAD_SECONDS` sets the duration.
 #[test]
 #[cfg(target_os = "linux")]
-fn clients_at_once_lose_nothing() {
+fn concurrent_streams_are_complete() {
     let seconds: f64 = std::env::var("FIREBOX_LOAD_SECONDS").map_or(1.5, |text| text.parse().unwrap());
     let model = Model::open(root("assets/pocket"), &device("cpu").unwrap()).unwrap();
     let server = Running::serve(vec![("pocket".into(), model)], |_| {});
     let alone: HashMap<&str, String> = QUESTIONS
         .iter()
-        .map(|question| (*question, taken(&server, question, &mut Seen::default())))
+        .map(|question| (*question, taken(&server, question, &mut Observations::default())))
         .collect();
     let round = |time: Duration| {
         let began = Instant::now();
@@ -129,7 +129,7 @@ fn clients_at_once_lose_nothing() {
             let clients: Vec<_> = (0..CLIENTS)
                 .map(|client| {
                     scope.spawn(move || {
-                        let mut seen = Seen::default();
+                        let mut seen = Observations::default();
                         for at in client.. {
                             let question = QUESTIONS[at % QUESTIONS.len()];
                             assert_eq!(taken(server, question, &mut seen), alone[question], "{question}");
@@ -141,15 +141,18 @@ fn clients_at_once_lose_nothing() {
                     })
                 })
                 .collect();
-            clients.into_iter().map(|client| client.join().unwrap()).fold(Seen::default(), |mut all, seen| {
-                all.answers += seen.answers;
-                all.first.add(&seen.first);
-                all.between.add(&seen.between);
-                all
-            })
+            clients.into_iter().map(|client| client.join().unwrap()).fold(
+                Observations::default(),
+                |mut all, seen| {
+                    all.answers += seen.answers;
+                    all.first.add(&seen.first);
+                    all.between.add(&seen.between);
+                    all
+                },
+            )
         })
     };
-    // Pools and threads are as large as they become after the first fifth.
+    // Pools and threads have their full size after the first fifth.
     round(Duration::from_secs_f64(seconds / 5.0));
     let before = resident();
     let all = round(Duration::from_secs_f64(seconds));

@@ -1,11 +1,11 @@
-//! The newer form of OpenAI's API.
+//! Tests of `/v1/responses`.
 
 use serde_json::{Value, json};
 
 use crate::client::Running;
 use crate::tools::{TAGGED, serving};
 
-/// The events of a stream, each with the name that stands above it.
+/// Returns the events of a stream, and checks their names.
 fn events(text: &str) -> Vec<Value> {
     let of = |event: &str| {
         let (name, data) = event.split_once("\ndata: ").unwrap();
@@ -26,7 +26,7 @@ fn said(response: &Value) -> &str {
 }
 
 #[test]
-fn it_says_what_a_chat_says() {
+fn a_response_equals_a_chat() {
     let server = Running::start(|_| {});
     let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]);
     let chat = json!({"messages": messages, "max_tokens": 12, "temperature": 0});
@@ -68,7 +68,7 @@ fn it_says_what_a_chat_says() {
 }
 
 #[test]
-fn functions_are_called_and_answered() {
+fn functions_are_called_and_their_output_is_used() {
     let (_folder, server) = serving(TAGGED);
     let parameters = json!({"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": false});
     let tool = json!({"type": "function", "name": "lamp", "parameters": parameters, "strict": true});
@@ -105,7 +105,7 @@ fn functions_are_called_and_answered() {
 }
 
 #[test]
-fn a_response_fits_its_schema_and_what_is_not_there_is_said() {
+fn a_response_matches_its_schema_and_unsupported_fields_are_rejected() {
     let server = Running::start(|_| {});
     let schema = json!({"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"], "additionalProperties": false});
     let format = json!({"type": "json_schema", "name": "a", "schema": schema});

@@ -1,32 +1,32 @@
-//! Tools that are called, with the pocket model under templates of several families.
+//! Tool calls of the pocket model with templates of several families.
 
 use firebox_runtime::{Model, device};
 use serde_json::{Value, json};
 
 use crate::client::{Running, root};
 
-/// As Qwen and Hermes have it.
+/// As in Qwen and Hermes.
 pub const TAGGED: &str = "{% if tools %}Call in <tool_call></tool_call>: {{ tools | tojson }}\n{% endif %}\
     {% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content or '' }}\
     {% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
     {% if m.tool_call_id %} answers {{ m.tool_call_id }}{% endif %}{{ '<|end|>' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
-/// As Mistral has it.
+/// As in Mistral.
 const LISTED: &str =
     "[AVAILABLE_TOOLS]{{ tools }}{% for m in messages %}{{ m.content }}[TOOL_CALLS]{% endfor %}";
-/// As Llama 3 has it.
+/// As in Llama 3.
 const BARE: &str = "{{ tools }}{% for m in messages %}{{ m.content }}<|python_tag|>{% endfor %}";
-/// As Phi-4-mini has it, which reads tools in the system's message.
+/// As in Phi-4-mini, which reads tools in the system message.
 const FUNCTIONS: &str = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}\
     {% if m.tools %}{{ '<|tool|>' + m.tools + '<|/tool|>' }}{% endif %}{{ '<|end|>' }}{% endfor %}";
-/// As DeepSeek-V3.1 has it, and as R1 has it.
+/// As in DeepSeek-V3.1 and R1.
 const SEPARATED: &str = "{{ tools }}{% for m in messages %}{{ m.content }}<｜tool▁sep｜>{% endfor %}";
 const SEPARATED_FENCE: &str =
     "{{ tools }}{% for m in messages %}{{ m.content }}<｜tool▁sep｜>\n```json\n{% endfor %}";
-/// As gpt-oss has it.
+/// As in gpt-oss.
 const CHANNELS: &str =
     "{{ tools }}{% for m in messages %}{{ m.content }}<|channel|><|call|>{% endfor %}<|start|>assistant";
-/// One that knows nothing of tools.
+/// A template without tools.
 const NONE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
 
 /// The pocket model with another template.
@@ -68,7 +68,7 @@ fn asked(more: Value) -> Value {
     body
 }
 
-/// The calls of a stream, put together as clients do: the first part of each has all but its arguments.
+/// Merges the calls of a stream as clients do: the first part of a call has everything but its arguments.
 fn joined(events: &[Value]) -> (Vec<Value>, Value) {
     let mut calls: Vec<Value> = Vec::new();
     let mut finish = Value::Null;
@@ -96,7 +96,7 @@ fn joined(events: &[Value]) -> (Vec<Value>, Value) {
 }
 
 #[test]
-fn a_tool_that_has_to_be_called_is_called() {
+fn a_required_tool_is_called() {
     let named = json!({"type": "function", "function": {"name": "weather"}});
     for template in [TAGGED, LISTED, BARE, FUNCTIONS, SEPARATED, SEPARATED_FENCE, CHANNELS, NONE] {
         let (_folder, server) = serving(template);
@@ -109,7 +109,7 @@ fn a_tool_that_has_to_be_called_is_called() {
         let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
         assert!(["Bern", "Ulm"].contains(&arguments["place"].as_str().unwrap()), "{arguments}");
         assert!(arguments["warm"].is_boolean());
-        // Mistral's templates take no other ids.
+        // Mistral's templates require ids of nine characters.
         assert_eq!(call["id"].as_str().unwrap().len() == 9, template == LISTED, "{call}");
 
         let body = asked(json!({"tool_choice": named, "stream": true}));
@@ -131,9 +131,9 @@ fn a_tool_that_has_to_be_called_is_called() {
     }
 }
 
-/// What holds for the same object in several parts is met by what all of them name.
+/// An object under several subschemas may have the properties that all of them name.
 #[test]
-fn a_schema_of_several_parts_can_be_met() {
+fn a_composed_schema_can_be_satisfied() {
     let (_folder, server) = serving(TAGGED);
     let object = |name: &str| json!({"type": "object", "properties": {name: {"enum": ["a", "b"]}}, "required": [name]});
     let mut chosen = object("kind");
@@ -150,9 +150,9 @@ fn a_schema_of_several_parts_can_be_met() {
 }
 
 #[test]
-fn calls_of_its_own_accord_are_told_apart_from_text() {
+fn optional_calls_are_separated_from_text() {
     let (_folder, server) = serving(TAGGED);
-    // What the model says is held to a form that is a call.
+    // A grammar forces the model's text to be a call.
     let schema = json!({"const": {"name": "noop", "arguments": {"a": 1}}});
     let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
     let (_other, bare) = serving(BARE);
@@ -162,7 +162,7 @@ fn calls_of_its_own_accord_are_told_apart_from_text() {
     let arguments = &found["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"];
     let arguments: Value = serde_json::from_str(arguments.as_str().unwrap()).unwrap();
     assert_eq!(arguments, json!({"a": 1}));
-    // Several at once, or the first alone.
+    // Parallel calls, or the first alone.
     let call = json!({"name": "noop", "arguments": {}});
     let both =
         json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": [call, call]}}});
@@ -171,7 +171,7 @@ fn calls_of_its_own_accord_are_told_apart_from_text() {
         let (calls, finish) = joined(&bare.post("/v1/chat/completions", &body).events());
         assert_eq!((calls.len(), finish), (expected, json!("tool_calls")));
     }
-    // The same is text where there are no tools, or none may be called.
+    // Without tools, or with none allowed, it is text.
     for open in [json!({"tools": null}), json!({"tool_choice": "none"})] {
         let mut body = body.clone();
         body.as_object_mut().unwrap().extend(open.as_object().unwrap().clone());
@@ -180,7 +180,7 @@ fn calls_of_its_own_accord_are_told_apart_from_text() {
         assert!(found["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'));
         assert!(found["choices"][0]["message"].get("tool_calls").is_none());
     }
-    // And what the tools answered is in the next prompt, with what was called.
+    // The next prompt contains the call and the tool's output.
     let call =
         json!({"id": "call_7", "type": "function", "function": {"name": "noop", "arguments": "{\"a\": 1}"}});
     let messages = json!([
@@ -197,7 +197,7 @@ fn calls_of_its_own_accord_are_told_apart_from_text() {
 }
 
 #[test]
-fn a_call_that_is_cut_off_is_a_part_of_one() {
+fn a_truncated_call_is_reported_as_far_as_it_goes() {
     let (_folder, server) = serving(TAGGED);
     let mut body = asked(json!({"tool_choice": {"type": "function", "function": {"name": "weather"}}}));
     let whole = server.post("/v1/chat/completions", &body).ok();
@@ -217,7 +217,7 @@ fn a_call_that_is_cut_off_is_a_part_of_one() {
 }
 
 #[test]
-fn a_template_without_tools_is_told_in_words() {
+fn tools_are_described_to_a_template_without_them() {
     let (_folder, server) = serving("{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}");
     let call = json!({"id": "call_7", "type": "function", "function": {"name": "noop", "arguments": "{}"}});
     let messages = json!([
@@ -242,7 +242,7 @@ fn a_template_without_tools_is_told_in_words() {
 }
 
 #[test]
-fn tools_that_cannot_be_called_are_refused_by_name() {
+fn invalid_tools_are_rejected_by_name() {
     let (_folder, server) = serving(TAGGED);
     let ask = |more: Value| server.post("/v1/chat/completions", &asked(more));
     ask(json!({"tool_choice": "always"})).fails(400, "tool_choice");
@@ -252,6 +252,6 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
     ask(json!({"parallel_tool_calls": 1})).fails(400, "parallel_tool_calls");
     let bad = json!([{"type": "function", "function": {"name": "a", "parameters": {"type": "nothing"}}}]);
     ask(json!({"tools": bad, "tool_choice": "required"})).fails(400, "tools");
-    // What only might be called is the template's affair.
+    // Optional tools are checked by the template alone.
     ask(json!({"tools": bad, "max_tokens": 2})).ok();
 }

@@ -1,4 +1,4 @@
-//! What the engine tells of itself, of which the console shows most.
+//! Tests of `/v1/engine` and its events, which the console shows.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::client::Running;
 use crate::{TALK, Talker, start};
 
-/// One that watches, for as long as it is there.
+/// A client of the event stream.
 struct Watcher(BufReader<TcpStream>);
 
 impl Watcher {
@@ -40,7 +40,7 @@ fn kinds(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn the_engine_tells_what_it_does() {
+fn the_engine_reports_its_state() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let before = talker.get("/v1/engine");
@@ -65,11 +65,11 @@ fn the_engine_tells_what_it_does() {
 }
 
 #[test]
-fn what_the_engine_does_is_drawn_while_somebody_watches() {
+fn the_timeline_is_streamed_to_watchers() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let session = talker.begin(json!({}));
-    // Whoever looks once finds what is there.
+    // One request reports the current state.
     for _ in 0..2 {
         let seen = talker.get("/v1/engine");
         assert_eq!(seen["timeline"], json!({"now_us": null, "events": []}));
@@ -91,7 +91,7 @@ fn what_the_engine_does_is_drawn_while_somebody_watches() {
     talker.say(&session, TALK[1]);
     assert_ne!(drawn(), before);
     drop(last);
-    // The server finds out when it has something to tell.
+    // The server notices a disconnect when it sends.
     loop {
         let before = drawn();
         talker.say(&session, TALK[1]);
@@ -103,7 +103,7 @@ fn what_the_engine_does_is_drawn_while_somebody_watches() {
 }
 
 #[test]
-fn a_fitted_model_tells_its_plan_and_its_budget() {
+fn a_fitted_model_reports_plan_and_budget() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
     let config = FitConfig { layers: Some(2), ..FitConfig::new(1 << 30) };
     let model = Model::open_within(path, &device("cpu").unwrap(), &config).unwrap();
@@ -125,7 +125,7 @@ fn a_fitted_model_tells_its_plan_and_its_budget() {
         .map(|segment| segment["state"].as_str().unwrap())
         .collect();
     let kept = states.iter().filter(|state| **state == "resident").count();
-    // The governor may have let go of what was kept since.
+    // The governor may have evicted layers since.
     assert!(kept <= 2 && states.iter().all(|state| ["resident", "streamed"].contains(state)), "{states:?}");
     assert_eq!((states.len(), kept > 0), (6, budget["held"]["weights"].as_u64().unwrap() > 0));
     assert!(model["streamed_bytes"].as_u64().unwrap() > 0);

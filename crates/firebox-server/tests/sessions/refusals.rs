@@ -1,13 +1,13 @@
-//! What is refused, what fails on its way, and what is removed.
+//! Rejected requests, failing answers, and limits of saved sessions.
 
-use firebox_server::Keys;
+use firebox_server::ApiKeys;
 use serde_json::{Value, json};
 
 use crate::client::Answer;
 use crate::{TALK, Talker, listener, start};
 
 #[test]
-fn an_answer_that_fails_on_its_way_ends_as_others_do() {
+fn a_failing_answer_ends_its_stream() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let mut client = listener(&server, &talker.begin(json!({})));
@@ -17,7 +17,7 @@ fn an_answer_that_fails_on_its_way_ends_as_others_do() {
 }
 
 #[test]
-fn what_only_chats_have_is_refused_by_name() {
+fn fields_of_chats_are_rejected_by_name() {
     let server = start(|_| {});
     let talker = Talker::of(&server, "");
     let say = format!("{}/say", talker.begin(json!({})));
@@ -31,10 +31,10 @@ fn what_only_chats_have_is_refused_by_name() {
 }
 
 #[test]
-fn what_was_saved_is_removed_by_whose_it_is() {
+fn saved_sessions_are_removed_by_their_key() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(|config| {
-        config.keys = Keys::new(["one", "two"].map(String::from)).unwrap();
+        config.keys = ApiKeys::new(["one", "two"].map(String::from)).unwrap();
         config.sessions.folder = Some(folder.path().into());
     });
     let (one, two) = (Talker::of(&server, "one"), Talker::of(&server, "two"));
@@ -52,12 +52,12 @@ fn what_was_saved_is_removed_by_whose_it_is() {
 }
 
 #[test]
-fn a_key_may_save_so_many_sessions_and_no_more() {
+fn the_number_of_saved_sessions_is_limited() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(|config| {
-        config.keys = Keys::new(["one", "two"].map(String::from)).unwrap();
+        config.keys = ApiKeys::new(["one", "two"].map(String::from)).unwrap();
         config.sessions.folder = Some(folder.path().into());
-        config.sessions.most_saved = 2;
+        config.sessions.max_saved = 2;
     });
     let (one, two) = (Talker::of(&server, "one"), Talker::of(&server, "two"));
     let save = |talker: &Talker<'_>, session: &str, name: &str| {
@@ -84,12 +84,12 @@ fn a_key_may_save_so_many_sessions_and_no_more() {
 }
 
 #[test]
-fn saved_sessions_may_take_so_many_bytes_and_what_was_saved_stays() {
+fn the_size_of_saved_sessions_is_limited() {
     let folder = tempfile::tempdir().unwrap();
     let begun = |bytes: u64| {
         start(|config| {
             config.sessions.folder = Some(folder.path().into());
-            config.sessions.saved_bytes = bytes;
+            config.sessions.max_saved_bytes = bytes;
         })
     };
     let file = folder.path().join("open/a.session");
@@ -103,7 +103,7 @@ fn saved_sessions_may_take_so_many_bytes_and_what_was_saved_stays() {
     drop(server);
     let before = size();
 
-    // Room for the one that is there, and for no other.
+    // Space for the saved session, and for no other.
     let server = begun(before + before / 2);
     let talker = Talker::of(&server, "");
     let restored = talker.post("/v1/sessions", json!({"restore": "a"}));
@@ -116,7 +116,7 @@ fn saved_sessions_may_take_so_many_bytes_and_what_was_saved_stays() {
     }
     save("a").fails_saying(507, "--saved-size");
     assert_eq!(talker.get("/v1/sessions")["saved"], json!(["a"]));
-    // What was refused took nothing from what was there.
+    // Rejected saves left the saved one intact.
     let again = talker.post("/v1/sessions", json!({"restore": "a"}));
     assert_eq!(again["turns"].as_array().unwrap().len(), 1);
     assert_eq!(talker.turns(&session).len(), 10);

@@ -1,19 +1,19 @@
-//! What this process takes, as the system counts it.
+//! The resources of this process, as the system reports them.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use firebox_allocator::give_back;
 
-/// How long threads and connections that were told to end may take for it.
-const ENDING: Duration = Duration::from_secs(10);
+/// How long threads and connections may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Servers until pools of threads, allocators and caches of code are as large as they become.
-const WARM: usize = 4;
+/// Servers until thread pools, allocators and code caches have their full size.
+const WARM_UP_SERVERS: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {
-    /// Bytes that no file backs.
+    /// Anonymous memory in bytes.
     pub anonymous: u64,
     pub threads: usize,
     pub files: usize,
@@ -25,21 +25,21 @@ impl Footprint {
         Self {
             anonymous: firebox_runtime::anonymous_bytes().unwrap(),
             threads: count("/proc/self/task"),
-            // One of them is the folder that is read.
+            // One of them is the folder being read.
             files: count("/proc/self/fd") - 1,
         }
     }
 
-    /// Once nothing runs any more. What was there the last time is waited for; if it stays more, that is what is returned.
+    /// Measures once all work has ended: waits for the counts of `last`, and returns what remains above them.
     pub fn quiet(last: Option<&Self>) -> Self {
         let began = Instant::now();
         loop {
             give_back();
-            // Every thread keeps memory of its own for what comes next, and those of the pool stay.
+            // Each thread keeps free memory, and those of the pool stay.
             rayon::broadcast(|_| give_back());
             let now = Self::now();
             let calm = last.is_some_and(|last| now.threads <= last.threads && now.files <= last.files);
-            let waited = if last.is_some() { ENDING } else { ENDING / 5 };
+            let waited = if last.is_some() { END_TIMEOUT } else { END_TIMEOUT / 5 };
             if calm || began.elapsed() > waited {
                 return now;
             }
@@ -55,14 +55,14 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// What is there after each server has ended.
+/// Resources after each server.
 #[derive(Debug, Default)]
 pub struct Growth {
     pub quiet: Vec<Footprint>,
 }
 
 impl Growth {
-    /// A thread or a file more after any server is one that somebody has forgotten.
+    /// Asserts that no server left a thread or a file.
     pub fn expect_no_handles(&self) {
         let (first, rest) = self.quiet.split_first().unwrap();
         for quiet in rest {
@@ -70,9 +70,9 @@ impl Growth {
         }
     }
 
-    /// The medians of the first and the last third of what is measured once all is warm.
+    /// Returns the medians of the first and the last third after warm-up.
     fn medians(&self) -> (u64, u64) {
-        let warm = &self.quiet[WARM.min(self.quiet.len() - 1)..];
+        let warm = &self.quiet[WARM_UP_SERVERS.min(self.quiet.len() - 1)..];
         let third = warm.len().div_ceil(3);
         let median = |part: &[Footprint]| {
             let mut bytes: Vec<u64> = part.iter().map(|quiet| quiet.anonymous).collect();
@@ -82,8 +82,8 @@ impl Growth {
         (median(&warm[..third]), median(&warm[warm.len() - third..]))
     }
 
-    /// Allocators return whole pages only, so that what is left after a server differs by what happened to share pages: by a
-    /// few MiB. What is leaked with every answer, session or server adds up over thousands of them.
+    /// Asserts that memory does not grow. Allocators return whole pages, so a few MiB vary with what shares
+    /// pages; leaks add up over thousands of answers.
     pub fn expect_no_memory(&self) {
         let (before, after) = self.medians();
         assert!(

@@ -1,17 +1,17 @@
-//! What was done, and how often.
+//! Counts actions and events.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use crate::weather::Happened;
+use crate::stress::EventCounts;
 
-/// Counts, from all threads.
+/// Counters shared by all threads.
 #[derive(Debug, Default)]
 pub struct Tally(Mutex<BTreeMap<String, u64>>);
 
-/// What a soak that is worth its name has done at least once.
-const OFTEN: [&str; 16] = [
+/// Occurs at least once in any soak.
+const ALWAYS_EXPECTED: [&str; 16] = [
     "answer",
     "begin",
     "chat",
@@ -26,12 +26,13 @@ const OFTEN: [&str; 16] = [
     "restore",
     "restore after a restart",
     "rewind",
-    "shadow",
+    "comparison",
     "shortage",
 ];
 
-/// What comes in a long one as well.
-const SELDOM: [&str; 6] = ["branch dropped", "change of heat", "emergency", "promote", "supersede", "switch"];
+/// Occurs at least once in a long soak.
+const EXPECTED_IN_LONG: [&str; 6] =
+    ["branch dropped", "change of heat", "emergency", "promote", "supersede", "switch"];
 
 impl Tally {
     pub fn add(&self, what: &str, count: u64) {
@@ -46,19 +47,19 @@ impl Tally {
         self.0.lock().unwrap().get(what).copied().unwrap_or_default()
     }
 
-    pub fn weather(&self, happened: Happened) {
-        let Happened { shortages, emergencies, heats } = happened;
+    pub fn stress(&self, happened: EventCounts) {
+        let EventCounts { shortages, emergencies, heats } = happened;
         for (what, count) in [("shortage", shortages), ("emergency", emergencies), ("change of heat", heats)]
         {
             self.add(what, count);
         }
     }
 
-    /// Refuses a soak in which something did not happen at all.
+    /// Asserts that everything expected occurred.
     pub fn expect_variety(&self, is_long: bool) {
-        let seldom = SELDOM.into_iter().filter(|_| is_long);
+        let seldom = EXPECTED_IN_LONG.into_iter().filter(|_| is_long);
         let missing: Vec<&str> =
-            OFTEN.into_iter().chain(seldom).filter(|what| self.count(what) == 0).collect();
+            ALWAYS_EXPECTED.into_iter().chain(seldom).filter(|what| self.count(what) == 0).collect();
         assert!(missing.is_empty(), "never happened: {missing:?}");
     }
 }

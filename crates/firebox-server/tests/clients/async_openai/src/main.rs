@@ -1,4 +1,4 @@
-//! Drives a server by `async-openai`. Usage: firebox-async-openai http://HOST:PORT/v1
+//! Drives a server with `async-openai`. Usage: firebox-async-openai http://HOST:PORT/v1
 
 use std::error::Error;
 
@@ -14,7 +14,7 @@ use serde_json::{Value, from_str, from_value, json};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// A request of the package's own type.
+/// Builds a request of the package's type.
 fn chat(more: Value) -> CreateChatCompletionRequest {
     let mut body = json!({
         "model": "pocket", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0,
@@ -166,7 +166,7 @@ async fn responses(client: &Client<OpenAIConfig>) -> Outcome {
     Ok(())
 }
 
-/// Goes away in the middle of an answer. Whoever started the server looks whether that ended it.
+/// Disconnects in the middle of an answer. The calling test checks that this cancels it.
 async fn leaving(client: &Client<OpenAIConfig>) -> Outcome {
     let wish = json!({"model": "llama", "prompt": "Once", "max_tokens": 200, "n": 8, "stream": true});
     let mut stream = client.completions().create_stream(from_value::<CreateCompletionRequest>(wish)?).await?;

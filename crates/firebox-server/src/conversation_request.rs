@@ -1,0 +1,81 @@
+//! The part that `/v1/chat/completions` and `/v1/responses` share: from messages to choices.
+
+use std::sync::Arc;
+
+use firebox_runtime::GenerationConfig;
+use firebox_text::{Message, TemplateOptions, Tokenizer};
+
+use crate::app::App;
+use crate::blocking::blocking;
+use crate::catalog::SelectedModel;
+use crate::choices::Choices;
+use crate::error::ApiError;
+use crate::sampling_params::ResponseOptions;
+use crate::tool_call_parser::ToolCallConfig;
+use crate::tools::Tools;
+
+/// A conversation to be continued by the model.
+#[derive(Debug)]
+pub(crate) struct ConversationRequest {
+    pub selected: SelectedModel,
+    pub messages: Vec<Message>,
+    pub options: TemplateOptions,
+    pub tools: Tools,
+    pub config: GenerationConfig,
+    /// The request field that asked for a grammar.
+    pub grammar_field: &'static str,
+}
+
+/// The choices, and how to interpret them.
+#[derive(Debug)]
+pub(crate) struct ConversationResponse {
+    pub choices: Choices,
+    pub tool_calls: Option<ToolCallConfig>,
+    pub tokenizer: Arc<Tokenizer>,
+}
+
+impl ConversationRequest {
+    /// Submits the request and waits until the engine accepts it.
+    pub async fn begin(
+        mut self,
+        app: &App,
+        scope: &str,
+        response_options: ResponseOptions,
+    ) -> Result<ConversationResponse, ApiError> {
+        let served = self.selected.served.clone();
+        let syntax = served.call_syntax();
+        let needed = self.tools.grammar(syntax);
+        let opened = needed.is_some();
+        if opened {
+            self.config.grammar = needed;
+        }
+        let grammar_field = if opened { "tools" } else { self.grammar_field };
+        app.check_grammar(grammar_field, self.config.grammar.as_ref(), &served).await?;
+        let opening = opened.then(|| syntax.opening(self.tools.single_required()).into_owned());
+        let tools = self.options.tools.clone();
+        let tool_calls = (tools.is_some() || syntax.is_everywhere()).then(|| ToolCallConfig {
+            syntax,
+            tools: tools.unwrap_or_default(),
+            opening: opening.clone(),
+            parallel: self.tools.parallel,
+        });
+        let tokenizer = served.tokenizer()?.clone();
+        let (messages, options) = (self.messages, self.options);
+        let prompt = blocking(move || {
+            let mut prompt = served.prompt(&messages, &options)?;
+            if let Some(opening) = opening
+                && !prompt.is_empty()
+            {
+                prompt.extend(served.tokenizer()?.encode(&opening, false)?);
+            }
+            Ok(prompt)
+        })
+        .await?;
+        if prompt.is_empty() {
+            return Err(ApiError::field("messages", "they render to an empty prompt"));
+        }
+        let choices =
+            Choices::begin(app, &self.selected, scope, vec![prompt], &self.config, response_options).await?;
+        Ok(ConversationResponse { choices, tool_calls, tokenizer })
+    }
+}

@@ -1,0 +1,76 @@
+//! Extractors of requests: body, path and caller.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::body::{Body, HttpBody as _};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::json_limits::check_memory;
+
+/// The JSON body of a request.
+#[derive(Debug)]
+pub(crate) struct JsonBody(pub Value);
+
+/// The scope of the request's key. Prefix caches and sessions of different scopes are separate.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller(pub String);
+
+/// The parameters in a request's path.
+#[derive(Debug)]
+pub(crate) struct PathParams<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<App>> for PathParams<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let path = Path::from_request_parts(parts, app).await;
+        path.map(|Path(names)| Self(names))
+            .map_err(|error| ApiError::invalid(format!("the path is invalid: {}", error.body_text())))
+    }
+}
+
+impl FromRequest<Arc<App>> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let bytes = timeout(app.limits.body_timeout, read(request.into_body(), app.limits.body)).await;
+        let bytes =
+            bytes.unwrap_or_else(|_| Err(ApiError::request_timeout("the body did not come in time")))?;
+        check_memory(&bytes, app.limits.body)?;
+        let value = serde_json::from_slice(&bytes);
+        value.map(Self).map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))
+    }
+}
+
+async fn read(mut body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
+    if body.size_hint().lower() > most as u64 {
+        return Err(ApiError::too_large(most));
+    }
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame.map_err(|error| ApiError::invalid(format!("the body is incomplete: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if data.len() > most - bytes.len() {
+            return Err(ApiError::too_large(most));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
+}
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, ApiError> {
+        // Every route with a caller is behind `middleware::authenticate`, which inserts it.
+        parts.extensions.get().cloned().ok_or_else(ApiError::invalid_key)
+    }
+}

@@ -1,0 +1,141 @@
+//! `/v1/responses`: OpenAI's newer API for conversations.
+
+mod input;
+mod output;
+mod schema;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use firebox_runtime::Grammar;
+use serde_json::{Value, json};
+use utoipa_axum::routes;
+
+use crate::app::{App, Routes};
+use crate::chat;
+use crate::conversation_request::ConversationRequest;
+use crate::error::ApiError;
+use crate::extract::{Caller, JsonBody};
+use crate::json_fields::JsonFields;
+use crate::sampling_params::{self, ResponseOptions};
+use crate::schema::StreamEvent;
+use crate::sse;
+use crate::tools::Tools;
+use output::Output;
+use schema::{ResponseBody, ResponseRequest};
+
+/// Fields of chat completions, with their names here.
+const CHAT_ONLY_FIELDS: [(&str, &str); 5] = [
+    ("max_tokens", "max_output_tokens"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("response_format", FORMAT_FIELD),
+    ("json_schema", FORMAT_FIELD),
+    ("grammar", FORMAT_FIELD),
+];
+
+/// The field that selects the output format.
+const FORMAT_FIELD: &str = "text.format";
+
+pub(crate) fn routes() -> Routes {
+    Routes::new().routes(routes!(respond))
+}
+
+/// Answers a conversation in the newer form of OpenAI's API, whole or in events. Nothing is stored.
+#[utoipa::path(
+    post,
+    path = "/v1/responses",
+    tag = "text",
+    request_body = ResponseRequest,
+    responses(
+        (status = 200, description = "The answer, or events with its parts",
+            content((ResponseBody = "application/json"), (StreamEvent = "text/event-stream"))),
+        ApiError
+    )
+)]
+async fn respond(
+    State(app): State<Arc<App>>,
+    Caller(scope): Caller,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    // Streams end with the whole response, without `[DONE]`.
+    sse::respond(body["stream"] == true, "", answer(app, scope, body)).await
+}
+
+async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, ApiError> {
+    let fields = JsonFields::new(&body)?;
+    for field in ["previous_response_id", "conversation", "prompt"] {
+        if fields.get(field).is_some() {
+            return Err(
+                fields.error(field, "responses are not stored; send the whole conversation as `input`")
+            );
+        }
+    }
+    if fields.boolean("background")?.unwrap_or(false) {
+        return Err(fields.error("background", "is not supported; leave it out, or stream"));
+    }
+    for (field, here) in CHAT_ONLY_FIELDS {
+        if fields.get(field).is_some() {
+            return Err(fields.error(field, format!("is a field of chats; use `{here}`")));
+        }
+    }
+    let selected = app.catalog.find(fields.string("model")?).await?;
+    let messages = input::messages(&fields)?;
+    let tools = Tools::new(&fields)?;
+    let options = chat::options(&fields, &tools)?;
+    let mut config = sampling_params::generation_config(&fields, &selected.served)?;
+    config.max_tokens = sampling_params::max_tokens(&fields, "max_output_tokens")?;
+    config.grammar = format(&fields)?;
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    let response_base =
+        response_base(&fields, &selected.name, config.sampler.temperature, config.sampler.top_p);
+    let request =
+        ConversationRequest { selected, messages, options, tools, config, grammar_field: FORMAT_FIELD };
+    let response =
+        request.begin(&app, &scope, ResponseOptions { choices: 1, stream, include_usage: true }).await?;
+    let output = Output::new(response_base, response);
+    if stream {
+        return Ok(sse::response(output.into_stream()));
+    }
+    Ok(Json(output.collect().await?).into_response())
+}
+
+/// Reads the output format.
+fn format(fields: &JsonFields<'_>) -> Result<Option<Grammar>, ApiError> {
+    let Some(text) = fields.object("text")? else { return Ok(None) };
+    let Some(format) = text.object("format")? else { return Ok(None) };
+    sampling_params::grammar_of_format(&format, &format)
+}
+
+/// Builds the response without its output: mostly the request's settings.
+fn response_base(fields: &JsonFields<'_>, model: &str, temperature: f32, top_p: f32) -> Value {
+    let or = |field: &str, unless: Value| fields.get(field).cloned().unwrap_or(unless);
+    json!({
+        "id": format!("resp_{}", crate::ids::random_id()),
+        "object": "response",
+        "created_at": crate::ids::unix_time(),
+        "status": "in_progress",
+        "background": false,
+        "error": null,
+        "incomplete_details": null,
+        "instructions": or("instructions", Value::Null),
+        "max_output_tokens": or("max_output_tokens", Value::Null),
+        "metadata": or("metadata", json!({})),
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": or("parallel_tool_calls", true.into()),
+        "previous_response_id": null,
+        "reasoning": { "effort": null, "summary": null },
+        "service_tier": "default",
+        "store": false,
+        "temperature": temperature,
+        "text": or("text", json!({ "format": { "type": "text" } })),
+        "tool_choice": or("tool_choice", "auto".into()),
+        "tools": or("tools", json!([])),
+        "top_p": top_p,
+        "truncation": "disabled",
+        "usage": null,
+        "user": or("user", Value::Null),
+    })
+}

@@ -1,0 +1,56 @@
+//! The configuration of a server.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use firebox_runtime::Budget;
+use firebox_runtime::engine::HostConfig;
+
+use crate::allowed_origins::AllowedOrigins;
+use crate::api_keys::ApiKeys;
+use crate::sessions::registry::SessionsConfig;
+
+/// Configuration of a server.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Address to listen at. Port 0 selects a free port.
+    pub address: SocketAddr,
+    /// Keys that clients need.
+    pub keys: ApiKeys,
+    /// Other origins and host names that browsers may use.
+    pub allowed_origins: AllowedOrigins,
+    /// Limits of running and waiting requests.
+    pub host: HostConfig,
+    /// The memory budget that models share, for reporting.
+    pub memory: Option<Budget>,
+    /// Limits and storage of sessions.
+    pub sessions: SessionsConfig,
+    /// Limit of a request body in bytes. Its parsed JSON may take twelve times as much.
+    pub max_body_bytes: usize,
+    /// Simultaneous connections. More wait until one closes.
+    pub max_clients: usize,
+    /// How long a connection may be idle before the next request's headers, or without progress while sending.
+    pub client_timeout: Duration,
+    /// Time limit of a request with its response; unlimited if absent.
+    pub request_timeout: Option<Duration>,
+    /// How long running requests may take after the server is stopped.
+    pub shutdown_grace: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            keys: ApiKeys::default(),
+            allowed_origins: AllowedOrigins::default(),
+            host: HostConfig::default(),
+            memory: None,
+            sessions: SessionsConfig::default(),
+            max_body_bytes: 8 << 20,
+            max_clients: 1024,
+            client_timeout: Duration::from_secs(30),
+            request_timeout: None,
+            shutdown_grace: Duration::from_secs(30),
+        }
+    }
+}

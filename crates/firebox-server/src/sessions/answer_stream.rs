@@ -1,0 +1,182 @@
+//! Answers a question in a session, collect or as a stream of events.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use axum::response::Response;
+use firebox_runtime::GenerationConfig;
+use firebox_runtime::engine::{Answering, Engine, Event};
+use futures_core::Stream;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use super::registry::{SessionGuard, SessionHandle};
+use super::session_tree::{PendingQuestion, PreparedQuestion};
+use crate::error::ApiError;
+use crate::response_meta::finish_reason;
+use crate::sse::{self, DONE};
+
+/// Events that the client has not read yet; generation waits while there are more.
+const EVENT_BACKLOG: usize = 64;
+
+/// An event of an answer.
+#[derive(Debug)]
+enum AnswerEvent {
+    Waiting(usize),
+    Text(String),
+    /// The end, with the collect answer.
+    Done(Value),
+    Failed(ApiError),
+}
+
+/// An answer in a session. A task of its own runs it to its end and then returns the session. A client that
+/// disconnects cancels the answer; the text so far stays in the session.
+#[derive(Debug)]
+pub(super) struct AnswerStream {
+    events: Receiver<AnswerEvent>,
+    is_over: bool,
+}
+
+impl AnswerStream {
+    /// Submits the question and waits until the engine accepts it.
+    pub async fn begin(
+        guard: SessionGuard,
+        engine: &Engine,
+        scope: &str,
+        content: String,
+        mut config: GenerationConfig,
+    ) -> Result<Self, ApiError> {
+        let (guard, asked) = guard.change(move |tree| tree.ask(&content)).await?;
+        config.max_tokens = Some(config.max_tokens.map_or(asked.room, |most| most.min(asked.room)));
+        let PreparedQuestion { session, prompt, asked, .. } = asked;
+        let request = guard.tree.served.request(prompt).with_config(config);
+        let mut response = engine.generate(request.in_session(session).in_scope(scope));
+        let first = match next(&mut response).await {
+            Some(Event::Failed(failure)) => return Err(failure.error.into()),
+            first => first,
+        };
+        let (sender, events) = channel(EVENT_BACKLOG);
+        tokio::spawn(run_to_end(guard, asked, response, first, sender));
+        Ok(Self { events, is_over: false })
+    }
+
+    /// Waits for the collect answer.
+    pub async fn collect(mut self) -> Result<Value, ApiError> {
+        while let Some(events) = self.events.recv().await {
+            match events {
+                AnswerEvent::Done(value) => return Ok(value),
+                AnswerEvent::Failed(error) => return Err(error),
+                AnswerEvent::Waiting(_) | AnswerEvent::Text(_) => {}
+            }
+        }
+        Err(ApiError::stopping())
+    }
+
+    /// Streams the answer.
+    pub fn into_response(self) -> Response {
+        sse::response(self)
+    }
+}
+
+impl Stream for AnswerStream {
+    type Item = Result<Vec<u8>, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let events = ready!(self.events.poll_recv(context))
+            .unwrap_or_else(|| AnswerEvent::Failed(ApiError::stopping()));
+        let event = |value: Value| format!("data: {value}\n\n");
+        self.is_over = matches!(events, AnswerEvent::Done(_) | AnswerEvent::Failed(_));
+        let events = match events {
+            AnswerEvent::Waiting(place) => event(json!({ "type": "waiting", "place": place })),
+            AnswerEvent::Text(text) => event(json!({ "type": "delta", "text": text })),
+            AnswerEvent::Done(mut value) => {
+                value["type"] = "done".into();
+                event(value) + DONE
+            }
+            AnswerEvent::Failed(error) => error.event() + DONE,
+        };
+        Poll::Ready(Some(Ok(events.into_bytes())))
+    }
+}
+
+async fn next(response: &mut Answering) -> Option<Event> {
+    poll_fn(|context| Pin::new(&mut *response).poll_next(context)).await
+}
+
+/// Runs an answer to its end and stores it in the session.
+async fn run_to_end(
+    guard: SessionGuard,
+    asked: PendingQuestion,
+    mut response: Answering,
+    mut first: Option<Event>,
+    events: Sender<AnswerEvent>,
+) {
+    let mut has_client = true;
+    loop {
+        let event = match first.take() {
+            Some(event) => Some(event),
+            None if has_client => tokio::select! {
+                event = next(&mut response) => event,
+                () = events.closed() => {
+                    has_client = false;
+                    response.cancel();
+                    continue;
+                }
+            },
+            None => next(&mut response).await,
+        };
+        let end = match event {
+            Some(Event::Waiting { place }) => {
+                let _ = events.send(AnswerEvent::Waiting(place)).await;
+                continue;
+            }
+            Some(Event::Piece(piece)) => {
+                if !piece.text.is_empty() {
+                    let _ = events.send(AnswerEvent::Text(piece.text)).await;
+                }
+                continue;
+            }
+            Some(Event::Finished(outcome)) => {
+                let summary = &outcome.summary;
+                let mut value = json!({
+                    "answer": summary.text,
+                    "finish_reason": finish_reason(summary.finish, 0),
+                    "usage": {
+                        "prompt_tokens": summary.prompt_tokens,
+                        "completion_tokens": summary.tokens.len(),
+                        "total_tokens": summary.prompt_tokens + summary.tokens.len(),
+                        "prompt_tokens_details": { "cached_tokens": outcome.cached_tokens },
+                    },
+                    "ttft_ms": summary.ttft_ms,
+                    "tokens_per_second": summary.decode_tps,
+                });
+                match guard.change(move |tree| tree.answered(asked, *outcome)).await {
+                    Ok((done, ())) => {
+                        value["session"] = release(done);
+                        AnswerEvent::Done(value)
+                    }
+                    Err(error) => AnswerEvent::Failed(error),
+                }
+            }
+            Some(Event::Failed(failure)) => {
+                drop(guard);
+                AnswerEvent::Failed(failure.error.into())
+            }
+            None => AnswerEvent::Failed(ApiError::stopping()),
+        };
+        let _ = events.send(end).await;
+        return;
+    }
+}
+
+/// Releases the session and returns its state.
+fn release(guard: SessionGuard) -> Value {
+    let held: Arc<SessionHandle> = guard.release();
+    held.value()
+}
