@@ -13,9 +13,9 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use firebox_kernels::activation::Activation;
-use firebox_kernels::attend::{Attending, Span, Stored, attend};
-use firebox_kernels::convolution::{Convolving, convolve};
-use firebox_kernels::delta::{Forgetting, Heads, Tokens, delta_rule};
+use firebox_kernels::attention::{AttentionParams, KvTensor, Span, attention};
+use firebox_kernels::convolution::{ConvolutionParams, convolve};
+use firebox_kernels::delta::{DecayParams, Heads, Tokens, delta_rule};
 use firebox_kernels::linear::{Weight, multiplies_tiles, multiply_each};
 use firebox_kernels::{Grouping, gate, norm, on_pool, rope};
 use rayon::prelude::*;
@@ -154,13 +154,13 @@ fn attention(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("attend");
     for (rows, positions) in [(1, 128), (1, 4096), (512, 512)] {
         let query = numbers([rows, heads, head_dim]);
-        let attending = Attending { position: positions - rows, window: None, scale: 0.1, softcap: None };
+        let params = AttentionParams { position: positions - rows, window: None, scale: 0.1, softcap: None };
         for format in ["f32", "f16", "8-bit"] {
             let values = numbers([kv_heads, positions, head_dim]);
             let (stored, size) = match format {
-                "f32" => (Stored::Float(values), 4),
-                "f16" => (Stored::Float(values.cast(DType::F16)), 2),
-                _ => (Stored::quantize(values), 1),
+                "f32" => (KvTensor::Float(values), 4),
+                "f16" => (KvTensor::Float(values.cast(DType::F16)), 2),
+                _ => (KvTensor::quantize(values), 1),
             };
             let spans = [Span { keys: stored.clone(), values: stored, position: 0, visible: None }];
             group.throughput(if rows == 1 {
@@ -173,7 +173,7 @@ fn attention(criterion: &mut Criterion) {
                 measure(
                     bencher,
                     || query.clone(),
-                    |query| on_pool(&DEVICE, || attend(query, &spans, None, attending)),
+                    |query| on_pool(&DEVICE, || attention(query, &spans, None, params)),
                 );
             });
         }
@@ -203,12 +203,8 @@ fn between(criterion: &mut Criterion) {
         group.throughput(Throughput::Bytes((rows * 6144 * 4) as u64));
         let taps = numbers([6144, 4]);
         group.bench_function("convolution", |bencher| {
-            let convolving = Convolving { exact: is_cpu(), silu: true };
-            measure(
-                bencher,
-                || channels.clone(),
-                |channels| convolve(channels, None, taps.clone(), convolving),
-            );
+            let params = ConvolutionParams { exact: is_cpu(), silu: true };
+            measure(bencher, || channels.clone(), |channels| convolve(channels, None, taps.clone(), params));
         });
         let heads = Heads { key_heads: 16, value_heads: 16, key_width: 128, value_width: 128, tiled: false };
         // Recurrent layers are computed in double precision where the device has it.
@@ -218,7 +214,7 @@ fn between(criterion: &mut Criterion) {
             step: numbers([rows, 16]),
             decay: numbers([rows, 16]),
         };
-        let forgetting = Forgetting { rate: numbers([16]), bias: numbers([16]), logarithmic: true };
+        let decay_params = DecayParams { rate: numbers([16]), bias: numbers([16]), logarithmic: true };
         let memory = taken([16, 128, 128]);
         // A token reads and writes every number of the memory.
         group.throughput(Throughput::Bytes((rows * 16 * 128 * 128 * 8) as u64));
@@ -227,7 +223,7 @@ fn between(criterion: &mut Criterion) {
                 bencher,
                 || (tokens.clone(), if is_cpu() { memory().cast(exact) } else { memory() }),
                 |(tokens, memory)| {
-                    on_pool(&DEVICE, || delta_rule(tokens, forgetting.clone(), heads, Some(memory)))
+                    on_pool(&DEVICE, || delta_rule(tokens, decay_params.clone(), heads, Some(memory)))
                 },
             );
         });

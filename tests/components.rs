@@ -21,7 +21,7 @@ use firebox::{
     RuntimeError, Session, WholeTurns, device,
 };
 use firebox_kernels::Activation;
-use firebox_kernels::attend::{Attending, Part, attend_each};
+use firebox_kernels::attention::{AttentionParams, AttentionSequence, batch_attention};
 use firebox_kernels::gate::gated;
 
 fn path(fixture: &str) -> PathBuf {
@@ -115,10 +115,10 @@ impl OwnMixer for SameAttention {
             cache.append(of(&key), of(&value));
             let position = sequence.position;
             let scale = (HEAD_DIM as f32).powf(-0.5);
-            let attending = Attending { position, window: None, scale, softcap: None };
-            parts.push(Part { rows: count, spans: cache.spans(position, None), attending });
+            let params = AttentionParams { position, window: None, scale, softcap: None };
+            parts.push(AttentionSequence { rows: count, spans: cache.spans(position, None), params });
         }
-        Ok(self.output.forward(attend_each(query, parts)))
+        Ok(self.output.forward(batch_attention(query, parts)))
     }
 }
 

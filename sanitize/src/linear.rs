@@ -25,16 +25,16 @@ impl Grouping {
 mod activations;
 #[path = "../../crates/firebox-kernels/src/linear/blocks.rs"]
 mod blocks;
-#[path = "../../crates/firebox-kernels/src/linear/direct.rs"]
-mod direct;
-#[path = "../../crates/firebox-kernels/src/linear/long_blocks.rs"]
-mod long_blocks;
+#[path = "../../crates/firebox-kernels/src/linear/gemv.rs"]
+mod gemv;
+#[path = "../../crates/firebox-kernels/src/linear/q6k.rs"]
+mod q6k;
 #[path = "../../crates/firebox-kernels/src/linear/panel.rs"]
 mod panel;
 #[path = "../../crates/firebox-kernels/src/linear/plain.rs"]
 mod plain;
-#[path = "../../crates/firebox-kernels/src/linear/product.rs"]
-mod product;
+#[path = "../../crates/firebox-kernels/src/linear/gemm.rs"]
+mod gemm;
 #[path = "../../crates/firebox-kernels/src/linear/tiles.rs"]
 mod tiles;
 #[path = "../../crates/firebox-kernels/src/linear/uneven.rs"]
@@ -47,8 +47,8 @@ mod tests {
     use super::activations::Activations;
     use super::blocks::{Block, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     use super::plain::{Bf16, F16, F32, PlainRows};
-    use super::product::{FloatWeight, IntegerWeight, Multiplicand, decode, multiply};
-    use super::tiles::{Eight, Four, Tiles};
+    use super::gemm::{FloatWeight, IntegerWeight, Multiplicand, decode, multiply};
+    use super::tiles::{EightBit, FourBit, Tiles};
     use super::uneven::UnevenRows;
 
     fn bytes(count: usize) -> Box<[u8]> {
@@ -93,9 +93,9 @@ mod tests {
                         let scales: Box<[u16]> = vec![0x3C00; outputs * grouping.groups()].into();
                         let words: Box<[u32]> = (0..(outputs * grouping.row_words()) as u32).collect();
                         if four_bits {
-                            check(&Tiles::<Four>::new(&words, &scales, outputs, grouping), outputs, inputs);
+                            check(&Tiles::<FourBit>::new(&words, &scales, outputs, grouping), outputs, inputs);
                         } else {
-                            check(&Tiles::<Eight>::new(&words, &scales, outputs, grouping), outputs, inputs);
+                            check(&Tiles::<EightBit>::new(&words, &scales, outputs, grouping), outputs, inputs);
                         }
                     }
                 }

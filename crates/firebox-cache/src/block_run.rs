@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firebox_kernels::attend::Visibility;
+use firebox_kernels::attention::Visibility;
 
 use crate::layer_kv::LayerKv;
 use crate::page::{PAGE_TOKENS, Page};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use firebox_kernels::attend::Stored;
+use firebox_kernels::attention::KvTensor;
 
 /// The stored tensors of an attention layer, or hidden states, for consecutive positions.
 #[derive(Debug, Clone)]
@@ -10,12 +10,12 @@ pub enum LayerKv {
     /// Keys and values, `[kv_heads, positions, head_dim]`.
     Attention {
         /// The keys.
-        keys: Stored,
+        keys: KvTensor,
         /// The values.
-        values: Stored,
+        values: KvTensor,
     },
     /// Hidden states, `[1, positions, width]`.
-    HiddenStates(Stored),
+    HiddenStates(KvTensor),
 }
 
 impl LayerKv {
@@ -43,7 +43,7 @@ impl LayerKv {
     pub(crate) fn assign(&mut self, at: usize, added: Self) {
         match (self, added) {
             (Self::Attention { keys, values }, Self::Attention { keys: new_keys, values: new_values }) => {
-                Stored::assign_both([keys, values], at, [new_keys, new_values]);
+                KvTensor::assign_both([keys, values], at, [new_keys, new_values]);
             }
             (Self::HiddenStates(states), Self::HiddenStates(added)) => states.assign(at, added),
             _ => panic!("keys and hidden states do not mix"),

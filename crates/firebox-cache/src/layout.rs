@@ -1,7 +1,7 @@
 //! The layout of a cache: what each layer stores per position, and in which number format.
 
 use burn::tensor::{Device, Tensor};
-use firebox_kernels::attend::Stored;
+use firebox_kernels::attention::KvTensor;
 
 /// The number format of stored keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
@@ -16,11 +16,11 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// Converts numbers `[kv_heads, positions, head_dim]` to a form that can be [assigned](Stored::assign) to storage of this type.
-    pub(crate) fn store(self, numbers: Tensor<3>) -> Stored {
+    /// Converts numbers `[kv_heads, positions, head_dim]` to a form that can be [assigned](KvTensor::assign) to storage of this type.
+    pub(crate) fn store(self, numbers: Tensor<3>) -> KvTensor {
         match self {
-            Self::F32 | Self::F16 => Stored::Float(numbers),
-            Self::Int8 => Stored::quantize(numbers),
+            Self::F32 | Self::F16 => KvTensor::Float(numbers),
+            Self::Int8 => KvTensor::quantize(numbers),
         }
     }
 

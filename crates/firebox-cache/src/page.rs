@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
-use firebox_kernels::attend::Stored;
+use firebox_kernels::attention::KvTensor;
 
 use crate::layer_kv::LayerKv;
 use crate::layout::{KvType, LayerLayout, Layout};
@@ -114,7 +114,7 @@ impl Drop for PageBuffers {
     }
 }
 
-fn empty(kv_dtype: KvType, shape: [usize; 3], device: &Device) -> Stored {
+fn empty(kv_dtype: KvType, shape: [usize; 3], device: &Device) -> KvTensor {
     match kv_dtype {
         KvType::F32 | KvType::F16 => {
             let count = shape.iter().product();
@@ -125,12 +125,12 @@ fn empty(kv_dtype: KvType, shape: [usize; 3], device: &Device) -> Stored {
                 _ => (Bytes::from_elems(vec![0u16; count]), DType::F16),
             };
             let zeros = TensorData::from_bytes(zeros, shape, dtype);
-            Stored::Float(Tensor::from_data(zeros, (device, dtype)))
+            KvTensor::Float(Tensor::from_data(zeros, (device, dtype)))
         }
         KvType::Int8 => {
             let [kv_heads, positions, head_dim] = shape;
             let words = [kv_heads, positions, head_dim.div_ceil(4)];
-            Stored::Bytes {
+            KvTensor::Bytes {
                 words: Tensor::<3, Int>::zeros(words, (device, DType::I32)),
                 scales: Tensor::zeros([kv_heads, positions], (device, DType::F32)),
             }
@@ -200,7 +200,7 @@ impl Page {
     }
 
     /// Replaces the keys of some slots.
-    pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(Stored) -> Stored) {
+    pub fn change_keys(&self, layer: usize, slots: &Range<usize>, change: impl FnOnce(KvTensor) -> KvTensor) {
         let mut content = self.content();
         let layout = self.pool.layout();
         if let Some(LayerKv::Attention { keys, .. }) = content.buffers.layer(layer, slots.end, layout) {
@@ -268,7 +268,7 @@ mod tests {
             |page: &Page| page.content().buffers.layers.iter().map(Option::is_some).collect::<Vec<_>>();
         let page = pool.take(1).unwrap();
         assert_eq!(made(&page), [false; 3]);
-        let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
+        let side = || KvTensor::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
         for layer in [1, 2] {
             page.write(layer, 3, LayerKv::Attention { keys: side(), values: side() });
         }
@@ -281,7 +281,7 @@ mod tests {
         copy.copy(&page);
         assert_eq!(made(&copy), [false, false, true]);
         for slots in [2..4, 69..71] {
-            let Some(LayerKv::Attention { keys: Stored::Float(keys), .. }) = copy.read(2, &slots) else {
+            let Some(LayerKv::Attention { keys: KvTensor::Float(keys), .. }) = copy.read(2, &slots) else {
                 panic!("the layer was written to");
             };
             assert_eq!(keys.try_into_vec_as::<f32>().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
@@ -341,7 +341,7 @@ mod tests {
         let bytes = || taken.0.load(Ordering::Relaxed);
         let page = pool.take(1).unwrap();
         assert_eq!((pool.bytes(), bytes()), (all, 0));
-        let side = || Stored::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
+        let side = || KvTensor::Float(Tensor::ones([1, 2, 4], (&Device::flex(), DType::F32)));
         for (at, expected) in [(3, MIN_BUFFER_POSITIONS), (9, MIN_BUFFER_POSITIONS), (70, PAGE_TOKENS)] {
             page.write(0, at, LayerKv::Attention { keys: side(), values: side() });
             assert_eq!(bytes(), expected * 2 * 4 * 2);

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 #[cfg(feature = "autodiff")]
 use crate::simd::exp;
-use crate::simd::{Lanes, normal_share, sigmoid, tanh};
+use crate::simd::{Lanes, normal_cdf, sigmoid, tanh};
 
 /// Nonlinearity of a feed-forward network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -54,11 +54,11 @@ const TWICE_ROOT_2_OVER_PI: f32 = 1.595_769;
 
 /// A nonlinearity that is known when the loop around it is compiled, of every lane.
 pub(crate) trait Curve {
-    fn at<L: Lanes>(x: L) -> L;
+    fn value<L: Lanes>(x: L) -> L;
 
     /// The derivative.
     #[cfg(feature = "autodiff")]
-    fn slope<L: Lanes>(x: L) -> L;
+    fn derivative<L: Lanes>(x: L) -> L;
 }
 
 /// See [`Activation::Silu`].
@@ -78,13 +78,13 @@ pub(crate) struct Tanh;
 
 impl Curve for Silu {
     #[inline(always)]
-    fn at<L: Lanes>(x: L) -> L {
+    fn value<L: Lanes>(x: L) -> L {
         x.mul(sigmoid(x))
     }
 
     #[cfg(feature = "autodiff")]
     #[inline(always)]
-    fn slope<L: Lanes>(x: L) -> L {
+    fn derivative<L: Lanes>(x: L) -> L {
         let share = sigmoid(x);
         share.add(x.mul(share).mul(L::splat(1.0).sub(share)))
     }
@@ -92,22 +92,22 @@ impl Curve for Silu {
 
 impl Curve for Gelu {
     #[inline(always)]
-    fn at<L: Lanes>(x: L) -> L {
-        x.mul(normal_share(x))
+    fn value<L: Lanes>(x: L) -> L {
+        x.mul(normal_cdf(x))
     }
 
     #[cfg(feature = "autodiff")]
     #[inline(always)]
-    fn slope<L: Lanes>(x: L) -> L {
+    fn derivative<L: Lanes>(x: L) -> L {
         const ROOT_OF_2_PI: f32 = 2.506_628_3;
         let density = exp(x.mul(x).mul(L::splat(-0.5))).div(L::splat(ROOT_OF_2_PI));
-        normal_share(x).mul_add(x, density)
+        normal_cdf(x).mul_add(x, density)
     }
 }
 
 impl Curve for GeluTanh {
     #[inline(always)]
-    fn at<L: Lanes>(x: L) -> L {
+    fn value<L: Lanes>(x: L) -> L {
         // `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which does not cancel where the tangent is near -1.
         let cube = x.mul(x).mul(x);
         let inner = L::splat(TWICE_ROOT_2_OVER_PI).mul(x.mul_add(cube, L::splat(0.044_715)));
@@ -116,7 +116,7 @@ impl Curve for GeluTanh {
 
     #[cfg(feature = "autodiff")]
     #[inline(always)]
-    fn slope<L: Lanes>(x: L) -> L {
+    fn derivative<L: Lanes>(x: L) -> L {
         let square = x.mul(x);
         let cubic = L::splat(1.0).mul_add(square, L::splat(0.044715));
         let share = sigmoid(L::splat(TWICE_ROOT_2_OVER_PI).mul(x).mul(cubic));
@@ -128,13 +128,13 @@ impl Curve for GeluTanh {
 
 impl Curve for GeluQuick {
     #[inline(always)]
-    fn at<L: Lanes>(x: L) -> L {
+    fn value<L: Lanes>(x: L) -> L {
         x.mul(sigmoid(x.mul(L::splat(1.702))))
     }
 
     #[cfg(feature = "autodiff")]
     #[inline(always)]
-    fn slope<L: Lanes>(x: L) -> L {
+    fn derivative<L: Lanes>(x: L) -> L {
         let steepness = L::splat(1.702);
         let share = sigmoid(x.mul(steepness));
         share.add(x.mul(steepness).mul(share).mul(L::splat(1.0).sub(share)))
@@ -143,42 +143,42 @@ impl Curve for GeluQuick {
 
 impl Curve for Relu {
     #[inline(always)]
-    fn at<L: Lanes>(x: L) -> L {
+    fn value<L: Lanes>(x: L) -> L {
         // Lets NaN through, as Burn's does.
         L::where_less(x, L::zero(), L::zero(), x)
     }
 
     #[cfg(feature = "autodiff")]
     #[inline(always)]
-    fn slope<L: Lanes>(x: L) -> L {
+    fn derivative<L: Lanes>(x: L) -> L {
         L::where_less(L::zero(), x, L::splat(1.0), L::zero())
     }
 }
 
 impl Curve for ReluSquared {
     #[inline(always)]
-    fn at<L: Lanes>(x: L) -> L {
-        let positive = Relu::at(x);
+    fn value<L: Lanes>(x: L) -> L {
+        let positive = Relu::value(x);
         positive.mul(positive)
     }
 
     #[cfg(feature = "autodiff")]
     #[inline(always)]
-    fn slope<L: Lanes>(x: L) -> L {
-        let positive = Relu::at(x);
+    fn derivative<L: Lanes>(x: L) -> L {
+        let positive = Relu::value(x);
         positive.add(positive)
     }
 }
 
 impl Curve for Tanh {
     #[inline(always)]
-    fn at<L: Lanes>(x: L) -> L {
+    fn value<L: Lanes>(x: L) -> L {
         tanh(x)
     }
 
     #[cfg(feature = "autodiff")]
     #[inline(always)]
-    fn slope<L: Lanes>(x: L) -> L {
+    fn derivative<L: Lanes>(x: L) -> L {
         let value = tanh(x);
         L::splat(1.0).sub(value.mul(value))
     }

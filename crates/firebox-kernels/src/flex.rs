@@ -10,7 +10,7 @@ pub(crate) fn is_flex(device: &Device) -> bool {
 }
 
 /// Whether a device has versions of its own of this crate's operations, beside the references.
-pub(crate) fn has_own(device: &Device) -> bool {
+pub(crate) fn has_native_ops(device: &Device) -> bool {
     match device.as_dispatch() {
         DispatchDevice::Flex(_) => true,
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -21,7 +21,7 @@ pub(crate) fn has_own(device: &Device) -> bool {
 }
 
 /// The CPU device to compute on beside `device`: itself where it is one. Gradients are followed where they were.
-pub fn host(device: &Device) -> Device {
+pub fn host_device(device: &Device) -> Device {
     match device.clone().without_autodiff().as_dispatch() {
         DispatchDevice::Flex(_) => device.clone(),
         #[cfg(feature = "ndarray")]
@@ -32,17 +32,17 @@ pub fn host(device: &Device) -> Device {
 }
 
 /// Where the operations of this crate are looked up by device.
-pub(crate) type Dispatched = Dispatch;
+pub(crate) type DispatchBackend = Dispatch;
 
 /// The tensor with its elements in order, wherever they begin: to be read. Takes the tensor, because the layout of another
 /// handle is memory of its own.
-pub(crate) fn ordered(tensor: FlexTensor) -> FlexTensor {
+pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
 /// The same with nothing beside them, so that its storage is what it holds. One that nobody else holds can be written to
 /// in place.
-pub(crate) fn whole(tensor: FlexTensor) -> FlexTensor {
+pub(crate) fn compact(tensor: FlexTensor) -> FlexTensor {
     let bytes = tensor.layout().num_elements() * tensor.dtype().size();
     let is_whole = tensor.is_contiguous() && tensor.bytes().len() == bytes;
     if is_whole { tensor } else { tensor.to_contiguous() }

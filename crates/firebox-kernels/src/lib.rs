@@ -7,9 +7,8 @@
 //! way back of its own (feature `autodiff`); elsewhere the references are what is differentiated.
 
 pub mod activation;
-pub mod attend;
+pub mod attention;
 pub mod convolution;
-mod crew;
 pub mod cross_entropy;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -24,15 +23,14 @@ mod matrix;
 pub mod norm;
 pub mod rope;
 mod simd;
-mod warm_up;
+mod thread_pool;
 
 pub use activation::Activation;
 use burn::tensor::Device;
 
-pub use flex::host;
+pub use flex::host_device;
 pub use linear::Grouping;
 pub use simd::instructions;
-pub use warm_up::{Formats, warm_up};
 
 /// Runs a computation of many operations on a device where it runs best.
 ///
@@ -43,5 +41,5 @@ pub fn on_pool<R: Send>(device: &Device, work: impl FnOnce() -> R + Send) -> R {
     let on_flex = flex::is_flex(device);
     #[cfg(feature = "autodiff")]
     let on_flex = on_flex || graph::records(device);
-    if on_flex { crew::with_all_awake(work) } else { work() }
+    if on_flex { thread_pool::run_on_pool(work) } else { work() }
 }

@@ -6,10 +6,10 @@ use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 /// Terms of a sum that are added up in registers: what is multiplied from the right stays in the first-level cache
 /// for all rows.
-const TERMS: usize = 192;
+const BLOCK_TERMS: usize = 192;
 
-/// Vectors of columns that are computed together at most.
-const WIDEST: usize = 3;
+/// Vectors of columns that are computed piece_rows at most.
+const MAX_VECTORS: usize = 3;
 
 /// Multiplications below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 17;
@@ -26,23 +26,23 @@ pub(crate) struct Left<'a> {
     values: &'a [f32],
     stride: usize,
     /// Whether a row of `values` is a column.
-    turned: bool,
+    transposed: bool,
 }
 
 impl<'a> Left<'a> {
     /// A matrix whose rows begin `stride` apart.
     pub fn new(values: &'a [f32], stride: usize) -> Self {
-        Self { values, stride, turned: false }
+        Self { values, stride, transposed: false }
     }
 
     /// The transpose of such a matrix.
-    pub fn turned(values: &'a [f32], stride: usize) -> Self {
-        Self { values, stride, turned: true }
+    pub fn transposed(values: &'a [f32], stride: usize) -> Self {
+        Self { values, stride, transposed: true }
     }
 
     /// Without the first rows.
     fn after(self, rows: usize) -> Self {
-        let start = if self.turned { rows } else { rows * self.stride };
+        let start = if self.transposed { rows } else { rows * self.stride };
         Self { values: &self.values[start.min(self.values.len())..], ..self }
     }
 }
@@ -54,13 +54,13 @@ pub(crate) trait Right: Sync {
 }
 
 /// A matrix of f32 as it lies.
-pub(crate) struct Plain<'a> {
+pub(crate) struct RowMajor<'a> {
     pub values: &'a [f32],
     pub stride: usize,
     pub columns: usize,
 }
 
-impl Right for Plain<'_> {
+impl Right for RowMajor<'_> {
     #[inline(always)]
     fn sixteen<L: Lanes>(&self, row: usize, column: usize) -> L {
         let row = &self.values[row * self.stride + column..][..LANES.min(self.columns - column)];
@@ -100,9 +100,9 @@ pub(crate) fn add_product<R: Right>(left: Left<'_>, right: &R, size: Size, produ
         return dispatch(Piece { left, right, size, product });
     }
     let pieces = PIECES_PER_THREAD * rayon::current_num_threads();
-    let together = rows.div_ceil(pieces).max(PIECE_ROWS);
-    product.par_chunks_mut(together * columns).enumerate().for_each(|(piece, product)| {
-        let left = left.after(piece * together);
+    let piece_rows = rows.div_ceil(pieces).max(PIECE_ROWS);
+    product.par_chunks_mut(piece_rows * columns).enumerate().for_each(|(piece, product)| {
+        let left = left.after(piece * piece_rows);
         dispatch(Piece { left, right, size: Size { rows: product.len() / columns, ..size }, product });
     });
 }
@@ -122,7 +122,7 @@ impl<R: Right> Kernel for Piece<'_, R> {
 }
 
 #[repr(align(64))]
-struct Panel([[[f32; LANES]; WIDEST]; TERMS]);
+struct Panel([[[f32; LANES]; MAX_VECTORS]; BLOCK_TERMS]);
 
 /// Adds `left · right` to rows that begin `stride` apart, by the calling thread.
 #[inline(always)]
@@ -133,7 +133,7 @@ pub(crate) fn add<L: Lanes, R: Right>(
     sums: &mut [f32],
     stride: usize,
 ) {
-    let mut panel = Panel([[[0.0; LANES]; WIDEST]; TERMS]);
+    let mut panel = Panel([[[0.0; LANES]; MAX_VECTORS]; BLOCK_TERMS]);
     let mut column = 0;
     while column < size.columns {
         // Three vectors where two would leave a single one behind them.
@@ -142,8 +142,8 @@ pub(crate) fn add<L: Lanes, R: Right>(
             3 => 3,
             _ => 2,
         };
-        for first in (0..size.terms).step_by(TERMS) {
-            let count = TERMS.min(size.terms - first);
+        for first in (0..size.terms).step_by(BLOCK_TERMS) {
+            let count = BLOCK_TERMS.min(size.terms - first);
             for (term, panel) in panel.0[..count].iter_mut().enumerate() {
                 for (vector, panel) in panel[..vectors].iter_mut().enumerate() {
                     let column = column + vector * LANES;
@@ -168,7 +168,7 @@ struct Strip<'a> {
     left: Left<'a>,
     /// The first term.
     first: usize,
-    panel: &'a [[[f32; LANES]; WIDEST]],
+    panel: &'a [[[f32; LANES]; MAX_VECTORS]],
     column: usize,
     columns: usize,
     stride: usize,
@@ -200,14 +200,14 @@ impl Strip<'_> {
         // Arrays of their own for the vectors: the compiler keeps those in registers.
         let (mut sums0, mut sums1, mut sums2) = ([L::zero(); ROWS], [L::zero(); ROWS], [L::zero(); ROWS]);
         let mut straight: [&[f32]; ROWS] = [&[]; ROWS];
-        if !left.turned {
+        if !left.transposed {
             for i in 0..ROWS {
                 straight[i] = &left.values[(row + i) * left.stride + first..][..panel.len()];
             }
         }
         for (term, panel) in panel.iter().enumerate() {
             let mut numbers = [0.0; ROWS];
-            if left.turned {
+            if left.transposed {
                 numbers.copy_from_slice(&left.values[(first + term) * left.stride + row..][..ROWS]);
             } else {
                 for i in 0..ROWS {
@@ -260,28 +260,28 @@ fn add_to<L: Lanes>(numbers: &mut [f32], sums: L) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::on_each_kind;
+    use crate::simd::on_each_instruction_set;
 
     struct Check(&'static str, Size, bool);
 
     impl Kernel for Check {
         fn run<L: Lanes>(self) {
-            let Self(name, size, turned) = self;
+            let Self(name, size, transposed) = self;
             let Size { rows, terms, columns } = size;
             let number = |i: usize| (i * 37 % 23) as f32 / 11.0 - 1.0;
             // Rows longer than what is used of them.
-            let stride = if turned { rows + 3 } else { terms + 3 };
+            let stride = if transposed { rows + 3 } else { terms + 3 };
             let a: Vec<f32> = (0..stride * rows.max(terms)).map(number).collect();
             let b: Vec<f32> = (0..terms * (columns + 2)).map(|i| number(i * 5)).collect();
-            let left = if turned { Left::turned(&a, stride) } else { Left::new(&a, stride) };
-            let right = Plain { values: &b, stride: columns + 2, columns };
+            let left = if transposed { Left::transposed(&a, stride) } else { Left::new(&a, stride) };
+            let right = RowMajor { values: &b, stride: columns + 2, columns };
             let mut sums = vec![1.0; rows * (columns + 1)];
             add::<L, _>(left, &right, size, &mut sums, columns + 1);
             for row in 0..rows {
                 for column in 0..columns {
                     let sum: f64 = (0..terms)
                         .map(|term| {
-                            let a = if turned { a[term * stride + row] } else { a[row * stride + term] };
+                            let a = if transposed { a[term * stride + row] } else { a[row * stride + term] };
                             f64::from(a) * f64::from(b[term * (columns + 2) + column])
                         })
                         .sum();
@@ -299,8 +299,8 @@ mod tests {
     #[test]
     fn every_kind_of_lanes_multiplies_matrices() {
         for (rows, terms, columns) in [(1, 1, 1), (7, 5, 16), (6, 200, 33), (13, 400, 48), (9, 30, 100)] {
-            for turned in [false, true] {
-                on_each_kind(|name| Check(name, Size { rows, terms, columns }, turned));
+            for transposed in [false, true] {
+                on_each_instruction_set(|name| Check(name, Size { rows, terms, columns }, transposed));
             }
         }
     }

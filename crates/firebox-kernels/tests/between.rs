@@ -6,8 +6,8 @@
 mod support;
 
 use burn::tensor::{DType, Tensor};
-use firebox_kernels::convolution::{self, Convolving, convolve};
-use firebox_kernels::delta::{self, Forgetting, Heads, Tokens, delta_rule};
+use firebox_kernels::convolution::{self, ConvolutionParams, convolve};
+use firebox_kernels::delta::{self, DecayParams, Heads, Tokens, delta_rule};
 use firebox_kernels::gate::{self, gated, gated_halves};
 use firebox_kernels::{Activation, norm, rope};
 use proptest::prelude::*;
@@ -62,7 +62,7 @@ struct Convolved {
     kernel: usize,
     wide: bool,
     follows: bool,
-    convolving: Convolving,
+    params: ConvolutionParams,
     seed: u64,
 }
 
@@ -78,20 +78,20 @@ impl Convolved {
 
     /// What numbers of several magnitudes lose in sums.
     fn tolerance(&self) -> f64 {
-        if self.wide || self.convolving.exact { 1e-13 } else { 3e-6 }
+        if self.wide || self.params.exact { 1e-13 } else { 3e-6 }
     }
 }
 
 fn convolved() -> impl Strategy<Value = Convolved> {
-    let convolving = (any::<bool>(), any::<bool>()).prop_map(|(exact, silu)| Convolving { exact, silu });
-    (0usize..40, 1usize..140, 1usize..7, any::<bool>(), any::<bool>(), convolving, 0u64..1000).prop_map(
-        |(count, channels, kernel, wide, follows, convolving, seed)| Convolved {
+    let params = (any::<bool>(), any::<bool>()).prop_map(|(exact, silu)| ConvolutionParams { exact, silu });
+    (0usize..40, 1usize..140, 1usize..7, any::<bool>(), any::<bool>(), params, 0u64..1000).prop_map(
+        |(count, channels, kernel, wide, follows, params, seed)| Convolved {
             count,
             channels,
             kernel,
             wide,
             follows,
-            convolving,
+            params,
             seed,
         },
     )
@@ -118,9 +118,9 @@ impl Rule {
         }
     }
 
-    fn forgetting(&self) -> Forgetting {
+    fn decay_params(&self) -> DecayParams {
         let rate = random([self.heads.value_heads], self.seed + 3);
-        Forgetting {
+        DecayParams {
             rate: if self.logarithmic { rate.sub_scalar(2.0) } else { rate.abs().neg() },
             bias: random([self.heads.value_heads], self.seed + 4),
             logarithmic: self.logarithmic,
@@ -140,7 +140,7 @@ impl Rule {
             let part = |tensor: &Tensor<2>| rows_of(tensor, cut[0], cut[1]);
             let part =
                 Tokens { mixed: part(&tokens.mixed), step: part(&tokens.step), decay: part(&tokens.decay) };
-            let (found, after) = delta_rule(part, self.forgetting(), self.heads, Some(memory));
+            let (found, after) = delta_rule(part, self.decay_params(), self.heads, Some(memory));
             read.extend(bits(found));
             memory = after;
         }
@@ -210,24 +210,24 @@ proptest! {
     #[test]
     fn convolutions(case in convolved(), cut in 0usize..40) {
         let (x, earlier, taps) = case.tensors();
-        let (sums, kept) = convolve(x.clone(), earlier.clone(), taps.clone(), case.convolving);
+        let (sums, kept) = convolve(x.clone(), earlier.clone(), taps.clone(), case.params);
         let before = earlier.clone().unwrap_or_else(|| {
             Tensor::zeros([case.kernel - 1, case.channels], (&x.device(), x.dtype()))
         });
-        let expected = convolution::reference(x.clone(), before, taps.clone(), case.convolving);
+        let expected = convolution::reference(x.clone(), before, taps.clone(), case.params);
         assert_near(sums.clone(), expected.0, case.tolerance());
         prop_assert_eq!(doubles(kept.clone()), doubles(expected.1));
 
         let cut = cut.min(case.count);
         let part = |from, to| rows_of(&x, from, to);
-        let (first, between) = convolve(part(0, cut), earlier.clone(), taps.clone(), case.convolving);
-        let (second, after) = convolve(part(cut, case.count), Some(between), taps.clone(), case.convolving);
+        let (first, between) = convolve(part(0, cut), earlier.clone(), taps.clone(), case.params);
+        let (second, after) = convolve(part(cut, case.count), Some(between), taps.clone(), case.params);
         prop_assert_eq!([doubles(first), doubles(second)].concat(), doubles(sums.clone()));
         prop_assert_eq!(doubles(after), doubles(kept.clone()));
 
         let (mut one_by_one, mut state) = (Vec::new(), earlier);
         for token in 0..case.count {
-            let (sum, after) = convolve(part(token, token + 1), state, taps.clone(), case.convolving);
+            let (sum, after) = convolve(part(token, token + 1), state, taps.clone(), case.params);
             one_by_one.extend(doubles(sum));
             state = Some(after);
         }
@@ -239,8 +239,8 @@ proptest! {
 
     #[test]
     fn delta_rules(rule in rules()) {
-        let (read, memory) = delta_rule(rule.tokens(), rule.forgetting(), rule.heads, Some(rule.memory()));
-        let expected = delta::reference::delta_rule(rule.tokens(), rule.forgetting(), rule.heads, rule.memory());
+        let (read, memory) = delta_rule(rule.tokens(), rule.decay_params(), rule.heads, Some(rule.memory()));
+        let expected = delta::reference::delta_rule(rule.tokens(), rule.decay_params(), rule.heads, rule.memory());
         assert_near(read, expected.0, 2e-7);
         assert_near(memory, expected.1, 1e-12);
     }
@@ -260,9 +260,9 @@ proptest! {
 fn a_new_memory_is_zero() {
     let heads = Heads { key_heads: 2, value_heads: 4, key_width: 9, value_width: 17, tiled: false };
     let rule = Rule { heads, count: 5, logarithmic: true, seed: 3 };
-    let (read, memory) = delta_rule(rule.tokens(), rule.forgetting(), heads, None);
+    let (read, memory) = delta_rule(rule.tokens(), rule.decay_params(), heads, None);
     let zero = rule.memory().zeros_like();
-    let (same_read, same_memory) = delta_rule(rule.tokens(), rule.forgetting(), heads, Some(zero));
+    let (same_read, same_memory) = delta_rule(rule.tokens(), rule.decay_params(), heads, Some(zero));
     assert_eq!((bits(read), double_bits(memory)), (bits(same_read), double_bits(same_memory)));
 }
 
@@ -304,8 +304,8 @@ fn many_threads_compute_the_same() {
     assert_eq!(one.0, one.1);
 
     let taps = random([width, 4], 6);
-    let convolving = Convolving { exact: true, silu: true };
-    let (one, five) = with_threads(|| double_bits(convolve(x.clone(), None, taps.clone(), convolving).0));
+    let params = ConvolutionParams { exact: true, silu: true };
+    let (one, five) = with_threads(|| double_bits(convolve(x.clone(), None, taps.clone(), params).0));
     assert_eq!(one, five);
 
     let heads = Heads { key_heads: 2, value_heads: 6, key_width: 24, value_width: 40, tiled: true };
@@ -331,7 +331,7 @@ fn what_is_held_stays() {
     let rule = Rule { heads, count: 3, logarithmic: false, seed: 4 };
     let memory = rule.memory();
     let before = double_bits(memory.clone());
-    let _ = delta_rule(rule.tokens(), rule.forgetting(), heads, Some(memory.clone()));
+    let _ = delta_rule(rule.tokens(), rule.decay_params(), heads, Some(memory.clone()));
     assert_eq!(double_bits(memory), before);
 }
 
@@ -353,8 +353,8 @@ fn numbers_that_are_none() {
         }
         let (_, normed) = norm::add_rms_norm(x.clone(), residual, weight, 1e-6, 0.0);
         assert!(values(normed)[80..].iter().all(|value| value.is_finite()));
-        let convolving = Convolving { exact: true, silu: true };
-        let (sums, _) = convolve(x.clone(), None, random([40, 2], 4), convolving);
+        let params = ConvolutionParams { exact: true, silu: true };
+        let (sums, _) = convolve(x.clone(), None, random([40, 2], 4), params);
         assert!(doubles(sums)[..40].iter().all(|value| value.is_finite()));
         let heads = Heads { key_heads: 1, value_heads: 1, key_width: 10, value_width: 20, tiled: false };
         let tokens = Tokens {
@@ -362,8 +362,8 @@ fn numbers_that_are_none() {
             step: spoiled.clone().narrow(1, 0, 1),
             decay: spoiled.narrow(1, 0, 1),
         };
-        let forgetting = Forgetting { rate: random([1], 5), bias: random([1], 6), logarithmic: true };
-        let (read, _) = delta_rule(tokens, forgetting, heads, None);
+        let decay_params = DecayParams { rate: random([1], 5), bias: random([1], 6), logarithmic: true };
+        let (read, _) = delta_rule(tokens, decay_params, heads, None);
         assert!(values(read)[..20].iter().all(|value| value.is_finite()));
     }
 }

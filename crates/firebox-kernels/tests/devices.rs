@@ -11,11 +11,11 @@
 mod support;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use firebox_kernels::convolution::{self, Convolving, convolve};
-use firebox_kernels::delta::{self, Forgetting, Heads, Tokens, delta_rule};
+use firebox_kernels::convolution::{self, ConvolutionParams, convolve};
+use firebox_kernels::delta::{self, DecayParams, Heads, Tokens, delta_rule};
 use firebox_kernels::gate::{self, gated, gated_halves};
 use firebox_kernels::linear::{self, Weight, multiply, multiply_each, multiply_grouped};
-use firebox_kernels::{Formats, Grouping, norm, rope, warm_up};
+use firebox_kernels::{Grouping, norm, rope};
 use proptest::prelude::*;
 use support::{
     ACTIVATIONS, activations, assert_close, assert_near, bits, devices, devices_with_own, grouped, random,
@@ -143,12 +143,12 @@ proptest! {
         let (x, taps) = (random([count, channels], seed), random([channels, kernel], seed + 1));
         let earlier = (follows && kernel > 1).then(|| random([kernel - 1, channels], seed + 2));
         let before = earlier.clone().unwrap_or_else(|| Tensor::zeros([kernel - 1, channels], &Device::flex()));
-        let convolving = Convolving { exact: false, silu };
-        let (expected, kept) = convolution::reference(x.clone(), before, taps.clone(), convolving);
+        let params = ConvolutionParams { exact: false, silu };
+        let (expected, kept) = convolution::reference(x.clone(), before, taps.clone(), params);
         for device in devices_with_own() {
             let there = |tensor: &Tensor<2>| tensor.clone().to_device(&device);
             let earlier = earlier.as_ref().map(there);
-            let (found, after) = convolve(there(&x), earlier, there(&taps), convolving);
+            let (found, after) = convolve(there(&x), earlier, there(&taps), params);
             assert_close(home(found), expected.clone(), 3e-6);
             assert_eq!(bits(home(after)), bits(kept.clone()));
         }
@@ -210,16 +210,16 @@ fn check_delta(heads: Heads, count: usize, logarithmic: bool, remembered: bool, 
         let there = |tensor: &Tensor<2>| tensor.clone().to_device(device);
         let of_heads = |tensor: &Tensor<1>| tensor.clone().to_device(device);
         let tokens = Tokens { mixed: there(&mixed), step: there(&step), decay: there(&decay) };
-        let forgetting = Forgetting { rate: of_heads(&rate), bias: of_heads(&bias), logarithmic };
-        (tokens, forgetting, memory.clone().map(|memory| memory.to_device(device)))
+        let decay_params = DecayParams { rate: of_heads(&rate), bias: of_heads(&bias), logarithmic };
+        (tokens, decay_params, memory.clone().map(|memory| memory.to_device(device)))
     };
-    let (tokens, forgetting, before) = on(&Device::flex());
+    let (tokens, decay_params, before) = on(&Device::flex());
     let before =
         before.unwrap_or_else(|| Tensor::zeros([value_heads, key_width, value_width], &Device::flex()));
-    let (read, after) = delta::reference::delta_rule(tokens, forgetting, heads, before.cast(DType::F64));
+    let (read, after) = delta::reference::delta_rule(tokens, decay_params, heads, before.cast(DType::F64));
     for device in devices() {
-        let (tokens, forgetting, before) = on(&device);
-        let (found, found_after) = delta_rule(tokens, forgetting, heads, before);
+        let (tokens, decay_params, before) = on(&device);
+        let (found, found_after) = delta_rule(tokens, decay_params, heads, before);
         assert_eq!(found.dtype(), DType::F32);
         assert_close(home(found), read.clone(), 1e-4);
         assert_close(home(found_after).cast(DType::F32), after.clone().cast(DType::F32), 1e-4);
@@ -237,16 +237,16 @@ fn the_delta_rule_in_pieces() {
             step: there(random([6, 4], 2).slice_fill([1..2, 0..2], 1e4).slice_fill([3..4, 0..2], -1e4)),
             decay: there(random([6, 4], 3).slice_fill([2..3, 0..2], 1e4).slice_fill([4..5, 0..2], -1e4)),
         };
-        let forgetting = || {
+        let decay_params = || {
             let of_heads = |seed| random([4], seed).to_device(&device);
-            Forgetting { rate: of_heads(4), bias: of_heads(5), logarithmic: true }
+            DecayParams { rate: of_heads(4), bias: of_heads(5), logarithmic: true }
         };
-        let (whole, whole_after) = delta_rule(tokens.clone(), forgetting(), heads, None);
+        let (whole, whole_after) = delta_rule(tokens.clone(), decay_params(), heads, None);
         let (mut read, mut memory) = (Vec::new(), None);
         for token in 0..6 {
             let at = |tensor: &Tensor<2>| tensor.clone().narrow(0, token, 1);
             let token = Tokens { mixed: at(&tokens.mixed), step: at(&tokens.step), decay: at(&tokens.decay) };
-            let (found, after) = delta_rule(token, forgetting(), heads, memory);
+            let (found, after) = delta_rule(token, decay_params(), heads, memory);
             read.extend(bits(found));
             memory = Some(after);
         }
@@ -405,9 +405,9 @@ fn what_is_not_a_number_spreads_between_products_as_in_the_references() {
             let expected = rope::reference::rotate(heads.clone(), angles.clone(), angles.clone(), false);
             let found = rope::rotate(turned, by.clone(), by, false);
             assert_numbers(found, expected, &format!("rotated {special} on {device:?}"));
-            let convolving = Convolving { exact: false, silu: true };
-            let (expected, _) = convolve(spoiled.clone(), None, taps.clone(), convolving);
-            let (found, _) = convolve(there(&spoiled), None, there(&taps), convolving);
+            let params = ConvolutionParams { exact: false, silu: true };
+            let (expected, _) = convolve(spoiled.clone(), None, taps.clone(), params);
+            let (found, _) = convolve(there(&spoiled), None, there(&taps), params);
             assert_numbers(found, expected, &format!("convolved {special} on {device:?}"));
         }
     }
@@ -423,15 +423,15 @@ fn what_is_not_a_number_spreads_in_the_delta_rule_as_in_the_reference() {
         let on = |device: &Device| {
             let [mixed, step, decay] = parts.each_ref().map(|part| part.clone().to_device(device));
             let [rate, bias] = [5, 6].map(|seed| random([1], seed).to_device(device));
-            (Tokens { mixed, step, decay }, Forgetting { rate, bias, logarithmic: true })
+            (Tokens { mixed, step, decay }, DecayParams { rate, bias, logarithmic: true })
         };
-        let (tokens, forgetting) = on(&Device::flex());
+        let (tokens, decay_params) = on(&Device::flex());
         let before = Tensor::zeros([1, 10, 20], (&Device::flex(), DType::F64));
-        let (read, after) = delta::reference::delta_rule(tokens, forgetting, heads, before);
+        let (read, after) = delta::reference::delta_rule(tokens, decay_params, heads, before);
         assert!(values(read.clone()).iter().any(|value| value.is_nan()));
         for device in devices_with_own() {
-            let (tokens, forgetting) = on(&device);
-            let (found, found_after) = delta_rule(tokens, forgetting, heads, None);
+            let (tokens, decay_params) = on(&device);
+            let (found, found_after) = delta_rule(tokens, decay_params, heads, None);
             let of = format!("number {at} of part {part} on {device:?}");
             assert_numbers(found, read.clone(), &of);
             assert_numbers(home(found_after).cast(DType::F32), after.clone().cast(DType::F32), &of);
@@ -447,21 +447,5 @@ fn other_layouts_of_memory_are_read_right() {
         let (x, weight) = (x.clone().to_device(&device), weight.clone().to_device(&device));
         let found = multiply(x.transpose(), weight.narrow(0, 8, 20));
         assert_close(home(found), expected.clone(), products(40, 1.0));
-    }
-}
-
-#[test]
-fn warming_up_runs_everywhere() {
-    let grouping = Grouping { inputs: 4096, group: 32, four_bits: true, tiled: false };
-    for device in devices() {
-        let formats = Formats {
-            plain: vec![DType::F32],
-            grouped: vec![grouping, Grouping { four_bits: false, ..grouping }],
-            heads: vec![(64, DType::F32)],
-            capped: true,
-            interleaved: false,
-        };
-        warm_up(&device, &formats);
-        device.sync().unwrap();
     }
 }

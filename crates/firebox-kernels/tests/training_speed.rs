@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebox_kernels::activation::Activation;
-use firebox_kernels::attend::{self, Attending, Span, Stored, attend, attend_sequences};
+use firebox_kernels::attention::{AttentionParams, KvTensor, Span, attention, reference};
 use firebox_kernels::cross_entropy::{self, cross_entropy};
 use firebox_kernels::{Grouping, gate, linear, norm, on_pool, rope};
 use support::{grouped, random};
@@ -52,7 +52,7 @@ struct Operations {
     rotate: fn(Tensor<3>, Tensor<3>, Tensor<3>, bool) -> Tensor<3>,
     gate: fn(Tensor<2>, Tensor<2>, Activation) -> Tensor<2>,
     /// Of queries, keys and values of so many sequences.
-    attend: fn([Tensor<3>; 3], usize, Attending) -> Tensor<2>,
+    attend: fn([Tensor<3>; 3], usize, AttentionParams) -> Tensor<2>,
 }
 
 const OWN: Operations = Operations {
@@ -60,9 +60,8 @@ const OWN: Operations = Operations {
     norm: norm::rms_norm,
     rotate: rope::rotate,
     gate: gate::gated,
-    attend: |[query, keys, values], sequences, attending| {
-        let length = query.dims()[0] / sequences;
-        attend_sequences(query, keys, values, &vec![length; sequences], attending)
+    attend: |tensors, sequences, params| {
+        in_turn(tensors, sequences, params, |query, span, params| attention(query, &[span], None, params))
     },
 };
 
@@ -71,10 +70,10 @@ const REFERENCE: Operations = Operations {
     norm: norm::reference::rms_norm,
     rotate: rope::reference::rotate,
     gate: gate::reference,
-    attend: |tensors, sequences, attending| {
-        in_turn(tensors, sequences, attending, |query, span, attending| {
+    attend: |tensors, sequences, params| {
+        in_turn(tensors, sequences, params, |query, span, params| {
             let [rows, heads, width] = query.dims();
-            attend::reference::attend_span(query, &span, attending).output.reshape([rows, heads * width])
+            reference::span_attention(query, &span, params).output.reshape([rows, heads * width])
         })
     },
 };
@@ -83,17 +82,17 @@ const REFERENCE: Operations = Operations {
 fn in_turn(
     tensors: [Tensor<3>; 3],
     sequences: usize,
-    attending: Attending,
-    attend: fn(Tensor<3>, Span, Attending) -> Tensor<2>,
+    params: AttentionParams,
+    attend: fn(Tensor<3>, Span, AttentionParams) -> Tensor<2>,
 ) -> Tensor<2> {
     let length = tensors[0].dims()[0] / sequences;
     let outputs = (0..sequences)
         .map(|index| {
             let [query, keys, values] =
                 tensors.each_ref().map(|all| all.clone().narrow(0, index * length, length));
-            let stored = |all: Tensor<3>| Stored::Float(all.swap_dims(0, 1));
+            let stored = |all: Tensor<3>| KvTensor::Float(all.swap_dims(0, 1));
             let span = Span { keys: stored(keys), values: stored(values), position: 0, visible: None };
-            attend(query, span, attending)
+            attend(query, span, params)
         })
         .collect();
     Tensor::cat(outputs, 0)
@@ -135,9 +134,9 @@ impl Block {
         let query = rotate(heads(query), cos.clone(), sin.clone(), false);
         let key = rotate(heads(key), cos, sin, false);
         let value = heads(value);
-        let attending =
-            Attending { position: 0, window: None, scale: 1.0 / (HEAD as f32).sqrt(), softcap: None };
-        let attended = attend([query, key, value], SEQUENCES, attending);
+        let params =
+            AttentionParams { position: 0, window: None, scale: 1.0 / (HEAD as f32).sqrt(), softcap: None };
+        let attended = attend([query, key, value], SEQUENCES, params);
         let x = x.add(multiply(attended, output));
         let normed = norm(x.clone(), self.norms[1].clone(), 1e-5, 0.0);
         let product = gate(multiply(normed.clone(), opened), multiply(normed, up), Activation::Silu);
@@ -153,33 +152,18 @@ fn blocks() {
     let flops = 6e-9 * (ROWS * products) as f64;
     let forward = |operations| drop(black_box(block.forward(x.clone(), operations)));
     let both = |operations| drop(black_box(block.forward(x.clone(), operations).sum().backward()));
-    let one_by_one = Operations {
-        attend: |tensors, sequences, attending| {
-            in_turn(tensors, sequences, attending, |query, span, attending| {
-                attend(query, &[span], None, attending)
-            })
-        },
-        ..OWN
-    };
     let plain = random::<2>([1024, 1024], 1);
     let peak = || drop(black_box(linear::multiply(plain.clone(), plain.clone())));
-    let [reference, own, apart, reference_forward, own_forward, peak] = seconds([
-        &|| both(REFERENCE),
-        &|| both(OWN),
-        &|| both(one_by_one),
-        &|| forward(REFERENCE),
-        &|| forward(OWN),
-        &peak,
-    ]);
+    let [reference, own, reference_forward, own_forward, peak] =
+        seconds([&|| both(REFERENCE), &|| both(OWN), &|| forward(REFERENCE), &|| forward(OWN), &peak]);
     let peak = 2e-9 * f64::from(1 << 30) / peak;
     println!(
-        "block, {ROWS} rows: references {:.1} ms, own {:.1} ms ({:.1} times); forward alone {:.1} and {:.1} ms; own with an attention for each sequence {:.1} ms",
+        "block, {ROWS} rows: references {:.1} ms, own {:.1} ms ({:.1} times); forward alone {:.1} and {:.1} ms",
         1e3 * reference,
         1e3 * own,
         reference / own,
         1e3 * reference_forward,
         1e3 * own_forward,
-        1e3 * apart,
     );
     println!(
         "products' share: references {:.0}, own {:.0} GFLOP/s of {peak:.0} ({:.0} %)",
@@ -249,9 +233,9 @@ fn parts() {
     for length in [128, 512, 1024] {
         let query = leaf([length, HEADS, HEAD], 1);
         let (keys, values) = (leaf([length, HEADS, HEAD], 2), leaf([length, HEADS, HEAD], 3));
-        let attending = Attending { position: 0, window: None, scale: 0.2, softcap: None };
+        let params = AttentionParams { position: 0, window: None, scale: 0.2, softcap: None };
         let of = |operations: Operations, back: bool| {
-            let output = (operations.attend)([query.clone(), keys.clone(), values.clone()], 1, attending);
+            let output = (operations.attend)([query.clone(), keys.clone(), values.clone()], 1, params);
             if back {
                 drop(black_box(output.sum().backward()));
             }

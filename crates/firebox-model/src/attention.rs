@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 use firebox_cache::AttentionCache;
-use firebox_kernels::attend::{Attending, Part, attend_each};
+use firebox_kernels::attention::{AttentionParams, AttentionSequence, batch_attention};
 
 use crate::ModelError;
 use crate::config::{AttentionConfig, AttentionProjections};
@@ -92,17 +92,17 @@ impl Attention {
             cache.append(of_group(&key), of_group(&value));
         }
         // Only now: where sequences share a page, what one reads of it would make the next write a copy.
-        let parts: Vec<Part> = rows
+        let parts: Vec<AttentionSequence> = rows
             .groups
             .iter()
             .zip(&caches)
-            .map(|(group, cache)| Part {
+            .map(|(group, cache)| AttentionSequence {
                 rows: group.rows.len(),
                 spans: cache.spans(group.position, window),
-                attending: Attending { position: group.position, window, scale, softcap },
+                params: AttentionParams { position: group.position, window, scale, softcap },
             })
             .collect();
-        let attended = attend_each(query, parts);
+        let attended = batch_attention(query, parts);
         let attended = match gate {
             Some(gate) => attended.mul(activation::sigmoid(gate)),
             None => attended,

@@ -1,10 +1,10 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use firebox_cache::RecurrentState;
-use firebox_kernels::convolution::{Convolving, convolve};
-use firebox_kernels::delta::{Forgetting, Heads, Tokens, delta_rule};
+use firebox_kernels::convolution::{ConvolutionParams, convolve};
+use firebox_kernels::delta::{DecayParams, Heads, Tokens, delta_rule};
 use firebox_kernels::gate::gated;
-use firebox_kernels::host;
+use firebox_kernels::host_device;
 
 use crate::ModelError;
 use crate::config::{Activation, DeltaNetConfig};
@@ -38,7 +38,7 @@ pub struct GatedDeltaNet {
 impl GatedDeltaNet {
     pub(crate) fn load(config: &DeltaNetConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
         let weights = weights.within("linear_attn.");
-        let between = weights.on(host(weights.device()));
+        let between = weights.on(host_device(weights.device()));
         let values = config.value_heads * config.value_dim;
         let channels = config.channels();
         let inward = |name, width| Linear::load(&weights, name, config.hidden_size, width, false);
@@ -66,7 +66,7 @@ impl GatedDeltaNet {
         let DeltaNetConfig { value_heads, value_dim, .. } = self.config;
         let [count, _] = x.dims();
         let device = x.device();
-        let between = host(&device);
+        let between = host_device(&device);
         let projections = [&self.mixed, &self.gate, &self.step, &self.decay];
         let [mixed, gate, step, decay] =
             Linear::forward_each(projections, x).map(|projected| projected.to_device(&between));
@@ -90,9 +90,9 @@ impl GatedDeltaNet {
     /// Each channel's weighted sum over the last tokens, this one included, in f64.
     fn convolve(&self, mixed: Tensor<2>, state: &mut RecurrentState) -> Tensor<2> {
         let silu = self.config.activation == Activation::Silu;
-        let convolving = Convolving { exact: true, silu };
+        let params = ConvolutionParams { exact: true, silu };
         let (sums, kept) =
-            convolve(mixed, state.convolution.take(), self.convolution.val().squeeze_dim(1), convolving);
+            convolve(mixed, state.convolution.take(), self.convolution.val().squeeze_dim(1), params);
         state.convolution = Some(kept);
         if silu { sums } else { self.config.activation.forward(sums) }
     }
@@ -107,12 +107,12 @@ impl GatedDeltaNet {
             value_width: value_dim,
             tiled: self.config.value_heads_tiled,
         };
-        let forgetting = Forgetting {
+        let decay_params = DecayParams {
             rate: self.decay_rate.val(),
             bias: self.decay_bias.val(),
             logarithmic: !self.config.decay_stored,
         };
-        let (read, memory) = delta_rule(tokens, forgetting, heads, state.memory.take());
+        let (read, memory) = delta_rule(tokens, decay_params, heads, state.memory.take());
         state.memory = Some(memory);
         read
     }

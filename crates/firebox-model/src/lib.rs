@@ -28,7 +28,7 @@ mod partition;
 mod pass;
 mod pieces;
 mod pooling;
-mod readied;
+mod prepared;
 mod rope;
 mod rows;
 mod shelf;

@@ -1,9 +1,9 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Int, Tensor};
 use firebox_kernels::Grouping;
-use firebox_kernels::linear::{self, BlockFormat, Ready, Weight};
+use firebox_kernels::linear::{self, BlockFormat, PreparedWeight, Weight};
 
-use crate::readied::Readied;
+use crate::prepared::LazyPreparedWeight;
 
 /// A weight of `[outputs, inputs]`, in whatever form it is stored.
 #[derive(Module, Debug)]
@@ -26,22 +26,23 @@ impl Matrix {
 
     /// The products of the same activations with several of them.
     pub(crate) fn multiply_each(x: Tensor<2>, matrices: &[&Self]) -> Vec<Tensor<2>> {
-        if linear::takes_ready(&x.device()) {
-            let ready: Option<Vec<&Ready>> = matrices.iter().map(|matrix| matrix.ready()).collect();
-            if let Some(ready) = ready {
-                return linear::multiply_ready(x, &ready);
+        if linear::accepts_prepared(&x.device()) {
+            let prepared: Option<Vec<&PreparedWeight>> =
+                matrices.iter().map(|matrix| matrix.prepared()).collect();
+            if let Some(prepared) = prepared {
+                return linear::multiply_prepared(x, &prepared);
             }
         }
         linear::multiply_each(x, matrices.iter().map(|matrix| matrix.weight()).collect())
     }
 
-    fn ready(&self) -> Option<&Ready> {
-        let readied = match self {
-            Self::Dense(dense) => &dense.readied,
-            Self::Grouped(grouped) => &grouped.readied,
-            Self::Blocks(blocks) => &blocks.readied,
+    fn prepared(&self) -> Option<&PreparedWeight> {
+        let prepared = match self {
+            Self::Dense(dense) => &dense.prepared,
+            Self::Grouped(grouped) => &grouped.prepared,
+            Self::Blocks(blocks) => &blocks.prepared,
         };
-        readied.get_or_make(|| self.weight())
+        prepared.get_or_prepare(|| self.weight())
     }
 
     fn weight(&self) -> Weight {
@@ -74,13 +75,13 @@ impl Matrix {
 #[derive(Module, Debug)]
 pub struct DenseMatrix {
     weight: Param<Tensor<2>>,
-    readied: Readied,
+    prepared: LazyPreparedWeight,
 }
 
 impl DenseMatrix {
     /// Of `[outputs, inputs]`.
     pub fn new(weight: Param<Tensor<2>>) -> Self {
-        Self { weight, readied: Readied::default() }
+        Self { weight, prepared: LazyPreparedWeight::default() }
     }
 }
 
@@ -94,7 +95,7 @@ pub struct GroupedMatrix {
     scales: Param<Tensor<2>>,
     #[module(skip)]
     grouping: Grouping,
-    readied: Readied,
+    prepared: LazyPreparedWeight,
 }
 
 impl GroupedMatrix {
@@ -103,7 +104,7 @@ impl GroupedMatrix {
             words: Param::initialized(ParamId::new(), words),
             scales: Param::initialized(ParamId::new(), scales),
             grouping,
-            readied: Readied::default(),
+            prepared: LazyPreparedWeight::default(),
         }
     }
 }
@@ -115,12 +116,16 @@ pub struct BlockMatrix {
     bytes: Param<Tensor<2, Int>>,
     #[module(skip)]
     format: BlockFormat,
-    readied: Readied,
+    prepared: LazyPreparedWeight,
 }
 
 impl BlockMatrix {
     pub(crate) fn new(bytes: Tensor<2, Int>, format: BlockFormat) -> Self {
-        Self { bytes: Param::initialized(ParamId::new(), bytes), format, readied: Readied::default() }
+        Self {
+            bytes: Param::initialized(ParamId::new(), bytes),
+            format,
+            prepared: LazyPreparedWeight::default(),
+        }
     }
 }
 
@@ -152,7 +157,7 @@ mod tests {
                 .unwrap()
         };
         assert_eq!(product(&matrix), [3.0, 7.0]);
-        assert!(matrix.ready().is_some(), "a product has made it ready");
+        assert!(matrix.prepared().is_some(), "a product has made it ready");
         let doubled = matrix.clone().map(&mut Doubles);
         assert_eq!((product(&matrix), product(&doubled)), (vec![3.0, 7.0], vec![6.0, 14.0]));
         let trained = matrix.train();

@@ -9,8 +9,8 @@ use firebox_cache::{
     CacheError, KvType, LayerKv, LayerLayout, Layout, MappedKv, Outline, PagePool, RecurrentState,
     SequenceCache, SlotRange, Turn,
 };
-use firebox_kernels::attend::Stored;
-use firebox_kernels::host;
+use firebox_kernels::attention::KvTensor;
+use firebox_kernels::host_device;
 use firebox_model::{Decoder, MixerMemory};
 use firebox_store::{Dtype, NewTensor, NewTensorFile, StoreError, TensorFile};
 use serde::{Deserialize, Serialize};
@@ -397,12 +397,12 @@ fn parts(kept: KvType, head_dim: usize) -> Vec<Part> {
 
 /// The bytes of one side of a layer, in as many tensors as it is kept in. Slots that nobody sees are zero: what was
 /// forgotten is not written.
-fn gathered(side: Vec<Stored>, outline: &Outline, kv_heads: usize) -> Result<Vec<Vec<u8>>, RuntimeError> {
+fn gathered(side: Vec<KvTensor>, outline: &Outline, kv_heads: usize) -> Result<Vec<Vec<u8>>, RuntimeError> {
     let mut tensors: Vec<Vec<u8>> = Vec::new();
     for (stored, SlotRange { slots, .. }) in side.into_iter().zip(&outline.slot_ranges) {
         let parts = match stored.part(0..slots.len()) {
-            Stored::Float(numbers) => vec![read(numbers.try_into_data())?],
-            Stored::Bytes { words, scales } => {
+            KvTensor::Float(numbers) => vec![read(numbers.try_into_data())?],
+            KvTensor::Bytes { words, scales } => {
                 vec![read(words.try_into_data())?, read(scales.try_into_data())?]
             }
         };
@@ -463,12 +463,12 @@ fn tokens(file: &TensorFile, vocab: usize) -> Result<Vec<u32>, RuntimeError> {
 /// Keys and values: on the CPU where they lie in the file, elsewhere copied to the device.
 fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<MappedKv, RuntimeError> {
     let slots = outline.slots();
-    let stored = |layer: usize, side: &Side| -> Result<Stored, StoreError> {
+    let stored = |layer: usize, side: &Side| -> Result<KvTensor, StoreError> {
         let name = |suffix: &str| format!("layers.{layer}.{}{suffix}", side.name);
-        let floats = |dtype, kind| -> Result<Stored, StoreError> {
+        let floats = |dtype, kind| -> Result<KvTensor, StoreError> {
             let shape = [side.heads, slots, side.width];
             let bytes = file.shaped(&name(""), dtype, &shape)?;
-            Ok(Stored::Float(Tensor::from_data(data(bytes, shape, kind), (&layout.device, kind))))
+            Ok(KvTensor::Float(Tensor::from_data(data(bytes, shape, kind), (&layout.device, kind))))
         };
         match side.kept {
             KvType::F32 => floats(Dtype::F32, DType::F32),
@@ -478,7 +478,7 @@ fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<Mappe
                 let words = data(file.shaped(&name(".words"), Dtype::I32, &shape)?, shape, DType::I32);
                 let shape = [side.heads, slots];
                 let scales = data(file.shaped(&name(".scales"), Dtype::F32, &shape)?, shape, DType::F32);
-                Ok(Stored::Bytes {
+                Ok(KvTensor::Bytes {
                     words: Tensor::<3, Int>::from_data(words, (&layout.device, DType::I32)),
                     scales: Tensor::from_data(scales, (&layout.device, DType::F32)),
                 })
@@ -501,7 +501,7 @@ fn mapped(file: &TensorFile, layout: &Layout, outline: &Outline) -> Result<Mappe
 
 /// Recurrent states, which are with the CPU whatever the device is.
 fn states(file: &TensorFile, decoder: &Decoder) -> Result<Vec<Option<RecurrentState>>, RuntimeError> {
-    let device = host(decoder.device());
+    let device = host_device(decoder.device());
     let memories = decoder.memories().iter().enumerate();
     let states = memories.map(|(index, memory)| match *memory {
         MixerMemory::State { memory, convolution } => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use firebox_kernels::attend::Stored;
+use firebox_kernels::attention::KvTensor;
 
 use super::SequenceCache;
 use crate::block_run::{BlockRun, Source};
@@ -24,7 +24,7 @@ impl SequenceCache {
         let changed = |back: usize| {
             let Layout { layers, kv_dtype, .. } = self.pool.layout();
             let rotate = &rotate;
-            move |layer: usize, keys: Stored| match layers[layer] {
+            move |layer: usize, keys: KvTensor| match layers[layer] {
                 LayerLayout::Attention { head_dim, .. } => {
                     kv_dtype.store(rotate(layer, keys.dequantize(head_dim), back))
                 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
-use firebox_kernels::attend::{Span, Stored};
+use firebox_kernels::attention::{KvTensor, Span};
 
 use super::SequenceCache;
 use crate::block_run::Source;
@@ -93,8 +93,8 @@ impl AttentionCache<'_> {
             }
             KvStorage::Transient(held) => {
                 let span = held.iter().cloned().map(|(keys, values)| Span {
-                    keys: Stored::Float(keys),
-                    values: Stored::Float(values),
+                    keys: KvTensor::Float(keys),
+                    values: KvTensor::Float(values),
                     position,
                     visible: None,
                 });

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::DType;
-use firebox_kernels::attend::Stored;
+use firebox_kernels::attention::KvTensor;
 
 use super::{Entry, SequenceCache};
 use crate::block_run::{BlockRun, MappedKv, Source};
@@ -116,16 +116,16 @@ impl MappedKv {
     }
 }
 
-fn fits(side: &Stored, kv_dtype: KvType, [kv_heads, slots, head_dim]: [usize; 3]) -> bool {
+fn fits(side: &KvTensor, kv_dtype: KvType, [kv_heads, slots, head_dim]: [usize; 3]) -> bool {
     let has = |dims: [usize; 3], width| dims[0] == kv_heads && dims[1] >= slots && dims[2] == width;
     match (side, kv_dtype) {
-        (Stored::Float(numbers), KvType::F32) => {
+        (KvTensor::Float(numbers), KvType::F32) => {
             numbers.dtype() == DType::F32 && has(numbers.dims(), head_dim)
         }
-        (Stored::Float(numbers), KvType::F16) => {
+        (KvTensor::Float(numbers), KvType::F16) => {
             numbers.dtype() == DType::F16 && has(numbers.dims(), head_dim)
         }
-        (Stored::Bytes { words, scales }, KvType::Int8) => {
+        (KvTensor::Bytes { words, scales }, KvType::Int8) => {
             let [heads, positions, _] = words.dims();
             has(words.dims(), head_dim.div_ceil(4)) && scales.dims() == [heads, positions]
         }
@@ -243,11 +243,11 @@ mod tests {
                 let pages = paged.runs.chunk_by(BlockRun::lies_with).map(|together| {
                     let last = &together[together.len() - 1];
                     match (BlockRun { slots: 0..last.slots.end, ..last.clone() }).read(0) {
-                        Some(LayerKv::Attention { keys: Stored::Float(keys), .. }) => keys,
+                        Some(LayerKv::Attention { keys: KvTensor::Float(keys), .. }) => keys,
                         other => panic!("{other:?}"),
                     }
                 });
-                Stored::Float(Tensor::cat(pages.collect(), 1))
+                KvTensor::Float(Tensor::cat(pages.collect(), 1))
             };
             let held = LayerKv::Attention { keys: side(), values: side() };
             let mapped = Arc::new(MappedKv { layers: vec![Some(held)] });

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use firebox_kernels::attend::Stored;
+use firebox_kernels::attention::KvTensor;
 
 use super::SequenceCache;
 use crate::block_run::BlockRun;
@@ -30,7 +30,7 @@ impl SequenceCache {
     /// # Panics
     /// If the layer stores something else.
     pub fn store_hidden_states(&mut self, layer: usize, states: Tensor<2>) {
-        let states = LayerKv::HiddenStates(Stored::Float(states.unsqueeze_dim(0)));
+        let states = LayerKv::HiddenStates(KvTensor::Float(states.unsqueeze_dim(0)));
         self.write_pass(layer, |tokens| states.part(tokens));
     }
 
@@ -109,7 +109,7 @@ impl SequenceCache {
             let (from, to) = (at.max(tokens.start), at + run.len());
             if from < to {
                 match run.part(from - at..to - at).read(states_layer)? {
-                    LayerKv::HiddenStates(Stored::Float(states)) => parts.push(states),
+                    LayerKv::HiddenStates(KvTensor::Float(states)) => parts.push(states),
                     _ => return None,
                 }
             }

@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{self, prelude::*};
 
-use super::{ConvolutionOps, Convolving};
+use super::{ConvolutionOps, ConvolutionParams};
 use crate::cube::{cubes, dims, floats, room, sigmoid, zeroed};
 
 /// Units of a cube.
@@ -15,7 +15,7 @@ impl ConvolutionOps for CubeBackend {
         x: FloatTensor<Self>,
         earlier: FloatTensor<Self>,
         taps: FloatTensor<Self>,
-        convolving: Convolving,
+        params: ConvolutionParams,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let [x, earlier, taps] = [x, earlier, taps].map(floats);
         let ([count, channels], [before, _]) = (dims(&x), dims(&earlier));
@@ -43,7 +43,7 @@ impl ConvolutionOps for CubeBackend {
             count as u32,
             channels as u32,
             before as u32,
-            convolving.silu,
+            params.silu,
         );
         (sums, kept)
     }

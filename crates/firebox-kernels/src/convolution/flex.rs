@@ -7,28 +7,28 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Element};
 use rayon::prelude::*;
 
-use super::{ConvolutionOps, Convolving};
-use crate::flex::{dims, elements, ordered, tensor};
-use crate::simd::{Kernel, LANES, Lanes, dispatch, sigmoid, wide};
+use super::{ConvolutionOps, ConvolutionParams};
+use crate::flex::{contiguous, dims, elements, tensor};
+use crate::simd::{Kernel, LANES, Lanes, dispatch, f64_math, sigmoid};
 
-/// Channels whose sums are kept in registers together.
+/// Channels whose sums are kept in registers rows_per_piece.
 const BLOCK: usize = 2 * LANES;
 
 /// Channels times tokens that one thread computes before another takes part: some tens of microseconds, several
 /// times what waking a thread costs.
-const PIECE: usize = 1 << 14;
+const PIECE_ELEMENTS: usize = 1 << 14;
 
 impl ConvolutionOps for Flex {
     fn convolve(
         x: FlexTensor,
         earlier: FlexTensor,
         taps: FlexTensor,
-        convolving: Convolving,
+        params: ConvolutionParams,
     ) -> (FlexTensor, FlexTensor) {
-        match (x.dtype(), convolving.exact) {
-            (DType::F32, false) => compute::<f32, f32>(x, earlier, taps, convolving.silu),
-            (DType::F32, true) => compute::<f32, f64>(x, earlier, taps, convolving.silu),
-            _ => compute::<f64, f64>(x, earlier, taps, convolving.silu),
+        match (x.dtype(), params.exact) {
+            (DType::F32, false) => compute::<f32, f32>(x, earlier, taps, params.silu),
+            (DType::F32, true) => compute::<f32, f64>(x, earlier, taps, params.silu),
+            _ => compute::<f64, f64>(x, earlier, taps, params.silu),
         }
     }
 }
@@ -65,7 +65,7 @@ impl Sum for f64 {
     #[inline(always)]
     fn silu<L: Lanes>(sums: &mut [Self; BLOCK]) {
         for sum in sums {
-            *sum *= wide::sigmoid(*sum);
+            *sum *= f64_math::sigmoid(*sum);
         }
     }
 }
@@ -76,7 +76,7 @@ fn compute<T: Term, S: Sum + From<T>>(
     taps: FlexTensor,
     silu: bool,
 ) -> (FlexTensor, FlexTensor) {
-    let (x, earlier, taps) = (ordered(x), ordered(earlier), ordered(taps));
+    let (x, earlier, taps) = (contiguous(x), contiguous(earlier), contiguous(taps));
     let [count, channels] = dims(&x);
     let [before, _] = dims(&earlier);
     assert_eq!(dims(&taps), [channels, before + 1], "taps for other channels or another kernel");
@@ -85,7 +85,7 @@ fn compute<T: Term, S: Sum + From<T>>(
     let taps: &[T] = elements(&taps);
     let mut sums = vec![S::ZERO; count * channels];
     if channels > 0 {
-        let tokens = PIECE.div_ceil(channels);
+        let tokens = PIECE_ELEMENTS.div_ceil(channels);
         sums.par_chunks_mut(tokens * channels).enumerate().for_each(|(piece, sums)| {
             dispatch(Piece { rows: &rows, taps, first: piece * tokens, sums, silu });
         });

@@ -8,11 +8,11 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Tensor, activation};
 
-use crate::flex::{Dispatched, has_own, is_flex};
+use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 
 /// What becomes of the weighted sums.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Convolving {
+pub struct ConvolutionParams {
     /// Whether sums of f32 are made and returned in f64.
     pub exact: bool,
     /// Whether each sum is multiplied by its sigmoid.
@@ -30,7 +30,7 @@ pub fn convolve(
     x: Tensor<2>,
     earlier: Option<Tensor<2>>,
     taps: Tensor<2>,
-    convolving: Convolving,
+    params: ConvolutionParams,
 ) -> (Tensor<2>, Tensor<2>) {
     let (device, dtype) = (x.device(), x.dtype());
     let [channels, kernel] = taps.dims();
@@ -41,20 +41,21 @@ pub fn convolve(
     // Accelerators have a version in f32.
     let own = match dtype {
         DType::F32 => {
-            let all_have = [&device, &earlier.device(), &taps.device()].iter().all(|device| has_own(device));
-            is_flex(&device) || all_have && !convolving.exact
+            let all_have =
+                [&device, &earlier.device(), &taps.device()].iter().all(|device| has_native_ops(device));
+            is_flex(&device) || all_have && !params.exact
         }
         DType::F64 => is_flex(&device),
         _ => false,
     };
     if !own {
-        return reference(x, earlier, taps, convolving);
+        return reference(x, earlier, taps, params);
     }
-    let (sums, kept) = <Dispatched as ConvolutionOps>::convolve(
+    let (sums, kept) = <DispatchBackend as ConvolutionOps>::convolve(
         x.into_dispatch(),
         earlier.into_dispatch(),
         taps.cast(dtype).into_dispatch(),
-        convolving,
+        params,
     );
     (Tensor::from_dispatch(sums), Tensor::from_dispatch(kept))
 }
@@ -64,7 +65,7 @@ pub fn reference(
     x: Tensor<2>,
     earlier: Tensor<2>,
     taps: Tensor<2>,
-    convolving: Convolving,
+    params: ConvolutionParams,
 ) -> (Tensor<2>, Tensor<2>) {
     let [count, channels] = x.dims();
     let [before, _] = earlier.dims();
@@ -75,7 +76,7 @@ pub fn reference(
         let padded = if count == 0 { earlier } else { Tensor::cat(vec![earlier, x], 0) };
         (padded.clone(), padded.narrow(0, count, before))
     };
-    let dtype = if convolving.exact { DType::F64 } else { padded.dtype() };
+    let dtype = if params.exact { DType::F64 } else { padded.dtype() };
     let (padded, taps) = (padded.cast(dtype), taps.cast(dtype));
     let mut sums = Tensor::zeros([count, channels], (&padded.device(), dtype));
     if count == 0 {
@@ -85,7 +86,7 @@ pub fn reference(
         let weight = taps.clone().narrow(1, tap, 1).reshape([1, channels]);
         sums = sums.add(padded.clone().narrow(0, tap, count).mul(weight));
     }
-    (if convolving.silu { activation::silu(sums) } else { sums }, kept)
+    (if params.silu { activation::silu(sums) } else { sums }, kept)
 }
 
 #[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
@@ -94,6 +95,6 @@ pub(crate) trait ConvolutionOps: Backend {
         x: FloatTensor<Self>,
         earlier: FloatTensor<Self>,
         taps: FloatTensor<Self>,
-        convolving: Convolving,
+        params: ConvolutionParams,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }

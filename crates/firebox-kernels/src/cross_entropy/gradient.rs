@@ -5,7 +5,7 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::{DType, FloatDType, Int, IntDType, Tensor};
 
-use super::kernel::{Goal, Rows};
+use super::kernel::{Rows, Target};
 use crate::flex::{dims, elements, tensor};
 use crate::graph::{integers, operand, record};
 
@@ -21,7 +21,7 @@ pub(super) fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weights:
             index
         })
         .collect();
-    loss(logits, Against::Targets(targets), weights, 1.0)
+    loss(logits, OwnedTarget::Targets(targets), weights, 1.0)
 }
 
 /// See [`divergence`](super::divergence).
@@ -33,24 +33,29 @@ pub(super) fn divergence(
 ) -> Tensor<1> {
     assert_eq!(student.dims(), teacher.dims(), "logits of a student and a teacher differ in shape");
     let teacher = single(operand(teacher).numbers());
-    loss(student, Against::Teacher(teacher), weights, 1.0 / temperature)
+    loss(student, OwnedTarget::Teacher(teacher), weights, 1.0 / temperature)
 }
 
-enum Against {
+enum OwnedTarget {
     Targets(Vec<usize>),
     Teacher(FlexTensor),
 }
 
-impl Against {
-    fn goal(&self) -> Goal<'_> {
+impl OwnedTarget {
+    fn target(&self) -> Target<'_> {
         match self {
-            Self::Targets(targets) => Goal::Targets(targets),
-            Self::Teacher(logits) => Goal::Teacher(elements(logits)),
+            Self::Targets(targets) => Target::Targets(targets),
+            Self::Teacher(logits) => Target::Teacher(elements(logits)),
         }
     }
 }
 
-fn loss(logits: Tensor<2>, against: Against, weights: Tensor<1>, sharpness: f32) -> Tensor<1> {
+fn loss(
+    logits: Tensor<2>,
+    owned_target: OwnedTarget,
+    weights: Tensor<1>,
+    inverse_temperature: f32,
+) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
     assert_eq!(weights.dims(), [rows], "a weight for every row");
     let logits = operand(logits);
@@ -60,7 +65,8 @@ fn loss(logits: Tensor<2>, against: Against, weights: Tensor<1>, sharpness: f32)
     let numbers = logits.numbers();
     let dtype = numbers.dtype();
     let numbers = single(numbers);
-    let compared = Rows { logits: elements(&numbers), vocabulary, goal: against.goal(), sharpness };
+    let compared =
+        Rows { logits: elements(&numbers), vocabulary, target: owned_target.target(), inverse_temperature };
     let losses = compared.losses(elements(&weights));
     let sum: f64 = losses
         .iter()
@@ -70,10 +76,15 @@ fn loss(logits: Tensor<2>, against: Against, weights: Tensor<1>, sharpness: f32)
     let mean = tensor(vec![(sum / total) as f32], [1]);
     record([logits], mean, move |gradient, _| {
         let factor = elements::<f32>(&gradient.to_contiguous())[0] / total as f32;
-        let of_losses: Vec<f32> = elements::<f32>(&weights).iter().map(|weight| weight * factor).collect();
-        let compared = Rows { logits: elements(&numbers), vocabulary, goal: against.goal(), sharpness };
-        let of_logits = tensor(compared.gradient(&of_losses), dims::<2>(&numbers));
-        [Some(if dtype == DType::F32 { of_logits } else { Flex::float_cast(of_logits, dtype.into()) })]
+        let loss_grads: Vec<f32> = elements::<f32>(&weights).iter().map(|weight| weight * factor).collect();
+        let compared = Rows {
+            logits: elements(&numbers),
+            vocabulary,
+            target: owned_target.target(),
+            inverse_temperature,
+        };
+        let logit_grads = tensor(compared.gradient(&loss_grads), dims::<2>(&numbers));
+        [Some(if dtype == DType::F32 { logit_grads } else { Flex::float_cast(logit_grads, dtype.into()) })]
     })
 }
 

@@ -5,11 +5,11 @@ use rayon::prelude::*;
 use crate::simd::{Kernel, LANES, Lanes, dispatch, exp};
 
 /// Elements that one thread computes before another takes part.
-const PIECE: usize = 1 << 15;
+const PIECE_ELEMENTS: usize = 1 << 15;
 
 /// What rows of logits are compared with.
 #[derive(Clone, Copy)]
-pub(super) enum Goal<'a> {
+pub(super) enum Target<'a> {
     /// One index of each row.
     Targets(&'a [usize]),
     /// As many logits.
@@ -21,42 +21,44 @@ pub(super) enum Goal<'a> {
 pub(super) struct Rows<'a> {
     pub logits: &'a [f32],
     pub vocabulary: usize,
-    pub goal: Goal<'a>,
+    pub target: Target<'a>,
     /// What logits are multiplied with before anything else.
-    pub sharpness: f32,
+    pub inverse_temperature: f32,
 }
 
 impl<'a> Rows<'a> {
     /// The loss of every row whose weight is not zero.
     pub fn losses(self, weights: &[f32]) -> Vec<f32> {
         let mut losses = vec![0.0; weights.len()];
-        let together = PIECE.div_ceil(self.vocabulary.max(1));
-        losses.par_chunks_mut(together).zip(weights.par_chunks(together)).enumerate().for_each(
+        let rows_per_piece = PIECE_ELEMENTS.div_ceil(self.vocabulary.max(1));
+        losses.par_chunks_mut(rows_per_piece).zip(weights.par_chunks(rows_per_piece)).enumerate().for_each(
             |(piece, (losses, weights))| {
-                dispatch(Losses { rows: self.after(piece * together), weights, losses });
+                dispatch(Losses { rows: self.skip_rows(piece * rows_per_piece), weights, losses });
             },
         );
         losses
     }
 
     /// The gradient of the logits, from that of every row's loss.
-    pub fn gradient(self, of_losses: &[f32]) -> Vec<f32> {
+    pub fn gradient(self, loss_grads: &[f32]) -> Vec<f32> {
         let mut gradient = vec![0.0; self.logits.len()];
-        let together = PIECE.div_ceil(self.vocabulary.max(1));
-        let pieces = gradient.par_chunks_mut((together * self.vocabulary).max(1));
-        pieces.zip(of_losses.par_chunks(together)).enumerate().for_each(|(piece, (gradient, of_losses))| {
-            dispatch(Gradient { rows: self.after(piece * together), of_losses, gradient });
-        });
+        let rows_per_piece = PIECE_ELEMENTS.div_ceil(self.vocabulary.max(1));
+        let pieces = gradient.par_chunks_mut((rows_per_piece * self.vocabulary).max(1));
+        pieces.zip(loss_grads.par_chunks(rows_per_piece)).enumerate().for_each(
+            |(piece, (gradient, loss_grads))| {
+                dispatch(Gradient { rows: self.skip_rows(piece * rows_per_piece), loss_grads, gradient });
+            },
+        );
         gradient
     }
 
     /// Without the first rows.
-    fn after(self, rows: usize) -> Self {
-        let goal = match self.goal {
-            Goal::Targets(targets) => Goal::Targets(&targets[rows..]),
-            Goal::Teacher(logits) => Goal::Teacher(&logits[rows * self.vocabulary..]),
+    fn skip_rows(self, rows: usize) -> Self {
+        let target = match self.target {
+            Target::Targets(targets) => Target::Targets(&targets[rows..]),
+            Target::Teacher(logits) => Target::Teacher(&logits[rows * self.vocabulary..]),
         };
-        Self { logits: &self.logits[rows * self.vocabulary..], goal, ..self }
+        Self { logits: &self.logits[rows * self.vocabulary..], target, ..self }
     }
 
     #[inline(always)]
@@ -80,13 +82,14 @@ impl Kernel for Losses<'_> {
                 continue;
             }
             let logits = rows.row(row);
-            let sum = log_sum_exp::<L>(logits, rows.sharpness);
-            *loss = match rows.goal {
-                Goal::Targets(targets) => sum - logits[targets[row]] * rows.sharpness,
-                Goal::Teacher(teacher) => {
+            let sum = log_sum_exp::<L>(logits, rows.inverse_temperature);
+            *loss = match rows.target {
+                Target::Targets(targets) => sum - logits[targets[row]] * rows.inverse_temperature,
+                Target::Teacher(teacher) => {
                     let teacher = &teacher[row * rows.vocabulary..][..rows.vocabulary];
-                    let teacher_sum = log_sum_exp::<L>(teacher, rows.sharpness);
-                    divergence::<L>(logits, teacher, rows.sharpness, teacher_sum) + sum - teacher_sum
+                    let teacher_sum = log_sum_exp::<L>(teacher, rows.inverse_temperature);
+                    divergence::<L>(logits, teacher, rows.inverse_temperature, teacher_sum) + sum
+                        - teacher_sum
                 }
             };
         }
@@ -95,28 +98,28 @@ impl Kernel for Losses<'_> {
 
 struct Gradient<'a> {
     rows: Rows<'a>,
-    of_losses: &'a [f32],
+    loss_grads: &'a [f32],
     gradient: &'a mut [f32],
 }
 
 impl Kernel for Gradient<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { rows, of_losses, gradient } = self;
+        let Self { rows, loss_grads, gradient } = self;
         for (row, gradient) in gradient.chunks_exact_mut(rows.vocabulary).enumerate() {
-            let factor = of_losses[row] * rows.sharpness;
+            let factor = loss_grads[row] * rows.inverse_temperature;
             if factor == 0.0 {
                 continue;
             }
             let logits = rows.row(row);
-            let sum = log_sum_exp::<L>(logits, rows.sharpness);
-            add_shares::<L>(logits, rows.sharpness, sum, factor, gradient);
-            match rows.goal {
-                Goal::Targets(targets) => gradient[targets[row]] -= factor,
-                Goal::Teacher(teacher) => {
+            let sum = log_sum_exp::<L>(logits, rows.inverse_temperature);
+            add_probabilities::<L>(logits, rows.inverse_temperature, sum, factor, gradient);
+            match rows.target {
+                Target::Targets(targets) => gradient[targets[row]] -= factor,
+                Target::Teacher(teacher) => {
                     let teacher = &teacher[row * rows.vocabulary..][..rows.vocabulary];
-                    let sum = log_sum_exp::<L>(teacher, rows.sharpness);
-                    add_shares::<L>(teacher, rows.sharpness, sum, -factor, gradient);
+                    let sum = log_sum_exp::<L>(teacher, rows.inverse_temperature);
+                    add_probabilities::<L>(teacher, rows.inverse_temperature, sum, -factor, gradient);
                 }
             }
         }
@@ -136,9 +139,9 @@ fn load<L: Lanes>(numbers: &[f32]) -> L {
     }
 }
 
-/// The logarithm of the sum of the exponentials of logits times a sharpness.
+/// The logarithm of the sum of the exponentials of logits times a inverse_temperature.
 #[inline(always)]
-fn log_sum_exp<L: Lanes>(logits: &[f32], sharpness: f32) -> f32 {
+fn log_sum_exp<L: Lanes>(logits: &[f32], inverse_temperature: f32) -> f32 {
     let mut highest = L::splat(f32::MIN);
     for logits in logits.chunks(LANES) {
         highest = highest.max(load::<L>(logits));
@@ -150,21 +153,27 @@ fn log_sum_exp<L: Lanes>(logits: &[f32], sharpness: f32) -> f32 {
     let mut total = L::zero();
     for logits in logits.chunks(LANES) {
         let below = load::<L>(logits).sub(L::splat(base));
-        total = total.add(exp(below.mul(L::splat(sharpness))));
+        total = total.add(exp(below.mul(L::splat(inverse_temperature))));
     }
-    base * sharpness + total.sum().ln()
+    base * inverse_temperature + total.sum().ln()
 }
 
 /// Adds every logit's probability times a factor.
 #[inline(always)]
-fn add_shares<L: Lanes>(logits: &[f32], sharpness: f32, sum: f32, factor: f32, to: &mut [f32]) {
+fn add_probabilities<L: Lanes>(
+    logits: &[f32],
+    inverse_temperature: f32,
+    sum: f32,
+    factor: f32,
+    to: &mut [f32],
+) {
     for (logits, to) in logits.chunks(LANES).zip(to.chunks_mut(LANES)) {
-        let exponent = L::splat(-sum).mul_add(load::<L>(logits), L::splat(sharpness));
-        let shares = exp(exponent).mul(L::splat(factor));
+        let exponent = L::splat(-sum).mul_add(load::<L>(logits), L::splat(inverse_temperature));
+        let probabilities = exp(exponent).mul(L::splat(factor));
         match to.first_chunk_mut() {
-            Some(whole) => *whole = L::load(whole).add(shares).store(),
+            Some(whole) => *whole = L::load(whole).add(probabilities).store(),
             None => {
-                for (to, share) in to.iter_mut().zip(shares.store()) {
+                for (to, share) in to.iter_mut().zip(probabilities.store()) {
                     *to += share;
                 }
             }
@@ -174,12 +183,12 @@ fn add_shares<L: Lanes>(logits: &[f32], sharpness: f32, sum: f32, factor: f32, t
 
 /// How much higher the teacher's logits are than the student's, on the teacher's average.
 #[inline(always)]
-fn divergence<L: Lanes>(student: &[f32], teacher: &[f32], sharpness: f32, teacher_sum: f32) -> f32 {
+fn divergence<L: Lanes>(student: &[f32], teacher: &[f32], inverse_temperature: f32, teacher_sum: f32) -> f32 {
     let mut total = L::zero();
     for (student, teacher) in student.chunks(LANES).zip(teacher.chunks(LANES)) {
         let (student, teacher): (L, L) = (load(student), load(teacher));
-        let share = exp(L::splat(-teacher_sum).mul_add(teacher, L::splat(sharpness)));
-        let higher = teacher.sub(student).mul(L::splat(sharpness));
+        let share = exp(L::splat(-teacher_sum).mul_add(teacher, L::splat(inverse_temperature)));
+        let higher = teacher.sub(student).mul(L::splat(inverse_temperature));
         // A logit of -inf has no share, whatever the other is.
         total = total.add(L::where_less(L::zero(), share, share.mul(higher), L::zero()));
     }

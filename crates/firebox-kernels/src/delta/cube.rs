@@ -8,14 +8,14 @@ use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{self, prelude::*};
 
-use super::{DeltaOps, EPSILON, Heads, WIDEST_KEY};
+use super::{DeltaOps, EPSILON, Heads, MAX_KEY_WIDTH};
 use crate::cube::{dims, floats, room, zeroed};
 
 /// Units of a cube: columns times the units that share a column's rows.
 const UNITS: u32 = 128;
 /// Numbers of a memory that a cube has room for beside its sums: 12 of the 16 KiB that every device has. A column of
 /// the widest key has to fit.
-const ROOM: usize = WIDEST_KEY;
+const ROOM: usize = MAX_KEY_WIDTH;
 /// Keys are rounded up to this in the size of shared memory, so that similar widths share a kernel.
 const KEY_STEP: usize = 32;
 

@@ -3,8 +3,8 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::{DeltaOps, EPSILON, Heads};
-use crate::flex::{dims, elements, ordered, tensor, whole};
-use crate::simd::{DOUBLES, Doubles, Kernel, Lanes, dispatch, wide};
+use crate::flex::{compact, contiguous, dims, elements, tensor};
+use crate::simd::{DOUBLES, Doubles, Kernel, Lanes, dispatch, f64_math};
 
 impl DeltaOps for Flex {
     fn delta_rule(
@@ -18,8 +18,8 @@ impl DeltaOps for Flex {
         logarithmic: bool,
     ) -> (FlexTensor, FlexTensor) {
         // The memory is written in place where nobody else holds it.
-        let mut memory = whole(memory);
-        let [mixed, step, decay, rate, bias] = [mixed, step, decay, rate, bias].map(ordered);
+        let mut memory = compact(memory);
+        let [mixed, step, decay, rate, bias] = [mixed, step, decay, rate, bias].map(contiguous);
         let [count, channels] = dims(&mixed);
         let Heads { value_heads, key_width, value_width, .. } = heads;
         assert_eq!(channels, heads.channels(), "channels of other heads");
@@ -101,7 +101,7 @@ impl Kernel for Head<'_> {
         let key_at = (key_heads + key_head) * key_width;
         let value_at = 2 * key_heads * key_width + head * value_width;
         let rate = f64::from(inputs.rate[head]);
-        let rate = if inputs.logarithmic { -wide::exp(rate) } else { rate };
+        let rate = if inputs.logarithmic { -f64_math::exp(rate) } else { rate };
         let bias = f64::from(inputs.bias[head]);
         let query_scale = 1.0 / (key_width as f64).sqrt();
 
@@ -121,8 +121,8 @@ impl Kernel for Head<'_> {
                 unit(&mixed[key_at..][..key_width], 1.0, key);
                 let index = (first + token) * value_heads + head;
                 gates[token] = Gate {
-                    decay: wide::exp(softplus(f64::from(inputs.decay[index]) + bias) * rate),
-                    step: wide::sigmoid(f64::from(inputs.step[index])),
+                    decay: f64_math::exp(softplus(f64::from(inputs.decay[index]) + bias) * rate),
+                    step: f64_math::sigmoid(f64::from(inputs.step[index])),
                 };
             }
             let values = &inputs.mixed[first * inputs.heads.channels() + value_at..];
@@ -375,13 +375,13 @@ fn unit(vector: &[f64], scale: f64, result: &mut [f64]) {
 /// `ln(1 + eˣ)`, and x itself above 20, as in Burn and where such models are trained.
 #[inline(always)]
 fn softplus(x: f64) -> f64 {
-    if x > 20.0 { x } else { wide::exp(x).ln_1p() }
+    if x > 20.0 { x } else { f64_math::exp(x).ln_1p() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::on_each_kind;
+    use crate::simd::on_each_instruction_set;
 
     const HEADS: Heads =
         Heads { key_heads: 1, value_heads: 1, key_width: 11, value_width: WIDE_COLUMNS + 19, tiled: false };
@@ -474,6 +474,6 @@ mod tests {
         let mut matrix = ramp(key_width * value_width, 7);
         let mut read = vec![0.0; COUNT * value_width];
         plainly(&inputs, &mut matrix, &mut read);
-        on_each_kind(|name| Check { inputs: &inputs, expected: (&matrix, &read), name });
+        on_each_instruction_set(|name| Check { inputs: &inputs, expected: (&matrix, &read), name });
     }
 }

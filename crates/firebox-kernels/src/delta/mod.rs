@@ -9,13 +9,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Tensor};
 
-use crate::flex::{Dispatched, has_own, is_flex};
+use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 
 /// Added to the square of a query's or key's length.
 const EPSILON: f64 = 1e-6;
 
 /// The widest key that accelerators have a version for.
-const WIDEST_KEY: usize = 3072;
+const MAX_KEY_WIDTH: usize = 3072;
 
 /// How the channels of a token are split into heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct Tokens {
 
 /// How fast every head forgets, in f32.
 #[derive(Debug, Clone)]
-pub struct Forgetting {
+pub struct DecayParams {
     /// Multiplies a token's decay, `[value heads]`: a negative number, or the logarithm of its opposite.
     pub rate: Tensor<1>,
     /// Added to a token's decay, `[value heads]`
@@ -67,12 +67,12 @@ pub struct Forgetting {
 /// columns of a matrix stay in the first-level cache for all of them.
 pub fn delta_rule(
     tokens: Tokens,
-    forgetting: Forgetting,
+    decay_params: DecayParams,
     heads: Heads,
     memory: Option<Tensor<3>>,
 ) -> (Tensor<2>, Tensor<3>) {
     let device = tokens.mixed.device();
-    let accelerated = has_own(&device) && !is_flex(&device);
+    let accelerated = has_native_ops(&device) && !is_flex(&device);
     let dtype = if accelerated { DType::F32 } else { DType::F64 };
     let memory = match memory {
         Some(memory) => memory.cast(dtype),
@@ -81,18 +81,18 @@ pub fn delta_rule(
             Tensor::zeros(shape, (&device, dtype))
         }
     };
-    if !has_own(&device) || accelerated && heads.key_width > WIDEST_KEY {
-        return reference::delta_rule(tokens, forgetting, heads, memory);
+    if !has_native_ops(&device) || accelerated && heads.key_width > MAX_KEY_WIDTH {
+        return reference::delta_rule(tokens, decay_params, heads, memory);
     }
-    let (read, memory) = <Dispatched as DeltaOps>::delta_rule(
+    let (read, memory) = <DispatchBackend as DeltaOps>::delta_rule(
         tokens.mixed.cast(dtype).into_dispatch(),
         tokens.step.cast(DType::F32).into_dispatch(),
         tokens.decay.cast(DType::F32).into_dispatch(),
-        forgetting.rate.cast(DType::F32).into_dispatch(),
-        forgetting.bias.cast(DType::F32).into_dispatch(),
+        decay_params.rate.cast(DType::F32).into_dispatch(),
+        decay_params.bias.cast(DType::F32).into_dispatch(),
         memory.into_dispatch(),
         heads,
-        forgetting.logarithmic,
+        decay_params.logarithmic,
     );
     (Tensor::from_dispatch(read), Tensor::from_dispatch(memory))
 }

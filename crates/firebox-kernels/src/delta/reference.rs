@@ -2,12 +2,12 @@
 
 use burn::tensor::{DType, Tensor, activation};
 
-use super::{EPSILON, Forgetting, Heads, Tokens};
+use super::{DecayParams, EPSILON, Heads, Tokens};
 
 /// See [`delta_rule`](super::delta_rule). Computes in the float that the memory has.
 pub fn delta_rule(
     tokens: Tokens,
-    forgetting: Forgetting,
+    decay_params: DecayParams,
     heads: Heads,
     mut memory: Tensor<3>,
 ) -> (Tensor<2>, Tensor<3>) {
@@ -15,9 +15,9 @@ pub fn delta_rule(
     let [count, _] = tokens.mixed.dims();
     let dtype = memory.dtype();
     let wide = |tensor: Tensor<2>| tensor.cast(dtype);
-    let rate = forgetting.rate.cast(dtype);
-    let rate = if forgetting.logarithmic { rate.exp().neg() } else { rate };
-    let bias = forgetting.bias.cast(dtype);
+    let rate = decay_params.rate.cast(dtype);
+    let rate = if decay_params.logarithmic { rate.exp().neg() } else { rate };
+    let bias = decay_params.bias.cast(dtype);
     let per_head = |values: Tensor<2>| values.transpose().reshape([value_heads, count, 1]);
     let step = per_head(activation::sigmoid(wide(tokens.step)));
     let decay = activation::softplus(wide(tokens.decay).add(bias.unsqueeze()), 1.0);

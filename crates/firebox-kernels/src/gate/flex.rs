@@ -3,33 +3,33 @@
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 
-use super::{GateOps, PIECE};
+use super::{GateOps, PIECE_ELEMENTS};
 use crate::activation::{Activation, Curve, Gelu, GeluQuick, GeluTanh, Relu, ReluSquared, Silu, Tanh};
-use crate::crew::share;
-use crate::flex::{dims, elements, ordered, tensor, whole};
+use crate::flex::{compact, contiguous, dims, elements, tensor};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
+use crate::thread_pool::parallel_for_each;
 
 impl GateOps for Flex {
     fn gated(gate: FlexTensor, up: FlexTensor, activation: Activation) -> FlexTensor {
         assert_eq!(dims::<2>(&gate), dims::<2>(&up), "gate and up differ in shape");
         // Over the gate's own memory where nobody else holds it.
-        let (mut gate, up) = (whole(gate), ordered(up));
+        let (mut gate, up) = (compact(gate), contiguous(up));
         let up: &[f32] = elements(&up);
-        let pieces = gate.storage_mut::<f32>().chunks_mut(PIECE).zip(up.chunks(PIECE));
-        share(pieces, |(gate, up)| dispatch(Product { gate, up, activation }));
+        let pieces = gate.storage_mut::<f32>().chunks_mut(PIECE_ELEMENTS).zip(up.chunks(PIECE_ELEMENTS));
+        parallel_for_each(pieces, |(gate, up)| dispatch(Product { gate, up, activation }));
         gate
     }
 
     fn gated_halves(both: FlexTensor, activation: Activation) -> FlexTensor {
-        let both = ordered(both);
+        let both = contiguous(both);
         let [rows, twice] = dims(&both);
         let width = twice / 2;
         let values: &[f32] = elements(&both);
         let mut product = vec![0.0; rows * width];
         if width > 0 {
-            let rows_together = PIECE.div_ceil(width);
+            let rows_together = PIECE_ELEMENTS.div_ceil(width);
             let pieces = product.chunks_mut(rows_together * width);
-            share(pieces.zip(values.chunks(rows_together * twice)), |(product, both)| {
+            parallel_for_each(pieces.zip(values.chunks(rows_together * twice)), |(product, both)| {
                 dispatch(Halves { both, product, width, activation });
             });
         }
@@ -65,13 +65,13 @@ fn multiply<L: Lanes, C: Curve>(gate: &mut [f32], up: &[f32]) {
     let (gate, gate_rest) = gate.as_chunks_mut::<LANES>();
     let (up, up_rest) = up.as_chunks::<LANES>();
     for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = C::at(L::load(gate)).mul(L::load(up)).store();
+        *gate = C::value(L::load(gate)).mul(L::load(up)).store();
     }
     // The rest as a vector too, so that an element's bits do not depend on where it stands.
     let (mut last_gate, mut last_up) = ([0.0; LANES], [0.0; LANES]);
     last_gate[..gate_rest.len()].copy_from_slice(gate_rest);
     last_up[..up_rest.len()].copy_from_slice(up_rest);
-    let product = C::at(L::load(&last_gate)).mul(L::load(&last_up)).store();
+    let product = C::value(L::load(&last_gate)).mul(L::load(&last_up)).store();
     gate_rest.copy_from_slice(&product[..gate_rest.len()]);
 }
 
@@ -98,7 +98,7 @@ impl Kernel for Halves<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::on_each_kind;
+    use crate::simd::on_each_instruction_set;
 
     fn exactly(activation: Activation, x: f64) -> f64 {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
@@ -150,7 +150,7 @@ mod tests {
             Activation::ReluSquared,
             Activation::Tanh,
         ] {
-            on_each_kind(|name| Check(activation, name));
+            on_each_instruction_set(|name| Check(activation, name));
         }
     }
 }

@@ -5,7 +5,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use super::{GateOps, PIECE};
+use super::{GateOps, PIECE_ELEMENTS};
 use crate::activation::{Activation, Curve, Gelu, GeluQuick, GeluTanh, Relu, ReluSquared, Silu, Tanh};
 use crate::flex::{dims, elements, tensor};
 use crate::graph::{operand, record};
@@ -16,9 +16,9 @@ pub(super) fn gated(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> T
     let (gate, up) = (operand(gate), operand(up));
     let (gates, ups) = (gate.numbers(), up.numbers());
     let product = Flex::gated(gates.clone(), ups.clone(), activation);
-    record([gate, up], product, move |gradient, [of_gate, of_up]| {
-        let (of_gates, of_ups) = backward(gradient, &gates, &ups, activation);
-        [of_gate.then_some(of_gates), of_up.then_some(of_ups)]
+    record([gate, up], product, move |gradient, [gate_grad, up_grad]| {
+        let (gate_grads, up_grads) = backward(gradient, &gates, &ups, activation);
+        [gate_grad.then_some(gate_grads), up_grad.then_some(up_grads)]
     })
 }
 
@@ -38,31 +38,33 @@ fn backward(
 ) -> (FlexTensor, FlexTensor) {
     let (gradient, gate, up) = (gradient.to_contiguous(), gate.to_contiguous(), up.to_contiguous());
     let [rows, width] = dims(&gate);
-    let (mut of_gate, mut of_up) = (vec![0.0; rows * width], vec![0.0; rows * width]);
-    let read = elements::<f32>(&gradient).par_chunks(PIECE).zip(elements::<f32>(&gate).par_chunks(PIECE));
-    let read = read.zip(elements::<f32>(&up).par_chunks(PIECE));
-    let written = of_gate.par_chunks_mut(PIECE).zip(of_up.par_chunks_mut(PIECE));
-    read.zip(written).for_each(|(((gradient, gate), up), (of_gate, of_up))| {
-        dispatch(Slopes { gradient, gate, up, of_gate, of_up, activation });
+    let (mut gate_grad, mut up_grad) = (vec![0.0; rows * width], vec![0.0; rows * width]);
+    let read = elements::<f32>(&gradient)
+        .par_chunks(PIECE_ELEMENTS)
+        .zip(elements::<f32>(&gate).par_chunks(PIECE_ELEMENTS));
+    let read = read.zip(elements::<f32>(&up).par_chunks(PIECE_ELEMENTS));
+    let written = gate_grad.par_chunks_mut(PIECE_ELEMENTS).zip(up_grad.par_chunks_mut(PIECE_ELEMENTS));
+    read.zip(written).for_each(|(((gradient, gate), up), (gate_grad, up_grad))| {
+        dispatch(Slopes { gradient, gate, up, gate_grad, up_grad, activation });
     });
-    (tensor(of_gate, [rows, width]), tensor(of_up, [rows, width]))
+    (tensor(gate_grad, [rows, width]), tensor(up_grad, [rows, width]))
 }
 
 fn backward_of_halves(gradient: FlexTensor, both: &FlexTensor, activation: Activation) -> FlexTensor {
     let (gradient, both) = (gradient.to_contiguous(), both.to_contiguous());
     let [rows, twice] = dims(&both);
     let width = twice / 2;
-    let mut of_both = vec![0.0; rows * twice];
+    let mut both_grad = vec![0.0; rows * twice];
     if width > 0 {
-        let together = PIECE.div_ceil(width);
-        let read = elements::<f32>(&gradient).par_chunks(together * width);
-        let read = read.zip(elements::<f32>(&both).par_chunks(together * twice));
-        let pieces = read.zip(of_both.par_chunks_mut(together * twice));
-        pieces.for_each(|((gradient, both), of_both)| {
-            dispatch(SlopesOfHalves { gradient, both, of_both, width, activation });
+        let rows_per_piece = PIECE_ELEMENTS.div_ceil(width);
+        let read = elements::<f32>(&gradient).par_chunks(rows_per_piece * width);
+        let read = read.zip(elements::<f32>(&both).par_chunks(rows_per_piece * twice));
+        let pieces = read.zip(both_grad.par_chunks_mut(rows_per_piece * twice));
+        pieces.for_each(|((gradient, both), both_grad)| {
+            dispatch(SlopesOfHalves { gradient, both, both_grad, width, activation });
         });
     }
-    tensor(of_both, [rows, twice])
+    tensor(both_grad, [rows, twice])
 }
 
 /// Some elements.
@@ -70,8 +72,8 @@ struct Slopes<'a> {
     gradient: &'a [f32],
     gate: &'a [f32],
     up: &'a [f32],
-    of_gate: &'a mut [f32],
-    of_up: &'a mut [f32],
+    gate_grad: &'a mut [f32],
+    up_grad: &'a mut [f32],
     activation: Activation,
 }
 
@@ -93,14 +95,14 @@ impl Kernel for Slopes<'_> {
 impl Slopes<'_> {
     #[inline(always)]
     fn flow<L: Lanes, C: Curve>(self) {
-        let Self { gradient, gate, up, of_gate, of_up, .. } = self;
+        let Self { gradient, gate, up, gate_grad, up_grad, .. } = self;
         for start in (0..gradient.len()).step_by(LANES) {
             let count = LANES.min(gradient.len() - start);
             let gradient: L = load(&gradient[start..][..count]);
             let (gate, up): (L, L) = (load(&gate[start..][..count]), load(&up[start..][..count]));
-            let (value, slope) = (C::at(gate), C::slope(gate));
-            store(&mut of_gate[start..][..count], gradient.mul(up).mul(slope));
-            store(&mut of_up[start..][..count], gradient.mul(value));
+            let (value, slope) = (C::value(gate), C::derivative(gate));
+            store(&mut gate_grad[start..][..count], gradient.mul(up).mul(slope));
+            store(&mut up_grad[start..][..count], gradient.mul(value));
         }
     }
 }
@@ -109,7 +111,7 @@ impl Slopes<'_> {
 struct SlopesOfHalves<'a> {
     gradient: &'a [f32],
     both: &'a [f32],
-    of_both: &'a mut [f32],
+    both_grad: &'a mut [f32],
     width: usize,
     activation: Activation,
 }
@@ -117,11 +119,11 @@ struct SlopesOfHalves<'a> {
 impl Kernel for SlopesOfHalves<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { gradient, both, of_both, width, activation } = self;
-        let rows = both.chunks_exact(2 * width).zip(of_both.chunks_exact_mut(2 * width));
-        for (gradient, (both, of_both)) in gradient.chunks_exact(width).zip(rows) {
-            let ((gate, up), (of_gate, of_up)) = (both.split_at(width), of_both.split_at_mut(width));
-            Slopes { gradient, gate, up, of_gate, of_up, activation }.run::<L>();
+        let Self { gradient, both, both_grad, width, activation } = self;
+        let rows = both.chunks_exact(2 * width).zip(both_grad.chunks_exact_mut(2 * width));
+        for (gradient, (both, both_grad)) in gradient.chunks_exact(width).zip(rows) {
+            let ((gate, up), (gate_grad, up_grad)) = (both.split_at(width), both_grad.split_at_mut(width));
+            Slopes { gradient, gate, up, gate_grad, up_grad, activation }.run::<L>();
         }
     }
 }

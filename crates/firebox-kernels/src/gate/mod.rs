@@ -11,13 +11,13 @@ use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
 use crate::activation::Activation;
-use crate::flex::{Dispatched, has_own};
+use crate::flex::{DispatchBackend, has_native_ops};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 
 /// Elements that one thread computes before another takes part: some tens of microseconds, several times what
 /// waking a thread costs.
-const PIECE: usize = 1 << 16;
+const PIECE_ELEMENTS: usize = 1 << 16;
 
 /// `activation(gate) * up` of two tensors `[rows, width]`.
 ///
@@ -28,10 +28,10 @@ pub fn gated(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2
     if graph::records(&gate.device()) || graph::records(&up.device()) {
         return gradient::gated(gate, up, activation);
     }
-    if ![&gate, &up].iter().all(|half| has_own(&half.device())) {
+    if ![&gate, &up].iter().all(|half| has_native_ops(&half.device())) {
         return reference(gate, up, activation);
     }
-    Tensor::from_dispatch(<Dispatched as GateOps>::gated(
+    Tensor::from_dispatch(<DispatchBackend as GateOps>::gated(
         gate.into_dispatch(),
         up.into_dispatch(),
         activation,
@@ -44,11 +44,11 @@ pub fn gated_halves(both: Tensor<2>, activation: Activation) -> Tensor<2> {
     if graph::records(&both.device()) {
         return gradient::gated_halves(both, activation);
     }
-    if !has_own(&both.device()) {
+    if !has_native_ops(&both.device()) {
         let width = both.dims()[1] / 2;
         return reference(both.clone().narrow(1, 0, width), both.narrow(1, width, width), activation);
     }
-    Tensor::from_dispatch(<Dispatched as GateOps>::gated_halves(both.into_dispatch(), activation))
+    Tensor::from_dispatch(<DispatchBackend as GateOps>::gated_halves(both.into_dispatch(), activation))
 }
 
 /// `activation(gate) * up` in Burn's operations.

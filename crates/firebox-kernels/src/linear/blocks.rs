@@ -2,10 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::long_blocks::RowBlock;
 use super::panel::{
-    BLOCK_CHUNKS, CHUNK, IntegerRows, Strip, Unpacked, ask_ahead, nibble_chunk, nibbles, signed_bytes,
+    BLOCK_CHUNKS, CHUNK, IntegerRows, Strip, UnpackTarget, nibble_chunk, nibbles, prefetch_ahead,
+    signed_bytes,
 };
+use super::q6k::RowBlock;
 use crate::simd::{LANES, Lanes, VECTOR_BYTES};
 
 /// A block format.
@@ -50,20 +51,20 @@ impl BlockFormat {
 pub(super) trait Block: Sync {
     const BYTES: usize;
     const CHUNKS: usize;
-    const HALVED: bool = false;
-    const COARSE: bool = false;
+    const HALF_SCALES: bool = false;
+    const I8_ACTIVATIONS: bool = false;
     const ZERO: i32 = 0;
-    const OFFSET: bool = false;
-    const LONG: bool = false;
+    const HAS_MINIMUM: bool = false;
+    const ROW_BLOCKS: bool = false;
 
-    /// One block of a row, where blocks are [long](IntegerRows::LONG).
+    /// One block of a row, where blocks are [long](IntegerRows::ROW_BLOCKS).
     #[inline(always)]
     fn row_block<L: Lanes>(_bytes: &[u8]) -> RowBlock<L> {
-        RowBlock::nothing()
+        RowBlock::zero()
     }
 
     /// Unpacks some chunks, whole blocks of them and at most [`BLOCK_CHUNKS`], from those bytes of sixteen rows.
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>);
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>);
 }
 
 /// Rows of whole blocks.
@@ -86,18 +87,18 @@ impl<'a, B: Block> BlockRows<'a, B> {
 }
 
 impl<B: Block> IntegerRows for BlockRows<'_, B> {
-    const HALVED: bool = B::HALVED;
-    const COARSE: bool = B::COARSE;
+    const HALF_SCALES: bool = B::HALF_SCALES;
+    const I8_ACTIVATIONS: bool = B::I8_ACTIVATIONS;
     const ZERO: i32 = B::ZERO;
-    const OFFSET: bool = B::OFFSET;
-    const LONG: bool = B::LONG;
+    const HAS_MINIMUM: bool = B::HAS_MINIMUM;
+    const ROW_BLOCKS: bool = B::ROW_BLOCKS;
 
     fn inputs(&self) -> usize {
         self.inputs
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
+    fn unpack<L: Lanes, U: UnpackTarget<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
         let (chunks, first) = (self.inputs / CHUNK, block * BLOCK_CHUNKS);
         let count = BLOCK_CHUNKS.min(chunks - first);
         let (stride, width) = (Self::bytes_of(chunks), Self::bytes_of(count));
@@ -112,7 +113,7 @@ impl<B: Block> IntegerRows for BlockRows<'_, B> {
     fn row_block<L: Lanes>(&self, row: usize, block: usize) -> RowBlock<L> {
         let at = row * Self::bytes_of(self.inputs / CHUNK) + block * B::BYTES;
         let bytes = &self.bytes[at..][..B::BYTES];
-        ask_ahead::<L>(bytes);
+        prefetch_ahead::<L>(bytes);
         B::row_block(bytes)
     }
 }
@@ -132,7 +133,7 @@ impl Block for Q8_0 {
     const ZERO: i32 = 128;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
             unpacked.scale(chunk, 0, strip.halves::<L>(at));
@@ -147,11 +148,11 @@ impl Block for Q8_0 {
 impl Block for Q4_0 {
     const BYTES: usize = 18;
     const CHUNKS: usize = 1;
-    const COARSE: bool = true;
+    const I8_ACTIVATIONS: bool = true;
     const ZERO: i32 = 8;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
             unpacked.scale(chunk, 0, strip.halves::<L>(at));
@@ -163,16 +164,16 @@ impl Block for Q4_0 {
 impl Block for Q4_1 {
     const BYTES: usize = 20;
     const CHUNKS: usize = 1;
-    const COARSE: bool = true;
-    const OFFSET: bool = true;
+    const I8_ACTIVATIONS: bool = true;
+    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
-            let (scale, least) = L::half_floats(strip.words::<L>(at));
+            let (scale, minimum) = L::half_floats(strip.words::<L>(at));
             unpacked.scale(chunk, 0, scale);
-            unpacked.least(chunk, least);
+            unpacked.minimum(chunk, minimum);
             nibble_chunk::<L>(strip.columns::<L>(at + 4), chunk, unpacked);
         }
     }
@@ -184,7 +185,7 @@ impl Block for Q5_0 {
     const ZERO: i32 = 16;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
             unpacked.scale(chunk, 0, strip.halves::<L>(at));
@@ -196,15 +197,15 @@ impl Block for Q5_0 {
 impl Block for Q5_1 {
     const BYTES: usize = 24;
     const CHUNKS: usize = 1;
-    const OFFSET: bool = true;
+    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>) {
         for chunk in 0..chunks {
             let at = chunk * Self::BYTES;
-            let (scale, least) = L::half_floats(strip.words::<L>(at));
+            let (scale, minimum) = L::half_floats(strip.words::<L>(at));
             unpacked.scale(chunk, 0, scale);
-            unpacked.least(chunk, least);
+            unpacked.minimum(chunk, minimum);
             five_bit_chunk::<L>(strip, at + 8, strip.words::<L>(at + 4), chunk, unpacked);
         }
     }
@@ -212,12 +213,12 @@ impl Block for Q5_1 {
 
 impl Block for Q4K {
     const BYTES: usize = 144;
-    const COARSE: bool = true;
+    const I8_ACTIVATIONS: bool = true;
     const CHUNKS: usize = 8;
-    const OFFSET: bool = true;
+    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl UnpackTarget<L>) {
         six_bit_scales::<L>(strip, unpacked);
         for half in 0..2 {
             let [first, second, third, fourth] = strip.wide_columns::<L>(16 + 64 * half);
@@ -235,7 +236,7 @@ fn shared_nibbles<L: Lanes>(
     columns: [L::Words; 4],
     chunk: usize,
     half: usize,
-    unpacked: &mut impl Unpacked<L>,
+    unpacked: &mut impl UnpackTarget<L>,
 ) {
     let (low, high) = nibbles::<L>(columns);
     unpacked.bytes(chunk, half, low);
@@ -245,10 +246,10 @@ fn shared_nibbles<L: Lanes>(
 impl Block for Q5K {
     const BYTES: usize = 176;
     const CHUNKS: usize = 8;
-    const OFFSET: bool = true;
+    const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl UnpackTarget<L>) {
         six_bit_scales::<L>(strip, unpacked);
         let bits = L::splat_word(0x0101_0101);
         for part in 0..2 {
@@ -271,20 +272,20 @@ impl Block for Q5K {
 impl Block for Q6K {
     const BYTES: usize = 210;
     const CHUNKS: usize = 8;
-    const HALVED: bool = true;
-    const COARSE: bool = true;
+    const HALF_SCALES: bool = true;
+    const I8_ACTIVATIONS: bool = true;
     const ZERO: i32 = 32;
-    const LONG: bool = true;
+    const ROW_BLOCKS: bool = true;
 
     #[inline(always)]
     fn row_block<L: Lanes>(bytes: &[u8]) -> RowBlock<L> {
         let [a, b, c, d] = row_nibbles::<L>(bytes, 0);
         let (high, pairs) = (vector::<L>(bytes, 128), L::splat_word(0x3030_3030));
-        let (first, second) = (L::lower_twice(high), L::upper_twice(high));
+        let (first, second) = (L::duplicate_lower(high), L::duplicate_upper(high));
         let (scale, _) =
             L::half_floats(L::splat_word(u32::from(u16::from_le_bytes([bytes[208], bytes[209]]))));
         let scales = match bytes[192..].first_chunk::<LANES>() {
-            Some(scales) => L::from_turned_i8(bytemuck::cast_ref(scales)),
+            Some(scales) => L::from_i8_transposed(bytemuck::cast_ref(scales)),
             None => L::zero(),
         };
         let bytes = [
@@ -297,7 +298,7 @@ impl Block for Q6K {
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl Unpacked<L>) {
+    fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl UnpackTarget<L>) {
         let scale = strip.halves::<L>(208);
         // Sixteen signed bytes, two for every chunk.
         for (k, column) in strip.columns::<L>(192).into_iter().enumerate() {
@@ -362,12 +363,12 @@ fn five_bit_chunk<L: Lanes>(
     at: usize,
     mut fifth: L::Words,
     chunk: usize,
-    unpacked: &mut impl Unpacked<L>,
+    unpacked: &mut impl UnpackTarget<L>,
 ) {
     let (mut low, mut high) = nibbles::<L>(strip.columns::<L>(at));
     for half in [&mut low, &mut high] {
         for nibbles in half {
-            *nibbles = L::or(*nibbles, spread::<L>(fifth));
+            *nibbles = L::or(*nibbles, spread_fifth_bits::<L>(fifth));
             fifth = L::shr::<4>(fifth);
         }
     }
@@ -377,30 +378,30 @@ fn five_bit_chunk<L: Lanes>(
 
 /// The lowest four bits of every word, one to each byte, as the fifth bit there.
 #[inline(always)]
-fn spread<L: Lanes>(words: L::Words) -> L::Words {
+fn spread_fifth_bits<L: Lanes>(words: L::Words) -> L::Words {
     let words = L::and(words, L::splat_word(0x0F));
     let apart = L::or(L::or(words, L::shl::<7>(words)), L::or(L::shl::<14>(words), L::shl::<21>(words)));
     L::shl::<4>(L::and(apart, L::splat_word(0x0101_0101)))
 }
 
-/// The scales and least values of a Q4_K or Q5_K block: six bits each, eight of both in twelve bytes, the upper bits
+/// The scales and minimum values of a Q4_K or Q5_K block: six bits each, eight of both in twelve bytes, the upper bits
 /// of the later ones spread over the earlier.
 #[inline(always)]
-fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, unpacked: &mut impl Unpacked<L>) {
+fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, unpacked: &mut impl UnpackTarget<L>) {
     let [halves, first, second, third] = strip.columns::<L>(0);
-    let (scale, least) = L::half_floats(halves);
-    let negative = least.mul(L::splat(-1.0));
+    let (scale, minimum) = L::half_floats(halves);
+    let negative = minimum.mul(L::splat(-1.0));
     let (six, four, two) =
         (L::splat_word(0x3F3F_3F3F), L::splat_word(0x0F0F_0F0F), L::splat_word(0x3030_3030));
     let scales = [L::and(first, six), L::or(L::and(third, four), L::and(L::shr::<2>(first), two))];
-    let least =
+    let minimum =
         [L::and(second, six), L::or(L::and(L::shr::<4>(third), four), L::and(L::shr::<2>(second), two))];
     for half in 0..2 {
         let scales = four_bytes::<L>(scales[half]);
-        let least = four_bytes::<L>(least[half]);
+        let minimum = four_bytes::<L>(minimum[half]);
         for k in 0..4 {
             unpacked.scale(4 * half + k, 0, scales[k].mul(scale));
-            unpacked.least(4 * half + k, least[k].mul(negative));
+            unpacked.minimum(4 * half + k, minimum[k].mul(negative));
         }
     }
 }

@@ -4,11 +4,11 @@ use burn::tensor::{DType, Tensor};
 
 use super::activations::Activations;
 use super::blocks::BlockFormat;
+use super::gemm::{self, Multiplicand};
 use super::panel::CHUNK;
-use super::product::{self, Multiplicand};
-use super::ready::Ready;
+use super::prepared::PreparedWeight;
 use super::{BlockOps, Grouping, LinearOps, Weight};
-use crate::flex::{dims, elements, ordered, tensor};
+use crate::flex::{contiguous, dims, elements, tensor};
 
 impl LinearOps for Flex {
     fn multiply(x: FlexTensor, weight: FlexTensor) -> FlexTensor {
@@ -31,9 +31,9 @@ impl BlockOps for Flex {
     }
 
     fn dequantize_blocks(bytes: FlexTensor, format: BlockFormat) -> FlexTensor {
-        let weight = Ready::from(FlexWeight::Blocks { bytes, format });
+        let weight = PreparedWeight::from(FlexWeight::Blocks { bytes, format });
         let (outputs, inputs) = weight.shape();
-        tensor(weight.numbers_of_blocks().unwrap_or_default(), [outputs, inputs])
+        tensor(weight.decode_blocks().unwrap_or_default(), [outputs, inputs])
     }
 }
 
@@ -42,12 +42,13 @@ impl BlockOps for Flex {
 /// # Panics
 /// If the tensors are not all on Flex, as operations of Burn do for tensors of different devices.
 pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
-    let ready: Vec<Ready> = weights.into_iter().map(|weight| FlexWeight::from(weight).into()).collect();
-    multiply_ready(x, &ready.iter().collect::<Vec<_>>())
+    let prepared: Vec<PreparedWeight> =
+        weights.into_iter().map(|weight| FlexWeight::from(weight).into()).collect();
+    multiply_prepared(x, &prepared.iter().collect::<Vec<_>>())
 }
 
-/// See [`multiply_ready`](super::multiply_ready).
-pub(super) fn multiply_ready(x: Tensor<2>, weights: &[&Ready]) -> Vec<Tensor<2>> {
+/// See [`multiply_prepared`](super::multiply_prepared).
+pub(super) fn multiply_prepared(x: Tensor<2>, weights: &[&PreparedWeight]) -> Vec<Tensor<2>> {
     let products = each(x.try_into_primitive::<Flex>().expect(ON_FLEX), weights);
     products.into_iter().map(Tensor::from_primitive::<Flex>).collect()
 }
@@ -106,9 +107,9 @@ pub(super) fn one(x: FlexTensor, weight: FlexWeight) -> FlexTensor {
 
 /// # Panics
 /// If x is not f32, or the rows of x and of a weight differ in length.
-pub(super) fn each(x: FlexTensor, weights: &[&Ready]) -> Vec<FlexTensor> {
+pub(super) fn each(x: FlexTensor, weights: &[&PreparedWeight]) -> Vec<FlexTensor> {
     assert_eq!(x.dtype(), DType::F32, "activations are f32");
-    let x = ordered(x);
+    let x = contiguous(x);
     let [rows, inputs] = dims(&x);
     let padded = inputs.next_multiple_of(CHUNK);
     let mut with_zeros = Vec::new();
@@ -127,7 +128,7 @@ pub(super) fn each(x: FlexTensor, weights: &[&Ready]) -> Vec<FlexTensor> {
         assert_eq!(inputs, weight_inputs, "the rows of x and of the weight differ in length");
         factors.push((&**multiplicand, outputs));
     }
-    let products = product::multiply(&Activations { rows, padded, values }, &factors);
+    let products = gemm::multiply(&Activations { rows, padded, values }, &factors);
     let products = products.into_iter().zip(factors);
     products.map(|(values, (_, outputs))| tensor(values, [rows, outputs])).collect()
 }

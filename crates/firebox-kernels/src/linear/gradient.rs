@@ -7,24 +7,24 @@ use burn::tensor::{DType, Int, Tensor};
 use rayon::prelude::*;
 
 use super::flex::{FlexWeight, each, one};
+use super::gemm::Place;
 use super::panel::OUTPUTS;
 use super::plain::{Bf16, Columns, F16, F32};
-use super::product::Place;
-use super::ready::Ready;
+use super::prepared::PreparedWeight;
 use super::{BlockFormat, BlockOps, Weight};
 use crate::flex::{bytes, dims, elements, tensor};
 use crate::graph::{self, Operand, integers, operand};
-use crate::matrix::{self, Left, Plain, Size};
+use crate::matrix::{self, Left, RowMajor, Size};
 
-/// Numbers of a packed weight that are unpacked together, four bytes each.
-const UNPACKED: usize = 1 << 20;
+/// Numbers of a packed weight that are unpacked rows_per_piece, four bytes each.
+const UNPACKED_NUMBERS: usize = 1 << 20;
 
 /// See [`multiply_each`](super::multiply_each).
 pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     let x = operand(x);
     let (weights, operands): (Vec<FlexWeight>, Vec<Option<Operand>>) = weights.into_iter().map(taken).unzip();
-    let ready: Vec<Ready> = weights.iter().map(|weight| weight.clone().into()).collect();
-    let products = each(x.numbers(), &ready.iter().collect::<Vec<_>>());
+    let prepared: Vec<PreparedWeight> = weights.iter().map(|weight| weight.clone().into()).collect();
+    let products = each(x.numbers(), &prepared.iter().collect::<Vec<_>>());
     let parts = products.into_iter().zip(weights).zip(operands);
     parts.map(|((product, weight), operand)| record(x.clone(), weight, operand, product)).collect()
 }
@@ -68,11 +68,11 @@ fn record(x: Operand, weight: FlexWeight, operand: Option<Operand>, product: Fle
             // A frozen weight's gradient is never wanted, and what it would take need not be kept.
             let numbers = operand.is_tracked().then(|| x.numbers());
             let dtype = operand.numbers().dtype();
-            graph::record([x, operand], product, move |gradient, [of_x, of_weight]| {
+            graph::record([x, operand], product, move |gradient, [x_grad, weight_grad]| {
                 let gradient = gradient.to_contiguous();
-                let numbers = numbers.as_ref().filter(|_| of_weight);
+                let numbers = numbers.as_ref().filter(|_| weight_grad);
                 [
-                    of_x.then(|| input_gradient(&gradient, &weight)),
+                    x_grad.then(|| input_gradient(&gradient, &weight)),
                     numbers.map(|numbers| weight_gradient(&gradient, numbers, dtype)),
                 ]
             })
@@ -110,18 +110,18 @@ fn packed_gradient(gradient: &[f32], weight: &FlexWeight, size: Size) -> Vec<f32
     if product.is_empty() {
         return product;
     }
-    let weight = Ready::from(weight.clone());
+    let weight = PreparedWeight::from(weight.clone());
     let multiplicand = weight.multiplicand();
-    let together = (UNPACKED / inputs).max(1).next_multiple_of(OUTPUTS);
-    let mut unpacked = vec![0.0; together.min(outputs) * inputs];
-    for first in (0..outputs).step_by(together) {
-        let count = together.min(outputs - first);
+    let rows_per_piece = (UNPACKED_NUMBERS / inputs).max(1).next_multiple_of(OUTPUTS);
+    let mut unpacked = vec![0.0; rows_per_piece.min(outputs) * inputs];
+    for first in (0..outputs).step_by(rows_per_piece) {
+        let count = rows_per_piece.min(outputs - first);
         let values = &mut unpacked[..count * inputs];
         values.par_chunks_mut(OUTPUTS * inputs).enumerate().for_each(|(panel, values)| {
-            let place = Place::new(first + panel * OUTPUTS, 0, multiplicand.padded(outputs));
+            let place = Place::new(first + panel * OUTPUTS, 0, multiplicand.padded_rows(outputs));
             multiplicand.unpack(place, inputs, values);
         });
-        let right = Plain { values, stride: inputs, columns: inputs };
+        let right = RowMajor { values, stride: inputs, columns: inputs };
         let left = Left::new(&gradient[first..], outputs);
         matrix::add_product(left, &right, Size { terms: count, ..size }, &mut product);
     }
@@ -132,8 +132,8 @@ fn packed_gradient(gradient: &[f32], weight: &FlexWeight, size: Size) -> Vec<f32
 fn weight_gradient(gradient: &FlexTensor, x: &FlexTensor, dtype: DType) -> FlexTensor {
     let x = x.to_contiguous();
     let ([rows, outputs], [_, inputs]) = (dims(gradient), dims(&x));
-    let left = Left::turned(elements(gradient), outputs);
-    let right = Plain { values: elements(&x), stride: inputs, columns: inputs };
+    let left = Left::transposed(elements(gradient), outputs);
+    let right = RowMajor { values: elements(&x), stride: inputs, columns: inputs };
     let product = matrix::multiply(left, &right, Size { rows: outputs, terms: rows, columns: inputs });
     let product = tensor(product, [outputs, inputs]);
     if dtype == DType::F32 { product } else { Flex::float_cast(product, dtype.into()) }

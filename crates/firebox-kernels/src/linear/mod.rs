@@ -4,30 +4,30 @@ mod activations;
 mod blocks;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
-mod direct;
 mod flex;
-mod gathered;
+mod gather;
+mod gemm;
+mod gemv;
 #[cfg(feature = "autodiff")]
 mod gradient;
-mod long_blocks;
 mod panel;
 mod plain;
-mod product;
-mod ready;
+mod prepared;
+mod q6k;
 pub mod reference;
 mod tiles;
 mod uneven;
 #[cfg(feature = "autodiff")]
-mod unpacked;
+mod unpack;
 
 pub use blocks::BlockFormat;
-pub use ready::Ready;
+pub use prepared::PreparedWeight;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use crate::flex::{Dispatched, has_own, is_flex};
+use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 
@@ -55,7 +55,7 @@ pub struct Grouping {
 }
 
 impl Grouping {
-    /// 32-bit words that a row takes at least.
+    /// 32-bit words that a row takes at minimum.
     pub fn row_words(&self) -> usize {
         if self.four_bits {
             self.inputs.div_ceil(NIBBLE_CHUNK) * NIBBLE_CHUNK / 8
@@ -72,26 +72,26 @@ impl Grouping {
 
 /// Where a row is among those that lie beside it, see [`Grouping::tiled`].
 #[derive(Clone, Copy)]
-struct Lies {
+struct RowIndices {
     /// The first of them.
     first: usize,
     lane: usize,
     lanes: usize,
 }
 
-impl Lies {
+impl RowIndices {
     fn in_tile(index: usize, rows: usize) -> Self {
         let lane = index % TILE_ROWS;
         let first = index - lane;
         Self { first, lane, lanes: TILE_ROWS.min(rows - first) }
     }
 
-    fn alone(index: usize) -> Self {
+    fn contiguous(index: usize) -> Self {
         Self { first: index, lane: 0, lanes: 1 }
     }
 
     /// Where the row's elements are, of which every row has `width`.
-    fn places(self, width: usize) -> impl Iterator<Item = usize> {
+    fn indices(self, width: usize) -> impl Iterator<Item = usize> {
         (0..width).map(move |at| self.first * width + at * self.lanes + self.lane)
     }
 }
@@ -130,7 +130,7 @@ impl Weight {
     }
 
     /// The same made ready for products that come again and again, where its device has a use for that.
-    pub fn ready(self) -> Option<Ready> {
+    pub fn prepare(self) -> Option<PreparedWeight> {
         let device = match &self {
             Self::Dense(weight) => weight.device(),
             Self::Grouped { words, .. } => words.device(),
@@ -165,16 +165,16 @@ pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     weights.into_iter().map(|weight| weight.multiply(x.clone())).collect()
 }
 
-/// The same for weights that are [ready](Weight::ready), and activations on a device that [takes](takes_ready) those.
+/// The same for weights that are [ready](Weight::prepare), and activations on a device that [takes](accepts_prepared) those.
 ///
 /// # Panics
 /// If the activations are on another device.
-pub fn multiply_ready(x: Tensor<2>, weights: &[&Ready]) -> Vec<Tensor<2>> {
-    flex::multiply_ready(x, weights)
+pub fn multiply_prepared(x: Tensor<2>, weights: &[&PreparedWeight]) -> Vec<Tensor<2>> {
+    flex::multiply_prepared(x, weights)
 }
 
 /// Whether activations on a device are multiplied with weights that are ready: on the CPU, unless gradients are followed.
-pub fn takes_ready(device: &Device) -> bool {
+pub fn accepts_prepared(device: &Device) -> bool {
     is_flex(device)
 }
 
@@ -190,10 +190,10 @@ pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     if graph::records(&x.device()) || graph::records(&weight.device()) {
         return gradient::multiply(x, Weight::Dense(weight));
     }
-    if !has_own(&x.device()) {
+    if !has_native_ops(&x.device()) {
         return reference::multiply(x, weight);
     }
-    Tensor::from_dispatch(<Dispatched as LinearOps>::multiply(x.into_dispatch(), weight.into_dispatch()))
+    Tensor::from_dispatch(<DispatchBackend as LinearOps>::multiply(x.into_dispatch(), weight.into_dispatch()))
 }
 
 /// The same for a weight of small integers: `words` is `[outputs, words]`, `scales` is `[outputs, groups]`.
@@ -209,12 +209,12 @@ pub fn multiply_grouped(
         return gradient::multiply(x, Weight::Grouped { words, scales, grouping });
     }
     // Accelerators unpack whole chunks with one scale.
-    if !has_own(&device) || !(is_flex(&device) || grouping.group.is_multiple_of(NIBBLE_CHUNK)) {
+    if !has_native_ops(&device) || !(is_flex(&device) || grouping.group.is_multiple_of(NIBBLE_CHUNK)) {
         return reference::multiply_grouped(x, words, scales, grouping);
     }
     let (words, scales, grouping) =
         if is_flex(&device) { (words, scales, grouping) } else { in_rows(words, scales, grouping) };
-    Tensor::from_dispatch(<Dispatched as LinearOps>::multiply_grouped(
+    Tensor::from_dispatch(<DispatchBackend as LinearOps>::multiply_grouped(
         x.into_dispatch(),
         words.into_dispatch(),
         scales.into_dispatch(),
@@ -231,7 +231,7 @@ pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat)
     if graph::records(&x.device()) {
         return gradient::multiply(x, Weight::Blocks { bytes, format });
     }
-    Tensor::from_dispatch(<Dispatched as BlockOps>::multiply_blocks(
+    Tensor::from_dispatch(<DispatchBackend as BlockOps>::multiply_blocks(
         x.into_dispatch(),
         bytes.into_dispatch(),
         format,
@@ -244,7 +244,7 @@ pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2
     if graph::records(&bytes.device()) {
         return gradient::dequantize_blocks(bytes, format);
     }
-    Tensor::from_dispatch(<Dispatched as BlockOps>::dequantize_blocks(bytes.into_dispatch(), format))
+    Tensor::from_dispatch(<DispatchBackend as BlockOps>::dequantize_blocks(bytes.into_dispatch(), format))
 }
 
 /// A weight of small integers with one row after the other, which is how accelerators read it.
@@ -267,7 +267,7 @@ pub fn gather_grouped(
     indices: Tensor<1, Int>,
 ) -> Tensor<2> {
     if is_flex(&words.device()) && is_flex(&scales.device()) && scales.dtype() == DType::F16 {
-        return gathered::rows(words, scales, grouping, indices);
+        return gather::rows(words, scales, grouping, indices);
     }
     let (words, scales) = if grouping.tiled {
         let indices: Vec<usize> = indices.into_data().iter::<i64>().map(|index| index as usize).collect();

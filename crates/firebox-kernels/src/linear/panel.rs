@@ -1,7 +1,7 @@
 //! A few outputs of a weight, unpacked for the multiplication: lanes are outputs, so that an activation meets
 //! sixteen of them at once and no sum ever runs across lanes.
 
-use super::long_blocks::RowBlock;
+use super::q6k::RowBlock;
 use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 
 /// Outputs of one panel.
@@ -65,7 +65,7 @@ pub(super) struct IntegerPanel {
     /// Of the first and the second half of every chunk; only the first where a chunk has one scale.
     pub scales: [[Floats; 2]; BLOCK_CHUNKS],
     /// Added to every number, in formats that have it.
-    pub least: [Floats; BLOCK_CHUNKS],
+    pub minimum: [Floats; BLOCK_CHUNKS],
 }
 
 impl Default for IntegerPanel {
@@ -73,7 +73,7 @@ impl Default for IntegerPanel {
         Self {
             quads: [[Words::default(); QUADS]; BLOCK_CHUNKS],
             scales: [[Floats::default(); 2]; BLOCK_CHUNKS],
-            least: [Floats::default(); BLOCK_CHUNKS],
+            minimum: [Floats::default(); BLOCK_CHUNKS],
         }
     }
 }
@@ -175,7 +175,7 @@ pub(super) trait FloatRows: Sync {
 }
 
 /// Where the integers of a block go.
-pub(super) trait Unpacked<L: Lanes> {
+pub(super) trait UnpackTarget<L: Lanes> {
     /// Rows of a tile.
     const ROWS: usize;
 
@@ -184,10 +184,10 @@ pub(super) trait Unpacked<L: Lanes> {
     /// The scale of a chunk, or of one of its halves.
     fn scale(&mut self, chunk: usize, half: usize, scale: L);
     /// What is added to every number of a chunk.
-    fn least(&mut self, chunk: usize, least: L);
+    fn minimum(&mut self, chunk: usize, minimum: L);
 }
 
-impl<L: Lanes> Unpacked<L> for IntegerPanel {
+impl<L: Lanes> UnpackTarget<L> for IntegerPanel {
     const ROWS: usize = TILE_OUTPUTS;
 
     #[inline(always)]
@@ -204,47 +204,47 @@ impl<L: Lanes> Unpacked<L> for IntegerPanel {
     }
 
     #[inline(always)]
-    fn least(&mut self, chunk: usize, least: L) {
-        self.least[chunk] = Floats::from_lanes(least);
+    fn minimum(&mut self, chunk: usize, minimum: L) {
+        self.minimum[chunk] = Floats::from_lanes(minimum);
     }
 }
 
 /// Bytes between what is read and what is asked for: about what arrives while the memory answers.
-pub(super) const BYTES_AHEAD: usize = 8192;
+pub(super) const PREFETCH_DISTANCE: usize = 8192;
 
 /// Asks for what lies as far behind some bytes as memory takes to answer.
 #[inline(always)]
-pub(super) fn ask_ahead<L: Lanes>(bytes: &[u8]) {
+pub(super) fn prefetch_ahead<L: Lanes>(bytes: &[u8]) {
     for line in 0..bytes.len().div_ceil(CACHE_LINE) {
-        L::prefetch(bytes.as_ptr().wrapping_add(BYTES_AHEAD + line * CACHE_LINE));
+        L::prefetch(bytes.as_ptr().wrapping_add(PREFETCH_DISTANCE + line * CACHE_LINE));
     }
 }
 
 /// A weight of `[outputs, inputs]` that unpacks to small integers with scales.
 pub(super) trait IntegerRows: Sync {
     /// Whether the halves of a chunk have scales of their own.
-    const HALVED: bool = false;
-    /// The byte that stands for zero, or for `least` where there is one.
+    const HALF_SCALES: bool = false;
+    /// The byte that stands for zero, or for `minimum` where there is one.
     const ZERO: i32;
     /// Whether something is added to every number.
-    const OFFSET: bool = false;
-    /// Whether it meets small integers, see [`Rounding`](super::activations::Rounding).
-    const COARSE: bool = false;
-    /// Whether a few rows of activations are multiplied with it row by row, see [`long_blocks`](super::long_blocks). Such
+    const HAS_MINIMUM: bool = false;
+    /// Whether it meets small integers, see [`IntegerWidth`](super::activations::IntegerWidth).
+    const I8_ACTIVATIONS: bool = false;
+    /// Whether a few rows of activations are multiplied with it row by row, see [`q6k`](super::q6k). Such
     /// weights meet small integers, have scales for halves of chunks, and nothing is added to their numbers.
-    const LONG: bool = false;
+    const ROW_BLOCKS: bool = false;
 
     fn inputs(&self) -> usize;
 
-    /// One block of a row, where it is `LONG`.
+    /// One block of a row, where it is `ROW_BLOCKS`.
     #[inline(always)]
     fn row_block<L: Lanes>(&self, _row: usize, _block: usize) -> RowBlock<L> {
-        RowBlock::nothing()
+        RowBlock::zero()
     }
 
     /// Unpacks one block of inputs of sixteen rows from `row` on. What lies beyond the last input may be any integer:
     /// activations are zero there.
-    fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U);
+    fn unpack<L: Lanes, U: UnpackTarget<L>>(&self, row: usize, block: usize, unpacked: &mut U);
 }
 
 impl Floats {
@@ -285,7 +285,11 @@ pub(super) fn nibbles<L: Lanes>(columns: [L::Words; 4]) -> ([L::Words; 4], [L::W
 
 /// The nibbles of sixteen bytes of every row as a chunk: low nibbles are its first sixteen inputs.
 #[inline(always)]
-pub(super) fn nibble_chunk<L: Lanes>(columns: [L::Words; 4], chunk: usize, unpacked: &mut impl Unpacked<L>) {
+pub(super) fn nibble_chunk<L: Lanes>(
+    columns: [L::Words; 4],
+    chunk: usize,
+    unpacked: &mut impl UnpackTarget<L>,
+) {
     let (low, high) = nibbles::<L>(columns);
     unpacked.bytes(chunk, 0, low);
     unpacked.bytes(chunk, 1, high);

@@ -64,7 +64,7 @@ impl Format for Bf16 {
 }
 
 /// Bytes between what is read and what is asked for: about what arrives while the memory answers.
-const BYTES_AHEAD: usize = 4096;
+const PREFETCH_DISTANCE: usize = 4096;
 
 /// Rows of numbers, one after the other.
 pub(super) struct PlainRows<'a, F> {
@@ -100,7 +100,7 @@ impl<F: Format> FloatRows for PlainRows<'_, F> {
         let (steps, last) = x.split_at(count / LANES);
         let mut sums = L::zero();
         for (bytes, x) in bytes.chunks_exact(width).zip(steps) {
-            L::prefetch(bytes.as_ptr().wrapping_add(BYTES_AHEAD));
+            L::prefetch(bytes.as_ptr().wrapping_add(PREFETCH_DISTANCE));
             sums = sums.mul_add(F::sixteen(bytes), L::load(x));
         }
         let rest = bytes.chunks_exact(width).remainder();

@@ -4,7 +4,7 @@
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::{Grouping, Lies, NIBBLE_CHUNK, TILE_ROWS};
+use super::{Grouping, NIBBLE_CHUNK, RowIndices, TILE_ROWS};
 
 /// See [`multiply`](super::multiply).
 pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
@@ -73,7 +73,7 @@ pub fn rows_of_tiles<K: Basic>(tiles: Tensor<2, K>, indices: &[usize]) -> Tensor
     let [rows, width] = tiles.dims();
     let mut places = Vec::with_capacity(indices.len() * width);
     for &index in indices {
-        places.extend(Lies::in_tile(index, rows).places(width).map(|place| place as i64));
+        places.extend(RowIndices::in_tile(index, rows).indices(width).map(|place| place as i64));
     }
     let places = Tensor::<1, Int>::from_data(places.as_slice(), &tiles.device());
     tiles.reshape([rows * width]).select(0, places).reshape([indices.len(), width])

@@ -6,22 +6,24 @@
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
-use super::activations::{Few, Integers, LAST_FEW, Quantized, Rounding};
-use super::panel::{BLOCK_CHUNKS, BYTES_AHEAD, CHUNK, HALF_QUADS, IntegerRows, OUTPUTS, QUADS, Unpacked};
-use super::product::{Input, IntegerProduct, Multiplicand, Part, Place};
+use super::activations::{IntegerWidth, MAX_GROUP_ROWS, Quantized, QuantizedChunk, RowGroup};
+use super::gemm::{Input, IntegerProduct, Multiplicand, Part, Place};
+use super::panel::{
+    BLOCK_CHUNKS, CHUNK, HALF_QUADS, IntegerRows, OUTPUTS, PREFETCH_DISTANCE, QUADS, UnpackTarget,
+};
 #[cfg(feature = "autodiff")]
-use super::unpacked::{Unpack, UnpackIntegers};
+use super::unpack::{Unpack, UnpackIntegers};
 use super::{Grouping, TILE_ROWS};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 const _: () = assert!(TILE_ROWS == OUTPUTS && OUTPUTS == LANES);
 
 /// How many bits an integer has.
-pub(super) trait Bits: Sync {
+pub(super) trait BitWidth: Sync {
     /// The byte that stands for zero.
     const ZERO: i32;
-    /// Whether it meets small integers, see [`Rounding`].
-    const COARSE: bool;
+    /// Whether it meets small integers, see [`IntegerWidth`].
+    const I8_ACTIVATIONS: bool;
     /// Words of a row that a chunk takes.
     const WORDS: usize;
 
@@ -30,11 +32,11 @@ pub(super) trait Bits: Sync {
 }
 
 /// Signed bytes.
-pub(super) struct Eight;
+pub(super) struct EightBit;
 
-impl Bits for Eight {
+impl BitWidth for EightBit {
     const ZERO: i32 = 128;
-    const COARSE: bool = false;
+    const I8_ACTIVATIONS: bool = false;
     const WORDS: usize = QUADS;
 
     #[inline(always)]
@@ -50,11 +52,11 @@ impl Bits for Eight {
 }
 
 /// Nibbles offset by eight, in whole chunks: the first half of a chunk is low, the second high.
-pub(super) struct Four;
+pub(super) struct FourBit;
 
-impl Bits for Four {
+impl BitWidth for FourBit {
     const ZERO: i32 = 8;
-    const COARSE: bool = true;
+    const I8_ACTIVATIONS: bool = true;
     const WORDS: usize = HALF_QUADS;
 
     #[inline(always)]
@@ -96,7 +98,7 @@ struct Tile<'a> {
     chunks_per_group: usize,
 }
 
-impl<'a, B: Bits> Tiles<'a, B> {
+impl<'a, B: BitWidth> Tiles<'a, B> {
     /// `rows` rows with an equal part of the words and scales each, in tiles or one row after the other. Those are
     /// copied, and so are rows that end within a chunk.
     ///
@@ -109,17 +111,18 @@ impl<'a, B: Bits> Tiles<'a, B> {
         assert!(rows == 0 || groups == grouping.groups(), "{groups} scales of a row for {grouping:?}");
         let (mut words, mut scales) = (Cow::Borrowed(words), Cow::Borrowed(scales));
         if !grouping.tiled {
-            (words, scales) = (turned(&words, row_words).into(), turned(&scales, groups).into());
+            (words, scales) =
+                (transpose_rows(&words, row_words).into(), transpose_rows(&scales, groups).into());
             rows = rows.next_multiple_of(TILE_ROWS);
         }
         if !row_words.is_multiple_of(B::WORDS) {
-            let whole_chunks = row_words.next_multiple_of(B::WORDS);
-            words = lengthened(&words, row_words, whole_chunks).into();
-            row_words = whole_chunks;
+            let padded_words = row_words.next_multiple_of(B::WORDS);
+            words = pad_rows(&words, row_words, padded_words).into();
+            row_words = padded_words;
         }
         let whole = rows - rows % TILE_ROWS;
         let last =
-            (widened(&words[whole * row_words..], row_words), widened(&scales[whole * groups..], groups));
+            (pad_tile(&words[whole * row_words..], row_words), pad_tile(&scales[whole * groups..], groups));
         Self { words, scales, whole, last, row_words, groups, grouping, bits: PhantomData }
     }
 
@@ -143,27 +146,27 @@ impl<'a, B: Bits> Tiles<'a, B> {
 }
 
 /// Tiles of longer rows, which go on with zeros.
-fn lengthened(tiles: &[u32], width: usize, wanted: usize) -> Vec<u32> {
-    let mut lengthened = Vec::with_capacity(tiles.len() / width * wanted);
+fn pad_rows(tiles: &[u32], width: usize, wanted: usize) -> Vec<u32> {
+    let mut pad_rows = Vec::with_capacity(tiles.len() / width * wanted);
     for tile in tiles.chunks(TILE_ROWS * width) {
-        lengthened.extend_from_slice(tile);
-        lengthened.resize(lengthened.len() + tile.len() / width * (wanted - width), 0);
+        pad_rows.extend_from_slice(tile);
+        pad_rows.resize(pad_rows.len() + tile.len() / width * (wanted - width), 0);
     }
-    lengthened
+    pad_rows
 }
 
 /// A tile of fewer than sixteen rows, with zeros for the others.
-fn widened<T: Copy + Default>(tile: &[T], width: usize) -> Vec<T> {
-    let mut widened = vec![T::default(); if tile.is_empty() { 0 } else { TILE_ROWS * width }];
+fn pad_tile<T: Copy + Default>(tile: &[T], width: usize) -> Vec<T> {
+    let mut pad_tile = vec![T::default(); if tile.is_empty() { 0 } else { TILE_ROWS * width }];
     let rows = tile.len() / width.max(1);
-    for (to, from) in widened.chunks_exact_mut(TILE_ROWS).zip(tile.chunks_exact(rows.max(1))) {
+    for (to, from) in pad_tile.chunks_exact_mut(TILE_ROWS).zip(tile.chunks_exact(rows.max(1))) {
         to[..rows].copy_from_slice(from);
     }
-    widened
+    pad_tile
 }
 
 /// Rows one after the other as tiles, with zeros for the rows that the last one lacks.
-fn turned<T: Copy + Default>(rows: &[T], width: usize) -> Vec<T> {
+fn transpose_rows<T: Copy + Default>(rows: &[T], width: usize) -> Vec<T> {
     let width = width.max(1);
     let mut tiles = vec![T::default(); (rows.len() / width).next_multiple_of(TILE_ROWS) * width];
     let tiles_of_rows = tiles.chunks_exact_mut(TILE_ROWS * width).zip(rows.chunks(TILE_ROWS * width));
@@ -179,24 +182,24 @@ fn turned<T: Copy + Default>(rows: &[T], width: usize) -> Vec<T> {
 
 /// The unsigned bytes of the chunk that these words begin with. Asks for what comes later.
 #[inline(always)]
-fn read_chunk<L: Lanes, B: Bits>(words: &[[u32; LANES]]) -> [L::Words; QUADS] {
-    let ahead = words.as_ptr().cast::<u8>().wrapping_add(BYTES_AHEAD);
+fn read_chunk<L: Lanes, B: BitWidth>(words: &[[u32; LANES]]) -> [L::Words; QUADS] {
+    let ahead = words.as_ptr().cast::<u8>().wrapping_add(PREFETCH_DISTANCE);
     for k in 0..B::WORDS {
         L::prefetch(ahead.wrapping_add(k * size_of::<[u32; LANES]>()));
     }
     B::quads::<L>(words)
 }
 
-impl<B: Bits> IntegerRows for Tiles<'_, B> {
+impl<B: BitWidth> IntegerRows for Tiles<'_, B> {
     const ZERO: i32 = B::ZERO;
-    const COARSE: bool = B::COARSE;
+    const I8_ACTIVATIONS: bool = B::I8_ACTIVATIONS;
 
     fn inputs(&self) -> usize {
         self.grouping.inputs
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes, U: Unpacked<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
+    fn unpack<L: Lanes, U: UnpackTarget<L>>(&self, row: usize, block: usize, unpacked: &mut U) {
         let tile = self.tile(row);
         let first = block * BLOCK_CHUNKS;
         for chunk in 0..BLOCK_CHUNKS.min(self.inputs().div_ceil(CHUNK) - first) {
@@ -208,19 +211,19 @@ impl<B: Bits> IntegerRows for Tiles<'_, B> {
     }
 }
 
-impl<B: Bits> Multiplicand for Tiles<'_, B> {
-    fn takes(&self) -> Option<Rounding> {
-        Some(Rounding::of::<Self>())
+impl<B: BitWidth> Multiplicand for Tiles<'_, B> {
+    fn integer_width(&self) -> Option<IntegerWidth> {
+        Some(IntegerWidth::for_weight::<Self>())
     }
 
-    fn padded(&self, outputs: usize) -> usize {
+    fn padded_rows(&self, outputs: usize) -> usize {
         outputs.next_multiple_of(TILE_ROWS)
     }
 
     fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
-        let Some(x) = (if B::COARSE { &x.coarse } else { &x.fine }) else { return };
+        let Some(x) = (if B::I8_ACTIVATIONS { &x.as_i8 } else { &x.as_i16 }) else { return };
         // With more rows a panel that stays in the first-level cache is worth filling.
-        if x.rows <= LAST_FEW {
+        if x.rows <= MAX_GROUP_ROWS {
             dispatch(TileProduct { x, weight: self, part });
         } else {
             dispatch(IntegerProduct { x, weight: self, part });
@@ -240,11 +243,11 @@ struct TileProduct<'a, W> {
     part: Part<'a>,
 }
 
-impl<B: Bits> Kernel for TileProduct<'_, Tiles<'_, B>> {
+impl<B: BitWidth> Kernel for TileProduct<'_, Tiles<'_, B>> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
-        let Some(x) = x.fews().next() else { return };
+        let Some(x) = x.row_groups().next() else { return };
         for at in (0..results[0].len()).step_by(OUTPUTS) {
             let place = Place::new(first, at, weight_rows);
             let tile = weight.tile(place.row);
@@ -270,9 +273,9 @@ impl Tile<'_> {
     /// Adds the products of `ROWS` rows of activations from `row` on to their results. Returns how many they were.
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
-    fn multiply<L: Lanes, B: Bits, const ROWS: usize>(
+    fn multiply<L: Lanes, B: BitWidth, const ROWS: usize>(
         &self,
-        x: Few<'_>,
+        x: RowGroup<'_>,
         row: usize,
         place: Place,
         results: &mut [&mut [f32]],
@@ -292,13 +295,13 @@ impl Tile<'_> {
                 chunks_of_group -= 1;
                 let quads = read_chunk::<L, B>(words);
                 for i in 0..ROWS {
-                    let Integers { quads: integers, scale: x_scale, .. } = &x[i];
+                    let QuantizedChunk { quads: integers, scale: x_scale, .. } = &x[i];
                     // Every half has a sum of its own: a product does not wait for all others.
                     let (mut first, mut second) = ([zero, L::splat_word(x[i].offset(B::ZERO))], [zero; 2]);
                     for k in 0..HALF_QUADS {
-                        first = L::dot_quads(first, quads[k], &integers[k], B::COARSE);
+                        first = L::dot_quads(first, quads[k], &integers[k], B::I8_ACTIVATIONS);
                         let k = k + HALF_QUADS;
-                        second = L::dot_quads(second, quads[k], &integers[k], B::COARSE);
+                        second = L::dot_quads(second, quads[k], &integers[k], B::I8_ACTIVATIONS);
                     }
                     let dot = L::add_words(L::dot(first), L::dot(second));
                     sums[i] = sums[i].mul_add(L::to_floats(dot).mul(L::splat(*x_scale)), scale);
@@ -319,7 +322,7 @@ impl Tile<'_> {
 mod tests {
     use super::*;
     use crate::linear::activations::Activations;
-    use crate::simd::on_each_kind;
+    use crate::simd::on_each_instruction_set;
 
     /// Two blocks and a part of a chunk.
     const INPUTS: usize = 2 * 256 + 12;
@@ -339,21 +342,21 @@ mod tests {
         Grouping { inputs: INPUTS, group, four_bits, tiled }
     }
 
-    struct Few<'a, B>(&'static str, &'a Tiles<'a, B>);
+    struct RowGroup<'a, B>(&'static str, &'a Tiles<'a, B>);
 
-    impl<B: Bits> Kernel for Few<'_, B> {
+    impl<B: BitWidth> Kernel for RowGroup<'_, B> {
         fn run<L: Lanes>(self) {
             let Self(name, weight) = self;
             let padded = INPUTS.next_multiple_of(CHUNK);
-            for rows in 1..=LAST_FEW {
+            for rows in 1..=MAX_GROUP_ROWS {
                 let number =
                     |i: usize| if i % padded < INPUTS { (i * 29 % 61) as f32 / 30.0 - 1.0 } else { 0.0 };
                 let values: Vec<f32> = (0..rows * padded).map(number).collect();
                 let x = Activations { rows, padded, values: &values }
-                    .quantize_on::<L>(Rounding::of::<Tiles<'_, B>>());
+                    .quantize_on::<L>(IntegerWidth::for_weight::<Tiles<'_, B>>());
                 let results = |product: &dyn Fn(Part<'_>)| {
                     let mut results = vec![0f32; rows * ROWS];
-                    let weight_rows = weight.padded(ROWS);
+                    let weight_rows = weight.padded_rows(ROWS);
                     product(Part { first: 0, weight_rows, results: results.chunks_mut(ROWS).collect() });
                     results.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                 };
@@ -368,19 +371,19 @@ mod tests {
         }
     }
 
-    fn few_are_like_many<B: Bits>(four_bits: bool) {
+    fn few_are_like_many<B: BitWidth>(four_bits: bool) {
         for group in [32, 96] {
             let grouping = grouping(group, four_bits, true);
             let (words, scales) = (words(ROWS * grouping.row_words()), scales(ROWS * grouping.groups()));
             let tiles = Tiles::<B>::new(&words, &scales, ROWS, grouping);
-            on_each_kind(|name| Few(name, &tiles));
+            on_each_instruction_set(|name| RowGroup(name, &tiles));
         }
     }
 
     #[test]
     fn few_rows_have_the_sums_of_many_on_every_kind_of_lanes() {
-        few_are_like_many::<Four>(true);
-        few_are_like_many::<Eight>(false);
+        few_are_like_many::<FourBit>(true);
+        few_are_like_many::<EightBit>(false);
     }
 
     #[test]
@@ -399,8 +402,9 @@ mod tests {
                     tile_scales.extend(lanes.clone().map(|row| row_scales[row * groups + at]));
                 }
             }
-            let turned = Tiles::<Four>::new(&rows, &row_scales, ROWS, in_rows);
-            let tiled = Tiles::<Four>::new(&tiles, &tile_scales, ROWS, Grouping { tiled: true, ..in_rows });
+            let turned = Tiles::<FourBit>::new(&rows, &row_scales, ROWS, in_rows);
+            let tiled =
+                Tiles::<FourBit>::new(&tiles, &tile_scales, ROWS, Grouping { tiled: true, ..in_rows });
             for row in (0..ROWS).step_by(TILE_ROWS) {
                 let (turned, tiled) = (turned.tile(row), tiled.tile(row));
                 assert_eq!((turned.words, turned.scales), (tiled.words, tiled.scales));

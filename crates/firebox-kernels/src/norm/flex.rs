@@ -2,25 +2,25 @@ use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 
 use super::NormOps;
-use crate::crew::share;
-use crate::flex::{dims, elements, ordered, tensor, whole};
+use crate::flex::{compact, contiguous, dims, elements, tensor};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
+use crate::thread_pool::parallel_for_each;
 
 /// Elements that one thread normalises before another takes part: some ten microseconds, more than waking a thread
 /// costs.
-pub(super) const PIECE: usize = 1 << 16;
+pub(super) const PIECE_ELEMENTS: usize = 1 << 16;
 
 impl NormOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64, offset: f32) -> FlexTensor {
         // Over x where nobody else holds it.
-        let (mut x, weight) = (whole(x), ordered(weight));
+        let (mut x, weight) = (compact(x), contiguous(weight));
         let width = x.layout().shape().last().copied();
         let weight: &[f32] = elements(&weight);
         assert_eq!(Some(weight.len()), width, "a weight for every element of a row");
         if !weight.is_empty() {
-            let piece = PIECE.div_ceil(weight.len()) * weight.len();
+            let piece = PIECE_ELEMENTS.div_ceil(weight.len()) * weight.len();
             let pieces = x.storage_mut::<f32>().chunks_mut(piece);
-            share(pieces, |rows| dispatch(Norm { rows, weight, epsilon, offset }));
+            parallel_for_each(pieces, |rows| dispatch(Norm { rows, weight, epsilon, offset }));
         }
         x
     }
@@ -34,16 +34,16 @@ impl NormOps for Flex {
     ) -> (FlexTensor, FlexTensor) {
         assert_eq!(dims::<2>(&x), dims::<2>(&residual), "what is added differs in shape");
         // The sum is written over x where nobody else holds it.
-        let (mut sum, residual, weight) = (whole(x), ordered(residual), ordered(weight));
+        let (mut sum, residual, weight) = (compact(x), contiguous(residual), contiguous(weight));
         let [rows, width] = dims(&sum);
         let (residual, weight): (&[f32], &[f32]) = (elements(&residual), elements(&weight));
         assert_eq!(weight.len(), width, "a weight for every element of a row");
         let mut normed = vec![0.0; rows * width];
         if width > 0 {
-            let piece = PIECE.div_ceil(width) * width;
+            let piece = PIECE_ELEMENTS.div_ceil(width) * width;
             let sums = sum.storage_mut::<f32>().chunks_mut(piece);
             let pieces = sums.zip(residual.chunks(piece)).zip(normed.chunks_mut(piece));
-            share(pieces, |((sum, residual), normed)| {
+            parallel_for_each(pieces, |((sum, residual), normed)| {
                 dispatch(AddNorm { sum, residual, normed, weight, epsilon, offset });
             });
         }

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::NormOps;
-use super::flex::{PIECE, sum_of_squares};
+use super::flex::{PIECE_ELEMENTS, sum_of_squares};
 use crate::flex::{dims, elements, tensor};
 use crate::graph::{operand, record};
 use crate::simd::{Kernel, Lanes, dispatch};
@@ -16,9 +16,9 @@ pub(super) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f3
     let (x, weight) = (operand(x), operand(weight));
     let (numbers, weights) = (x.numbers(), weight.numbers());
     let normed = <Flex as NormOps>::rms_norm(numbers.clone(), weights.clone(), epsilon, offset);
-    record([x, weight], normed, move |gradient, [of_x, of_weight]| {
-        let (of_each_x, of_each_weight) = backward(gradient, &numbers, &weights, epsilon, offset);
-        [of_x.then_some(of_each_x), of_weight.then_some(of_each_weight)]
+    record([x, weight], normed, move |gradient, [x_grad, weight_grad]| {
+        let (x_grads, weight_grads) = backward(gradient, &numbers, &weights, epsilon, offset);
+        [x_grad.then_some(x_grads), weight_grad.then_some(weight_grads)]
     })
 }
 
@@ -33,30 +33,30 @@ fn backward(
     let [rows, width] = dims(&x);
     let (gradient, x, weight): (&[f32], &[f32], &[f32]) =
         (elements(&gradient), elements(&x), elements(&weight));
-    let mut of_x = vec![0.0; rows * width];
-    let mut of_weight = vec![0.0; width];
+    let mut x_grad = vec![0.0; rows * width];
+    let mut weight_grad = vec![0.0; width];
     if rows * width > 0 {
-        let piece = PIECE.div_ceil(width) * width;
+        let piece = PIECE_ELEMENTS.div_ceil(width) * width;
         // What every piece adds to the weight's gradient, added in the order of the pieces.
         let mut parts = vec![0.0; (rows * width).div_ceil(piece) * width];
-        let pieces = gradient.par_chunks(piece).zip(x.par_chunks(piece)).zip(of_x.par_chunks_mut(piece));
-        pieces.zip(parts.par_chunks_mut(width)).for_each(|(((gradient, x), of_x), of_weight)| {
-            dispatch(Rows { gradient, x, of_x, of_weight, weight, epsilon, offset });
+        let pieces = gradient.par_chunks(piece).zip(x.par_chunks(piece)).zip(x_grad.par_chunks_mut(piece));
+        pieces.zip(parts.par_chunks_mut(width)).for_each(|(((gradient, x), x_grad), weight_grad)| {
+            dispatch(Rows { gradient, x, x_grad, weight_grad, weight, epsilon, offset });
         });
         for part in parts.chunks_exact(width) {
-            for (sum, part) in of_weight.iter_mut().zip(part) {
+            for (sum, part) in weight_grad.iter_mut().zip(part) {
                 *sum += part;
             }
         }
     }
-    (tensor(of_x, [rows, width]), tensor(of_weight, [width]))
+    (tensor(x_grad, [rows, width]), tensor(weight_grad, [width]))
 }
 
 struct Rows<'a> {
     gradient: &'a [f32],
     x: &'a [f32],
-    of_x: &'a mut [f32],
-    of_weight: &'a mut [f32],
+    x_grad: &'a mut [f32],
+    weight_grad: &'a mut [f32],
     weight: &'a [f32],
     epsilon: f64,
     offset: f32,
@@ -65,23 +65,23 @@ struct Rows<'a> {
 impl Kernel for Rows<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { gradient, x, of_x, of_weight, weight, epsilon, offset } = self;
+        let Self { gradient, x, x_grad, weight_grad, weight, epsilon, offset } = self;
         let width = weight.len();
         let rows = gradient.chunks_exact(width).zip(x.chunks_exact(width));
-        for ((gradient, x), of_x) in rows.zip(of_x.chunks_exact_mut(width)) {
+        for ((gradient, x), x_grad) in rows.zip(x_grad.chunks_exact_mut(width)) {
             let mean_square = sum_of_squares::<L>(x) / width as f32;
             let scale = 1.0 / (mean_square + epsilon as f32).sqrt();
             // The gradient of the normed row, first without what flows through the scale.
             let numbers = gradient.iter().zip(x).zip(weight);
-            for ((of_x, of_weight), ((gradient, x), weight)) in
-                of_x.iter_mut().zip(of_weight.iter_mut()).zip(numbers)
+            for ((x_grad, weight_grad), ((gradient, x), weight)) in
+                x_grad.iter_mut().zip(weight_grad.iter_mut()).zip(numbers)
             {
-                *of_weight += gradient * x * scale;
-                *of_x = gradient * (weight + offset);
+                *weight_grad += gradient * x * scale;
+                *x_grad = gradient * (weight + offset);
             }
-            let along = dot::<L>(of_x, x) * scale * scale / width as f32;
-            for (of_x, x) in of_x.iter_mut().zip(x) {
-                *of_x = (*of_x - x * along) * scale;
+            let output_dot = dot::<L>(x_grad, x) * scale * scale / width as f32;
+            for (x_grad, x) in x_grad.iter_mut().zip(x) {
+                *x_grad = (*x_grad - x * output_dot) * scale;
             }
         }
     }

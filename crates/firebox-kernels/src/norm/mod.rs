@@ -11,7 +11,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::flex::{Dispatched, has_own, is_flex};
+use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 
@@ -21,7 +21,7 @@ use crate::graph;
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<D> {
     if is_flex(&x.device()) && is_flex(&weight.device()) {
         let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-        return Tensor::from_dispatch(<Dispatched as NormOps>::rms_norm(x, weight, epsilon, offset));
+        return Tensor::from_dispatch(<DispatchBackend as NormOps>::rms_norm(x, weight, epsilon, offset));
     }
     let dims = x.dims();
     let (outer, width) = dims.split_at(D - 1);
@@ -34,10 +34,10 @@ fn normed_rows(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Te
     if graph::records(&x.device()) || graph::records(&weight.device()) {
         return gradient::rms_norm(x, weight, epsilon, offset);
     }
-    if !has_own(&x.device()) {
+    if !has_native_ops(&x.device()) {
         return reference::rms_norm(x, weight, epsilon, offset);
     }
-    Tensor::from_dispatch(<Dispatched as NormOps>::rms_norm(
+    Tensor::from_dispatch(<DispatchBackend as NormOps>::rms_norm(
         x.into_dispatch(),
         weight.into_dispatch(),
         epsilon,
@@ -58,11 +58,11 @@ pub fn add_rms_norm(
         let sum = x.add(residual);
         return (sum.clone(), gradient::rms_norm(sum, weight, epsilon, offset));
     }
-    if !has_own(&x.device()) {
+    if !has_native_ops(&x.device()) {
         let sum = x.add(residual);
         return (sum.clone(), reference::rms_norm(sum, weight, epsilon, offset));
     }
-    let (sum, normed) = <Dispatched as NormOps>::add_rms_norm(
+    let (sum, normed) = <DispatchBackend as NormOps>::add_rms_norm(
         x.into_dispatch(),
         residual.into_dispatch(),
         weight.into_dispatch(),

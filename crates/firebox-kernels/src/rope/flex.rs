@@ -2,18 +2,18 @@ use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 
 use super::RopeOps;
-use crate::crew::share;
-use crate::flex::{dims, elements, ordered, whole};
+use crate::flex::{compact, contiguous, dims, elements};
 use crate::simd::{Kernel, Lanes, dispatch};
+use crate::thread_pool::parallel_for_each;
 
 /// Elements that one thread rotates before another takes part: some ten microseconds, more than waking a thread
 /// costs.
-const PIECE: usize = 1 << 16;
+const PIECE_ELEMENTS: usize = 1 << 16;
 
 impl RopeOps for Flex {
     fn rotate(heads: FlexTensor, cos: FlexTensor, sin: FlexTensor, interleaved: bool) -> FlexTensor {
         // Turned in place where nobody else holds the heads.
-        let (mut heads, cos, sin) = (whole(heads), ordered(cos), ordered(sin));
+        let (mut heads, cos, sin) = (compact(heads), contiguous(cos), contiguous(sin));
         let [rows, count, head_dim] = dims(&heads);
         let [angled, _, pairs] = dims(&cos);
         assert_eq!(angled, rows, "angles of other rows");
@@ -22,17 +22,17 @@ impl RopeOps for Flex {
             return heads;
         }
         let (cos, sin): (&[f32], &[f32]) = (elements(&cos), elements(&sin));
-        let together = PIECE.div_ceil(row);
-        let pieces = heads.storage_mut::<f32>().chunks_mut(together * row);
-        let angles = cos.chunks(together * pairs).zip(sin.chunks(together * pairs));
-        share(pieces.zip(angles), |(heads, (cos, sin))| {
+        let rows_per_piece = PIECE_ELEMENTS.div_ceil(row);
+        let pieces = heads.storage_mut::<f32>().chunks_mut(rows_per_piece * row);
+        let angles = cos.chunks(rows_per_piece * pairs).zip(sin.chunks(rows_per_piece * pairs));
+        parallel_for_each(pieces.zip(angles), |(heads, (cos, sin))| {
             dispatch(Rotation { heads, count, head_dim, cos, sin, pairs, interleaved });
         });
         heads
     }
 
     fn rotate_by(keys: FlexTensor, cos: FlexTensor, sin: FlexTensor, interleaved: bool) -> FlexTensor {
-        let (mut keys, cos, sin) = (whole(keys), ordered(cos), ordered(sin));
+        let (mut keys, cos, sin) = (compact(keys), contiguous(cos), contiguous(sin));
         let [_, positions, head_dim] = dims(&keys);
         if positions * head_dim == 0 {
             return keys;

@@ -11,7 +11,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::flex::{Dispatched, has_own};
+use crate::flex::{DispatchBackend, has_native_ops};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 use crate::norm::rms_norm;
@@ -24,10 +24,10 @@ pub fn rotate(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleaved: boo
     if graph::records(&heads.device()) {
         return gradient::rotate(heads, cos, sin, interleaved);
     }
-    if !has_own(&heads.device()) {
+    if !has_native_ops(&heads.device()) {
         return reference::rotate(heads, cos, sin, interleaved);
     }
-    Tensor::from_dispatch(<Dispatched as RopeOps>::rotate(
+    Tensor::from_dispatch(<DispatchBackend as RopeOps>::rotate(
         heads.into_dispatch(),
         cos.into_dispatch(),
         sin.into_dispatch(),
@@ -58,10 +58,10 @@ pub fn rotate_normed(
 /// A key rotated to a position and then by the angles of a distance is the key rotated to the position that far
 /// on, so positions that have been left free can be closed up without computing keys again.
 pub fn rotate_by(keys: Tensor<3>, cos: Tensor<1>, sin: Tensor<1>, interleaved: bool) -> Tensor<3> {
-    if !has_own(&keys.device()) || keys.shape().num_elements() == 0 {
+    if !has_native_ops(&keys.device()) || keys.shape().num_elements() == 0 {
         return reference::rotate_by(keys, cos, sin, interleaved);
     }
-    Tensor::from_dispatch(<Dispatched as RopeOps>::rotate_by(
+    Tensor::from_dispatch(<DispatchBackend as RopeOps>::rotate_by(
         keys.into_dispatch(),
         cos.into_dispatch(),
         sin.into_dispatch(),

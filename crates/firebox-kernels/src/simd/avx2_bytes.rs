@@ -24,12 +24,12 @@ impl RowBytes for Avx2 {
     }
 
     #[inline(always)]
-    fn lower_twice((lower, _): Pair) -> Pair {
+    fn duplicate_lower((lower, _): Pair) -> Pair {
         (lower, lower)
     }
 
     #[inline(always)]
-    fn upper_twice((_, upper): Pair) -> Pair {
+    fn duplicate_upper((_, upper): Pair) -> Pair {
         (upper, upper)
     }
 
@@ -75,7 +75,7 @@ impl RowBytes for Avx2 {
     }
 
     #[inline(always)]
-    fn from_turned_i8(values: &[i8; LANES]) -> Self {
+    fn from_i8_transposed(values: &[i8; LANES]) -> Self {
         // SAFETY: see above.
         unsafe {
             let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

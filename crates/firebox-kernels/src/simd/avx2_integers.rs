@@ -65,17 +65,17 @@ impl Integers for Avx2 {
         // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
         let (first, second) = unsafe {
             (
-                turned(
-                    joined(_mm_loadu_si128(row(0)), _mm_loadu_si128(row(4))),
-                    joined(_mm_loadu_si128(row(1)), _mm_loadu_si128(row(5))),
-                    joined(_mm_loadu_si128(row(2)), _mm_loadu_si128(row(6))),
-                    joined(_mm_loadu_si128(row(3)), _mm_loadu_si128(row(7))),
+                transposed(
+                    concat(_mm_loadu_si128(row(0)), _mm_loadu_si128(row(4))),
+                    concat(_mm_loadu_si128(row(1)), _mm_loadu_si128(row(5))),
+                    concat(_mm_loadu_si128(row(2)), _mm_loadu_si128(row(6))),
+                    concat(_mm_loadu_si128(row(3)), _mm_loadu_si128(row(7))),
                 ),
-                turned(
-                    joined(_mm_loadu_si128(row(8)), _mm_loadu_si128(row(12))),
-                    joined(_mm_loadu_si128(row(9)), _mm_loadu_si128(row(13))),
-                    joined(_mm_loadu_si128(row(10)), _mm_loadu_si128(row(14))),
-                    joined(_mm_loadu_si128(row(11)), _mm_loadu_si128(row(15))),
+                transposed(
+                    concat(_mm_loadu_si128(row(8)), _mm_loadu_si128(row(12))),
+                    concat(_mm_loadu_si128(row(9)), _mm_loadu_si128(row(13))),
+                    concat(_mm_loadu_si128(row(10)), _mm_loadu_si128(row(14))),
+                    concat(_mm_loadu_si128(row(11)), _mm_loadu_si128(row(15))),
                 ),
             )
         };
@@ -201,14 +201,14 @@ fn eight_halves(words: __m256i) -> std::arch::x86_64::__m256 {
 
 /// Two halves as one register.
 #[inline(always)]
-fn joined(low: __m128i, high: __m128i) -> __m256i {
+fn concat(low: __m128i, high: __m128i) -> __m256i {
     // SAFETY: see the implementation of `Integers`.
     unsafe { _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high) }
 }
 
 /// The words of four registers, turned within every half: register `k` has the words `k` of each, side by side.
 #[inline(always)]
-fn turned(a: __m256i, b: __m256i, c: __m256i, d: __m256i) -> [__m256i; 4] {
+fn transposed(a: __m256i, b: __m256i, c: __m256i, d: __m256i) -> [__m256i; 4] {
     // SAFETY: see the implementation of `Integers`.
     unsafe {
         let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));

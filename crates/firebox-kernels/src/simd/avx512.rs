@@ -118,7 +118,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn peak(first: Self, second: Self) -> f32 {
+    fn max_magnitude(first: Self, second: Self) -> f32 {
         // SAFETY: see above.
         unsafe {
             let magnitude =

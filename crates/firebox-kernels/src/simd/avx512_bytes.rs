@@ -20,13 +20,13 @@ impl RowBytes for Avx512 {
     }
 
     #[inline(always)]
-    fn lower_twice(words: __m512i) -> __m512i {
+    fn duplicate_lower(words: __m512i) -> __m512i {
         // SAFETY: see above.
         unsafe { _mm512_shuffle_i32x4::<0b01_00_01_00>(words, words) }
     }
 
     #[inline(always)]
-    fn upper_twice(words: __m512i) -> __m512i {
+    fn duplicate_upper(words: __m512i) -> __m512i {
         // SAFETY: see above.
         unsafe { _mm512_shuffle_i32x4::<0b11_10_11_10>(words, words) }
     }
@@ -63,7 +63,7 @@ impl RowBytes for Avx512 {
     }
 
     #[inline(always)]
-    fn from_turned_i8(values: &[i8; LANES]) -> Self {
+    fn from_i8_transposed(values: &[i8; LANES]) -> Self {
         // SAFETY: see above.
         Self(unsafe {
             let order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

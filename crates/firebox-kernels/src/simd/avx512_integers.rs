@@ -50,26 +50,26 @@ impl Integers for Avx512 {
         let row = |index: usize| bytes.as_ptr().wrapping_add(index * stride).cast::<__m128i>();
         // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
         unsafe {
-            turned(
-                joined(
+            transposed(
+                concat(
                     _mm_loadu_si128(row(0)),
                     _mm_loadu_si128(row(4)),
                     _mm_loadu_si128(row(8)),
                     _mm_loadu_si128(row(12)),
                 ),
-                joined(
+                concat(
                     _mm_loadu_si128(row(1)),
                     _mm_loadu_si128(row(5)),
                     _mm_loadu_si128(row(9)),
                     _mm_loadu_si128(row(13)),
                 ),
-                joined(
+                concat(
                     _mm_loadu_si128(row(2)),
                     _mm_loadu_si128(row(6)),
                     _mm_loadu_si128(row(10)),
                     _mm_loadu_si128(row(14)),
                 ),
-                joined(
+                concat(
                     _mm_loadu_si128(row(3)),
                     _mm_loadu_si128(row(7)),
                     _mm_loadu_si128(row(11)),
@@ -86,25 +86,25 @@ impl Integers for Avx512 {
         // SAFETY: see above; the last row has just been seen to end within the slice, and earlier ones end before it.
         let [a, b, c, d] = unsafe {
             [
-                turned(
+                transposed(
                     _mm512_loadu_si512(row(0)),
                     _mm512_loadu_si512(row(1)),
                     _mm512_loadu_si512(row(2)),
                     _mm512_loadu_si512(row(3)),
                 ),
-                turned(
+                transposed(
                     _mm512_loadu_si512(row(4)),
                     _mm512_loadu_si512(row(5)),
                     _mm512_loadu_si512(row(6)),
                     _mm512_loadu_si512(row(7)),
                 ),
-                turned(
+                transposed(
                     _mm512_loadu_si512(row(8)),
                     _mm512_loadu_si512(row(9)),
                     _mm512_loadu_si512(row(10)),
                     _mm512_loadu_si512(row(11)),
                 ),
-                turned(
+                transposed(
                     _mm512_loadu_si512(row(12)),
                     _mm512_loadu_si512(row(13)),
                     _mm512_loadu_si512(row(14)),
@@ -244,7 +244,7 @@ impl Integers for Avx512 {
 
 /// Four quarters as one vector.
 #[inline(always)]
-fn joined(first: __m128i, second: __m128i, third: __m128i, fourth: __m128i) -> __m512i {
+fn concat(first: __m128i, second: __m128i, third: __m128i, fourth: __m128i) -> __m512i {
     // SAFETY: see the implementation of `Integers`.
     unsafe {
         let joined = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(first), second);
@@ -254,7 +254,7 @@ fn joined(first: __m128i, second: __m128i, third: __m128i, fourth: __m128i) -> _
 
 /// The words of four vectors, turned within every quarter: vector `k` has the words `k` of each, side by side.
 #[inline(always)]
-fn turned(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
+fn transposed(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
     // SAFETY: see the implementation of `Integers`.
     unsafe {
         let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));

@@ -12,9 +12,9 @@ const QUARTER: usize = LANES / 4;
 pub(crate) trait RowBytes: Integers {
     fn load_bytes(bytes: &[u8; VECTOR_BYTES]) -> Self::Words;
     /// The first half of the words, twice.
-    fn lower_twice(words: Self::Words) -> Self::Words;
+    fn duplicate_lower(words: Self::Words) -> Self::Words;
     /// The second half of the words, twice.
-    fn upper_twice(words: Self::Words) -> Self::Words;
+    fn duplicate_upper(words: Self::Words) -> Self::Words;
     /// Shifts the words of the first half left by so many bits, and those of the second by others.
     fn shl_halves<const LOWER: u32, const UPPER: u32>(words: Self::Words) -> Self::Words;
     /// The same to the right.
@@ -27,7 +27,7 @@ pub(crate) trait RowBytes: Integers {
     fn sums_of_quarters(vectors: [Self::Words; 4]) -> Self::Words;
 
     /// Signed bytes as numbers: first those of which the index is a multiple of four, then the ones behind those, and so on.
-    fn from_turned_i8(values: &[i8; LANES]) -> Self;
+    fn from_i8_transposed(values: &[i8; LANES]) -> Self;
 
     /// The four integers of a [quad](Integers::quads), none of them below -127 or above 127.
     fn small_integers(quad: &[u32; 2]) -> [i8; 4];
@@ -44,13 +44,13 @@ impl RowBytes for Portable {
     }
 
     #[inline(always)]
-    fn lower_twice(mut words: [u32; LANES]) -> [u32; LANES] {
+    fn duplicate_lower(mut words: [u32; LANES]) -> [u32; LANES] {
         words.copy_within(..LANES / 2, LANES / 2);
         words
     }
 
     #[inline(always)]
-    fn upper_twice(mut words: [u32; LANES]) -> [u32; LANES] {
+    fn duplicate_upper(mut words: [u32; LANES]) -> [u32; LANES] {
         words.copy_within(LANES / 2.., 0);
         words
     }
@@ -97,7 +97,7 @@ impl RowBytes for Portable {
     }
 
     #[inline(always)]
-    fn from_turned_i8(values: &[i8; LANES]) -> Self {
+    fn from_i8_transposed(values: &[i8; LANES]) -> Self {
         let mut numbers = [0.0; LANES];
         for (lane, number) in numbers.iter_mut().enumerate() {
             *number = f32::from(values[QUARTER * (lane % QUARTER) + lane / QUARTER]);
@@ -120,7 +120,7 @@ pub(super) fn small_of_pairs([even, odd]: &[u32; 2]) -> [i8; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Kernel, Lanes, on_each_kind};
+    use crate::simd::{Kernel, Lanes, on_each_instruction_set};
 
     /// Every operation on bytes that differ, against the portable one.
     struct Check(&'static str);
@@ -141,8 +141,8 @@ mod tests {
                 let (x, a) = (L::load_bytes(&bytes), Portable::load_bytes(&bytes));
                 let same = |found: L::Words, expected| assert_eq!(L::store_words(found), expected, "{name}");
                 same(x, a);
-                same(L::lower_twice(x), Portable::lower_twice(a));
-                same(L::upper_twice(x), Portable::upper_twice(a));
+                same(L::duplicate_lower(x), Portable::duplicate_lower(a));
+                same(L::duplicate_upper(x), Portable::duplicate_upper(a));
                 same(L::shl_halves::<4, 2>(x), Portable::shl_halves::<4, 2>(a));
                 same(L::shr_halves::<0, 3>(x), Portable::shr_halves::<0, 3>(a));
                 same(L::dot_bytes(x, &integers), Portable::dot_bytes(a, &integers));
@@ -151,8 +151,8 @@ mod tests {
                 same(L::sums_of_quarters(vectors), Portable::sums_of_quarters(four));
                 let (some, _) = integers.as_chunks();
                 assert_eq!(
-                    L::from_turned_i8(&some[0]).store(),
-                    Portable::from_turned_i8(&some[0]).store(),
+                    L::from_i8_transposed(&some[0]).store(),
+                    Portable::from_i8_transposed(&some[0]).store(),
                     "{name}"
                 );
                 let small: [i32; LANES] = std::array::from_fn(|_| next() as i32 % 128);
@@ -166,6 +166,6 @@ mod tests {
 
     #[test]
     fn bytes_are_worked_on_alike_everywhere() {
-        on_each_kind(Check);
+        on_each_instruction_set(Check);
     }
 }

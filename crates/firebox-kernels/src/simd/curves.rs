@@ -13,7 +13,7 @@ pub(crate) fn sigmoid<L: Lanes>(x: L) -> L {
 
 /// The normal distribution's share below `x`, within 2e-7.
 #[inline(always)]
-pub(crate) fn normal_share<L: Lanes>(x: L) -> L {
+pub(crate) fn normal_cdf<L: Lanes>(x: L) -> L {
     /// The share of the smaller side, over the density and `outward`, as a polynomial in `outward` stretched onto
     /// -1 to 1: Chebyshev interpolation over distances up to 14.7.
     const RATIO: [f32; 11] = [
@@ -47,7 +47,7 @@ pub(crate) fn normal_share<L: Lanes>(x: L) -> L {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Kernel, on_each_kind};
+    use crate::simd::{Kernel, on_each_instruction_set};
 
     struct CheckSigmoid(&'static str);
 
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_lanes_has_sigmoids() {
-        on_each_kind(CheckSigmoid);
+        on_each_instruction_set(CheckSigmoid);
     }
 
     /// Against Simpson's rule over the density, upwards from where it vanishes.
@@ -83,15 +83,15 @@ mod tests {
                 let x = step as f64 * width - 15.0;
                 share += width / 6.0 * (density(x) + 4.0 * density(x + width / 2.0) + density(x + width));
                 let x = (x + width) as f32;
-                let below = f64::from(normal_share(L::splat(x)).store()[step % 16]);
+                let below = f64::from(normal_cdf(L::splat(x)).store()[step % 16]);
                 // The square's rounding counts as often as the density's exponent is large.
                 let relative = 5e-7 + 1.2e-7 * f64::from(x * x / 2.0);
                 let tolerance = relative * share + f64::from(f32::MIN_POSITIVE);
                 assert!((below - share).abs() <= tolerance, "{}: {below} for {x}", self.0);
-                let above = f64::from(normal_share(L::splat(-x)).store()[step % 16]);
+                let above = f64::from(normal_cdf(L::splat(-x)).store()[step % 16]);
                 assert!((above - (1.0 - share)).abs() <= 2e-7, "{}: {above} for {}", self.0, -x);
             }
-            let special = |x: f32| normal_share(L::splat(x)).store()[3];
+            let special = |x: f32| normal_cdf(L::splat(x)).store()[3];
             assert_eq!((special(f32::NEG_INFINITY), special(f32::INFINITY)), (0.0, 1.0));
             assert!(special(f32::NAN).is_nan());
         }
@@ -99,6 +99,6 @@ mod tests {
 
     #[test]
     fn every_kind_of_lanes_has_normal_shares() {
-        on_each_kind(CheckShare);
+        on_each_instruction_set(CheckShare);
     }
 }

@@ -149,7 +149,7 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Kernel, Lanes, on_each_kind};
+    use crate::simd::{Kernel, Lanes, on_each_instruction_set};
 
     struct Check(&'static str);
 
@@ -168,6 +168,6 @@ mod tests {
 
     #[test]
     fn every_kind_of_doubles_calculates() {
-        on_each_kind(Check);
+        on_each_instruction_set(Check);
     }
 }

@@ -55,7 +55,7 @@ pub(crate) fn tanh<L: Lanes>(x: L) -> L {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Kernel, LANES, on_each_kind};
+    use crate::simd::{Kernel, LANES, on_each_instruction_set};
 
     struct Check(&'static str);
 
@@ -93,6 +93,6 @@ mod tests {
 
     #[test]
     fn every_kind_of_lanes_has_exponentials() {
-        on_each_kind(Check);
+        on_each_instruction_set(Check);
     }
 }

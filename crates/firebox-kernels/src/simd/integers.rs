@@ -231,7 +231,7 @@ fn dot_pair(bytes: u32, pair: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Kernel, on_each_kind};
+    use crate::simd::{Kernel, on_each_instruction_set};
 
     /// Every operation on words that differ in all their bits, against the portable one.
     struct Check(&'static str);
@@ -318,6 +318,6 @@ mod tests {
 
     #[test]
     fn words_are_worked_on_alike_everywhere() {
-        on_each_kind(Check);
+        on_each_instruction_set(Check);
     }
 }

@@ -18,13 +18,13 @@ mod avx512_integers;
 mod bytes;
 mod curves;
 mod doubles;
+pub(crate) mod f64_math;
 mod functions;
 mod integers;
 mod portable;
-pub(crate) mod wide;
 
 pub(crate) use bytes::{RowBytes, VECTOR_BYTES};
-pub(crate) use curves::{normal_share, sigmoid};
+pub(crate) use curves::{normal_cdf, sigmoid};
 pub(crate) use doubles::{DOUBLES, Doubles};
 pub(crate) use functions::{exp, tanh};
 pub(crate) use integers::{COLUMN_BYTES, Integers};
@@ -84,7 +84,7 @@ pub(crate) trait Lanes: RowBytes {
     /// The largest magnitude in two vectors; no number if there is one that is none: the bits of those are larger than
     /// those of infinity.
     #[inline(always)]
-    fn peak(first: Self, second: Self) -> f32 {
+    fn max_magnitude(first: Self, second: Self) -> f32 {
         let (first, second) = (first.store(), second.store());
         let mut bits = [0; LANES];
         for lane in 0..LANES {
@@ -145,7 +145,7 @@ pub fn instructions() -> &'static str {
 
 /// Runs a computation on every kind of lanes that this processor has, handing each its name.
 #[cfg(test)]
-pub(crate) fn on_each_kind<K: Kernel>(mut kernel: impl FnMut(&'static str) -> K) {
+pub(crate) fn on_each_instruction_set<K: Kernel>(mut kernel: impl FnMut(&'static str) -> K) {
     kernel("portable").run::<Portable>();
     #[cfg(target_arch = "x86_64")]
     {
@@ -240,20 +240,23 @@ mod tests {
                 let (mut one, other) = ([0.0; LANES], [-1e-41; LANES]);
                 one[lane] = value;
                 let (one, other) = (L::load(&one), L::load(&other));
-                assert_eq!((L::peak(one, other), L::peak(other, one)), (value.abs(), value.abs()));
-                assert!(L::peak(one, nan).is_nan() && L::peak(nan, one).is_nan());
+                assert_eq!(
+                    (L::max_magnitude(one, other), L::max_magnitude(other, one)),
+                    (value.abs(), value.abs())
+                );
+                assert!(L::max_magnitude(one, nan).is_nan() && L::max_magnitude(nan, one).is_nan());
             }
         }
     }
 
     #[test]
     fn lanes_calculate() {
-        on_each_kind(|_| CheckArithmetic);
+        on_each_instruction_set(|_| CheckArithmetic);
     }
 
     #[test]
     fn lanes_convert_every_value() {
-        on_each_kind(|_| CheckConversions);
+        on_each_instruction_set(|_| CheckConversions);
     }
 
     #[test]

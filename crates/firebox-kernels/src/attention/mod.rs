@@ -1,6 +1,6 @@
 //! Attention of some rows of one sequence over keys and values that may lie in several places.
 //!
-//! Each place is a [`Span`]. [`attend_span`] gathers from one of them and says with what weight, and [`merge`]
+//! Each place is a [`Span`]. [`span_attention`] gathers from one of them and says with what weight, and [`merge`]
 //! combines what several have given into what one long span would have given. So nothing is copied to be read
 //! together.
 
@@ -10,14 +10,14 @@ mod flex;
 #[cfg(feature = "autodiff")]
 mod gradient;
 mod kernel;
+mod kv_tensor;
 mod merge;
 mod products;
 pub mod reference;
 mod rows;
-mod stored;
 mod visibility;
 
-pub use stored::Stored;
+pub use kv_tensor::KvTensor;
 pub use visibility::Visibility;
 
 use std::ops::Range;
@@ -26,8 +26,8 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::flex::{Dispatched, has_own, is_flex};
-use stored::Held;
+use crate::flex::{DispatchBackend, has_native_ops, is_flex};
+use kv_tensor::KvPrimitive;
 
 /// Positions that are computed with as one piece, counted from the start of a span.
 ///
@@ -36,13 +36,13 @@ use stored::Held;
 pub const BLOCK: usize = 256;
 
 /// The widest head that accelerators have a version for.
-const WIDEST_HEAD: usize = 512;
+const MAX_HEAD_DIM: usize = 512;
 
 /// What a row sees, and how scores are made.
 ///
 /// A row sees no position after its own.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Attending {
+pub struct AttentionParams {
     /// The position of the first row; the others follow it.
     pub position: usize,
     /// How many positions a row sees, its own included; absent means all.
@@ -53,7 +53,7 @@ pub struct Attending {
     pub softcap: Option<f32>,
 }
 
-impl Attending {
+impl AttentionParams {
     /// What the row sees of `positions` keys, the first of which is at `position`, as indices from the first.
     pub(crate) fn visible(&self, row: usize, position: usize, positions: usize) -> Range<usize> {
         let end = self.position + row + 1;
@@ -67,9 +67,9 @@ impl Attending {
 #[derive(Debug, Clone)]
 pub struct Span {
     /// What queries are multiplied with.
-    pub keys: Stored,
+    pub keys: KvTensor,
     /// What is gathered.
-    pub values: Stored,
+    pub values: KvTensor,
     /// The position of the first key.
     pub position: usize,
     /// Which positions may be seen; absent means all.
@@ -96,14 +96,14 @@ impl Span {
 
 /// What rows have gathered from one span or several.
 #[derive(Debug, Clone)]
-pub struct Attended {
+pub struct AttentionOutput {
     /// The weighted mean of the values, `[rows, heads, head_dim]`; zeros where nothing was visible.
     pub output: Tensor<3>,
     /// The logarithm of the sum of all weights, `[rows, heads]`; -inf where nothing was visible.
     pub log_sum_exp: Tensor<2>,
 }
 
-impl Attended {
+impl AttentionOutput {
     fn nothing(shape: [usize; 3], device: &Device) -> Self {
         let [rows, heads, _] = shape;
         Self {
@@ -118,57 +118,62 @@ impl Attended {
 /// the sum of the weights and weigh nothing.
 ///
 /// On the CPU a row's result does not depend on the rows beside it or on the number of threads.
-pub fn attend(query: Tensor<3>, spans: &[Span], sinks: Option<Tensor<1>>, attending: Attending) -> Tensor<2> {
+pub fn attention(
+    query: Tensor<3>,
+    spans: &[Span],
+    sinks: Option<Tensor<1>>,
+    params: AttentionParams,
+) -> Tensor<2> {
     let [rows, heads, head_dim] = query.dims();
-    let nothing = || Attended::nothing([rows, heads, head_dim], &query.device());
+    let nothing = || AttentionOutput::nothing([rows, heads, head_dim], &query.device());
     let recorded = recorded(&query, spans);
     #[cfg(feature = "autodiff")]
     if recorded {
         for span in spans {
             span.check(heads, head_dim);
         }
-        if let Some(output) = gradient::attend(&query, spans, sinks.is_some(), attending) {
+        if let Some(output) = gradient::attention(&query, spans, sinks.is_some(), params) {
             return output.reshape([rows, heads * head_dim]);
         }
     }
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    if sinks.is_none() && rows * heads * head_dim > 0 && cube::attends(&query) {
-        return attend_each(query, vec![Part { rows, spans: spans.to_vec(), attending }]);
+    if sinks.is_none() && rows * heads * head_dim > 0 && cube::is_supported(&query) {
+        return batch_attention(query, vec![AttentionSequence { rows, spans: spans.to_vec(), params }]);
     }
     let parts = if is_flex(&query.device()) && !recorded {
         for span in spans {
             span.check(heads, head_dim);
         }
         let empty = rows * heads * head_dim == 0 || spans.iter().all(Span::is_empty);
-        let part = || Part { rows, spans: spans.to_vec(), attending };
-        vec![if empty { nothing() } else { flex::attend_each(query.clone(), vec![part()]) }]
+        let part = || AttentionSequence { rows, spans: spans.to_vec(), params };
+        vec![if empty { nothing() } else { flex::batch_attention(query.clone(), vec![part()]) }]
     } else if spans.is_empty() {
         vec![nothing()]
     } else {
-        spans.iter().map(|span| attend_span(query.clone(), span, attending)).collect()
+        spans.iter().map(|span| span_attention(query.clone(), span, params)).collect()
     };
-    merge_with(parts, sinks).output.reshape([rows, heads * head_dim])
+    merge_with_sinks(parts, sinks).output.reshape([rows, heads * head_dim])
 }
 
 /// Consecutive rows of one sequence, and what they gather from.
 #[derive(Debug, Clone)]
-pub struct Part {
+pub struct AttentionSequence {
     /// How many rows.
     pub rows: usize,
     /// What the sequence remembers.
     pub spans: Vec<Span>,
     /// What the rows see of it.
-    pub attending: Attending,
+    pub params: AttentionParams,
 }
 
-/// What the rows of several sequences gather, each from its own spans, `[rows, heads * head_dim]`: as [`attend`] has it
+/// What the rows of several sequences gather, each from its own spans, `[rows, heads * head_dim]`: as [`attention`] has it
 /// for every part alone. `query` is `[rows, heads, head_dim]`, the rows of one part after those of another.
 ///
 /// On the CPU threads meet once for all parts. On accelerators nothing is copied to be put together.
 ///
 /// # Panics
 /// If the parts have other rows than the queries.
-pub fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
+pub fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> Tensor<2> {
     let [rows, heads, head_dim] = query.dims();
     assert_eq!(parts.iter().map(|part| part.rows).sum::<usize>(), rows, "parts of other rows");
     let width = heads * head_dim;
@@ -177,17 +182,17 @@ pub fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
     }
     let recorded = || parts.iter().any(|part| recorded(&query, &part.spans));
     if !parts.is_empty() && rows * width > 0 && is_flex(&query.device()) && !recorded() {
-        return flex::attend_each(query, parts).output.reshape([rows, width]);
+        return flex::batch_attention(query, parts).output.reshape([rows, width]);
     }
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    if rows * width > 0 && cube::attends(&query) {
-        return cube::attend_each(query, parts);
+    if rows * width > 0 && cube::is_supported(&query) {
+        return cube::batch_attention(query, parts);
     }
     let mut first = 0;
     let mut attended = Vec::with_capacity(parts.len());
     for part in parts {
         let of_part = query.clone().narrow(0, first, part.rows);
-        attended.push(attend(of_part, &part.spans, None, part.attending));
+        attended.push(attention(of_part, &part.spans, None, part.params));
         first += part.rows;
     }
     match attended.len() {
@@ -195,54 +200,6 @@ pub fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
         1 => attended.remove(0),
         _ => Tensor::cat(attended, 0),
     }
-}
-
-/// What the rows of several sequences gather, each from its own sequence, `[rows, heads * head_dim]`: as [`attend`]
-/// has it for every one of them alone.
-///
-/// `query` is `[rows, heads, head_dim]`, `keys` and `values` are `[rows, kv_heads, head_dim]`, all of f32. The
-/// sequences lie one after the other, and `lengths` says how many rows each has. `attending` is that of each of them.
-///
-/// # Panics
-/// If the lengths do not add up to the rows.
-pub fn attend_sequences(
-    query: Tensor<3>,
-    keys: Tensor<3>,
-    values: Tensor<3>,
-    lengths: &[usize],
-    attending: Attending,
-) -> Tensor<2> {
-    let [rows, heads, head_dim] = query.dims();
-    let [_, kv_heads, _] = keys.dims();
-    assert_eq!(lengths.iter().sum::<usize>(), rows, "lengths of other rows");
-    assert_eq!(keys.dims(), [rows, kv_heads, head_dim], "keys of other rows");
-    assert_eq!(values.dims(), keys.dims(), "keys and values differ in shape");
-    assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} query heads over {kv_heads}");
-    #[cfg(feature = "autodiff")]
-    if rows * heads * head_dim > 0
-        && [query.device(), keys.device(), values.device()].iter().any(crate::graph::records)
-    {
-        return gradient::attend_sequences(query, keys, values, lengths, attending)
-            .reshape([rows, heads * head_dim]);
-    }
-    let mut first = 0;
-    let mut parts = Vec::with_capacity(lengths.len());
-    for &length in lengths.iter().filter(|length| **length > 0) {
-        let part = |all: &Tensor<3>| all.clone().narrow(0, first, length);
-        let stored = |all| Stored::Float(part(all).swap_dims(0, 1));
-        let span = Span {
-            keys: stored(&keys),
-            values: stored(&values),
-            position: attending.position,
-            visible: None,
-        };
-        parts.push(attend(part(&query), &[span], None, attending));
-        first += length;
-    }
-    if parts.is_empty() {
-        return query.reshape([rows, heads * head_dim]);
-    }
-    Tensor::cat(parts, 0)
 }
 
 /// Whether gradients on the CPU may be wanted of what is attended with or to.
@@ -253,43 +210,43 @@ fn recorded(_query: &Tensor<3>, _spans: &[Span]) -> bool {
     false
 }
 
-/// What the rows gather from one span; see [`attend`].
+/// What the rows gather from one span; see [`attention`].
 ///
 /// # Panics
-/// If shapes contradict each other or a dtype is none that [`Stored`] names.
-pub fn attend_span(query: Tensor<3>, span: &Span, attending: Attending) -> Attended {
+/// If shapes contradict each other or a dtype is none that [`KvTensor`] names.
+pub fn span_attention(query: Tensor<3>, span: &Span, params: AttentionParams) -> AttentionOutput {
     let [rows, heads, head_dim] = query.dims();
     let positions = span.len();
     span.check(heads, head_dim);
     if rows * heads * head_dim * positions == 0 {
-        return Attended::nothing([rows, heads, head_dim], &query.device());
+        return AttentionOutput::nothing([rows, heads, head_dim], &query.device());
     }
     let device = query.device();
-    let own = has_own(&device) && (is_flex(&device) || head_dim <= WIDEST_HEAD);
+    let own = has_native_ops(&device) && (is_flex(&device) || head_dim <= MAX_HEAD_DIM);
     if !own || recorded(&query, std::slice::from_ref(span)) {
-        return reference::attend_span(query, span, attending);
+        return reference::span_attention(query, span, params);
     }
-    let (output, log_sum_exp) = <Dispatched as AttendOps>::attend_span(
+    let (output, log_sum_exp) = <DispatchBackend as AttentionOps>::span_attention(
         query.into_dispatch(),
-        span.keys.held(),
-        span.values.held(),
+        span.keys.primitive(),
+        span.values.primitive(),
         span.position,
         span.visible.clone(),
-        attending,
+        params,
     );
-    Attended { output: Tensor::from_dispatch(output), log_sum_exp: Tensor::from_dispatch(log_sum_exp) }
+    AttentionOutput { output: Tensor::from_dispatch(output), log_sum_exp: Tensor::from_dispatch(log_sum_exp) }
 }
 
 /// What the same rows would have gathered from the spans of all parts together.
 ///
 /// # Panics
 /// If there is no part, or the parts differ in shape.
-pub fn merge(parts: Vec<Attended>) -> Attended {
-    merge_with(parts, None)
+pub fn merge(parts: Vec<AttentionOutput>) -> AttentionOutput {
+    merge_with_sinks(parts, None)
 }
 
-/// The same with sinks; see [`attend`].
-pub fn merge_with(mut parts: Vec<Attended>, sinks: Option<Tensor<1>>) -> Attended {
+/// The same with sinks; see [`attention`].
+pub fn merge_with_sinks(mut parts: Vec<AttentionOutput>, sinks: Option<Tensor<1>>) -> AttentionOutput {
     assert!(!parts.is_empty(), "nothing to merge");
     if parts.len() == 1 && sinks.is_none() || parts[0].output.dims()[0] == 0 {
         return parts.remove(0);
@@ -301,25 +258,28 @@ pub fn merge_with(mut parts: Vec<Attended>, sinks: Option<Tensor<1>>) -> Attende
         parts.into_iter().map(|part| (part.output, part.log_sum_exp)).unzip();
     // Sinks are one more part, but for having gathered nothing.
     sums.extend(sinks.map(|sinks| sinks.reshape([1, heads]).expand([rows, heads])));
-    if !has_own(&outputs[0].device()) {
+    if !has_native_ops(&outputs[0].device()) {
         return reference::merge(outputs, sums);
     }
     let outputs = if outputs.len() == 1 { outputs.remove(0) } else { Tensor::cat(outputs, 0) };
-    let (output, log_sum_exp) =
-        <Dispatched as AttendOps>::merge(outputs.into_dispatch(), Tensor::cat(sums, 0).into_dispatch(), rows);
-    Attended { output: Tensor::from_dispatch(output), log_sum_exp: Tensor::from_dispatch(log_sum_exp) }
+    let (output, log_sum_exp) = <DispatchBackend as AttentionOps>::merge(
+        outputs.into_dispatch(),
+        Tensor::cat(sums, 0).into_dispatch(),
+        rows,
+    );
+    AttentionOutput { output: Tensor::from_dispatch(output), log_sum_exp: Tensor::from_dispatch(log_sum_exp) }
 }
 
 /// The operations of backends that have versions of their own.
 #[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
-pub(crate) trait AttendOps: Backend {
-    fn attend_span(
+pub(crate) trait AttentionOps: Backend {
+    fn span_attention(
         query: FloatTensor<Self>,
-        #[extension_type] keys: Held<Self>,
-        #[extension_type] values: Held<Self>,
+        #[extension_type] keys: KvPrimitive<Self>,
+        #[extension_type] values: KvPrimitive<Self>,
         position: usize,
         visible: Option<Visibility>,
-        attending: Attending,
+        params: AttentionParams,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// Parts of `rows` rows, one after the other; logarithms beyond those of the outputs belong to sinks.

@@ -1,9 +1,9 @@
 //! Rows of a weight as numbers, in the order of the rows.
 
+use super::gemm::Place;
 use super::panel::{
     BLOCK, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, HALF_QUADS, IntegerPanel, IntegerRows, OUTPUTS,
 };
-use super::product::Place;
 use crate::simd::{Kernel, LANES, Lanes};
 
 /// Bytes from an input of a panel to the next.
@@ -52,9 +52,9 @@ fn convert<L: Lanes, W: IntegerRows>(integers: &IntegerPanel, panel: &mut FloatP
     let (zero, byte) = (L::splat(W::ZERO as f32), L::splat_word(0xFF));
     for (chunk, quads) in integers.quads.iter().enumerate() {
         for (quad, words) in quads.iter().enumerate() {
-            let half = if W::HALVED { quad / HALF_QUADS } else { 0 };
+            let half = if W::HALF_SCALES { quad / HALF_QUADS } else { 0 };
             let scale = integers.scales[chunk][half].lanes::<L>();
-            let least = if W::OFFSET { integers.least[chunk].lanes::<L>() } else { L::zero() };
+            let minimum = if W::HAS_MINIMUM { integers.minimum[chunk].lanes::<L>() } else { L::zero() };
             let words = words.words::<L>();
             let bytes = [
                 L::and(words, byte),
@@ -63,7 +63,7 @@ fn convert<L: Lanes, W: IntegerRows>(integers: &IntegerPanel, panel: &mut FloatP
                 L::shr::<24>(words),
             ];
             for (at, byte) in bytes.into_iter().enumerate() {
-                let number = L::to_floats(byte).sub(zero).mul(scale).add(least);
+                let number = L::to_floats(byte).sub(zero).mul(scale).add(minimum);
                 panel.set(chunk * CHUNK + 4 * quad + at, number);
             }
         }

@@ -4,31 +4,31 @@
 
 use std::ops::Range;
 
-use super::products::{Products, Weighted};
-use super::rows::{Ahead, ConvertedRows, StoredRows};
-use super::{Attending, BLOCK, Visibility};
+use super::products::{QueryKeyProducts, WeightedValues};
+use super::rows::{ConvertedRows, PrefetchRows, StoredRows};
+use super::{AttentionParams, BLOCK, Visibility};
 use crate::simd::{LANES, Lanes, exp, tanh};
 
 /// Positions whose keys or values are held in the first-level cache together.
-const PANEL: usize = 32;
+const PANEL_POSITIONS: usize = 32;
 
 /// With more groups of queries that are computed in registers together than this, converting a row once into the
 /// cache beats converting it again for each of them.
-const CONVERTED_IN_PLACE: usize = 3;
+const MAX_IN_PLACE_GROUPS: usize = 3;
 
 /// What all blocks of one attention have in common.
-pub(super) struct Scene<'a> {
+pub(super) struct Problem<'a> {
     /// `[rows, heads, head_dim]`
     pub queries: &'a [f32],
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    pub spans: Vec<Place>,
-    pub attending: Attending,
+    pub spans: Vec<SpanRows>,
+    pub params: AttentionParams,
 }
 
 /// A span, as the kernel reads it.
-pub(super) struct Place {
+pub(super) struct SpanRows {
     pub keys: StoredRows,
     pub values: StoredRows,
     pub positions: usize,
@@ -45,7 +45,7 @@ pub(super) struct Block {
     pub index: usize,
 }
 
-impl Scene<'_> {
+impl Problem<'_> {
     /// Query heads that share a head of keys.
     pub fn sharing(&self) -> usize {
         self.heads / self.kv_heads
@@ -58,17 +58,17 @@ impl Scene<'_> {
 
     /// Blocks of which some rows may see something, in order.
     pub fn blocks(&self, rows: &Range<usize>) -> impl Iterator<Item = Block> {
-        self.spans.iter().enumerate().flat_map(|(span, place)| {
-            let seen = |row| self.attending.visible(row, place.position, place.positions);
+        self.spans.iter().enumerate().flat_map(|(span, span_rows)| {
+            let seen = |row| self.params.visible(row, span_rows.position, span_rows.positions);
             let blocks = seen(rows.start).start / BLOCK..seen(rows.end - 1).end.div_ceil(BLOCK);
             blocks.map(move |index| Block { span, index })
         })
     }
 
     /// Room for what some rows gather with one head of keys.
-    pub fn nothing_gathered(&self, rows: &Range<usize>) -> Gathered {
+    pub fn new_accumulator(&self, rows: &Range<usize>) -> Accumulator {
         let queries = rows.len() * self.sharing();
-        Gathered {
+        Accumulator {
             sums: vec![0.0; queries * self.width()],
             highest: vec![f32::NEG_INFINITY; queries],
             totals: vec![0.0; queries],
@@ -76,8 +76,8 @@ impl Scene<'_> {
     }
 }
 
-/// What some queries have gathered, not yet divided by the sums of their weights.
-pub(super) struct Gathered {
+/// What some queries have accumulator, not yet divided by the sums of their weights.
+pub(super) struct Accumulator {
     /// `[queries, width]`
     pub sums: Vec<f32>,
     /// The highest score of each; weights are relative to it.
@@ -86,7 +86,7 @@ pub(super) struct Gathered {
     pub totals: Vec<f32>,
 }
 
-impl Gathered {
+impl Accumulator {
     /// Of one row of sums.
     #[inline(always)]
     fn width(&self) -> usize {
@@ -138,7 +138,7 @@ impl Gathered {
 
 /// The queries of some consecutive rows that share a head of keys, and room to compute with them.
 pub(super) struct Tile<'a> {
-    scene: &'a Scene<'a>,
+    problem: &'a Problem<'a>,
     kv_head: usize,
     rows: Range<usize>,
     width: usize,
@@ -148,24 +148,24 @@ pub(super) struct Tile<'a> {
     scores: Vec<f32>,
     /// What each query sees of the visible positions of a block.
     seen: Vec<Range<usize>>,
-    /// `[PANEL, width]`: keys or values that are not stored as they are computed with. Empty until there are some.
+    /// `[PANEL_POSITIONS, width]`: keys or values that are not stored as they are computed with. Empty until there are some.
     panel: Vec<f32>,
     /// The visible positions of a block, as indices from the start of its span.
     slots: Vec<usize>,
 }
 
 impl<'a> Tile<'a> {
-    pub fn new(scene: &'a Scene<'a>, kv_head: usize, rows: Range<usize>) -> Self {
-        let (sharing, head_dim, width) = (scene.sharing(), scene.head_dim, scene.width());
+    pub fn new(problem: &'a Problem<'a>, kv_head: usize, rows: Range<usize>) -> Self {
+        let (sharing, head_dim, width) = (problem.sharing(), problem.head_dim, problem.width());
         let count = rows.len() * sharing;
         let mut queries = vec![0.0; count * width];
         for (index, query) in queries.chunks_exact_mut(width).enumerate() {
             let (row, head) = (rows.start + index / sharing, kv_head * sharing + index % sharing);
-            let from = (row * scene.heads + head) * head_dim;
-            query[..head_dim].copy_from_slice(&scene.queries[from..from + head_dim]);
+            let from = (row * problem.heads + head) * head_dim;
+            query[..head_dim].copy_from_slice(&problem.queries[from..from + head_dim]);
         }
         Self {
-            scene,
+            problem,
             kv_head,
             rows,
             width,
@@ -177,45 +177,50 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Replaces what `gathered` holds by what the queries gather from one block. The keys of the next one are on their way
+    /// Replaces what `accumulator` holds by what the queries gather from one block. The keys of the next one are on their way
     /// then.
     #[inline(always)]
-    pub fn gather<L: Lanes>(&mut self, block: Block, next: Option<Block>, gathered: &mut Gathered) {
-        gathered.sums.fill(0.0);
-        gathered.highest.fill(f32::NEG_INFINITY);
-        gathered.totals.fill(0.0);
-        let place = &self.scene.spans[block.span];
-        let all = self.look(place, block.index);
-        let start = all.start / PANEL * PANEL;
-        for at in (start..all.end).step_by(PANEL) {
-            self.score_panel::<L>(place, at..(at + PANEL).min(all.end), at == start);
+    pub fn process_block<L: Lanes>(
+        &mut self,
+        block: Block,
+        next: Option<Block>,
+        accumulator: &mut Accumulator,
+    ) {
+        accumulator.sums.fill(0.0);
+        accumulator.highest.fill(f32::NEG_INFINITY);
+        accumulator.totals.fill(0.0);
+        let span_rows = &self.problem.spans[block.span];
+        let all = self.find_visible(span_rows, block.index);
+        let start = all.start / PANEL_POSITIONS * PANEL_POSITIONS;
+        for at in (start..all.end).step_by(PANEL_POSITIONS) {
+            self.score_panel::<L>(span_rows, at..(at + PANEL_POSITIONS).min(all.end), at == start);
         }
         for query in 0..self.seen.len() {
-            let (highest, total) = self.weigh::<L>(query);
-            gathered.highest[query] = highest;
-            gathered.totals[query] = total;
+            let (highest, total) = self.softmax::<L>(query);
+            accumulator.highest[query] = highest;
+            accumulator.totals[query] = total;
         }
-        for at in (start..all.end).step_by(PANEL) {
-            let slots = at..(at + PANEL).min(all.end);
-            self.sum_panel::<L>(place, slots, at == start, next, &mut gathered.sums);
+        for at in (start..all.end).step_by(PANEL_POSITIONS) {
+            let slots = at..(at + PANEL_POSITIONS).min(all.end);
+            self.sum_panel::<L>(span_rows, slots, at == start, next, &mut accumulator.sums);
         }
     }
 
     /// Finds the visible positions of a block and what each query sees of them. Returns what any of them sees.
     #[inline(always)]
-    fn look(&mut self, place: &Place, block: usize) -> Range<usize> {
-        let scene = self.scene;
+    fn find_visible(&mut self, span_rows: &SpanRows, block: usize) -> Range<usize> {
+        let problem = self.problem;
         let start = block * BLOCK;
-        let end = place.positions.min(start + BLOCK);
+        let end = span_rows.positions.min(start + BLOCK);
         self.slots.clear();
-        match &place.visible {
+        match &span_rows.visible {
             None => self.slots.extend(start..end),
             Some(visible) => self.slots.extend((start..end).filter(|index| visible.contains(*index))),
         }
         let (mut from, mut to) = (usize::MAX, 0);
-        for (row, seen) in self.rows.clone().zip(self.seen.chunks_exact_mut(scene.sharing())) {
-            let visible = scene.attending.visible(row, place.position, place.positions);
-            let (first, last) = match &place.visible {
+        for (row, seen) in self.rows.clone().zip(self.seen.chunks_exact_mut(problem.sharing())) {
+            let visible = problem.params.visible(row, span_rows.position, span_rows.positions);
+            let (first, last) = match &span_rows.visible {
                 None => (visible.start.clamp(start, end) - start, visible.end.clamp(start, end) - start),
                 Some(_) => (
                     self.slots.partition_point(|slot| *slot < visible.start),
@@ -233,13 +238,13 @@ impl<'a> Tile<'a> {
 
     /// The scores of some slots, before they are scaled: of the first of a block, or of later ones.
     #[inline(always)]
-    fn score_panel<L: Lanes>(&mut self, place: &Place, slots: Range<usize>, first: bool) {
-        let (scene, head, width) = (self.scene, self.kv_head, self.width);
+    fn score_panel<L: Lanes>(&mut self, span_rows: &SpanRows, slots: Range<usize>, first: bool) {
+        let (problem, head, width) = (self.problem, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
-        let ahead = self.ahead::<L>(&place.values, at[0]..at[0] + at.len(), first);
-        let products = Products { queries: &self.queries, seen: &self.seen, slots, width, ahead };
-        if in_place::<L>(&place.keys, self.seen.len()) && width == scene.head_dim {
-            match &place.keys {
+        let prefetch = self.prefetch::<L>(&span_rows.values, at[0]..at[0] + at.len(), first);
+        let products = QueryKeyProducts { queries: &self.queries, seen: &self.seen, slots, width, prefetch };
+        if in_place::<L>(&span_rows.keys, self.seen.len()) && width == problem.head_dim {
+            match &span_rows.keys {
                 StoredRows::F32(rows) => {
                     products.score::<L, _>(&rows.in_place::<f32>(head, at), &mut self.scores)
                 }
@@ -251,15 +256,15 @@ impl<'a> Tile<'a> {
                 }
             }
         } else {
-            let converted = convert::<L>(&place.keys, head, at, scene.head_dim, &mut self.panel, width);
+            let converted = convert::<L>(&span_rows.keys, head, at, problem.head_dim, &mut self.panel, width);
             products.score::<L, _>(&converted, &mut self.scores);
         }
     }
 
     /// Turns the scores of a query into weights relative to the highest, which it returns with their sum.
     #[inline(always)]
-    fn weigh<L: Lanes>(&mut self, query: usize) -> (f32, f32) {
-        let Attending { scale, softcap, .. } = self.scene.attending;
+    fn softmax<L: Lanes>(&mut self, query: usize) -> (f32, f32) {
+        let AttentionParams { scale, softcap, .. } = self.problem.params;
         let seen = self.seen[query].clone();
         if seen.is_empty() {
             return (f32::NEG_INFINITY, 0.0);
@@ -299,54 +304,56 @@ impl<'a> Tile<'a> {
 
     /// Asks the memory for the first keys of a block.
     #[inline(always)]
-    pub fn ask_for<L: Lanes>(&self, block: Block) {
-        let place = &self.scene.spans[block.span];
+    pub fn prefetch_keys<L: Lanes>(&self, block: Block) {
+        let span_rows = &self.problem.spans[block.span];
         let start = block.index * BLOCK;
-        if let Some(ahead) = self.ahead::<L>(&place.keys, start..place.positions.min(start + PANEL), true) {
-            ahead.ask::<L>(0..1, 1);
+        if let Some(prefetch) =
+            self.prefetch::<L>(&span_rows.keys, start..span_rows.positions.min(start + PANEL_POSITIONS), true)
+        {
+            prefetch.issue::<L>(0..1, 1);
         }
     }
 
-    /// Rows to ask the memory for meanwhile. Those that are read in place ask for the ones behind them, so that nobody has
+    /// Rows to ask the memory for meanwhile. Those that are read in span_rows ask for the ones behind them, so that nobody has
     /// asked for the first.
     #[inline(always)]
-    fn ahead<'s, L: Lanes>(
+    fn prefetch<'s, L: Lanes>(
         &self,
         stored: &'s StoredRows,
         mut positions: Range<usize>,
         first: bool,
-    ) -> Option<Ahead<'s>> {
-        let (head, head_dim) = (self.kv_head, self.scene.head_dim);
+    ) -> Option<PrefetchRows<'s>> {
+        let (head, head_dim) = (self.kv_head, self.problem.head_dim);
         if in_place::<L>(stored, self.seen.len()) {
             if !first {
                 return None;
             }
-            positions.end = positions.end.min(positions.start + stored.rows_ahead(head_dim));
+            positions.end = positions.end.min(positions.start + stored.rows_within_prefetch(head_dim));
         }
-        Some(Ahead { stored, head, positions, head_dim })
+        Some(PrefetchRows { stored, head, positions, head_dim })
     }
 
     /// Adds the weighted values of some slots, likewise. `next` is the block after this one.
     #[inline(always)]
     fn sum_panel<L: Lanes>(
         &mut self,
-        place: &Place,
+        span_rows: &SpanRows,
         slots: Range<usize>,
         first: bool,
         next: Option<Block>,
         sums: &mut [f32],
     ) {
-        let (scene, head, width) = (self.scene, self.kv_head, self.width);
+        let (problem, head, width) = (self.problem, self.kv_head, self.width);
         let at = &self.slots[slots.clone()];
-        let ahead = next.and_then(|next| {
-            let place = &scene.spans[next.span];
+        let prefetch = next.and_then(|next| {
+            let span_rows = &problem.spans[next.span];
             let start = next.index * BLOCK;
-            let upto = |slot: usize| (start + slot).min(place.positions);
-            self.ahead::<L>(&place.keys, upto(slots.start)..upto(slots.end), first)
+            let upto = |slot: usize| (start + slot).min(span_rows.positions);
+            self.prefetch::<L>(&span_rows.keys, upto(slots.start)..upto(slots.end), first)
         });
-        let weighted = Weighted { weights: &self.scores, seen: &self.seen, slots, width, ahead };
-        if in_place::<L>(&place.values, self.seen.len()) && width == scene.head_dim {
-            match &place.values {
+        let weighted = WeightedValues { weights: &self.scores, seen: &self.seen, slots, width, prefetch };
+        if in_place::<L>(&span_rows.values, self.seen.len()) && width == problem.head_dim {
+            match &span_rows.values {
                 StoredRows::F32(rows) => weighted.sum::<L, _>(&rows.in_place::<f32>(head, at), sums),
                 StoredRows::F16(rows) => weighted.sum::<L, _>(&rows.in_place::<u16>(head, at), sums),
                 StoredRows::Bytes { bytes, scales } => {
@@ -354,7 +361,8 @@ impl<'a> Tile<'a> {
                 }
             }
         } else {
-            let converted = convert::<L>(&place.values, head, at, scene.head_dim, &mut self.panel, width);
+            let converted =
+                convert::<L>(&span_rows.values, head, at, problem.head_dim, &mut self.panel, width);
             weighted.sum::<L, _>(&converted, sums);
         }
     }
@@ -363,7 +371,7 @@ impl<'a> Tile<'a> {
 /// Whether so many queries read rows where they are stored.
 #[inline(always)]
 fn in_place<L: Lanes>(stored: &StoredRows, queries: usize) -> bool {
-    matches!(stored, StoredRows::F32(_)) || queries <= CONVERTED_IN_PLACE * L::TILE_ROWS
+    matches!(stored, StoredRows::F32(_)) || queries <= MAX_IN_PLACE_GROUPS * L::TILE_ROWS
 }
 
 /// Rows of some slots, converted and with zeros behind them.
@@ -376,7 +384,7 @@ fn convert<'a, L: Lanes>(
     panel: &'a mut Vec<f32>,
     width: usize,
 ) -> ConvertedRows<'a> {
-    panel.resize(PANEL * width, 0.0);
+    panel.resize(PANEL_POSITIONS * width, 0.0);
     for (row, slot) in panel.chunks_exact_mut(width).zip(slots) {
         stored.convert::<L>(head, *slot, &mut row[..head_dim]);
     }

@@ -6,10 +6,10 @@ use burn::tensor::{DType, Int, Tensor};
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use super::cube;
-use super::{AttendOps, flex, reference};
+use super::{AttentionOps, flex, reference};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use crate::cube::is_cube;
-use crate::flex::{Dispatched, has_own, is_flex};
+use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 
 /// Bytes in a word.
 const WORD: usize = 4;
@@ -17,7 +17,7 @@ const WORD: usize = 4;
 /// Keys or values of consecutive positions. Strides between heads and between positions are free: a part of a
 /// larger buffer is read where it lies.
 #[derive(Debug, Clone)]
-pub enum Stored {
+pub enum KvTensor {
     /// f32 or f16, `[kv_heads, positions, head_dim]`.
     Float(Tensor<3>),
     /// Signed bytes, each standing for itself times the scale of its head and position.
@@ -30,15 +30,15 @@ pub enum Stored {
     },
 }
 
-impl Stored {
+impl KvTensor {
     /// The numbers `[kv_heads, positions, head_dim]` rounded to bytes: the largest magnitude of every head and
     /// position becomes 127.
     pub fn quantize(values: Tensor<3>) -> Self {
         let values = values.cast(DType::F32);
-        if !has_own(&values.device()) || values.shape().num_elements() == 0 {
+        if !has_native_ops(&values.device()) || values.shape().num_elements() == 0 {
             return reference::quantize(values);
         }
-        let (words, scales) = <Dispatched as AttendOps>::quantize(values.into_dispatch());
+        let (words, scales) = <DispatchBackend as AttentionOps>::quantize(values.into_dispatch());
         Self::Bytes { words: Tensor::from_dispatch(words), scales: Tensor::from_dispatch(scales) }
     }
 
@@ -195,19 +195,19 @@ impl Stored {
         [kv_heads, positions]
     }
 
-    pub(super) fn held(&self) -> Held<Dispatch> {
+    pub(super) fn primitive(&self) -> KvPrimitive<Dispatch> {
         match self.clone() {
-            Self::Float(values) => Held::Float(values.into_dispatch()),
+            Self::Float(values) => KvPrimitive::Float(values.into_dispatch()),
             Self::Bytes { words, scales } => {
-                Held::Bytes { words: words.into_dispatch(), scales: scales.into_dispatch() }
+                KvPrimitive::Bytes { words: words.into_dispatch(), scales: scales.into_dispatch() }
             }
         }
     }
 }
 
-/// [`Stored`] as a backend sees it.
+/// [`KvTensor`] as a backend sees it.
 #[derive(ExtensionType)]
-pub(crate) enum Held<B: Backend> {
+pub(crate) enum KvPrimitive<B: Backend> {
     Float(FloatTensor<B>),
     Bytes { words: IntTensor<B>, scales: FloatTensor<B> },
 }
@@ -228,15 +228,17 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_leaves_what_is_stored() {
-        let half = |values: Tensor<3>| Stored::Float(values.cast(DType::F16));
+        let half = |values: Tensor<3>| KvTensor::Float(values.cast(DType::F16));
         let before =
-            [Stored::Float(ramp([2, 6, 8])), half(ramp([2, 6, 8])), Stored::quantize(ramp([2, 6, 8]))];
+            [KvTensor::Float(ramp([2, 6, 8])), half(ramp([2, 6, 8])), KvTensor::quantize(ramp([2, 6, 8]))];
         let shapes = [(4, [2, 3, 8]), (0, [3, 1, 8]), (0, [1, 1, 8]), (0, [2, 1, 12]), (0, [2, 1, 4])];
         for before in before {
-            let numbers = |stored: &Stored| stored.dequantize(8).try_into_vec_as::<f32>().unwrap();
+            let numbers = |stored: &KvTensor| stored.dequantize(8).try_into_vec_as::<f32>().unwrap();
             let mut stored = before.clone();
             for (at, shape) in shapes {
-                for added in [Stored::Float(ramp(shape)), half(ramp(shape)), Stored::quantize(ramp(shape))] {
+                for added in
+                    [KvTensor::Float(ramp(shape)), half(ramp(shape)), KvTensor::quantize(ramp(shape))]
+                {
                     let refused = catch_unwind(AssertUnwindSafe(|| stored.assign(at, added)));
                     assert!(refused.is_err(), "{shape:?} from {at} on");
                     assert_eq!(numbers(&stored), numbers(&before));

@@ -7,8 +7,8 @@ use crate::simd::{Kernel, Lanes, dispatch};
 /// Numbers below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 16;
 
-/// Parts of the same rows, of a number of heads each.
-pub(super) struct Parts<'a> {
+/// PartialOutputs of the same rows, of a number of heads each.
+pub(super) struct PartialOutputs<'a> {
     /// `[parts, rows * heads, head_dim]`
     pub outputs: &'a [f32],
     /// `[parts, rows * heads]`, and possibly once more, for sinks.
@@ -18,7 +18,7 @@ pub(super) struct Parts<'a> {
     pub head_dim: usize,
 }
 
-impl Parts<'_> {
+impl PartialOutputs<'_> {
     /// The merged outputs and logarithms.
     pub fn merge(&self) -> (Vec<f32>, Vec<f32>) {
         let mut outputs = vec![0.0; self.queries * self.head_dim];
@@ -41,7 +41,7 @@ impl Parts<'_> {
 
 /// Some consecutive queries.
 struct Merge<'a> {
-    parts: &'a Parts<'a>,
+    parts: &'a PartialOutputs<'a>,
     first: usize,
     outputs: &'a mut [f32],
     log_sum_exps: &'a mut [f32],
@@ -50,7 +50,7 @@ struct Merge<'a> {
 impl Kernel for Merge<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Parts { outputs, log_sum_exps, queries, head_dim } = *self.parts;
+        let PartialOutputs { outputs, log_sum_exps, queries, head_dim } = *self.parts;
         for (index, merged) in self.log_sum_exps.iter_mut().enumerate() {
             let query = self.first + index;
             let mut highest = f32::NEG_INFINITY;

@@ -6,8 +6,8 @@ use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
-use super::stored::Held;
-use crate::flex::{dims, ordered};
+use super::kv_tensor::KvPrimitive;
+use crate::flex::{contiguous, dims};
 use crate::simd::{LANES, Lanes, f16_to_f32};
 
 /// Rows of keys or values, by their place in a list of positions.
@@ -32,36 +32,36 @@ pub(super) trait Row: Copy {
 }
 
 /// Bytes between what is read and what is asked for: about what arrives while the memory answers.
-const BYTES_AHEAD: usize = 4096;
+const PREFETCH_DISTANCE: usize = 4096;
 
 #[inline(always)]
 fn prefetch<L: Lanes, T>(vector: &[T; LANES]) {
-    L::prefetch(vector.as_ptr().cast::<u8>().wrapping_add(BYTES_AHEAD));
+    L::prefetch(vector.as_ptr().cast::<u8>().wrapping_add(PREFETCH_DISTANCE));
 }
 
 /// Bytes that arrive together.
-const LINE: usize = 64;
+const CACHE_LINE: usize = 64;
 
 /// Asks the memory for some bytes.
 #[inline(always)]
-pub(super) fn ask_for<L: Lanes>(bytes: &[u8]) {
-    for line in bytes.chunks(LINE) {
+pub(super) fn prefetch_bytes<L: Lanes>(bytes: &[u8]) {
+    for line in bytes.chunks(CACHE_LINE) {
         L::prefetch(line.as_ptr());
     }
 }
 
 /// Rows of a head that are converted next, and so are not asked for by those before them.
-pub(super) struct Ahead<'a> {
+pub(super) struct PrefetchRows<'a> {
     pub stored: &'a StoredRows,
     pub head: usize,
     pub positions: Range<usize>,
     pub head_dim: usize,
 }
 
-impl Ahead<'_> {
+impl PrefetchRows<'_> {
     /// Asks for as large a share of the rows as some of all queries are: whoever asks for more at once waits.
     #[inline(always)]
-    pub fn ask<L: Lanes>(&self, queries: Range<usize>, all: usize) {
+    pub fn issue<L: Lanes>(&self, queries: Range<usize>, all: usize) {
         let Self { stored, head, positions, head_dim } = self;
         let share = |query: usize| positions.start + positions.len() * query / all;
         for position in share(queries.start)..share(queries.end) {
@@ -79,15 +79,15 @@ pub(super) enum StoredRows {
 
 impl StoredRows {
     /// # Panics
-    /// If the dtype is none that [`Stored`](super::Stored) names.
-    pub fn new(held: Held<Flex>) -> Self {
+    /// If the dtype is none that [`KvTensor`](super::KvTensor) names.
+    pub fn new(held: KvPrimitive<Flex>) -> Self {
         match held {
-            Held::Float(values) => match values.dtype() {
+            KvPrimitive::Float(values) => match values.dtype() {
                 DType::F32 => Self::F32(Strided::rows(values)),
                 DType::F16 => Self::F16(Strided::rows(values)),
                 other => panic!("keys and values are f32, f16 or bytes, not {other:?}"),
             },
-            Held::Bytes { words, scales } => {
+            KvPrimitive::Bytes { words, scales } => {
                 assert!(matches!(words.dtype(), DType::I32 | DType::U32), "words are 32-bit integers");
                 assert_eq!(scales.dtype(), DType::F32, "scales of stored words");
                 let mut bytes = Strided::rows(words);
@@ -104,26 +104,26 @@ impl StoredRows {
         rows.tensor.layout().shape().dims::<3>()[0]
     }
 
-    /// Rows that lie within [`BYTES_AHEAD`].
+    /// Rows that lie within [`PREFETCH_DISTANCE`].
     #[inline(always)]
-    pub fn rows_ahead(&self, width: usize) -> usize {
+    pub fn rows_within_prefetch(&self, width: usize) -> usize {
         let bytes = match self {
             Self::F32(_) => 4 * width,
             Self::F16(_) => 2 * width,
             Self::Bytes { .. } => width,
         };
-        BYTES_AHEAD / bytes.max(1)
+        PREFETCH_DISTANCE / bytes.max(1)
     }
 
     /// Asks for a row.
     #[inline(always)]
     fn prefetch<L: Lanes>(&self, head: usize, position: usize, width: usize) {
         let (row, bytes): (&[u8], usize) = match self {
-            Self::F32(rows) => (bytemuck::cast_slice(rows.from::<f32>(head, position)), 4 * width),
-            Self::F16(rows) => (bytemuck::cast_slice(rows.from::<u16>(head, position)), 2 * width),
-            Self::Bytes { bytes, .. } => (bytes.from(head, position), width),
+            Self::F32(rows) => (bytemuck::cast_slice(rows.starting_at::<f32>(head, position)), 4 * width),
+            Self::F16(rows) => (bytemuck::cast_slice(rows.starting_at::<u16>(head, position)), 2 * width),
+            Self::Bytes { bytes, .. } => (bytes.starting_at(head, position), width),
         };
-        ask_for::<L>(&row[..bytes]);
+        prefetch_bytes::<L>(&row[..bytes]);
     }
 
     /// Converts a row, of which `row` takes as much as it has room for.
@@ -131,9 +131,9 @@ impl StoredRows {
     pub fn convert<L: Lanes>(&self, head: usize, position: usize, row: &mut [f32]) {
         let width = row.len();
         match self {
-            Self::F32(rows) => row.copy_from_slice(&rows.from(head, position)[..width]),
+            Self::F32(rows) => row.copy_from_slice(&rows.starting_at(head, position)[..width]),
             Self::F16(rows) => {
-                let stored: &[u16] = &rows.from(head, position)[..width];
+                let stored: &[u16] = &rows.starting_at(head, position)[..width];
                 let ((row, row_rest), (stored, stored_rest)) =
                     (row.as_chunks_mut::<LANES>(), stored.as_chunks::<LANES>());
                 for (row, stored) in row.iter_mut().zip(stored) {
@@ -144,8 +144,8 @@ impl StoredRows {
                 }
             }
             Self::Bytes { bytes, scales } => {
-                let stored: &[i8] = &bytes.from(head, position)[..width];
-                let scales: &[f32] = scales.from(head, position);
+                let stored: &[i8] = &bytes.starting_at(head, position)[..width];
+                let scales: &[f32] = scales.starting_at(head, position);
                 let scale = scales[0];
                 let ((row, row_rest), (stored, stored_rest)) =
                     (row.as_chunks_mut::<LANES>(), stored.as_chunks::<LANES>());
@@ -192,13 +192,13 @@ impl Strided {
     }
 
     fn contiguous(tensor: FlexTensor, head: usize, position: usize) -> Self {
-        let tensor = ordered(tensor);
+        let tensor = contiguous(tensor);
         Self { start: tensor.layout().start_offset(), head, position, tensor }
     }
 
     /// All elements from those of a head and position on.
     #[inline(always)]
-    pub fn from<T: bytemuck::Pod>(&self, head: usize, position: usize) -> &[T] {
+    pub fn starting_at<T: bytemuck::Pod>(&self, head: usize, position: usize) -> &[T] {
         let elements: &[T] = bytemuck::cast_slice(self.tensor.bytes());
         &elements[self.start + head * self.head + position * self.position..]
     }
@@ -332,7 +332,7 @@ impl Strided {
         head: usize,
         positions: &'a [usize],
     ) -> RowsInPlace<'a, T> {
-        RowsInPlace { elements: self.from(head, 0), stride: self.position, positions }
+        RowsInPlace { elements: self.starting_at(head, 0), stride: self.position, positions }
     }
 
     /// The same for bytes with scales.
@@ -345,7 +345,7 @@ impl Strided {
     ) -> BytesInPlace<'a> {
         BytesInPlace {
             bytes: self.in_place(head, positions),
-            scales: scales.from(head, 0),
+            scales: scales.starting_at(head, 0),
             stride: scales.position,
         }
     }

@@ -7,34 +7,35 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
-use super::stored::Held;
-use super::{AttendOps, Attending, Span, Stored, Visibility};
+use super::kv_tensor::KvPrimitive;
+use super::{AttentionOps, AttentionParams, KvTensor, Span, Visibility};
 use crate::flex::{dims, elements, tensor};
 use crate::graph::{Wanted, operand, record, records};
-use crate::matrix::{Left, Plain, Size, add};
+use crate::matrix::{Left, RowMajor, Size, add};
 use crate::simd::{Kernel, LANES, Lanes, dispatch, exp, tanh};
 
-/// Rows whose weights are computed together.
-const ROWS: usize = 64;
+/// Rows whose weights are computed rows_per_piece.
+const BLOCK_ROWS: usize = 64;
 
-/// Positions whose weights are computed together: with those of [`ROWS`] they stay in the second-level cache.
-const POSITIONS: usize = 256;
+/// Positions whose weights are computed rows_per_piece: with those of [`BLOCK_ROWS`] they stay in the second-level cache.
+const BLOCK_POSITIONS: usize = 256;
 
 /// Whether gradients may be wanted of what is attended with or to.
 pub(super) fn recorded(query: &Tensor<3>, spans: &[Span]) -> bool {
-    let of = |stored: &Stored| matches!(stored, Stored::Float(values) if records(&values.device()));
+    let of = |stored: &KvTensor| matches!(stored, KvTensor::Float(values) if records(&values.device()));
     records(&query.device()) || spans.iter().any(|span| of(&span.keys) || of(&span.values))
 }
 
 /// What rows gather from the one span of an attention as training has it, `[rows, heads, head_dim]`; nothing if this
 /// is another one.
-pub(super) fn attend(
+pub(super) fn attention(
     query: &Tensor<3>,
     spans: &[Span],
     sinks: bool,
-    attending: Attending,
+    params: AttentionParams,
 ) -> Option<Tensor<3>> {
-    let [Span { keys: Stored::Float(keys), values: Stored::Float(values), position, visible }] = spans else {
+    let [Span { keys: KvTensor::Float(keys), values: KvTensor::Float(values), position, visible }] = spans
+    else {
         return None;
     };
     let single = [query.dtype(), keys.dtype(), values.dtype()] == [DType::F32; 3];
@@ -43,11 +44,11 @@ pub(super) fn attend(
     }
     let operands = [query, keys, values].map(|tensor| operand(tensor.clone()));
     let [query, keys, values] = operands.each_ref().map(|operand| operand.numbers().to_contiguous());
-    let held = [&keys, &values].map(|stored| Held::Float(stored.clone()));
+    let held = [&keys, &values].map(|stored| KvPrimitive::Float(stored.clone()));
     let [held_keys, held_values] = held;
     let (output, log_sum_exp) =
-        Flex::attend_span(query.clone(), held_keys, held_values, *position, visible.clone(), attending);
-    let past = Past {
+        Flex::span_attention(query.clone(), held_keys, held_values, *position, visible.clone(), params);
+    let state = ForwardState {
         query,
         keys,
         values,
@@ -55,15 +56,15 @@ pub(super) fn attend(
         log_sum_exp,
         position: *position,
         visible: visible.clone(),
-        attending,
+        params,
     };
     Some(record(operands, output, move |gradient, wanted| {
-        only(past.backward(&gradient.to_contiguous()), wanted)
+        only(state.backward(&gradient.to_contiguous()), wanted)
     }))
 }
 
 /// An attention that has been computed.
-struct Past {
+struct ForwardState {
     /// `[rows, heads, head_dim]`
     query: FlexTensor,
     /// `[kv_heads, positions, head_dim]`
@@ -75,15 +76,15 @@ struct Past {
     log_sum_exp: FlexTensor,
     position: usize,
     visible: Option<Visibility>,
-    attending: Attending,
+    params: AttentionParams,
 }
 
-impl Past {
+impl ForwardState {
     /// The gradients of queries, keys and values.
     fn backward(&self, gradient: &FlexTensor) -> [FlexTensor; 3] {
         let [rows, heads, head_dim] = dims(&self.query);
         let [kv_heads, positions, _] = dims(&self.keys);
-        let (mut of_query, [mut of_keys, mut of_values]) = (
+        let (mut query_grad, [mut key_grad, mut value_grad]) = (
             vec![0.0; rows * heads * head_dim],
             [(); 2].map(|()| vec![0.0; kv_heads * positions * head_dim]),
         );
@@ -101,90 +102,12 @@ impl Past {
             steps: [positions * head_dim, head_dim],
             position: self.position,
             visible: self.visible.as_ref(),
-            attending: self.attending,
+            params: self.params,
         };
-        sequence.backward(&mut of_query, &mut of_keys, &mut of_values);
+        sequence.backward(&mut query_grad, &mut key_grad, &mut value_grad);
         let stored = [kv_heads, positions, head_dim];
-        [tensor(of_query, [rows, heads, head_dim]), tensor(of_keys, stored), tensor(of_values, stored)]
+        [tensor(query_grad, [rows, heads, head_dim]), tensor(key_grad, stored), tensor(value_grad, stored)]
     }
-}
-
-/// See [`attend_sequences`](super::attend_sequences).
-pub(super) fn attend_sequences(
-    query: Tensor<3>,
-    keys: Tensor<3>,
-    values: Tensor<3>,
-    lengths: &[usize],
-    attending: Attending,
-) -> Tensor<3> {
-    let operands = [query, keys, values].map(operand);
-    let [query, keys, values] = operands.each_ref().map(|operand| operand.numbers().to_contiguous());
-    let [rows, heads, head_dim] = dims(&query);
-    let [_, kv_heads, _] = dims(&keys);
-    let lengths: Vec<usize> = lengths.iter().copied().filter(|length| *length > 0).collect();
-    let mut starts = Vec::with_capacity(lengths.len());
-    let mut next = 0;
-    for length in &lengths {
-        starts.push(next);
-        next += length;
-    }
-    let parts: Vec<(FlexTensor, FlexTensor)> = starts
-        .par_iter()
-        .zip(&lengths)
-        .map(|(start, length)| {
-            let part = |all: &FlexTensor| all.narrow(0, *start, *length);
-            let held = |all: &FlexTensor| Held::Float(part(all).transpose(0, 1));
-            Flex::attend_span(part(&query), held(&keys), held(&values), attending.position, None, attending)
-        })
-        .collect();
-    let (mut output, mut sums) =
-        (Vec::with_capacity(rows * heads * head_dim), Vec::with_capacity(rows * heads));
-    for (part, part_sums) in &parts {
-        output.extend_from_slice(elements::<f32>(part));
-        sums.extend_from_slice(elements::<f32>(part_sums));
-    }
-    let output = tensor(output, [rows, heads, head_dim]);
-    let result = output.clone();
-    record(operands, result, move |gradient, wanted| {
-        let gradient = gradient.to_contiguous();
-        let mut of_query = vec![0.0; rows * heads * head_dim];
-        let [mut of_keys, mut of_values] = [(); 2].map(|()| vec![0.0; rows * kv_heads * head_dim]);
-        let mut sequences = Vec::with_capacity(lengths.len());
-        let (mut rest_query, mut rest_keys, mut rest_values) =
-            (&mut of_query[..], &mut of_keys[..], &mut of_values[..]);
-        for (start, length) in starts.iter().zip(&lengths) {
-            let (of_rows, of_positions) = (heads * head_dim, kv_heads * head_dim);
-            let part = |all, width: usize| &elements::<f32>(all)[start * width..][..length * width];
-            let sequence = Sequence {
-                query: part(&query, of_rows),
-                keys: part(&keys, of_positions),
-                values: part(&values, of_positions),
-                output: part(&output, of_rows),
-                gradient: part(&gradient, of_rows),
-                log_sum_exp: &sums[start * heads..],
-                rows: *length,
-                positions: *length,
-                heads: [heads, kv_heads],
-                head_dim,
-                steps: [head_dim, of_positions],
-                position: attending.position,
-                visible: None,
-                attending,
-            };
-            let (query, keys, values);
-            (query, rest_query) = rest_query.split_at_mut(length * of_rows);
-            (keys, rest_keys) = rest_keys.split_at_mut(length * of_positions);
-            (values, rest_values) = rest_values.split_at_mut(length * of_positions);
-            sequences.push((sequence, query, keys, values));
-        }
-        sequences
-            .into_par_iter()
-            .for_each(|(sequence, query, keys, values)| sequence.backward(query, keys, values));
-        let stored = [rows, kv_heads, head_dim];
-        let gradients =
-            [tensor(of_query, [rows, heads, head_dim]), tensor(of_keys, stored), tensor(of_values, stored)];
-        only(gradients, wanted)
-    })
 }
 
 /// Those that are wanted.
@@ -215,39 +138,39 @@ struct Sequence<'a> {
     /// The position of the first key.
     position: usize,
     visible: Option<&'a Visibility>,
-    attending: Attending,
+    params: AttentionParams,
 }
 
 /// What one head of queries adds to gradients: `[rows, head_dim]`, and twice `[positions, head_dim]`.
-struct Parts {
-    of_query: Vec<f32>,
-    of_keys: Vec<f32>,
-    of_values: Vec<f32>,
+struct HeadGradients {
+    query_grad: Vec<f32>,
+    key_grad: Vec<f32>,
+    value_grad: Vec<f32>,
 }
 
 impl Sequence<'_> {
     /// Adds the gradients of queries, keys and values, which lie as those do.
-    fn backward(&self, of_query: &mut [f32], of_keys: &mut [f32], of_values: &mut [f32]) {
+    fn backward(&self, query_grad: &mut [f32], key_grad: &mut [f32], value_grad: &mut [f32]) {
         let Self { heads: [heads, kv_heads], head_dim, steps: [head_step, position_step], .. } = *self;
         let sharing = heads / kv_heads;
-        let parts: Vec<Parts> = (0..heads)
+        let parts: Vec<HeadGradients> = (0..heads)
             .into_par_iter()
             .map(|head| {
                 let of = |count: usize| vec![0.0; count * head_dim];
-                let mut parts = Parts {
-                    of_query: of(self.rows),
-                    of_keys: of(self.positions),
-                    of_values: of(self.positions),
+                let mut parts = HeadGradients {
+                    query_grad: of(self.rows),
+                    key_grad: of(self.positions),
+                    value_grad: of(self.positions),
                 };
                 dispatch(Head { sequence: self, head, parts: &mut parts });
                 parts
             })
             .collect();
         for (head, parts) in parts.iter().enumerate() {
-            add_rows(&mut of_query[head * head_dim..], heads * head_dim, &parts.of_query, head_dim);
+            add_rows(&mut query_grad[head * head_dim..], heads * head_dim, &parts.query_grad, head_dim);
             let from = head / sharing * head_step;
-            add_rows(&mut of_keys[from..], position_step, &parts.of_keys, head_dim);
-            add_rows(&mut of_values[from..], position_step, &parts.of_values, head_dim);
+            add_rows(&mut key_grad[from..], position_step, &parts.key_grad, head_dim);
+            add_rows(&mut value_grad[from..], position_step, &parts.value_grad, head_dim);
         }
     }
 
@@ -277,14 +200,14 @@ fn add_rows(to: &mut [f32], step: usize, rows: &[f32], width: usize) {
 struct Head<'a> {
     sequence: &'a Sequence<'a>,
     head: usize,
-    parts: &'a mut Parts,
+    parts: &'a mut HeadGradients,
 }
 
 impl Kernel for Head<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { sequence, head, parts: Parts { of_query, of_keys, of_values } } = self;
-        let Sequence { rows, positions, heads: [heads, kv_heads], head_dim, position, attending, .. } =
+        let Self { sequence, head, parts: HeadGradients { query_grad, key_grad, value_grad } } = self;
+        let Sequence { rows, positions, heads: [heads, kv_heads], head_dim, position, params, .. } =
             *sequence;
         let stride = heads * head_dim;
         let query = &sequence.query[head * head_dim..];
@@ -292,62 +215,68 @@ impl Kernel for Head<'_> {
         let gradient = &sequence.gradient[head * head_dim..];
         let kv_head = head / (heads / kv_heads);
         let (keys, values) = (sequence.head(sequence.keys, kv_head), sequence.head(sequence.values, kv_head));
-        let (turned_keys, turned_values) = (turned(&keys, head_dim), turned(&values, head_dim));
+        let (turned_keys, turned_values) = (transposed(&keys, head_dim), transposed(&values, head_dim));
         let mut weights = Weights {
-            attending,
+            params,
             hidden: hidden(positions, sequence.visible),
-            weights: vec![0.0; ROWS * POSITIONS],
-            gradients: vec![0.0; ROWS * POSITIONS],
+            weights: vec![0.0; BLOCK_ROWS * BLOCK_POSITIONS],
+            gradients: vec![0.0; BLOCK_ROWS * BLOCK_POSITIONS],
         };
-        for first in (0..rows).step_by(ROWS) {
-            let count = ROWS.min(rows - first);
+        for first in (0..rows).step_by(BLOCK_ROWS) {
+            let count = BLOCK_ROWS.min(rows - first);
             let (query, gradient) = (&query[first * stride..], &gradient[first * stride..]);
             let output = &output[first * stride..];
-            let queries = Plain { values: query, stride, columns: head_dim };
-            let gradients = Plain { values: gradient, stride, columns: head_dim };
-            let end = attending.visible(first + count - 1, position, positions).end;
-            let mut from = attending.visible(first, position, positions).start / LANES * LANES;
+            let queries = RowMajor { values: query, stride, columns: head_dim };
+            let gradients = RowMajor { values: gradient, stride, columns: head_dim };
+            let end = params.visible(first + count - 1, position, positions).end;
+            let mut from = params.visible(first, position, positions).start / LANES * LANES;
             while from < end {
-                let width = POSITIONS.min(end - from);
+                let width = BLOCK_POSITIONS.min(end - from);
                 let scored = Size { rows: count, terms: head_dim, columns: width };
                 weights.weights.fill(0.0);
                 weights.gradients.fill(0.0);
-                let right = Plain { values: &turned_keys[from..], stride: positions, columns: width };
-                add::<L, _>(Left::new(query, stride), &right, scored, &mut weights.weights, POSITIONS);
-                let right = Plain { values: &turned_values[from..], stride: positions, columns: width };
-                add::<L, _>(Left::new(gradient, stride), &right, scored, &mut weights.gradients, POSITIONS);
+                let right = RowMajor { values: &turned_keys[from..], stride: positions, columns: width };
+                add::<L, _>(Left::new(query, stride), &right, scored, &mut weights.weights, BLOCK_POSITIONS);
+                let right = RowMajor { values: &turned_values[from..], stride: positions, columns: width };
+                add::<L, _>(
+                    Left::new(gradient, stride),
+                    &right,
+                    scored,
+                    &mut weights.gradients,
+                    BLOCK_POSITIONS,
+                );
                 for row in 0..count {
-                    let mut along = 0.0;
+                    let mut output_dot = 0.0;
                     let at = row * stride;
                     for (output, gradient) in output[at..][..head_dim].iter().zip(&gradient[at..]) {
-                        along += output * gradient;
+                        output_dot += output * gradient;
                     }
-                    let seen = attending.visible(first + row, position, positions);
+                    let seen = params.visible(first + row, position, positions);
                     let seen = seen.start.clamp(from, from + width) - from
                         ..seen.end.clamp(from, from + width) - from;
                     let sum = sequence.log_sum_exp[(first + row) * heads + head];
-                    weights.weigh::<L>(row, from, width, seen, sum, along);
+                    weights.weigh::<L>(row, from, width, seen, sum, output_dot);
                 }
                 let gathered = Size { rows: width, terms: count, columns: head_dim };
                 let at = from * head_dim;
-                let left = Left::turned(&weights.weights, POSITIONS);
-                add::<L, _>(left, &gradients, gathered, &mut of_values[at..], head_dim);
-                let left = Left::turned(&weights.gradients, POSITIONS);
-                add::<L, _>(left, &queries, gathered, &mut of_keys[at..], head_dim);
-                let left = Left::new(&weights.gradients, POSITIONS);
-                let right = Plain { values: &keys[at..], stride: head_dim, columns: head_dim };
+                let left = Left::transposed(&weights.weights, BLOCK_POSITIONS);
+                add::<L, _>(left, &gradients, gathered, &mut value_grad[at..], head_dim);
+                let left = Left::transposed(&weights.gradients, BLOCK_POSITIONS);
+                add::<L, _>(left, &queries, gathered, &mut key_grad[at..], head_dim);
+                let left = Left::new(&weights.gradients, BLOCK_POSITIONS);
+                let right = RowMajor { values: &keys[at..], stride: head_dim, columns: head_dim };
                 let returned = Size { rows: count, terms: width, columns: head_dim };
-                add::<L, _>(left, &right, returned, &mut of_query[first * head_dim..], head_dim);
-                from += POSITIONS;
+                add::<L, _>(left, &right, returned, &mut query_grad[first * head_dim..], head_dim);
+                from += BLOCK_POSITIONS;
             }
         }
     }
 }
 
-/// The weights of a block and their gradients, `[ROWS, POSITIONS]`; before, products of queries and keys, and of
+/// The weights of a block and their gradients, `[BLOCK_ROWS, BLOCK_POSITIONS]`; before, products of queries and keys, and of
 /// gradients and values.
 struct Weights {
-    attending: Attending,
+    params: AttentionParams,
     /// What is added to the score of every position: -inf where it is hidden.
     hidden: Vec<f32>,
     weights: Vec<f32>,
@@ -355,7 +284,7 @@ struct Weights {
 }
 
 impl Weights {
-    /// Turns products into weights and into the gradients of products. `along` is the gradient of the row's output
+    /// Turns products into weights and into the gradients of products. `output_dot` is the gradient of the row's output
     /// times the output, `seen` what the row sees of the block's positions.
     #[inline(always)]
     fn weigh<L: Lanes>(
@@ -365,12 +294,12 @@ impl Weights {
         width: usize,
         seen: std::ops::Range<usize>,
         log_sum_exp: f32,
-        along: f32,
+        output_dot: f32,
     ) {
-        let Attending { scale, softcap, .. } = self.attending;
+        let AttentionParams { scale, softcap, .. } = self.params;
         let padded = width.next_multiple_of(LANES);
-        let weights = &mut self.weights[row * POSITIONS..][..padded];
-        let gradients = &mut self.gradients[row * POSITIONS..][..padded];
+        let weights = &mut self.weights[row * BLOCK_POSITIONS..][..padded];
+        let gradients = &mut self.gradients[row * BLOCK_POSITIONS..][..padded];
         let hidden = &self.hidden[from..][..padded];
         if seen.is_empty() || log_sum_exp == f32::NEG_INFINITY {
             weights.fill(0.0);
@@ -389,7 +318,7 @@ impl Weights {
                 slope = slope.mul(L::splat(1.0).sub(tangent.mul(tangent)));
             }
             let share = exp(score.add(L::load(hidden)).sub(L::splat(log_sum_exp)));
-            let of_score = share.mul(L::load(gradient).sub(L::splat(along)));
+            let of_score = share.mul(L::load(gradient).sub(L::splat(output_dot)));
             *weight = share.store();
             *gradient = of_score.mul(slope).store();
         }
@@ -414,13 +343,13 @@ fn hidden(positions: usize, visible: Option<&Visibility>) -> Vec<f32> {
 }
 
 /// The transpose of rows of such a width.
-fn turned(rows: &[f32], width: usize) -> Vec<f32> {
+fn transposed(rows: &[f32], width: usize) -> Vec<f32> {
     let count = rows.len() / width;
-    let mut turned = vec![0.0; rows.len()];
-    for (column, turned) in turned.chunks_exact_mut(count).enumerate() {
-        for (number, row) in turned.iter_mut().zip(rows.chunks_exact(width)) {
+    let mut transposed = vec![0.0; rows.len()];
+    for (column, transposed) in transposed.chunks_exact_mut(count).enumerate() {
+        for (number, row) in transposed.iter_mut().zip(rows.chunks_exact(width)) {
             *number = row[column];
         }
     }
-    turned
+    transposed
 }

@@ -6,8 +6,9 @@
 mod support;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use firebox_kernels::attend::{
-    Attended, Attending, BLOCK, Span, Stored, Visibility, attend, attend_span, merge, merge_with, reference,
+use firebox_kernels::attention::{
+    AttentionOutput, AttentionParams, BLOCK, KvTensor, Span, Visibility, attention, merge, merge_with_sinks,
+    reference, span_attention,
 };
 use proptest::prelude::*;
 use support::{assert_close, bits, numbers, random, values};
@@ -20,11 +21,11 @@ enum Storage {
 }
 
 impl Storage {
-    fn store(self, values: Tensor<3>) -> Stored {
+    fn store(self, values: Tensor<3>) -> KvTensor {
         match self {
-            Self::F32 => Stored::Float(values),
-            Self::F16 => Stored::Float(values.cast(DType::F16)),
-            Self::Bytes => Stored::quantize(values),
+            Self::F32 => KvTensor::Float(values),
+            Self::F16 => KvTensor::Float(values.cast(DType::F16)),
+            Self::Bytes => KvTensor::quantize(values),
         }
     }
 }
@@ -50,8 +51,8 @@ struct Case {
 }
 
 impl Case {
-    fn attending(&self) -> Attending {
-        Attending { position: self.position, window: self.window, scale: 0.3, softcap: self.softcap }
+    fn params(&self) -> AttentionParams {
+        AttentionParams { position: self.position, window: self.window, scale: 0.3, softcap: self.softcap }
     }
 
     fn query(&self) -> Tensor<3> {
@@ -86,16 +87,16 @@ impl Case {
 }
 
 /// Some consecutive positions.
-fn part(stored: &Stored, from: usize, count: usize) -> Stored {
+fn part(stored: &KvTensor, from: usize, count: usize) -> KvTensor {
     match stored {
-        Stored::Float(values) => Stored::Float(cut(values, from, count)),
-        Stored::Bytes { words, scales } if count > 0 => Stored::Bytes {
+        KvTensor::Float(values) => KvTensor::Float(cut(values, from, count)),
+        KvTensor::Bytes { words, scales } if count > 0 => KvTensor::Bytes {
             words: words.clone().narrow(1, from, count),
             scales: scales.clone().narrow(1, from, count),
         },
-        Stored::Bytes { words, scales } => {
+        KvTensor::Bytes { words, scales } => {
             let [heads, _, width] = words.dims();
-            Stored::Bytes {
+            KvTensor::Bytes {
                 words: Tensor::zeros([heads, 0, width], (&words.device(), words.dtype())),
                 scales: Tensor::zeros([heads, 0], &scales.device()),
             }
@@ -153,14 +154,14 @@ fn cases(most_positions: usize) -> impl Strategy<Value = Case> {
     )
 }
 
-fn assert_attended_close(found: Attended, expected: Attended, tolerance: f32) {
+fn assert_attended_close(found: AttentionOutput, expected: AttentionOutput, tolerance: f32) {
     assert_close(found.output, expected.output, tolerance);
     assert_logarithms_close(found.log_sum_exp, expected.log_sum_exp, tolerance);
 }
 
 /// What attention means, one number after the other in f64. Absent where nothing is visible.
 fn plainly(case: &Case, span: &Span, row: usize, head: usize) -> Option<(Vec<f64>, f64)> {
-    let stored = |stored: &Stored| values(stored.dequantize(case.head_dim));
+    let stored = |stored: &KvTensor| values(stored.dequantize(case.head_dim));
     let (keys, values, query) = (stored(&span.keys), stored(&span.values), values(case.query()));
     let at = |numbers: &[f32], index: usize| -> Vec<f64> {
         numbers[index * case.head_dim..][..case.head_dim].iter().map(|number| f64::from(*number)).collect()
@@ -193,13 +194,13 @@ fn assert_logarithms_close(found: Tensor<2>, expected: Tensor<2>, tolerance: f32
     }
 }
 
-fn assert_same(found: Attended, expected: Attended) {
+fn assert_same(found: AttentionOutput, expected: AttentionOutput) {
     assert_eq!(bits(found.output), bits(expected.output));
     assert_eq!(bits(found.log_sum_exp), bits(expected.log_sum_exp));
 }
 
-fn rows_of(attended: &Attended, from: usize, count: usize) -> Attended {
-    Attended {
+fn rows_of(attended: &AttentionOutput, from: usize, count: usize) -> AttentionOutput {
+    AttentionOutput {
         output: attended.output.clone().narrow(0, from, count),
         log_sum_exp: attended.log_sum_exp.clone().narrow(0, from, count),
     }
@@ -211,8 +212,8 @@ proptest! {
     #[test]
     fn one_span(case in cases(700)) {
         let (query, span) = (case.query(), case.span());
-        let expected = reference::attend_span(query.clone(), &span, case.attending());
-        assert_attended_close(attend_span(query, &span, case.attending()), expected, 1e-5);
+        let expected = reference::span_attention(query.clone(), &span, case.params());
+        assert_attended_close(span_attention(query, &span, case.params()), expected, 1e-5);
     }
 
     #[test]
@@ -220,7 +221,7 @@ proptest! {
         let (row, head) = (row % case.rows, head % (case.kv_heads * case.sharing));
         let span = case.span();
         let expected = plainly(&case, &span, row, head);
-        let Attended { output, log_sum_exp } = reference::attend_span(case.query(), &span, case.attending());
+        let AttentionOutput { output, log_sum_exp } = reference::span_attention(case.query(), &span, case.params());
         let output = values(output.slice([row..row + 1, head..head + 1]));
         let sum = values(log_sum_exp.slice([row..row + 1, head..head + 1]))[0];
         match expected {
@@ -243,22 +244,22 @@ proptest! {
         let from = from % case.rows;
         let count = count.min(case.rows - from);
         let (query, span) = (case.query(), case.span());
-        let all = attend_span(query.clone(), &span, case.attending());
-        let some = Attending { position: case.position + from, ..case.attending() };
-        assert_same(attend_span(query.narrow(0, from, count), &span, some), rows_of(&all, from, count));
+        let all = span_attention(query.clone(), &span, case.params());
+        let some = AttentionParams { position: case.position + from, ..case.params() };
+        assert_same(span_attention(query.narrow(0, from, count), &span, some), rows_of(&all, from, count));
     }
 
     /// Positions that came later, and whole blocks that nobody sees, make no difference.
     #[test]
     fn more_positions_than_are_seen(case in cases(700)) {
         let (query, span) = (case.query(), case.span());
-        let all = attend_span(query.clone(), &span, case.attending());
+        let all = span_attention(query.clone(), &span, case.params());
         let end = (case.position + case.rows).saturating_sub(case.start).min(case.positions);
         let window = case.window.unwrap_or(usize::MAX);
         let start = (case.position + 1).saturating_sub(window).saturating_sub(case.start).min(end);
         let start = start / BLOCK * BLOCK;
         let seen = part_of_span(&span, start, end - start);
-        assert_same(attend_span(query, &seen, case.attending()), all);
+        assert_same(span_attention(query, &seen, case.params()), all);
     }
 
     #[test]
@@ -271,8 +272,8 @@ proptest! {
         cuts.sort_unstable();
         let spans: Vec<_> =
             cuts.windows(2).map(|cut| part_of_span(&span, cut[0], cut[1] - cut[0])).collect();
-        let parts = || spans.iter().map(|span| attend_span(query.clone(), span, case.attending())).collect();
-        let whole = attend_span(query.clone(), &span, case.attending());
+        let parts = || spans.iter().map(|span| span_attention(query.clone(), span, case.params())).collect();
+        let whole = span_attention(query.clone(), &span, case.params());
         assert_attended_close(merge(parts()), whole.clone(), 1e-6);
 
         let heads = case.kv_heads * case.sharing;
@@ -283,9 +284,9 @@ proptest! {
             sums.push(sinks.clone().reshape([1, heads]).expand([case.rows, heads]));
         }
         let expected = reference::merge(outputs, sums);
-        assert_attended_close(merge_with(parts(), sinks.clone()), expected.clone(), 2e-6);
+        assert_attended_close(merge_with_sinks(parts(), sinks.clone()), expected.clone(), 2e-6);
         let output = expected.output.reshape([case.rows, heads * case.head_dim]);
-        assert_close(attend(query, &spans, sinks, case.attending()), output, 2e-6);
+        assert_close(attention(query, &spans, sinks, case.params()), output, 2e-6);
     }
 
     /// Sinks weigh as a key would whose score they are and whose value is zero.
@@ -294,8 +295,8 @@ proptest! {
         let heads = case.kv_heads * case.sharing;
         let sinks = random([heads], case.seed + 9);
         let (query, span) = (case.query(), case.span());
-        let attended = attend_span(query.clone(), &span, case.attending());
-        let found = values(attend(query, &[span], Some(sinks.clone()), case.attending()));
+        let attended = span_attention(query.clone(), &span, case.params());
+        let found = values(attention(query, &[span], Some(sinks.clone()), case.params()));
         let (output, sums, sinks) = (values(attended.output), values(attended.log_sum_exp), values(sinks));
         for (index, found) in found.into_iter().enumerate() {
             let (sum, sink) = (sums[index / case.head_dim], sinks[index / case.head_dim % heads]);
@@ -309,7 +310,7 @@ proptest! {
         let (query, span) = (case.query(), case.span());
         let compute = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            pool.install(|| attend_span(query.clone(), &span, case.attending()))
+            pool.install(|| span_attention(query.clone(), &span, case.params()))
         };
         let alone = compute(1);
         for threads in [2, 3, 16] {
@@ -325,8 +326,8 @@ proptest! {
         if zeros {
             numbers = numbers.slice_fill([0..1, 0..1, 0..head_dim], 0.0);
         }
-        let (found, expected) = (Stored::quantize(numbers.clone()), reference::quantize(numbers.clone()));
-        let (Stored::Bytes { words, scales }, Stored::Bytes { words: expected, scales: expected_scales }) =
+        let (found, expected) = (KvTensor::quantize(numbers.clone()), reference::quantize(numbers.clone()));
+        let (KvTensor::Bytes { words, scales }, KvTensor::Bytes { words: expected, scales: expected_scales }) =
             (found.clone(), expected) else { unreachable!() };
         prop_assert_eq!(bits(scales.clone()), bits(expected_scales));
         words.into_data().assert_eq(&expected.into_data(), true);
@@ -353,15 +354,15 @@ proptest! {
         let pass = random([from + tokens, heads, head_dim], seed).mul_scalar(1e5);
         let dtype = if half { DType::F16 } else { DType::F32 };
         let added = pass.narrow(0, from, tokens).swap_dims(0, 1);
-        let Stored::Float(before) = storage.store(random([heads, room, head_dim], seed + 1))
+        let KvTensor::Float(before) = storage.store(random([heads, room, head_dim], seed + 1))
         else { unreachable!() };
         let slots = [0..heads, at..at + tokens, 0..head_dim];
         let expected = before.clone().slice_assign(slots, added.clone().cast(dtype));
         let untouched = values(before.clone().cast(DType::F32));
         let other = held.then(|| before.clone());
-        let mut stored = Stored::Float(before);
-        stored.assign(at, Stored::Float(added));
-        let Stored::Float(found) = stored else { unreachable!() };
+        let mut stored = KvTensor::Float(before);
+        stored.assign(at, KvTensor::Float(added));
+        let KvTensor::Float(found) = stored else { unreachable!() };
         found.into_data().assert_eq(&expected.into_data(), true);
         if let Some(other) = other {
             prop_assert_eq!(values(other.cast(DType::F32)), untouched);
@@ -386,7 +387,7 @@ proptest! {
             values: case.values.store(put(span.values.dequantize(case.head_dim))),
             ..span.clone()
         };
-        let found = values(attend(put(case.query()), &[span.clone(), odd_span], None, case.attending()));
+        let found = values(attention(put(case.query()), &[span.clone(), odd_span], None, case.params()));
         let heads = case.kv_heads * case.sharing;
         prop_assert_eq!(found.len(), case.rows * heads * case.head_dim);
         let odd_query = place(found.len()) / case.head_dim;
@@ -430,7 +431,7 @@ fn bytes_do_not_hide_what_is_no_number() {
     let clean = random([2, 3, HEAD_DIM], 8);
     for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let spoiled = clean.clone().slice_fill([1..2, 1..2, 7..8], odd);
-        for quantize in [Stored::quantize as fn(Tensor<3>) -> Stored, reference::quantize] {
+        for quantize in [KvTensor::quantize as fn(Tensor<3>) -> KvTensor, reference::quantize] {
             let numbers = |from: &Tensor<3>| values(quantize(from.clone()).dequantize(HEAD_DIM));
             let (found, expected) = (numbers(&spoiled), numbers(&clean));
             let rows = found.chunks(HEAD_DIM).zip(expected.chunks(HEAD_DIM));
@@ -453,12 +454,12 @@ fn nothing_visible_gives_zeros() {
     let later = Span { position: 300, ..case.span() };
     let empty = part_of_span(&case.span(), 0, 0);
     for span in [&hidden, &later, &empty] {
-        let attended = attend_span(case.query(), span, case.attending());
+        let attended = span_attention(case.query(), span, case.params());
         assert!(values(attended.output).into_iter().all(|value| value == 0.0));
         assert!(values(attended.log_sum_exp).into_iter().all(|value| value == f32::NEG_INFINITY));
     }
     let spans = [hidden, later, empty];
-    let all = |spans: &[Span], sinks| values(attend(case.query(), spans, sinks, case.attending()));
+    let all = |spans: &[Span], sinks| values(attention(case.query(), spans, sinks, case.params()));
     let sinks = random([6], 1);
     assert!(all(&spans, None).into_iter().all(|value| value == 0.0));
     assert!(all(&spans, Some(sinks.clone())).into_iter().all(|value| value == 0.0));
@@ -472,8 +473,8 @@ fn nothing_visible_gives_zeros() {
 #[test]
 fn no_rows() {
     let case = Case { rows: 0, ..case() };
-    assert_eq!(attend(case.query(), &[case.span()], None, case.attending()).dims(), [0, 6 * 24]);
-    assert_eq!(attend(case.query(), &[case.span(), case.span()], None, case.attending()).dims(), [0, 6 * 24]);
+    assert_eq!(attention(case.query(), &[case.span()], None, case.params()).dims(), [0, 6 * 24]);
+    assert_eq!(attention(case.query(), &[case.span(), case.span()], None, case.params()).dims(), [0, 6 * 24]);
 }
 
 /// What a position holds that nobody may see does not matter, even if it is no number.
@@ -481,10 +482,10 @@ fn no_rows() {
 fn hidden_positions_hold_anything() {
     let case = case();
     let span = case.span();
-    let spoil = |stored: &Stored| match stored {
-        Stored::Float(values) => {
+    let spoil = |stored: &KvTensor| match stored {
+        KvTensor::Float(values) => {
             let spoiled = values.clone().slice_fill([0..2, 7..8, 0..24], f32::NAN);
-            Stored::Float(spoiled.slice_fill([0..2, 299..300, 0..24], f32::NAN))
+            KvTensor::Float(spoiled.slice_fill([0..2, 299..300, 0..24], f32::NAN))
         }
         _ => unreachable!(),
     };
@@ -492,7 +493,7 @@ fn hidden_positions_hold_anything() {
     let expected = Span { visible: Some(visible.clone()), ..span.clone() };
     let spoiled =
         Span { keys: spoil(&span.keys), values: spoil(&span.values), visible: Some(visible), ..span };
-    let first = |span| rows_of(&attend_span(case.query(), span, case.attending()), 0, 1);
+    let first = |span| rows_of(&span_attention(case.query(), span, case.params()), 0, 1);
     assert_same(first(&spoiled), first(&expected));
 }
 
@@ -500,12 +501,12 @@ fn hidden_positions_hold_anything() {
 fn a_long_prompt_in_pieces_of_any_length() {
     let case = Case { rows: 300, head_dim: 64, start: 0, position: 0, window: Some(190), ..case() };
     let (query, span) = (case.query(), case.span());
-    let all = attend_span(query.clone(), &span, case.attending());
+    let all = span_attention(query.clone(), &span, case.params());
     let mut at = 0;
     for count in [1, 2, 3, 1, 64, 65, 30, 127, 7] {
-        let piece = Attending { position: at, ..case.attending() };
+        let piece = AttentionParams { position: at, ..case.params() };
         let found =
-            attend_span(query.clone().narrow(0, at, count), &part_of_span(&span, 0, at + count), piece);
+            span_attention(query.clone().narrow(0, at, count), &part_of_span(&span, 0, at + count), piece);
         assert_same(found, rows_of(&all, at, count));
         at += count;
     }

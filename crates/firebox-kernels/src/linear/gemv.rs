@@ -1,11 +1,11 @@
 //! A single row of activations times a weight, or a few, the case of decoding: the same sums as with many rows, to the
 //! last bit, and nothing between the memory and the multiplication.
 
-use super::activations::{Few, Integers};
+use super::activations::{QuantizedChunk, RowGroup};
+use super::gemm::Place;
 use super::panel::{
-    BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, Unpacked,
+    BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, UnpackTarget,
 };
-use super::product::Place;
 use crate::simd::{COLUMN_BYTES, LANES, Lanes};
 
 /// The products of a single row, whose weights are read in the order of the memory and never unpacked.
@@ -51,11 +51,11 @@ fn across<L: Lanes>(vectors: &[Floats; OUTPUTS]) -> L {
 
 /// What a few rows take from a block while it is unpacked, in place of a panel.
 struct RowsBlock<'a, L: Lanes, const ROWS: usize> {
-    x: &'a [[Integers; ROWS]],
+    x: &'a [[QuantizedChunk; ROWS]],
     small: bool,
     dots: [[[L::Words; ROWS]; 2]; BLOCK_CHUNKS],
     scales: [[L; 2]; BLOCK_CHUNKS],
-    least: [L; BLOCK_CHUNKS],
+    minimum: [L; BLOCK_CHUNKS],
 }
 
 impl<L: Lanes, const ROWS: usize> RowsBlock<'_, L, ROWS> {
@@ -67,12 +67,12 @@ impl<L: Lanes, const ROWS: usize> RowsBlock<'_, L, ROWS> {
             small,
             dots: [[[L::splat_word(0); ROWS]; 2]; BLOCK_CHUNKS],
             scales: [[L::zero(); 2]; BLOCK_CHUNKS],
-            least: [L::zero(); BLOCK_CHUNKS],
+            minimum: [L::zero(); BLOCK_CHUNKS],
         }
     }
 }
 
-impl<L: Lanes, const ROWS: usize> Unpacked<L> for RowsBlock<'_, L, ROWS> {
+impl<L: Lanes, const ROWS: usize> UnpackTarget<L> for RowsBlock<'_, L, ROWS> {
     const ROWS: usize = OUTPUTS;
 
     #[inline(always)]
@@ -92,35 +92,35 @@ impl<L: Lanes, const ROWS: usize> Unpacked<L> for RowsBlock<'_, L, ROWS> {
     }
 
     #[inline(always)]
-    fn least(&mut self, chunk: usize, least: L) {
-        self.least[chunk] = least;
+    fn minimum(&mut self, chunk: usize, minimum: L) {
+        self.minimum[chunk] = minimum;
     }
 }
 
 /// The products of a few rows, whose weights are multiplied while they are unpacked.
 #[inline(always)]
 pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
-    x: Few<'_>,
+    x: RowGroup<'_>,
     weight: &W,
     first: usize,
     weight_rows: usize,
     results: &mut [&mut [f32]],
 ) {
     let (x, _) = x.integers.as_chunks::<ROWS>();
-    let mut unpacked = RowsBlock::<L, ROWS>::nothing(W::COARSE);
+    let mut unpacked = RowsBlock::<L, ROWS>::nothing(W::I8_ACTIVATIONS);
     for at in (0..results[0].len()).step_by(OUTPUTS) {
         let place = Place::new(first, at, weight_rows);
         for (block, x) in x.chunks(BLOCK_CHUNKS).enumerate() {
             unpacked.x = x;
             weight.unpack::<L, _>(place.row, block, &mut unpacked);
-            let RowsBlock { dots, scales, least, .. } = &unpacked;
+            let RowsBlock { dots, scales, minimum, .. } = &unpacked;
             for i in 0..ROWS {
                 let mut sum = L::zero();
                 for (chunk, x) in x.iter().enumerate() {
                     let integers = &x[i];
                     let x_scale = L::splat(integers.scale);
                     let [low, high] = [dots[chunk][0][i], dots[chunk][1][i]];
-                    if W::HALVED {
+                    if W::HALF_SCALES {
                         for (half, dot) in [low, high].into_iter().enumerate() {
                             let offset = L::splat_word(integers.half_offset(W::ZERO, half));
                             let dot = L::to_floats(L::add_words(offset, dot)).mul(x_scale);
@@ -131,8 +131,8 @@ pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
                         let dot = L::add_words(offset, L::add_words(low, high));
                         sum = sum.mul_add(L::to_floats(dot).mul(x_scale), scales[chunk][0]);
                     }
-                    if W::OFFSET {
-                        sum = sum.mul_add(x_scale.mul(L::splat(integers.sum() as f32)), least[chunk]);
+                    if W::HAS_MINIMUM {
+                        sum = sum.mul_add(x_scale.mul(L::splat(integers.sum() as f32)), minimum[chunk]);
                     }
                 }
                 place.add(results[i], sum);

@@ -1,51 +1,51 @@
 //! Weights in blocks of 256 inputs with a scale for every sixteen, whose rows are multiplied with a few rows of activations as they
 //! lie in the memory: nothing is turned into columns but sums.
 //!
-//! What a block comes to is added up as [`Lanes::sums`] adds across lanes. Panels add in the same order, see [`ADDED`], so that
+//! What a block comes to is added up as [`Lanes::sums`] adds across lanes. Panels add in the same order, see [`SUM_ORDER`], so that
 //! the sums are the same to the last bit.
 
-use super::activations::{Few, Integers};
+use super::activations::{QuantizedChunk, RowGroup};
+use super::gemm::IntegerTile;
 use super::panel::{BLOCK_CHUNKS, CHUNK, IntegerRows};
-use super::product::IntegerTile;
 use crate::simd::{LANES, Lanes, VECTOR_BYTES};
 
 /// Vectors of bytes that a block is.
-const VECTORS: usize = 4;
+const BLOCK_VECTORS: usize = 4;
 
 /// Rows of the weight whose sums across lanes are found side by side.
-const TOGETHER: usize = 4;
+const WEIGHT_ROWS: usize = 4;
 
 /// In which order quarters of vectors are added up, and then what comes of the vectors: the first two, the last two, then what
 /// those have come to.
-pub(super) const ADDED: [usize; VECTORS] = [0, 2, 1, 3];
+pub(super) const SUM_ORDER: [usize; BLOCK_VECTORS] = [0, 2, 1, 3];
 
-/// What a quarter of a vector has: the chunk, and which half of it. Its sum goes to lane `VECTORS * quarter + vector`.
+/// What a quarter of a vector has: the chunk, and which half of it. Its sum goes to lane `BLOCK_VECTORS * quarter + vector`.
 #[inline(always)]
-pub(super) fn half_of(vector: usize, quarter: usize) -> (usize, usize) {
+pub(super) fn half_of_quarter(vector: usize, quarter: usize) -> (usize, usize) {
     (2 * vector + quarter / 2, quarter % 2)
 }
 
 /// One block of one row.
 pub(super) struct RowBlock<L: Lanes> {
     /// Unsigned bytes in their order, none above 127.
-    pub bytes: [L::Words; VECTORS],
-    /// By lanes, see [`half_of`].
+    pub bytes: [L::Words; BLOCK_VECTORS],
+    /// By lanes, see [`half_of_quarter`].
     pub scales: L,
 }
 
 impl<L: Lanes> RowBlock<L> {
     /// Zeros.
     #[inline(always)]
-    pub fn nothing() -> Self {
-        Self { bytes: [L::splat_word(0); VECTORS], scales: L::zero() }
+    pub fn zero() -> Self {
+        Self { bytes: [L::splat_word(0); BLOCK_VECTORS], scales: L::zero() }
     }
 }
 
 /// A block of a row of activations, which are small.
 #[derive(Clone)]
 #[repr(C, align(64))]
-pub(super) struct Spread {
-    integers: [[i8; VECTOR_BYTES]; VECTORS],
+pub(super) struct ActivationBlock {
+    integers: [[i8; VECTOR_BYTES]; BLOCK_VECTORS],
     /// By lanes.
     scales: [f32; LANES],
     /// What a weight's zero takes away, by lanes.
@@ -53,9 +53,12 @@ pub(super) struct Spread {
 }
 
 /// The first block of every row, then the second ones.
-pub(super) fn spread<L: Lanes, W: IntegerRows>(x: Few<'_>) -> Vec<Spread> {
-    let nothing =
-        Spread { integers: [[0; VECTOR_BYTES]; VECTORS], scales: [0.0; LANES], offsets: [0; LANES] };
+pub(super) fn activation_blocks<L: Lanes, W: IntegerRows>(x: RowGroup<'_>) -> Vec<ActivationBlock> {
+    let nothing = ActivationBlock {
+        integers: [[0; VECTOR_BYTES]; BLOCK_VECTORS],
+        scales: [0.0; LANES],
+        offsets: [0; LANES],
+    };
     let mut blocks = vec![nothing; x.integers.len() / BLOCK_CHUNKS];
     for (at, to) in blocks.iter_mut().enumerate() {
         let (block, row) = (at / x.rows, at % x.rows);
@@ -66,7 +69,7 @@ pub(super) fn spread<L: Lanes, W: IntegerRows>(x: Few<'_>) -> Vec<Spread> {
             }
         }
         for lane in 0..LANES {
-            let (index, half) = half_of(lane % VECTORS, lane / VECTORS);
+            let (index, half) = half_of_quarter(lane % BLOCK_VECTORS, lane / BLOCK_VECTORS);
             to.scales[lane] = chunk(index).scale;
             to.offsets[lane] = chunk(index).half_offset(W::ZERO, half);
         }
@@ -78,18 +81,18 @@ pub(super) fn spread<L: Lanes, W: IntegerRows>(x: Few<'_>) -> Vec<Spread> {
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // A row of the weight meets all rows.
 pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
-    x: &[Spread],
+    x: &[ActivationBlock],
     weight: &W,
     first: usize,
     results: &mut [&mut [f32]],
 ) {
     let outputs = results[0].len();
-    for at in (0..outputs).step_by(TOGETHER) {
-        let count = TOGETHER.min(outputs - at);
-        let mut totals = [[0.0; TOGETHER]; ROWS];
+    for at in (0..outputs).step_by(WEIGHT_ROWS) {
+        let count = WEIGHT_ROWS.min(outputs - at);
+        let mut totals = [[0.0; WEIGHT_ROWS]; ROWS];
         for (block, x) in x.as_chunks::<ROWS>().0.iter().enumerate() {
-            let mut products = [[L::zero(); TOGETHER]; ROWS];
-            for together in 0..TOGETHER {
+            let mut products = [[L::zero(); WEIGHT_ROWS]; ROWS];
+            for together in 0..WEIGHT_ROWS {
                 // The last one again where there are fewer.
                 let held = weight.row_block::<L>(first + at + together.min(count - 1), block);
                 for i in 0..ROWS {
@@ -98,7 +101,7 @@ pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
             }
             for i in 0..ROWS {
                 let sums = L::sums(products[i]);
-                for together in 0..TOGETHER {
+                for together in 0..WEIGHT_ROWS {
                     totals[i][together] += sums[together];
                 }
             }
@@ -119,15 +122,15 @@ pub(super) fn tile<L: Lanes, W: IntegerRows, const ROWS: usize>(
 ) -> [[L; ROWS]; 2] {
     let (panel0, panel1) = tile.panels;
     let mut chunks = tile.few.chunks::<ROWS>(row, tile.block * BLOCK_CHUNKS);
-    let mut x: [Option<&[Integers; ROWS]>; BLOCK_CHUNKS] = [None; BLOCK_CHUNKS];
+    let mut x: [Option<&[QuantizedChunk; ROWS]>; BLOCK_CHUNKS] = [None; BLOCK_CHUNKS];
     for chunk in &mut x {
         *chunk = chunks.next();
     }
     let mut of_vectors = [[[L::zero(); ROWS]; 2]; 2];
-    for (at, vector) in ADDED.into_iter().enumerate() {
+    for (at, vector) in SUM_ORDER.into_iter().enumerate() {
         let mut of_quarters = [[[L::zero(); ROWS]; 2]; 2];
-        for (at, quarter) in ADDED.into_iter().enumerate() {
-            let (chunk, half) = half_of(vector, quarter);
+        for (at, quarter) in SUM_ORDER.into_iter().enumerate() {
+            let (chunk, half) = half_of_quarter(vector, quarter);
             // There is one: rows are whole blocks.
             let Some(x) = x[chunk] else { continue };
             let (dots0, dots1) = tile.dots::<L, ROWS>(chunk, half, x);
@@ -160,7 +163,7 @@ fn add<L: Lanes, const ROWS: usize>(sums: &mut [[L; ROWS]; 2], added: [[L; ROWS]
 
 /// What the lanes of a block come to.
 #[inline(always)]
-fn multiply<L: Lanes>(held: &RowBlock<L>, x: &Spread) -> L {
+fn multiply<L: Lanes>(held: &RowBlock<L>, x: &ActivationBlock) -> L {
     let mut sums = held.bytes;
     for (sums, integers) in sums.iter_mut().zip(&x.integers) {
         *sums = L::dot_bytes(*sums, integers);

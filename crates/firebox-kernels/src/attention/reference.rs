@@ -2,21 +2,21 @@
 
 use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
 
-use super::{Attended, Attending, Span, Stored};
+use super::{AttentionOutput, AttentionParams, KvTensor, Span};
 
-/// See [`attend_span`](super::attend_span). There is at least one row and one position.
-pub fn attend_span(query: Tensor<3>, span: &Span, attending: Attending) -> Attended {
+/// See [`span_attention`](super::span_attention). There is at least one row and one position.
+pub fn span_attention(query: Tensor<3>, span: &Span, params: AttentionParams) -> AttentionOutput {
     let [rows, heads, head_dim] = query.dims();
     let (keys, values) = (span.keys.dequantize(head_dim), span.values.dequantize(head_dim));
     let [kv_heads, positions, _] = keys.dims();
     let sharing = heads / kv_heads;
     let query = query.cast(DType::F32).reshape([rows, kv_heads, sharing, head_dim]);
     let query = query.permute([1, 2, 0, 3]).reshape([kv_heads, sharing * rows, head_dim]);
-    let mut scores = query.matmul(keys.transpose()).mul_scalar(attending.scale);
-    if let Some(cap) = attending.softcap {
+    let mut scores = query.matmul(keys.transpose()).mul_scalar(params.scale);
+    if let Some(cap) = params.softcap {
         scores = scores.div_scalar(cap).tanh().mul_scalar(cap);
     }
-    if let Some(mask) = mask(rows, positions, span, attending, &scores.device()) {
+    if let Some(mask) = mask(rows, positions, span, params, &scores.device()) {
         let by_row = scores.reshape([kv_heads, sharing, rows, positions]);
         scores = by_row.add(mask.unsqueeze()).reshape([kv_heads, sharing * rows, positions]);
     }
@@ -30,11 +30,11 @@ pub fn attend_span(query: Tensor<3>, span: &Span, attending: Attending) -> Atten
     let log_sum_exp = total.clamp_min(0.5).log().add(highest).mask_fill(nothing, f32::NEG_INFINITY);
     let output = output.reshape([kv_heads, sharing, rows, head_dim]).permute([2, 0, 1, 3]);
     let log_sum_exp = log_sum_exp.reshape([heads, rows]).transpose();
-    Attended { output: output.reshape([rows, heads, head_dim]), log_sum_exp }
+    AttentionOutput { output: output.reshape([rows, heads, head_dim]), log_sum_exp }
 }
 
 /// See [`merge`](super::merge). Sums beyond the outputs belong to sinks.
-pub fn merge(outputs: Vec<Tensor<3>>, log_sum_exps: Vec<Tensor<2>>) -> Attended {
+pub fn merge(outputs: Vec<Tensor<3>>, log_sum_exps: Vec<Tensor<2>>) -> AttentionOutput {
     let sums = Tensor::stack::<3>(log_sum_exps, 0);
     let highest = sums.clone().max_dim(0).clamp_min(f32::MIN);
     let weights = sums.sub(highest.clone()).exp();
@@ -44,11 +44,11 @@ pub fn merge(outputs: Vec<Tensor<3>>, log_sum_exps: Vec<Tensor<2>>) -> Attended 
     let weights = weights.narrow(0, 0, outputs.len()).div(total.clone());
     let output = Tensor::stack::<4>(outputs, 0).mul(weights.unsqueeze_dim::<4>(3)).sum_dim(0);
     let log_sum_exp = total.log().add(highest).mask_fill(nothing, f32::NEG_INFINITY);
-    Attended { output: output.squeeze_dim(0), log_sum_exp: log_sum_exp.squeeze_dim(0) }
+    AttentionOutput { output: output.squeeze_dim(0), log_sum_exp: log_sum_exp.squeeze_dim(0) }
 }
 
-/// See [`Stored::quantize`].
-pub fn quantize(values: Tensor<3>) -> Stored {
+/// See [`KvTensor::quantize`].
+pub fn quantize(values: Tensor<3>) -> KvTensor {
     let [kv_heads, positions, head_dim] = values.dims();
     let words = head_dim.div_ceil(4);
     let scales = values.clone().abs().max_dim(2).div_scalar(127.0);
@@ -74,7 +74,7 @@ pub fn quantize(values: Tensor<3>) -> Stored {
         byte.bitwise_left_shift_scalar(8 * index as i32)
     };
     let all = byte(0).bitwise_or(byte(1)).bitwise_or(byte(2)).bitwise_or(byte(3));
-    Stored::Bytes {
+    KvTensor::Bytes {
         words: all.reshape([kv_heads, positions, words]),
         scales: scales.reshape([kv_heads, positions]),
     }
@@ -96,12 +96,12 @@ fn mask(
     rows: usize,
     positions: usize,
     span: &Span,
-    attending: Attending,
+    params: AttentionParams,
     device: &Device,
 ) -> Option<Tensor<2>> {
     let mut mask = vec![f32::NEG_INFINITY; rows * positions];
     for (row, mask) in mask.chunks_exact_mut(positions).enumerate() {
-        for index in attending.visible(row, span.position, positions) {
+        for index in params.visible(row, span.position, positions) {
             if span.visible.as_ref().is_none_or(|visible| visible.contains(index)) {
                 mask[index] = 0.0;
             }

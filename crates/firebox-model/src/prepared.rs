@@ -4,25 +4,25 @@ use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
 use burn::tensor::Device;
-use firebox_kernels::linear::{Ready, Weight};
+use firebox_kernels::linear::{PreparedWeight, Weight};
 
 /// What the tensors beside it have been made into for products, once there has been one. Nothing any more where they have
 /// become others.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Readied(OnceLock<Option<Ready>>);
+pub(crate) struct LazyPreparedWeight(OnceLock<Option<PreparedWeight>>);
 
-impl Readied {
-    pub fn get_or_make(&self, weight: impl FnOnce() -> Weight) -> Option<&Ready> {
+impl LazyPreparedWeight {
+    pub fn get_or_prepare(&self, weight: impl FnOnce() -> Weight) -> Option<&PreparedWeight> {
         // Not within the lock: to be made ready may take other threads, and one that waits for them may come here with a
         // product of its own. Whoever is first is kept.
         if self.0.get().is_none() {
-            let _ = self.0.set(weight().ready());
+            let _ = self.0.set(weight().prepare());
         }
         self.0.get().and_then(Option::as_ref)
     }
 }
 
-impl Module for Readied {
+impl Module for LazyPreparedWeight {
     fn visit<V: ModuleVisitor>(&self, _visitor: &mut V) {}
 
     fn map<M: ModuleMapper>(self, _mapper: &mut M) -> Self {
@@ -54,13 +54,13 @@ impl Module for Readied {
     }
 }
 
-impl ModuleDisplayDefault for Readied {
+impl ModuleDisplayDefault for LazyPreparedWeight {
     fn content(&self, _content: Content) -> Option<Content> {
         None
     }
 }
 
-impl ModuleDisplay for Readied {}
+impl ModuleDisplay for LazyPreparedWeight {}
 
 #[cfg(test)]
 mod tests {
@@ -75,16 +75,16 @@ mod tests {
     fn a_weight_is_made_ready_while_it_is_made_ready() {
         let weight = || Weight::Dense(Tensor::ones([2, 3], &Device::flex()));
         let (done, is_done) = mpsc::channel();
-        let readied = Arc::new(Readied::default());
-        let made = readied.clone();
+        let prepared = Arc::new(LazyPreparedWeight::default());
+        let made = prepared.clone();
         std::thread::spawn(move || {
-            let outer = made.get_or_make(|| {
-                assert!(made.get_or_make(weight).is_some());
+            let outer = made.get_or_prepare(|| {
+                assert!(made.get_or_prepare(weight).is_some());
                 weight()
             });
             done.send(outer.is_some()).unwrap();
         });
         assert!(is_done.recv_timeout(Duration::from_secs(60)).unwrap());
-        assert!(readied.get_or_make(|| unreachable!("it is ready")).is_some());
+        assert!(prepared.get_or_prepare(|| unreachable!("it is ready")).is_some());
     }
 }

@@ -6,14 +6,14 @@ use burn::tensor::{DType, Shape, Tensor, TensorData};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::kernel::{Block, Gathered, Place, Scene, Tile};
-use super::merge::Parts;
-use super::rows::{StoredRows, Strided, ask_for};
-use super::stored::Held;
-use super::{AttendOps, Attended, Attending, Part, Span, Stored, Visibility};
-use crate::crew::share;
-use crate::flex::{dims, elements, ordered, tensor, whole};
+use super::kernel::{Accumulator, Block, Problem, SpanRows, Tile};
+use super::kv_tensor::KvPrimitive;
+use super::merge::PartialOutputs;
+use super::rows::{StoredRows, Strided, prefetch_bytes};
+use super::{AttentionOps, AttentionOutput, AttentionParams, AttentionSequence, KvTensor, Span, Visibility};
+use crate::flex::{compact, contiguous, dims, elements, tensor};
 use crate::simd::{Kernel, Lanes, dispatch};
+use crate::thread_pool::parallel_for_each;
 
 const ON_FLEX: &str = "all tensors of an attention are on one device";
 
@@ -28,29 +28,29 @@ const TILE_QUERIES: usize = 128;
 const BLOCKS_PER_THREAD: usize = 8;
 
 /// Bytes of a head that are asked for before they are written over.
-const MOST_ASKED_FOR: usize = 1024;
+const MAX_PREFETCH_BYTES: usize = 1024;
 
-impl AttendOps for Flex {
-    fn attend_span(
+impl AttentionOps for Flex {
+    fn span_attention(
         query: FlexTensor,
-        keys: Held<Flex>,
-        values: Held<Flex>,
+        keys: KvPrimitive<Flex>,
+        values: KvPrimitive<Flex>,
         position: usize,
         visible: Option<Visibility>,
-        attending: Attending,
+        params: AttentionParams,
     ) -> (FlexTensor, FlexTensor) {
-        let place = Place::new(keys, values, position, visible);
-        let query = ordered(query);
+        let span_rows = SpanRows::new(keys, values, position, visible);
+        let query = contiguous(query);
         let [rows, heads, head_dim] = dims(&query);
-        let scene = Scene::of(elements(&query), [heads, head_dim], vec![place], attending);
-        let (output, log_sum_exp) = gather(&[(scene, rows)]);
+        let problem = Problem::new(elements(&query), [heads, head_dim], vec![span_rows], params);
+        let (output, log_sum_exp) = compute(&[(problem, rows)]);
         (tensor(output, [rows, heads, head_dim]), tensor(log_sum_exp, [rows, heads]))
     }
 
     fn merge(outputs: FlexTensor, log_sum_exps: FlexTensor, rows: usize) -> (FlexTensor, FlexTensor) {
-        let (outputs, log_sum_exps) = (ordered(outputs), ordered(log_sum_exps));
+        let (outputs, log_sum_exps) = (contiguous(outputs), contiguous(log_sum_exps));
         let [_, heads, head_dim] = dims(&outputs);
-        let parts = Parts {
+        let parts = PartialOutputs {
             outputs: elements(&outputs),
             log_sum_exps: elements(&log_sum_exps),
             queries: rows * heads,
@@ -61,7 +61,7 @@ impl AttendOps for Flex {
     }
 
     fn quantize(values: FlexTensor) -> (FlexTensor, FlexTensor) {
-        let values = ordered(values);
+        let values = contiguous(values);
         let [heads, positions, head_dim] = dims(&values);
         let words_per_row = head_dim.div_ceil(4);
         let mut words = vec![0i32; heads * positions * words_per_row];
@@ -83,24 +83,24 @@ impl AttendOps for Flex {
     }
 }
 
-/// See [`attend_each`](super::attend_each): all spans of a sequence as one, and all sequences at once.
+/// See [`batch_attention`](super::batch_attention): all spans of a sequence as one, and all sequences at once.
 ///
 /// # Panics
 /// If the tensors are not all on Flex, as operations of Burn do for tensors of different devices.
-pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Attended {
-    let query = ordered(query.try_into_primitive::<Flex>().expect(ON_FLEX));
+pub(super) fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> AttentionOutput {
+    let query = contiguous(query.try_into_primitive::<Flex>().expect(ON_FLEX));
     assert_eq!(query.dtype(), DType::F32, "queries are f32");
     let [rows, heads, head_dim] = dims(&query);
     let mut queries = elements(&query);
-    let mut scenes = Vec::with_capacity(parts.len());
-    for Part { rows, spans, attending } in parts {
+    let mut problems = Vec::with_capacity(parts.len());
+    for AttentionSequence { rows, spans, params } in parts {
         let (of_part, rest) = queries.split_at(rows * heads * head_dim);
         queries = rest;
-        let places = spans.into_iter().map(Place::of).collect();
-        scenes.push((Scene::of(of_part, [heads, head_dim], places, attending), rows));
+        let places = spans.into_iter().map(SpanRows::from_span).collect();
+        problems.push((Problem::new(of_part, [heads, head_dim], places, params), rows));
     }
-    let (output, log_sum_exp) = gather(&scenes);
-    Attended {
+    let (output, log_sum_exp) = compute(&problems);
+    AttentionOutput {
         output: Tensor::from_primitive::<Flex>(tensor(output, [rows, heads, head_dim])),
         log_sum_exp: Tensor::from_primitive::<Flex>(tensor(log_sum_exp, [rows, heads])),
     }
@@ -112,28 +112,29 @@ pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Attended {
 /// # Panics
 /// If the tensors are not on Flex.
 pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3> {
-    let mut stored = whole(stored.try_into_primitive::<Flex>().expect(ON_FLEX));
+    let mut stored = compact(stored.try_into_primitive::<Flex>().expect(ON_FLEX));
     let added = added.try_into_primitive::<Flex>().expect(ON_FLEX);
     let ([heads, positions, width], [_, count, _]) = (dims(&stored), dims(&added));
     let added = Strided::rows(added);
     let row = width * stored.dtype().size();
     // More than fits the cache would push out what was asked for first.
-    if (1..=MOST_ASKED_FOR).contains(&(count * row)) {
+    if (1..=MAX_PREFETCH_BYTES).contains(&(count * row)) {
         let (bytes, every, part) = (stored.bytes(), positions * row, at * row..(at + count) * row);
-        dispatch(AskFor { bytes, every, part });
+        dispatch(PrefetchHeads { bytes, every, part });
     }
     let places = (0..heads).flat_map(|head| (0..count).map(move |index| (head, index)));
-    let place = |(head, index)| ((head * positions + at + index) * width, added.from::<f32>(head, index));
+    let span_rows =
+        |(head, index)| ((head * positions + at + index) * width, added.starting_at::<f32>(head, index));
     match stored.dtype() {
         DType::F32 => {
             let numbers = stored.storage_mut::<f32>();
-            for (to, row) in places.map(place) {
+            for (to, row) in places.map(span_rows) {
                 numbers[to..to + width].copy_from_slice(&row[..width]);
             }
         }
         DType::F16 => {
             let numbers = stored.storage_mut::<f16>();
-            for (to, row) in places.map(place) {
+            for (to, row) in places.map(span_rows) {
                 numbers[to..to + width].convert_from_f32_slice(&row[..width]);
             }
         }
@@ -144,27 +145,29 @@ pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3
 
 /// Asks for what is about to be written over, a part of every head: written one after the other, each would wait for the
 /// memory.
-struct AskFor<'a> {
+struct PrefetchHeads<'a> {
     bytes: &'a [u8],
     /// Bytes of a head.
     every: usize,
     part: Range<usize>,
 }
 
-impl Kernel for AskFor<'_> {
+impl Kernel for PrefetchHeads<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for head in self.bytes.chunks_exact(self.every) {
-            ask_for::<L>(&head[self.part.clone()]);
+            prefetch_bytes::<L>(&head[self.part.clone()]);
         }
     }
 }
 
-impl Place {
-    fn of(span: Span) -> Self {
+impl SpanRows {
+    fn from_span(span: Span) -> Self {
         let held = |stored| match stored {
-            Stored::Float(values) => Held::Float(values.try_into_primitive::<Flex>().expect(ON_FLEX)),
-            Stored::Bytes { words, scales } => Held::Bytes {
+            KvTensor::Float(values) => {
+                KvPrimitive::Float(values.try_into_primitive::<Flex>().expect(ON_FLEX))
+            }
+            KvTensor::Bytes { words, scales } => KvPrimitive::Bytes {
                 words: words.try_into_primitive::<Flex>().expect(ON_FLEX),
                 scales: scales.try_into_primitive::<Flex>().expect(ON_FLEX),
             },
@@ -172,24 +175,29 @@ impl Place {
         Self::new(held(span.keys), held(span.values), span.position, span.visible)
     }
 
-    fn new(keys: Held<Flex>, values: Held<Flex>, position: usize, visible: Option<Visibility>) -> Self {
+    fn new(
+        keys: KvPrimitive<Flex>,
+        values: KvPrimitive<Flex>,
+        position: usize,
+        visible: Option<Visibility>,
+    ) -> Self {
         let [_, positions, _] = match &keys {
-            Held::Float(keys) => dims(keys),
-            Held::Bytes { words, .. } => dims(words),
+            KvPrimitive::Float(keys) => dims(keys),
+            KvPrimitive::Bytes { words, .. } => dims(words),
         };
         Self { keys: StoredRows::new(keys), values: StoredRows::new(values), positions, position, visible }
     }
 }
 
-impl<'a> Scene<'a> {
-    fn of(
+impl<'a> Problem<'a> {
+    fn new(
         queries: &'a [f32],
         [heads, head_dim]: [usize; 2],
-        spans: Vec<Place>,
-        attending: Attending,
+        spans: Vec<SpanRows>,
+        params: AttentionParams,
     ) -> Self {
         let kv_heads = spans.first().map_or(heads, |span| span.keys.heads());
-        Self { queries, heads, kv_heads, head_dim, spans, attending }
+        Self { queries, heads, kv_heads, head_dim, spans, params }
     }
 }
 
@@ -203,44 +211,46 @@ struct Task<'a> {
 
 impl Task<'_> {
     #[inline(always)]
-    fn finish(&mut self, gathered: &Gathered, head_dim: usize) {
+    fn finish(&mut self, accumulator: &Accumulator, head_dim: usize) {
         let mut query = 0;
         for (outputs, sums) in self.outputs.iter_mut().zip(&mut self.log_sum_exps) {
             for (output, sum) in outputs.chunks_exact_mut(head_dim).zip(sums.iter_mut()) {
-                *sum = gathered.finish(query, output);
+                *sum = accumulator.finish(query, output);
                 query += 1;
             }
         }
     }
 }
 
-/// What so many rows of each scene gather, one scene after the other. All have the same heads.
-fn gather(scenes: &[(Scene<'_>, usize)]) -> (Vec<f32>, Vec<f32>) {
-    let elements = |(scene, rows): &(Scene<'_>, usize)| rows * scene.heads * scene.head_dim;
-    let positions = |scene: &Scene<'_>| scene.spans.iter().map(|span| span.positions).sum::<usize>();
-    let mut output = vec![0.0; scenes.iter().map(elements).sum()];
-    let mut log_sum_exp = vec![0.0; scenes.iter().map(|(scene, rows)| rows * scene.heads).sum()];
+/// What so many rows of each problem gather, one problem after the other. All have the same heads.
+fn compute(problems: &[(Problem<'_>, usize)]) -> (Vec<f32>, Vec<f32>) {
+    let elements = |(problem, rows): &(Problem<'_>, usize)| rows * problem.heads * problem.head_dim;
+    let positions = |problem: &Problem<'_>| problem.spans.iter().map(|span| span.positions).sum::<usize>();
+    let mut output = vec![0.0; problems.iter().map(elements).sum()];
+    let mut log_sum_exp = vec![0.0; problems.iter().map(|(problem, rows)| rows * problem.heads).sum()];
     let (mut outputs, mut sums) = (&mut output[..], &mut log_sum_exp[..]);
     let mut all = Vec::new();
-    for part in scenes {
-        let (scene, rows) = part;
-        let (of_scene, others) = outputs.split_at_mut(elements(part));
-        let (sums_of_scene, other_sums) = sums.split_at_mut(rows * scene.heads);
-        all.extend(tasks(scene, *rows, of_scene, sums_of_scene).into_iter().map(|task| (scene, task)));
+    for part in problems {
+        let (problem, rows) = part;
+        let (problem_outputs, others) = outputs.split_at_mut(elements(part));
+        let (problem_sums, other_sums) = sums.split_at_mut(rows * problem.heads);
+        all.extend(
+            tasks(problem, *rows, problem_outputs, problem_sums).into_iter().map(|task| (problem, task)),
+        );
         (outputs, sums) = (others, other_sums);
     }
-    let work: usize = scenes.iter().map(|part| elements(part) * positions(&part.0)).sum();
+    let work: usize = problems.iter().map(|part| elements(part) * positions(&part.0)).sum();
     let threads = if work < SINGLE_THREAD_WORK { 1 } else { rayon::current_num_threads() };
     if threads == 1 {
-        for (scene, task) in &mut all {
-            dispatch(AllBlocks { scene, task });
+        for (problem, task) in &mut all {
+            dispatch(AllBlocks { problem, task });
         }
     } else if all.len() >= 2 * threads {
-        share(&mut all, |(scene, task)| dispatch(AllBlocks { scene, task }));
+        parallel_for_each(&mut all, |(problem, task)| dispatch(AllBlocks { problem, task }));
     } else {
         // Too few for all threads: the blocks apart, and put together in their order.
-        for (scene, task) in &mut all {
-            gather_in_waves(scene, task, threads);
+        for (problem, task) in &mut all {
+            compute_in_waves(problem, task, threads);
         }
     }
     drop(all);
@@ -249,13 +259,13 @@ fn gather(scenes: &[(Scene<'_>, usize)]) -> (Vec<f32>, Vec<f32>) {
 
 /// Cuts the rows into tiles for every head of keys.
 fn tasks<'a>(
-    scene: &Scene<'_>,
+    problem: &Problem<'_>,
     rows: usize,
     output: &'a mut [f32],
     log_sum_exp: &'a mut [f32],
 ) -> Vec<Task<'a>> {
-    let Scene { kv_heads, head_dim, .. } = *scene;
-    let sharing = scene.sharing();
+    let Problem { kv_heads, head_dim, .. } = *problem;
+    let sharing = problem.sharing();
     let tile_rows = (TILE_QUERIES / sharing).max(1);
     let tiles = rows.div_ceil(tile_rows);
     let mut tasks = Vec::with_capacity(tiles * kv_heads);
@@ -279,67 +289,67 @@ fn tasks<'a>(
 
 /// A task from beginning to end.
 struct AllBlocks<'a, 'b> {
-    scene: &'a Scene<'a>,
+    problem: &'a Problem<'a>,
     task: &'a mut Task<'b>,
 }
 
 impl Kernel for AllBlocks<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { scene, task } = self;
+        let Self { problem, task } = self;
         let rows = task.rows.clone();
-        let mut tile = Tile::new(scene, task.kv_head, rows.clone());
-        let mut blocks = scene.blocks(&rows).peekable();
+        let mut tile = Tile::new(problem, task.kv_head, rows.clone());
+        let mut blocks = problem.blocks(&rows).peekable();
         if let Some(first) = blocks.peek() {
-            tile.ask_for::<L>(*first);
+            tile.prefetch_keys::<L>(*first);
         }
-        let (mut all, mut next) = (scene.nothing_gathered(&rows), scene.nothing_gathered(&rows));
+        let (mut all, mut next) = (problem.new_accumulator(&rows), problem.new_accumulator(&rows));
         while let Some(block) = blocks.next() {
-            tile.gather::<L>(block, blocks.peek().copied(), &mut next);
+            tile.process_block::<L>(block, blocks.peek().copied(), &mut next);
             all.add(&next);
         }
-        task.finish(&all, scene.head_dim);
+        task.finish(&all, problem.head_dim);
     }
 }
 
 /// A task by all threads: as many blocks at a time as keep them busy, so that what blocks give takes room for a few of
 /// them however long the spans are.
-fn gather_in_waves(scene: &Scene<'_>, task: &mut Task<'_>, threads: usize) {
-    let blocks: Vec<Block> = scene.blocks(&task.rows).collect();
+fn compute_in_waves(problem: &Problem<'_>, task: &mut Task<'_>, threads: usize) {
+    let blocks: Vec<Block> = problem.blocks(&task.rows).collect();
     let mut tiles: Vec<_> = (0..blocks.len().min(threads * BLOCKS_PER_THREAD))
-        .map(|_| (Tile::new(scene, task.kv_head, task.rows.clone()), scene.nothing_gathered(&task.rows)))
+        .map(|_| (Tile::new(problem, task.kv_head, task.rows.clone()), problem.new_accumulator(&task.rows)))
         .collect();
-    let mut all = scene.nothing_gathered(&task.rows);
+    let mut all = problem.new_accumulator(&task.rows);
     for wave in blocks.chunks(tiles.len().max(1)) {
-        share(tiles.iter_mut().zip(wave), |((tile, gathered), block)| {
-            dispatch(OneBlock { tile, block: *block, gathered });
+        parallel_for_each(tiles.iter_mut().zip(wave), |((tile, accumulator), block)| {
+            dispatch(OneBlock { tile, block: *block, accumulator });
         });
-        dispatch(Join { parts: &tiles[..wave.len()], all: &mut all });
+        dispatch(MergeBlocks { parts: &tiles[..wave.len()], all: &mut all });
     }
-    task.finish(&all, scene.head_dim);
+    task.finish(&all, problem.head_dim);
 }
 
 /// What a tile gathers from one block.
 struct OneBlock<'a, 'b> {
     tile: &'a mut Tile<'b>,
     block: Block,
-    gathered: &'a mut Gathered,
+    accumulator: &'a mut Accumulator,
 }
 
 impl Kernel for OneBlock<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        self.tile.gather::<L>(self.block, None, self.gathered);
+        self.tile.process_block::<L>(self.block, None, self.accumulator);
     }
 }
 
 /// What blocks of a wave have given, added in their order.
-struct Join<'a, 'b> {
-    parts: &'a [(Tile<'b>, Gathered)],
-    all: &'a mut Gathered,
+struct MergeBlocks<'a, 'b> {
+    parts: &'a [(Tile<'b>, Accumulator)],
+    all: &'a mut Accumulator,
 }
 
-impl Kernel for Join<'_, '_> {
+impl Kernel for MergeBlocks<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for (_, part) in self.parts {
@@ -351,7 +361,7 @@ impl Kernel for Join<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::on_each_kind;
+    use crate::simd::on_each_instruction_set;
 
     const HEADS: usize = 6;
     const KV_HEADS: usize = 2;
@@ -363,22 +373,28 @@ mod tests {
     }
 
     /// What a query of the last rows gathers, in f64.
-    fn expected(scene: &Scene<'_>, values: &[f32], keys: &[f32], row: usize, head: usize) -> (Vec<f64>, f64) {
-        let head_dim = scene.head_dim;
+    fn expected(
+        problem: &Problem<'_>,
+        values: &[f32],
+        keys: &[f32],
+        row: usize,
+        head: usize,
+    ) -> (Vec<f64>, f64) {
+        let head_dim = problem.head_dim;
         let of = |numbers: &[f32], at: usize| -> Vec<f64> {
             numbers[at * head_dim..][..head_dim].iter().map(|number| f64::from(*number)).collect()
         };
-        let query = of(scene.queries, row * HEADS + head);
+        let query = of(problem.queries, row * HEADS + head);
         let (mut output, mut total) = (vec![0.0; head_dim], 0.0);
-        let place = &scene.spans[0];
-        for index in scene.attending.visible(row, place.position, POSITIONS) {
-            if !place.visible.as_ref().is_none_or(|visible| visible.contains(index)) {
+        let span_rows = &problem.spans[0];
+        for index in problem.params.visible(row, span_rows.position, POSITIONS) {
+            if !span_rows.visible.as_ref().is_none_or(|visible| visible.contains(index)) {
                 continue;
             }
             let at = head / (HEADS / KV_HEADS) * POSITIONS + index;
             let score: f64 = query.iter().zip(of(keys, at)).map(|(q, k)| q * k).sum();
-            let mut score = score * f64::from(scene.attending.scale);
-            if let Some(cap) = scene.attending.softcap.map(f64::from) {
+            let mut score = score * f64::from(problem.params.scale);
+            if let Some(cap) = problem.params.softcap.map(f64::from) {
                 score = cap * (score / cap).tanh();
             }
             total += score.exp();
@@ -396,26 +412,27 @@ mod tests {
             let queries = ramp(ROWS * HEADS * head_dim, 5);
             let keys = ramp(KV_HEADS * POSITIONS * head_dim, 7);
             let values = ramp(KV_HEADS * POSITIONS * head_dim, 3);
-            let held =
-                |numbers: &[f32]| Held::Float(tensor(numbers.to_vec(), [KV_HEADS, POSITIONS, head_dim]));
+            let held = |numbers: &[f32]| {
+                KvPrimitive::Float(tensor(numbers.to_vec(), [KV_HEADS, POSITIONS, head_dim]))
+            };
             let visible: Visibility = (0..POSITIONS).map(|index| index % 7 != 2).collect();
             for (softcap, visible, window) in
                 [(None, None, None), (Some(0.7), Some(&visible), None), (None, Some(&visible), Some(50))]
             {
-                let scene = Scene {
+                let problem = Problem {
                     queries: &queries,
                     heads: HEADS,
                     kv_heads: KV_HEADS,
                     head_dim,
-                    spans: vec![Place::new(held(&keys), held(&values), 3, visible.cloned())],
-                    attending: Attending { position: POSITIONS - 2, window, scale: 0.2, softcap },
+                    spans: vec![SpanRows::new(held(&keys), held(&values), 3, visible.cloned())],
+                    params: AttentionParams { position: POSITIONS - 2, window, scale: 0.2, softcap },
                 };
                 let kinds = std::cell::RefCell::new(Vec::new());
-                on_each_kind(|name| Check { scene: &scene, name, results: &kinds });
+                on_each_instruction_set(|name| Check { problem: &problem, name, results: &kinds });
                 for (name, output, sums) in kinds.into_inner() {
                     for query in 0..ROWS * HEADS {
                         let (row, head) = (query / HEADS, query % HEADS);
-                        let (expected, sum) = expected(&scene, &values, &keys, row, head);
+                        let (expected, sum) = expected(&problem, &values, &keys, row, head);
                         assert!((f64::from(sums[query]) - sum).abs() < 1e-5, "{name}, {head_dim} wide");
                         for (found, expected) in output[query * head_dim..].iter().zip(expected) {
                             let off = (f64::from(*found) - expected).abs();
@@ -434,43 +451,48 @@ mod tests {
             let queries = ramp(ROWS * HEADS * head_dim, 5);
             let shape = [KV_HEADS, POSITIONS, head_dim];
             let numbers = |step| ramp(KV_HEADS * POSITIONS * head_dim, step);
-            let single = |step| Held::<Flex>::Float(tensor(numbers(step), shape));
+            let single = |step| KvPrimitive::<Flex>::Float(tensor(numbers(step), shape));
             let half = |step| {
                 let halves: Vec<f16> = numbers(step).into_iter().map(f16::from_f32).collect();
-                Held::<Flex>::Float(tensor(halves, shape))
+                KvPrimitive::<Flex>::Float(tensor(halves, shape))
             };
             let bytes = |step| {
-                let (words, scales) = <Flex as AttendOps>::quantize(tensor(numbers(step), shape));
-                Held::<Flex>::Bytes { words, scales }
+                let (words, scales) = <Flex as AttentionOps>::quantize(tensor(numbers(step), shape));
+                KvPrimitive::<Flex>::Bytes { words, scales }
             };
             for (keys, values) in [(single(7), single(3)), (half(7), half(3)), (bytes(7), bytes(3))] {
-                let scene = Scene {
+                let problem = Problem {
                     queries: &queries,
                     heads: HEADS,
                     kv_heads: KV_HEADS,
                     head_dim,
-                    spans: vec![Place::new(keys, values, 3, None)],
-                    attending: Attending { position: POSITIONS - 2, window: None, scale: 0.2, softcap: None },
+                    spans: vec![SpanRows::new(keys, values, 3, None)],
+                    params: AttentionParams {
+                        position: POSITIONS - 2,
+                        window: None,
+                        scale: 0.2,
+                        softcap: None,
+                    },
                 };
-                on_each_kind(|name| Alone { scene: &scene, name });
+                on_each_instruction_set(|name| Alone { problem: &problem, name });
             }
         }
     }
 
     struct Alone<'a> {
-        scene: &'a Scene<'a>,
+        problem: &'a Problem<'a>,
         name: &'static str,
     }
 
     impl Kernel for Alone<'_> {
         #[inline(always)]
         fn run<L: Lanes>(self) {
-            let Self { scene, name } = self;
-            let (sharing, head_dim) = (scene.sharing(), scene.head_dim);
+            let Self { problem, name } = self;
+            let (sharing, head_dim) = (problem.sharing(), problem.head_dim);
             let mut output = vec![0.0; ROWS * HEADS * head_dim];
             let mut sums = vec![0.0; ROWS * HEADS];
-            for task in &mut tasks(scene, ROWS, &mut output, &mut sums) {
-                AllBlocks { scene, task }.run::<L>();
+            for task in &mut tasks(problem, ROWS, &mut output, &mut sums) {
+                AllBlocks { problem, task }.run::<L>();
             }
             let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
             for (row, kv_head) in (0..ROWS).flat_map(|row| (0..KV_HEADS).map(move |head| (row, head))) {
@@ -482,11 +504,11 @@ mod tests {
                     outputs: vec![&mut alone[..]],
                     log_sum_exps: vec![&mut sums_alone[..]],
                 };
-                AllBlocks { scene, task: &mut task }.run::<L>();
+                AllBlocks { problem, task: &mut task }.run::<L>();
                 drop(task);
                 let from = row * HEADS + kv_head * sharing;
                 let together = &output[from * head_dim..][..sharing * head_dim];
-                assert_eq!(bits(&alone), bits(together), "{name}, {head_dim} wide, row {row}");
+                assert_eq!(bits(&alone), bits(together), "{name}, {head_dim} f64_math, row {row}");
                 assert_eq!(bits(&sums_alone), bits(&sums[from..][..sharing]), "{name}, {head_dim} wide");
             }
         }
@@ -495,7 +517,7 @@ mod tests {
     type Results = std::cell::RefCell<Vec<(&'static str, Vec<f32>, Vec<f32>)>>;
 
     struct Check<'a> {
-        scene: &'a Scene<'a>,
+        problem: &'a Problem<'a>,
         name: &'static str,
         results: &'a Results,
     }
@@ -503,11 +525,11 @@ mod tests {
     impl Kernel for Check<'_> {
         #[inline(always)]
         fn run<L: Lanes>(self) {
-            let Self { scene, name, results } = self;
-            let mut output = vec![0.0; ROWS * HEADS * scene.head_dim];
+            let Self { problem, name, results } = self;
+            let mut output = vec![0.0; ROWS * HEADS * problem.head_dim];
             let mut sums = vec![0.0; ROWS * HEADS];
-            for task in &mut tasks(scene, ROWS, &mut output, &mut sums) {
-                AllBlocks { scene, task }.run::<L>();
+            for task in &mut tasks(problem, ROWS, &mut output, &mut sums) {
+                AllBlocks { problem, task }.run::<L>();
             }
             results.borrow_mut().push((name, output, sums));
         }

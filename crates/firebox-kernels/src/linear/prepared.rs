@@ -9,23 +9,23 @@ use bytes::Bytes;
 use super::Grouping;
 use super::blocks::{BlockFormat, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::flex::FlexWeight;
+use super::gemm::{self, FloatWeight, IntegerWeight, Multiplicand};
 use super::panel::{CHUNK, IntegerRows, OUTPUTS};
 use super::plain::{Bf16, F16, F32, PlainRows};
-use super::product::{self, FloatWeight, IntegerWeight, Multiplicand};
-use super::tiles::{Eight, Four, Tiles};
+use super::tiles::{EightBit, FourBit, Tiles};
 use super::uneven::UnevenRows;
-use crate::flex::{bytes, dims, ordered};
+use crate::flex::{bytes, contiguous, dims};
 
 /// A weight that has been made ready for products. What its tensors say of themselves lies in a dozen places of the memory, and a
 /// token's weights push all of them out of the caches; here it lies in one.
 #[derive(Clone)]
-pub struct Ready {
+pub struct PreparedWeight {
     outputs: usize,
     inputs: usize,
     form: Form,
 }
 
-/// In all of them the bytes are in order, with the rows of one panel at least unless rows are in tiles.
+/// In all of them the bytes are in order, with the rows of one panel at minimum unless rows are in tiles.
 #[derive(Clone)]
 enum Form {
     Dense {
@@ -50,39 +50,50 @@ enum Form {
     },
 }
 
-impl fmt::Debug for Ready {
+impl fmt::Debug for PreparedWeight {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Ready").field("outputs", &self.outputs).field("inputs", &self.inputs).finish()
+        formatter
+            .debug_struct("PreparedWeight")
+            .field("outputs", &self.outputs)
+            .field("inputs", &self.inputs)
+            .finish()
     }
 }
 
-impl From<FlexWeight> for Ready {
+impl From<FlexWeight> for PreparedWeight {
     /// # Panics
     /// If a weight's tensors contradict each other.
     fn from(weight: FlexWeight) -> Self {
         let (outputs, inputs) = weight.shape();
         let form = match weight {
             FlexWeight::Dense(weight) => {
-                Form::Dense { dtype: weight.dtype(), numbers: held(whole_panels(weight)) }
+                Form::Dense { dtype: weight.dtype(), numbers: tensor_bytes(pad_to_panel(weight)) }
             }
             FlexWeight::Grouped { words, scales, grouping } => {
                 let ([rows, row_words], [scaled_rows, groups]) = (dims(&words), dims(&scales));
                 assert!(rows == scaled_rows && groups == grouping.groups(), "as many scales as groups");
                 if grouping.group.is_multiple_of(CHUNK) {
-                    Form::Tiled { words: held(ordered(words)), scales: held(ordered(scales)), grouping }
+                    Form::Tiled {
+                        words: tensor_bytes(contiguous(words)),
+                        scales: tensor_bytes(contiguous(scales)),
+                        grouping,
+                    }
                 } else {
                     let stride = row_words * size_of::<u32>();
-                    let (words, scales) = (held(whole_panels(words)), held(whole_panels(scales)));
+                    let (words, scales) =
+                        (tensor_bytes(pad_to_panel(words)), tensor_bytes(pad_to_panel(scales)));
                     Form::Uneven { words, stride, scales, grouping }
                 }
             }
-            FlexWeight::Blocks { bytes, format } => Form::Blocks { bytes: held(whole_panels(bytes)), format },
+            FlexWeight::Blocks { bytes, format } => {
+                Form::Blocks { bytes: tensor_bytes(pad_to_panel(bytes)), format }
+            }
         };
         Self { outputs, inputs, form }
     }
 }
 
-impl Ready {
+impl PreparedWeight {
     /// `[outputs, inputs]`
     pub(super) fn shape(&self) -> (usize, usize) {
         (self.outputs, self.inputs)
@@ -101,43 +112,43 @@ impl Ready {
             Form::Tiled { words, scales, grouping } => {
                 let (words, scales) = (bytemuck::cast_slice(words), bytemuck::cast_slice(scales));
                 if grouping.four_bits {
-                    Box::new(Tiles::<Four>::new(words, scales, self.outputs, *grouping))
+                    Box::new(Tiles::<FourBit>::new(words, scales, self.outputs, *grouping))
                 } else {
-                    Box::new(Tiles::<Eight>::new(words, scales, self.outputs, *grouping))
+                    Box::new(Tiles::<EightBit>::new(words, scales, self.outputs, *grouping))
                 }
             }
             Form::Uneven { words, stride, scales, grouping } => {
                 let rows = UnevenRows::new(words, *stride, bytemuck::cast_slice(scales), *grouping);
                 Box::new(FloatWeight(rows))
             }
-            Form::Blocks { bytes, format } => with_blocks(bytes, *format, self.inputs, Multiplicands),
+            Form::Blocks { bytes, format } => visit_blocks(bytes, *format, self.inputs, BoxMultiplicand),
         }
     }
 
     /// The numbers that GGUF blocks stand for, `[outputs, inputs]`.
-    pub(super) fn numbers_of_blocks(&self) -> Option<Vec<f32>> {
+    pub(super) fn decode_blocks(&self) -> Option<Vec<f32>> {
         let Form::Blocks { bytes, format } = &self.form else { return None };
-        Some(with_blocks(bytes, *format, self.inputs, Decode { outputs: self.outputs }))
+        Some(visit_blocks(bytes, *format, self.inputs, DecodeBlocks { outputs: self.outputs }))
     }
 }
 
 /// A contiguous tensor that somebody reads.
-struct Held(FlexTensor);
+struct TensorBytes(FlexTensor);
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for TensorBytes {
     fn as_ref(&self) -> &[u8] {
         bytes(&self.0)
     }
 }
 
 /// The bytes of a contiguous tensor, which stays as long as they do.
-fn held(tensor: FlexTensor) -> Bytes {
-    Bytes::from_owner(Held(tensor))
+fn tensor_bytes(tensor: FlexTensor) -> Bytes {
+    Bytes::from_owner(TensorBytes(tensor))
 }
 
-/// A contiguous matrix with rows for at least one panel.
-fn whole_panels(matrix: FlexTensor) -> FlexTensor {
-    let matrix = ordered(matrix);
+/// A contiguous matrix with rows for at minimum one panel.
+fn pad_to_panel(matrix: FlexTensor) -> FlexTensor {
+    let matrix = contiguous(matrix);
     let [rows, width] = dims(&matrix);
     if rows >= OUTPUTS {
         return matrix;
@@ -148,14 +159,14 @@ fn whole_panels(matrix: FlexTensor) -> FlexTensor {
 }
 
 /// Something to do with a weight of any block format.
-trait WithRows<'a> {
+trait BlockFormatVisitor<'a> {
     type Result;
     fn run(self, weight: impl IntegerRows + 'a) -> Self::Result;
 }
 
-struct Multiplicands;
+struct BoxMultiplicand;
 
-impl<'a> WithRows<'a> for Multiplicands {
+impl<'a> BlockFormatVisitor<'a> for BoxMultiplicand {
     type Result = Box<dyn Multiplicand + 'a>;
 
     fn run(self, weight: impl IntegerRows + 'a) -> Self::Result {
@@ -163,19 +174,19 @@ impl<'a> WithRows<'a> for Multiplicands {
     }
 }
 
-struct Decode {
+struct DecodeBlocks {
     outputs: usize,
 }
 
-impl<'a> WithRows<'a> for Decode {
+impl<'a> BlockFormatVisitor<'a> for DecodeBlocks {
     type Result = Vec<f32>;
 
     fn run(self, weight: impl IntegerRows + 'a) -> Vec<f32> {
-        product::decode(&weight, self.outputs)
+        gemm::decode(&weight, self.outputs)
     }
 }
 
-fn with_blocks<'a, W: WithRows<'a>>(
+fn visit_blocks<'a, W: BlockFormatVisitor<'a>>(
     bytes: &'a [u8],
     format: BlockFormat,
     inputs: usize,

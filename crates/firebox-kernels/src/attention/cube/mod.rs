@@ -21,8 +21,8 @@ use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::stored::Held;
-use super::{AttendOps, Attending, Part, Span, Stored, Visibility, WIDEST_HEAD};
+use super::kv_tensor::KvPrimitive;
+use super::{AttentionOps, AttentionParams, AttentionSequence, KvTensor, MAX_HEAD_DIM, Span, Visibility};
 use crate::cube::{cubes, dims, element, floats, integers, is_cube, primitive, room, zeroed};
 use blocks::{
     How, PlaceLaunch, Reading, ScoresLaunch, SizesLaunch, StridesLaunch, UNITS, attend_blocks, attend_several,
@@ -38,21 +38,21 @@ const TOGETHER: usize = 4;
 /// Buffers of such a launch.
 const BINDINGS: u32 = 12;
 
-impl AttendOps for CubeBackend {
-    fn attend_span(
+impl AttentionOps for CubeBackend {
+    fn span_attention(
         query: FloatTensor<Self>,
-        keys: Held<Self>,
-        values: Held<Self>,
+        keys: KvPrimitive<Self>,
+        values: KvPrimitive<Self>,
         position: usize,
         visible: Option<Visibility>,
-        attending: Attending,
+        params: AttentionParams,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let query = floats(query);
         let [rows, _, _] = dims(&query);
         let span = Sides::new(&query, keys, values, position, visible);
         let parts = span.split(&query, rows).parts;
         let gathered = Gathered::of(&query, parts * rows);
-        attend(&[span], &query, 0..rows, attending, &gathered, 0);
+        attend(&[span], &query, 0..rows, params, &gathered, 0);
         let Gathered { output, log_sum_exp } = gathered;
         if parts == 1 { (output, log_sum_exp) } else { Self::merge(output, log_sum_exp, rows) }
     }
@@ -98,16 +98,16 @@ impl AttendOps for CubeBackend {
 }
 
 /// Whether there is a version here for queries `[rows, heads, head_dim]`.
-pub(super) fn attends(query: &Tensor<3>) -> bool {
-    is_cube(&query.device()) && query.dims()[2] <= WIDEST_HEAD
+pub(super) fn is_supported(query: &Tensor<3>) -> bool {
+    is_cube(&query.device()) && query.dims()[2] <= MAX_HEAD_DIM
 }
 
-/// See [`attend_each`](super::attend_each). Short spans share a launch, a long one is shared out among cubes; only what several have
+/// See [`batch_attention`](super::batch_attention). Short spans share a launch, a long one is shared out among cubes; only what several have
 /// gathered is merged, once for a part.
 ///
 /// # Panics
 /// If the tensors are not on an accelerator, or nothing is asked.
-pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
+pub(super) fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> Tensor<2> {
     let query = floats(primitive(query));
     let [rows, heads, head_dim] = dims(&query);
     let mut all = Gathered::of(&query, rows);
@@ -116,7 +116,7 @@ pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
     }
     let mut first = 0;
     for part in parts.into_iter().filter(|part| part.rows > 0) {
-        let Part { rows, spans, attending } = part;
+        let AttentionSequence { rows, spans, params } = part;
         let into = first;
         first += rows;
         let spans: Vec<Sides> =
@@ -129,7 +129,7 @@ pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
         let gathered = (count > 1).then(|| Gathered::of(&query, count * rows));
         let mut at = if count > 1 { 0 } else { into };
         for spans in launches {
-            attend(&spans, &query, into..first, attending, gathered.as_ref().unwrap_or(&all), at);
+            attend(&spans, &query, into..first, params, gathered.as_ref().unwrap_or(&all), at);
             at += parts_of(&spans, &query, rows) * rows;
         }
         if let Some(gathered) = gathered {
@@ -141,7 +141,7 @@ pub(super) fn attend_each(query: Tensor<3>, parts: Vec<Part>) -> Tensor<2> {
 }
 
 /// Writes numbers over the positions of keys and values from `at` on, as whatever is stored: in place, where nobody else
-/// holds it. All shapes are those of [`Stored::assign`](super::Stored::assign), and keys and values have the same.
+/// holds it. All shapes are those of [`KvTensor::assign`](super::KvTensor::assign), and keys and values have the same.
 ///
 /// # Panics
 /// If the tensors are not on an accelerator.
@@ -244,8 +244,8 @@ struct Sides {
 impl Sides {
     fn new(
         query: &CubeTensor,
-        keys: Held<CubeBackend>,
-        values: Held<CubeBackend>,
+        keys: KvPrimitive<CubeBackend>,
+        values: KvPrimitive<CubeBackend>,
         position: usize,
         visible: Option<Visibility>,
     ) -> Self {
@@ -255,9 +255,9 @@ impl Sides {
 
     fn of(query: &CubeTensor, span: Span) -> Self {
         let held = |stored| match stored {
-            Stored::Float(numbers) => Held::Float(primitive(numbers)),
-            Stored::Bytes { words, scales } => {
-                Held::Bytes { words: integers(words), scales: primitive(scales) }
+            KvTensor::Float(numbers) => KvPrimitive::Float(primitive(numbers)),
+            KvTensor::Bytes { words, scales } => {
+                KvPrimitive::Bytes { words: integers(words), scales: primitive(scales) }
             }
         };
         Self::new(query, held(span.keys), held(span.values), span.position, span.visible)
@@ -265,7 +265,7 @@ impl Sides {
 
     fn split(&self, query: &CubeTensor, rows: usize) -> Split {
         let ([kv_heads, positions, _], [_, heads, head_dim]) = (dims(&self.keys.numbers), dims(query));
-        let queries = if head_dim <= WIDEST_HEAD / 2 { 8 } else { 4 };
+        let queries = if head_dim <= MAX_HEAD_DIM / 2 { 8 } else { 4 };
         let groups = (rows * (heads / kv_heads)).div_ceil(queries);
         let parts = (FEW_CUBES / (groups * kv_heads)).min(positions / SMALL_PART).max(1);
         let piece = positions.div_ceil(parts).next_multiple_of(UNITS as usize);
@@ -284,12 +284,12 @@ impl Sides {
             && read(&self.values) == read(&other.values)
     }
 
-    fn place(&self, attending: Attending) -> PlaceLaunch {
+    fn place(&self, params: AttentionParams) -> PlaceLaunch {
         let ((key_head, key_position), (value_head, value_position)) =
             (steps(&self.keys.numbers), steps(&self.values.numbers));
         let [_, positions, _] = dims(&self.keys.numbers);
         // Where the first row itself is, counted from the first key, and one.
-        let reach = attending.position as i64 + 1 - self.position as i64;
+        let reach = params.position as i64 + 1 - self.position as i64;
         PlaceLaunch::new(
             key_head as u32,
             key_position as u32,
@@ -327,7 +327,7 @@ fn attend(
     spans: &[Sides],
     query: &CubeTensor,
     rows: Range<usize>,
-    attending: Attending,
+    params: AttentionParams,
     gathered: &Gathered,
     into: usize,
 ) {
@@ -355,9 +355,9 @@ fn attend(
         words as u32,
     );
     let scores = ScoresLaunch::new(
-        attending.window.unwrap_or(usize::MAX).min(i32::MAX as usize / 2) as i32,
-        attending.scale,
-        attending.softcap.unwrap_or(1.0),
+        params.window.unwrap_or(usize::MAX).min(i32::MAX as usize / 2) as i32,
+        params.scale,
+        params.softcap.unwrap_or(1.0),
         f32::NEG_INFINITY,
     );
     let how = How {
@@ -366,7 +366,7 @@ fn attend(
         keys: keys.reading,
         values: values.reading,
         masked: visible.is_some(),
-        capped: attending.softcap.is_some(),
+        capped: params.softcap.is_some(),
         several,
     };
     let (dim, query) = (CubeDim::new_1d(UNITS), query.clone().into_buffer_arg());
@@ -385,7 +385,7 @@ fn attend(
             bits,
             output.into_buffer_arg(),
             log_sum_exp.into_buffer_arg(),
-            spans[0].place(attending),
+            spans[0].place(params),
             keys.scale_strides(),
             values.scale_strides(),
             sizes,
@@ -401,7 +401,7 @@ fn attend(
         every.map(|span| span.keys.numbers.clone().into_buffer_arg());
     let [first_values, second_values, third_values, fourth_values] =
         every.map(|span| span.values.numbers.clone().into_buffer_arg());
-    let [first, second, third, fourth] = every.map(|span| span.place(attending));
+    let [first, second, third, fourth] = every.map(|span| span.place(params));
     attend_several::launch(
         client,
         cubes,
@@ -466,10 +466,10 @@ struct Side {
 }
 
 impl Side {
-    fn new(query: &CubeTensor, held: Held<CubeBackend>) -> Self {
+    fn new(query: &CubeTensor, held: KvPrimitive<CubeBackend>) -> Self {
         let [_, _, head_dim] = dims(query);
         match held {
-            Held::Float(numbers) => {
+            KvPrimitive::Float(numbers) => {
                 let numbers = in_rows(numbers);
                 let (head, position) = steps(&numbers);
                 let whole = [head_dim, head, position].iter().all(|length| length.is_multiple_of(4));
@@ -481,7 +481,7 @@ impl Side {
                     numbers,
                 }
             }
-            Held::Bytes { words, scales } => Self {
+            KvPrimitive::Bytes { words, scales } => Self {
                 numbers: in_rows(words),
                 scales,
                 reading: Reading::Bytes,

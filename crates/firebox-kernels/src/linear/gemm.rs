@@ -6,17 +6,17 @@
 
 use std::marker::PhantomData;
 
-use super::activations::{Activations, Few, Integers, Quantized, Rounding};
-use super::direct;
-use super::long_blocks;
+use super::activations::{Activations, IntegerWidth, Quantized, QuantizedChunk, RowGroup};
+use super::gemv;
 use super::panel::{
     BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, HALF_QUADS, IntegerPanel,
     IntegerRows, OUTPUTS, QUADS, TILE_OUTPUTS,
 };
+use super::q6k;
 #[cfg(feature = "autodiff")]
-use super::unpacked::{Unpack, UnpackIntegers};
-use crate::crew::share;
+use super::unpack::{Unpack, UnpackIntegers};
 use crate::simd::{self, Kernel, LANES, Lanes, dispatch};
+use crate::thread_pool::parallel_for_each;
 
 /// Multiplications below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 17;
@@ -27,10 +27,10 @@ const SMALLEST_PIECE: usize = 1 << 16;
 /// A weight that can be multiplied with.
 pub(super) trait Multiplicand: Sync {
     /// How it meets activations: as integers, or as numbers.
-    fn takes(&self) -> Option<Rounding>;
+    fn integer_width(&self) -> Option<IntegerWidth>;
 
-    /// The rows it has in the memory, at least those of one panel, where so many are wanted.
-    fn padded(&self, outputs: usize) -> usize {
+    /// The rows it has in the memory, at minimum those of one panel, where so many are wanted.
+    fn padded_rows(&self, outputs: usize) -> usize {
         outputs.max(OUTPUTS)
     }
 
@@ -45,15 +45,15 @@ pub(super) trait Multiplicand: Sync {
 /// The activations in every form that a weight asks for.
 pub(super) struct Input<'a> {
     pub numbers: &'a Activations<'a>,
-    pub fine: Option<Quantized>,
-    pub coarse: Option<Quantized>,
+    pub as_i16: Option<Quantized>,
+    pub as_i8: Option<Quantized>,
 }
 
 /// Some consecutive outputs.
 pub(super) struct Part<'a> {
     /// The first of them.
     pub first: usize,
-    /// Rows of the weight, as [`Multiplicand::padded`] has them.
+    /// Rows of the weight, as [`Multiplicand::padded_rows`] has them.
     pub weight_rows: usize,
     /// For every row the results of these outputs, zero before.
     pub results: Vec<&'a mut [f32]>,
@@ -66,7 +66,7 @@ pub(super) struct FloatWeight<W>(pub W);
 pub(super) struct IntegerWeight<W>(pub W);
 
 impl<W: FloatRows> Multiplicand for FloatWeight<W> {
-    fn takes(&self) -> Option<Rounding> {
+    fn integer_width(&self) -> Option<IntegerWidth> {
         None
     }
 
@@ -81,12 +81,12 @@ impl<W: FloatRows> Multiplicand for FloatWeight<W> {
 }
 
 impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
-    fn takes(&self) -> Option<Rounding> {
-        Some(Rounding::of::<W>())
+    fn integer_width(&self) -> Option<IntegerWidth> {
+        Some(IntegerWidth::for_weight::<W>())
     }
 
     fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
-        if let Some(integers) = if W::COARSE { &x.coarse } else { &x.fine } {
+        if let Some(integers) = if W::I8_ACTIVATIONS { &x.as_i8 } else { &x.as_i16 } {
             dispatch(IntegerProduct { x: integers, weight: &self.0, part });
         }
     }
@@ -98,18 +98,18 @@ impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
 }
 
 /// `x · weightᵀ` for several weights of so many outputs: `[rows, outputs]` each. The weights are worked on together;
-/// each has at least the rows of one panel, wanted or not.
+/// each has at minimum the rows of one panel, wanted or not.
 pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize)]) -> Vec<Vec<f32>> {
     let mut results: Vec<Vec<f32>> = weights.iter().map(|(_, outputs)| vec![0.0; x.rows * outputs]).collect();
     let total: usize = weights.iter().map(|(_, outputs)| outputs).sum();
     if x.rows == 0 || x.padded == 0 || total == 0 {
         return results;
     }
-    let rounded = |rounding| {
-        let wanted = weights.iter().any(|(weight, _)| weight.takes() == Some(rounding));
-        wanted.then(|| x.quantize(rounding))
+    let rounded = |width| {
+        let wanted = weights.iter().any(|(weight, _)| weight.integer_width() == Some(width));
+        wanted.then(|| x.quantize(width))
     };
-    let input = Input { numbers: x, fine: rounded(Rounding::Sixteen), coarse: rounded(Rounding::Eight) };
+    let input = Input { numbers: x, as_i16: rounded(IntegerWidth::I16), as_i8: rounded(IntegerWidth::I8) };
     let single = x.rows * x.padded * total < SINGLE_THREAD_WORK;
     let threads = if single { 1 } else { rayon::current_num_threads() };
     let smallest = (SMALLEST_PIECE / (x.rows * x.padded)).next_multiple_of(TILE_OUTPUTS);
@@ -121,7 +121,7 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
         while first < outputs {
             let piece = piece(left, threads, smallest).min(outputs - first);
             let results = rows.iter_mut().map(|row| row.split_off_mut(..piece).unwrap_or_default()).collect();
-            parts.push((weight, Part { first, weight_rows: weight.padded(outputs), results }));
+            parts.push((weight, Part { first, weight_rows: weight.padded_rows(outputs), results }));
             first += piece;
             left -= piece;
         }
@@ -131,7 +131,7 @@ pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize
             weight.multiply(&input, part);
         }
     } else {
-        share(parts, |(weight, part)| weight.multiply(&input, part));
+        parallel_for_each(parts, |(weight, part)| weight.multiply(&input, part));
     }
     results
 }
@@ -258,7 +258,7 @@ impl<W: FloatRows> Kernel for FloatProduct<'_, W> {
     fn run<L: Lanes>(self) {
         let Self { x, weight, part: Part { first, weight_rows, mut results } } = self;
         if let [result] = &mut results[..] {
-            return direct::float_row::<L, W>(x.values, weight, first, weight_rows, result);
+            return gemv::float_row::<L, W>(x.values, weight, first, weight_rows, result);
         }
         let mut panels = (FloatPanel::default(), FloatPanel::default());
         let mut sums = vec![Sums::default(); x.rows];
@@ -339,7 +339,7 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
                 weight.unpack::<L, _>(places.0.row, block, &mut panels.0);
                 weight.unpack::<L, _>(places.1.row, block, &mut panels.1);
                 let (panels, format) = (&panels, PhantomData::<W>);
-                for few in x.fews() {
+                for few in x.row_groups() {
                     let sums = &mut sums[few.first..][..few.rows];
                     Tile::<L>::multiply_all(&IntegerTile { few, block, panels, format }, sums);
                 }
@@ -358,19 +358,19 @@ fn few_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     weight_rows: usize,
     results: &mut [&mut [f32]],
 ) {
-    if W::LONG {
-        long_blocks::rows::<L, W, ROWS>(x.spread::<L, W>(), weight, first, results);
-    } else if let Some(x) = x.fews().next() {
-        direct::integer_rows::<L, W, ROWS>(x, weight, first, weight_rows, results);
+    if W::ROW_BLOCKS {
+        q6k::rows::<L, W, ROWS>(x.row_blocks::<L, W>(), weight, first, results);
+    } else if let Some(x) = x.row_groups().next() {
+        gemv::integer_rows::<L, W, ROWS>(x, weight, first, weight_rows, results);
     }
 }
 
-/// Integer sums of some rows with a panel, as [`Integers::dot`](crate::simd::Integers::dot) takes them.
+/// Integer sums of some rows with a panel, as [`QuantizedChunk::dot`](crate::simd::Integers::dot) takes them.
 type Dots<L, const ROWS: usize> = [[<L as simd::Integers>::Words; 2]; ROWS];
 
 /// One block of two panels of integers.
 pub(super) struct IntegerTile<'a, W> {
-    pub few: Few<'a>,
+    pub few: RowGroup<'a>,
     pub block: usize,
     pub panels: &'a (IntegerPanel, IntegerPanel),
     format: PhantomData<W>,
@@ -380,15 +380,15 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
     fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]) {
-        if W::LONG {
-            let [whole0, whole1] = long_blocks::tile::<L, W, ROWS>(self, row);
+        if W::ROW_BLOCKS {
+            let [whole0, whole1] = q6k::tile::<L, W, ROWS>(self, row);
             return add::<L, ROWS>(sums, whole0, whole1);
         }
         let Self { few, block, panels: (panel0, panel1), .. } = *self;
         let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
         let chunks = few.chunks::<ROWS>(row, block * BLOCK_CHUNKS).take(BLOCK_CHUNKS);
         for (chunk, x) in chunks.enumerate() {
-            for half in 0..if W::HALVED { 2 } else { 1 } {
+            for half in 0..if W::HALF_SCALES { 2 } else { 1 } {
                 let (dots0, dots1) = self.dots::<L, ROWS>(chunk, half, x);
                 let scale0 = panel0.scales[chunk][half].lanes::<L>();
                 let scale1 = panel1.scales[chunk][half].lanes::<L>();
@@ -398,8 +398,9 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
                     sums1[i] = sums1[i].mul_add(L::to_floats(L::dot(dots1[i])).mul(scale), scale1);
                 }
             }
-            if W::OFFSET {
-                let (least0, least1) = (panel0.least[chunk].lanes::<L>(), panel1.least[chunk].lanes::<L>());
+            if W::HAS_MINIMUM {
+                let (least0, least1) =
+                    (panel0.minimum[chunk].lanes::<L>(), panel1.minimum[chunk].lanes::<L>());
                 for i in 0..ROWS {
                     let sum = L::splat(x[i].scale).mul(L::splat(x[i].sum() as f32));
                     sums0[i] = sums0[i].mul_add(sum, least0);
@@ -419,23 +420,23 @@ impl<W: IntegerRows> IntegerTile<'_, W> {
         &self,
         chunk: usize,
         half: usize,
-        x: &[Integers; ROWS],
+        x: &[QuantizedChunk; ROWS],
     ) -> (Dots<L, ROWS>, Dots<L, ROWS>) {
         let (panel0, panel1) = self.panels;
         let zero = L::splat_word(0);
         let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
         for i in 0..ROWS {
-            let offset = if W::HALVED { x[i].half_offset(W::ZERO, half) } else { x[i].offset(W::ZERO) };
+            let offset = if W::HALF_SCALES { x[i].half_offset(W::ZERO, half) } else { x[i].offset(W::ZERO) };
             (dots0[i][1], dots1[i][1]) = (L::splat_word(offset), L::splat_word(offset));
         }
-        let quads = if W::HALVED { HALF_QUADS } else { QUADS };
+        let quads = if W::HALF_SCALES { HALF_QUADS } else { QUADS };
         for quad in half * quads..(half + 1) * quads {
             let weight0 = panel0.quads[chunk][quad].words::<L>();
             let weight1 = panel1.quads[chunk][quad].words::<L>();
             for i in 0..ROWS {
                 let quad = &x[i].quads[quad];
-                dots0[i] = L::dot_quads(dots0[i], weight0, quad, W::COARSE);
-                dots1[i] = L::dot_quads(dots1[i], weight1, quad, W::COARSE);
+                dots0[i] = L::dot_quads(dots0[i], weight0, quad, W::I8_ACTIVATIONS);
+                dots1[i] = L::dot_quads(dots1[i], weight1, quad, W::I8_ACTIVATIONS);
             }
         }
         (dots0, dots1)
@@ -473,9 +474,9 @@ impl<W: IntegerRows> Kernel for Decode<'_, W> {
 fn number<W: IntegerRows>(panel: &IntegerPanel, input: usize, lane: usize) -> f32 {
     let (chunk, input) = (input / CHUNK, input % CHUNK);
     let byte = panel.quads[chunk][input / 4].0[lane].to_le_bytes()[input % 4];
-    let half = if W::HALVED { input / (CHUNK / 2) } else { 0 };
-    let least = if W::OFFSET { panel.least[chunk].0[lane] } else { 0.0 };
-    (i32::from(byte) - W::ZERO) as f32 * panel.scales[chunk][half].0[lane] + least
+    let half = if W::HALF_SCALES { input / (CHUNK / 2) } else { 0 };
+    let minimum = if W::HAS_MINIMUM { panel.minimum[chunk].0[lane] } else { 0.0 };
+    (i32::from(byte) - W::ZERO) as f32 * panel.scales[chunk][half].0[lane] + minimum
 }
 
 #[cfg(test)]
@@ -485,7 +486,7 @@ mod tests {
     use super::*;
     use crate::linear::blocks::{Block, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     use crate::linear::plain::{Bf16, F16, F32, PlainRows};
-    use crate::simd::on_each_kind;
+    use crate::simd::on_each_instruction_set;
 
     /// Three blocks.
     const INPUTS: usize = 768;
@@ -538,11 +539,11 @@ mod tests {
             let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
             for rows in ROWS {
                 let found = alike(rows, self.name, |x, results| {
-                    let x = x.quantize_on::<L>(Rounding::of::<W>());
+                    let x = x.quantize_on::<L>(IntegerWidth::for_weight::<W>());
                     IntegerProduct { x: &x, weight: self.weight, part: part(x.rows, results) }.run::<L>();
                 });
                 // What activations are off by adds up like a random walk.
-                let off = if W::COARSE { 1e-2 } else { 4e-5 };
+                let off = if W::I8_ACTIVATIONS { 1e-2 } else { 4e-5 };
                 check(self.name, &found, &numbers, rows, largest * off * (INPUTS as f32).sqrt());
             }
         }
@@ -609,7 +610,7 @@ mod tests {
     fn every_kind_multiplies<B: Block>() {
         let blocks = bytes(OUTPUTS * INPUTS / (B::CHUNKS * CHUNK) * B::BYTES);
         let weight = BlockRows::<B>::new(&blocks, INPUTS);
-        on_each_kind(|name| Integer { name, weight: &weight });
+        on_each_instruction_set(|name| Integer { name, weight: &weight });
     }
 
     #[test]
@@ -617,14 +618,14 @@ mod tests {
         let numbers: Vec<f32> = (0..OUTPUTS * INPUTS).map(|i| (i * 31 % 64) as f32 / 32.0 - 1.0).collect();
         let single: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         let weight = PlainRows::<F32>::new(&single, INPUTS);
-        on_each_kind(|name| Float { name, weight: &weight, numbers: &numbers });
+        on_each_instruction_set(|name| Float { name, weight: &weight, numbers: &numbers });
         let half: Vec<u8> =
             numbers.iter().flat_map(|number| half::f16::from_f32(*number).to_le_bytes()).collect();
         let weight = PlainRows::<F16>::new(&half, INPUTS);
-        on_each_kind(|name| Float { name, weight: &weight, numbers: &numbers });
+        on_each_instruction_set(|name| Float { name, weight: &weight, numbers: &numbers });
         let brain: Vec<u8> =
             numbers.iter().flat_map(|number| half::bf16::from_f32(*number).to_le_bytes()).collect();
         let weight = PlainRows::<Bf16>::new(&brain, INPUTS);
-        on_each_kind(|name| Float { name, weight: &weight, numbers: &numbers });
+        on_each_instruction_set(|name| Float { name, weight: &weight, numbers: &numbers });
     }
 }

@@ -6,8 +6,9 @@
 mod support;
 
 use burn::tensor::{DType, Device, Tensor};
-use firebox_kernels::attend::{
-    Attended, Attending, Part, Span, Stored, Visibility, attend_each, attend_span, merge_with, reference,
+use firebox_kernels::attention::{
+    AttentionOutput, AttentionParams, AttentionSequence, KvTensor, Span, Visibility, batch_attention,
+    merge_with_sinks, reference, span_attention,
 };
 use proptest::prelude::*;
 use support::{assert_close, bits, devices, devices_with_own, numbers, random, values};
@@ -38,8 +39,8 @@ struct Case {
 }
 
 impl Case {
-    fn attending(&self) -> Attending {
-        Attending { position: self.own, window: self.window, scale: 0.3, softcap: self.softcap }
+    fn params(&self) -> AttentionParams {
+        AttentionParams { position: self.own, window: self.window, scale: 0.3, softcap: self.softcap }
     }
 
     fn query(&self) -> Tensor<3> {
@@ -59,10 +60,10 @@ impl Case {
     /// On the CPU.
     fn span_of(&self, [keys, values]: [Tensor<3>; 2]) -> Span {
         let stored = |storage, reserved: Tensor<3>| match storage {
-            Storage::F32 => Stored::Float(reserved.narrow(1, 0, self.positions)),
-            Storage::F16 => Stored::Float(reserved.cast(DType::F16).narrow(1, 0, self.positions)),
+            Storage::F32 => KvTensor::Float(reserved.narrow(1, 0, self.positions)),
+            Storage::F16 => KvTensor::Float(reserved.cast(DType::F16).narrow(1, 0, self.positions)),
             Storage::Bytes => match reference::quantize(reserved) {
-                Stored::Bytes { words, scales } => Stored::Bytes {
+                KvTensor::Bytes { words, scales } => KvTensor::Bytes {
                     words: words.narrow(1, 0, self.positions),
                     scales: scales.narrow(1, 0, self.positions),
                 },
@@ -95,16 +96,16 @@ fn with_number(tensor: Tensor<3>, [first, second, third]: [usize; 3], number: f3
     tensor.slice_fill([first..first + 1, second..second + 1, third..third + 1], number)
 }
 
-fn moved(stored: &Stored, device: &Device) -> Stored {
+fn moved(stored: &KvTensor, device: &Device) -> KvTensor {
     match stored.clone() {
-        Stored::Float(numbers) => Stored::Float(numbers.to_device(device)),
-        Stored::Bytes { words, scales } => {
-            Stored::Bytes { words: words.to_device(device), scales: scales.to_device(device) }
+        KvTensor::Float(numbers) => KvTensor::Float(numbers.to_device(device)),
+        KvTensor::Bytes { words, scales } => {
+            KvTensor::Bytes { words: words.to_device(device), scales: scales.to_device(device) }
         }
     }
 }
 
-fn assert_same(found: Attended, expected: &Attended) {
+fn assert_same(found: AttentionOutput, expected: &AttentionOutput) {
     assert_alike(found.output, &expected.output, 2e-5);
     assert_alike(found.log_sum_exp, &expected.log_sum_exp, 1e-4);
 }
@@ -122,14 +123,14 @@ fn assert_alike<const D: usize>(found: Tensor<D>, expected: &Tensor<D>, toleranc
 
 fn check(case: &Case) {
     let (query, span) = (case.query(), case.span());
-    let expected = reference::attend_span(query.clone(), &span, case.attending());
+    let expected = reference::span_attention(query.clone(), &span, case.params());
     for device in devices() {
         if !case.is_for(&device) {
             continue;
         }
         let there =
             Span { keys: moved(&span.keys, &device), values: moved(&span.values, &device), ..span.clone() };
-        assert_same(attend_span(query.clone().to_device(&device), &there, case.attending()), &expected);
+        assert_same(span_attention(query.clone().to_device(&device), &there, case.params()), &expected);
     }
 }
 
@@ -206,11 +207,11 @@ proptest! {
             }
         }
         let span = case.span_of(sides);
-        let expected = attend_span(query.clone(), &span, case.attending());
+        let expected = span_attention(query.clone(), &span, case.params());
         for device in devices_with_own().iter().filter(|device| case.is_for(device)) {
             let (keys, values) = (moved(&span.keys, device), moved(&span.values, device));
             let there = Span { keys, values, ..span.clone() };
-            assert_same(attend_span(query.clone().to_device(device), &there, case.attending()), &expected);
+            assert_same(span_attention(query.clone().to_device(device), &there, case.params()), &expected);
         }
     }
 }
@@ -233,11 +234,11 @@ fn a_part_of_a_span_does_not_hide_what_is_no_number() {
             let mut sides = case.reserved();
             sides[side] = with_number(sides[side].clone(), [1, 700, 5], odd);
             let (query, span) = (case.query(), case.span_of(sides));
-            let expected = reference::attend_span(query.clone(), &span, case.attending());
+            let expected = reference::span_attention(query.clone(), &span, case.params());
             for device in devices_with_own().iter().filter(|device| case.is_for(device)) {
                 let (keys, values) = (moved(&span.keys, device), moved(&span.values, device));
                 let there = Span { keys, values, ..span.clone() };
-                let found = attend_span(query.clone().to_device(device), &there, case.attending());
+                let found = span_attention(query.clone().to_device(device), &there, case.params());
                 assert_same(found, &expected);
             }
         }
@@ -262,7 +263,7 @@ fn nothing_visible_is_nothing_gathered() {
     for device in devices_with_own() {
         let span = case.span();
         let span = Span { keys: moved(&span.keys, &device), values: moved(&span.values, &device), ..span };
-        let found = attend_span(case.query().to_device(&device), &span, case.attending());
+        let found = span_attention(case.query().to_device(&device), &span, case.params());
         let sums = values(found.log_sum_exp.narrow(0, 0, 2).to_device(&Device::flex()));
         assert!(sums.iter().all(|sum| *sum == f32::NEG_INFINITY), "{device:?}: {sums:?}");
         let gathered = values(found.output.narrow(0, 0, 2).to_device(&Device::flex()));
@@ -286,7 +287,7 @@ fn hidden_positions_hold_anything() {
     let span = case.span();
     let hidden = 60;
     let visible: Visibility = (0..case.positions).map(|index| index != hidden).collect();
-    let bad = |stored: &Stored, device: &Device| {
+    let bad = |stored: &KvTensor, device: &Device| {
         let numbers = stored.dequantize(case.head_dim).to_device(device);
         // Before the window, hidden by its bit, and after the last row.
         [10, hidden, 135].into_iter().fold(numbers, |numbers, index| {
@@ -301,12 +302,12 @@ fn hidden_positions_hold_anything() {
             ..span.clone()
         };
         let dirty = Span {
-            keys: Stored::Float(bad(&span.keys, &device)),
-            values: Stored::Float(bad(&span.values, &device)),
+            keys: KvTensor::Float(bad(&span.keys, &device)),
+            values: KvTensor::Float(bad(&span.values, &device)),
             ..clean.clone()
         };
         let gathered =
-            |span| values(attend_span(case.query().to_device(&device), span, case.attending()).output);
+            |span| values(span_attention(case.query().to_device(&device), span, case.params()).output);
         assert_eq!(gathered(&clean), gathered(&dirty), "{device:?}");
     }
 }
@@ -321,10 +322,10 @@ fn rows_do_not_see_each_other() {
         let span =
             Span { keys: moved(&span.keys, &device), values: moved(&span.values, &device), ..span.clone() };
         let query = case.query().to_device(&device);
-        let all = attend_span(query.clone(), &span, case.attending()).output;
+        let all = span_attention(query.clone(), &span, case.params()).output;
         for row in [0, 4, 8] {
-            let attending = Attending { position: case.own + row, ..case.attending() };
-            let alone = attend_span(query.clone().narrow(0, row, 1), &span, attending).output;
+            let params = AttentionParams { position: case.own + row, ..case.params() };
+            let alone = span_attention(query.clone().narrow(0, row, 1), &span, params).output;
             let cpu = Device::flex();
             let among = all.clone().narrow(0, row, 1);
             assert_eq!(bits(alone.to_device(&cpu)), bits(among.to_device(&cpu)), "row {row} on {device:?}");
@@ -338,7 +339,7 @@ fn parts_merge() {
     let sums: Vec<f32> = numbers(rows * heads, 9).into_iter().map(|number| number * 20.0).collect();
     let mut some = sums.clone();
     some[4] = f32::NEG_INFINITY;
-    let part = |seed, sums: &Vec<f32>, device: &Device| Attended {
+    let part = |seed, sums: &Vec<f32>, device: &Device| AttentionOutput {
         output: random([rows, heads, head_dim], seed).to_device(device),
         log_sum_exp: Tensor::<1>::from_floats(sums.as_slice(), device).reshape([rows, heads]),
     };
@@ -346,10 +347,10 @@ fn parts_merge() {
         |device: &Device| vec![part(1, &sums, device), part(2, &some, device), part(3, &some, device)];
     for sinks in [None, Some(random([heads], 5))] {
         let cpu = Device::flex();
-        let expected = merge_with(parts(&cpu), sinks.clone());
+        let expected = merge_with_sinks(parts(&cpu), sinks.clone());
         for device in devices() {
             let sinks = sinks.clone().map(|sinks| sinks.to_device(&device));
-            assert_same(merge_with(parts(&device), sinks), &expected);
+            assert_same(merge_with_sinks(parts(&device), sinks), &expected);
         }
     }
 }
@@ -367,7 +368,7 @@ fn sequences_beside_each_other() {
         (2, vec![128, 7]),
         (1, vec![5, 9, 128, 7, 40]),
     ];
-    let parts: Vec<(usize, Vec<Span>, Attending)> = sequences
+    let parts: Vec<(usize, Vec<Span>, AttentionParams)> = sequences
         .into_iter()
         .enumerate()
         .map(|(index, (rows, lengths))| {
@@ -382,16 +383,16 @@ fn sequences_beside_each_other() {
                 })
                 .collect();
             let position = first.saturating_sub(rows);
-            (rows, spans, Attending { position, ..case.attending() })
+            (rows, spans, AttentionParams { position, ..case.params() })
         })
         .collect();
     let rows = parts.iter().map(|(rows, ..)| rows).sum();
     let query = Case { rows, ..case.clone() }.query();
     let mut from = 0;
-    let expected = parts.iter().map(|(rows, spans, attending)| {
+    let expected = parts.iter().map(|(rows, spans, params)| {
         let query = query.clone().narrow(0, from, *rows);
         from += rows;
-        let gathered = spans.iter().map(|span| reference::attend_span(query.clone(), span, *attending));
+        let gathered = spans.iter().map(|span| reference::span_attention(query.clone(), span, *params));
         let (outputs, sums): (Vec<_>, Vec<_>) =
             gathered.map(|gathered| (gathered.output, gathered.log_sum_exp)).unzip();
         if outputs.is_empty() { query.zeros_like() } else { reference::merge(outputs, sums).output }
@@ -401,7 +402,7 @@ fn sequences_beside_each_other() {
         if !case.is_for(&device) {
             continue;
         }
-        let there = parts.iter().map(|(rows, spans, attending)| Part {
+        let there = parts.iter().map(|(rows, spans, params)| AttentionSequence {
             rows: *rows,
             spans: spans
                 .iter()
@@ -411,9 +412,9 @@ fn sequences_beside_each_other() {
                     ..span.clone()
                 })
                 .collect(),
-            attending: *attending,
+            params: *params,
         });
-        assert_alike(attend_each(query.clone().to_device(&device), there.collect()), &expected, 2e-5);
+        assert_alike(batch_attention(query.clone().to_device(&device), there.collect()), &expected, 2e-5);
     }
 }
 
@@ -429,7 +430,7 @@ fn keys_and_values_are_kept_together() {
             let before = [1, 2].map(|seed| random(shape, seed).cast(dtype).to_device(&device));
             // As projections make them: heads of a token after each other.
             let added = [3, 4].map(|seed| random([4, 3, 10], seed).to_device(&device).swap_dims(0, 1));
-            let [mut keys, mut values] = before.clone().map(Stored::Float);
+            let [mut keys, mut values] = before.clone().map(KvTensor::Float);
             let holder = held.then(|| (keys.clone(), values.clone()));
             let expected = [0, 1].map(|side| {
                 let added = added[side].clone().cast(dtype);
@@ -439,7 +440,7 @@ fn keys_and_values_are_kept_together() {
             if !held {
                 drop(before);
             }
-            Stored::assign_both([&mut keys, &mut values], 13, added.map(Stored::Float));
+            KvTensor::assign_both([&mut keys, &mut values], 13, added.map(KvTensor::Float));
             for (kept, expected) in [keys, values].into_iter().zip(expected) {
                 assert_eq!(values_of(kept.dequantize(10)), values_of(expected), "{dtype:?} on {device:?}");
             }
@@ -464,8 +465,8 @@ fn parts_that_are_no_numbers_show_in_what_is_merged() {
         let outputs = [1, 2].map(|seed| random([rows, heads, head_dim], seed));
         let [plain, spoiled] = outputs.map(|output| output.to_device(device));
         vec![
-            Attended { output: plain, log_sum_exp: no_sum.clone().to_device(device) },
-            Attended {
+            AttentionOutput { output: plain, log_sum_exp: no_sum.clone().to_device(device) },
+            AttentionOutput {
                 output: with_number(spoiled, no_output, f32::NAN),
                 log_sum_exp: sums.clone().to_device(device),
             },
@@ -473,12 +474,12 @@ fn parts_that_are_no_numbers_show_in_what_is_merged() {
     };
     let of_one_head = Tensor::<1>::from_floats([f32::NAN, 0.5], &Device::flex());
     for (sinks, count) in [(None, 1), (Some(of_one_head), 1 + rows)] {
-        let expected = merge_with(parts(&Device::flex()), sinks.clone());
+        let expected = merge_with_sinks(parts(&Device::flex()), sinks.clone());
         let sums = values(expected.log_sum_exp.clone());
         assert_eq!(sums.iter().filter(|sum| sum.is_nan()).count(), count, "{sums:?}");
         for device in devices_with_own() {
             let sinks = sinks.clone().map(|sinks| sinks.to_device(&device));
-            assert_same(merge_with(parts(&device), sinks), &expected);
+            assert_same(merge_with_sinks(parts(&device), sinks), &expected);
         }
     }
 }
@@ -492,7 +493,7 @@ fn bytes_do_not_hide_what_is_no_number() {
             let spoiled = with_number(clean.clone(), [1, 1, head_dim / 2], odd);
             for device in devices() {
                 let numbers = |given: &Tensor<3>| {
-                    let kept = Stored::quantize(given.clone().to_device(&device)).dequantize(head_dim);
+                    let kept = KvTensor::quantize(given.clone().to_device(&device)).dequantize(head_dim);
                     values(kept.to_device(&Device::flex()))
                 };
                 let (found, expected) = (numbers(&spoiled), numbers(&clean));
@@ -518,7 +519,7 @@ fn quantizing() {
         numbers[..head_dim].fill(0.0);
         let given = Tensor::<1>::from_floats(numbers.as_slice(), &Device::flex()).reshape([3, 70, head_dim]);
         for device in devices() {
-            let found = Stored::quantize(given.clone().to_device(&device)).dequantize(head_dim);
+            let found = KvTensor::quantize(given.clone().to_device(&device)).dequantize(head_dim);
             assert_close(found.to_device(&Device::flex()), given.clone(), 0.51 / 127.0);
         }
     }

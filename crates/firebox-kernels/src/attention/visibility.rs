@@ -27,7 +27,7 @@ impl Visibility {
 /// One item for each position.
 ///
 /// ```
-/// use firebox_kernels::attend::Visibility;
+/// use firebox_kernels::attention::Visibility;
 ///
 /// let visible: Visibility = [true, false, true].into_iter().collect();
 /// assert!(visible.contains(0) && !visible.contains(1) && visible.contains(2) && !visible.contains(3));

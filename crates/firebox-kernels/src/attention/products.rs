@@ -1,4 +1,4 @@
-//! Products of a few queries with a few keys, and of their weights with values, in registers.
+//! QueryKeyProducts of a few queries with a few keys, and of their weights with values, in registers.
 //!
 //! Every score is one vector accumulator that runs over the width of a head in order and is summed by a fixed
 //! tree; every gathered number is one sum over the visible positions of a block in order. How many queries are
@@ -7,14 +7,14 @@
 use std::ops::Range;
 
 use super::BLOCK;
-use super::rows::{Ahead, Row, Rows};
+use super::rows::{PrefetchRows, Row, Rows};
 use crate::simd::{LANES, Lanes};
 
 /// Keys that are multiplied with the same queries while both are in registers.
-const KEYS: usize = 4;
+const KEYS_PER_STEP: usize = 4;
 
 /// Queries to multiply with the keys of some slots of a block.
-pub(super) struct Products<'a> {
+pub(super) struct QueryKeyProducts<'a> {
     /// `[queries, width]`
     pub queries: &'a [f32],
     /// The slots that each query sees.
@@ -23,35 +23,40 @@ pub(super) struct Products<'a> {
     /// Of a head, in whole vectors.
     pub width: usize,
     /// What is read next, unless rows ask for those behind them.
-    pub ahead: Option<Ahead<'a>>,
+    pub prefetch: Option<PrefetchRows<'a>>,
 }
 
-impl Products<'_> {
+impl QueryKeyProducts<'_> {
     /// Writes into `[queries, BLOCK]` the products with the keys of the slots, as far as queries see them.
     #[inline(always)]
     pub fn score<L: Lanes, R: Rows>(&self, keys: &R, scores: &mut [f32]) {
         let count = self.seen.len();
         let mut query = 0;
         while L::TILE_ROWS >= 4 && query + 4 <= count {
-            self.score_few::<L, R, 4>(query, keys, scores);
+            self.score_queries::<L, R, 4>(query, keys, scores);
             query += 4;
         }
         while L::TILE_ROWS >= 2 && query + 2 <= count {
-            self.score_few::<L, R, 2>(query, keys, scores);
+            self.score_queries::<L, R, 2>(query, keys, scores);
             query += 2;
         }
         while query < count {
-            self.score_few::<L, R, 1>(query, keys, scores);
+            self.score_queries::<L, R, 1>(query, keys, scores);
             query += 1;
         }
     }
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
-    fn score_few<L: Lanes, R: Rows, const QUERIES: usize>(&self, first: usize, keys: &R, scores: &mut [f32]) {
-        let Self { queries, seen, slots, width, ahead } = self;
-        if let Some(ahead) = ahead {
-            ahead.ask::<L>(first..first + QUERIES, seen.len());
+    fn score_queries<L: Lanes, R: Rows, const QUERIES: usize>(
+        &self,
+        first: usize,
+        keys: &R,
+        scores: &mut [f32],
+    ) {
+        let Self { queries, seen, slots, width, prefetch } = self;
+        if let Some(prefetch) = prefetch {
+            prefetch.issue::<L>(first..first + QUERIES, seen.len());
         }
         let chunks = width / LANES;
         let (mut start, mut end) = (usize::MAX, 0);
@@ -69,7 +74,7 @@ impl Products<'_> {
             return;
         }
         let last = slots.len() - 1;
-        let mut key = (start - slots.start) / KEYS * KEYS;
+        let mut key = (start - slots.start) / KEYS_PER_STEP * KEYS_PER_STEP;
         while slots.start + key < end {
             // Keys beyond the last are that one again; what they give is not looked at.
             let key0 = keys.row(key, chunks);
@@ -101,15 +106,15 @@ impl Products<'_> {
             }
             for i in 0..QUERIES {
                 let sums = L::sums([sums0[i], sums1[i], sums2[i], sums3[i]]);
-                scores[(first + i) * BLOCK + slots.start + key..][..KEYS].copy_from_slice(&sums);
+                scores[(first + i) * BLOCK + slots.start + key..][..KEYS_PER_STEP].copy_from_slice(&sums);
             }
-            key += KEYS;
+            key += KEYS_PER_STEP;
         }
     }
 }
 
 /// Weights to multiply with the values of some slots of a block.
-pub(super) struct Weighted<'a> {
+pub(super) struct WeightedValues<'a> {
     /// `[queries, BLOCK]`
     pub weights: &'a [f32],
     /// The slots that each query sees.
@@ -118,34 +123,39 @@ pub(super) struct Weighted<'a> {
     /// Of a head, in whole vectors.
     pub width: usize,
     /// What is read next, unless rows ask for those behind them.
-    pub ahead: Option<Ahead<'a>>,
+    pub prefetch: Option<PrefetchRows<'a>>,
 }
 
-impl Weighted<'_> {
+impl WeightedValues<'_> {
     /// Adds to `[queries, width]` the weighted values of the slots, as far as each query sees them.
     #[inline(always)]
     pub fn sum<L: Lanes, R: Rows>(&self, values: &R, sums: &mut [f32]) {
         let count = self.seen.len();
         let mut query = 0;
         while L::TILE_ROWS >= 4 && query + 4 <= count {
-            self.sum_few::<L, R, 4>(query, values, sums);
+            self.sum_queries::<L, R, 4>(query, values, sums);
             query += 4;
         }
         while L::TILE_ROWS >= 2 && query + 2 <= count {
-            self.sum_few::<L, R, 2>(query, values, sums);
+            self.sum_queries::<L, R, 2>(query, values, sums);
             query += 2;
         }
         while query < count {
-            self.sum_few::<L, R, 1>(query, values, sums);
+            self.sum_queries::<L, R, 1>(query, values, sums);
             query += 1;
         }
     }
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A query is of starts, ends and sums at once.
-    fn sum_few<L: Lanes, R: Rows, const QUERIES: usize>(&self, first: usize, values: &R, sums: &mut [f32]) {
-        if let Some(ahead) = &self.ahead {
-            ahead.ask::<L>(first..first + QUERIES, self.seen.len());
+    fn sum_queries<L: Lanes, R: Rows, const QUERIES: usize>(
+        &self,
+        first: usize,
+        values: &R,
+        sums: &mut [f32],
+    ) {
+        if let Some(prefetch) = &self.prefetch {
+            prefetch.issue::<L>(first..first + QUERIES, self.seen.len());
         }
         let mut starts = [0; QUERIES];
         let mut ends = [0; QUERIES];
@@ -161,19 +171,19 @@ impl Weighted<'_> {
         let common = start < end;
         for i in 0..QUERIES {
             let before = if common { start } else { ends[i] };
-            self.sum_seen::<L, R, 1>(first + i, starts[i]..before, values, sums);
+            self.sum_slots::<L, R, 1>(first + i, starts[i]..before, values, sums);
         }
         if common {
-            self.sum_seen::<L, R, QUERIES>(first, start..end, values, sums);
+            self.sum_slots::<L, R, QUERIES>(first, start..end, values, sums);
             for i in 0..QUERIES {
-                self.sum_seen::<L, R, 1>(first + i, end..ends[i], values, sums);
+                self.sum_slots::<L, R, 1>(first + i, end..ends[i], values, sums);
             }
         }
     }
 
     /// Adds the values of slots that all of a few queries see.
     #[inline(always)]
-    fn sum_seen<L: Lanes, R: Rows, const QUERIES: usize>(
+    fn sum_slots<L: Lanes, R: Rows, const QUERIES: usize>(
         &self,
         first: usize,
         seen: Range<usize>,

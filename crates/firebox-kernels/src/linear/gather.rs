@@ -5,8 +5,8 @@ use burn::backend::Flex;
 use burn::tensor::{Int, Tensor};
 use half::f16;
 
-use super::{Grouping, Lies, NIBBLE_CHUNK};
-use crate::flex::{dims, elements, ordered, tensor};
+use super::{Grouping, NIBBLE_CHUNK, RowIndices};
+use crate::flex::{contiguous, dims, elements, tensor};
 
 const ON_FLEX: &str = "words and scales are on one device";
 
@@ -23,8 +23,8 @@ pub(super) fn rows(
     grouping: Grouping,
     indices: Tensor<1, Int>,
 ) -> Tensor<2> {
-    let words = ordered(words.try_into_primitive::<Flex>().expect(ON_FLEX));
-    let scales = ordered(scales.try_into_primitive::<Flex>().expect(ON_FLEX));
+    let words = contiguous(words.try_into_primitive::<Flex>().expect(ON_FLEX));
+    let scales = contiguous(scales.try_into_primitive::<Flex>().expect(ON_FLEX));
     let ([rows, row_words], [scaled_rows, groups]) = (dims(&words), dims(&scales));
     assert_eq!(rows, scaled_rows, "as many rows of scales as of words");
     assert!(
@@ -40,9 +40,9 @@ pub(super) fn rows(
     let indices = indices.iter::<i64>().map(|index| index as usize);
     for (values, index) in values.chunks_exact_mut(inputs.max(1)).zip(indices) {
         assert!(index < rows, "row {index} of {rows}");
-        let lies = if tiled { Lies::in_tile(index, rows) } else { Lies::alone(index) };
+        let lies = if tiled { RowIndices::in_tile(index, rows) } else { RowIndices::contiguous(index) };
         bytes.clear();
-        bytes.extend(lies.places(row_words).flat_map(|place| words[place].to_le_bytes()));
+        bytes.extend(lies.indices(row_words).flat_map(|place| words[place].to_le_bytes()));
         if four_bits {
             for (values, bytes) in values.chunks_mut(NIBBLE_CHUNK).zip(bytes.chunks(CHUNK_BYTES)) {
                 let nibbles = bytes.iter().map(|byte| byte & 0xF).chain(bytes.iter().map(|byte| byte >> 4));
@@ -55,7 +55,7 @@ pub(super) fn rows(
                 *value = f32::from(*byte as i8);
             }
         }
-        for (values, place) in values.chunks_mut(group).zip(lies.places(groups)) {
+        for (values, place) in values.chunks_mut(group).zip(lies.indices(groups)) {
             let scale = f32::from(scales[place]);
             values.iter_mut().for_each(|value| *value *= scale);
         }
