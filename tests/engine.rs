@@ -13,7 +13,9 @@ use firebox::engine::{Engine, Event, HostConfig, Piped, Pipeline, Request, Stage
 use firebox::fit::FitConfig;
 use firebox::schedule::{AdmissionConfig, Priority, ScheduleCounters};
 use firebox::thermal::Thermometer;
-use firebox::{Finish, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
+use firebox::{
+    Finish, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, ScheduleError, device,
+};
 use futures_core::Stream;
 
 fn model(name: &str) -> Model {
@@ -362,7 +364,7 @@ fn judged(answered: thread::JoinHandle<Result<usize, RuntimeError>>) -> usize {
             assert_eq!(tokens, 40);
             0
         }
-        Err(RuntimeError::QueueFull { .. }) => 1,
+        Err(RuntimeError::Schedule(ScheduleError::QueueFull { .. })) => 1,
         Err(error) => panic!("{error}"),
     }
 }

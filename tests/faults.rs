@@ -19,7 +19,7 @@ use firebox::model::{ComponentError, FeedForward, ModelError, OwnFeedForward, St
 use firebox::store::files::{Fault, Faults};
 use firebox::store::{Checkpoint, ReadMethod, StoreError};
 use firebox::{
-    Account, Budget, CacheError, Generation, GenerationConfig, KvType, Model, Origin, Paused,
+    Account, Budget, CacheError, Generation, GenerationConfig, KvType, MemoryError, Model, Origin, Paused,
     PersistentPrefix, PrefixOptions, RuntimeError, Session, device,
 };
 use tempfile::TempDir;
@@ -399,8 +399,10 @@ fn given_back(budget: &Budget) {
 fn refused(error: &RuntimeError) -> String {
     match error {
         RuntimeError::Together { source } => refused(source),
-        RuntimeError::OverBudget { account, .. } => format!("{account}"),
-        RuntimeError::TooLittleShared { .. } | RuntimeError::TooLittleMemory { .. } => "the plan".into(),
+        RuntimeError::Memory(MemoryError::OverBudget { account, .. }) => format!("{account}"),
+        RuntimeError::TooLittleShared { .. } | RuntimeError::Memory(MemoryError::TooLittleMemory { .. }) => {
+            "the plan".into()
+        }
         RuntimeError::Cache(CacheError::PoolExhausted { .. })
         | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })) => "pages".into(),
         other => panic!("{other:?}"),
@@ -464,7 +466,7 @@ fn memory_that_is_gone_for_a_while_fails_who_needs_more_and_nobody_else() {
         assert_eq!(session.feed(&fed).unwrap(), expected.feed(&fed).unwrap());
         // All that is left is gone: there is nothing for anything new, and pages for as long as weights can be let go of.
         let taken = budget.charge(Account::Scratch, budget.left()).unwrap();
-        assert_eq!(refused(&budget.charge(Account::Weights, 1).map(drop).unwrap_err()), "weights");
+        assert_eq!(refused(&budget.charge(Account::Weights, 1).map(drop).unwrap_err().into()), "weights");
         let mut others = Vec::new();
         let error = loop {
             assert!(others.len() < 2000, "memory does not come to an end");

@@ -3,9 +3,7 @@
 
 #[path = "../checks/grammar.rs"]
 mod check;
-#[path = "../../crates/firebox-runtime/src/constraint/gbnf/mod.rs"]
-mod gbnf;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    check::check(input, gbnf::to_lark);
+    check::check(input, firebox_grammar::gbnf_to_lark);
 });

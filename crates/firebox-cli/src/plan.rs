@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Args;
 use firebox_model::Architecture;
 use firebox_runtime::fit;
-use firebox_runtime::planner::{self, DeviceProfile, Mode, Plan, Prediction, Rates, Shape};
+use firebox_runtime::planner::{self, DeviceProfile, Mode, Plan, Prediction, Rates, Shape, decoder_shape};
 use firebox_runtime::{RuntimeError, parse_bytes};
 use firebox_store::Checkpoint;
 use serde::Serialize;
@@ -117,7 +117,7 @@ impl Report {
             let remedy = "it is small enough to keep all of it; plan a decoder such as qwen3";
             return Err(RuntimeError::Kind { found: "a sentence encoder", remedy }.into());
         };
-        let shape = Shape::of(checkpoint, &config, wanted.cache_type.into())?;
+        let shape = decoder_shape(checkpoint, &config, wanted.cache_type.into())?;
         let (rates_from, rates) = match wanted.profile {
             Some(path) => rates_of_profile(path, &shape)?,
             None => {

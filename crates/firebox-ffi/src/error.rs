@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use firebox_model::ModelError;
-use firebox_runtime::{CacheError, RuntimeError};
+use firebox_runtime::{CacheError, MemoryError, RuntimeError};
 
 /// Why a call failed. Other languages get the variant and the message.
 #[derive(Debug, thiserror::Error, ::uniffi::Error)]
@@ -90,7 +90,7 @@ impl From<RuntimeError> for FireboxError {
     fn from(source: RuntimeError) -> Self {
         match source {
             RuntimeError::ContextFull { .. }
-            | RuntimeError::OverBudget { .. }
+            | RuntimeError::Memory(MemoryError::OverBudget { .. })
             | RuntimeError::Cache(
                 CacheError::TurnTooLong { .. }
                 | CacheError::FactsFull { .. }

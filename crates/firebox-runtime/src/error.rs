@@ -7,9 +7,10 @@ use firebox_model::ModelError;
 use firebox_store::StoreError;
 use firebox_text::TextError;
 
-use crate::bytes::human_bytes;
-use crate::schedule::Priority;
-use crate::{Account, ConstraintError};
+use firebox_memory::MemoryError;
+use firebox_schedule::ScheduleError;
+
+use crate::ConstraintError;
 
 /// Why something could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +24,12 @@ pub enum RuntimeError {
     /// The sequence could not remember, or not forget, what it should.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// Memory could not be charged, or a plan not be made.
+    #[error(transparent)]
+    Memory(MemoryError),
+    /// A request was refused by its queue, or a schedule could not be set up.
+    #[error(transparent)]
+    Schedule(ScheduleError),
     /// No model was named, and the pocket model is not there.
     #[error(
         "no model was named, and the pocket model is neither in the sources of this program nor at {}; name a model",
@@ -129,21 +136,6 @@ pub enum RuntimeError {
         /// How long it may become.
         context: usize,
     },
-    /// The memory budget has no room for what was about to be allocated.
-    #[error(
-        "{} for {account} do not fit: {} of {} are left; {}",
-        human_bytes(*wanted), human_bytes(*left), human_bytes(*total), account.remedy()
-    )]
-    OverBudget {
-        /// What it was for.
-        account: Account,
-        /// Bytes that were asked for.
-        wanted: u64,
-        /// Bytes that were left.
-        left: u64,
-        /// Bytes in all.
-        total: u64,
-    },
     /// No such model is there.
     #[error("no model {name:?} is there; there are: {}", if there.is_empty() { "none".into() } else { there.join(", ") })]
     NoModel {
@@ -183,25 +175,6 @@ pub enum RuntimeError {
     /// The engine has ended, with all that was asked of it.
     #[error("the engine has ended")]
     EngineOver,
-    /// As many tasks wait as may.
-    #[error(
-        "{limit} {priority} requests wait already; try again when some are done, or let more of them wait: `--queue` of \
-         `firebox serve`, most_waiting of an engine"
-    )]
-    QueueFull {
-        /// How urgent the task was that was refused.
-        priority: Priority,
-        /// How many may wait.
-        limit: usize,
-    },
-    /// The profile of a device cannot be simulated.
-    #[error("device profile {name}: {reason}")]
-    SimulatedDevice {
-        /// The file, or the name of one of Firebox's own.
-        name: String,
-        /// What is wrong with it, and what would help.
-        reason: String,
-    },
     /// The cores cannot be shared like that.
     #[error(
         "{wanted} of {cores} cores for small models; give them at least one, and leave one for large models"
@@ -232,12 +205,6 @@ pub enum RuntimeError {
         /// How long it was waited for.
         waited: Duration,
     },
-    /// A text does not say how many bytes are meant.
-    #[error("{text:?} is no size; write bytes, or K, M, G or T (powers of 1024), such as 600M or 1.5G")]
-    Size {
-        /// The text.
-        text: String,
-    },
     /// The caller asked to stop while tokens were being fed.
     #[error("cancelled")]
     Cancelled,
@@ -250,20 +217,6 @@ pub enum RuntimeError {
         value: String,
         /// Why that cannot be.
         reason: &'static str,
-    },
-    /// A model does not fit, even if all of it that can be is streamed.
-    #[error(
-        "{:.0} MiB of memory are too little: with every layer streamed and room for {kv_tokens} tokens it takes {:.0} \
-         MiB ({needed} bytes); allow that much, or expect a shorter context",
-        *memory as f64 / 1048576.0, (*needed as f64 / 1048576.0).ceil()
-    )]
-    TooLittleMemory {
-        /// Bytes that it takes at least.
-        needed: u64,
-        /// Bytes that were allowed.
-        memory: u64,
-        /// For how many tokens there would be room.
-        kv_tokens: usize,
     },
     /// A model does not fit beside those that it is to share memory with.
     #[error(
@@ -278,14 +231,6 @@ pub enum RuntimeError {
         needed: u64,
         /// Bytes that were allowed.
         memory: u64,
-    },
-    /// The profile of a machine cannot be used.
-    #[error("{}: {reason}; a profile needs a name, read_bytes_per_second and weight_bytes_per_second", path.display())]
-    Profile {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
     },
     /// Similarities of turns do not say which of them are related.
     #[error(
@@ -332,4 +277,24 @@ pub enum RuntimeError {
         /// What would help.
         remedy: &'static str,
     },
+}
+
+impl From<MemoryError> for RuntimeError {
+    fn from(error: MemoryError) -> Self {
+        match error {
+            MemoryError::Setting { setting, value, reason } => Self::Setting { setting, value, reason },
+            other => Self::Memory(other),
+        }
+    }
+}
+
+impl From<ScheduleError> for RuntimeError {
+    fn from(error: ScheduleError) -> Self {
+        match error {
+            ScheduleError::Memory(error) => error.into(),
+            ScheduleError::Store(error) => error.into(),
+            ScheduleError::Setting { setting, value, reason } => Self::Setting { setting, value, reason },
+            other => Self::Schedule(other),
+        }
+    }
 }

@@ -5,26 +5,20 @@ mod answer;
 mod arrival;
 mod benchmark;
 mod branches;
-mod budget;
-mod bytes;
-#[cfg(target_os = "linux")]
-mod code;
 mod condenser;
-mod constraint;
 mod conversation;
 mod device;
 mod embedding;
 pub mod engine;
 mod error;
-mod faults;
 pub mod fit;
 mod generation;
-pub mod governor;
+#[cfg(test)]
+mod grammar_outputs;
 pub mod heads;
 mod logprobs;
 mod lookahead;
 mod lost;
-mod memory;
 mod model;
 mod paused;
 mod perplexity;
@@ -32,17 +26,13 @@ pub mod placement;
 pub mod planner;
 mod pocket;
 mod prefix;
-pub mod pressure;
 pub mod relevance;
+mod reporter;
 mod sampler;
 mod saved;
-pub mod schedule;
 mod session;
 mod shared;
 mod speculation;
-mod succession;
-pub mod telemetry;
-pub mod thermal;
 mod timing;
 mod turn_record;
 mod turns;
@@ -51,28 +41,32 @@ mod way;
 
 pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
 pub use branches::{BranchId, BranchInfo, Branches};
-pub use budget::{Account, Budget, Charge};
 /// Where a model computes.
 pub use burn::tensor::Device;
-pub use bytes::{human_bytes, parse_bytes};
 pub use condenser::{Condenser, Condensing, Extract, fit_facts};
-pub use constraint::{Constraint, ConstraintError, Grammar};
 pub use conversation::{Capacity, Conversation, Question, Script};
 pub use device::{available_devices, device};
 pub use embedding::{EmbedOptions, Ranked};
 pub use error::RuntimeError;
-pub use faults::{Faults, MajorFaults};
 pub use firebox_cache::{
     AfterEviction, AttentionSinks, CacheError, Eviction, EvictionPolicy, HiddenReason, KvType, PAGE_TOKENS,
     PagePool, Role, SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
 };
+pub use firebox_grammar::{Constraint, ConstraintError, Grammar};
 pub use firebox_kernels::instructions;
-pub use firebox_model::Pooling;
-pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
-pub use logprobs::LogProbabilities;
-pub use memory::{
+use firebox_memory::process as memory;
+pub use firebox_memory::process::{
     anonymous_bytes, give_back_by, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes,
 };
+pub use firebox_memory::{
+    Account, Budget, Charge, Faults, MajorFaults, MemoryError, governor, human_bytes, parse_bytes, pressure,
+    thermal,
+};
+pub use firebox_model::Pooling;
+pub use firebox_schedule::{self as schedule, ScheduleError};
+pub use firebox_telemetry as telemetry;
+pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
+pub use logprobs::LogProbabilities;
 pub use model::Model;
 pub use paused::{Paused, Said};
 pub use perplexity::{Divergence, Perplexity, perplexity};

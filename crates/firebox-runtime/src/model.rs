@@ -9,12 +9,13 @@ use firebox_model::{
 use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
 
+use crate::Charge;
 use crate::arrival::read_all_of;
-use crate::budget::Charge;
 use crate::fit::Fit;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
 use crate::memory::{give_back, give_back_with_code};
-use crate::telemetry::{Meters, Reporter, Telemetry};
+use crate::reporter::Reporter;
+use crate::telemetry::{Meters, Telemetry};
 use crate::{RuntimeError, Saved, Session};
 
 /// An opened model: its network on a device, and what turns text into tokens and back.

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use firebox_model::ModelError;
-use firebox_runtime::{CacheError, ConstraintError, RuntimeError};
+use firebox_runtime::{CacheError, ConstraintError, MemoryError, RuntimeError, ScheduleError};
 use firebox_text::TextError;
 use serde_json::{Value, json};
 
@@ -237,7 +237,7 @@ impl From<&RuntimeError> for ApiError {
             RuntimeError::NotOpened { source, .. } | RuntimeError::HeadNotWorn { source, .. } => {
                 Self { message, ..Self::from(&**source) }
             }
-            RuntimeError::QueueFull { .. } => {
+            RuntimeError::Schedule(ScheduleError::QueueFull { .. }) => {
                 let full = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
                 Self { code: Some("queue_full"), ..full }
             }
@@ -263,8 +263,7 @@ impl From<&RuntimeError> for ApiError {
             RuntimeError::EngineOver => Self::stopping(),
             RuntimeError::Late { .. }
             | RuntimeError::HeadLate { .. }
-            | RuntimeError::OverBudget { .. }
-            | RuntimeError::TooLittleMemory { .. }
+            | RuntimeError::Memory(MemoryError::OverBudget { .. } | MemoryError::TooLittleMemory { .. })
             | RuntimeError::TooLittleShared { .. }
             | RuntimeError::Cache(CacheError::PoolExhausted { .. })
             | RuntimeError::Model(ModelError::Cache(CacheError::PoolExhausted { .. })) => {

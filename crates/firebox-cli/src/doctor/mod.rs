@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use firebox_model::Architecture;
-use firebox_runtime::planner::{Mode, Plan, Shape, plan};
+use firebox_runtime::planner::{Mode, Plan, decoder_shape, plan};
 use firebox_runtime::{KvType, fit};
 use firebox_store::Checkpoint;
 use serde::Serialize;
@@ -90,7 +90,7 @@ fn of_model(checkpoint: &Checkpoint, machine: &Machine) -> anyhow::Result<Option
     else {
         return Ok(None);
     };
-    let shape = Shape::of(checkpoint, &config, KvType::default())?;
+    let shape = decoder_shape(checkpoint, &config, KvType::default())?;
     let device = opened_device(&DeviceArgs { device: "cpu".into(), threads: None })?;
     let rates = fit::measure(checkpoint, &device, &shape)?;
     let context = config.max_positions.min(CONTEXT);

@@ -4,8 +4,8 @@ use firebox_cache::allocated_positions;
 use firebox_model::Network;
 
 use super::ROWS;
-use crate::budget::{Account, Charge};
 use crate::planner::encoder_activation_bytes;
+use crate::{Account, Charge};
 use crate::{Model, RuntimeError};
 
 impl Model {
@@ -37,7 +37,7 @@ impl Model {
             (Network::Decoder(_), Some(fit), _) => fit.pay_for_pass(lengths).map(Some),
             (Network::Encoder(encoder), _, Some(paid)) => {
                 let bytes = encoder_activation_bytes(encoder.config(), lengths);
-                paid.beside(Account::Activations, bytes).map(Some)
+                Ok(Some(paid.beside(Account::Activations, bytes)?))
             }
             // It takes what it needs.
             _ => Ok(None),

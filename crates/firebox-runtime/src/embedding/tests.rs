@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fit::{Commons, Terms};
-use crate::planner::{Shape, encoder_activation_bytes};
-use crate::{Account, Budget, KvType, device};
+use crate::planner::{decoder_shape, encoder_activation_bytes};
+use crate::{Account, Budget, KvType, MemoryError, device};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -170,7 +170,7 @@ fn a_pass_of_a_decoder_beyond_what_was_planned_is_paid_for_or_refused() {
     let longest = decoder.config().max_positions;
     let texts = ["a b ".repeat(longest), "a b".into()];
     let expected = gguf("llama").embed(&texts, &options).unwrap();
-    let shape = Shape::of(model.checkpoint(), decoder.config(), KvType::default()).unwrap();
+    let shape = decoder_shape(model.checkpoint(), decoder.config(), KvType::default()).unwrap();
     let beyond = (longest - PLANNED) as u64 * shape.activation_bytes_per_row;
 
     let own = model.fit().unwrap().budget();
@@ -184,7 +184,13 @@ fn a_pass_of_a_decoder_beyond_what_was_planned_is_paid_for_or_refused() {
     let budget = commons.budget();
     let taken = budget.charge(Account::Scratch, budget.left() - room).unwrap();
     let refused = model.embed(&texts[..1], &options).unwrap_err();
-    assert!(matches!(refused, RuntimeError::OverBudget { account: Account::Activations, .. }), "{refused}");
+    assert!(
+        matches!(
+            refused,
+            RuntimeError::Memory(MemoryError::OverBudget { account: Account::Activations, .. })
+        ),
+        "{refused}"
+    );
     assert!(refused.to_string().contains("in smaller pieces"), "{refused}");
     assert!(all_close(&model.embed(&texts[1..], &options).unwrap(), &expected[1..]), "there is room for it");
     drop(taken);
@@ -220,7 +226,13 @@ fn a_pass_of_an_encoder_in_shared_memory_is_paid_for_or_refused() {
 
     let taken = budget.charge(Account::Scratch, budget.left()).unwrap();
     let refused = model.embed(&texts, &options).unwrap_err();
-    assert!(matches!(refused, RuntimeError::OverBudget { account: Account::Activations, .. }), "{refused}");
+    assert!(
+        matches!(
+            refused,
+            RuntimeError::Memory(MemoryError::OverBudget { account: Account::Activations, .. })
+        ),
+        "{refused}"
+    );
     assert!(model.rerank("a", &texts).is_err());
     drop(taken);
     assert_eq!(model.embed(&texts, &options).unwrap(), expected);

@@ -16,7 +16,7 @@ use crate::schedule::{
 };
 use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::thermal::Heat;
-use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Saved, Session};
+use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Saved, ScheduleError, Session};
 
 /// How often a model has to follow another one to be read ahead for it.
 const LIKELY: f64 = 0.5;
@@ -194,7 +194,7 @@ impl Host {
             let priority = request.task.priority;
             // No more than would be let in if it were open.
             if dormant.as_urgent(priority) >= limit.saturating_add(most_running) {
-                let error = RuntimeError::QueueFull { priority, limit };
+                let error = RuntimeError::Schedule(ScheduleError::QueueFull { priority, limit });
                 return Err(Box::new(Failure { error, session: request.session }));
             }
             self.made += 1;

@@ -138,7 +138,7 @@ impl Hosted {
             Ok(ticket) => ticket,
             Err(error) => {
                 self.model.meters().add(Counter::RefusedRequests, 1);
-                return Err(Box::new(Failure { error, session: Some(session) }));
+                return Err(Box::new(Failure { error: error.into(), session: Some(session) }));
             }
         };
         let late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));

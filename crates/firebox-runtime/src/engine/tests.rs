@@ -16,7 +16,7 @@ use super::request::Request;
 use super::sequence::{RequestId, Sequence};
 use crate::answer::Answer;
 use crate::fit::{Commons, Terms};
-use crate::schedule::{AdmissionConfig, Priority};
+use crate::schedule::{AdmissionConfig, Priority, ScheduleError};
 use crate::telemetry::Telemetry;
 use crate::thermal::Heat;
 use crate::{
@@ -474,7 +474,11 @@ fn those_who_wait_for_a_model_to_open_are_not_too_many() {
         host.submit(answer_of(2), clock.now()).unwrap();
     }
     let refused = host.submit(answer_of(2), clock.now()).unwrap_err();
-    assert!(matches!(refused.error, RuntimeError::QueueFull { limit: 2, .. }), "{}", refused.error);
+    assert!(
+        matches!(refused.error, RuntimeError::Schedule(ScheduleError::QueueFull { limit: 2, .. })),
+        "{}",
+        refused.error
+    );
     host.submit(answer_of(2).with_priority(Priority::Interactive), clock.now()).unwrap();
     open.send(()).unwrap();
     let mut finished = 0;

@@ -14,10 +14,12 @@ use super::kept::{Gave, READING_CHECK, SLOWEST_READ, ask, insist};
 use super::tenant::{Tenant, Tenants, lock};
 use super::turns::{InTurn, Turn};
 use super::{Fit, sentry};
-use crate::budget::{Account, Budget, Charge};
 use crate::governor::{Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::resident_bytes;
-use crate::planner::{DeviceProfile, FEWEST_BUFFERS, Mode, PROGRAM_BYTES, Plan, Rates, Shape, plan};
+use crate::planner::{
+    DeviceProfile, FEWEST_BUFFERS, Mode, PROGRAM_BYTES, Plan, Rates, Shape, decoder_shape, plan,
+};
+use crate::{Account, Budget, Charge, MemoryError};
 use crate::{Model, RuntimeError, pressure};
 
 /// What the program comes to take when models run, beyond what it takes before: code that runs, and what the allocators of
@@ -170,7 +172,7 @@ impl Commons {
         let Architecture::Decoder(config) = Architecture::from_json(checkpoint.config())? else {
             return self.open_whole(checkpoint, device);
         };
-        let shape = Shape::of(&checkpoint, &config, terms.kept)?;
+        let shape = decoder_shape(&checkpoint, &config, terms.kept)?;
         let tokenizer = match checkpoint.text().tokenizer {
             Some(_) => shape.fixed_bytes.saturating_sub(PROGRAM_BYTES),
             None => 0,
@@ -313,13 +315,13 @@ impl Commons {
 
     /// Charges what cannot be done without. Others let go of what they keep for it.
     fn insist(&self, account: Account, bytes: u64) -> Result<Charge, RuntimeError> {
-        insist(&mut (), |()| self.budget.charge(account, bytes), |()| gave(&self.tenants))
+        Ok(insist(&mut (), |()| self.budget.charge(account, bytes), |()| gave(&self.tenants))?)
     }
 
     /// Charges what the program has come to take.
     fn look(&self) -> Result<(), RuntimeError> {
         let Some(takes) = self.tenants.program_takes_now() else { return Ok(()) };
-        insist(&mut (), |()| self.tenants.charge_program(takes), |()| gave(&self.tenants))
+        Ok(insist(&mut (), |()| self.tenants.charge_program(takes), |()| gave(&self.tenants))?)
     }
 
     /// What the program and the models take at least that are there, whatever is kept.
@@ -353,10 +355,10 @@ impl Commons {
     ) -> Result<Plan, RuntimeError> {
         let memory = self.budget.total();
         plan(shape, rates, memory, Mode::Throughput, context).map_err(|error| match error {
-            RuntimeError::TooLittleMemory { needed, memory, .. } => {
+            MemoryError::TooLittleMemory { needed, memory, .. } => {
                 RuntimeError::TooLittleShared { model: path.to_owned(), needed: others + needed, memory }
             }
-            error => error,
+            error => error.into(),
         })
     }
 
@@ -366,7 +368,7 @@ impl Commons {
         if bytes <= activations.bytes() {
             return Ok(());
         }
-        insist(&mut *activations, |activations| activations.resize(bytes), |_| gave(&self.tenants))
+        Ok(insist(&mut *activations, |activations| activations.resize(bytes), |_| gave(&self.tenants))?)
     }
 }
 

@@ -8,14 +8,12 @@ use std::time::Duration;
 use firebox_cache::{PageLedger, Reclaimable};
 use firebox_model::{Decoder, Streamed, Watcher};
 
-use crate::RuntimeError;
-use crate::budget::{Account, Budget, Charge};
-use crate::faults::MajorFaults;
 use crate::governor::{Event, Governor, Residency as _};
 use crate::planner::{FEWEST_BUFFERS, spread};
 use crate::pressure::{Level, Pressure};
 use crate::telemetry::{Kind, Meters};
 use crate::thermal::{self, Thermometer};
+use crate::{Account, Budget, Charge, MajorFaults, MemoryError, RuntimeError};
 
 use super::kept::{Gave, Kept};
 use super::tenant::{Takes, Tenant, Tenants, Urgency};
@@ -126,14 +124,14 @@ impl Keeper {
     pub fn claim(&self, streamed: &Streamed, account: Account, bytes: u64) -> Result<Charge, RuntimeError> {
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
-        kept.insist(|kept| kept.keeper.budget.charge(account, bytes))
+        Ok(kept.insist(|kept| kept.keeper.budget.charge(account, bytes))?)
     }
 
     /// Has so many bytes be the model's own, with what it holds already. Others let go of what they keep for it.
     pub fn reserve(&self, streamed: &Streamed, bytes: u64) -> Result<(), RuntimeError> {
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
-        kept.insist(|kept| kept.keeper.budget.reserve(bytes))
+        Ok(kept.insist(|kept| kept.keeper.budget.reserve(bytes))?)
     }
 
     /// Keeps parts in their order: all of them, or as many as there is room for without anybody giving up anything.
@@ -147,7 +145,7 @@ impl Keeper {
                 break;
             }
             let paid = match self.pay_for(streamed, part, all) {
-                Err(RuntimeError::OverBudget { .. }) if !all => break,
+                Err(RuntimeError::Memory(MemoryError::OverBudget { .. })) if !all => break,
                 paid => paid?,
             };
             // Not under the lock: others may need what is kept already while the disk is waited for. What is paid stays here until
@@ -176,7 +174,8 @@ impl Keeper {
         }
         let charge = || self.budget.charge(Account::Weights, streamed.kept_bytes(part));
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
-        if insists { kept.insist(|_| charge()) } else { charge() }.map(Some)
+        let charge = if insists { kept.insist(|_| charge()) } else { charge() };
+        Ok(Some(charge?))
     }
 
     /// Charges what the program has come to take, now and then. Others let go of what they keep for it; where nobody can, the
@@ -241,8 +240,8 @@ impl Keeper {
             if !all && available().is_some_and(|left| left < ring + kept.bytes(layer)) {
                 break;
             }
-            match kept.keep(layer) {
-                Err(RuntimeError::OverBudget { .. }) if !all => break,
+            match kept.load(layer) {
+                Err(RuntimeError::Memory(MemoryError::OverBudget { .. })) if !all => break,
                 kept => kept?,
             }
         }

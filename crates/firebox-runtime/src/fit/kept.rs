@@ -1,3 +1,4 @@
+use std::error::Error;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -6,11 +7,10 @@ use firebox_model::Streamed;
 
 use super::keeper::{Keeper, State, Tenancy};
 use super::tenant::Tenant;
-use crate::RuntimeError;
-use crate::budget::Account;
 use crate::governor::{Event, Residency};
 use crate::planner::FEWEST_BUFFERS;
 use crate::thermal::{Heat, Thermometer};
+use crate::{Account, MemoryError, RuntimeError};
 
 /// Where no more than one part in so many is not kept, others compute while each of them is read, and one buffer does for all:
 /// a second one is worth less than another part that is kept.
@@ -42,13 +42,13 @@ pub(super) enum Gave {
 /// Takes what cannot be done without, and asks for more as long as that does not fit.
 pub(super) fn insist<S, R>(
     state: &mut S,
-    take: impl Fn(&mut S) -> Result<R, RuntimeError>,
+    take: impl Fn(&mut S) -> Result<R, MemoryError>,
     ask: impl Fn(&mut S) -> Gave,
-) -> Result<R, RuntimeError> {
+) -> Result<R, MemoryError> {
     let (mut asked, mut waits_since) = (0, None);
     loop {
         match take(state) {
-            Err(error @ RuntimeError::OverBudget { .. }) => match ask(state) {
+            Err(error @ MemoryError::OverBudget { .. }) => match ask(state) {
                 Gave::Some => (asked, waits_since) = (0, None),
                 Gave::Reading if waits_since.get_or_insert_with(Instant::now).elapsed() < SLOWEST_READ => {
                     thread::sleep(READING_CHECK);
@@ -92,12 +92,23 @@ pub(super) struct Kept<'a> {
 }
 
 impl Kept<'_> {
+    /// Charges a part and reads it, unless it is in memory.
+    pub fn load(&mut self, part: usize) -> Result<(), RuntimeError> {
+        if self.streamed.is_kept(part) {
+            return Ok(());
+        }
+        let charge = self.keeper.budget.charge(Account::Weights, self.streamed.kept_bytes(part))?;
+        self.streamed.keep(part)?;
+        self.state.weights[part] = Some(charge);
+        Ok(())
+    }
+
     /// Takes what cannot be done without: as long as that does not fit, parts go, those first whose model is the least
     /// urgent, this one included, and their memory goes to the system.
     pub fn insist<R>(
         &mut self,
-        take: impl Fn(&mut Self) -> Result<R, RuntimeError>,
-    ) -> Result<R, RuntimeError> {
+        take: impl Fn(&mut Self) -> Result<R, MemoryError>,
+    ) -> Result<R, MemoryError> {
         let taken = insist(self, take, Self::ask_anybody);
         self.clear_scrap();
         taken
@@ -352,14 +363,8 @@ impl Residency for Kept<'_> {
         self.keeper.order[part]
     }
 
-    fn keep(&mut self, part: usize) -> Result<(), RuntimeError> {
-        if self.is_kept(part) {
-            return Ok(());
-        }
-        let charge = self.keeper.budget.charge(Account::Weights, self.streamed.kept_bytes(part))?;
-        self.streamed.keep(part)?;
-        self.state.weights[part] = Some(charge);
-        Ok(())
+    fn keep(&mut self, part: usize) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(self.load(part)?)
     }
 
     fn let_go(&mut self, part: usize) {

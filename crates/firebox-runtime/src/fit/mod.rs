@@ -18,15 +18,15 @@ use firebox_cache::{KvType, PAGE_TOKENS, PagePool, allocated_positions};
 use firebox_model::{Decoder, Streamed, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, probes, reading_rate};
 
-use crate::budget::{Account, Budget, Charge};
 use crate::governor::{Event, Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::{give_back, resident_bytes};
 use crate::planner::{
-    DeviceProfile, FEWEST_BUFFERS, Mode, Placement, Plan, Rates, Shape, place, plan, predict,
+    DeviceProfile, FEWEST_BUFFERS, Mode, Placement, Plan, Rates, Shape, decoder_shape, place, plan, predict,
 };
 use crate::pressure::Pressure;
 use crate::telemetry::{Meters, Telemetry};
 use crate::thermal::Thermometer;
+use crate::{Account, Budget, Charge};
 use crate::{Model, RuntimeError, Session, pressure};
 use keeper::{Keeper, Looker, Pages};
 use probe::Probe;
@@ -307,7 +307,7 @@ fn fixed_bytes(assumed: u64) -> u64 {
 fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit, RuntimeError> {
     let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
     let context = config.context.unwrap_or(decoder.config().max_positions);
-    let mut shape = Shape::of(model.checkpoint(), decoder.config(), config.kept)?;
+    let mut shape = decoder_shape(model.checkpoint(), decoder.config(), config.kept)?;
     if decoder.split().is_some() {
         // What is kept at the split.
         shape.kv_bytes_per_token += (decoder.config().hidden_size * size_of::<f32>()) as u64;

@@ -9,12 +9,11 @@ use firebox_store::Scrap;
 
 use super::keeper::Keeper;
 use super::turns::{Disk, Turn};
-use crate::RuntimeError;
-use crate::budget::{Account, Budget, Charge};
 use crate::governor::GovernorConfig;
 use crate::memory::{give_back, resident_bytes};
 use crate::pressure::{Level, Pressure};
 use crate::schedule::Priority;
+use crate::{Account, Budget, Charge, MemoryError};
 
 /// After memory was short, nothing more is kept for so long.
 const CALM: Duration = Duration::from_secs(10);
@@ -277,7 +276,7 @@ impl Tenants {
     }
 
     /// Charges the program more than before, if that is more.
-    pub fn charge_program(&self, bytes: u64) -> Result<(), RuntimeError> {
+    pub fn charge_program(&self, bytes: u64) -> Result<(), MemoryError> {
         let Some(mut program) = self.program.as_ref().map(lock) else { return Ok(()) };
         if bytes > program.charge.bytes() { program.charge.resize(bytes) } else { Ok(()) }
     }

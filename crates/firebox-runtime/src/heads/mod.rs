@@ -8,10 +8,10 @@ mod router;
 mod source;
 mod wearing;
 
-/// Which head usually follows which.
-pub use crate::succession::Succession as HeadHistory;
 pub use changes::Changes;
 pub use classifying::Likelihood;
+/// Which head usually follows which.
+pub use firebox_schedule::Succession as HeadHistory;
 pub use rack::{FALLBACK, HeadEvent, HeadRack, HeadState, RackConfig, Worn};
 pub use router::{ROUTER, Router};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};

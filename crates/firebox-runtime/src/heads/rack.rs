@@ -12,7 +12,7 @@ use super::retry::Retry;
 use super::source::{HeadSource, ReadyHead, Requantized};
 use crate::memory::give_back_with_code;
 use crate::telemetry::{Counter, Gauge, Kind, Meters, Telemetry};
-use crate::{Account, Budget, Charge, RuntimeError};
+use crate::{Account, Budget, Charge, MemoryError, RuntimeError};
 
 /// The head that stands in for those that cannot be used: small, made from all of them, in memory from the start.
 pub const FALLBACK: &str = "universal";
@@ -448,7 +448,7 @@ impl Shared {
         }
         match loaded {
             // There will be room once somebody needs it.
-            Err(RuntimeError::OverBudget { .. }) if wanted.ahead => {}
+            Err(RuntimeError::Memory(MemoryError::OverBudget { .. })) if wanted.ahead => {}
             Ok((ready, charge)) => {
                 state.time += 1;
                 let used = state.time;
@@ -488,7 +488,7 @@ impl Shared {
                 _ if !fits => {
                     let left = self.config.room.saturating_sub(state.bytes());
                     let total = self.config.room;
-                    Err(RuntimeError::OverBudget { account: Account::Weights, wanted: bytes, left, total })
+                    Err(MemoryError::OverBudget { account: Account::Weights, wanted: bytes, left, total })
                 }
                 Some(budget) => budget.charge(Account::Weights, bytes).map(Some),
                 None => Ok(None),
@@ -501,8 +501,8 @@ impl Shared {
                 drop(state);
                 // Parts of weights can be read again while a model runs, and a head cannot.
                 return match &self.config.budget {
-                    Some(budget) if fits => budget.insist(Account::Weights, bytes).map(Some),
-                    _ => Err(error),
+                    Some(budget) if fits => Ok(Some(budget.insist(Account::Weights, bytes)?)),
+                    _ => Err(error.into()),
                 };
             };
             drop(state.take_down(&idle));

@@ -9,7 +9,7 @@ use firebox_model::{Decoder, Head, HeadForm};
 use firebox_store::{Checkpoint, StoreError, TensorInfo, Tensors, Weight};
 
 use super::*;
-use crate::{Budget, Model, RuntimeError, device};
+use crate::{Budget, MemoryError, Model, RuntimeError, device};
 
 /// Heads that are the model's own layers under other names.
 #[derive(Debug)]
@@ -325,7 +325,10 @@ fn heads_that_nobody_wears_make_room() {
         assert_eq!(worn(&rack, "c"), "c 1");
         assert_eq!(rack.in_memory(), ["a", "c", FALLBACK], "a is worn, the fallback stays");
         let refused = rack.wear("large");
-        assert!(matches!(refused.instead.as_deref(), Some(RuntimeError::OverBudget { .. })));
+        assert!(matches!(
+            refused.instead.as_deref(),
+            Some(RuntimeError::Memory(MemoryError::OverBudget { .. }))
+        ));
         assert_eq!(rack.bytes(), 5, "what can go went");
         drop(a);
     }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use firebox_cache::{Block, PAGE_TOKENS, RecurrentStates};
 
-use crate::budget::Charge;
+use crate::Charge;
 
 /// What sequences have in common beside their first tokens, if what is remembered of those is the same.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use std::thread;
 
 use firebox_runtime::fit::{Commons, Terms};
 use firebox_runtime::schedule::Priority;
-use firebox_runtime::{Budget, Model, RuntimeError, device};
+use firebox_runtime::{Budget, MemoryError, Model, device};
 use firebox_server::ModelSpec;
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ fn a_lazy_model_is_opened_by_its_first_request() {
     let opened = Arc::new(AtomicUsize::new(0));
     let count = opened.clone();
     let later = ModelSpec::lazy("later", move || match count.fetch_add(1, Ordering::SeqCst) {
-        0 => Err(RuntimeError::TooLittleMemory { needed: 2, memory: 1, kv_tokens: 128 }),
+        0 => Err(MemoryError::TooLittleMemory { needed: 2, memory: 1, kv_tokens: 128 }.into()),
         _ => Ok(gguf("llama")),
     });
     let offers = vec![ModelSpec::new("llama", gguf("llama")), later.with_priority(Priority::Background)];

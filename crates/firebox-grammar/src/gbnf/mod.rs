@@ -1,0 +1,273 @@
+//! Grammars of llama.cpp in the notation of Lark.
+//!
+//! A grammar of llama.cpp is about single characters, one of `llguidance` about words that a lexer finds first, each as long
+//! as it can be. So as much of a rule as possible becomes one word; where a word could swallow the beginning of what
+//! follows it, it is taken apart. Words that begin alike at the same place are not: of these the longer one is found.
+
+mod characters;
+mod effort;
+mod facts;
+mod parser;
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::slice;
+
+use characters::Characters;
+use facts::Facts;
+use parser::{Node, Rules};
+
+/// How many parts at the end of a word are left to be words of their own, before all of it is taken apart.
+const CUTS: usize = 8;
+
+/// Bytes of a translation. It is read into structures many times as large, and a grammar that is no longer itself than it may be
+/// is a few times as long in the other notation.
+const LONGEST: usize = 1 << 20;
+
+/// The same grammar, or what is wrong with it.
+pub fn to_lark(text: &str) -> Result<String, String> {
+    let rules = Rules::parse(text)?;
+    let facts = Facts::of(&rules);
+    facts.effort().check()?;
+    let mut lark = Lark { rules: &rules, facts: &facts, words: HashMap::new(), text: String::new() };
+    lark.write();
+    facts.effort().check()?;
+    if lark.text.len() > LONGEST {
+        return Err(format!(
+            "taken apart it has {} bytes, more than {LONGEST}; put what is there several times, sets of characters above all, \
+             into rules of their own",
+            lark.text.len()
+        ));
+    }
+    Ok(lark.text)
+}
+
+struct Lark<'r> {
+    rules: &'r Rules,
+    facts: &'r Facts,
+    /// Numbers of words by what they are.
+    words: HashMap<String, usize>,
+    text: String,
+}
+
+impl Lark<'_> {
+    fn write(&mut self) {
+        self.text.push_str("start: r0\n");
+        for rule in 0..self.rules.bodies.len() {
+            let body = &self.rules.bodies[rule];
+            let body = self.node(body, self.facts.follow(rule));
+            let _ = writeln!(self.text, "r{rule}: {body}");
+        }
+        for &rule in self.facts.regular_rules() {
+            let body = word(&self.rules.bodies[rule]);
+            let _ = writeln!(self.text, "R{rule}: {body}");
+        }
+        for (body, number) in &self.words {
+            let _ = writeln!(self.text, "W{number}: {body}");
+        }
+    }
+
+    /// A node as rules have it, before what may follow.
+    fn node(&mut self, node: &Node, follow: &Characters) -> String {
+        let effort = self.facts.effort();
+        if effort.is_spent() {
+            return String::new();
+        }
+        if let Some(word) = self.word_before(slice::from_ref(node), follow) {
+            return word;
+        }
+        match node {
+            // A single character is never longer than itself, so that it was a word already.
+            Node::Characters(_) => word(node),
+            Node::Token(name) => name.clone(),
+            Node::Rule(rule) => format!("r{rule}"),
+            Node::Sequence(parts) => self.sequence(parts, follow),
+            Node::Choice(choices) => {
+                let choices: Vec<String> = choices.iter().map(|choice| self.node(choice, follow)).collect();
+                format!("({})", choices.join(" | "))
+            }
+            Node::Repeat(_, _, Some(0)) => "\"\"".into(),
+            Node::Repeat(part, least, most) => {
+                effort.spend(follow.ranges());
+                let mut behind = follow.clone();
+                if *most != Some(1) {
+                    effort.add(&mut behind, &self.facts.first(part));
+                }
+                let part = self.node(part, &behind);
+                format!("({part}){}", times(*least, *most))
+            }
+        }
+    }
+
+    fn sequence(&mut self, parts: &[Node], follow: &Characters) -> String {
+        let effort = self.facts.effort();
+        let regular: Vec<bool> = parts.iter().map(|part| self.facts.is_regular(part)).collect();
+        let mut written = Vec::new();
+        let mut at = 0;
+        while at < parts.len() && !effort.is_spent() {
+            let rest = &parts[at..];
+            let run = regular[at..].iter().take_while(|is_regular| **is_regular).count();
+            effort.spend(1 + run);
+            let found = (2..=run).rev().take(CUTS).find_map(|count| {
+                let behind = self.first_of(&rest[count..], follow);
+                Some((self.word_before(&rest[..count], &behind)?, count))
+            });
+            let (part, count) = found.unwrap_or_else(|| {
+                let behind = self.first_of(&rest[1..], follow);
+                (self.node(&rest[0], &behind), 1)
+            });
+            written.push(part);
+            at += count;
+        }
+        if written.is_empty() { "\"\"".into() } else { format!("({})", written.join(" ")) }
+    }
+
+    /// What parts and then the rest may begin with.
+    fn first_of(&self, parts: &[Node], follow: &Characters) -> Characters {
+        let mut first = Characters::default();
+        if self.facts.add_first_of_row(parts, &mut first) {
+            self.facts.effort().add(&mut first, follow);
+        }
+        first
+    }
+
+    /// Nodes one after the other as one word, if they can be and it ends where it should.
+    fn word_before(&mut self, parts: &[Node], follow: &Characters) -> Option<String> {
+        let shape = self.facts.shape_of_row(parts)?;
+        if self.facts.effort().meet(shape.longer(), follow) {
+            return None;
+        }
+        let body = row(parts);
+        let next = self.words.len();
+        let number = *self.words.entry(body).or_insert(next);
+        // Words are not empty; whether there is one at all is for a rule to say.
+        Some(if shape.may_be_empty { format!("W{number}?") } else { format!("W{number}") })
+    }
+}
+
+/// A regular node as words have it.
+fn word(node: &Node) -> String {
+    match node {
+        Node::Characters(set) => {
+            let mut text = "/".to_owned();
+            set.write(&mut text);
+            text + "/"
+        }
+        Node::Sequence(parts) => row(parts),
+        Node::Choice(choices) => {
+            format!("({})", choices.iter().map(word).collect::<Vec<_>>().join(" | "))
+        }
+        Node::Repeat(_, _, Some(0)) => "\"\"".into(),
+        Node::Repeat(part, least, most) => format!("({}){}", word(part), times(*least, *most)),
+        Node::Rule(rule) => format!("R{rule}"),
+        Node::Token(name) => name.clone(),
+    }
+}
+
+/// Regular nodes one after the other, as words have them.
+fn row(parts: &[Node]) -> String {
+    match parts {
+        [] => return "\"\"".into(),
+        [part] => return word(part),
+        _ => {}
+    }
+    let mut written: Vec<String> = Vec::new();
+    let mut joins = false;
+    for part in parts {
+        let part_is_set = matches!(part, Node::Characters(_));
+        let text = word(part);
+        match written.last_mut() {
+            // One expression instead of one for each letter.
+            Some(last) if joins && part_is_set => {
+                last.pop();
+                last.push_str(&text[1..]);
+            }
+            _ => written.push(text),
+        }
+        joins = part_is_set;
+    }
+    format!("({})", written.join(" "))
+}
+
+fn times(least: u32, most: Option<u32>) -> String {
+    match (least, most) {
+        (0, None) => "*".into(),
+        (1, None) => "+".into(),
+        (0, Some(1)) => "?".into(),
+        (least, None) => format!("{{{least},}}"),
+        (least, Some(most)) => format!("{{{least},{most}}}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rule of its own for each of so many kinds of objects, as a schema of them would have it.
+    fn objects(count: usize) -> String {
+        let names: Vec<String> = (0..count).map(|at| format!("object-{at}")).collect();
+        let object = |(at, name): (usize, &String)| {
+            format!(
+                "{name} ::= \"{{\" ws \"\\\"field-{at}\\\"\" ws \":\" ws value (\",\" ws \"\\\"kind\\\"\" ws \":\" ws string)? \"}}\" ws\n"
+            )
+        };
+        let objects: String = names.iter().enumerate().map(object).collect();
+        format!(
+            "root ::= \"[\" ws value (\",\" ws value)* \"]\" ws\nvalue ::= string | root | {}\n\
+             string ::= \"\\\"\" ([^\"\\\\\\x00-\\x1F] | \"\\\\\" [\"\\\\/bfnrt])* \"\\\"\" ws\nws ::= [ \\t\\n]*\n{objects}",
+            names.join(" | ")
+        )
+    }
+
+    /// A letter of Chinese that touches no other one.
+    fn apart(number: usize) -> char {
+        char::from_u32(0x3400 + 2 * number as u32).unwrap()
+    }
+
+    #[test]
+    fn long_grammars_of_a_plain_kind_are_translated() {
+        let grammar = objects(900);
+        assert!((90 << 10..128 << 10).contains(&grammar.len()), "{}", grammar.len());
+        let lark = to_lark(&grammar).unwrap();
+        assert!(lark.len() < LONGEST / 2, "{}", lark.len());
+    }
+
+    #[test]
+    fn long_lists_of_words_in_many_letters_are_translated() {
+        let words: Vec<String> =
+            (0..6000).map(|at| format!("\"{}{}\"", apart(at % 3000), apart(at * 7 % 3000))).collect();
+        to_lark(&format!("root ::= {}", words.join(" | "))).unwrap();
+    }
+
+    /// What each rule may begin with is what all those behind it may, in ranges that do not touch.
+    #[test]
+    fn sets_that_grow_from_rule_to_rule_are_refused_by_a_limit() {
+        let rule = |at: usize| {
+            let letters: String = (0..40).map(|letter| apart(at % 160 * 40 + letter)).collect();
+            format!("r{at} ::= [{letters}] | r{}\n", at + 1)
+        };
+        let rules: String = (0..850).map(rule).collect();
+        let grammar = format!("root ::= r0\n{rules}r850 ::= \"x\"");
+        assert!(Rules::parse(&grammar).is_ok());
+        let reason = to_lark(&grammar).unwrap_err();
+        assert!(reason.contains("more than 67108864 ranges of characters"), "{reason}");
+    }
+
+    /// From each part on, as much of what follows as possible is looked at.
+    #[test]
+    fn long_rows_that_swallow_each_other_are_refused_by_a_limit() {
+        let part = format!("(\"{}\")? ", "abcdefghij".repeat(18));
+        let grammar = format!("root ::= x root | \"a\"\nx ::= {}", part.repeat(600));
+        assert!(Rules::parse(&grammar).is_ok());
+        let reason = to_lark(&grammar).unwrap_err();
+        assert!(reason.contains("more than 67108864 ranges of characters"), "{reason}");
+    }
+
+    #[test]
+    fn what_becomes_too_long_is_refused_by_a_limit() {
+        let any = ". ".repeat(60_000);
+        let grammar = format!("root ::= \"(\" root \")\" | {any}");
+        let reason = to_lark(&grammar).unwrap_err();
+        assert!(reason.contains("more than 1048576"), "{reason}");
+    }
+}

@@ -1,0 +1,133 @@
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ScheduleError;
+use firebox_memory::planner::DeviceProfile;
+use firebox_memory::thermal::{Heat, HeatMarks};
+
+/// A device that is not there: a TOML file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Cores that compute.
+    pub cores: u32,
+    /// Operations in a second that each of them does on a prompt.
+    pub core_operations_per_second: f64,
+    /// Bytes of memory in all.
+    pub memory: u64,
+    /// Bytes of them that Firebox may take.
+    pub budget: u64,
+    /// How fast weights are gone through and read.
+    pub speed: DeviceProfile,
+    /// How it gets warm.
+    pub heat: HeatProfile,
+    /// What else takes memory.
+    pub others: OthersProfile,
+}
+
+/// A body that is heated by work and cools towards what is around it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeatProfile {
+    /// Degrees where the sensor is, with nothing to do.
+    pub idle: f64,
+    /// Degrees above that where it would end up, if it worked on and did not slow down.
+    pub rise: f64,
+    /// Seconds in which two thirds of the way are gone.
+    pub seconds: f64,
+    /// From which temperature on it is fair, serious and critical, and by how much it has to cool to be below.
+    pub marks: [f32; 4],
+    /// How many times longer everything takes while it is nominal, fair, serious and critical.
+    pub slowdown: [f64; 4],
+}
+
+/// Other programs, which come and go.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OthersProfile {
+    /// Bytes that the system takes whatever runs.
+    pub system: u64,
+    /// Bytes that a large program takes at most.
+    pub largest: u64,
+    /// How often one is opened in an hour of the day.
+    pub per_hour: f64,
+    /// How long it stays, on average.
+    pub minutes: f64,
+    /// Whether the system warns of short memory.
+    pub warns: bool,
+}
+
+impl HeatProfile {
+    pub(super) fn marks(&self) -> HeatMarks {
+        let [fair, serious, critical, cooling] = self.marks;
+        HeatMarks { fair, serious, critical, cooling }
+    }
+
+    pub(super) fn slowdown(&self, heat: Heat) -> f64 {
+        self.slowdown[heat as usize]
+    }
+}
+
+impl Profile {
+    /// Reads a profile from its file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ScheduleError> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| refused(&name, error))?;
+        Self::parse(&name, &text)
+    }
+
+    /// Understands the text of a file of that name.
+    pub fn parse(name: &str, text: &str) -> Result<Self, ScheduleError> {
+        let profile: Self = toml::from_str(text).map_err(|error| refused(name, error))?;
+        profile.check().map_err(|reason| refused(name, reason))?;
+        Ok(profile)
+    }
+
+    /// Operations in a second that all cores do on a prompt.
+    pub(super) fn operations_per_second(&self) -> f64 {
+        self.core_operations_per_second * f64::from(self.cores)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let positive = |setting: &str, value: f64| {
+            let sound = value.is_finite() && value > 0.0;
+            if sound { Ok(()) } else { Err(format!("{setting} = {value}: should be above 0")) }
+        };
+        positive("cores", f64::from(self.cores))?;
+        positive("core_operations_per_second", self.core_operations_per_second)?;
+        positive("speed.read_bytes_per_second", self.speed.read_bytes_per_second)?;
+        positive("speed.weight_bytes_per_second", self.speed.weight_bytes_per_second)?;
+        positive("speed.contention", self.speed.contention)?;
+        positive("heat.rise", self.heat.rise)?;
+        positive("heat.seconds", self.heat.seconds)?;
+        positive("others.minutes", self.others.minutes)?;
+        positive("budget", self.budget as f64)?;
+        if !(self.others.per_hour.is_finite() && self.others.per_hour >= 0.0) {
+            return Err(format!("others.per_hour = {}: should be 0 or more", self.others.per_hour));
+        }
+        let [fair, serious, critical, cooling] = self.heat.marks;
+        if !(fair < serious && serious < critical && cooling >= 0.0) {
+            return Err("heat.marks: should rise from fair over serious to critical, and end with how far \
+                        it has to cool"
+                .into());
+        }
+        if !self.heat.slowdown.iter().all(|slowdown| slowdown.is_finite() && *slowdown >= 1.0) {
+            return Err("heat.slowdown: should be 1 or more in each of the four states".into());
+        }
+        let taken = self.others.system.saturating_add(self.budget);
+        if taken > self.memory {
+            return Err(format!(
+                "{taken} bytes of others.system and budget are more than memory = {}",
+                self.memory
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn refused(name: &str, reason: impl ToString) -> ScheduleError {
+    let reason = reason.to_string().trim_end().replace('\n', "; ");
+    ScheduleError::SimulatedDevice { name: name.to_owned(), reason }
+}

@@ -1,0 +1,3 @@
+//! Helpers of the tests of several crates. Never published.
+
+pub mod grammar;
