@@ -1,4 +1,4 @@
-//! A directory that an import wrote.
+//! Opens bundles, the directories that an import writes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) fn is_bundle(path: &Path) -> bool {
     path.join(MANIFEST).symlink_metadata().is_ok()
 }
 
-/// The manifest of an open bundle's directory.
+/// Reads the manifest of a bundle's directory.
 pub(crate) fn manifest(folder: &Folder) -> Result<Manifest, StoreError> {
     let bytes = folder.read(MANIFEST, MAX_INDEX)?.ok_or_else(|| StoreError::NotAModel {
         path: folder.path().to_owned(),
@@ -42,7 +42,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
         let read = || read_segment(segment, &mapping, files.len(), "import the model again");
         let mut found = mapping.sparsely(read).map_err(|fault| fault.in_file(&file))?;
         for (info, _) in &mut found {
-            // The manifest's word, not the name's: a bundle may one day divide a model differently.
+            // The manifest decides, not the tensor's name: bundles may be divided differently in the future.
             info.segment = id;
         }
         tensors.extend(found);
@@ -65,8 +65,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
     })
 }
 
-/// Finds the tensors of a segment in its file, and sees to it that the file has nothing else. `remedy` is what to do
-/// where that is not so.
+/// Finds the tensors of a segment in its file and checks that the file has no others. `remedy` tells in errors what to do.
 pub(crate) fn read_segment(
     segment: &ManifestSegment,
     mapping: &Mapping,
@@ -113,7 +112,7 @@ pub(crate) fn read_segment(
 
 fn info(name: String, shape: Vec<usize>, encoding: Encoding, data: Span, scales: Option<Span>) -> TensorInfo {
     let bytes = (data.len + scales.map_or(0, |scales| scales.len)) as u64;
-    TensorInfo { segment: crate::SegmentId::of(&name), name, shape, encoding, bytes }
+    TensorInfo { segment: crate::SegmentId::from_tensor_name(&name), name, shape, encoding, bytes }
 }
 
 fn take(

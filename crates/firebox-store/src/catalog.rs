@@ -1,4 +1,4 @@
-//! Tensors by name, and the mapped files that they lie in.
+//! The catalog of a checkpoint's tensors, and the mapped files that hold them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ pub struct TensorInfo {
     pub name: String,
     /// The logical shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// How its numbers are written down.
+    /// The number format of its elements.
     pub encoding: Encoding,
-    /// The part of the model it belongs to.
+    /// The segment it belongs to.
     pub segment: SegmentId,
     /// Bytes on disk, scales included.
     pub bytes: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Span {
     pub(crate) len: usize,
 }
 
-/// Where a tensor lies.
+/// The location of a tensor's data and scales.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) data: Span,

@@ -1,4 +1,4 @@
-//! A model on disk, whatever its format.
+//! A model on disk in any supported format.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,23 +15,23 @@ use crate::text::TextAssets;
 use crate::weight::Weight;
 use crate::{bundle, gguf, huggingface};
 
-/// Bytes of a sample that a [fingerprint](Checkpoint::fingerprint) takes, and samples of a tensor: few, since each may be
-/// a page to be read from disk.
-const SAMPLE: usize = 256;
-const SAMPLES: usize = 4;
+/// Bytes per sample of a [fingerprint](Checkpoint::fingerprint), and samples per tensor. Few, because each may read a page
+/// from disk.
+const FINGERPRINT_SAMPLE_BYTES: usize = 256;
+const FINGERPRINT_SAMPLES: usize = 4;
 
 /// The format a checkpoint was opened from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceKind {
-    /// A directory of safetensors files, as the Hugging Face hub has them.
+    /// A directory of safetensors files in the layout of the Hugging Face hub.
     HuggingFace,
     /// A GGUF file.
     Gguf,
-    /// A directory that [`import`](crate::import()) wrote.
+    /// A directory written by [`import`](crate::import()).
     Bundle,
 }
 
-/// What opening any format comes to. Spans have been checked against the lengths of the files.
+/// The result of opening any format. Spans have been checked against the lengths of the files.
 pub(crate) struct Parts {
     pub(crate) path: PathBuf,
     pub(crate) source: SourceKind,
@@ -40,7 +40,7 @@ pub(crate) struct Parts {
     pub(crate) files: Vec<Mapping>,
     pub(crate) tensors: Vec<(TensorInfo, Place)>,
     pub(crate) quantization: Option<Quantization>,
-    /// Content hashes of segments, for bundles.
+    /// Content hashes of segments; known for bundles only.
     pub(crate) hashes: BTreeMap<SegmentId, String>,
 }
 
@@ -54,7 +54,7 @@ struct Inner {
 
 /// An open model: its configuration, its text assets and its tensors under Hugging Face names.
 ///
-/// Opening maps the files and reads their headers, never the weights; a clone shares everything.
+/// Opening maps the files and reads their headers, never the weights. Clones share everything.
 #[derive(Clone)]
 pub struct Checkpoint {
     inner: Arc<Inner>,
@@ -101,9 +101,9 @@ impl Checkpoint {
         self.inner.source
     }
 
-    /// The Hugging Face `config.json`; for a GGUF file, one made from its metadata.
+    /// The Hugging Face `config.json`; for a GGUF file, one derived from its metadata.
     ///
-    /// A made one has an object `firebox` that says which conventions of GGUF the weights follow; see
+    /// A derived configuration has an object `firebox` that names the GGUF conventions of the weights; see
     /// [`gguf`](crate::gguf).
     pub fn config(&self) -> &Value {
         &self.inner.config
@@ -119,12 +119,12 @@ impl Checkpoint {
         self.inner.catalog.info(name)
     }
 
-    /// A tensor's bytes, as they are stored: a slice of the mapping, read from disk when touched.
+    /// A tensor's bytes as stored: a slice of the mapping, read from disk when touched.
     pub fn weight(&self, name: &str) -> Result<Weight, StoreError> {
         self.inner.catalog.weight(name)
     }
 
-    /// The parts of the model, in the order of a forward pass.
+    /// The segments of the model, in the order of a forward pass.
     pub fn segments(&self) -> Vec<Segment> {
         let Inner { catalog, hashes, .. } = &*self.inner;
         let mut segments: Vec<Segment> = Vec::new();
@@ -138,7 +138,7 @@ impl Checkpoint {
                     hash: hashes.get(&info.segment).cloned(),
                 });
             }
-            // The line above has just made sure that there is one.
+            // The line above ensures that there is one.
             let Some(segment) = segments.last_mut() else { continue };
             segment.tensors.push(info.name.clone());
             segment.bytes += info.bytes;
@@ -157,14 +157,14 @@ impl Checkpoint {
         &self.text
     }
 
-    /// Drops its files from memory, and from the page cache where no other process has them mapped. What is touched later
-    /// is read from the disk again.
+    /// Drops its files from memory, and from the page cache unless another process has them mapped. Later accesses read from
+    /// the disk again.
     pub fn evict(&self) -> Result<(), StoreError> {
         self.inner.catalog.files().iter().try_for_each(Mapping::evict)
     }
 
-    /// The same model without what its tokenizer is made from, which takes tens of megabytes that nobody needs once the
-    /// tokenizer is there.
+    /// The same model without the source of its tokenizer, which takes tens of megabytes and is not needed once the tokenizer
+    /// is built.
     pub fn without_tokenizer(mut self) -> Self {
         let text = TextAssets {
             tokenizer: None,
@@ -183,22 +183,22 @@ impl Checkpoint {
         self.inner.quantization
     }
 
-    /// The hash of the whole model, for bundles: over its configuration and all of its segments.
+    /// The hash over the configuration and all segments; known for bundles only.
     pub fn hash(&self) -> Option<String> {
         self.hash_of(|_| true)
     }
 
-    /// The hash of the trunk that ends before block `layers`, for bundles: what a head says it was made for.
+    /// The hash of the trunk that ends before block `layers`, to which heads are bound; known for bundles only.
     pub fn trunk_hash(&self, layers: usize) -> Option<String> {
         self.hash_of(|segment| segment.in_trunk(layers))
     }
 
-    /// What tells the trunk that ends before block `layers` from others: its hash, for bundles.
+    /// Identifies the trunk that ends before block `layers`: its hash, for bundles.
     ///
-    /// Other formats carry no hashes, and to make one would be to read the whole model. There it is made from the
-    /// configuration, from names, shapes and encodings, and from samples of every tensor. So a copy of a model is the
-    /// same model and training makes another one; but who changes a few numbers by hand has to [`import`](crate::import())
-    /// the model for that to be noticed.
+    /// Other formats carry no hashes, and hashing would read the whole model. For them the identity is computed from the
+    /// configuration, from names, shapes and encodings, and from samples of every tensor. A copy has the same fingerprint
+    /// and a retrained model another one, but a change of a few numbers may go unnoticed; [`import`](crate::import()) the
+    /// model to have such changes detected.
     pub fn fingerprint(&self, layers: usize) -> Result<String, StoreError> {
         if let Some(hash) = self.trunk_hash(layers) {
             return Ok(hash);
@@ -209,12 +209,12 @@ impl Checkpoint {
         for (info, place) in catalog.tensors().iter().filter(|(info, _)| info.segment.in_trunk(layers)) {
             hasher.update(format!("\n{:?} {:?} {}\n", info.name, info.shape, info.encoding).as_bytes());
             for span in place.spans() {
-                let last = span.len.saturating_sub(SAMPLE);
-                let mut sample = [0; SAMPLE];
-                let sample = &mut sample[..span.len.min(SAMPLE)];
-                for at in 0..SAMPLES {
-                    // By position: a file that was shortened is an error then, and not the end of the process.
-                    self.file(span).read_at(sample, span.start + last / (SAMPLES - 1) * at)?;
+                let last = span.len.saturating_sub(FINGERPRINT_SAMPLE_BYTES);
+                let mut sample = [0; FINGERPRINT_SAMPLE_BYTES];
+                let sample = &mut sample[..span.len.min(FINGERPRINT_SAMPLE_BYTES)];
+                for at in 0..FINGERPRINT_SAMPLES {
+                    // Read by position: a truncated file is an error then, where an access to the mapping would end the process.
+                    self.file(span).read_at(sample, span.start + last / (FINGERPRINT_SAMPLES - 1) * at)?;
                     hasher.update(sample);
                 }
             }
@@ -230,15 +230,15 @@ impl Checkpoint {
         Some(combined_hash(config, hashes.iter().filter(|(segment, _)| belongs(**segment))))
     }
 
-    /// Asks the kernel to read a segment ahead, without waiting for it.
+    /// Asks the kernel to read a segment ahead, without waiting.
     pub fn prefetch(&self, segment: SegmentId) -> Result<(), StoreError> {
         self.for_each_span(segment, |file, span| file.prefetch(span.start, span.len))
     }
 
-    /// Reads a segment into memory and waits for it, where the system has a call for that; otherwise
-    /// [asks](Self::prefetch) for it. It comes in large pages where there are such.
+    /// Reads a segment into memory and waits for it, if the system has a call for that; otherwise
+    /// [asks](Self::prefetch) for it. Uses large pages where available.
     pub fn populate(&self, segment: SegmentId) -> Result<(), StoreError> {
-        // All of it before any of it is touched: a page is no larger than what was wished for until then.
+        // Request large pages for all ranges before any page is touched; a page keeps the size it was first given.
         self.for_each_span(segment, |file, span| {
             file.enlarge_pages(span.start, span.len);
             Ok(())
@@ -246,12 +246,12 @@ impl Checkpoint {
         self.for_each_span(segment, |file, span| file.populate_range(span.start, span.len))
     }
 
-    /// Whether all of a segment is in memory, whoever brought it there. None where the system does not say.
+    /// Returns whether all of a segment is in memory, whichever process loaded it. `None` if the system does not tell.
     pub fn is_resident(&self, segment: SegmentId) -> Option<bool> {
         self.resident_bytes(segment).map(|(there, all)| there == all)
     }
 
-    /// How many bytes of a segment are in memory, and how many there are. None where the system does not say.
+    /// Bytes of a segment in memory, and its total. `None` if the system does not tell.
     pub fn resident_bytes(&self, segment: SegmentId) -> Option<(u64, u64)> {
         let (mut known, mut there, mut all) = (true, 0, 0);
         let asked = self.for_each_span(segment, |file, span| {
@@ -265,7 +265,7 @@ impl Checkpoint {
         (asked.is_ok() && known).then_some((there, all))
     }
 
-    /// Tells the kernel that a segment's pages may go; they are read again when next touched.
+    /// Tells the kernel that a segment's pages may be dropped; they are read again on the next access.
     pub fn release(&self, segment: SegmentId) -> Result<(), StoreError> {
         self.for_each_span(segment, |file, span| file.release(span.start, span.len))
     }
@@ -302,7 +302,7 @@ pub(crate) fn combined_hash<'a>(
     config: &Value,
     segments: impl Iterator<Item = (&'a SegmentId, &'a String)>,
 ) -> String {
-    // The configuration decides what the weights mean (rope, norms), so it is part of what is named.
+    // The configuration determines what the weights mean (rope, norms), so it is hashed too.
     let mut hasher = blake3::Hasher::new();
     hasher.update(sorted(config).as_bytes());
     for (segment, hash) in segments {
@@ -311,7 +311,7 @@ pub(crate) fn combined_hash<'a>(
     hasher.finalize().to_hex().to_string()
 }
 
-/// The order of keys means nothing and depends on how serde_json was built.
+/// Sorts keys: their order has no meaning and depends on the features of serde_json.
 fn sorted(config: &Value) -> String {
     let mut config = config.clone();
     config.sort_all_objects();

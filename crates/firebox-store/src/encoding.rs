@@ -1,4 +1,4 @@
-//! How the numbers of a tensor are written down.
+//! Encodings: the number formats of stored tensors.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ impl Dtype {
         }
     }
 
-    /// The name safetensors gives it.
+    /// The name in safetensors files.
     pub fn name(self) -> &'static str {
         match self {
             Self::F64 => "F64",
@@ -73,12 +73,12 @@ impl Dtype {
         }
     }
 
-    /// The dtype of that safetensors name.
+    /// Looks up the dtype of a safetensors name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// Whether the elements are floating-point numbers.
+    /// Returns whether the elements are floating-point numbers.
     pub fn is_float(self) -> bool {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16)
     }
@@ -112,13 +112,13 @@ impl Bits {
 
 /// Firebox's own quantization: symmetric, one f16 scale per `group` consecutive inputs of an output row.
 ///
-/// A row of `q8` is a signed byte for every input. A row of `q4` is 16 bytes for every chunk of 32 inputs: byte `j` holds
-/// input `j` in its low and input `j + 16` in its high half, each with 8 added; the last chunk is filled with zeros (8).
-/// Either is filled up to whole words of four bytes.
+/// A row of `q8` has a signed byte per input. A row of `q4` has 16 bytes per chunk of 32 inputs: byte `j` holds input `j` in
+/// its low half and input `j + 16` in its high half, each with an offset of 8; the last chunk is padded with zeros (8). Rows
+/// are padded to whole words of four bytes.
 ///
-/// Rows lie side by side in tiles of [`TILE_ROWS`]: of each tile the first words of all rows, then the second ones, and so
-/// on; the last tile has as many rows as are left. F16 scales, `ceil(in / group)` of a row, lie likewise, scale by scale.
-/// That is the order in which a product of sixteen outputs at a time reads them.
+/// Rows are interleaved in tiles of [`TILE_ROWS`]: a tile holds the first words of all its rows, then the second ones, and so
+/// on; the last tile has the remaining rows. The f16 scales, `ceil(in / group)` per row, are interleaved in the same way,
+/// scale by scale. Kernels that compute sixteen outputs at a time read them in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quantization {
@@ -131,15 +131,14 @@ pub struct Quantization {
 /// Inputs that share one 16-byte chunk in the q4 layout.
 pub const Q4_CHUNK: usize = 32;
 
-/// Rows of a quantized matrix that lie side by side.
+/// Rows of a quantized matrix that are interleaved in a tile.
 pub const TILE_ROWS: usize = 16;
 
-/// Bytes of a row that lie together in a tile.
+/// Bytes of a row that are contiguous in a tile.
 pub(crate) const TILE_WORD: usize = 4;
 
 impl Quantization {
-    /// Says what is wrong with the group size, if anything: a group must cover whole q4 chunks, so that one chunk
-    /// never has two scales.
+    /// Checks the group size. A group must cover whole q4 chunks, so that no chunk has two scales.
     pub fn check(&self) -> Result<(), String> {
         if self.group == 0 || self.group > 4096 || !self.group.is_multiple_of(Q4_CHUNK) {
             return Err(format!("group is {}; it must be a multiple of {Q4_CHUNK} up to 4096", self.group));
@@ -147,7 +146,7 @@ impl Quantization {
         Ok(())
     }
 
-    /// Bytes that one row of `inputs` weights takes, scales apart. None where that overflows.
+    /// Bytes of one row of `inputs` weights without its scales; `None` on overflow.
     pub fn row_bytes(&self, inputs: usize) -> Option<usize> {
         match self.bits {
             Bits::Q8 => inputs.checked_next_multiple_of(TILE_WORD),
@@ -155,7 +154,7 @@ impl Quantization {
         }
     }
 
-    /// Scales that one row of `inputs` weights has.
+    /// The number of scales of one row of `inputs` weights.
     pub fn row_scales(&self, inputs: usize) -> usize {
         inputs.div_ceil(self.group)
     }
@@ -215,7 +214,7 @@ impl BlockType {
         }
     }
 
-    /// The name GGUF gives it.
+    /// The name in GGUF files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Q8_0 => "Q8_0",
@@ -239,39 +238,39 @@ impl fmt::Display for BlockType {
 /// More dimensions than any tensor has.
 const MAX_RANK: usize = 32;
 
-/// How a tensor's numbers are written down.
+/// The number format of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", try_from = "Written")]
+#[serde(rename_all = "lowercase", try_from = "StoredEncoding")]
 pub enum Encoding {
-    /// One element after another.
+    /// Elements one after another.
     Plain(Dtype),
-    /// Firebox's own quantization, scales in a tensor of their own.
+    /// Firebox's own quantization, with scales in a tensor of their own.
     #[serde(rename = "tiled")]
     Grouped(Quantization),
-    /// Blocks of GGUF, scales inside.
+    /// Blocks of GGUF, with scales inside.
     Block(BlockType),
 }
 
-/// An encoding as some version has written it.
+/// An encoding in the form that this or an earlier version wrote.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Written {
+enum StoredEncoding {
     Plain(Dtype),
     Tiled(Quantization),
-    /// One row after the other.
+    /// Rows one after another, as earlier versions wrote them.
     Grouped(Quantization),
     Block(BlockType),
 }
 
-impl TryFrom<Written> for Encoding {
+impl TryFrom<StoredEncoding> for Encoding {
     type Error = String;
 
-    fn try_from(written: Written) -> Result<Self, String> {
-        Ok(match written {
-            Written::Plain(dtype) => Self::Plain(dtype),
-            Written::Tiled(quantization) => Self::Grouped(quantization),
-            Written::Block(block) => Self::Block(block),
-            Written::Grouped(quantization) => {
+    fn try_from(stored: StoredEncoding) -> Result<Self, String> {
+        Ok(match stored {
+            StoredEncoding::Plain(dtype) => Self::Plain(dtype),
+            StoredEncoding::Tiled(quantization) => Self::Grouped(quantization),
+            StoredEncoding::Block(block) => Self::Block(block),
+            StoredEncoding::Grouped(quantization) => {
                 return Err(format!(
                     "{quantization} as earlier versions of Firebox wrote it, row by row; import the model or train the head again"
                 ));
@@ -281,7 +280,7 @@ impl TryFrom<Written> for Encoding {
 }
 
 impl Encoding {
-    /// Bytes of a tensor of this shape, scales apart; says why if there can be no such tensor.
+    /// Bytes of a tensor of this shape without scales, or the reason why there can be no such tensor.
     pub fn data_bytes(&self, shape: &[usize]) -> Result<usize, String> {
         if shape.len() > MAX_RANK {
             return Err(format!("{} dimensions; more than {MAX_RANK} are not a tensor", shape.len()));
@@ -318,7 +317,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of the scales that travel beside a tensor of this shape; 0 where there are none.
+    /// Bytes of the scales of a tensor of this shape; 0 if the encoding has none.
     pub fn scale_bytes(&self, shape: &[usize]) -> Result<usize, String> {
         let Self::Grouped(quantization) = self else { return Ok(0) };
         quantization.check()?;
@@ -330,8 +329,7 @@ impl Encoding {
             .ok_or_else(|| format!("shape {:?} has more scales than the address space", Shape(shape)))
     }
 
-    /// The dtype and shape that a tensor of this shape has in a safetensors file, scales apart: packed numbers travel
-    /// as bytes.
+    /// The dtype and shape of a tensor in a safetensors file, without scales. Packed numbers are stored as bytes.
     pub(crate) fn storage(&self, shape: &[usize]) -> Result<(Dtype, Vec<usize>), String> {
         let Self::Plain(dtype) = self else {
             let bytes = self.data_bytes(shape)?;
@@ -345,7 +343,7 @@ impl Encoding {
         Ok((*dtype, shape.to_vec()))
     }
 
-    /// The shape of the scales that travel beside a tensor of this shape.
+    /// The shape of the scales of a tensor of this shape.
     pub(crate) fn scales_storage(&self, shape: &[usize]) -> Result<Option<Vec<usize>>, String> {
         let (Self::Grouped(quantization), [rows, inputs]) = (self, shape) else { return Ok(None) };
         self.scale_bytes(shape)?;
@@ -372,7 +370,7 @@ impl fmt::Display for Encoding {
     }
 }
 
-/// Elements of a tensor of this shape. None where that overflows.
+/// The number of elements of a tensor of this shape; `None` on overflow.
 pub(crate) fn element_count(shape: &[usize]) -> Option<usize> {
     // A zero anywhere makes the product zero, but only after the others have been multiplied without overflow:
     // a shape of [0, huge, huge] is refused, since later arithmetic on its strides would overflow.
@@ -385,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_earlier_versions_packed_row_by_row_is_refused() {
+    fn the_row_by_row_layout_of_earlier_versions_is_refused() {
         let packed = Encoding::Grouped(Quantization { bits: Bits::Q4, group: 32 });
         let written = serde_json::to_string(&packed).unwrap();
         assert_eq!(serde_json::from_str::<Encoding>(&written).unwrap(), packed);

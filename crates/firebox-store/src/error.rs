@@ -1,65 +1,65 @@
-//! What can go wrong, said so that the reader knows what to do next.
+//! Errors, each with the file, the field in it and what to do next.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::excerpt::{Excerpt, shortened, shown};
+use crate::excerpt::{Excerpt, quoted_path, shorten};
 use crate::files::EIO;
 
-/// Any failure of this crate. Each names the file, the field in it and the reason.
+/// Any failure of this crate.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The operating system refused. The kind of its answer tells a full disk from a file that is gone or cut short.
+    /// The operating system refused. The error's kind tells a full disk from a file that is gone or truncated.
     #[error("{}: cannot {action}: {source}{}", path.display(), remedy(source))]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried, as a verb phrase: "open", "read 64 bytes at 4096".
+        /// The attempted action as a verb phrase: "open", "read 64 bytes at 4096".
         action: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The path holds nothing this crate can open.
     #[error("{}: not a model: {reason}", path.display())]
     NotAModel {
-        /// What was asked for.
+        /// The requested path.
         path: PathBuf,
         /// What was looked for, and what to give instead.
         reason: String,
     },
-    /// A file breaks its own format: it is damaged, cut short or hostile.
+    /// A file violates its format: it is damaged, truncated or hostile.
     #[error("{}: {field}: {reason}", file.display())]
     Malformed {
         /// The file.
         file: PathBuf,
         /// The header field, tensor or metadata key.
         field: String,
-        /// What is wrong with it.
+        /// The violation.
         reason: String,
     },
-    /// A file is well formed but uses something Firebox does not implement.
+    /// A file is well formed but uses something that Firebox does not implement.
     #[error("{}: {field}: not supported: {reason}", file.display())]
     Unsupported {
         /// The file.
         file: PathBuf,
         /// The header field, tensor or metadata key.
         field: String,
-        /// What is not supported, and what to use instead where there is something.
+        /// What is not supported, and an alternative if there is one.
         reason: String,
     },
-    /// A file refers to another outside of the model's own directory.
-    #[error("{}: {field}: refuses to follow {}: {reason}", file.display(), shown(target))]
+    /// A file refers to another one outside of the model's directory.
+    #[error("{}: {field}: refuses to follow {}: {reason}", file.display(), quoted_path(target))]
     UnsafePath {
-        /// The file that refers, or the link itself.
+        /// The file with the reference, or the link itself.
         file: PathBuf,
-        /// The field that refers.
+        /// The field with the reference.
         field: String,
-        /// Where it leads.
+        /// The target.
         target: PathBuf,
-        /// Why that is refused.
+        /// The reason why it is refused.
         reason: String,
     },
     /// The model has no tensor of this name.
@@ -73,17 +73,17 @@ pub enum StoreError {
     /// A tensor's bytes cannot be decoded, because shape, encoding and size disagree.
     #[error("tensor {:?}: cannot decode: {reason}", Excerpt(tensor))]
     Decode {
-        /// The tensor.
+        /// The disagreement.
         tensor: String,
         /// What disagrees.
         reason: String,
     },
-    /// A tensor cannot be quantized without ruining it.
+    /// A tensor cannot be quantized without destroying it.
     #[error("tensor {:?}: cannot quantize: {reason}", Excerpt(tensor))]
     Quantize {
         /// The tensor.
         tensor: String,
-        /// What stands in the way.
+        /// The obstacle.
         reason: String,
     },
     /// An import would overwrite something.
@@ -92,7 +92,7 @@ pub enum StoreError {
         /// The destination.
         path: PathBuf,
     },
-    /// A file was written to or shortened while it was in use.
+    /// A file was changed or truncated while it was in use.
     #[error("{}: changed while the model was running; leave a model's files alone, and put new ones in \
              their place by renaming", file.display())]
     Changed {
@@ -102,31 +102,31 @@ pub enum StoreError {
     /// The system has no memory left for a buffer.
     #[error("no memory for a buffer of {bytes} bytes: {source}")]
     Memory {
-        /// How many bytes were asked for.
+        /// The requested size.
         bytes: u64,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// A source of bytes panicked while it was read.
-    #[error("reading panicked; what was to be read is not there, and can be asked for again")]
+    /// A source of bytes panicked during a read.
+    #[error("the source of a read panicked; nothing was read, and the read can be repeated")]
     ReaderPanicked,
-    /// A source of bytes says that it has read more than it was asked for.
-    #[error("{}: {count} bytes were read where {most} were asked for; mend the source of the bytes", path.display())]
+    /// A source of bytes claims to have read more than was requested.
+    #[error("{}: {count} bytes were read where {most} were requested; fix the source of the bytes", path.display())]
     Overread {
         /// The model.
         path: PathBuf,
-        /// How many it says.
+        /// The number it claims.
         count: usize,
-        /// How many there is room for.
+        /// The number requested.
         most: usize,
     },
-    /// The system does not start another thread.
+    /// The system refused to start another thread.
     #[error("cannot start a thread to read with: {source}")]
     Thread {
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// A segment's bytes are not those its manifest was written for.
+    /// A segment's content does not match the hash in its manifest.
     #[error("{}: segment {segment}: content hash is {found}, the manifest says {expected}; the file was \
              damaged or replaced: {remedy}", file.display())]
     HashMismatch {
@@ -136,9 +136,9 @@ pub enum StoreError {
         segment: String,
         /// The hash in the manifest.
         expected: String,
-        /// The hash of the bytes.
+        /// The hash of the content.
         found: String,
-        /// How to get whole files again.
+        /// How to get undamaged files.
         remedy: &'static str,
     },
     /// A head cannot have this name.
@@ -152,16 +152,16 @@ pub enum StoreError {
         name: String,
     },
     /// The model has no head of this name.
-    #[error("{}: no head {name:?}; {}", model.display(), having(installed))]
+    #[error("{}: no head {name:?}; {}", model.display(), list_of_heads(installed))]
     UnknownHead {
         /// The model.
         model: PathBuf,
         /// The name asked for.
         name: String,
-        /// The heads that it has.
+        /// The installed heads.
         installed: Vec<String>,
     },
-    /// There is nothing to roll a head back to.
+    /// The head has no earlier generation to roll back to.
     #[error("{}: head {name:?} has generation {generation} only, and none before it to go back to", model.display())]
     NoEarlierHead {
         /// The model.
@@ -181,12 +181,12 @@ pub enum StoreError {
         model: PathBuf,
         /// The first layer that belongs to the head.
         split: usize,
-        /// The trunk that the head names.
+        /// The trunk hash in the head's manifest.
         expected: String,
-        /// The model's.
+        /// The trunk hash of the model.
         found: String,
     },
-    /// A head begins at another layer than the heads that a model has.
+    /// A head begins at another layer than the installed heads.
     #[error("{}: the head begins at layer {split}, but those that are installed begin at layer {installed}: {}; all \
              heads of a model share one trunk, so remove these first or train the head for layer {installed}",
             model.display(), others.join(", "))]
@@ -200,26 +200,26 @@ pub enum StoreError {
         /// The installed heads.
         others: Vec<String>,
     },
-    /// A model cannot be divided there.
+    /// The model has too few layers for a split there.
     #[error("{}: a trunk that ends before layer {split}, where the model has {layers} layers; choose 0 to {layers}",
             model.display())]
     NoSuchSplit {
         /// The model.
         model: PathBuf,
-        /// The first layer that was to belong to heads.
+        /// The requested first layer of heads.
         split: usize,
-        /// How many layers there are.
+        /// The number of layers.
         layers: usize,
     },
-    /// A tensor has no place in a head.
+    /// A tensor cannot be part of a head.
     #[error("tensor {:?}: cannot be part of the head: {reason}", Excerpt(tensor))]
     NotInHead {
         /// The tensor.
         tensor: String,
-        /// Why that is so.
+        /// The reason.
         reason: String,
     },
-    /// The model is a single file, which has no room for heads.
+    /// The model is a single file, beside which heads cannot be installed.
     #[error("{}: a GGUF file has no place for heads; import it first, and give the bundle", model.display())]
     HeadsNeedImport {
         /// The model.
@@ -227,7 +227,7 @@ pub enum StoreError {
     },
 }
 
-/// What helps against what the system says, as the end of a sentence.
+/// A remedy for an error of the system, as the end of a sentence.
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room there, and try again",
@@ -240,8 +240,8 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// The heads that there are, as part of a sentence.
-fn having(installed: &[String]) -> String {
+/// The installed heads, as part of a sentence.
+fn list_of_heads(installed: &[String]) -> String {
     match installed {
         [] => "the model has none".into(),
         names => format!("there are: {}", names.join(", ")),
@@ -249,40 +249,39 @@ fn having(installed: &[String]) -> String {
 }
 
 impl StoreError {
-    /// What the system refused, said with the file and with what was tried, as a verb phrase.
+    /// Wraps an error of the system with the file and the attempted action, a verb phrase.
     pub fn io(path: &Path, action: impl Into<String>, source: io::Error) -> Self {
         Self::Io { path: path.to_owned(), action: action.into(), source }
     }
 }
 
-/// A fault found in bytes whose file is not known: what the parsers return, so that they can be run
-/// (and fuzzed) on plain slices.
+/// A fault in bytes of an unknown file. Parsers return it, so that they can run (and be fuzzed) on plain slices.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{field}: {reason}")]
 pub struct Fault {
     /// The header field, tensor or metadata key.
     pub field: String,
-    /// What is wrong with it.
+    /// The violation.
     pub reason: String,
-    /// True where the bytes are well formed but ask for something not implemented.
+    /// True if the bytes are well formed but ask for something not implemented.
     pub unsupported: bool,
 }
 
 impl Fault {
     pub(crate) fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { field: field_of(field.into()), reason: printable(reason.into()), unsupported: false }
+        Self { field: field_name(field.into()), reason: escape_controls(reason.into()), unsupported: false }
     }
 
-    /// A parser's complaint, which repeats what it did not expect.
+    /// Wraps a JSON parser's error, shortened because it repeats the input.
     pub(crate) fn json(field: impl Into<String>, error: &serde_json::Error) -> Self {
-        Self::new(field, shortened(error.to_string()))
+        Self::new(field, shorten(error.to_string()))
     }
 
     pub(crate) fn unsupported(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { field: field_of(field.into()), reason: printable(reason.into()), unsupported: true }
+        Self { field: field_name(field.into()), reason: escape_controls(reason.into()), unsupported: true }
     }
 
-    /// Names the file the bytes came from.
+    /// Adds the file that the bytes came from.
     pub fn in_file(self, file: &Path) -> StoreError {
         let Self { field, reason, unsupported } = self;
         let file = file.to_owned();
@@ -294,12 +293,12 @@ impl Fault {
     }
 }
 
-/// A field is named by what the file calls a tensor or a key.
-fn field_of(text: String) -> String {
-    printable(shortened(text))
+/// Fields are named by text from the file, so that text is shortened and escaped.
+fn field_name(text: String) -> String {
+    escape_controls(shorten(text))
 }
 
-/// Keeps what a file says from steering the terminal that the error is shown on.
-fn printable(text: String) -> String {
+/// Escapes control characters, so that text from a file cannot control the terminal.
+fn escape_controls(text: String) -> String {
     if text.chars().any(char::is_control) { text.escape_debug().to_string() } else { text }
 }

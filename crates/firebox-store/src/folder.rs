@@ -1,4 +1,4 @@
-//! A model's directory: which of its files may be read, and how much of them.
+//! A model's directory: bounded reads of files that lie inside of it.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -21,15 +21,15 @@ pub(crate) const MAX_INDEX: u64 = 100_000_000;
 #[derive(Debug, Clone)]
 pub(crate) struct Folder {
     path: PathBuf,
-    /// Directories, links resolved, that files may lie in.
+    /// The directory that files must lie in after links are resolved.
     within: PathBuf,
 }
 
 impl Folder {
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         let real = fs::canonicalize(path).map_err(|error| StoreError::io(path, "open", error))?;
-        // The hub's cache keeps `models--ORG--NAME/snapshots/REVISION/FILE` as links to `models--ORG--NAME/blobs/HASH`:
-        // there the repository, not the snapshot, is the model's own directory.
+        // The hub's cache links `models--ORG--NAME/snapshots/REVISION/FILE` to `models--ORG--NAME/blobs/HASH`, so there the
+        // repository, not the snapshot, is the model's own directory.
         let is_repository = |path: &&Path| {
             path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("models--"))
         };
@@ -47,13 +47,13 @@ impl Folder {
         &self.path
     }
 
-    /// The path of a regular file in the folder, or None if there is none. Links that lead out are refused, and so
-    /// are pipes and devices, which could block for ever.
+    /// The path of a regular file in the folder, or `None` if there is none. Refuses links that lead out of the folder, and
+    /// pipes and devices, which could block forever.
     pub(crate) fn find(&self, name: &str) -> Result<Option<PathBuf>, StoreError> {
         let path = self.path.join(name);
         match fs::symlink_metadata(&path) {
             Ok(_) => {}
-            // What is too long for a name cannot be there.
+            // A name that is too long cannot exist.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFilename) => {
                 return Ok(None);
             }
@@ -72,7 +72,7 @@ impl Folder {
         Ok(Some(path))
     }
 
-    /// Checks a file name that some other file gives: it must be a path below the folder, of plain components.
+    /// Checks a file name given by another file: it must be a path of plain components below the folder.
     pub(crate) fn resolve(&self, referrer: &Path, field: &str, name: &str) -> Result<PathBuf, StoreError> {
         let unsafe_path = |reason: &str| StoreError::UnsafePath {
             file: referrer.to_owned(),

@@ -1,4 +1,4 @@
-//! A directory as the Hugging Face hub has it.
+//! Directories in the layout of the Hugging Face hub.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::encoding::Encoding;
 use crate::error::{Fault, StoreError};
 use crate::excerpt::Excerpt;
 use crate::folder::{Folder, MAX_INDEX, MAX_JSON};
-use crate::json::{Anything, Json, Object};
+use crate::json::{Ignored, Json, Object};
 use crate::manifest::PADDING;
 use crate::mapping::Mapping;
 use crate::safetensors::Header;
@@ -56,11 +56,11 @@ fn add_file(
     let mapping = Mapping::open(path)?;
     let header = Header::parse(mapping.bytes()).map_err(|fault| fault.in_file(path))?;
     let file = files.len();
-    // A bundle without its manifest is such a directory, and the space between its tensors is none of them.
+    // A bundle without its manifest is such a directory; its padding tensors are not part of the model.
     let entries = header.entries.into_iter().filter(|entry| !entry.name.starts_with(PADDING));
     tensors.extend(entries.map(|entry| {
         let info = TensorInfo {
-            segment: SegmentId::of(&entry.name),
+            segment: SegmentId::from_tensor_name(&entry.name),
             name: entry.name,
             shape: entry.shape,
             encoding: Encoding::Plain(entry.dtype),
@@ -72,13 +72,13 @@ fn add_file(
     Ok(())
 }
 
-/// What is read of an index.
+/// The parts of an index that are needed.
 #[derive(Default)]
 struct Index {
     files: Option<Files>,
 }
 
-/// Which file has which tensor, or the first entry that names no file, and what it has instead.
+/// The file of each tensor, or the first entry whose value is not a file name, with that value.
 #[derive(Default)]
 struct Files {
     by_tensor: BTreeMap<String, String>,
@@ -103,10 +103,10 @@ impl Object for Files {
     fn read<'de, A: MapAccess<'de>>(mut entries: A) -> Result<Self, A::Error> {
         let mut files = Self::default();
         while let Some(tensor) = entries.next_key::<String>()? {
-            match entries.next_value::<Json<Anything>>()? {
+            match entries.next_value::<Json<Ignored>>()? {
                 _ if tensor.starts_with(PADDING) => {}
                 Json::Text(file) => _ = files.by_tensor.insert(tensor, file),
-                other if files.wrong.is_none() => files.wrong = Some((tensor, other.written())),
+                other if files.wrong.is_none() => files.wrong = Some((tensor, other.to_json_text())),
                 _ => {}
             }
         }
@@ -134,7 +134,7 @@ fn add_shards(
         return Err(malformed(&format!("weight_map.{tensor}"), &reason));
     }
 
-    // Tensors by shard, so that each is opened once and then asked for all that it should have.
+    // Tensors grouped by shard, so that each shard is opened once and checked for all of its tensors.
     let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (tensor, file) in &map.by_tensor {
         shards.entry(file).or_default().push(tensor);
@@ -154,7 +154,7 @@ fn add_shards(
     Ok(())
 }
 
-/// Why a directory could not be opened, in view of what people often have instead.
+/// The reason why a directory could not be opened, with hints for common mistakes.
 fn what_is_there(path: &Path) -> String {
     let mut reason = format!("no {SINGLE}, {INDEX} or firebox.json");
     let names: Vec<String> = std::fs::read_dir(path)

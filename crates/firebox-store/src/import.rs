@@ -1,8 +1,8 @@
-//! From any checkpoint to a bundle.
+//! Conversion of any checkpoint to a bundle.
 //!
-//! Tensors pass through a bounded buffer, so memory does not depend on the size of the model nor of any tensor. All
-//! is written beside the destination, made durable, and renamed into place at the end: a bundle that can be opened
-//! is complete, and one that was cut short has no manifest.
+//! Tensors pass through a bounded buffer, so memory depends neither on the size of the model nor on that of any tensor. All
+//! files are written beside the destination, made durable, and renamed into place at the end: a bundle that can be opened is
+//! complete, and an interrupted one has no manifest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,21 +20,21 @@ use crate::files::{self, File};
 use crate::folder::{Folder, MAX_JSON, MAX_TOKENIZER};
 use crate::heads;
 use crate::manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor, file_of};
-use crate::partial::{Partial, sync_folder};
+use crate::partial::{PartialFolder, sync_folder};
 use crate::quantize::{is_quantized, quantize_tiles};
 use crate::segment::SegmentId;
 use crate::text::{CHAT_TEMPLATE, GGUF_VOCABULARY, TOOLS_TEMPLATE, TokenizerSource};
 use crate::weight::decode;
-use crate::writer::{Plan, TensorWriter};
+use crate::writer::{FileLayout, TensorWriter};
 
-/// Bytes of a tensor in memory at a time. Large enough for a disk to stream, small beside any model.
-const BUFFER: usize = 4 << 20;
+/// Bytes of a tensor in memory at a time: large enough to stream from a disk, small beside any model.
+const COPY_BUFFER_BYTES: usize = 4 << 20;
 
-/// The longest row that can be quantized: those of a tile have to be in memory as a whole.
+/// The longest row that can be quantized, because all rows of a tile are in memory together.
 const MAX_ROW: usize = 1 << 20;
 
-/// Files that go into the bundle as they are.
-const COPIED: [&str; 13] = [
+/// Files that are copied into the bundle unchanged.
+const COPIED_FILES: [&str; 13] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -46,39 +46,39 @@ const COPIED: [&str; 13] = [
     CHAT_TEMPLATE,
     TOOLS_TEMPLATE,
     "chat_template.json",
-    // How an encoder's rows become one vector.
+    // The pooling configuration of sentence transformers.
     "1_Pooling/config.json",
     GGUF_VOCABULARY,
 ];
 
-/// What an import does beside laying out segments.
+/// Options of an import.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ImportOptions {
-    /// Quantize projections and embeddings on the way.
+    /// Quantizes projections and embeddings, if given.
     pub quantize: Option<Quantization>,
 }
 
-/// How far an import or a verification has come.
+/// The progress of an import or a verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// The tensor or the segment at hand.
+    /// The current tensor or segment.
     pub item: String,
-    /// Bytes of the source done.
+    /// Bytes of the source that were processed.
     pub done: u64,
-    /// Bytes of the source in all.
+    /// Bytes of the source in total.
     pub total: u64,
 }
 
-/// What an import has written.
+/// The result of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportReport {
     /// The bundle.
     pub path: PathBuf,
-    /// Segments in it.
+    /// The number of segments.
     pub segments: usize,
-    /// Tensors in it.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Those of them that were quantized on the way.
+    /// The number of tensors quantized by the import.
     pub quantized: usize,
     /// Bytes of tensors read.
     pub bytes_read: u64,
@@ -86,15 +86,14 @@ pub struct ImportReport {
     pub bytes_written: u64,
     /// The hash of the bundle; see [`Checkpoint::hash`].
     pub hash: String,
-    /// Heads that are installed in the source and that the bundle does not have: they are bound to the source's trunk.
+    /// Heads of the source that were left out, because they are bound to the source's trunk.
     pub heads_left: Vec<String>,
 }
 
 /// Writes a bundle of the model at `source` to the new directory `destination`.
 ///
-/// The source's [heads](crate::Heads) stay behind, and the report names them. Where nothing is quantized on the way the
-/// trunk keeps its hash, so they can be installed in the bundle from the source's folders; otherwise they have to be
-/// trained for the new trunk.
+/// The source's [heads](crate::Heads) are left out, and the report names them. An unquantized import keeps the trunk's hash,
+/// so they can be installed in the bundle from the source's folders; otherwise they have to be trained for the new trunk.
 pub fn import(
     source: impl AsRef<Path>,
     destination: impl AsRef<Path>,
@@ -107,7 +106,7 @@ pub fn import(
     }
     let checkpoint = Checkpoint::open(source)?;
     let heads_left = heads::installed(&checkpoint)?;
-    let partial = Partial::create(destination)?;
+    let partial = PartialFolder::create(destination)?;
     let mut import = Import {
         checkpoint: &checkpoint,
         options,
@@ -124,7 +123,7 @@ pub fn import(
     let mut segments = Vec::new();
     for segment in segment_ids(&checkpoint) {
         segments.push(
-            import.segment(segment, |file, plan| TensorWriter::create(&partial.path.join(file), plan))?,
+            import.segment(segment, |file, layout| TensorWriter::create(&partial.path.join(file), layout))?,
         );
     }
     if import.spill.exists() {
@@ -159,13 +158,13 @@ pub fn import(
         SourceKind::Bundle => "bundle",
     };
     let manifest = Manifest::new(architecture, source, quantization, hash, segments);
-    // Last, since a directory with a manifest is a bundle.
+    // Written last, because a directory with a manifest counts as a bundle.
     write_json(&partial.path.join(MANIFEST), &manifest)?;
     partial.publish(destination)?;
     Ok(report)
 }
 
-/// The hash that a segment's file would have in a bundle of the same weights, without one being written.
+/// The hash of a segment's file in an unquantized bundle, computed without writing one.
 pub(crate) fn segment_hash(checkpoint: &Checkpoint, segment: SegmentId) -> Result<String, StoreError> {
     let mut import = Import {
         checkpoint,
@@ -176,8 +175,8 @@ pub(crate) fn segment_hash(checkpoint: &Checkpoint, segment: SegmentId) -> Resul
         quantized: 0,
         spill: PathBuf::new(),
     };
-    let written =
-        import.segment(segment, |file, plan| TensorWriter::hashing(&checkpoint.path().join(file), plan))?;
+    let written = import
+        .segment(segment, |file, layout| TensorWriter::hashing(&checkpoint.path().join(file), layout))?;
     Ok(written.hash)
 }
 
@@ -192,12 +191,12 @@ struct Import<'a> {
     done: u64,
     total: u64,
     quantized: usize,
-    /// Scales of the tensor at hand, which come to stand after its values but are made along with them.
+    /// Scales of the current tensor, which are stored after its values but computed along with them.
     spill: PathBuf,
 }
 
 impl Import<'_> {
-    /// The encoding that a tensor will have.
+    /// The encoding of a tensor in the bundle.
     fn target(&self, info: &TensorInfo) -> Encoding {
         match self.options.quantize {
             Some(quantization) if is_quantized(info) => Encoding::Grouped(quantization),
@@ -208,20 +207,21 @@ impl Import<'_> {
     fn segment(
         &mut self,
         segment: SegmentId,
-        begin: impl FnOnce(&str, Plan) -> Result<TensorWriter, StoreError>,
+        begin: impl FnOnce(&str, FileLayout) -> Result<TensorWriter, StoreError>,
     ) -> Result<ManifestSegment, StoreError> {
         let infos: Vec<&TensorInfo> =
             self.checkpoint.tensors().filter(|info| info.segment == segment).collect();
-        let mut plan = Plan::new(segment);
+        let mut layout = FileLayout::new(segment);
         let mut tensors = Vec::with_capacity(infos.len());
         for info in &infos {
             let encoding = self.target(info);
-            plan.push_encoded(&info.name, &info.shape, encoding)
+            layout
+                .push_encoded(&info.name, &info.shape, encoding)
                 .map_err(|reason| StoreError::Decode { tensor: info.name.clone(), reason })?;
             tensors.push(ManifestTensor { name: info.name.clone(), shape: info.shape.clone(), encoding });
         }
         let file = file_of(segment);
-        let mut writer = begin(&file, plan)?;
+        let mut writer = begin(&file, layout)?;
         for info in infos {
             let (_, place) = self.checkpoint.entry(&info.name)?;
             let target = self.target(info);
@@ -245,7 +245,7 @@ impl Import<'_> {
 
     fn copy(&mut self, name: &str, span: Span, writer: &mut TensorWriter) -> Result<(), StoreError> {
         let source = self.checkpoint.file(span);
-        let mut buffer = vec![0; span.len.min(BUFFER)];
+        let mut buffer = vec![0; span.len.min(COPY_BUFFER_BYTES)];
         let mut at = 0;
         while at < span.len {
             let len = buffer.len().min(span.len - at);
@@ -271,12 +271,14 @@ impl Import<'_> {
         if inputs == 0 || inputs > MAX_ROW {
             return Err(fault(format!("rows of {inputs} inputs; expected 1 to {MAX_ROW}")));
         }
-        // A span is made of equal rows: that is what the shape was checked against.
+        // A span consists of equal rows, as its shape was checked for.
         let row_bytes = place.data.len / rows.max(1);
         let row_scale_bytes = place.scales.map_or(0, |scales| scales.len / rows.max(1));
-        // Whole tiles, of what is read and of what is written.
-        let chunk =
-            (BUFFER / (inputs * size_of::<f32>())).max(1).next_multiple_of(TILE_ROWS).min(rows.max(1));
+        // Read and written in whole tiles.
+        let chunk = (COPY_BUFFER_BYTES / (inputs * size_of::<f32>()))
+            .max(1)
+            .next_multiple_of(TILE_ROWS)
+            .min(rows.max(1));
         let mut spill = self.open_spill()?;
         let mut raw = vec![0; chunk * row_bytes];
         let mut raw_scales = vec![0; chunk * row_scale_bytes];
@@ -332,7 +334,7 @@ impl Import<'_> {
     }
 }
 
-/// Writes `config.json`, as it was where there was one; gives what a reader will find in it.
+/// Writes `config.json`, unchanged if the source had one. Returns the configuration that a reader will find.
 fn write_config(checkpoint: &Checkpoint, folder: &Path) -> Result<Value, StoreError> {
     let path = folder.join("config.json");
     if checkpoint.source() != SourceKind::Gguf
@@ -342,7 +344,7 @@ fn write_config(checkpoint: &Checkpoint, folder: &Path) -> Result<Value, StoreEr
     } else {
         write_json(&path, checkpoint.config())?;
     }
-    // Read back rather than assumed: the hash must come out the same whenever the bundle is opened.
+    // Read back rather than assumed: the hash must be the same whenever the bundle is opened.
     Folder::open(folder)?.read_object("config.json", MAX_JSON)?.ok_or_else(|| StoreError::NotAModel {
         path,
         reason: "it has just been written and is gone; something else is working in this directory".into(),
@@ -364,14 +366,14 @@ fn write_text(checkpoint: &Checkpoint, folder: &Path) -> Result<(), StoreError> 
         return Ok(());
     }
     let source = Folder::open(checkpoint.path())?;
-    for name in COPIED {
+    for name in COPIED_FILES {
         let Some(bytes) = source.read(name, MAX_TOKENIZER)? else { continue };
         write_below(folder, name, &bytes)?;
     }
     Ok(())
 }
 
-/// Writes a file into a folder, or into one below it that is made for it.
+/// Writes a file into a folder, and creates its subfolder if needed.
 fn write_below(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
     let path = folder.join(name);
     let below = files::parent(&path);
@@ -383,7 +385,7 @@ fn write_below(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError
     sync_folder(below)
 }
 
-/// Writes the index by which Hugging Face tools find tensors in shards, where all of them are of a kind they know.
+/// Writes the index by which Hugging Face tools find tensors in shards, if all encodings are known to them.
 fn write_index(segments: &[ManifestSegment], folder: &Path) -> Result<(), StoreError> {
     let tensors =
         || segments.iter().flat_map(|segment| segment.tensors.iter().map(move |tensor| (segment, tensor)));

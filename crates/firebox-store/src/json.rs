@@ -1,4 +1,4 @@
-//! JSON of which only a part is built: a value in memory takes many times the bytes that it has in a file.
+//! Partial JSON parsing: a value in memory takes many times its bytes in a file, so only the needed parts are built.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,36 +8,36 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-/// What is to be known of an object.
+/// The parts of an object that are needed.
 pub(crate) trait Object: Sized {
     fn read<'de, A: MapAccess<'de>>(entries: A) -> Result<Self, A::Error>;
 }
 
-/// Any JSON value: a text, an object, or the beginning of something else.
+/// Any JSON value: a text, an object, or the beginning of another value.
 pub(crate) enum Json<O> {
     Text(String),
     Object(O),
     Other(String),
 }
 
-/// An object of which nothing is to be known.
-pub(crate) struct Anything;
+/// An object whose contents are ignored.
+pub(crate) struct Ignored;
 
-impl Object for Anything {
+impl Object for Ignored {
     fn read<'de, A: MapAccess<'de>>(mut entries: A) -> Result<Self, A::Error> {
         while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
         Ok(Self)
     }
 }
 
-/// The texts of an object, what else is in it passed over.
+/// The text entries of an object; other entries are skipped.
 pub(crate) struct Texts(pub BTreeMap<String, String>);
 
 impl Object for Texts {
     fn read<'de, A: MapAccess<'de>>(mut entries: A) -> Result<Self, A::Error> {
         let mut texts = BTreeMap::new();
         while let Some(name) = entries.next_key::<String>()? {
-            if let Json::<Anything>::Text(text) = entries.next_value()? {
+            if let Json::<Ignored>::Text(text) = entries.next_value()? {
                 texts.insert(name, text);
             }
         }
@@ -45,12 +45,12 @@ impl Object for Texts {
     }
 }
 
-impl Json<Anything> {
-    /// How it is written, or how that begins.
-    pub(crate) fn written(self) -> String {
+impl Json<Ignored> {
+    /// The value as JSON text, or the beginning of it.
+    pub(crate) fn to_json_text(self) -> String {
         match self {
             Self::Text(text) => Value::String(text).to_string(),
-            Self::Object(Anything) => "{…}".to_owned(),
+            Self::Object(Ignored) => "{…}".to_owned(),
             Self::Other(beginning) => beginning,
         }
     }
@@ -100,14 +100,14 @@ impl<'de, O: Object> Visitor<'de> for AnyValue<O> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Json<O>, A::Error> {
-        let Some(first) = items.next_element::<Json<Anything>>()? else {
+        let Some(first) = items.next_element::<Json<Ignored>>()? else {
             return Ok(Json::Other("[]".to_owned()));
         };
         let mut rest = "";
         while items.next_element::<IgnoredAny>()?.is_some() {
             rest = ",…";
         }
-        Ok(Json::Other(format!("[{}{rest}]", first.written())))
+        Ok(Json::Other(format!("[{}{rest}]", first.to_json_text())))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<Json<O>, A::Error> {

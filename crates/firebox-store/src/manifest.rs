@@ -1,4 +1,4 @@
-//! `firebox.json`: what a bundle holds, and how its packed tensors are to be read.
+//! `firebox.json`: the contents of a bundle and the encodings of its tensors.
 
 use std::collections::HashSet;
 
@@ -10,16 +10,16 @@ use crate::error::Fault;
 use crate::excerpt::Excerpt;
 use crate::segment::SegmentId;
 
-/// The manifest's file name, by which a directory is known as a bundle.
+/// The manifest's file name, by which a directory is recognized as a bundle.
 pub const MANIFEST: &str = "firebox.json";
 
 const FORMAT: &str = "firebox-bundle";
 const VERSION: u32 = 1;
 
-/// Tensors of this name fill the space up to the next multiple of 64 bytes.
+/// The prefix of padding tensors, which fill the space up to the next multiple of 64 bytes.
 pub(crate) const PADDING: &str = "__pad_";
 
-/// What the name of a tensor's scales ends with.
+/// The suffix of the name of a tensor's scales.
 pub(crate) const SCALES: &str = ".scales";
 
 /// The manifest of a bundle.
@@ -27,7 +27,7 @@ pub(crate) const SCALES: &str = ".scales";
 pub struct Manifest {
     /// Always `firebox-bundle`.
     pub format: String,
-    /// The version of the format; readers refuse what they do not know.
+    /// The version of the format; readers refuse other versions.
     pub version: u32,
     /// The configuration's `model_type`.
     pub architecture: String,
@@ -35,7 +35,7 @@ pub struct Manifest {
     pub created_by: String,
     /// `huggingface`, `gguf` or `bundle`.
     pub source: String,
-    /// The scheme the weights were quantized with, if they were.
+    /// The scheme that the weights were quantized with, if any.
     pub quantization: Option<Quantization>,
     /// The hash of the configuration and all segments.
     pub hash: String,
@@ -46,7 +46,7 @@ pub struct Manifest {
 /// One segment of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManifestSegment {
-    /// As [`SegmentId`] prints.
+    /// The segment's id in the form of [`SegmentId`]'s `Display`.
     pub id: String,
     /// The safetensors file, below the bundle's directory.
     pub file: String,
@@ -54,7 +54,7 @@ pub struct ManifestSegment {
     pub bytes: u64,
     /// blake3 of the file, as hexadecimal digits.
     pub hash: String,
-    /// The tensors in it.
+    /// Its tensors.
     pub tensors: Vec<ManifestTensor>,
 }
 
@@ -65,7 +65,7 @@ pub struct ManifestTensor {
     pub name: String,
     /// The logical shape.
     pub shape: Vec<usize>,
-    /// How its bytes are to be read.
+    /// The encoding of its bytes.
     pub encoding: Encoding,
 }
 
@@ -105,13 +105,13 @@ impl Manifest {
 }
 
 impl ManifestSegment {
-    /// The segment it is.
+    /// The parsed id.
     pub fn segment(&self) -> Result<SegmentId, String> {
         self.id.parse()
     }
 }
 
-/// Checks the segments of a bundle or of a head, each of which has the one file name that `file_of` gives.
+/// Checks the segments of a bundle or of a head. `file_of` gives the only valid file name of a segment.
 pub(crate) fn check_segments(
     segments: &[ManifestSegment],
     file_of: impl Fn(SegmentId) -> String,
@@ -125,7 +125,7 @@ pub(crate) fn check_segments(
             return Err(Fault::new(field("id"), format!("{id} is listed twice or out of order")));
         }
         before = Some(id);
-        // The one name that a segment can have: what leads elsewhere never gets as far as the file system.
+        // A segment has a single valid name, so a path that leads elsewhere never reaches the file system.
         if segment.file != file_of(id) {
             return Err(Fault::new(
                 field("file"),
@@ -149,7 +149,7 @@ pub(crate) fn check_segments(
     Ok(())
 }
 
-/// Checks that a text is what blake3 is written as.
+/// Checks that a text is a blake3 hash in hexadecimal digits.
 pub(crate) fn check_hash(field: &str, hash: &str) -> Result<(), Fault> {
     if hash.len() == 64 && hash.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
         return Ok(());
@@ -157,16 +157,16 @@ pub(crate) fn check_hash(field: &str, hash: &str) -> Result<(), Fault> {
     Err(Fault::new(field, "expected 64 hexadecimal digits"))
 }
 
-/// What wrote a file, as the file says it.
+/// The program name and version that written files carry.
 pub(crate) const CREATED_BY: &str = concat!("firebox-store ", env!("CARGO_PKG_VERSION"));
 
-/// Reads a JSON file of a format and version; what else is in it is the caller's to check.
+/// Parses a JSON file after checking its format and version. The caller checks the contents.
 pub(crate) fn parse_versioned<T: DeserializeOwned>(
     json: &[u8],
     expected: (&str, u32),
     remedy: &str,
 ) -> Result<T, Fault> {
-    /// Read first, so that a later version is told from a damaged file.
+    /// Parsed first, to tell a later version from a damaged file.
     #[derive(Deserialize)]
     struct Version {
         format: String,

@@ -1,7 +1,7 @@
-//! What is not finished yet: written beside its destination, made durable, and renamed into place.
+//! Files and directories under construction: written beside their destination, made durable, and renamed into place.
 //!
-//! Its writer holds a lock on it, which the system gives back however the writer ends: what is not locked was
-//! left behind. The number of a process would not tell: containers that share a disk have the same ones.
+//! The writer holds a lock, which the system releases however the writer ends: an unlocked one is a remnant. A process id would
+//! not tell, because containers that share a disk reuse the same ids.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -14,27 +14,27 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::StoreError;
 use crate::files::{self, File, Lock, parent};
 
-/// What stands between the destination's name and a number by chance.
+/// The separator between the destination's name and a random number.
 const INFIX: &str = ".partial-";
 
-/// Hexadecimal digits of that number.
+/// Hexadecimal digits of the random number.
 const DIGITS: usize = 16;
 
-/// How often something is made anew because somebody who clears up came before its lock.
+/// The most attempts to create an entry that another process's cleanup removed before it was locked.
 const ATTEMPTS: usize = 16;
 
-/// Destinations of the imports at work in this process: who comes second is told before all is written.
-static AT_WORK: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+/// Destinations of running imports of this process, so that a second import to one is refused at once.
+static RESERVED_DESTINATIONS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// The directory beside the destination that an import works in; removed unless published.
-pub(crate) struct Partial {
+/// The directory beside the destination in which an import works; removed unless published.
+pub(crate) struct PartialFolder {
     pub(crate) path: PathBuf,
-    /// Absent on Windows, where a directory cannot be opened as a file.
+    /// `None` on Windows, where a directory cannot be opened as a file.
     _lock: Option<File>,
-    _at_work: AtWork,
+    _reserved: ReservedDestination,
 }
 
-impl Partial {
+impl PartialFolder {
     pub(crate) fn create(destination: &Path) -> Result<Self, StoreError> {
         check_free(destination)?;
         let Some(name) = destination.file_name() else {
@@ -45,14 +45,14 @@ impl Partial {
         };
         let folder = parent(destination);
         files::create_folders(folder).map_err(|error| StoreError::io(folder, "create", error))?;
-        let at_work = AtWork::begin(folder.join(name))?;
+        let reserved = ReservedDestination::begin(folder.join(name))?;
         let (path, lock) = begin(Kind::Folder, folder, name, make_folder)?;
-        Ok(Self { path, _lock: lock, _at_work: at_work })
+        Ok(Self { path, _lock: lock, _reserved: reserved })
     }
 
     pub(crate) fn publish(self, destination: &Path) -> Result<(), StoreError> {
         sync_folder(&self.path)?;
-        // Renaming over an empty directory is allowed, over any other it fails: what came in meanwhile is kept.
+        // Renaming over an empty directory is allowed and over any other fails, so data that arrived meanwhile is kept.
         match files::rename(&self.path, destination) {
             Ok(()) => sync_folder(parent(destination)),
             Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
@@ -63,19 +63,19 @@ impl Partial {
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFolder {
     fn drop(&mut self) {
-        // After publishing there is nothing there; after a failure the failure is what matters.
+        // After publishing the directory is gone; after a failure that failure is what counts.
         let _ = files::remove_folders(&self.path);
     }
 }
 
-/// A destination that is nobody else's in this process.
-struct AtWork(PathBuf);
+/// A destination reserved within this process.
+struct ReservedDestination(PathBuf);
 
-impl AtWork {
+impl ReservedDestination {
     fn begin(destination: PathBuf) -> Result<Self, StoreError> {
-        if AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).insert(destination.clone()) {
+        if RESERVED_DESTINATIONS.lock().unwrap_or_else(PoisonError::into_inner).insert(destination.clone()) {
             Ok(Self(destination))
         } else {
             Err(StoreError::DestinationExists { path: destination })
@@ -83,22 +83,22 @@ impl AtWork {
     }
 }
 
-impl Drop for AtWork {
+impl Drop for ReservedDestination {
     fn drop(&mut self) {
-        AT_WORK.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        RESERVED_DESTINATIONS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
     }
 }
 
-/// A file beside its destination; removed unless published.
+/// A file under construction beside its destination; removed unless published.
 pub(crate) struct PartialFile {
     pub(crate) path: PathBuf,
     destination: PathBuf,
-    /// The lock of the file that is written to, which is closed before it is in its place.
+    /// The locked handle of the file, which is closed before the rename.
     _lock: fs::File,
 }
 
 impl PartialFile {
-    /// Makes one, and gives the file to write to.
+    /// Creates a file and returns it for writing.
     pub(crate) fn create(destination: &Path) -> Result<(Self, File), StoreError> {
         let Some(name) = destination.file_name() else {
             return Err(StoreError::Malformed {
@@ -114,8 +114,7 @@ impl PartialFile {
         Ok((Self { path, destination: destination.to_owned(), _lock: lock }, file))
     }
 
-    /// Puts the file, which has been made durable, in the place of what may be at its destination. Whoever has that
-    /// open keeps what it was.
+    /// Moves the durable file to its destination and replaces an existing one. Readers that have the old one open keep it.
     pub(crate) fn publish(self) -> Result<(), StoreError> {
         files::rename(&self.path, &self.destination)
             .map_err(|error| StoreError::io(&self.destination, "rename the finished file to", error))?;
@@ -125,12 +124,12 @@ impl PartialFile {
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
-        // After publishing there is nothing there; after a failure the failure is what matters.
+        // After publishing the file is gone; after a failure that failure is what counts.
         let _ = files::remove_file(&self.path);
     }
 }
 
-/// What is made beside a destination.
+/// A kind of entry created beside a destination.
 #[derive(Clone, Copy)]
 enum Kind {
     Folder,
@@ -138,7 +137,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Opens one so that it can be locked, where that is possible.
+    /// Opens the entry for locking, if possible.
     fn open(self, path: &Path) -> io::Result<Option<File>> {
         match self {
             Self::Folder if cfg!(windows) => Ok(None),
@@ -148,8 +147,8 @@ impl Kind {
     }
 }
 
-/// Makes something beside a destination under a name that no other writer has, wherever that runs, and removes
-/// what others have left there.
+/// Creates an entry beside a destination under a name that no other writer uses, on any machine, and removes remnants of
+/// other writers.
 fn begin<T>(
     kind: Kind,
     folder: &Path,
@@ -158,7 +157,7 @@ fn begin<T>(
 ) -> Result<(PathBuf, T), StoreError> {
     let mut prefix = OsString::from(destination);
     prefix.push(INFIX);
-    clear_dead(kind, folder, &prefix);
+    remove_remnants(kind, folder, &prefix);
     let mut attempts = 0;
     loop {
         let mut name = prefix.clone();
@@ -173,14 +172,14 @@ fn begin<T>(
     }
 }
 
-/// Whether somebody else has the name, or what was made under it.
+/// Returns whether another writer has the name or has removed the entry.
 fn is_taken(error: ErrorKind) -> bool {
     matches!(error, ErrorKind::AlreadyExists | ErrorKind::NotFound | ErrorKind::WouldBlock)
 }
 
 fn make_file(path: &Path) -> io::Result<File> {
     let file = File::create_new(path)?;
-    hold(&file, path)?;
+    lock_entry(&file, path)?;
     Ok(file)
 }
 
@@ -188,40 +187,40 @@ fn make_folder(path: &Path) -> io::Result<Option<File>> {
     files::create_folder(path)?;
     let folder = Kind::Folder.open(path).inspect_err(|_| drop(files::remove_folder(path)))?;
     if let Some(folder) = &folder {
-        hold(folder, path)?;
+        lock_entry(folder, path)?;
     }
     Ok(folder)
 }
 
-/// Locks what has just been made, unless somebody who clears up came before.
-fn hold(file: &File, path: &Path) -> io::Result<()> {
+/// Locks a new entry, unless another process's cleanup removed it first.
+fn lock_entry(file: &File, path: &Path) -> io::Result<()> {
     match file.try_lock()? {
         Lock::Busy => Err(ErrorKind::WouldBlock.into()),
-        // Where there are no locks nobody clears up. Whoever had this one before has removed what it was of.
+        // Without locks nothing is cleaned up. A previous holder of the lock has removed the entry that it locked.
         Lock::Held | Lock::Absent => fs::symlink_metadata(path).map(drop),
     }
 }
 
-/// Removes what writers of the same destination left when they were killed: each can be as large as the model.
+/// Removes remnants of killed writers of the same destination, each of which can be as large as the model.
 ///
-/// A failure is no reason not to write: what stays behind is not in the way.
-fn clear_dead(kind: Kind, folder: &Path, prefix: &OsStr) {
+/// Failures are ignored, because remnants do not obstruct the new writer.
+fn remove_remnants(kind: Kind, folder: &Path, prefix: &OsStr) {
     let Ok(entries) = files::list(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let number = name.as_encoded_bytes().strip_prefix(prefix.as_encoded_bytes());
-        // Of the entry itself: a link is not what a writer makes.
+        // Checks the entry itself: writers do not create links.
         let Ok(found) = entry.file_type() else { continue };
         let is_kind = match kind {
             Kind::Folder => found.is_dir(),
             Kind::File => found.is_file(),
         };
-        if !is_kind || !number.is_some_and(is_number) {
+        if !is_kind || !number.is_some_and(is_random_number) {
             continue;
         }
         let path = entry.path();
         let Ok(Some(left)) = kind.open(&path) else { continue };
-        // Without a lock it is not certain that nobody writes it any more.
+        // Without a lock, another writer may still be active.
         if matches!(left.try_lock(), Ok(Lock::Held)) {
             let _ = match kind {
                 Kind::Folder => files::remove_folders(&path),
@@ -231,8 +230,8 @@ fn clear_dead(kind: Kind, folder: &Path, prefix: &OsStr) {
     }
 }
 
-/// Whether it is a number in the one spelling that a writer gives it: anything else is somebody's own.
-fn is_number(digits: &[u8]) -> bool {
+/// Returns whether it is a number in a writer's spelling; other names belong to the user.
+fn is_random_number(digits: &[u8]) -> bool {
     digits.len() == DIGITS && digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
@@ -269,20 +268,20 @@ mod tests {
             Kind::File => fs::write(&left, "half of it"),
         };
         made.unwrap();
-        let (at_work, _lock) = begin();
+        let (reserved, _lock) = begin();
         let (beside, _lock) = begin();
-        assert!(!left.exists() && at_work.exists() && beside.exists());
+        assert!(!left.exists() && reserved.exists() && beside.exists());
     }
 
     #[test]
-    fn what_is_left_goes_and_what_is_written_stays() {
+    fn remnants_are_removed_and_active_files_stay() {
         check(Kind::File, make_file);
         #[cfg(unix)]
         check(Kind::Folder, make_folder);
     }
 
     #[test]
-    fn what_is_cleared_away_before_it_is_locked_is_made_anew() {
+    fn an_entry_removed_before_it_was_locked_is_created_again() {
         let folder = tempfile::tempdir().unwrap();
         let (mut attempts, mut others) = (0, Vec::new());
         let make = |path: &Path| -> io::Result<File> {
@@ -297,7 +296,7 @@ mod tests {
                 }
                 _ => {}
             }
-            hold(&file, path)?;
+            lock_entry(&file, path)?;
             Ok(file)
         };
         let (path, _lock) = begin(Kind::File, folder.path(), OsStr::new("it"), make).unwrap();

@@ -337,17 +337,17 @@ impl Checkpoint {
             let (lanes, lane) = (last - first, row - first);
             let bytes = self.near(&info, span, disk)?;
             if tiled {
-                tile::put_row::<TILE_WORD>(&bytes, lanes, lane, &mut data);
+                tile::append_row::<TILE_WORD>(&bytes, lanes, lane, &mut data);
             } else {
                 data.extend(bytes);
             }
             if let Some(span) = scale_span {
-                tile::put_row::<SCALE>(&self.near(&info, span, disk)?, lanes, lane, &mut scales);
+                tile::append_row::<SCALE>(&self.near(&info, span, disk)?, lanes, lane, &mut scales);
             }
         }
         if tiled && !rows.is_empty() {
-            data = tile::of_rows::<TILE_WORD>(&data, rows.len());
-            scales = tile::of_rows::<SCALE>(&scales, rows.len());
+            data = tile::tile_rows::<TILE_WORD>(&data, rows.len());
+            scales = tile::tile_rows::<SCALE>(&scales, rows.len());
         }
         let has_scales = !scales.is_empty();
         info.shape[0] = rows.len();

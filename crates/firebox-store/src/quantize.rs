@@ -1,4 +1,4 @@
-//! Weights into Firebox's own quantization.
+//! Quantization of weights to Firebox's own encoding.
 
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -12,9 +12,9 @@ use crate::segment::SegmentId;
 use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 
-/// Ends of the names of matrices that are multiplied with, or looked up in, and so are worth quantizing. Left out on
-/// purpose: norms, biases, convolutions, and the small projections whose errors decide much (`mlp.gate`, which picks
-/// experts; `in_proj_a` and `in_proj_b`, which set decay and gate of a whole head).
+/// Suffixes of matrices that are worth quantizing: operands of products and look-up tables. Left out on purpose: norms, biases,
+/// convolutions, and small projections whose errors matter most (`mlp.gate`, which selects experts; `in_proj_a` and
+/// `in_proj_b`, which set the decay and gate of a whole head).
 const QUANTIZED: [&str; 8] = [
     "_proj.weight",
     ".in_proj_qkv.weight",
@@ -26,12 +26,12 @@ const QUANTIZED: [&str; 8] = [
     ".dense.weight",
 ];
 
-/// An encoder's projections, which are not named for what they are.
+/// Suffixes of an encoder's projections.
 const QUANTIZED_ENCODER: [&str; 3] =
     [".attention.self.query.weight", ".attention.self.key.weight", ".attention.self.value.weight"];
 
-/// Whether a tensor is worth quantizing: what an import does when asked to, and what a head of a quantized trunk should do
-/// to be like it.
+/// Returns whether a tensor is worth quantizing. Quantized imports apply this rule, and a head for a quantized trunk should
+/// follow it.
 pub fn is_quantized(info: &TensorInfo) -> bool {
     let matrix = info.shape.len() == 2 && !info.shape.contains(&0);
     let numbers = match info.encoding {
@@ -71,7 +71,7 @@ pub fn quantize(
     })
 }
 
-/// Writes numbers down in an encoding: floating-point numbers of any width, or Firebox's own quantization.
+/// Encodes numbers as floats of any width or in Firebox's own quantization.
 pub fn encode(name: &str, values: &[f32], shape: &[usize], encoding: Encoding) -> Result<Weight, StoreError> {
     let fault = |reason: String| StoreError::Quantize { tensor: name.to_owned(), reason };
     let dtype = match encoding {
@@ -108,7 +108,7 @@ pub fn encode(name: &str, values: &[f32], shape: &[usize], encoding: Encoding) -
     })
 }
 
-/// Appends the packed values of rows from the first of a tile on, and their scales; says which row cannot be packed.
+/// Appends the packed values and the scales of rows that begin with the first of a tile. An error names the row.
 pub(crate) fn quantize_tiles(
     quantization: Quantization,
     values: &[f32],
@@ -125,8 +125,8 @@ pub(crate) fn quantize_tiles(
             quantize_row(quantization, values, &mut rows, &mut row_scales)
                 .map_err(|reason| (tile * TILE_ROWS + row, reason))?;
         }
-        tile::put_side_by_side::<TILE_WORD>(&rows, count, data);
-        tile::put_side_by_side::<SCALE>(&row_scales, count, scales);
+        tile::interleave_rows::<TILE_WORD>(&rows, count, data);
+        tile::interleave_rows::<SCALE>(&row_scales, count, scales);
     }
     Ok(())
 }
@@ -146,15 +146,14 @@ fn quantize_row(
         let scale = scale.to_f32();
         let max = quantization.bits.max();
         let value = |x: f32| {
-            // A group of zeros, or one so small that its scale is zero in f16: all that could be said of it is less
-            // than 4e-6.
+            // A group of zeros, or one so small that its scale is zero in f16: all values are below 4e-6.
             if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(-max, max) }
         };
         match quantization.bits {
             Bits::Q8 => data.extend(group.iter().map(|x| (value(*x) as i8) as u8)),
             Bits::Q4 => {
                 for chunk in group.chunks(Q4_CHUNK) {
-                    // Padding is a value of zero, which is stored as 8.
+                    // Padding has the value zero, which is stored as 8.
                     let mut nibbles = [8u8; Q4_CHUNK];
                     for (nibble, x) in nibbles.iter_mut().zip(chunk) {
                         *nibble = (value(*x) as i8 + 8) as u8;
@@ -165,7 +164,7 @@ fn quantize_row(
             }
         }
     }
-    // Rows of a tile are as long as each other, so this fills up every one of them alike.
+    // Rows of a tile have equal lengths, so this pads each of them alike.
     data.resize(data.len().next_multiple_of(TILE_WORD), 0);
     Ok(())
 }

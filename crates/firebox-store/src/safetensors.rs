@@ -1,8 +1,7 @@
 //! The safetensors header.
 //!
-//! Parsed here rather than by the `safetensors` crate because that one keeps the last of two tensors with the same
-//! name without a word, names no field in its errors, and neither reads nor writes the data offset that 64-byte
-//! alignment is about.
+//! The `safetensors` crate is not used because it silently keeps the last of two tensors of the same name, names no field in
+//! its errors, and does not expose the data offset, which 64-byte alignment depends on.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,13 +14,13 @@ use crate::error::Fault;
 use crate::excerpt::{Excerpt, Shape};
 use crate::json::{Json, Texts};
 
-/// The longest header read, as in the `safetensors` crate: 100 MB of JSON describe about a million tensors.
+/// The longest header, as in the `safetensors` crate: 100 MB of JSON describe about a million tensors.
 pub const MAX_HEADER: usize = 100_000_000;
 
 /// Every safetensors file begins with the header's length in eight bytes.
 pub const LENGTH_BYTES: usize = 8;
 
-/// The header's one entry that is no tensor.
+/// The only entry of the header that is not a tensor.
 pub(crate) const METADATA: &str = "__metadata__";
 
 /// One tensor of a safetensors file.
@@ -44,7 +43,7 @@ pub struct Entry {
 pub struct Header {
     /// The tensors, in the order of their data.
     pub entries: Vec<Entry>,
-    /// The texts beside them.
+    /// The metadata texts.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -55,7 +54,7 @@ struct RawEntry {
     data_offsets: (u64, u64),
 }
 
-/// The entries of the header object in file order, so that a name given twice is seen twice.
+/// The entries of the header object in file order, duplicates included.
 #[derive(Default)]
 struct RawHeader {
     entries: Vec<(String, RawEntry)>,
@@ -77,7 +76,7 @@ impl<'de> Deserialize<'de> for RawHeader {
                 let mut header = RawHeader::default();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == METADATA {
-                        // What is no text there is nothing that this crate has written, and no reason to refuse a model.
+                        // A non-text value was not written by this crate, and is no reason to refuse a model.
                         if let Json::Object(Texts(texts)) = map.next_value()? {
                             header.metadata.extend(texts);
                         }
@@ -99,7 +98,7 @@ impl<'de> Deserialize<'de> for RawHeader {
 impl Header {
     /// Reads and checks the header of a whole safetensors file.
     ///
-    /// Only the header is touched; the data's length is what the entries are checked against.
+    /// Touches only the header; its entries are checked against the length of the data.
     pub fn parse(file: &[u8]) -> Result<Self, Fault> {
         let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
             return Err(Fault::new(
@@ -128,7 +127,7 @@ impl Header {
         for (name, raw) in raw {
             entries.push(check_entry(name, raw, data_start, data.len())?);
         }
-        // By end as well as start, so that an empty tensor stands before the one that begins at the same byte.
+        // Sorted by end as well, so that an empty tensor precedes the one that begins at the same byte.
         entries.sort_by_key(|entry| (entry.start, entry.len));
         check_tiling(&entries, data_start, data.len())?;
         check_names(&entries)?;

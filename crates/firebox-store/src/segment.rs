@@ -1,4 +1,4 @@
-//! Segments: the parts of a model that load, leave and swap on their own.
+//! Segments: the parts of a model that are loaded, evicted and swapped independently.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,27 +13,27 @@ pub enum SegmentId {
     Embed,
     /// One transformer block.
     Layer(usize),
-    /// The final norm and the unembedding; for an encoder, the pooler; for a head without layers, what it has instead.
+    /// The final norm and the unembedding; the pooler of an encoder; the classifier of a head without layers.
     Final,
-    /// What no text model asks for: vision towers, draft layers.
+    /// Tensors that text models do not use: vision towers, draft layers.
     Other,
 }
 
 /// More layers than any model has; a larger number in a tensor's name is not a layer.
 const MAX_LAYERS: usize = 100_000;
 
-/// Components of a tensor name that mark a part beside the language model.
-const BESIDE: [&str; 6] =
+/// Name components that mark tensors outside of the language model.
+const NON_TEXT_PARTS: [&str; 6] =
     ["visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector", "mtp"];
 
 impl SegmentId {
-    /// The segment a tensor belongs to, by its Hugging Face name.
-    pub fn of(name: &str) -> Self {
+    /// The segment of a tensor, from its Hugging Face name.
+    pub fn from_tensor_name(name: &str) -> Self {
         let mut parts = name.split('.').peekable();
         let mut seen_embedding = false;
         let mut seen_final = false;
         while let Some(part) = parts.next() {
-            if BESIDE.contains(&part) {
+            if NON_TEXT_PARTS.contains(&part) {
                 return Self::Other;
             }
             match part {
@@ -58,7 +58,7 @@ impl SegmentId {
         }
     }
 
-    /// Whether the segment belongs to a trunk that ends before block `layers`.
+    /// Returns whether the segment belongs to a trunk that ends before block `layers`.
     pub fn in_trunk(self, layers: usize) -> bool {
         match self {
             Self::Embed => true,
@@ -93,7 +93,7 @@ impl FromStr for SegmentId {
                 .filter(|layer| *layer < MAX_LAYERS)
                 .map(Self::Layer),
         };
-        // Only the spelling that `Display` writes: two spellings of one segment would be two segments.
+        // Only the spelling of `Display` is valid: two spellings of one segment would count as two segments.
         id.filter(|id| id.to_string() == text).ok_or_else(|| {
             format!("{:?} is not a segment; expected embed, layer-0000…, final or other", Excerpt(text))
         })
@@ -103,7 +103,7 @@ impl FromStr for SegmentId {
 /// One segment of an open checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Which part of the model.
+    /// The segment's id.
     pub id: SegmentId,
     /// The files its tensors lie in.
     pub files: Vec<PathBuf>,
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_find_their_segment() {
+    fn tensor_names_map_to_segments() {
         for (name, segment) in [
             ("model.embed_tokens.weight", SegmentId::Embed),
             ("model.layers.12.mlp.experts.3.up_proj.weight", SegmentId::Layer(12)),
@@ -139,7 +139,7 @@ mod tests {
             ("model.layers.99999999999.norm.weight", SegmentId::Final),
             ("", SegmentId::Other),
         ] {
-            assert_eq!(SegmentId::of(name), segment, "{name}");
+            assert_eq!(SegmentId::from_tensor_name(name), segment, "{name}");
         }
     }
 

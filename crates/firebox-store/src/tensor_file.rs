@@ -1,4 +1,4 @@
-//! A file of tensors and texts that is no part of a model, and knows whether it is whole.
+//! Files of tensors and texts outside of models, with a hash that proves them complete.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -11,13 +11,13 @@ use crate::excerpt::{Excerpt, Shape};
 use crate::mapping::Mapping;
 use crate::partial::PartialFile;
 use crate::safetensors::{Entry, Header};
-use crate::writer::{Plan, TensorWriter};
+use crate::writer::{FileLayout, TensorWriter};
 
-/// The last tensor: the hash of all that stands before it in the file. At the end rather than in the header, so that
-/// the file is written in one go.
+/// The last tensor: the hash of everything before it. It is stored at the end, not in the header, so that the file can be
+/// written in one pass.
 const HASH: &str = "__hash__";
 
-/// What padding is called in such a file.
+/// The label of padding tensors in such a file.
 const LABEL: &str = "file";
 
 /// A tensor to be written.
@@ -31,17 +31,17 @@ pub struct NewTensor {
     pub shape: Vec<usize>,
 }
 
-/// A file of tensors that is being written. It comes to its place as a whole or not at all: until it is
-/// [published](Self::publish), what may be at its destination stays as it is.
+/// A file of tensors under construction. The destination is replaced atomically by [`publish`](Self::publish) and unchanged
+/// until then.
 pub struct NewTensorFile {
     writer: TensorWriter,
     partial: PartialFile,
 }
 
-/// A file of tensors, mapped and found to be whole.
+/// A mapped and verified file of tensors.
 ///
-/// It is a safetensors file that any reader opens. Its tensors start on multiples of 64 bytes, and the last of them,
-/// `__hash__`, is the blake3 of everything before it: header, texts and tensors.
+/// Any safetensors reader can open it. Its tensors start on multiples of 64 bytes, and the last one, `__hash__`, is the blake3
+/// of everything before it: header, texts and tensors.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -75,27 +75,27 @@ pub struct TensorFile {
 pub struct FileTensor {
     /// The shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// The bytes: a slice of the mapping, which lives as long as they do.
+    /// The bytes: a slice of the mapping, which they keep alive.
     pub data: Bytes,
 }
 
 impl NewTensorFile {
-    /// Begins a file of these texts and tensors. Its folder is made where there is none.
+    /// Begins a file of these texts and tensors. Creates its folder if needed.
     pub fn create(
         path: impl AsRef<Path>,
         metadata: &BTreeMap<String, String>,
         tensors: &[NewTensor],
     ) -> Result<Self, StoreError> {
         let path = path.as_ref();
-        let mut plan = Plan::new(LABEL).with_metadata(metadata);
+        let mut layout = FileLayout::new(LABEL).with_metadata(metadata);
         let hash = NewTensor { name: HASH.into(), dtype: Dtype::U8, shape: vec![blake3::OUT_LEN] };
         for tensor in tensors.iter().chain([&hash]) {
-            plan.push(&tensor.name, tensor.dtype, &tensor.shape).map_err(|reason| {
+            layout.push(&tensor.name, tensor.dtype, &tensor.shape).map_err(|reason| {
                 Fault::new(format!("tensor {:?}", Excerpt(&tensor.name)), reason).in_file(path)
             })?;
         }
         let (partial, file) = PartialFile::create(path)?;
-        Ok(Self { writer: TensorWriter::filling(&partial.path, file, plan)?, partial })
+        Ok(Self { writer: TensorWriter::filling(&partial.path, file, layout)?, partial })
     }
 
     /// Writes the next tensor.
@@ -104,7 +104,7 @@ impl NewTensorFile {
         self.writer.write(bytes)
     }
 
-    /// Makes the file durable and puts it in its place, where it replaces what was there.
+    /// Makes the file durable and moves it to its destination, where it replaces an existing file.
     pub fn publish(mut self) -> Result<(), StoreError> {
         self.writer.next_tensor()?;
         let hash = self.writer.hash();
@@ -115,8 +115,7 @@ impl NewTensorFile {
 }
 
 impl TensorFile {
-    /// Maps a file, after all of it was read to see that it is what was written: what is touched later is in memory then,
-    /// as long as there is room for it.
+    /// Maps a file after reading all of it to verify its hash, which also leaves it in memory as far as there is room.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = path.as_ref();
         let mapping = Mapping::open(path)?;
@@ -128,23 +127,23 @@ impl TensorFile {
         Ok(Self { mapping, metadata, entries })
     }
 
-    /// Where it is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         self.mapping.path()
     }
 
-    /// A text.
+    /// Looks up a text.
     pub fn text(&self, key: &str) -> Result<&str, StoreError> {
         let text = self.metadata.get(key).map(String::as_str);
         text.ok_or_else(|| self.fault(key, "it is missing"))
     }
 
-    /// The element type of the tensor of that name, if there is one.
+    /// The element type of a tensor, if there is one of this name.
     pub fn dtype(&self, name: &str) -> Option<Dtype> {
         self.entries.get(name).map(|entry| entry.dtype)
     }
 
-    /// A tensor of that name and element type.
+    /// Looks up a tensor by name and element type.
     pub fn tensor(&self, name: &str, dtype: Dtype) -> Result<FileTensor, StoreError> {
         let Some(entry) = self.entries.get(name) else {
             return Err(StoreError::MissingTensor { model: self.path().to_owned(), tensor: name.to_owned() });
@@ -157,7 +156,7 @@ impl TensorFile {
         Ok(FileTensor { shape: entry.shape.clone(), data })
     }
 
-    /// The same, of that shape.
+    /// Looks up the bytes of a tensor by name, element type and shape.
     pub fn shaped(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Bytes, StoreError> {
         let tensor = self.tensor(name, dtype)?;
         if tensor.shape == shape {
@@ -167,7 +166,7 @@ impl TensorFile {
         Err(self.fault(&field, format!("{:?} instead of {:?}", Shape(&tensor.shape), Shape(shape))))
     }
 
-    /// An error about one of its fields, for who finds that they do not fit each other.
+    /// An error about one of its fields, for callers that find inconsistencies between them.
     pub fn fault(&self, field: &str, reason: impl Into<String>) -> StoreError {
         Fault::new(field, reason).in_file(self.path())
     }
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn a_written_file_is_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("below/it");
         write(&path, "\"me\"\n");
@@ -242,14 +241,14 @@ mod tests {
         for wrong in [file.tensor("a", Dtype::I8).map(drop), file.shaped("a", Dtype::U8, &[1, 5]).map(drop)] {
             assert!(matches!(wrong, Err(StoreError::Malformed { .. })), "{wrong:?}");
         }
-        // Others read it too.
+        // The `safetensors` crate reads it too.
         let bytes = fs::read(&path).unwrap();
         let others = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(others.tensor("a").unwrap().data(), [1, 2, 3, 4, 5]);
     }
 
     #[test]
-    fn what_was_not_written_is_refused() {
+    fn damaged_files_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let (path, broken) = (folder.path().join("whole"), folder.path().join("broken"));
         write(&path, "me");
@@ -274,20 +273,20 @@ mod tests {
             }
         }
         refused(&[&whole[..], &[0]].concat(), "one byte more".into());
-        // The first part of one file and the second of another that is as long.
+        // The beginning of one file and the end of another of the same length.
         write(&path, "it");
         let other = fs::read(&path).unwrap();
         refused(&[&whole[..whole.len() / 2], &other[other.len() / 2..]].concat(), "a mixed file".into());
     }
 
     #[test]
-    fn a_writer_that_dies_leaves_what_was_there() {
+    fn an_interrupted_writer_leaves_the_old_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         write(&path, "old");
         let left = folder.path().join("file.partial-0123456789abcdef");
         fs::write(&left, "half of it").unwrap();
-        // Of somebody else, whatever it looks like.
+        // A file of the user with a similar name.
         let others = folder.path().join("file.partial-0123456789abcdeg");
         fs::write(&others, "mine").unwrap();
         assert_eq!(TensorFile::open(&path).unwrap().text("who").unwrap(), "old");
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_of_one_file_do_not_meet() {
+    fn concurrent_writers_of_one_file_do_not_collide() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::thread::scope(|scope| {
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn misfits_are_errors() {
+    fn invalid_names_and_lengths_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let create = |names: [&str; 2]| {

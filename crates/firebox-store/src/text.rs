@@ -1,4 +1,4 @@
-//! What turns text into tokens and back: carried, not interpreted. `firebox-text` reads it.
+//! Text assets: tokenizer and chat templates, carried without interpretation. `firebox-text` interprets them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,7 +14,7 @@ pub struct TextAssets {
     pub tokenizer: Option<TokenizerSource>,
     /// The default chat template, a Jinja source.
     pub chat_template: Option<String>,
-    /// The one for conversations with tools, where the model has one of its own for these.
+    /// The chat template for conversations with tools, if the model has a separate one.
     pub tools_template: Option<String>,
     /// `tokenizer_config.json`.
     pub tokenizer_config: Option<Value>,
@@ -24,7 +24,7 @@ pub struct TextAssets {
     pub special_tokens_map: Option<Value>,
 }
 
-/// A tokenizer in one of the forms models carry it.
+/// A tokenizer in one of the forms in which models store it.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "a model has one, and a vocabulary is most of it on the heap")]
 pub enum TokenizerSource {
@@ -44,11 +44,11 @@ pub struct GgufVocabulary {
     pub pre: Option<String>,
     /// Tokens by id.
     pub tokens: Vec<String>,
-    /// Scores by id; empty where the model has none.
+    /// Scores by id; empty if the model has none.
     pub scores: Vec<f32>,
-    /// Types by id (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte); empty where the model has none.
+    /// Types by id (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte); empty if the model has none.
     pub token_types: Vec<i32>,
-    /// Merges, first one first, each two pieces with a space between.
+    /// Merges in order of priority, each of two pieces with a space between.
     pub merges: Vec<String>,
     /// Beginning of sequence.
     pub bos: Option<u32>,
@@ -74,24 +74,24 @@ pub struct GgufVocabulary {
     pub add_eos: Option<bool>,
     /// Whether a sequence ends with `sep`.
     pub add_sep: Option<bool>,
-    /// Whether text is given a leading space.
+    /// Whether a leading space is added to text.
     pub add_space_prefix: Option<bool>,
-    /// Whether runs of spaces become one.
+    /// Whether runs of spaces are collapsed.
     pub remove_extra_whitespaces: Option<bool>,
     /// SentencePiece's normalization table.
     pub precompiled_charsmap: Option<Vec<u8>>,
-    /// A whole `tokenizer.json`, where the file carries one.
+    /// A whole `tokenizer.json`, if the file carries one.
     pub huggingface_json: Option<String>,
 }
 
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// Others are beside it, of which `transformers` takes this one by itself.
+/// The only additional template that `transformers` selects by itself.
 pub(crate) const TOOLS_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 
 const DEFAULT: &str = "default";
 const WITH_TOOLS: &str = "tool_use";
 
-/// The file in a bundle that a GGUF vocabulary is kept in.
+/// The file of a bundle that holds a GGUF vocabulary.
 pub(crate) const GGUF_VOCABULARY: &str = "gguf-vocabulary.json";
 
 impl TextAssets {
@@ -100,7 +100,7 @@ impl TextAssets {
         let tokenizer_config = folder.read_object("tokenizer_config.json", MAX_JSON)?;
         let tools_template = folder.read_text(TOOLS_TEMPLATE, MAX_TEMPLATE)?;
         let chat_template = folder.read_text(CHAT_TEMPLATE, MAX_TEMPLATE)?;
-        // Files take the place of all that a configuration has.
+        // Template files take precedence over templates in the configuration.
         let configured = match &chat_template {
             Some(_) => Self::default(),
             None => Self::default().with_templates_of(tokenizer_config.as_ref()),
@@ -125,7 +125,7 @@ impl TextAssets {
         })
     }
 
-    /// With a `tokenizer_config.json` and the templates that it has.
+    /// Adds a `tokenizer_config.json` and its templates.
     pub fn with_config(self, tokenizer_config: Value) -> Self {
         let configured = self.with_templates_of(Some(&tokenizer_config));
         Self { tokenizer_config: Some(tokenizer_config), ..configured }
@@ -147,7 +147,7 @@ fn read_vocabulary(folder: &Folder) -> Result<Option<GgufVocabulary>, StoreError
     parse().map_err(|fault: Fault| fault.in_file(&folder.path().join(GGUF_VOCABULARY)))
 }
 
-/// The `chat_template` of a name in a configuration, which has one of no name, or a list of named ones.
+/// The template of a name in a configuration's `chat_template`, which is a single unnamed template or a list of named ones.
 fn template_in<'c>(config: Option<&'c Value>, name: &str) -> Option<&'c str> {
     match config?.get("chat_template")? {
         Value::String(template) => (name == DEFAULT).then_some(template.as_str()),

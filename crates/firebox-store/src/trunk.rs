@@ -1,4 +1,4 @@
-//! What a head is bound to: the hash of everything before its first layer.
+//! The trunk hash, to which heads are bound: the hash of everything before a head's first layer.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use crate::segment::SegmentId;
 
 /// The hash of the trunk that ends before layer `split`: embeddings, the layers before it and the configuration.
 ///
-/// A bundle's manifest has the hashes that it is made of. Of a Hugging Face directory all of the trunk's weights are
-/// read, each time: the result is the hash that its bundle would have if it was imported as it is, so a head that was
-/// made for the one fits the other. A GGUF file has to be imported first.
+/// For a bundle the hash is computed from the manifest. For a Hugging Face directory every call reads all weights of the
+/// trunk; the result equals that of the bundle that an unquantized import would write, so a head made for one fits the
+/// other. A GGUF file has to be imported first.
 pub fn trunk_hash(checkpoint: &Checkpoint, split: usize) -> Result<String, StoreError> {
     if checkpoint.source() == SourceKind::Gguf {
         return Err(StoreError::HeadsNeedImport { model: checkpoint.path().to_owned() });

@@ -1,4 +1,4 @@
-//! Whether a model on disk still is what was written.
+//! Verification of a model on disk against its hashes.
 
 use std::path::{Path, PathBuf};
 
@@ -12,30 +12,29 @@ use crate::manifest::MANIFEST;
 use crate::mapping::Mapping;
 use crate::segment::SegmentId;
 
-/// What mends a bundle.
+/// The remedy for a damaged bundle.
 const IMPORT_AGAIN: &str = "import the model again";
 
-/// What a verification has found to be sound.
+/// The result of a successful verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyReport {
     /// The model.
     pub path: PathBuf,
     /// Its format.
     pub source: SourceKind,
-    /// Tensors whose place, shape and encoding were checked.
+    /// The number of tensors whose location, shape and encoding were checked.
     pub tensors: usize,
-    /// Segments whose content was hashed and found equal; empty for formats that carry no hashes.
+    /// Segments whose content matched their hash; empty for formats without hashes.
     pub segments: Vec<(SegmentId, String)>,
-    /// Installed heads whose content was hashed and found equal, that of the generation before as well.
+    /// Installed heads whose content matched their hashes, rollback targets included.
     pub heads: Vec<HeadInfo>,
     /// Bytes hashed.
     pub bytes: u64,
 }
 
-/// Checks the structure of any model, and for a bundle that every segment's bytes are those it was written with.
+/// Checks the structure of any model, and the content of every segment of a bundle.
 ///
-/// Heads are checked whatever the model's format: that their bytes are those they were written with and that they
-/// belong to this trunk.
+/// Heads are checked in every format: their content must match their hashes, and they must belong to this trunk.
 pub fn verify(
     path: impl AsRef<Path>,
     progress: &mut dyn FnMut(Progress),

@@ -1,4 +1,4 @@
-//! One tensor's bytes, and the slow plain way to read any of them as f32.
+//! The bytes of a stored tensor, and a slow reference decoder to f32.
 
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -9,28 +9,28 @@ use crate::excerpt::Shape;
 use crate::gguf::dequant;
 use crate::tile::{self, SCALE};
 
-/// A tensor as it is stored.
+/// A stored tensor.
 #[derive(Debug, Clone)]
 pub struct Weight {
     /// The Hugging Face name.
     pub name: String,
     /// The logical shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// How `data` is to be read.
+    /// The number format of `data`.
     pub encoding: Encoding,
-    /// The bytes: a slice of the file's mapping wherever that is aligned for its elements.
+    /// The bytes: a slice of the file's mapping if that is aligned for the elements.
     pub data: Bytes,
     /// F16 scales, for [`Encoding::Grouped`].
     pub scales: Option<Bytes>,
-    /// Whether `data` and `scales` are slices of the mapping; false where an unaligned file forced a copy.
+    /// Whether `data` and `scales` are slices of the mapping; false if an unaligned file required a copy.
     pub mapped: bool,
 }
 
 impl Weight {
     /// Every element as f32: widened, narrowed (F64, integers) or dequantized.
     ///
-    /// Block formats come out bit for bit as from the `gguf` Python package. This is what faster kernels are tested
-    /// against; it takes four bytes per element.
+    /// Block formats decode bit for bit like the `gguf` Python package. Faster kernels are tested against this function; it
+    /// takes four bytes per element.
     pub fn to_f32(&self) -> Result<Vec<f32>, StoreError> {
         self.check_lengths()?;
         let scales = self.scales.as_deref().unwrap_or(&[]);
@@ -40,7 +40,7 @@ impl Weight {
         Ok(out)
     }
 
-    /// Sees to it that there are as many bytes as shape and encoding ask for.
+    /// Checks that the number of bytes matches shape and encoding.
     pub(crate) fn check_lengths(&self) -> Result<(), StoreError> {
         let fault = |reason: String| StoreError::Decode { tensor: self.name.clone(), reason };
         let expected = self.encoding.data_bytes(&self.shape).map_err(fault)?;
@@ -61,8 +61,8 @@ impl Weight {
     }
 }
 
-/// Appends the elements of whole rows of `inputs` elements, where they are quantized from the first of a tile on. The
-/// lengths are the caller's to check.
+/// Appends the elements of whole rows of `inputs` elements; quantized rows begin with the first of a tile. The caller has
+/// checked the lengths.
 pub(crate) fn decode(encoding: Encoding, inputs: usize, data: &[u8], scales: &[u8], out: &mut Vec<f32>) {
     match encoding {
         Encoding::Plain(dtype) => decode_plain(dtype, data, out),
@@ -101,8 +101,8 @@ fn decode_grouped(quantization: Quantization, inputs: usize, data: &[u8], scales
         for lane in 0..rows {
             row.clear();
             row_scales.clear();
-            tile::put_row::<TILE_WORD>(tile, rows, lane, &mut row);
-            tile::put_row::<SCALE>(scales, rows, lane, &mut row_scales);
+            tile::append_row::<TILE_WORD>(tile, rows, lane, &mut row);
+            tile::append_row::<SCALE>(scales, rows, lane, &mut row_scales);
             let scales = row_scales.as_chunks::<SCALE>().0;
             out.extend((0..inputs).map(|input| {
                 let value = match quantization.bits {

@@ -1,4 +1,4 @@
-//! Writes a safetensors file whose tensors start on multiples of 64 bytes, hashed as it is written.
+//! A writer of safetensors files whose tensors start on multiples of 64 bytes. It hashes the file as it writes.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -14,39 +14,39 @@ use crate::files::File;
 use crate::manifest::{PADDING, SCALES};
 use crate::safetensors::{LENGTH_BYTES, METADATA};
 
-/// Where tensors start: a cache line, which is also the widest vector register.
+/// The alignment of tensors: a cache line, which is also the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The tensors a file will have, in order.
+/// The tensors of a file to be written, in order.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    /// What the file is called in the names of its padding.
+pub(crate) struct FileLayout {
+    /// A label in the names of the file's padding tensors.
     label: String,
     header: Map<String, Value>,
-    /// Bytes of each tensor and whether it is padding.
+    /// Bytes of each tensor, and whether it is padding.
     slots: Vec<(usize, bool)>,
     end: usize,
     paddings: usize,
 }
 
-impl Plan {
+impl FileLayout {
     pub(crate) fn new(label: impl Display) -> Self {
         Self { label: label.to_string(), header: Map::new(), slots: Vec::new(), end: 0, paddings: 0 }
     }
 
-    /// The same, with texts beside the tensors.
+    /// Creates a plan with metadata texts.
     pub(crate) fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Self {
         self.header.insert(METADATA.into(), json!(metadata));
         self
     }
 
-    /// Adds a tensor, and before it what brings it to a multiple of 64 bytes. Readers reject a hole between two
-    /// tensors, so the space in between is a tensor as well.
+    /// Adds a tensor, preceded by padding up to a multiple of 64 bytes. Readers reject gaps between tensors, so the padding is
+    /// itself a tensor.
     pub(crate) fn push(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<(), String> {
         let bytes = Encoding::Plain(dtype).data_bytes(shape)?;
         let padding = self.end.next_multiple_of(ALIGNMENT) - self.end;
         if padding > 0 {
-            // With the label in its name: tools that read all segments as one model want names to differ.
+            // The label keeps names distinct across segments, which tools load as one model.
             let name = format!("{PADDING}{}_{}", self.label, self.paddings);
             self.paddings += 1;
             self.slot(&name, Dtype::U8, &[padding], padding, true)?;
@@ -54,7 +54,7 @@ impl Plan {
         self.slot(name, dtype, shape, bytes, false)
     }
 
-    /// Adds a tensor in the encoding it is stored in, and its scales where it has some.
+    /// Adds a tensor in its stored encoding, followed by its scales if it has any.
     pub(crate) fn push_encoded(
         &mut self,
         name: &str,
@@ -90,7 +90,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The length, the header, and spaces up to where the data begins.
+    /// The length, the header, and spaces up to the beginning of the data.
     fn head(&self) -> Vec<u8> {
         let header = Value::Object(self.header.clone()).to_string();
         let data_start = (LENGTH_BYTES + header.len()).next_multiple_of(ALIGNMENT);
@@ -103,41 +103,41 @@ impl Plan {
     }
 }
 
-/// Writes the tensors of a plan one after another.
+/// Writes the tensors of a plan in order.
 pub(crate) struct TensorWriter {
     path: PathBuf,
-    /// Absent where only the hash of such a file is asked for.
+    /// `None` if only the hash of such a file is wanted.
     file: Option<File>,
     hasher: blake3::Hasher,
     slots: std::vec::IntoIter<(usize, bool)>,
-    /// Bytes that the tensor being written still lacks.
+    /// Remaining bytes of the current tensor.
     lacking: usize,
     written: u64,
 }
 
 impl TensorWriter {
-    pub(crate) fn create(path: &Path, plan: Plan) -> Result<Self, StoreError> {
+    pub(crate) fn create(path: &Path, layout: FileLayout) -> Result<Self, StoreError> {
         let file = File::create_new(path).map_err(|error| StoreError::io(path, "create", error))?;
-        Self::filling(path, file, plan)
+        Self::filling(path, file, layout)
     }
 
-    /// The same, in a file that has nothing in it yet.
-    pub(crate) fn filling(path: &Path, file: File, plan: Plan) -> Result<Self, StoreError> {
-        Self::begin(path, Some(file), plan)
+    /// Writes into a given empty file.
+    pub(crate) fn filling(path: &Path, file: File, layout: FileLayout) -> Result<Self, StoreError> {
+        Self::begin(path, Some(file), layout)
     }
 
-    /// Writes nothing, and so finds out the hash that the file would have.
-    pub(crate) fn hashing(path: &Path, plan: Plan) -> Result<Self, StoreError> {
-        Self::begin(path, None, plan)
+    /// Writes nothing and only computes the hash that the file would have.
+    pub(crate) fn hashing(path: &Path, layout: FileLayout) -> Result<Self, StoreError> {
+        Self::begin(path, None, layout)
     }
 
-    fn begin(path: &Path, file: Option<File>, plan: Plan) -> Result<Self, StoreError> {
-        let head = plan.head();
+    fn begin(path: &Path, file: Option<File>, layout: FileLayout) -> Result<Self, StoreError> {
+        let head = layout.head();
         let mut writer = Self {
             path: path.to_owned(),
             file,
             hasher: blake3::Hasher::new(),
-            slots: plan.slots.into_iter(),
+            slots: layout.slots.into_iter(),
             lacking: 0,
             written: 0,
         };
@@ -145,7 +145,7 @@ impl TensorWriter {
         Ok(writer)
     }
 
-    /// Goes on to the plan's next tensor, filling the space before it.
+    /// Advances to the plan's next tensor and fills the padding before it.
     pub(crate) fn next_tensor(&mut self) -> Result<(), StoreError> {
         if self.lacking != 0 {
             return Err(self.misfit("fewer bytes than planned"));
@@ -156,7 +156,7 @@ impl TensorWriter {
                 break;
             }
             let zeros = [0; ALIGNMENT];
-            // Padding is shorter than the alignment it brings about.
+            // Padding is shorter than the alignment.
             put(&mut self.hasher, &mut self.file, &zeros[..bytes])
                 .map_err(|error| StoreError::io(&self.path, "write", error))?;
             self.written += bytes as u64;
@@ -171,12 +171,12 @@ impl TensorWriter {
         self.put(bytes)
     }
 
-    /// The hash of what has been written so far.
+    /// The hash of everything written so far.
     pub(crate) fn hash(&self) -> blake3::Hash {
         self.hasher.finalize()
     }
 
-    /// Makes the file durable; gives its length and its hash.
+    /// Makes the file durable; returns its length and its hash.
     pub(crate) fn finish(self) -> Result<(u64, String), StoreError> {
         if self.lacking != 0 || self.slots.len() != 0 {
             return Err(self.misfit("fewer bytes than planned"));

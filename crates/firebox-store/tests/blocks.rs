@@ -1,4 +1,4 @@
-//! Block formats against the `gguf` Python package, whose output is in `fixtures/gguf-blocks`.
+//! Block formats against the output of the `gguf` Python package in `fixtures/gguf-blocks`.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 use std::fs;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use firebox_store::{BlockType, Dtype, Encoding, Weight};
 
 #[test]
-fn blocks_come_out_bit_for_bit() {
+fn blocks_decode_bit_for_bit() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf-blocks");
     let mut seen = 0;
     for entry in fs::read_dir(&folder).unwrap() {

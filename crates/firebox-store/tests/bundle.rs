@@ -1,4 +1,4 @@
-//! Importing: what comes out, what is refused, and what is left when it is cut short.
+//! Imports: their result, their refusals, and interruptions.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 mod support;
@@ -69,7 +69,7 @@ fn an_import_keeps_every_byte() {
         ["embed.safetensors", "final.safetensors", "layer-0000.safetensors", "layer-0001.safetensors"]
     );
 
-    // The same directory without its manifest is what Hugging Face tools see.
+    // Without its manifest the directory is valid for Hugging Face tools.
     fs::remove_file(bundle.join(MANIFEST)).unwrap();
     let plain = Checkpoint::open(&bundle).unwrap();
     assert_eq!(plain.source(), SourceKind::HuggingFace);
@@ -77,7 +77,7 @@ fn an_import_keeps_every_byte() {
         checkpoint.tensors().map(|info| info.name.clone()).collect()
     };
     assert_eq!(names(&plain), names(&before), "what fills the space between tensors is none of the model's");
-    // Nor is it where a tool that read the segments has listed all that it found.
+    // The same holds if a tool has listed all tensors of the segments, padding included.
     let index = bundle.join("model.safetensors.index.json");
     let mut listed: Value = serde_json::from_slice(&fs::read(&index).unwrap()).unwrap();
     listed["weight_map"]["__pad_final_0"] = "segments/final.safetensors".into();
@@ -118,7 +118,7 @@ fn segments_are_valid_and_aligned() {
 }
 
 #[test]
-fn quantizing_on_the_way_is_quantizing_after() {
+fn quantizing_during_import_equals_quantizing_afterwards() {
     let folder = tempdir().unwrap();
     let source = llama(&folder.path().join("source"));
     let before = Checkpoint::open(&source).unwrap();
@@ -153,7 +153,7 @@ fn quantizing_on_the_way_is_quantizing_after() {
         );
         assert!(!quantized.contains("model.layers.0.mlp.gate.weight"));
 
-        // A bundle is a source as well: as it is, and into another scheme.
+        // A bundle can be imported again, unchanged and to another scheme.
         let copy = folder.path().join(format!("{name}-copy"));
         let copied = import(&bundle, &copy, &ImportOptions::default(), &mut quiet).unwrap();
         assert_eq!(copied.hash, report.hash);
@@ -164,9 +164,9 @@ fn quantizing_on_the_way_is_quantizing_after() {
 }
 
 #[test]
-fn gguf_blocks_are_kept_or_requantized() {
+fn gguf_blocks_are_copied_or_requantized() {
     let folder = tempdir().unwrap();
-    // Scales of one half (0x3800): a damaged scale would be a test of something else.
+    // Scales of one half (0x3800), because a damaged scale is not the subject of this test.
     let blocks: Vec<u8> = (0..64 * 2)
         .flat_map(|block| {
             [0x00, 0x38].into_iter().chain((0..32).map(move |i| ((block * 7 + i * 5) % 256) as u8))
@@ -192,7 +192,7 @@ fn gguf_blocks_are_kept_or_requantized() {
 }
 
 #[test]
-fn rows_of_a_quantized_matrix_are_those_of_the_whole() {
+fn rows_of_a_quantized_matrix_quantize_independently() {
     let folder = tempdir().unwrap();
     // Two tiles and eight rows.
     let block =
@@ -226,7 +226,7 @@ fn rows_of_a_quantized_matrix_are_those_of_the_whole() {
 }
 
 #[test]
-fn trunks_have_hashes_of_their_own() {
+fn trunk_hashes_do_not_depend_on_head_layers() {
     let folder = tempdir().unwrap();
     let source = llama(&folder.path().join("source"));
     let bundle_of = |name: &str| {
@@ -235,7 +235,7 @@ fn trunks_have_hashes_of_their_own() {
         Checkpoint::open(bundle).unwrap()
     };
     let before = bundle_of("before");
-    // Another last layer: a head's business, not the trunk's.
+    // Another last layer, which belongs to the head.
     let file = source.join("model.safetensors");
     let mut bytes = fs::read(&file).unwrap();
     let norm =
@@ -368,7 +368,7 @@ fn nothing_is_overwritten() {
 }
 
 #[test]
-fn what_arrives_meanwhile_is_kept() {
+fn a_destination_filled_during_an_import_is_kept() {
     let folder = tempdir().unwrap();
     let source = llama(&folder.path().join("source"));
     let bundle = folder.path().join("bundle");
@@ -377,8 +377,8 @@ fn what_arrives_meanwhile_is_kept() {
     });
     assert!(matches!(result, Err(StoreError::DestinationExists { .. })));
     assert_eq!(fs::read(bundle.join("mine")).unwrap(), b"x");
-    assert_eq!(leftovers(folder.path()), 0);
-    // Two at once into one place: the second is told.
+    assert_eq!(partial_folders(folder.path()), 0);
+    // Of two imports to one destination, the second is refused.
     let other = folder.path().join("other");
     let mut second = None;
     import(&source, &other, &ImportOptions::default(), &mut |_| {
@@ -389,7 +389,7 @@ fn what_arrives_meanwhile_is_kept() {
     Checkpoint::open(other).unwrap();
 }
 
-fn leftovers(folder: &Path) -> usize {
+fn partial_folders(folder: &Path) -> usize {
     fs::read_dir(folder)
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains(".partial-"))
@@ -401,7 +401,7 @@ fn a_failure_leaves_nothing() {
     let folder = tempdir().unwrap();
     let source = llama(&folder.path().join("source"));
     let bundle = folder.path().join("bundle");
-    // The source loses its end while it is read.
+    // The source is truncated while it is read.
     let file = fs::File::options().write(true).open(source.join("model.safetensors")).unwrap();
     let result = import(&source, &bundle, &quantizing(Q8), &mut |progress| {
         if progress.done * 2 > progress.total {
@@ -410,7 +410,7 @@ fn a_failure_leaves_nothing() {
     });
     assert!(matches!(result, Err(StoreError::Io { .. })), "{result:?}");
     assert!(!bundle.exists());
-    assert_eq!(leftovers(folder.path()), 0);
+    assert_eq!(partial_folders(folder.path()), 0);
 
     // A weight that cannot be quantized.
     for (name, value, word) in
@@ -430,10 +430,10 @@ fn a_failure_leaves_nothing() {
         );
         assert!(!bundle.exists());
     }
-    assert_eq!(leftovers(folder.path()), 0);
+    assert_eq!(partial_folders(folder.path()), 0);
 }
 
-/// Not a test by itself: what `a_killed_import_leaves_no_bundle` runs and kills.
+/// The child process that `a_killed_import_leaves_no_bundle` runs and kills.
 #[test]
 fn killed_child() {
     let Ok(folder) = std::env::var("FIREBOX_KILLED_CHILD") else { return };
@@ -468,8 +468,8 @@ fn a_killed_import_leaves_no_bundle() {
             }
         }
     }
-    assert!(leftovers(folder.path()) > 0, "the child was killed before it began");
-    // What those processes left goes with the next import; what is not an import's, or of one at work, stays.
+    assert!(partial_folders(folder.path()) > 0, "the child was killed before it began");
+    // The next import removes remnants of killed ones. Other files and folders of running imports stay.
     let kept = [
         "bundle.partial-0123456789abcdef",
         "bundle.partial-0123456789abcdeg",
@@ -488,5 +488,5 @@ fn a_killed_import_leaves_no_bundle() {
     import(source, &bundle, &quantizing(Q8), &mut quiet).unwrap();
     verify(bundle, &mut quiet).unwrap();
     assert!(kept.iter().all(|path| path.exists()) && file.exists());
-    assert_eq!(leftovers(folder.path()), kept.len() + 1);
+    assert_eq!(partial_folders(folder.path()), kept.len() + 1);
 }

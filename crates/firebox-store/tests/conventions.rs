@@ -1,4 +1,4 @@
-//! GGUF files: what converters write in some models only.
+//! GGUF files: conventions that converters follow for some models only.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 mod support;
@@ -7,7 +7,7 @@ use serde_json::json;
 use support::{Gguf, expect, open, refuse};
 
 #[test]
-fn biases_of_the_feed_forward_are_seen() {
+fn feed_forward_biases_are_detected() {
     for architecture in ["llama", "smollm3"] {
         assert_eq!(open(&Gguf::model(architecture)).config()["mlp_bias"], false);
         for projection in ["gate", "up", "down"] {
@@ -55,7 +55,7 @@ fn qwen_windows() {
 }
 
 #[test]
-fn gemma3_scales_come_back_exactly() {
+fn gemma3_scales_are_reconstructed_exactly() {
     let scalar = |scale: f32| {
         let model = open(&Gguf::model("gemma3").float("gemma3.attention.scale", scale));
         model.config()["query_pre_attn_scalar"].clone()
@@ -63,7 +63,7 @@ fn gemma3_scales_come_back_exactly() {
     for whole in [1u32, 16, 40, 168, 256, 65_537] {
         assert_eq!(scalar(f64::from(whole).powf(-0.5) as f32), json!(whole));
     }
-    // Every scale of these gives itself, whole number or not.
+    // Every scale in this list reproduces itself, whether or not it came from an integer.
     for step in 0..200 {
         let scale = 0.001 * 1.05f32.powi(step);
         let back = scalar(scale).as_f64().unwrap().powf(-0.5) as f32;

@@ -191,7 +191,7 @@ fn a_file_that_cannot_be_read_is_as_it_was() {
     let faults = Faults::below(folder.path());
     faults.from(0, Fault::Few);
     assert_eq!(who(&path).unwrap(), "old");
-    assert!(faults.struck() > 3, "a whole file takes several reads then");
+    assert!(faults.failed() > 3, "a whole file takes several reads then");
 }
 
 #[test]

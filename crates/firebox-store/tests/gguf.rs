@@ -1,4 +1,4 @@
-//! GGUF files: what is translated, and what is refused.
+//! GGUF files: translations and refusals.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 mod support;
@@ -61,7 +61,7 @@ fn llama_becomes_hugging_face() {
 }
 
 #[test]
-fn a_sliding_window_makes_it_mistral() {
+fn a_sliding_window_identifies_mistral() {
     let model = open(&Gguf::model("llama").int("llama.attention.sliding_window", 16));
     expect(
         model.config(),
@@ -109,7 +109,7 @@ fn qwen_models() {
 }
 
 #[test]
-fn stacked_experts_come_apart() {
+fn stacked_experts_are_split() {
     let gguf = Gguf::model("qwen3moe")
         .int("qwen3moe.expert_count", 3)
         .int("qwen3moe.expert_used_count", 2)
@@ -157,7 +157,7 @@ fn stacked_experts_come_apart() {
 }
 
 #[test]
-fn qwen35_says_what_was_changed() {
+fn qwen35_declares_changed_conventions() {
     let base = || {
         Gguf::model("qwen35")
             .int("qwen35.ssm.group_count", 2)
@@ -413,7 +413,7 @@ fn damaged_headers_are_refused() {
     let good = vocabulary(Gguf::model("llama")).build();
     let header = Header::parse(&good).unwrap();
     let end = header.entries.iter().map(|entry| entry.start + entry.len).max().unwrap();
-    // The space after the last tensor is not part of it.
+    // The padding after the last tensor is not part of it.
     for length in 0..end {
         assert!(Model::parse(&good[..length]).is_err(), "{length}");
     }
@@ -512,7 +512,7 @@ fn damaged_tensor_tables_are_refused() {
     let at = bytes.windows(5).position(|window| window == b"xyzzy").unwrap();
     bytes[at] = 0xFF;
     refuse(&bytes, &["not UTF-8"]);
-    // Two GGUF names that become one Hugging Face name.
+    // Two GGUF names that translate to one Hugging Face name.
     let twice =
         model().f32("blk.0.attn_norm.weight", &[4]).f32("model.layers.0.input_layernorm.weight", &[4]);
     refuse(&twice.build(), &["stored twice"]);

@@ -1,4 +1,4 @@
-//! Hugging Face directories: what is read, and what is refused.
+//! Hugging Face directories: opening and refusals.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 mod support;
@@ -149,7 +149,7 @@ fn an_index_cannot_lead_outside() {
             &folder.path().join("model"),
             &[CONFIG, ("x.safetensors", &file), ("model.safetensors.index.json", index.as_bytes())],
         );
-        // A leading "./" is the same plain path, and harmless.
+        // A leading "./" leaves the path plain, and is harmless.
         if name == "./x.safetensors" {
             continue;
         }
@@ -176,7 +176,7 @@ fn links_stay_within_the_model() {
     symlink(outside.join("model.safetensors"), linked.join("model.safetensors")).unwrap();
     assert!(matches!(Checkpoint::open(&linked), Err(StoreError::UnsafePath { .. })));
 
-    // The hub's cache: links from a snapshot to the blobs of the same repository.
+    // The hub's cache links from a snapshot to the blobs of the same repository.
     let repository = folder.path().join("hub/models--org--name");
     let snapshot = directory(&repository.join("snapshots/abc"), &[]);
     fs::create_dir(repository.join("blobs")).unwrap();
@@ -188,13 +188,13 @@ fn links_stay_within_the_model() {
     let part = directory(&snapshot.join("part"), &[CONFIG]);
     symlink("../../../blobs/b1", part.join("model.safetensors")).unwrap();
     Checkpoint::open(part).unwrap();
-    // A link to the snapshot is the user's own choice of a path.
+    // A link to the snapshot is a path of the user's choice.
     symlink(&snapshot, folder.path().join("shortcut")).unwrap();
     Checkpoint::open(folder.path().join("shortcut")).unwrap();
 
     symlink(outside.join("tokenizer.json"), snapshot.join("tokenizer.json")).unwrap();
     assert!(matches!(Checkpoint::open(&snapshot), Err(StoreError::UnsafePath { .. })));
-    // The same layout without the hub's name is no cache.
+    // The same layout without the hub's naming is not a cache.
     let fake = directory(&folder.path().join("fake/snapshots/abc"), &[CONFIG]);
     directory(&folder.path().join("fake/blobs"), &[("b1", b"")]);
     symlink("../../blobs/b1", fake.join("model.safetensors")).unwrap();
@@ -209,7 +209,7 @@ fn links_stay_within_the_model() {
 }
 
 #[test]
-fn what_is_no_model_says_what_to_give() {
+fn a_path_without_a_model_is_refused_with_a_hint() {
     let folder = tempdir().unwrap();
     refuse(&folder.path().join("missing"), &["missing", "open"]);
     let path = directory(&folder.path().join("empty"), &[]);
@@ -259,9 +259,9 @@ fn chat_templates_are_found() {
     assert_eq!(template("e", &[("tokenizer_config.json", br#"{"chat_template": 3}"#)]), None);
 }
 
-/// Files take the place of what a configuration says, as in `transformers`.
+/// Template files take precedence over the configuration, as in `transformers`.
 #[test]
-fn templates_for_tools_are_found_beside_the_others() {
+fn tool_templates_are_found() {
     let folder = tempdir().unwrap();
     let weights = safetensors(&[("x", "U8", vec![1], vec![1])]);
     let templates = |name: &str, files: &[(&str, &[u8])]| {
@@ -349,7 +349,7 @@ fn damaged_safetensors_are_refused() {
 }
 
 #[test]
-fn empty_tensors_and_metadata_are_fine() {
+fn empty_tensors_and_metadata_are_allowed() {
     let folder = tempdir().unwrap();
     let header = r#"{"__metadata__":{"format":"pt"},"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#;
     let bytes = safetensors_raw(header, &[1, 2]);

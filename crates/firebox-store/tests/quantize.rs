@@ -1,12 +1,12 @@
-//! The quantized layout, against a plain restatement of its definition.
+//! The quantized layout, against a literal implementation of its definition.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 use firebox_store::{Bits, Q4_CHUNK, Quantization, TILE_ROWS, Weight, quantize};
 use half::f16;
 use proptest::prelude::*;
 
-/// The stored integer of each input and the scale of its group, from the definition and nothing else.
-fn defined(row: &[f32], quantization: Quantization) -> Vec<(i32, f16)> {
+/// The stored integer of each input and the scale of its group, from the definition alone.
+fn expected_values(row: &[f32], quantization: Quantization) -> Vec<(i32, f16)> {
     let max = if quantization.bits == Bits::Q8 { 127.0 } else { 7.0 };
     row.chunks(quantization.group)
         .flat_map(|group| {
@@ -20,17 +20,17 @@ fn defined(row: &[f32], quantization: Quantization) -> Vec<(i32, f16)> {
         .collect()
 }
 
-/// Where something of a row is among what a matrix has of its kind, `width` in each row: tile by tile, side by side.
-fn place(rows: usize, width: usize, row: usize, at: usize) -> usize {
+/// The index of a row's element within a tiled matrix of `width` elements per row.
+fn tiled_index(rows: usize, width: usize, row: usize, at: usize) -> usize {
     let first = row - row % TILE_ROWS;
     let lanes = TILE_ROWS.min(rows - first);
     first * width + at * lanes + row - first
 }
 
-/// The stored integer of an input, read from the packed row.
-fn stored(weight: &Weight, row: usize, input: usize, quantization: Quantization) -> i32 {
+/// The stored integer of an input, read from the packed data.
+fn stored_integer(weight: &Weight, row: usize, input: usize, quantization: Quantization) -> i32 {
     let (rows, inputs) = (weight.shape[0], weight.shape[1]);
-    let byte = |width: usize, at: usize| weight.data[4 * place(rows, width, row, at / 4) + at % 4];
+    let byte = |width: usize, at: usize| weight.data[4 * tiled_index(rows, width, row, at / 4) + at % 4];
     match quantization.bits {
         Bits::Q8 => i32::from(byte(inputs.div_ceil(4), input) as i8),
         Bits::Q4 => {
@@ -57,9 +57,9 @@ proptest! {
         prop_assert_eq!(scales.len(), rows * inputs.div_ceil(group) * 2);
         let decoded = weight.to_f32().unwrap();
         for (row, values) in values.chunks(inputs).enumerate() {
-            for (input, (value, scale)) in defined(values, quantization).into_iter().enumerate() {
-                prop_assert_eq!(stored(&weight, row, input, quantization), value);
-                let at = 2 * place(rows, inputs.div_ceil(group), row, input / group);
+            for (input, (value, scale)) in expected_values(values, quantization).into_iter().enumerate() {
+                prop_assert_eq!(stored_integer(&weight, row, input, quantization), value);
+                let at = 2 * tiled_index(rows, inputs.div_ceil(group), row, input / group);
                 prop_assert_eq!(f16::from_le_bytes([scales[at], scales[at + 1]]), scale);
                 prop_assert_eq!(decoded[row * inputs + input], value as f32 * scale.to_f32());
             }
@@ -78,7 +78,7 @@ fn padding_is_eight() {
 }
 
 #[test]
-fn halves_go_to_the_even() {
+fn halves_round_to_even() {
     let quantization = Quantization { bits: Bits::Q8, group: 32 };
     let weight = quantize("w", &[127.0, 0.5, 1.5, 2.5, -0.5, -1.5], [1, 6], quantization).unwrap();
     let values: Vec<i8> = weight.data.iter().map(|byte| *byte as i8).collect();
@@ -87,7 +87,7 @@ fn halves_go_to_the_even() {
 }
 
 #[test]
-fn zeros_and_specks_stay_finite() {
+fn zeros_and_tiny_values_stay_finite() {
     for bits in [Bits::Q8, Bits::Q4] {
         let quantization = Quantization { bits, group: 32 };
         for tiny in [0.0, -0.0, f32::MIN_POSITIVE, 1e-45, 1e-9, 1e-7, 3e-5] {
@@ -100,7 +100,7 @@ fn zeros_and_specks_stay_finite() {
 }
 
 #[test]
-fn what_has_no_scale_is_refused() {
+fn rows_without_a_finite_scale_are_refused() {
     let quantization = Quantization { bits: Bits::Q8, group: 32 };
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 65520.0 * 127.0, f32::MAX] {
         let mut values = [0.0; 40];
@@ -116,7 +116,7 @@ fn what_has_no_scale_is_refused() {
 }
 
 #[test]
-fn a_weight_whose_parts_disagree_is_refused() {
+fn a_weight_of_inconsistent_lengths_is_refused() {
     let quantization = Quantization { bits: Bits::Q8, group: 32 };
     let good = quantize("w", &[1.0; 64], [2, 32], quantization).unwrap();
     let mut shape = good.clone();

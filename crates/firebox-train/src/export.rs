@@ -77,7 +77,7 @@ fn encoding(name: &str, shape: &[usize], trunk: &Checkpoint, dtype: Dtype) -> En
         name: name.to_owned(),
         shape: shape.to_vec(),
         encoding: plain,
-        segment: SegmentId::of(name),
+        segment: SegmentId::from_tensor_name(name),
         bytes: 0,
     };
     match trunk.quantization() {
@@ -138,7 +138,7 @@ pub fn export_adapter(
     folder: impl AsRef<Path>,
 ) -> Result<HeadFiles, TrainError> {
     let folder = folder.as_ref();
-    let layer = |pair: &AdapterPair| match SegmentId::of(&pair.module) {
+    let layer = |pair: &AdapterPair| match SegmentId::from_tensor_name(&pair.module) {
         SegmentId::Layer(layer) => Some(layer),
         _ => None,
     };

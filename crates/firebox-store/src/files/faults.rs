@@ -1,52 +1,52 @@
-//! Files that fail because a test says so.
+//! Injected file system faults for tests.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-/// What is wrong with a disk.
+/// A fault of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// There is no room: half of what is written arrives, and nothing is made. What is there is read and removed.
+    /// The disk is full: writes store half of their bytes, and nothing can be created. Reading and removing work.
     Full,
-    /// Nothing can be read or changed; of what is being written half arrives. From one operation on that is also what a loss of
-    /// power leaves.
+    /// Reads and changes fail; a write stores half of its bytes. Applied from one operation on, this also models a loss of
+    /// power.
     Broken,
-    /// Half of what is written arrives, and all is said to have.
+    /// Writes store half of their bytes and report success.
     Torn,
-    /// Reads give half as much as was asked for, which is no fault, but rare enough to be forgotten.
+    /// Reads return half of the requested bytes, which is legal but rarely handled.
     Few,
-    /// Files end before they should.
+    /// Files end early.
     Short,
-    /// Files are not there any more when they are to be opened.
+    /// Files have vanished when they are opened.
     Vanished,
 }
 
-/// What is done with a file.
+/// A kind of file operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     Open,
     Read,
     Write,
     Sync,
-    /// Makes a folder, renames, or changes a length.
+    /// Creates a folder, renames, or changes a length.
     Change,
     Remove,
 }
 
-/// What comes of an operation instead.
+/// The injected outcome of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Strike {
+pub(super) enum Outcome {
     NoRoom,
     NotReadable,
     NotThere,
-    /// It seems to be done, by half.
+    /// Reports success after half of the work.
     Few,
     End,
 }
 
-impl Strike {
+impl Outcome {
     pub fn error(self) -> io::Error {
         match self {
             Self::NoRoom => io::ErrorKind::StorageFull.into(),
@@ -60,26 +60,26 @@ impl Strike {
     }
 }
 
-/// What unix systems call a disk that fails, all by the same number; the standard library has no kind for it.
+/// The error number of a failing disk on Unix systems; the standard library has no kind for it.
 pub(crate) const EIO: i32 = 5;
 
 impl Fault {
-    /// What comes of an operation, where that is touched by the fault.
-    fn strikes(self, operation: Operation) -> Option<Strike> {
+    /// The outcome of an operation under this fault, if the fault affects it.
+    fn outcome(self, operation: Operation) -> Option<Outcome> {
         use Operation::{Change, Open, Read, Sync, Write};
         match (self, operation) {
-            (Self::Full, Write | Sync | Change) => Some(Strike::NoRoom),
-            (Self::Broken, _) => Some(Strike::NotReadable),
-            (Self::Torn, Write) | (Self::Few, Read) => Some(Strike::Few),
-            (Self::Short, Read) => Some(Strike::End),
-            (Self::Vanished, Open) => Some(Strike::NotThere),
+            (Self::Full, Write | Sync | Change) => Some(Outcome::NoRoom),
+            (Self::Broken, _) => Some(Outcome::NotReadable),
+            (Self::Torn, Write) | (Self::Few, Read) => Some(Outcome::Few),
+            (Self::Short, Read) => Some(Outcome::End),
+            (Self::Vanished, Open) => Some(Outcome::NotThere),
             _ => None,
         }
     }
 }
 
-/// Has files below a folder fail, for as long as it lives. Folders of other tests do not notice, so that tests can run side
-/// by side; two for one folder are both asked.
+/// Makes operations on files below a folder fail while it lives. Other folders are unaffected, so tests can run in
+/// parallel; if two plans cover a folder, both apply.
 ///
 /// ```
 /// use firebox_store::files::{self, Fault, Faults};
@@ -87,7 +87,7 @@ impl Fault {
 /// let folder = tempfile::tempdir().unwrap();
 /// let faults = Faults::below(folder.path());
 /// faults.from(1, Fault::Full);
-/// // The first operation is done, and those after it are not.
+/// // The first operation succeeds, and later ones fail.
 /// let error = files::write(&folder.path().join("state"), b"new").unwrap_err();
 /// assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
 /// faults.lift();
@@ -105,22 +105,22 @@ struct Plan {
 #[derive(Debug, Default)]
 struct State {
     fault: Option<Fault>,
-    /// Operations that are let through before the first that fails.
-    before: usize,
-    /// How many fail.
-    most: usize,
-    /// Operations that the fault touches, so far.
-    met: usize,
-    /// How many of them failed.
-    struck: usize,
+    /// Operations that succeed before the first failure.
+    successes: usize,
+    /// The number of failures.
+    limit: usize,
+    /// Affected operations so far.
+    affected: usize,
+    /// Failed operations so far.
+    failed: usize,
 }
 
-/// How many plans there are: where there is none, nobody asks for the lock.
+/// The number of active plans; while it is zero, the lock is not taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static PLANS: RwLock<Vec<Arc<Plan>>> = RwLock::new(Vec::new());
 
 impl Faults {
-    /// None yet.
+    /// Creates a plan without failures.
     pub fn below(folder: &Path) -> Self {
         let plan = Arc::new(Plan { folder: folder.to_owned(), state: Mutex::default() });
         PLANS.write().unwrap_or_else(PoisonError::into_inner).push(plan.clone());
@@ -128,24 +128,24 @@ impl Faults {
         Self(plan)
     }
 
-    /// From the operation `nth` on, of those that the fault touches, all fail.
+    /// Lets all affected operations fail from the `nth` on.
     pub fn from(&self, nth: usize, fault: Fault) {
-        *self.state() = State { fault: Some(fault), before: nth, most: usize::MAX, ..State::default() };
+        *self.state() = State { fault: Some(fault), successes: nth, limit: usize::MAX, ..State::default() };
     }
 
-    /// Only the operation `nth` fails, of those that the fault touches.
+    /// Lets only the `nth` affected operation fail.
     pub fn once(&self, nth: usize, fault: Fault) {
-        *self.state() = State { fault: Some(fault), before: nth, most: 1, ..State::default() };
+        *self.state() = State { fault: Some(fault), successes: nth, limit: 1, ..State::default() };
     }
 
-    /// Nothing fails any more. Returns how many operations have.
+    /// Ends all failures. Returns the number of operations that failed.
     pub fn lift(&self) -> usize {
-        std::mem::take(&mut *self.state()).struck
+        std::mem::take(&mut *self.state()).failed
     }
 
-    /// How many operations have failed since it was last said what should.
-    pub fn struck(&self) -> usize {
-        self.state().struck
+    /// The number of operations that failed since the fault was last set.
+    pub fn failed(&self) -> usize {
+        self.state().failed
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -161,19 +161,19 @@ impl Drop for Faults {
     }
 }
 
-/// What comes of an operation instead of what should, if a test has said so.
-pub(super) fn strike(operation: Operation, path: &Path) -> Option<Strike> {
+/// The injected outcome of an operation, if a test has planned one.
+pub(super) fn outcome(operation: Operation, path: &Path) -> Option<Outcome> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
     }
     let plans = PLANS.read().unwrap_or_else(PoisonError::into_inner);
     plans.iter().filter(|plan| path.starts_with(&plan.folder)).find_map(|plan| {
         let mut state = plan.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let strike = state.fault?.strikes(operation)?;
-        state.met += 1;
-        let strikes = state.met > state.before && state.struck < state.most;
-        state.struck += usize::from(strikes);
-        strikes.then_some(strike)
+        let outcome = state.fault?.outcome(operation)?;
+        state.affected += 1;
+        let strikes = state.affected > state.successes && state.failed < state.limit;
+        state.failed += usize::from(strikes);
+        strikes.then_some(outcome)
     })
 }
 
@@ -185,13 +185,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fault_is_what_it_says_and_only_below_its_folder() {
+    fn faults_behave_as_described_and_only_below_their_folder() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let path = folder.path().join("file");
         let beside = other.path().join("file");
         let faults = Faults::below(folder.path());
         let kind = |result: io::Result<()>| result.unwrap_err().kind();
-        let eio = Strike::NotReadable.error().kind();
+        let eio = Outcome::NotReadable.error().kind();
         fs::write(&path, [7; 100]).unwrap();
 
         faults.from(0, Fault::Full);

@@ -1,10 +1,10 @@
-//! The one way to files that outlive a process, and to those that are read a part at a time.
+//! File access for everything that outlives the process and for files that are read in parts.
 //!
-//! What stands here is what the standard library has, with the same answers. It stands here so that a test can have files
-//! [fail](Faults) where they are used for real, at every single operation. The hook is part of every build: what is tested
-//! is what runs, and while nothing is to fail it is the look at one number beside a call of the system. Looking files up
-//! changes nothing and goes past it, and so does memory that a file is mapped into: a page that cannot be read there ends
-//! the process, which no test can catch. So whatever has to survive a bad disk is read by position first.
+//! The functions mirror those of the standard library, including their errors, and let a test inject [faults](Faults) at
+//! every single operation. The hook is part of every build, so tested code is the code that ships; while no fault is
+//! planned it costs one atomic load per system call. Lookups of metadata bypass it because they change nothing, and so do
+//! mapped files: a page that cannot be read ends the process, which no test can catch. Code that has to survive a bad disk
+//! therefore reads by position first.
 
 mod faults;
 
@@ -15,21 +15,21 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use faults::{Operation, Strike, strike};
+use faults::{Operation, Outcome, outcome};
 
-/// What came of locking a file.
+/// The result of locking a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
-    /// Nobody else can have it now.
+    /// This process holds the lock.
     Held,
-    /// Somebody else has it.
+    /// Another process holds the lock.
     Busy,
-    /// There are none on this file system.
+    /// The file system does not support locks.
     Absent,
 }
 
 fn has_no_locks(error: &io::Error) -> bool {
-    // What a network's file system says whose server has none.
+    // Returned by network file systems whose server has no locks.
     #[cfg(target_os = "linux")]
     if error.raw_os_error() == Some(libc::ENOLCK) {
         return true;
@@ -37,7 +37,7 @@ fn has_no_locks(error: &io::Error) -> bool {
     error.kind() == ErrorKind::Unsupported
 }
 
-/// An open file that knows where it is.
+/// An open file that knows its path.
 #[derive(Debug)]
 pub struct File {
     file: fs::File,
@@ -45,28 +45,28 @@ pub struct File {
 }
 
 impl File {
-    /// Opens a file to read it.
+    /// Opens a file for reading.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::open_with(path, fs::File::options().read(true))
     }
 
-    /// Makes a file to write to, in the place of what is there.
+    /// Creates a file for writing and truncates an existing one.
     pub fn create(path: &Path) -> io::Result<Self> {
         Self::open_with(path, fs::File::options().write(true).create(true).truncate(true))
     }
 
-    /// Makes a file to write to where there is none.
+    /// Creates a file for writing; fails if it exists.
     pub fn create_new(path: &Path) -> io::Result<Self> {
         Self::open_with(path, fs::File::options().read(true).write(true).create_new(true))
     }
 
-    /// Opens a file in any other way.
+    /// Opens a file with other options.
     pub fn open_with(path: &Path, options: &fs::OpenOptions) -> io::Result<Self> {
-        pass(Operation::Open, path)?;
+        check_faults(Operation::Open, path)?;
         Ok(Self { file: options.open(path)?, path: path.to_owned() })
     }
 
-    /// Takes it for this process alone, until it and what was cloned of it are closed, however the process ends.
+    /// Locks the file for this process until it and its clones are closed, however the process ends.
     pub fn try_lock(&self) -> io::Result<Lock> {
         match self.file.try_lock() {
             Ok(()) => Ok(Lock::Held),
@@ -76,24 +76,24 @@ impl File {
         }
     }
 
-    /// The system's own file, to map it and to look it up.
+    /// The underlying file, for mapping and metadata.
     pub fn system(&self) -> &fs::File {
         &self.file
     }
 
-    /// Makes all that was written survive a loss of power.
+    /// Makes all writes durable.
     pub fn sync_all(&self) -> io::Result<()> {
-        pass(Operation::Sync, &self.path)?;
+        check_faults(Operation::Sync, &self.path)?;
         self.file.sync_all()
     }
 
-    /// Cuts the file off, or appends zeros.
+    /// Truncates the file, or extends it with zeros.
     pub fn set_len(&self, length: u64) -> io::Result<()> {
-        pass(Operation::Change, &self.path)?;
+        check_faults(Operation::Change, &self.path)?;
         self.file.set_len(length)
     }
 
-    /// Reads from byte `start` on, as far as the system likes. Returns how many bytes that were; none at the end.
+    /// Reads from byte `start` on, as much as the system returns. Returns the number of bytes, 0 at the end.
     pub fn read_at(&self, buffer: &mut [u8], start: u64) -> io::Result<usize> {
         let most = self.readable(buffer.len())?;
         read_at(&self.file, &mut buffer[..most], start)
@@ -115,12 +115,12 @@ impl File {
         Ok(())
     }
 
-    /// How much of a read is let through.
+    /// The part of a read that is let through.
     fn readable(&self, length: usize) -> io::Result<usize> {
-        match strike(Operation::Read, &self.path) {
+        match outcome(Operation::Read, &self.path) {
             None => Ok(length),
-            Some(Strike::Few) => Ok(length.min(length.div_ceil(2))),
-            Some(Strike::End) => Ok(0),
+            Some(Outcome::Few) => Ok(length.min(length.div_ceil(2))),
+            Some(Outcome::End) => Ok(0),
             Some(other) => Err(other.error()),
         }
     }
@@ -135,11 +135,11 @@ impl Read for File {
 
 impl Write for File {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        match strike(Operation::Write, &self.path) {
+        match outcome(Operation::Write, &self.path) {
             None => self.file.write(buffer),
-            Some(strike) => {
+            Some(outcome) => {
                 self.file.write_all(&buffer[..buffer.len() / 2])?;
-                if strike == Strike::Few { Ok(buffer.len()) } else { Err(strike.error()) }
+                if outcome == Outcome::Few { Ok(buffer.len()) } else { Err(outcome.error()) }
             }
         }
     }
@@ -155,7 +155,7 @@ impl Seek for File {
     }
 }
 
-/// All of a file.
+/// Reads a whole file.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     let mut bytes = Vec::new();
@@ -163,7 +163,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// All of a file that is text.
+/// Reads a whole text file.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let mut text = String::new();
@@ -171,73 +171,72 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Writes a file in the place of what is there, and makes it durable. Whoever must not lose what is there writes beside it
-/// and renames.
+/// Overwrites a file and makes it durable. To keep the old content in case of a failure, write beside it and rename.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
 
-/// What a folder has.
+/// Lists the entries of a folder.
 pub fn list(path: &Path) -> io::Result<fs::ReadDir> {
-    pass(Operation::Open, path)?;
+    check_faults(Operation::Open, path)?;
     fs::read_dir(path)
 }
 
-/// Makes a folder where there is none.
+/// Creates a folder.
 pub fn create_folder(path: &Path) -> io::Result<()> {
-    pass(Operation::Change, path)?;
+    check_faults(Operation::Change, path)?;
     fs::create_dir(path)
 }
 
-/// Makes a folder and those above it, as far as they are not there.
+/// Creates a folder and its missing parents.
 pub fn create_folders(path: &Path) -> io::Result<()> {
-    pass(Operation::Change, path)?;
+    check_faults(Operation::Change, path)?;
     fs::create_dir_all(path)
 }
 
-/// Gives a file or folder another name, in the place of what has that name.
+/// Renames a file or folder and replaces an existing one.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    pass(Operation::Change, to)?;
+    check_faults(Operation::Change, to)?;
     fs::rename(from, to)
 }
 
 /// Removes a file.
 pub fn remove_file(path: &Path) -> io::Result<()> {
-    pass(Operation::Remove, path)?;
+    check_faults(Operation::Remove, path)?;
     fs::remove_file(path)
 }
 
-/// Removes a folder that has nothing in it.
+/// Removes an empty folder.
 pub fn remove_folder(path: &Path) -> io::Result<()> {
-    pass(Operation::Remove, path)?;
+    check_faults(Operation::Remove, path)?;
     fs::remove_dir(path)
 }
 
-/// Removes a folder with all that is in it.
+/// Removes a folder and all its contents.
 pub fn remove_folders(path: &Path) -> io::Result<()> {
-    pass(Operation::Remove, path)?;
+    check_faults(Operation::Remove, path)?;
     fs::remove_dir_all(path)
 }
 
-/// Makes renames in a folder survive a loss of power.
+/// Makes renames in a folder durable.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     if cfg!(windows) {
-        // A directory cannot be opened as a file there, and its entries are journalled.
+        // Windows cannot open a directory as a file, and journals its entries.
         return Ok(());
     }
-    pass(Operation::Sync, path)?;
+    check_faults(Operation::Sync, path)?;
     fs::File::open(path)?.sync_all()
 }
 
-/// The folder that a path is in.
+/// The folder that contains a path.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn pass(operation: Operation, path: &Path) -> io::Result<()> {
-    strike(operation, path).map_or(Ok(()), |strike| Err(strike.error()))
+fn check_faults(operation: Operation, path: &Path) -> io::Result<()> {
+    outcome(operation, path).map_or(Ok(()), |outcome| Err(outcome.error()))
 }
 
 #[cfg(unix)]

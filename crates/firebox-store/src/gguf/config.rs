@@ -1,4 +1,4 @@
-//! From GGUF metadata to the `config.json` that the model had before it was converted.
+//! The `config.json` that a model had before its conversion to GGUF, reconstructed from the metadata.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use super::windows::{self, sliding_window};
 use crate::error::Fault;
 use crate::excerpt::Excerpt;
 
-/// The families of models that are translated, by what sets their tensors apart.
+/// The supported model families, distinguished by their tensor layouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     Llama,
@@ -47,7 +47,7 @@ impl Family {
     }
 }
 
-/// What the configuration takes from the tensors rather than from the metadata.
+/// The parts of the configuration that follow from tensors rather than from metadata.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) vocab_size: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Seen {
     pub(crate) short_factors: Option<Vec<f32>>,
 }
 
-/// Reads keys of one architecture.
+/// Reads metadata keys of one architecture.
 pub(super) struct Keys<'a> {
     pub(super) metadata: &'a Metadata,
     pub(super) architecture: &'a str,
@@ -75,7 +75,7 @@ impl Keys<'_> {
         self.metadata.uniform(&self.key(name))
     }
 
-    /// A number that must be there and cannot be zero: it is a dimension, and others are divided by it.
+    /// A required number that is not zero: it is a dimension or a divisor.
     pub(super) fn dimension(&self, name: &str) -> Result<u64, Fault> {
         match self.number(name)? {
             Some(0) => Err(Fault::new(self.key(name), "0; expected 1 or more")),
@@ -96,11 +96,11 @@ impl Keys<'_> {
     }
 }
 
-/// Dimensions beyond this are refused before they size anything: per-layer lists are made from some of them.
+/// The largest dimension. Larger ones are refused, because per-layer lists are sized by some of them.
 const MAX_DIMENSION: u64 = 1 << 32;
 const MAX_LAYERS: u64 = 100_000;
 
-/// The shortest decimal that is the same f32: 1e-6 rather than 9.999999974752427e-7, as the configuration had it.
+/// The shortest decimal of the same f32, as in the original configuration: 1e-6 rather than 9.999999974752427e-7.
 pub(super) fn tidy(value: f64) -> f64 {
     let narrow = value as f32;
     if f64::from(narrow) != value {
@@ -109,7 +109,7 @@ pub(super) fn tidy(value: f64) -> f64 {
     narrow.to_string().parse().unwrap_or(value)
 }
 
-/// The number of ordinary blocks: without those that draft further tokens.
+/// The number of ordinary blocks, without those that draft further tokens.
 pub(crate) fn layers(metadata: &Metadata, architecture: &str) -> Result<usize, Fault> {
     let keys = Keys { metadata, architecture };
     let blocks = keys.dimension("block_count")?;
@@ -123,7 +123,7 @@ pub(crate) fn layers(metadata: &Metadata, architecture: &str) -> Result<usize, F
         })
 }
 
-/// Makes the configuration.
+/// Builds the configuration.
 pub(crate) fn config(
     metadata: &Metadata,
     architecture: &str,
@@ -247,7 +247,7 @@ fn llama(
 ) -> Result<(), Fault> {
     require_rms_norm(keys)?;
     no_experts(keys)?;
-    // Mistral models are stored as llama; only one with a sliding window needs to be told apart.
+    // Mistral models are stored as llama; only a sliding window distinguishes them.
     match sliding_window(keys)? {
         Some(window) => set(
             config,
@@ -262,7 +262,7 @@ fn llama(
             }),
         ),
     }
-    // The converter permutes the rows of q and k for the interleaved form of rotary positions.
+    // The converter permutes the rows of q and k for interleaved rotary positions.
     notes.insert("rope_interleaved".into(), true.into());
     Ok(())
 }
@@ -275,7 +275,7 @@ fn smollm3(
 ) -> Result<(), Fault> {
     require_rms_norm(keys)?;
     no_experts(keys)?;
-    // Every fourth layer has no rotary positions. The metadata does not say so; the architecture means it.
+    // Every fourth layer has no rotary positions. This follows from the architecture; the metadata has no key for it.
     let layers = layers(keys.metadata, keys.architecture)?;
     let rotary: Vec<u8> = (1..=layers).map(|layer| u8::from(!layer.is_multiple_of(4))).collect();
     set(
@@ -317,7 +317,7 @@ fn qwen3_moe(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<(), Fau
         json!({
             "model_type": "qwen3_moe",
             "architectures": ["Qwen3MoeForCausalLM"],
-            // Transformers 5 has the first name, all before it the second.
+            // Transformers 5 uses the first name, earlier versions the second.
             "num_local_experts": experts,
             "num_experts": experts,
             "num_experts_per_tok": keys.dimension("expert_used_count")?,
@@ -368,9 +368,9 @@ fn qwen35(
             "norm_weight_offset": 0.0,
             // `A_log` holds -exp(A_log).
             "a_log_negated_exp": true,
-            // Value heads stand as k0v0 k1v0 … k0v1 k1v1 … rather than k0v0 k0v1 … k1v0 k1v1 …: in the value rows of
-            // in_proj_qkv and conv1d, the rows of in_proj_z, in_proj_a, in_proj_b, A_log and dt_bias, and the columns
-            // of out_proj. The converter leaves equal numbers of heads alone, where the two orders are one.
+            // Value heads are ordered k0v0 k1v0 … k0v1 k1v1 … rather than k0v0 k0v1 … k1v0 k1v1 …: in the value rows of
+            // in_proj_qkv and conv1d, the rows of in_proj_z, in_proj_a, in_proj_b, A_log and dt_bias, and the columns of out_proj.
+            // With equal numbers of heads the two orders are the same.
             "v_heads_tiled": key_heads != value_heads,
         }),
     );
@@ -395,7 +395,7 @@ fn qwen35_layer_types(keys: &Keys<'_>, layers: usize) -> Result<Vec<&'static str
     Ok((1..=layers as u64).map(|layer| name(!layer.is_multiple_of(interval))).collect())
 }
 
-/// The layers of the one Gemma 3 model whose query scale is not that of its head dimension.
+/// The number of layers of the only Gemma 3 model whose query scale does not follow from its head dimension.
 const GEMMA3_27B_LAYERS: usize = 62;
 
 fn gemma3(
@@ -424,7 +424,7 @@ fn gemma3(
     Ok(())
 }
 
-/// The number of which the scale of queries is the inverse root. Most converters leave the scale to be known.
+/// `query_pre_attn_scalar`: the query scale is one over its square root. Most converters omit the scale.
 fn gemma3_scalar(keys: &Keys<'_>, layers: usize) -> Result<Value, Fault> {
     let name = "attention.scale";
     let Some(scale) = keys.metadata.float(&keys.key(name))? else {
@@ -439,8 +439,8 @@ fn gemma3_scalar(keys: &Keys<'_>, layers: usize) -> Result<Value, Fault> {
         return Err(Fault::new(keys.key(name), format!("{scale}; expected a number above 0")));
     }
     let scalar = f64::from(narrow).powi(-2);
-    // Configurations have a whole number, which is not what the rounded scale comes to; it is what was meant if it
-    // gives the same scale. Otherwise 64 bits are enough to come back to the 32 of the scale.
+    // Configurations hold an integer, which the rounded scale does not reproduce exactly. The nearest integer is taken if
+    // it gives the same scale; otherwise 64 bits are enough to reproduce the 32 bits of the scale.
     let whole = scalar.round();
     let exact = whole <= MAX_DIMENSION as f64 && whole.powf(-0.5) as f32 == narrow;
     Ok(if exact { json!(whole as u64) } else { json!(scalar) })
@@ -486,7 +486,7 @@ fn bert(
     config.remove("head_dim");
     config.remove("num_key_value_heads");
     config.remove("attention_bias");
-    // Those that do not say are embedding models all the same, and those pool by the mean.
+    // Files without the key are embedding models too, and those pool by the mean.
     match keys.number("pooling_type")? {
         None | Some(0) => notes.insert("pooling".into(), "mean".into()),
         Some(1..=3) => None,

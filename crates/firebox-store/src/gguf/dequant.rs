@@ -1,11 +1,11 @@
-//! Block formats to f32, in the order of operations of the `gguf` Python package, which is what makes the results
-//! equal bit for bit. Products are rounded before they are added: Rust never contracts them into one operation.
+//! Decoding of block formats to f32. The order of operations is that of the `gguf` Python package, so results are bit-equal.
+//! Products are rounded before they are added: Rust never fuses them.
 
 use half::f16;
 
 use crate::encoding::BlockType;
 
-/// Appends the weights of whole blocks; a part of a block at the end is ignored.
+/// Appends the weights of whole blocks; an incomplete block at the end is ignored.
 pub(crate) fn dequantize(block: BlockType, data: &[u8], out: &mut Vec<f32>) {
     match block {
         BlockType::Q8_0 => each(data, out, q8_0),
@@ -33,7 +33,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Half a byte of sixteen: the low halves are the first sixteen weights, the high halves the others.
+/// Extracts a 4-bit value of sixteen bytes: low halves hold the first sixteen weights, high halves the others.
 fn nibble(bytes: &[u8], index: usize) -> u8 {
     if index < 16 { bytes[index] & 0x0F } else { bytes[index - 16] >> 4 }
 }
@@ -74,9 +74,8 @@ fn q5_1(block: &[u8; 24]) -> [f32; 32] {
     })
 }
 
-/// The six-bit scale and minimum of each of eight sub-blocks, packed in twelve bytes: four low scales, four low
-/// minima (six bits each), then the low four bits of the other eight, whose top two bits are the first bytes' spare
-/// ones.
+/// The 6-bit scale and minimum of each of eight sub-blocks, packed in twelve bytes: four low scales and four low minima (six
+/// bits each), then the low four bits of the other eight, whose top two bits are in the unused bits of the first bytes.
 fn scale_and_min(packed: &[u8], sub_block: usize) -> (f32, f32) {
     let (scale, min) = if sub_block < 4 {
         (packed[sub_block] & 0x3F, packed[sub_block + 4] & 0x3F)

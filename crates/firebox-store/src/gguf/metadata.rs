@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::error::Fault;
 
-/// A metadata value. Integers and floats of every width are kept in the widest.
+/// A metadata value. Integers and floats of every width are held in the widest type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// An unsigned integer.
@@ -21,7 +21,7 @@ pub enum Value {
     List(List),
 }
 
-/// A metadata array. Those that come with a whole vocabulary keep their element's width.
+/// A metadata array. Element types of vocabulary arrays keep their width.
 #[derive(Debug, Clone, PartialEq)]
 pub enum List {
     /// Bytes, signed or not.
@@ -78,12 +78,12 @@ impl Metadata {
         Ok(())
     }
 
-    /// The value of that key.
+    /// Looks up a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key)
     }
 
-    /// The keys, in no order.
+    /// The keys, in arbitrary order.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.values.keys().map(String::as_str)
     }
@@ -140,7 +140,7 @@ impl Metadata {
         .map(|id| id.flatten().filter(|id| *id != u32::MAX))
     }
 
-    /// A number that GGUF may give once for the model or once for each layer; here it must be the same for all.
+    /// A number that GGUF stores either once per model or once per layer; here it must be equal for all layers.
     pub(crate) fn uniform(&self, key: &str) -> Result<Option<u64>, Fault> {
         let Some(Value::List(list)) = self.values.get(key) else { return self.unsigned(key) };
         let values: Vec<i64> = match list {

@@ -1,16 +1,16 @@
 //! GGUF files, as llama.cpp's converter writes them.
 //!
-//! Names, shapes and metadata are translated to Hugging Face's. The weights stay as they are, mapped; where the
-//! converter changed their numbers or their order, the made configuration says so in its object `firebox`:
+//! Names, shapes and metadata are translated to Hugging Face's. The weights stay mapped and unchanged; where the converter
+//! changed their values or their order, the derived configuration says so in its object `firebox`:
 //!
 //! | key | meaning |
 //! |---|---|
 //! | `source` | always `"gguf"` |
 //! | `rope_interleaved` | the rows of `q_proj` and `k_proj`, weights and biases, are in the order of interleaved rotary positions: pairs are neighbours, not halves |
-//! | `norm_weight_offset` | what to add to a norm's weight, where the family's own offset is another (Gemma and Qwen3.5: 0 instead of 1) |
+//! | `norm_weight_offset` | the number to add to a norm's weight, if the family's own offset is another (Gemma and Qwen3.5: 0 instead of 1) |
 //! | `a_log_negated_exp` | `A_log` holds `-exp(A_log)` |
-//! | `v_heads_tiled` | the value heads of linear attention run over the key heads first |
-//! | `pooling` | how tokens become one vector, where the file says so or it is an encoder: `"mean"`, `"first"` or `"last"` of them |
+//! | `v_heads_tiled` | the value heads of linear attention iterate over the key heads first |
+//! | `pooling` | how tokens become one vector, if the file says so or the model is an encoder: `"mean"`, `"first"` or `"last"` |
 //!
 //! Frequency factors stored as tensors become `rope_parameters`: `rope_freqs` as `{"rope_type": "firebox_factors",
 //! "factors": […]}`, by which the frequencies are divided, and `rope_factors_long` and `_short` as `longrope`.
@@ -66,7 +66,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, StoreError> {
     })
 }
 
-/// A GGUF file translated: everything that opening one comes to, but the mapping.
+/// A translated GGUF file: everything that opening yields except the mapping.
 pub struct Model {
     config: serde_json::Value,
     text: TextAssets,
@@ -74,7 +74,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Reads the header of a whole GGUF file and translates it.
+    /// Parses the header of a whole GGUF file and translates it.
     pub fn parse(file: &[u8]) -> Result<Self, Fault> {
         let Header { metadata, entries, .. } = Header::parse(file)?;
         if metadata.unsigned("split.count")?.is_some_and(|count| count > 1) {
@@ -117,12 +117,12 @@ impl Model {
         Ok(Self { config, text, tensors })
     }
 
-    /// The made configuration.
+    /// The derived configuration.
     pub fn config(&self) -> &serde_json::Value {
         &self.config
     }
 
-    /// The vocabulary, where the file has one.
+    /// The vocabulary, if the file has one.
     pub fn vocabulary(&self) -> Option<&GgufVocabulary> {
         match &self.text.tokenizer {
             Some(TokenizerSource::Gguf(vocabulary)) => Some(vocabulary),
@@ -143,13 +143,13 @@ fn tensor(family: Family, name: String, entry: Entry, seen: &mut Seen) -> Result
             seen.vocab_size = *vocabulary;
         }
         ("embeddings.token_type_embeddings.weight", [types, _]) => seen.token_types = Some(*types),
-        // A vector if there is but one type, since the converter drops dimensions of 1.
+        // A vector if there is only one type, because the converter drops dimensions of 1.
         ("embeddings.token_type_embeddings.weight", [width]) => {
             seen.token_types = Some(1);
             shape = vec![1, *width];
         }
         ("lm_head.weight", _) => seen.has_output = true,
-        // The converter drops the dimension of 1 in the middle.
+        // The converter drops the middle dimension of 1.
         (name, [channels, kernel]) if family == Family::Qwen35 && name.ends_with("conv1d.weight") => {
             shape = vec![*channels, 1, *kernel];
         }
@@ -160,7 +160,7 @@ fn tensor(family: Family, name: String, entry: Entry, seen: &mut Seen) -> Result
         .iter()
         .any(|projection| name.ends_with(&format!("mlp.{projection}_proj.bias")));
     let info = TensorInfo {
-        segment: SegmentId::of(&name),
+        segment: SegmentId::from_tensor_name(&name),
         name,
         shape,
         encoding: entry.encoding,
@@ -172,11 +172,11 @@ fn tensor(family: Family, name: String, entry: Entry, seen: &mut Seen) -> Result
 /// More experts than any model has.
 const MAX_EXPERTS: usize = 65_536;
 
-/// The smallest expert. Each becomes a tensor of its own: without this, a file of four-byte experts would take fifty
-/// times its size in names.
+/// The smallest size of an expert. Each becomes a tensor of its own: without this bound, the names of four-byte experts
+/// would take fifty times the file's size.
 const MIN_EXPERT: usize = 64;
 
-/// One tensor for each expert out of the stack of all.
+/// Splits the stack of all experts into one tensor per expert.
 fn experts(
     entry: &Entry,
     layer: usize,
@@ -201,13 +201,13 @@ fn experts(
     let slices = (0..count).map(|expert| {
         let name = format!("model.layers.{layer}.mlp.experts.{expert}.{projection}.weight");
         let info = TensorInfo {
-            segment: SegmentId::of(&name),
+            segment: SegmentId::from_tensor_name(&name),
             name,
             shape: shape.clone(),
             encoding: entry.encoding,
             bytes: len as u64,
         };
-        // The stack was checked to lie within the file, and its experts are its equal parts.
+        // The stack lies within the file, and its experts are equal parts of it.
         (info, Place { data: Span { file: 0, start: entry.start + expert * len, len }, scales: None })
     });
     Ok(slices.collect())

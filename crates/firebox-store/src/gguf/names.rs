@@ -1,21 +1,21 @@
-//! From GGUF's tensor names to Hugging Face's.
+//! Translation of GGUF's tensor names to Hugging Face's.
 
 use super::config::Family;
 
-/// What becomes of one tensor of a GGUF file.
+/// The translation of one tensor of a GGUF file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Role {
     /// A tensor under this name.
     Tensor(String),
-    /// The same weight of every expert of a layer, stacked; `projection` is the last part of the name.
+    /// The stacked weights of all experts of a layer; `projection` is the last part of the name.
     Experts { layer: usize, projection: &'static str },
-    /// Frequency factors of rotary positions, which go into the configuration.
+    /// Frequency factors of rotary positions, which become part of the configuration.
     RopeFactors(RopeFactors),
-    /// Something that can be computed, stored by old converters.
+    /// A tensor of old converters that can be computed, and is ignored.
     Redundant,
 }
 
-/// Which frequency factors.
+/// A kind of frequency factors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RopeFactors {
     All,
@@ -23,9 +23,9 @@ pub(crate) enum RopeFactors {
     Short,
 }
 
-/// The role of a tensor. `layers` is the number of ordinary blocks: those beyond it predict further tokens.
+/// The role of a tensor. `layers` is the number of ordinary blocks; blocks beyond it predict further tokens.
 ///
-/// A name that is not known keeps its own spelling, out of the way of the model.
+/// Unknown names are kept in a form that cannot collide with tensors of the model.
 pub(crate) fn role(family: Family, layers: usize, name: &str) -> Role {
     match name {
         "rope_freqs.weight" => return Role::RopeFactors(RopeFactors::All),
@@ -43,7 +43,7 @@ pub(crate) fn role(family: Family, layers: usize, name: &str) -> Role {
     known.unwrap_or_else(|| Role::Tensor(name.to_owned()))
 }
 
-/// A tensor that belongs to no block.
+/// Translates a tensor outside of blocks.
 fn whole(family: Family, name: &str) -> Option<String> {
     let (stem, suffix) = name.rsplit_once('.')?;
     let stem = match (family, stem) {
@@ -64,7 +64,7 @@ fn whole(family: Family, name: &str) -> Option<String> {
 
 fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role> {
     if family == Family::Qwen35 {
-        // The two parameters that are not a weight or a bias of something.
+        // These two parameters are neither a weight nor a bias.
         let bare = match rest {
             "ssm_a" => Some("A_log"),
             "ssm_dt.bias" => Some("dt_bias"),
@@ -101,7 +101,7 @@ fn block(family: Family, layers: usize, layer: usize, rest: &str) -> Option<Role
 }
 
 fn decoder_block(family: Family, stem: &str) -> Option<&'static str> {
-    // The same GGUF name stands for another tensor where the block is built differently.
+    // A GGUF name can denote different tensors, depending on the structure of the block.
     let own = match (family, stem) {
         (Family::Gemma3, "ffn_norm") => Some("pre_feedforward_layernorm"),
         (Family::Gemma3, "post_ffw_norm") => Some("post_feedforward_layernorm"),
@@ -148,7 +148,7 @@ fn bert_block(stem: &str) -> Option<&'static str> {
     })
 }
 
-/// A block that drafts the token after next. Hugging Face keeps those under `mtp`.
+/// Translates a tensor of a block that drafts the token after next. Hugging Face names those under `mtp`.
 fn draft_block(family: Family, index: usize, stem: &str, suffix: &str) -> Option<String> {
     let name = match stem {
         "nextn.eh_proj" => "mtp.fc".to_owned(),
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_become_those_of_hugging_face() {
+    fn names_are_translated_to_hugging_face() {
         for (family, name, expected) in [
             (Family::Llama, "token_embd.weight", "model.embed_tokens.weight"),
             (Family::Llama, "blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"),

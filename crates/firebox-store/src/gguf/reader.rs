@@ -1,4 +1,4 @@
-//! The header of a GGUF file: metadata and the table of tensors.
+//! The header of a GGUF file: metadata and tensor table.
 
 use std::collections::HashSet;
 
@@ -10,23 +10,23 @@ use crate::excerpt::Excerpt;
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// As many dimensions as a ggml tensor has.
+/// The number of dimensions of a ggml tensor.
 const MAX_DIMENSIONS: u32 = 4;
 
-/// Arrays in arrays beyond this depth are refused: no key in use has any, and each level is a call.
+/// The deepest nesting of arrays. No known key nests them, and each level is a recursive call.
 const MAX_DEPTH: usize = 4;
 
-/// The longest name of a key or tensor, as GGUF's specification has it.
+/// The longest name of a key or tensor in GGUF's specification.
 const MAX_NAME: usize = 65_535;
 
 /// One tensor of a GGUF file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The name as the file has it.
+    /// The name in the file.
     pub name: String,
     /// The shape, outermost dimension first: the reverse of the file's order.
     pub shape: Vec<usize>,
-    /// How the numbers are written down.
+    /// The number format.
     pub encoding: Encoding,
     /// Offset of the first byte in the file.
     pub start: usize,
@@ -48,7 +48,7 @@ pub struct Header {
 impl Header {
     /// Reads and checks the header of a whole GGUF file.
     ///
-    /// Only the header is touched; the file's length is what the table of tensors is checked against.
+    /// Touches only the header; the tensor table is checked against the length of the file.
     pub fn parse(file: &[u8]) -> Result<Self, Fault> {
         let mut cursor = Cursor { bytes: file, at: 0 };
         if cursor.take(4, "magic")? != MAGIC {
@@ -65,9 +65,9 @@ impl Header {
         }
         let tensor_count = cursor.u64("tensor_count")?;
         let key_count = cursor.u64("metadata_kv_count")?;
-        // Length of a name, number of dimensions, type, offset: what the smallest entry takes.
+        // The smallest entry: length of a name, number of dimensions, type, offset.
         cursor.affordable(tensor_count, 24, "tensor_count")?;
-        // Length of a key, type, one byte of value.
+        // The smallest entry: length of a key, type, one byte of value.
         cursor.affordable(key_count, 13, "metadata_kv_count")?;
 
         let mut metadata = Metadata::default();
@@ -175,7 +175,7 @@ fn encoding(kind: u32) -> Option<Encoding> {
     })
 }
 
-/// The names of the types that exist but are not read, so that the error says which one a file needs.
+/// Names of types that exist but are not supported, so that the error can name the type of the file.
 fn unread_type(kind: u32) -> &'static str {
     match kind {
         9 => "Q8_1",
@@ -240,7 +240,7 @@ impl<'a> Cursor<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// Refuses a count whose elements could not all be in what is left of the file, before anything is made of it.
+    /// Refuses a count whose elements cannot fit into the rest of the file, before anything is allocated for it.
     fn affordable(&self, count: u64, least: u64, field: &str) -> Result<usize, Fault> {
         usize::try_from(count)
             .ok()
@@ -356,7 +356,7 @@ impl<'a> Cursor<'a> {
         read: impl Fn([u8; N]) -> T,
     ) -> Result<Vec<T>, Fault> {
         let count = self.affordable(count, N as u64, key)?;
-        // The product was just found to fit into what is left of the file.
+        // The product was checked against the rest of the file above.
         let bytes = self.take(count * N, key)?;
         Ok(bytes.as_chunks::<N>().0.iter().map(|bytes| read(*bytes)).collect())
     }
@@ -379,7 +379,7 @@ impl<'a> Cursor<'a> {
                 _ => return Err(Fault::new(field("dimensions"), format!("one of {dim} elements"))),
             }
         }
-        // GGUF counts from the contiguous dimension outward, everyone else the other way round.
+        // GGUF lists the contiguous dimension first, all other formats list it last.
         shape.reverse();
         let kind = self.u32(&field("type"))?;
         let encoding = encoding(kind).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! From GGUF metadata to Hugging Face's `rope_parameters`.
+//! Hugging Face's `rope_parameters`, derived from GGUF metadata.
 
 use serde_json::{Map, Value, json};
 
@@ -41,7 +41,7 @@ pub(super) fn rope(
     }
     let parameters = Value::Object(parameters);
     let parameters = if family == Family::Gemma3 {
-        // Scaling concerns the layers that attend to everything; the others keep their own frequencies.
+        // Scaling applies to layers with full attention; the others keep their own frequencies.
         let local = keys.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
         json!({
             "full_attention": parameters,
@@ -79,7 +79,7 @@ fn rope_scaling(keys: &Keys<'_>, seen: &Seen) -> Result<Map<String, Value>, Faul
         return Ok(parameters);
     }
     if let Some(factors) = &seen.rope_factors {
-        // The factors are the outcome of a scaling whose own parameters the file does not have.
+        // The factors result from a scaling whose parameters the file does not have.
         set(&mut parameters, json!({"rope_type": "firebox_factors", "factors": tidy_all(factors)}));
         return Ok(parameters);
     }
@@ -96,8 +96,8 @@ fn rope_scaling(keys: &Keys<'_>, seen: &Seen) -> Result<Map<String, Value>, Faul
                     "original_max_position_embeddings": original_context(keys)?,
                 }),
             );
-            // The converter copies Hugging Face's factor to a key of its own. The other key is llama.cpp's, which
-            // multiplies it with the factor that yarn implies.
+            // The converter copies Hugging Face's factor to a key of its own. The other key is llama.cpp's, which multiplies it by
+            // the factor that yarn implies.
             let attention = match keys.float("rope.scaling.yarn_attn_factor")? {
                 Some(attention) => Some(attention),
                 None => {

@@ -26,7 +26,7 @@ pub(crate) fn vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, 
         eom: id("eom_token_id")?,
         unk: id("unknown_token_id")?,
         pad: id("padding_token_id")?,
-        // The key is misspelt in every file, since the first converter.
+        // Every file has this misspelling of the key, from the first converter on.
         sep: id("seperator_token_id")?,
         cls: id("cls_token_id")?,
         mask: id("mask_token_id")?,
@@ -42,7 +42,7 @@ pub(crate) fn vocabulary(metadata: &Metadata) -> Result<Option<GgufVocabulary>, 
     Ok(Some(vocabulary))
 }
 
-/// Refuses ids and tables that do not fit the list of tokens, and scores that have no number.
+/// Refuses ids and tables that do not match the token list, and scores that are not numbers.
 pub(crate) fn check(vocabulary: &GgufVocabulary) -> Result<(), Fault> {
     let count = vocabulary.tokens.len();
     if count == 0 {

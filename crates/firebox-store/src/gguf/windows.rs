@@ -1,4 +1,4 @@
-//! Which layers attend to a window of the last tokens rather than to all of them.
+//! Sliding windows: which layers attend only to the latest tokens.
 
 use serde_json::{Value, json};
 
@@ -10,14 +10,14 @@ const SLIDING: &str = "sliding_attention";
 const FULL: &str = "full_attention";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
-/// The tokens in a window, or None if no layer has one.
+/// The window's size in tokens, or `None` if no layer has one.
 pub(super) fn sliding_window(keys: &Keys<'_>) -> Result<Option<u64>, Fault> {
-    // Zero is how converters write that there is none.
+    // Converters write zero for "no window".
     Ok(keys.number("attention.sliding_window")?.filter(|window| *window > 0))
 }
 
-/// The kind of each layer by the pattern in the metadata: a truth value for each, or a number of which every
-/// multiple attends to everything. `interval` is that number where there is no pattern.
+/// The attention kind of each layer from the pattern in the metadata: a flag per layer, or a number of which every multiple
+/// has full attention. `interval` is that number if there is no pattern.
 fn pattern(keys: &Keys<'_>, windowed: bool, interval: Option<u64>) -> Result<Vec<&'static str>, Fault> {
     let layers = layers(keys.metadata, keys.architecture)?;
     let name = |sliding: bool| if sliding { SLIDING } else { FULL };
@@ -41,28 +41,28 @@ fn pattern(keys: &Keys<'_>, windowed: bool, interval: Option<u64>) -> Result<Vec
     }
 }
 
-/// Every sixth layer of Gemma 3 attends to everything, where the metadata does not say otherwise.
+/// Every sixth layer of Gemma 3 has full attention, unless the metadata says otherwise.
 const GEMMA3_PATTERN: u64 = 6;
 
-/// What Gemma 3's configuration says of windows.
+/// The window entries of Gemma 3's configuration.
 pub(super) fn gemma3(keys: &Keys<'_>) -> Result<Value, Fault> {
     let window = sliding_window(keys)?;
     let types = pattern(keys, window.is_some(), Some(GEMMA3_PATTERN))?;
     Ok(json!({"sliding_window": window, "layer_types": types}))
 }
 
-/// What the configuration of Qwen 2 and 3 says of windows.
+/// The window entries of Qwen 2's and Qwen 3's configuration.
 pub(super) fn qwen(keys: &Keys<'_>) -> Result<Value, Fault> {
     let window = sliding_window(keys)?;
     let types = match window {
         Some(_) => pattern(keys, true, None)?,
-        // A pattern without a window to apply says nothing.
+        // A pattern without a window has no effect.
         None => vec![FULL; layers(keys.metadata, keys.architecture)?],
     };
     Ok(json!({"use_sliding_window": window.is_some(), "sliding_window": window, "layer_types": types}))
 }
 
-/// What the configuration of Qwen 3 with experts says of windows: all layers have one or none has.
+/// The window entries of the configuration of Qwen 3 with experts: either all layers have a window or none has.
 pub(super) fn qwen3_moe(keys: &Keys<'_>) -> Result<Value, Fault> {
     let mut window = sliding_window(keys)?;
     if window.is_some() {

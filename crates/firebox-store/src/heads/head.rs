@@ -1,4 +1,4 @@
-//! One head on disk: its description, and its tensors once it is open.
+//! A head on disk: its manifest, and its tensors once it is open.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,17 +20,16 @@ use crate::segment::SegmentId;
 use crate::spare::Spare;
 use crate::weight::Weight;
 
-/// The file that describes a head, and by which a directory is known as one.
+/// The file that describes a head, and by which a directory is recognized as one.
 pub const HEAD: &str = "head.json";
 
 const FORMAT: &str = "firebox-head";
 const VERSION: u32 = 1;
 
-/// What mends a head.
+/// The remedy for a damaged head.
 pub(super) const INSTALL_AGAIN: &str = "install the head again, or roll it back";
 
-/// What a head is, which trunk it belongs to, and what is in its files. It does not say what the head is called: that
-/// is the business of the model that it is installed in.
+/// The manifest of a head: its trunk and its files. It has no name; the model that it is installed in gives it one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeadManifest {
     /// Always `firebox-head`.
@@ -39,13 +38,13 @@ pub struct HeadManifest {
     pub version: u32,
     /// The program that wrote it.
     pub created_by: String,
-    /// The hash of the trunk it was made for; see [`trunk_hash`](crate::trunk_hash()).
+    /// The hash of its trunk; see [`trunk_hash`](crate::trunk_hash()).
     pub trunk: String,
     /// The first layer that belongs to the head.
     pub split: usize,
-    /// What kind of head it is and how it is put together, for whoever builds modules of it.
+    /// The kind of head and its architecture, for builders of modules.
     pub spec: Value,
-    /// The scheme that all of its quantized tensors have, if it has some.
+    /// The scheme of its quantized tensors, if it has any.
     pub quantization: Option<Quantization>,
     /// Its segments, in the order of a forward pass.
     pub segments: Vec<ManifestSegment>,
@@ -71,7 +70,7 @@ impl HeadManifest {
         }
     }
 
-    /// Reads and checks a description.
+    /// Parses and checks a manifest.
     pub fn parse(json: &[u8]) -> Result<Self, Fault> {
         let head: Self = parse_versioned(json, (FORMAT, VERSION), "train the head again")?;
         head.check()?;
@@ -80,7 +79,7 @@ impl HeadManifest {
 
     /// Bytes of its segment files.
     pub fn bytes(&self) -> u64 {
-        // A file can say what it likes; what it says is compared with the files before anybody relies on it.
+        // The declared sizes are compared with the files before they are used.
         self.segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.bytes))
     }
 
@@ -117,9 +116,9 @@ impl HeadManifest {
     }
 }
 
-/// The segment that a tensor of a head belongs to, or why there is none.
+/// The segment that a tensor of a head belongs to, or the reason why it cannot be part of one.
 pub(super) fn segment_of(name: &str, split: usize) -> Result<SegmentId, String> {
-    outside_trunk(SegmentId::of(name), split)
+    outside_trunk(SegmentId::from_tensor_name(name), split)
 }
 
 fn outside_trunk(segment: SegmentId, split: usize) -> Result<SegmentId, String> {
@@ -134,7 +133,7 @@ pub(super) fn file_of(segment: SegmentId) -> String {
     format!("{segment}.safetensors")
 }
 
-/// Below the folder; `within` is empty or ends in a slash, of which neither belongs into a message.
+/// Adjusts messages for files below the folder; `within` is empty or ends in a slash, and is left out of messages.
 fn directory(folder: &Folder, within: &str) -> PathBuf {
     match within.trim_end_matches('/') {
         "" => folder.path().to_owned(),
@@ -142,7 +141,7 @@ fn directory(folder: &Folder, within: &str) -> PathBuf {
     }
 }
 
-/// The bytes of a description, and what is in it.
+/// The bytes of a manifest and its parsed form.
 pub(super) fn read_manifest(folder: &Folder, within: &str) -> Result<(Vec<u8>, HeadManifest), StoreError> {
     let path = directory(folder, within);
     let bytes = folder.read(&format!("{within}{HEAD}"), MAX_JSON)?.ok_or_else(|| StoreError::NotAModel {
@@ -153,8 +152,8 @@ pub(super) fn read_manifest(folder: &Folder, within: &str) -> Result<(Vec<u8>, H
     Ok((bytes, manifest))
 }
 
-/// The tensors of a head, mapped. Clones share the mappings, which outlive the files: a head that is updated or removed
-/// stays what it was for whoever has it open.
+/// The mapped tensors of a head. Clones share the mappings, which outlive the files: a head that is updated or removed stays
+/// unchanged for those that have it open.
 #[derive(Debug, Clone)]
 pub struct HeadFiles {
     inner: Arc<Inner>,
@@ -169,7 +168,7 @@ struct Inner {
 }
 
 impl HeadFiles {
-    /// Opens the directory of a head that is not installed, as [`NewHead`](crate::NewHead) writes it.
+    /// Opens the directory of a head that is not installed, as written by [`NewHead`](crate::NewHead).
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, StoreError> {
         Self::open_within(&Folder::open(directory.as_ref())?, "", 0)
     }
@@ -183,7 +182,7 @@ impl HeadFiles {
             let field = format!("segment {}: file", segment.id);
             let file = folder.resolve(&manifest_path, &field, &format!("{within}{}", segment.file))?;
             let mapping = Mapping::open(&file)?;
-            // What is read in the end is read past these pages.
+            // Weights are later read with direct I/O, so these pages are not needed in the cache.
             let read = mapping.sparsely(|| read_segment(segment, &mapping, files.len(), INSTALL_AGAIN));
             tensors.extend(read.map_err(|fault| fault.in_file(&file))?);
             files.push(mapping);
@@ -198,12 +197,12 @@ impl HeadFiles {
         self.inner.catalog.path()
     }
 
-    /// All that `head.json` says.
+    /// The contents of `head.json`.
     pub fn manifest(&self) -> &HeadManifest {
         &self.inner.manifest
     }
 
-    /// What kind of head it is and how it is put together, for whoever builds modules of it.
+    /// The kind of head and its architecture, for builders of modules.
     pub fn spec(&self) -> &Value {
         &self.inner.manifest.spec
     }
@@ -213,23 +212,22 @@ impl HeadFiles {
         self.inner.manifest.split
     }
 
-    /// The hash of the trunk it was made for.
+    /// The hash of its trunk.
     pub fn trunk(&self) -> &str {
         &self.inner.manifest.trunk
     }
 
-    /// The scheme that all of its quantized tensors have, if it has some.
+    /// The scheme of its quantized tensors, if it has any.
     pub fn quantization(&self) -> Option<Quantization> {
         self.inner.manifest.quantization
     }
 
-    /// What tells this installation from all others in the model, also from those that are long gone; 0 where the head
-    /// is not installed.
+    /// Identifies this installation among all present and past ones of the model; 0 if the head is not installed.
     pub fn generation(&self) -> u64 {
         self.inner.generation
     }
 
-    /// The hash of its description, and so of everything in it: the same for every copy of the head.
+    /// The hash of its manifest, and thereby of all its contents; equal for every copy of the head.
     pub fn hash(&self) -> &str {
         &self.inner.hash
     }
@@ -244,15 +242,14 @@ impl HeadFiles {
         self.inner.catalog.infos()
     }
 
-    /// Reads the head into memory that goes to `spare` when the last tensor over it is dropped, and comes from there where
-    /// it has enough.
+    /// Reads the head into a buffer of `spare`, which gets it back when the last tensor over it is dropped.
     pub fn read(&self, spare: &Spare) -> Result<Loaded, StoreError> {
         let catalog = &self.inner.catalog;
         let tensors = catalog.tensors().iter();
         let tensors = tensors.map(|(info, place)| (info.clone(), place.data, place.scales)).collect();
         let portion = Portion::new(catalog.path(), tensors);
         let mut memory = spare.lend(portion.buffer_bytes())?;
-        // What another process has in memory is copied sooner than read.
+        // Bytes that another process has in memory are copied faster than read.
         let is_there = self.resident_bytes().is_some_and(|resident| resident >= self.bytes());
         let method = if is_there { ReadMethod::Buffered } else { ReadMethod::Direct };
         portion.read(&Files { catalog, method }, memory.as_mut())?;
@@ -260,18 +257,18 @@ impl HeadFiles {
         Ok(Loaded::new(Arc::new(portion), Bytes::from_owner(memory), Some(loan)))
     }
 
-    /// Drops the head's pages, from the page cache too where no other process uses them. What is touched later is read
-    /// from the disk again.
+    /// Drops the head's pages, from the page cache too unless another process uses them. Later accesses read from the disk
+    /// again.
     pub fn release(&self) -> Result<(), StoreError> {
         self.each(Mapping::evict)
     }
 
-    /// Bytes of the head that are in memory, whoever brought them there. None where the system does not say.
+    /// Bytes of the head in memory, whichever process loaded them. `None` if the system does not tell.
     pub fn resident_bytes(&self) -> Option<u64> {
         self.inner.catalog.files().iter().map(Mapping::resident).sum()
     }
 
-    /// Reads all of it, to see that its bytes are those it was written with.
+    /// Reads all of it and checks its hashes.
     pub fn verify(&self, on_bytes: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
         for (segment, file) in self.inner.manifest.segments.iter().zip(self.inner.catalog.files()) {
             let found = file.hash(on_bytes)?;

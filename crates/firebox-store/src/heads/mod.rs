@@ -1,4 +1,4 @@
-//! The heads that are installed in a model.
+//! The heads installed in a model.
 
 mod head;
 mod new_head;
@@ -27,40 +27,40 @@ use head::{INSTALL_AGAIN, damaged, read_manifest};
 /// The directory of heads, below that of the model.
 const FOLDER: &str = "heads";
 
-/// The table, below the directory of heads.
+/// The table's file name in the directory of heads.
 const TABLE: &str = "heads.json";
 
-// No head can be called like one of these: names do not begin with a dot.
+// Names of heads do not begin with a dot, so none collides with these.
 
-/// Held by who changes heads.
+/// Locked while heads are changed.
 const LOCK: &str = ".lock";
 
-/// The table that is going to be the next.
+/// The next table, before it replaces the current one.
 const NEXT_TABLE: &str = ".heads.json";
 
-/// The head that is being copied.
+/// The head being copied.
 const INSTALLING: &str = ".installing";
 
-/// The longest name of a head.
-const LONGEST_NAME: usize = 64;
+/// The most characters of a head's name.
+const MAX_NAME_LEN: usize = 64;
 
 /// Bytes copied at a time.
-const BUFFER: usize = 4 << 20;
+const COPY_BUFFER_BYTES: usize = 4 << 20;
 
-/// Whether a head can be called that: 1 to 64 of `a-z`, `0-9`, dot, dash and underscore, not beginning with dot or dash,
-/// and not `heads.json`, which is the table's name.
+/// Returns whether a name is valid for a head: 1 to 64 of `a-z`, `0-9`, dot, dash and underscore, not beginning with dot or
+/// dash, and not `heads.json`, which is the table's name.
 pub fn is_head_name(name: &str) -> bool {
     is_name(name)
 }
 
 fn is_name(name: &str) -> bool {
-    (1..=LONGEST_NAME).contains(&name.len())
+    (1..=MAX_NAME_LEN).contains(&name.len())
         && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b'_'))
         && !name.starts_with(['.', '-'])
         && name != TABLE
 }
 
-/// An installed head, as the table has it.
+/// A row of the table of installed heads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeadInfo {
     /// The name.
@@ -75,10 +75,10 @@ pub struct HeadInfo {
     pub split: usize,
 }
 
-/// The heads of a model: what there is, and how that changes.
+/// The heads of a model.
 ///
-/// Every call looks at the disk: other processes may change heads at any time, one after the other. A change is there as
-/// a whole when its call returns, and either as a whole or not at all when the process ends before.
+/// Every call reads the disk, because other processes may change heads at any time, one after the other. A change is
+/// complete when its call returns; if the process ends earlier, it is either complete or not made at all.
 ///
 /// ```no_run
 /// use firebox_store::{Heads, Tensors};
@@ -98,7 +98,7 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// The heads of the model at this path.
+    /// The heads of the model at a path.
     pub fn open(model: impl AsRef<Path>) -> Result<Self, StoreError> {
         Self::of(Checkpoint::open(model)?)
     }
@@ -117,7 +117,7 @@ impl Heads {
         &self.model
     }
 
-    /// The installed heads, by name.
+    /// The installed heads, sorted by name.
     pub fn list(&self) -> Result<Vec<HeadInfo>, StoreError> {
         let table = self.table()?;
         Ok(table.heads.iter().map(|row| info(row, &table)).collect())
@@ -125,8 +125,8 @@ impl Heads {
 
     /// Opens a head: maps its files and reads their headers, never the weights.
     ///
-    /// That it belongs to the trunk is checked again where that takes no reading, which is in a bundle; in a Hugging Face
-    /// directory it was when the head was installed, and [`verify`](crate::verify()) does it again.
+    /// In a bundle the trunk's hash is checked again, which needs no reading. In a Hugging Face directory it was checked at
+    /// installation, and [`verify`](crate::verify()) checks it again.
     pub fn head(&self, name: &str) -> Result<HeadFiles, StoreError> {
         self.looking(|table| {
             let row = self.row(table, name)?;
@@ -138,16 +138,16 @@ impl Heads {
         })
     }
 
-    /// Copies a head into the model under a name, in the place of what may have that name. What was in use stays beside
-    /// it for a [rollback](Self::rollback), and what was before that goes. To install once more what is in use renews
-    /// its files and leaves what a rollback goes back to.
+    /// Copies a head into the model under a name and replaces an existing head of that name. The replaced generation is kept
+    /// for a [rollback](Self::rollback), and the one before it is removed. Installing the generation in use again renews its
+    /// files and keeps the rollback target.
     ///
-    /// Files are hashed on the way, and the trunk is compared; in a Hugging Face directory that reads the trunk.
+    /// Files are hashed during the copy, and the trunk's hash is compared; in a Hugging Face directory this reads the trunk.
     pub fn install(&self, source: impl AsRef<Path>, name: &str) -> Result<HeadInfo, StoreError> {
         check_name(name)?;
         let source = Folder::open(source.as_ref())?;
         let (json, manifest) = read_manifest(&source, "")?;
-        // Before the lock is asked for: in some models this takes long.
+        // Before taking the lock, because hashing the trunk can take long.
         self.check_trunk(source.path(), &manifest, &trunk_hash(&self.model, manifest.split)?)?;
         let _lock = self.lock()?;
         let mut table = self.table()?;
@@ -159,7 +159,7 @@ impl Heads {
             generation.checked_add(1).ok_or_else(|| self.fault("next_generation", "no number is left"))?;
         let place = self.path(name);
         if let Err(error) = self.bring(&source, &json, &manifest, &place, generation) {
-            // The failure is what matters; what it left is cleared away by the next change at the latest.
+            // Report the failure; the next change removes remains at the latest.
             let _ = self.clear(&table);
             return Err(error);
         }
@@ -175,7 +175,7 @@ impl Heads {
         Ok(info(&row, &table))
     }
 
-    /// Copies a head beside what is there. Until the table lists it nobody sees it.
+    /// Copies a head beside the existing ones. It stays invisible until the table lists it.
     fn bring(
         &self,
         source: &Folder,
@@ -191,15 +191,15 @@ impl Heads {
         }
         steps::write_file(&staged.join(HEAD), json)?;
         steps::sync_folder(&staged)?;
-        // As whoever uses it is going to open it: what cannot be opened does not become a head.
+        // Opened the way users will open it: a head that cannot be opened is not installed.
         HeadFiles::open(&staged)?;
         steps::create_dir(place)?;
         steps::rename(&staged, &place.join(generation.to_string()))?;
         steps::sync_folder(place)
     }
 
-    /// Puts the generation that was in use before back into use, and keeps the present one in its place: a second
-    /// rollback undoes the first.
+    /// Puts the previous generation back into use and keeps the current one in its place, so that a second rollback undoes the
+    /// first.
     pub fn rollback(&self, name: &str) -> Result<HeadInfo, StoreError> {
         check_name(name)?;
         self.check_there(name)?;
@@ -213,7 +213,7 @@ impl Heads {
                 generation: row.active.generation,
             });
         };
-        // What cannot be opened is not gone back to.
+        // A generation that cannot be opened is not put back into use.
         self.open_generation(&table, name, &previous)?;
         row.previous = Some(std::mem::replace(&mut row.active, previous));
         table.put(row.clone());
@@ -221,7 +221,7 @@ impl Heads {
         Ok(info(&row, &table))
     }
 
-    /// Removes a head, with the generation that a rollback would have gone back to. Who has it open keeps it.
+    /// Removes a head and its previous generation. Open handles stay valid.
     pub fn remove(&self, name: &str) -> Result<(), StoreError> {
         check_name(name)?;
         self.check_there(name)?;
@@ -229,13 +229,12 @@ impl Heads {
         let mut table = self.table()?;
         self.row(&table, name)?;
         table.take(name);
-        // What an earlier change left behind goes after the commit, with the head.
+        // Remains of earlier changes are removed after the commit, together with the head.
         self.commit(&table)
     }
 
-    /// Reads all heads, those that a rollback goes back to as well, to see that their bytes are those they were written
-    /// with and that they belong to this trunk. `on_bytes` gets the head's name, how many bytes were read since it was
-    /// called last, and how many there are in all.
+    /// Reads all heads, rollback targets included, and checks their hashes and that they belong to this trunk. `on_bytes` gets
+    /// the head's name, the bytes read since the last call, and the total.
     pub(crate) fn verify(
         &self,
         on_bytes: &mut dyn FnMut(&str, u64, u64),
@@ -259,8 +258,8 @@ impl Heads {
         Ok(table.heads.iter().map(|row| info(row, &table)).collect())
     }
 
-    /// Looks at what the table lists. Where it is replaced meanwhile, files that it listed may be gone, so that a failure
-    /// says nothing: then it is looked at again.
+    /// Visits what the table lists. If the table is replaced meanwhile, listed files may be gone, so a failure means nothing
+    /// then and the visit is repeated.
     fn looking<T>(&self, look: impl Fn(&HeadTable) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let mut table = self.table()?;
         loop {
@@ -282,7 +281,7 @@ impl Heads {
         HeadTable::parse(&json).map_err(|fault| fault.in_file(&self.path(TABLE)))
     }
 
-    /// Replaces the table, which is what makes a change, and clears away what it no longer lists.
+    /// Replaces the table, which commits a change, and removes files that it no longer lists.
     fn commit(&self, table: &HeadTable) -> Result<(), StoreError> {
         let (next, path) = (self.path(NEXT_TABLE), self.path(TABLE));
         let mut json =
@@ -290,7 +289,7 @@ impl Heads {
         json.push(b'\n');
         steps::remove(&next)?;
         steps::write_file(&next, &json)?;
-        // A table that is not whole would take all heads with it.
+        // A table that is not durable could lose all heads.
         if files::read(&next).map_err(|error| StoreError::io(&next, "read", error))? != json {
             return Err(Fault::new(
                 "table",
@@ -300,13 +299,13 @@ impl Heads {
         }
         steps::rename(&next, &path)?;
         steps::sync_folder(&self.path(""))?;
-        // The change is made. What cannot be cleared away now is in nobody's way until the next one.
+        // The change is committed. Remains are harmless until the next change removes them.
         let _ = self.clear(table);
         Ok(())
     }
 
-    /// Removes what no table lists: what was replaced, and what processes left behind that ended in the middle.
-    /// Whatever else somebody has put here stays.
+    /// Removes files that no table lists: replaced generations, and remains of interrupted processes. Other files in the folder
+    /// are kept.
     fn clear(&self, table: &HeadTable) -> Result<(), StoreError> {
         steps::remove(&self.path(NEXT_TABLE))?;
         steps::remove(&self.path(INSTALLING))?;
@@ -317,7 +316,7 @@ impl Heads {
             let place = self.path(&name);
             let row = table.row(&name);
             for number in directories(&place)? {
-                // A generation has one spelling; anything else is somebody's own.
+                // A generation has exactly one spelling; other names are not ours.
                 let generation = number.parse().ok().filter(|known: &u64| known.to_string() == number);
                 let Some(generation) = generation else { continue };
                 let listed =
@@ -333,7 +332,7 @@ impl Heads {
         Ok(())
     }
 
-    /// Waits until nobody else changes heads. The system gives the lock back when the process ends, however that is.
+    /// Waits for the lock on changes. The system releases it when the process ends, in whatever way.
     fn lock(&self) -> Result<File, StoreError> {
         steps::create_dir(&self.path(""))?;
         let path = self.path(LOCK);
@@ -373,7 +372,7 @@ impl Heads {
         Ok(head)
     }
 
-    /// Asked before anything is made: who removes what is not there leaves no directory behind.
+    /// Checked before anything is created, so that removing an unknown head leaves no directory behind.
     fn check_there(&self, name: &str) -> Result<(), StoreError> {
         self.row(&self.table()?, name).map(drop)
     }
@@ -400,8 +399,8 @@ impl Heads {
         })
     }
 
-    /// Whether a head that begins there can stand beside the others. The one that it would replace is in the way as
-    /// well: a rollback has to find the same trunk.
+    /// Checks that a head that begins at this layer fits the installed ones. The head to be replaced counts too, because a
+    /// rollback needs the same trunk.
     fn check_split(&self, table: &HeadTable, split: usize) -> Result<(), StoreError> {
         let Some(installed) = table.split.filter(|installed| *installed != split) else { return Ok(()) };
         let (model, others) = (self.model.path().to_owned(), table.names());
@@ -418,7 +417,7 @@ impl Heads {
     }
 }
 
-/// The names of the heads that a model has, whatever its format.
+/// The names of a model's heads, whatever its format.
 pub(crate) fn installed(model: &Checkpoint) -> Result<Vec<String>, StoreError> {
     if model.source() == SourceKind::Gguf {
         return Ok(Vec::new());
@@ -432,7 +431,7 @@ fn info(row: &HeadRow, table: &HeadTable) -> HeadInfo {
         generation: row.active.generation,
         hash: row.active.hash.clone(),
         previous: row.previous.as_ref().map(|previous| previous.generation),
-        // A table that has a row has a split.
+        // A table with rows has a split.
         split: table.split.unwrap_or_default(),
     }
 }
@@ -441,7 +440,7 @@ fn check_name(name: &str) -> Result<(), StoreError> {
     if is_name(name) { Ok(()) } else { Err(StoreError::HeadName { name: name.to_owned() }) }
 }
 
-/// The names of the directories in a directory; links are none.
+/// The names of the subdirectories of a directory, without links.
 fn directories(path: &Path) -> Result<Vec<String>, StoreError> {
     let fail = |error| StoreError::io(path, "list", error);
     let mut names = Vec::new();
@@ -456,14 +455,14 @@ fn directories(path: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// Copies a segment and sees to it that it is the one that the head is described with.
+/// Copies a segment and checks that it matches the manifest.
 fn copy_segment(source: &Folder, segment: &ManifestSegment, to: &Path) -> Result<(), StoreError> {
     let field = format!("segment {}: file", segment.id);
     let mapping = Mapping::open(&source.resolve(&source.path().join(HEAD), &field, &segment.file)?)?;
     let path = to.join(&segment.file);
     let mut file = steps::create(&path)?;
     let (mut hasher, mut at, length) = (blake3::Hasher::new(), 0, mapping.bytes().len());
-    let mut buffer = vec![0; length.min(BUFFER)];
+    let mut buffer = vec![0; length.min(COPY_BUFFER_BYTES)];
     while at < length {
         let len = buffer.len().min(length - at);
         mapping.read_at(&mut buffer[..len], at)?;

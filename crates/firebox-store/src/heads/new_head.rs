@@ -1,4 +1,4 @@
-//! A head that is being made.
+//! The construction of a head.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ use crate::encoding::{Encoding, Quantization};
 use crate::error::StoreError;
 use crate::import::write_json;
 use crate::manifest::{ManifestSegment, ManifestTensor, PADDING};
-use crate::partial::Partial;
+use crate::partial::PartialFolder;
 use crate::safetensors::METADATA;
 use crate::segment::SegmentId;
 use crate::trunk::trunk_hash;
 use crate::weight::Weight;
-use crate::writer::{Plan, TensorWriter};
+use crate::writer::{FileLayout, TensorWriter};
 
-/// A head that is being put together: its tensors under the names they have in the trunk's model, and what they are for.
+/// A head under construction: its tensors, under their names in the trunk's model, and its description.
 ///
-/// A low-rank adapter's tensors are called like the weight that they adapt, with `.lora_A.weight` and `.lora_B.weight`
-/// in place of `.weight`. Tensors are written as they are given, see [`encode`](crate::encode()) for numbers that are
-/// not yet encoded; what is [mapped](Weight::mapped) takes no memory until then.
+/// The tensors of a low-rank adapter are named like the weight that they adapt, with `.lora_A.weight` and `.lora_B.weight`
+/// in place of `.weight`. Tensors are written as given; use [`encode`](crate::encode()) for numbers that are not encoded
+/// yet. A [mapped](Weight::mapped) tensor takes no memory until it is written.
 #[derive(Debug)]
 pub struct NewHead {
     trunk: String,
@@ -33,13 +33,13 @@ pub struct NewHead {
 }
 
 impl NewHead {
-    /// Begins a head over the trunk that ends before layer `split`. Of a Hugging Face directory that reads the trunk; see
+    /// Begins a head over the trunk that ends before layer `split`. For a Hugging Face directory this reads the trunk; see
     /// [`trunk_hash`](crate::trunk_hash()).
     pub fn new(trunk: &Checkpoint, split: usize, spec: Value) -> Result<Self, StoreError> {
         Ok(Self::for_trunk(trunk_hash(trunk, split)?, split, spec))
     }
 
-    /// The same, where the trunk's hash is known.
+    /// Begins a head over a trunk of a known hash.
     pub fn for_trunk(trunk: String, split: usize, spec: Value) -> Self {
         Self { trunk, split, spec, quantization: None, segments: BTreeMap::new() }
     }
@@ -68,10 +68,10 @@ impl NewHead {
         Ok(())
     }
 
-    /// Writes the head to the new directory `destination`, as a whole or not at all, and opens it.
+    /// Writes the head to the new directory `destination`, completely or not at all, and opens it.
     pub fn write(self, destination: impl AsRef<Path>) -> Result<HeadFiles, StoreError> {
         let destination = destination.as_ref();
-        let partial = Partial::create(destination)?;
+        let partial = PartialFolder::create(destination)?;
         let mut segments = Vec::new();
         for (id, tensors) in &self.segments {
             segments.push(write_segment(&partial.path, *id, tensors)?);
@@ -79,7 +79,7 @@ impl NewHead {
         let manifest = HeadManifest::new(self.trunk, self.split, self.spec, self.quantization, segments);
         let path: PathBuf = partial.path.join(HEAD);
         write_json(&path, &manifest)?;
-        // Before it is there for all to see: what cannot be opened is no head.
+        // Opened before it is published: a head that cannot be opened is not one.
         HeadFiles::open(&partial.path)?;
         partial.publish(destination)?;
         HeadFiles::open(destination)
@@ -91,15 +91,16 @@ fn write_segment(
     id: SegmentId,
     weights: &BTreeMap<String, Weight>,
 ) -> Result<ManifestSegment, StoreError> {
-    let mut plan = Plan::new(id);
+    let mut layout = FileLayout::new(id);
     let mut tensors = Vec::new();
     for Weight { name, shape, encoding, .. } in weights.values() {
-        plan.push_encoded(name, shape, *encoding)
+        layout
+            .push_encoded(name, shape, *encoding)
             .map_err(|reason| StoreError::NotInHead { tensor: name.clone(), reason })?;
         tensors.push(ManifestTensor { name: name.clone(), shape: shape.clone(), encoding: *encoding });
     }
     let file = file_of(id);
-    let mut writer = TensorWriter::create(&folder.join(&file), plan)?;
+    let mut writer = TensorWriter::create(&folder.join(&file), layout)?;
     for weight in weights.values() {
         writer.next_tensor()?;
         writer.write(&weight.data)?;

@@ -1,4 +1,4 @@
-//! The single changes to the disk that a change of heads is made of: after any of them the process may be gone.
+//! The single disk operations of a change of heads. The process may end after any of them.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -15,7 +15,7 @@ use super::tests::step;
 #[cfg(not(test))]
 fn step() {}
 
-/// Makes a directory, unless it is there. A link in its place is refused: what is written has to stay in the model.
+/// Creates a directory unless it exists. A link in its place is refused, because writes must stay in the model.
 pub(super) fn create_dir(path: &Path) -> Result<(), StoreError> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => return Ok(()),
@@ -69,7 +69,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
     files::rename(from, to).map_err(|error| StoreError::io(to, "rename what is finished to", error))
 }
 
-/// Removes a file or a directory with all that is in it, if it is there. Links are removed and not followed.
+/// Removes a file, or a directory with its contents, if it exists. Links are removed and not followed.
 pub(super) fn remove(path: &Path) -> Result<(), StoreError> {
     let fail = |error| StoreError::io(path, "remove", error);
     match fs::symlink_metadata(path) {
@@ -89,7 +89,7 @@ pub(super) fn remove(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Removes a directory if nothing is in it.
+/// Removes a directory if it is empty.
 pub(super) fn remove_if_empty(path: &Path) -> Result<(), StoreError> {
     step();
     match files::remove_folder(path) {

@@ -1,4 +1,4 @@
-//! `heads.json`: which heads a model has, and which generation of each is in use.
+//! `heads.json`: the heads of a model and the generation of each in use.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use crate::manifest::{CREATED_BY, check_hash, parse_versioned};
 const FORMAT: &str = "firebox-heads";
 const VERSION: u32 = 1;
 
-/// The heads that are installed in a model. Replacing this file is what commits a change.
+/// The heads installed in a model. Replacing this file commits a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeadTable {
     /// Always `firebox-heads`.
@@ -21,9 +21,9 @@ pub struct HeadTable {
     pub version: u32,
     /// The program that wrote it.
     pub created_by: String,
-    /// The first layer that belongs to heads; absent where there are none.
+    /// The first layer that belongs to heads; absent if there are none.
     pub split: Option<usize>,
-    /// What the next installed head is going to be called by: no generation ever comes twice, of whatever head.
+    /// The generation of the next installed head. Generations are never reused, across all heads.
     pub next_generation: u64,
     /// The heads, by name.
     pub heads: Vec<HeadRow>,
@@ -36,7 +36,7 @@ pub struct HeadRow {
     pub name: String,
     /// The generation in use.
     pub active: HeadGeneration,
-    /// What a rollback goes back to.
+    /// The generation to roll back to.
     pub previous: Option<HeadGeneration>,
 }
 
@@ -45,12 +45,12 @@ pub struct HeadRow {
 pub struct HeadGeneration {
     /// Its number.
     pub generation: u64,
-    /// The hash of its `head.json`, which has those of its segments.
+    /// The hash of its `head.json`, which contains the hashes of its segments.
     pub hash: String,
 }
 
 impl HeadTable {
-    /// The table of a model that never had a head.
+    /// The table of a model that has never had a head.
     pub(super) fn new() -> Self {
         Self {
             format: FORMAT.into(),
@@ -62,7 +62,7 @@ impl HeadTable {
         }
     }
 
-    /// Reads and checks a table.
+    /// Parses and checks a table.
     pub fn parse(json: &[u8]) -> Result<Self, Fault> {
         let table: Self =
             parse_versioned(json, (FORMAT, VERSION), "remove the folder of heads and install them again")?;
@@ -116,7 +116,7 @@ impl HeadTable {
         self.heads.iter().find(|row| row.name == name)
     }
 
-    /// Enters a head in its place, and takes away the one of that name that was there.
+    /// Inserts a head in sorted order and replaces one of the same name.
     pub(super) fn put(&mut self, row: HeadRow) {
         match self.heads.binary_search_by(|known| known.name.cmp(&row.name)) {
             Ok(at) => self.heads[at] = row,

@@ -1,4 +1,4 @@
-//! A process that ends in the middle of a change: at every single step of it, and at any time.
+//! Crash tests: a process is killed at every single step of a change, and at arbitrary times.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
@@ -18,18 +18,18 @@ use crate::portion::Tensors;
 use crate::verify::verify;
 use crate::weight::Weight;
 
-/// Where the child works, what it does, and at which of its steps it waits to be killed.
+/// Environment variables of the child: its folder, its task, and the step at which it waits to be killed.
 const FOLDER_OF_CHILD: &str = "FIREBOX_HEADS_CHILD";
 const CHANGE: &str = "FIREBOX_HEADS_CHANGE";
 const LAST_STEP: &str = "FIREBOX_HEADS_STEP";
 
-/// What the child does over and over where it is told to do all.
+/// The tasks that the child repeats when it is told to do all.
 const ROUND: [&str; 7] = ["2", "1", "rollback", "3", "remove", "1", "2"];
 
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Only the test that runs in the child counts.
+    /// Steps are counted only in the test that runs in the child.
     static COUNTED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -49,18 +49,18 @@ pub(super) fn step() {
     }
 }
 
-/// To the parent: past what the test harness captures.
+/// Writes to the parent, bypassing the capture of the test harness.
 fn say(word: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n{word}").unwrap();
     out.flush().unwrap();
 }
 
-/// A model of three layers, each one tensor.
+/// A model of three layers, each with one tensor.
 fn model(folder: &Path) {
     fs::create_dir(folder).unwrap();
     let tensor = |name: &str, seed: u8| plain(name, seed);
-    let mut plan = crate::writer::Plan::new("model");
+    let mut plan = crate::writer::FileLayout::new("model");
     let tensors = [
         tensor("model.embed_tokens.weight", 1),
         tensor("model.layers.0.mlp.up_proj.weight", 2),
@@ -91,7 +91,7 @@ fn plain(name: &str, seed: u8) -> Weight {
     }
 }
 
-/// A head whose every byte tells which one it is.
+/// A head whose bytes all equal its seed.
 fn head(trunk: &Checkpoint, folder: &Path, seed: u8) -> HeadFiles {
     let mut head = NewHead::new(trunk, 2, json!({"seed": seed})).unwrap();
     head.push(plain("model.layers.2.mlp.up_proj.weight", seed)).unwrap();
@@ -100,7 +100,7 @@ fn head(trunk: &Checkpoint, folder: &Path, seed: u8) -> HeadFiles {
     head.write(folder).unwrap()
 }
 
-/// Which head it is: all of its parts have to say the same.
+/// The seed of a head; all of its parts must agree.
 fn seed(head: &HeadFiles) -> u8 {
     let seed = head.spec()["seed"].as_u64().unwrap() as u8;
     assert_eq!(head.tensors().count(), 3);
@@ -124,7 +124,7 @@ fn prepared(installed: &[u8]) -> TempDir {
     folder
 }
 
-/// What a reader sees: the head in use, and the one that a rollback would go back to.
+/// The state that a reader sees: the head in use and the rollback target.
 type State = Option<(u8, Option<u8>)>;
 
 fn state(folder: &Path) -> State {
@@ -152,7 +152,7 @@ fn change(folder: &Path, change: &str) {
     }
 }
 
-/// What the same change would have come to, and that it can be made after all.
+/// The result of the same change without interruption, which must still be possible.
 fn goes_on(folder: &Path) {
     change(folder, "3");
     let found = state(folder);
@@ -181,13 +181,13 @@ fn child(folder: &Path, change: &str, last: Option<u64>) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// The first word that the child says, if it says one.
+/// The first word that the child prints, if any.
 fn first_word(child: &mut Child) -> Option<String> {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.map(|line| line.unwrap()).find(|line| ["waiting", "begun", "done"].contains(&line.as_str()))
 }
 
-/// Not a test by itself: what the others run and kill.
+/// The child process that the other tests run and kill.
 #[test]
 fn killed_child() {
     let Some(folder) = std::env::var_os(FOLDER_OF_CHILD).map(PathBuf::from) else { return };
@@ -248,7 +248,7 @@ fn a_process_killed_at_any_step_leaves_the_old_state_or_the_new() {
 fn a_process_killed_at_any_time_leaves_a_whole_state() {
     const KILLS: u64 = 200;
     let folder = prepared(&[1]);
-    // As long as a round takes on this disk, so that the kills meet all of it.
+    // Kills are spread over the time that a round takes on this disk.
     let began = Instant::now();
     ROUND.iter().for_each(|next| change(folder.path(), next));
     let round = began.elapsed();
@@ -266,13 +266,13 @@ fn a_process_killed_at_any_time_leaves_a_whole_state() {
         child.kill().unwrap();
         child.wait().unwrap();
         let found = state(folder.path());
-        // The only states between two changes, of all that could be made of these heads.
+        // The states between two changes, of all that these heads allow.
         let possible: [State; 5] =
             [None, Some((1, None)), Some((2, Some(1))), Some((1, Some(2))), Some((3, Some(2)))];
         assert!(possible.contains(&found), "{found:?}");
         *states.entry(format!("{found:?}")).or_insert(0) += 1;
         goes_on(folder.path());
-        // The children begin with what the first began with.
+        // Every child starts from the state of the first one.
         change(folder.path(), "remove");
         change(folder.path(), "1");
     }

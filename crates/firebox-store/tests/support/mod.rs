@@ -1,4 +1,4 @@
-//! Files made for tests: well formed unless asked otherwise.
+//! Files for tests, well formed by default.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 #![allow(dead_code, reason = "every test file uses its own part")]
 
@@ -16,7 +16,7 @@ pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// A repeatable row of numbers, about as a weight has them.
+/// Repeatable pseudo-random numbers of the magnitude of weights.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..count)
@@ -29,7 +29,7 @@ pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// A safetensors file of a header as given and data as given.
+/// A safetensors file with the given header and data.
 pub fn safetensors_raw(header: &str, data: &[u8]) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
@@ -49,7 +49,7 @@ pub fn safetensors(tensors: &[Tensor<'_>]) -> Vec<u8> {
         );
     }
     let mut header = Value::Object(header).to_string();
-    // As the writers of the field do: data begins on a multiple of eight.
+    // Like common writers, begins the data at a multiple of eight.
     while !header.len().is_multiple_of(8) {
         header.push(' ');
     }
@@ -161,7 +161,7 @@ impl Gguf {
         self.list(key, 8, values.len(), &elements)
     }
 
-    /// Adds a tensor; the shape is given outermost first, as Hugging Face has it.
+    /// Adds a tensor; the shape is given outermost first, as in Hugging Face files.
     pub fn tensor(mut self, name: &str, shape: &[u64], kind: u32, bytes: Vec<u8>) -> Self {
         let dimensions = shape.iter().rev().copied().collect();
         self.tensors.push(GgufTensor { name: name.into(), dimensions, kind, bytes, offset: None });
@@ -175,7 +175,7 @@ impl Gguf {
         self.tensor(name, shape, 0, f32_bytes(&values))
     }
 
-    /// Gives the last tensor an offset of its own.
+    /// Sets the offset of the last tensor.
     pub fn at(mut self, offset: u64) -> Self {
         self.tensors.last_mut().unwrap().offset = Some(offset);
         self
@@ -230,7 +230,7 @@ pub fn write(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// Opens what a GGUF file of these contents is.
+/// Opens a GGUF file as a checkpoint.
 pub fn open(gguf: &Gguf) -> Checkpoint {
     let folder = tempdir().unwrap();
     Checkpoint::open(write(folder.path(), "model.gguf", &gguf.build())).unwrap()
@@ -243,7 +243,7 @@ pub fn expect(config: &Value, expected: Value) {
     }
 }
 
-/// Checks that a GGUF file is refused in these words.
+/// Checks that a GGUF file is refused with these words.
 pub fn refuse(bytes: &[u8], words: &[&str]) {
     let folder = tempdir().unwrap();
     let path = write(folder.path(), "model.gguf", bytes);

@@ -1,6 +1,8 @@
-//! Heads: what is written is read, and what does not belong is refused.
+//! Heads: writing, reading, installation and refusals.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
+mod damaged;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::fs;
@@ -70,7 +72,7 @@ fn a_head_is_read_as_it_was_written() {
         encode(NORM, &values[..40], &[40], Encoding::Plain(Dtype::BF16)).unwrap(),
         encode("lm_head.weight", &values, &[48, 40], Encoding::Grouped(Q4)).unwrap(),
         plain("router.weight", &[0, 3], 1),
-        // The model's own, as it lies there.
+        // A mapped weight of the model.
         model.weight("model.layers.1.mlp.down_proj.weight").unwrap(),
     ];
     let mut new = NewHead::new(&model, 1, spec.clone()).unwrap();
@@ -97,7 +99,7 @@ fn a_head_is_read_as_it_was_written() {
     let segments: Vec<SegmentId> = head.tensors().map(|info| info.segment).collect();
     assert!(segments.is_sorted() && segments.contains(&SegmentId::Other));
 
-    // Others read its files too.
+    // The `safetensors` crate reads its files too.
     let mut bytes = 0;
     for file in ["layer-0001.safetensors", "final.safetensors", "other.safetensors"] {
         let file = fs::read(path.join(file)).unwrap();
@@ -108,13 +110,13 @@ fn a_head_is_read_as_it_was_written() {
     let mut hashed = 0;
     head.verify(&mut |bytes| hashed += bytes).unwrap();
     assert_eq!(hashed, bytes);
-    // It does not write over anything.
+    // An existing directory is not overwritten.
     let error = NewHead::new(&model, 1, json!(1)).unwrap();
     assert!(matches!(error.write(&path), Err(StoreError::DestinationExists { .. })));
 }
 
 #[test]
-fn what_has_no_place_in_a_head_is_refused() {
+fn tensors_that_cannot_be_part_of_a_head_are_refused() {
     let folder = tempdir().unwrap();
     let model = Checkpoint::open(llama(&folder.path().join("model"))).unwrap();
     let new = || NewHead::new(&model, 1, Value::Null).unwrap();
@@ -140,7 +142,7 @@ fn what_has_no_place_in_a_head_is_refused() {
     let mut scaled = plain(NORM, &[40], 1);
     scaled.scales = Some(Bytes::from(vec![0; 2]));
     refused(head.push(scaled), &["scales"]);
-    // A tensor that is called like the scales of another.
+    // A tensor named like the scales of another.
     head.push(plain("lm_head.weight.scales", &[1], 1)).unwrap();
     refused(head.write(folder.path().join("head")), &["taken"]);
     refused(new().write(folder.path().join("head")), &["without tensors"]);
@@ -156,7 +158,7 @@ fn what_has_no_place_in_a_head_is_refused() {
     ] {
         refused(encode("x", &values, &shape, encoding), &[word]);
     }
-    // What is worth quantizing in a model is so in a head; an adapter's factors are not.
+    // Matrices are worth quantizing in a head as in a model; the factors of an adapter are not.
     let info = |name: &str| {
         let mut info = model.info("lm_head.weight").unwrap().clone();
         info.name = name.to_owned();
@@ -166,7 +168,7 @@ fn what_has_no_place_in_a_head_is_refused() {
 }
 
 #[test]
-fn a_trunk_is_told_by_its_weights() {
+fn a_trunk_is_identified_by_its_weights() {
     let folder = tempdir().unwrap();
     let source = llama(&folder.path().join("source"));
     let model = Checkpoint::open(&source).unwrap();
@@ -177,14 +179,14 @@ fn a_trunk_is_told_by_its_weights() {
     };
     let bundle = bundle_of("bundle", None);
     for split in 0..=2 {
-        // Found in the weights of the one and in the manifest of the other.
+        // Computed from the weights of one and from the manifest of the other.
         assert_eq!(trunk_hash(&model, split).unwrap(), trunk_hash(&bundle, split).unwrap());
         assert_eq!(trunk_hash(&bundle, split).ok(), bundle.trunk_hash(split));
     }
     let hash = trunk_hash(&model, 1).unwrap();
     assert_ne!(hash, trunk_hash(&bundle_of("quantized", Some(Q4)), 1).unwrap());
 
-    // Every byte of the trunk counts, in a directory that carries no hashes too; what is above does not.
+    // Every byte of the trunk counts, also in a directory without hashes; bytes of later layers do not.
     let file = source.join("model.safetensors");
     let good = fs::read(&file).unwrap();
     for (name, differs) in [
@@ -211,7 +213,7 @@ fn a_trunk_is_told_by_its_weights() {
 }
 
 #[test]
-fn heads_come_change_and_go() {
+fn heads_are_installed_updated_and_removed() {
     let (_folder, heads, [one, two, three]) = prepared();
     assert_eq!(heads.list().unwrap(), []);
     let first = heads.install(&one, "code").unwrap();
@@ -221,7 +223,7 @@ fn heads_come_change_and_go() {
     assert_eq!((opened.hash(), opened.generation()), (first.hash.as_str(), 1));
     refused(heads.rollback("code"), &["\"code\"", "generation 1 only"]);
 
-    // An update leaves what is open as it was, and so does everything after it.
+    // Open handles are not affected by an update or by anything later.
     let weight = opened.weight(UP).unwrap();
     let second = heads.install(&two, "code").unwrap();
     assert_eq!((second.generation, second.previous), (2, Some(1)));
@@ -236,12 +238,12 @@ fn heads_come_change_and_go() {
     assert_eq!(heads.head("code").unwrap().spec()["seed"], 2);
     assert_eq!(heads.rollback("code").unwrap(), third);
 
-    // What is in use, once more: new files, and the same to go back to.
+    // Installing the generation in use again renews its files and keeps the rollback target.
     let again = heads.install(&three, "code").unwrap();
     assert_eq!((again.generation, again.previous, &again.hash), (4, Some(2), &third.hash));
     let other = heads.install(&one, "a.b-c_9").unwrap();
     assert_eq!(heads.list().unwrap(), [other, again]);
-    // Another process, or another handle, sees the same.
+    // Another handle, as of another process, sees the same state.
     assert_eq!(Heads::open(heads.model().path()).unwrap().list().unwrap(), heads.list().unwrap());
 
     heads.remove("code").unwrap();
@@ -251,7 +253,7 @@ fn heads_come_change_and_go() {
     heads.remove("a.b-c_9").unwrap();
     assert_eq!(heads.list().unwrap(), []);
     refused(heads.head("code"), &["the model has none"]);
-    // No number comes twice, though nothing of what had it is left.
+    // No generation is reused, even after all traces of it are gone.
     assert_eq!(heads.install(&one, "code").unwrap().generation, 6);
     assert_eq!(opened.weight(UP).unwrap().data, weight.data);
 }
@@ -259,7 +261,7 @@ fn heads_come_change_and_go() {
 #[test]
 fn a_head_needs_its_trunk_and_the_common_split() {
     let (folder, heads, [one, ..]) = prepared();
-    // Another first layer, another model: what a head says is compared before anything is made.
+    // The manifest's split and trunk are compared before anything is created.
     let source = folder.path().join("source");
     let quantized = folder.path().join("quantized");
     import(&source, &quantized, &ImportOptions { quantize: Some(Q4) }, &mut quiet).unwrap();
@@ -267,7 +269,7 @@ fn a_head_needs_its_trunk_and_the_common_split() {
     let error = refused(elsewhere.install(&one, "code"), &["runs/1/head", "quantized", "train the head"]);
     assert!(matches!(error, StoreError::WrongTrunk { split: 1, .. }));
     assert!(!quantized.join("heads").exists());
-    // The directory that the bundle was made of has the same trunk.
+    // The directory that the bundle was imported from has the same trunk.
     let unpacked = Heads::open(&source).unwrap();
     unpacked.install(&one, "code").unwrap();
     assert_eq!(unpacked.head("code").unwrap().hash(), HeadFiles::open(&one).unwrap().hash());
@@ -304,7 +306,7 @@ fn a_head_needs_its_trunk_and_the_common_split() {
 }
 
 #[test]
-fn names_lead_nowhere() {
+fn names_and_links_do_not_lead_outside() {
     let (folder, heads, [one, ..]) = prepared();
     for good in ["a", "_", "9", "code", "a..b", "x.y-z_0", "heads", &"a".repeat(64)] {
         assert!(is_head_name(good), "{good}");
@@ -337,7 +339,7 @@ fn names_lead_nowhere() {
         }
         assert!(matches!(heads.remove(bad), Err(StoreError::HeadName { .. })), "{bad}");
     }
-    // Links in the place of what would be written to.
+    // Links in place of the directories to be written.
     let outside = directory(&folder.path().join("outside"), &[("precious", b"x")]);
     let place = heads.model().path().join("heads");
     std::os::unix::fs::symlink(&outside, &place).unwrap();
@@ -351,7 +353,7 @@ fn names_lead_nowhere() {
     std::os::unix::fs::symlink(&outside, place.join("chat/7")).unwrap();
     heads.install(&one, "chat").unwrap();
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
-    // What somebody else has put there stays, even where the head goes.
+    // Files of the user stay, even in the head's directory.
     fs::write(place.join("chat/notes"), "mine").unwrap();
     fs::create_dir(place.join("chat/07")).unwrap();
     heads.remove("chat").unwrap();
@@ -364,219 +366,8 @@ fn names_lead_nowhere() {
     assert_eq!(heads.list().unwrap().len(), 1);
 }
 
-/// Every value in a document, by its pointer.
-fn pointers(value: &Value, at: String, into: &mut Vec<String>) {
-    let children: Vec<(String, &Value)> = match value {
-        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
-        Value::Array(values) => {
-            values.iter().enumerate().map(|(at, value)| (at.to_string(), value)).collect()
-        }
-        _ => Vec::new(),
-    };
-    into.push(at.clone());
-    for (key, value) in children {
-        let key = key.replace('~', "~0").replace('/', "~1");
-        pointers(value, format!("{at}/{key}"), into);
-    }
-}
-
-/// The document with every one of its values replaced by every lie.
-fn lies(good: &Value) -> Vec<(String, Value)> {
-    let lies = [
-        Value::Null,
-        json!(-1),
-        json!(0),
-        json!(7),
-        json!(u64::MAX),
-        json!(1e300),
-        json!(""),
-        json!("../../../etc/passwd"),
-        json!("0".repeat(64)),
-        json!([]),
-        json!([[[]]]),
-        json!({}),
-        json!(true),
-    ];
-    let mut all = Vec::new();
-    pointers(good, String::new(), &mut all);
-    let mut documents = Vec::new();
-    for pointer in all {
-        for lie in &lies {
-            let mut document = good.clone();
-            let place = document.pointer_mut(&pointer).unwrap();
-            if place != lie {
-                *place = lie.clone();
-                documents.push((format!("{pointer} is {lie}"), document));
-            }
-        }
-    }
-    documents
-}
-
-fn read_json(path: &Path) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-}
-
 #[test]
-fn damaged_tables_are_refused() {
-    let (_folder, heads, [one, two, three]) = prepared();
-    heads.install(&one, "code").unwrap();
-    heads.install(&two, "code").unwrap();
-    heads.install(&three, "chat").unwrap();
-    let path = heads.model().path().join("heads/heads.json");
-    let good = read_json(&path);
-    let before = heads.list().unwrap();
-    let refuse = |table: &str, word: &str| {
-        fs::write(&path, table).unwrap();
-        let error = refused(heads.head("code"), &[word]).to_string();
-        assert!(error.contains("heads/"), "{error}");
-    };
-    let with = |pointer: &str, value: Value| {
-        let mut table = good.clone();
-        *table.pointer_mut(pointer).unwrap() = value;
-        table.to_string()
-    };
-    for (table, word) in [
-        (String::new(), "JSON"),
-        ("[".repeat(10_000), "JSON"),
-        (with("/format", json!("firebox-bundle")), "format"),
-        (with("/version", json!(2)), "version"),
-        (with("/split", json!(null)), "split"),
-        (with("/split", json!(0)), "begins at layer 1"),
-        (with("/next_generation", json!(3)), "heads[0].active.generation"),
-        (with("/heads/0/name", json!("../../x")), "cannot name a head"),
-        (with("/heads/0/name", json!("code")), "listed twice"),
-        (with("/heads/0/name", json!("zebra")), "out of order"),
-        (with("/heads/1/active/generation", json!(1)), "listed twice"),
-        (with("/heads/1/active/generation", json!(0)), "generation"),
-        (with("/heads/1/previous/generation", json!(2)), "listed twice"),
-        (with("/heads/1/active/hash", json!("xyz")), "64 hexadecimal"),
-        (with("/heads/1/active/hash", json!("0".repeat(64))), "content hash"),
-    ] {
-        refuse(&table, word);
-    }
-    // Whatever else it says, nothing panics, and what is read is a head that is there.
-    let (mut accepted, all) = (Vec::new(), lies(&good));
-    for (lie, table) in &all {
-        fs::write(&path, table.to_string()).unwrap();
-        if let Ok(head) = heads.head("code") {
-            assert_eq!(head.hash(), before[1].hash, "{lie}");
-            accepted.push(lie.split(' ').next().unwrap());
-        }
-    }
-    // Of no consequence to this head: who wrote the table, what comes next, other heads, where one would go back to.
-    let harmless = ["/created_by", "/next_generation", "/heads/0", "/heads/1/previous"];
-    let consequential = accepted.iter().find(|lie| !harmless.iter().any(|prefix| lie.starts_with(prefix)));
-    assert_eq!(consequential, None);
-    assert!(accepted.len() < all.len() / 4, "{} of {} accepted", accepted.len(), all.len());
-
-    // No number is left for another.
-    fs::write(&path, with("/next_generation", json!(u64::MAX))).unwrap();
-    refused(heads.install(&one, "code"), &["next_generation"]);
-    fs::write(&path, good.to_string()).unwrap();
-    assert_eq!(heads.list().unwrap(), before);
-    heads.rollback("code").unwrap();
-}
-
-#[test]
-fn damaged_heads_are_refused() {
-    let (folder, heads, [one, two, three]) = prepared();
-    heads.install(&one, "code").unwrap();
-    let description = two.join(HEAD);
-    let good = read_json(&description);
-    let with = |pointer: &str, value: Value| {
-        let mut head = good.clone();
-        *head.pointer_mut(pointer).unwrap() = value;
-        head.to_string()
-    };
-    // With no tensor that says so.
-    let mut with_trunk = good["segments"].as_array().unwrap().clone();
-    let (id, file, hash) = ("layer-0000", "layer-0000.safetensors", "a".repeat(64));
-    with_trunk.insert(0, json!({"id": id, "file": file, "bytes": 8, "hash": hash, "tensors": []}));
-    for (head, word) in [
-        (String::new(), "JSON"),
-        (with("/segments", json!(with_trunk)), "layer-0000 belongs to the trunk"),
-        (with("/format", json!("firebox-heads")), "format"),
-        (with("/version", json!(2)), "version"),
-        (with("/trunk", json!("abc")), "trunk"),
-        (with("/split", json!(2)), "belongs to the trunk"),
-        (with("/quantization", json!({"bits": "q8", "group": 33})), "quantization"),
-        (with("/segments", json!([])), "without tensors"),
-        (with("/segments/0/id", json!("embed")), "file"),
-        (with("/segments/0/file", json!("../../final.safetensors")), "segments[0].file"),
-        (with("/segments/0/hash", json!("0")), "segments[0].hash"),
-        (with("/segments/0/bytes", json!(1)), "the manifest says 1"),
-        (with("/segments/0/tensors/0/name", json!("model.norm.bias")), "belongs to final"),
-        (with("/segments/0/tensors/0/name", json!("model.layers.0.x")), "belongs to the trunk"),
-        (with("/segments/0/tensors/0/name", json!("model.layers.1.x")), "not in the file"),
-        (with("/segments/0/tensors/0/shape", json!([40, 41])), "manifest means"),
-        (with("/segments/0/tensors/0/shape", json!([u64::MAX, 40])), "address space"),
-        (with("/segments/0/tensors/0/encoding", json!({"tiled": {"bits": "q8", "group": 64}})), "one scheme"),
-    ] {
-        fs::write(&description, head).unwrap();
-        refused(HeadFiles::open(&two), &[word, "head"]);
-    }
-    // Whatever it says: no panic, and no head comes in whose bytes are not those described.
-    for (lie, head) in lies(&good) {
-        fs::write(&description, head.to_string()).unwrap();
-        let accepted = heads.install(&two, "code").is_ok();
-        // What a head is for is not this crate's to judge, and who wrote it is of no consequence.
-        assert_eq!(accepted, lie.starts_with("/spec") || accepted && lie.starts_with("/created_by"), "{lie}");
-    }
-    fs::write(&description, good.to_string()).unwrap();
-    let before = heads.install(&two, "code").unwrap();
-
-    // A changed bit: found when it comes in, and by a verification when it is there.
-    let file = three.join("layer-0001.safetensors");
-    let mut bytes = fs::read(&file).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(&file, &bytes).unwrap();
-    refused(heads.install(&three, "code"), &["layer-0001", "content hash", "install the head again"]);
-    fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
-    heads.install(&three, "code").unwrap_err();
-    fs::remove_file(&file).unwrap();
-    refused(heads.install(&three, "code"), &["layer-0001"]);
-    refused(heads.install(folder.path(), "code"), &["no head.json", "directory of a head"]);
-    let mut left: Vec<_> = fs::read_dir(heads.model().path().join("heads"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    left.sort();
-    assert_eq!(left, [".lock", "code", "heads.json"], "a failure leaves nothing");
-    assert_eq!(heads.list().unwrap()[..], std::slice::from_ref(&before)[..]);
-
-    let installed = heads.head("code").unwrap().path().to_owned();
-    let file = installed.join("final.safetensors");
-    let good_bytes = fs::read(&file).unwrap();
-    let mut bytes = good_bytes.clone();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(&file, bytes).unwrap();
-    heads.head("code").unwrap();
-    refused(verify(heads.model().path(), &mut quiet), &["code", "final", "install the head again"]);
-    fs::write(&file, &good_bytes).unwrap();
-    // The description is small and hashed whenever the head is opened.
-    let text = fs::read_to_string(installed.join(HEAD)).unwrap();
-    fs::write(
-        installed.join(HEAD),
-        text.replace("\"seed\": 2", "\"seed\": 4").replace("\"seed\":2", "\"seed\":4"),
-    )
-    .unwrap();
-    refused(heads.head("code"), &["head.json", "content hash"]);
-    // Nothing that is gone stands in the way of going back, nor of putting it right.
-    fs::remove_dir_all(&installed).unwrap();
-    refused(heads.head("code"), &["code"]);
-    heads.install(&two, "code").unwrap();
-    heads.head("code").unwrap();
-    let previous = heads.list().unwrap()[0].previous.unwrap();
-    fs::remove_dir_all(installed.with_file_name(previous.to_string())).unwrap();
-    heads.rollback("code").unwrap_err();
-    assert_eq!(heads.head("code").unwrap().spec()["seed"], 2, "a rollback that fails changes nothing");
-    heads.remove("code").unwrap();
-    verify(heads.model().path(), &mut quiet).unwrap();
-}
-
-#[test]
-fn what_is_parsed_is_written_the_same() {
+fn manifests_and_tables_round_trip() {
     let (_folder, heads, [one, ..]) = prepared();
     heads.install(&one, "code").unwrap();
     let table = HeadTable::parse(&fs::read(heads.model().path().join("heads/heads.json")).unwrap()).unwrap();
@@ -586,7 +377,7 @@ fn what_is_parsed_is_written_the_same() {
 }
 
 #[test]
-fn an_import_leaves_heads_behind_and_says_so() {
+fn an_import_reports_the_heads_it_leaves_out() {
     let (folder, heads, [one, two, _]) = prepared();
     heads.install(&one, "code").unwrap();
     heads.install(&two, "chat").unwrap();
@@ -601,7 +392,7 @@ fn an_import_leaves_heads_behind_and_says_so() {
     let report = import(heads.model().path(), &copy, &ImportOptions::default(), &mut quiet).unwrap();
     assert_eq!(report.heads_left, ["chat", "code"]);
     assert!(!copy.join("heads").exists());
-    // Unchanged weights are the same trunk.
+    // Unchanged weights have the same trunk hash.
     let copied = Heads::open(&copy).unwrap();
     copied.install(heads.head("code").unwrap().path(), "code").unwrap();
     assert_eq!(copied.head("code").unwrap().hash(), heads.head("code").unwrap().hash());
@@ -613,7 +404,7 @@ fn an_import_leaves_heads_behind_and_says_so() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_head_is_read_into_memory_that_is_used_again() {
+fn buffers_of_heads_are_reused() {
     let folder = tempdir().unwrap();
     let model = Checkpoint::open(llama(&folder.path().join("model"))).unwrap();
     let mut new = NewHead::new(&model, 1, Value::Null).unwrap();
@@ -624,7 +415,7 @@ fn a_head_is_read_into_memory_that_is_used_again() {
     assert_eq!(head.resident_bytes(), Some(head.bytes()));
     head.release().unwrap();
     let cold = head.resident_bytes().unwrap();
-    // The file systems of memory keep what they have nowhere else.
+    // In-memory file systems cannot evict their pages.
     if cold == head.bytes() {
         println!("this file system does not give pages back");
     } else {
