@@ -13,7 +13,7 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use firebox_kernels::activation::Activation;
-use firebox_kernels::attention::{AttentionParams, KvTensor, Span, attention};
+use firebox_kernels::attention::{self, AttentionParams, KvTensor, Span};
 use firebox_kernels::convolution::{ConvolutionParams, convolve};
 use firebox_kernels::delta::{DecayParams, Heads, Tokens, delta_rule};
 use firebox_kernels::linear::{Weight, multiplies_tiles, multiply_each};
@@ -173,7 +173,7 @@ fn attention(criterion: &mut Criterion) {
                 measure(
                     bencher,
                     || query.clone(),
-                    |query| on_pool(&DEVICE, || attention(query, &spans, None, params)),
+                    |query| on_pool(&DEVICE, || attention::attention(query, &spans, None, params)),
                 );
             });
         }
