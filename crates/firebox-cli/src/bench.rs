@@ -7,10 +7,10 @@ use clap::Args;
 use firebox_runtime::{Benchmark, BenchmarkConfig, peak_resident_bytes};
 use serde::Serialize;
 
-use crate::args::{CacheType, DeviceArgs};
+use crate::compute::{CacheType, DeviceArgs};
 use crate::console::Console;
 use crate::fitting::{FittingArgs, say_events};
-use crate::generating::open_fitted;
+use crate::opening::open_fitted;
 use crate::outcome::Outcome;
 use crate::tracing::TraceArgs;
 

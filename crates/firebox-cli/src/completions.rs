@@ -1,9 +1,8 @@
 //! `firebox completions`
 
-use clap::{Args, CommandFactory as _};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::args::Cli;
 use crate::console::Console;
 use crate::outcome::Outcome;
 
@@ -20,10 +19,10 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Prints the script that a shell completes by.
-pub fn completions(args: &CompletionsArgs, console: &Console) -> anyhow::Result<Outcome> {
+/// Prints the completion script of a shell.
+pub fn completions(args: &CompletionsArgs, mut program: Command, console: &Console) -> anyhow::Result<Outcome> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "firebox", &mut script);
+    clap_complete::generate(args.shell, &mut program, "firebox", &mut script);
     console.print(&String::from_utf8_lossy(&script))?;
     Ok(Outcome::Done)
 }

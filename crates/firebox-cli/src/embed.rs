@@ -8,9 +8,9 @@ use clap::{Args, ValueEnum};
 use firebox_runtime::{EmbedOptions, Pooling};
 use serde_json::json;
 
-use crate::args::DeviceArgs;
+use crate::compute::DeviceArgs;
 use crate::console::Console;
-use crate::generating::open;
+use crate::opening::open;
 use crate::outcome::{Outcome, usage};
 
 /// Options of `firebox embed`.

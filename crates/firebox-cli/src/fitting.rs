@@ -8,7 +8,7 @@ use firebox_runtime::planner::{Mode, Placement};
 use firebox_runtime::{Model, human_bytes, parse_bytes};
 use firebox_store::ReadMethod;
 
-use crate::args::CacheType;
+use crate::compute::CacheType;
 use crate::console::Console;
 use crate::hub;
 

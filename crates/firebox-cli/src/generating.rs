@@ -4,16 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use firebox_runtime::fit::FitConfig;
 use firebox_runtime::heads::{HeadHistory, RackConfig, Router};
-use firebox_runtime::{Device, Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
+use firebox_runtime::{Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
 use firebox_text::Tokenizer;
 
-use crate::args::{CacheType, DeviceArgs};
+use crate::compute::{CacheType, DeviceArgs};
 use crate::console::Console;
-use crate::fitting::{FittingArgs, say_fit};
-use crate::hub;
+use crate::fitting::FittingArgs;
 use crate::interrupt::{Interrupt, Working};
+use crate::opening::open_fitted;
 use crate::outcome::usage;
 use crate::prompt::PromptArgs;
 use crate::rack::RackArgs;
@@ -159,40 +158,6 @@ impl GeneratingArgs {
 /// Where the user's habits are kept.
 fn history_file() -> Option<PathBuf> {
     Some(dirs::data_local_dir()?.join("firebox").join("heads.json"))
-}
-
-/// Opens a model that a command line names.
-pub fn open(name: &Path, device: &DeviceArgs, console: &Console) -> anyhow::Result<Model> {
-    open_fitted(name, device, None, console)
-}
-
-/// The same, fitted into memory if it is to be.
-pub fn open_fitted(
-    name: &Path,
-    device: &DeviceArgs,
-    fit: Option<&FitConfig>,
-    console: &Console,
-) -> anyhow::Result<Model> {
-    let path = hub::resolve(name)?;
-    let opened = opened_device(device)?;
-    let began = std::time::Instant::now();
-    let model = match fit {
-        Some(fit) => Model::open_within(&path, &opened, fit)?,
-        None => Model::open(&path, &opened)?,
-    };
-    say_fit(&model, console);
-    console.detail(format!("opened {} in {:.2} s", path.display(), began.elapsed().as_secs_f64()));
-    Ok(model)
-}
-
-/// The device that a command line names, with as many threads as it says.
-pub fn opened_device(args: &DeviceArgs) -> anyhow::Result<Device> {
-    let device = firebox_runtime::device(&args.device)?;
-    if let Some(threads) = args.threads {
-        // Fails where the pool exists already, and then something has computed before its settings were read.
-        rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global()?;
-    }
-    Ok(device)
 }
 
 /// Answers a prompt, handing out tokens and text as they come, until the end or Ctrl-C.

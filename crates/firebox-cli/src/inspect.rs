@@ -12,7 +12,7 @@ use firebox_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::args::{CacheType, DeviceArgs};
+use crate::compute::{CacheType, DeviceArgs};
 use crate::columns::table;
 use crate::console::{Console, Style, grouped, human_bytes};
 use crate::fitting::PlanMode;

@@ -19,6 +19,7 @@ mod book;
 mod chat;
 mod columns;
 mod completions;
+mod compute;
 mod configuration;
 mod console;
 mod conversation;
@@ -36,6 +37,7 @@ mod interrupt;
 mod layers;
 mod lines;
 mod man;
+mod opening;
 mod outcome;
 mod perplexity;
 mod plan;
@@ -121,8 +123,8 @@ fn act(command: Command, configuration: &Configuration, console: &Console) -> an
         Command::Doctor(args) => doctor::doctor(&args, console),
         Command::Top(args) => top::top(&args, console),
         Command::Session { command } => sessions::session(&command, console),
-        Command::Completions(args) => completions::completions(&args, console),
-        Command::Man(args) => man::man(&args, console),
+        Command::Completions(args) => completions::completions(&args, Cli::command(), console),
+        Command::Man(args) => man::man(&args, Cli::command(), console),
     }
 }
 

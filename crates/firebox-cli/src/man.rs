@@ -4,9 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::{Args, CommandFactory as _};
+use clap::{Args, Command};
 
-use crate::args::Cli;
 use crate::console::Console;
 use crate::outcome::Outcome;
 
@@ -18,13 +17,11 @@ pub struct ManArgs {
     folder: PathBuf,
 }
 
-/// Writes a page for every command.
-pub fn man(args: &ManArgs, console: &Console) -> anyhow::Result<Outcome> {
-    let write = || {
-        fs::create_dir_all(&args.folder)?;
-        clap_mangen::generate_to(Cli::command(), &args.folder)
-    };
-    write().with_context(|| format!("cannot write manual pages to {}", args.folder.display()))?;
+/// Writes a manual page for the program and each of its commands.
+pub fn man(args: &ManArgs, program: Command, console: &Console) -> anyhow::Result<Outcome> {
+    fs::create_dir_all(&args.folder)
+        .and_then(|()| clap_mangen::generate_to(program, &args.folder))
+        .with_context(|| format!("cannot write manual pages to {}", args.folder.display()))?;
     console.note(format!("`man -l {}` shows the first", args.folder.join("firebox.1").display()));
     Ok(Outcome::Done)
 }

@@ -8,9 +8,9 @@ use clap::Args;
 use firebox_runtime::{Model, Perplexity, expected_input_ids};
 use serde::Serialize;
 
-use crate::args::{CacheType, DeviceArgs};
+use crate::compute::{CacheType, DeviceArgs};
 use crate::console::Console;
-use crate::generating::open;
+use crate::opening::open;
 use crate::hub;
 use crate::outcome::Outcome;
 use crate::tokens::parse_ids;

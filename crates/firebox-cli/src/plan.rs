@@ -11,11 +11,11 @@ use firebox_runtime::{RuntimeError, parse_bytes};
 use firebox_store::Checkpoint;
 use serde::Serialize;
 
-use crate::args::{CacheType, DeviceArgs};
+use crate::compute::{CacheType, DeviceArgs};
 use crate::columns::table;
 use crate::console::{Console, grouped, human_bytes};
 use crate::fitting::PlanMode;
-use crate::generating::opened_device;
+use crate::opening::opened_device;
 use crate::outcome::Outcome;
 use crate::{hub, plot};
 

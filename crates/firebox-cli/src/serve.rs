@@ -13,11 +13,11 @@ use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};
 use firebox_server::{AllowedOrigins, ApiKeys, ModelSpec, Server, ServerConfig, SessionsConfig};
 use firebox_store::{Checkpoint, Heads, SourceKind};
 
-use crate::args::{CacheType, DeviceArgs};
+use crate::compute::{CacheType, DeviceArgs};
 use crate::configuration::{Configuration, ModelEntry};
 use crate::console::Console;
 use crate::fitting::{FittingArgs, say_fit};
-use crate::generating::opened_device;
+use crate::opening::opened_device;
 use crate::hub;
 use crate::outcome::{Outcome, usage};
 use crate::rack::RackArgs;

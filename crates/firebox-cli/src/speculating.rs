@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use firebox_runtime::{DRAFT_TOKENS, LookupDrafter, Model, ModelDrafter, Session, Speculation};
 
-use crate::args::DeviceArgs;
+use crate::compute::DeviceArgs;
 use crate::console::Console;
-use crate::generating::open;
+use crate::opening::open;
 use crate::outcome::usage;
 
 /// Options of drafting.

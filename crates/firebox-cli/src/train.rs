@@ -8,10 +8,10 @@ use firebox_runtime::{Device, Model, OWN_HEAD};
 use firebox_train::pocket::{Examination, Recipe, Report, Score, Task, Watch, Workshop};
 use serde_json::json;
 
-use crate::args::{CacheType, DeviceArgs};
+use crate::compute::{CacheType, DeviceArgs};
 use crate::columns::table;
 use crate::console::Console;
-use crate::generating::opened_device;
+use crate::opening::opened_device;
 use crate::hub;
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;

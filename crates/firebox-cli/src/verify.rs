@@ -8,9 +8,9 @@ use firebox_store::{SourceKind, StoreError};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::args::DeviceArgs;
+use crate::compute::DeviceArgs;
 use crate::console::{Console, Style, human_bytes};
-use crate::generating::open;
+use crate::opening::open;
 use crate::hub;
 use crate::inspect::source_name;
 use crate::outcome::{Outcome, usage};

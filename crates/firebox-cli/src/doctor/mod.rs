@@ -15,10 +15,10 @@ use serde::Serialize;
 
 use crate::columns::table;
 use crate::console::{Console, human_bytes};
-use crate::generating::opened_device;
+use crate::opening::opened_device;
 use crate::hub;
 use crate::outcome::Outcome;
-use crate::{args::DeviceArgs, console::Style};
+use crate::{compute::DeviceArgs, console::Style};
 use machine::Machine;
 use outlook::{CONTEXT, Outlook, outlook};
 

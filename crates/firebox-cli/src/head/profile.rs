@@ -8,10 +8,10 @@ use firebox_train::{Examples, ExamplesConfig, TrainError, profile as measure};
 use serde_json::json;
 
 use super::train::format;
-use crate::args::DeviceArgs;
+use crate::compute::DeviceArgs;
 use crate::columns::table;
 use crate::console::Console;
-use crate::generating::open;
+use crate::opening::open;
 use crate::outcome::Outcome;
 use crate::plot;
 

@@ -8,10 +8,10 @@ use firebox_runtime::heads::Changes;
 use firebox_store::Heads;
 use serde_json::json;
 
-use crate::args::DeviceArgs;
+use crate::compute::DeviceArgs;
 use crate::columns::table;
 use crate::console::Console;
-use crate::generating::opened_device;
+use crate::opening::opened_device;
 use crate::hub;
 use crate::outcome::Outcome;
 

@@ -15,9 +15,9 @@ use firebox_train::{
 };
 use serde::Serialize;
 
-use crate::args::DeviceArgs;
+use crate::compute::DeviceArgs;
 use crate::console::{Console, human_bytes};
-use crate::generating::open;
+use crate::opening::open;
 use crate::hub;
 use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, usage};

@@ -6,9 +6,9 @@ use firebox_runtime::{Saved, Session, TurnKind};
 use firebox_text::Message;
 
 use super::kept::Kept;
-use crate::args::DeviceArgs;
+use crate::compute::DeviceArgs;
 use crate::console::Console;
-use crate::generating::open;
+use crate::opening::open;
 use crate::outcome::usage;
 use crate::pocket::pocket_model;
 use crate::prompt::TemplateArgs;
