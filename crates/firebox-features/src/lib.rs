@@ -1,0 +1,1 @@
+//! Holds nothing: a development dependency that selects features (see `Cargo.toml`).
