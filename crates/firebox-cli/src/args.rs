@@ -17,15 +17,27 @@ use crate::inspect::InspectArgs;
 use crate::man::ManArgs;
 use crate::perplexity::PerplexityArgs;
 use crate::plan::PlanArgs;
+#[cfg(feature = "hub")]
 use crate::pull::PullArgs;
 use crate::run::RunArgs;
 use crate::serve::ServeArgs;
 use crate::sessions::SessionCommand;
 use crate::simulate::SimulateArgs;
 use crate::tokenize::TokenizeArgs;
+#[cfg(feature = "top")]
 use crate::top::TopArgs;
+#[cfg(feature = "train")]
 use crate::train::TrainArgs;
 use crate::verify::VerifyArgs;
+
+#[cfg(not(all(feature = "hub", feature = "top", feature = "train", feature = "plot")))]
+const LEFT_OUT: &str = "
+This build leaves out commands (pull, top, train, head train and others);
+`cargo install --path crates/firebox-cli --features full` has them.
+
+";
+#[cfg(all(feature = "hub", feature = "top", feature = "train", feature = "plot"))]
+const LEFT_OUT: &str = "";
 
 const AFTER_HELP: &str = "\
 MODEL is a Hugging Face directory, a GGUF file, a bundle that `firebox import` wrote,
@@ -46,7 +58,7 @@ Exit codes:
 
 /// Runs transformer language models on the machines people carry
 #[derive(Debug, Parser)]
-#[command(name = "firebox", version, after_help = AFTER_HELP, propagate_version = true)]
+#[command(name = "firebox", version, after_help = format!("{LEFT_OUT}{AFTER_HELP}"), propagate_version = true)]
 pub struct Cli {
     #[command(flatten)]
     pub output: OutputArgs,
@@ -67,6 +79,7 @@ pub enum Command {
     /// Answer over HTTP, as OpenAI's API does
     Serve(ServeArgs),
     /// Fetch a model from the Hugging Face hub
+    #[cfg(feature = "hub")]
     Pull(PullArgs),
     /// Write a model as a bundle, quantizing it if asked to
     Import(ImportArgs),
@@ -88,6 +101,7 @@ pub enum Command {
     /// Run the scheduler through a day on a phone, a tablet or another device that is not there
     Simulate(SimulateArgs),
     /// Make a model with its heads by a recipe, on text that is generated on the way
+    #[cfg(feature = "train")]
     Train(TrainArgs),
     /// Turn text into token ids and back
     Tokenize(TokenizeArgs),
@@ -98,6 +112,7 @@ pub enum Command {
     /// Say what this machine can run, and what stands in its way
     Doctor(DoctorArgs),
     /// Watch a server at work
+    #[cfg(feature = "top")]
     Top(TopArgs),
     /// List, show, copy and shorten the conversations that `chat --session` keeps
     Session {

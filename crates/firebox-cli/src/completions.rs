@@ -20,7 +20,11 @@ pub struct CompletionsArgs {
 }
 
 /// Prints the completion script of a shell.
-pub fn completions(args: &CompletionsArgs, mut program: Command, console: &Console) -> anyhow::Result<Outcome> {
+pub fn completions(
+    args: &CompletionsArgs,
+    mut program: Command,
+    console: &Console,
+) -> anyhow::Result<Outcome> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, "firebox", &mut script);
     console.print(&String::from_utf8_lossy(&script))?;

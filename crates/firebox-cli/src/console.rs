@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 pub use firebox_runtime::human_bytes;
+#[cfg(feature = "train")]
 use firebox_train::{Lines, Progress, Silent};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -162,6 +163,7 @@ impl Console {
     }
 
     /// Returns what reports a training: a line on stderr every `every` steps, or nothing where the console is quiet.
+    #[cfg(feature = "train")]
     pub fn training(&self, every: u64) -> Box<dyn Progress> {
         if self.quiet { Box::new(Silent) } else { Box::new(Lines::new(io::stderr(), every)) }
     }

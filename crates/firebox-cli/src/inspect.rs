@@ -12,8 +12,8 @@ use firebox_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::compute::{CacheType, DeviceArgs};
 use crate::columns::table;
+use crate::compute::{CacheType, DeviceArgs};
 use crate::console::{Console, Style, grouped, human_bytes};
 use crate::fitting::PlanMode;
 use crate::layers::{LayerRun, activation, layer_runs, rope};

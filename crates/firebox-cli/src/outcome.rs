@@ -7,6 +7,7 @@ use firebox_model::ModelError;
 use firebox_runtime::{ConstraintError, RuntimeError};
 use firebox_server::ServerError;
 use firebox_store::StoreError;
+#[cfg(feature = "train")]
 use firebox_train::TrainError;
 
 use crate::columns::printable;
@@ -86,6 +87,7 @@ fn specific_code(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref() {
         return of_server(error);
     }
+    #[cfg(feature = "train")]
     if let Some(error) = cause.downcast_ref() {
         return of_training(error);
     }
@@ -108,6 +110,7 @@ fn of_server(error: &ServerError) -> Option<u8> {
     }
 }
 
+#[cfg(feature = "train")]
 fn of_training(error: &TrainError) -> Option<u8> {
     match error {
         TrainError::Setting { .. } => Some(USAGE),
@@ -188,9 +191,12 @@ mod tests {
         };
         assert_eq!(code_of(&ServerError::Runtime(wrong()).into()), USAGE);
         assert_eq!(code_of(&ServerError::Key.into()), USAGE);
-        let setting = TrainError::Setting { setting: "steps", value: "0".into(), reason: "too few" };
-        assert_eq!(code_of(&anyhow::Error::new(setting).context("training")), USAGE);
-        assert_eq!(code_of(&TrainError::NothingToTrain.into()), UNUSABLE);
+        #[cfg(feature = "train")]
+        {
+            let setting = TrainError::Setting { setting: "steps", value: "0".into(), reason: "too few" };
+            assert_eq!(code_of(&anyhow::Error::new(setting).context("training")), USAGE);
+            assert_eq!(code_of(&TrainError::NothingToTrain.into()), UNUSABLE);
+        }
         assert_eq!(code_of(&anyhow::anyhow!("broken")), UNUSABLE);
     }
 }

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::compute::{CacheType, DeviceArgs};
 use crate::console::Console;
-use crate::opening::open;
 use crate::hub;
+use crate::opening::open;
 use crate::outcome::Outcome;
 use crate::tokens::parse_ids;
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+#[cfg(feature = "plot")]
 use anyhow::Context as _;
 use clap::Args;
 use firebox_model::Architecture;
@@ -11,13 +12,15 @@ use firebox_runtime::{RuntimeError, parse_bytes};
 use firebox_store::Checkpoint;
 use serde::Serialize;
 
-use crate::compute::{CacheType, DeviceArgs};
 use crate::columns::table;
+use crate::compute::{CacheType, DeviceArgs};
 use crate::console::{Console, grouped, human_bytes};
 use crate::fitting::PlanMode;
+use crate::hub;
 use crate::opening::opened_device;
 use crate::outcome::Outcome;
-use crate::{hub, plot};
+#[cfg(feature = "plot")]
+use crate::plot;
 
 /// Marks the row that was chosen.
 const CHOSEN: &str = ">";
@@ -43,7 +46,8 @@ pub struct PlanArgs {
     /// What keys and values are kept in
     #[arg(long, value_name = "TYPE", env = "FIREBOX_CACHE_TYPE", value_enum, default_value_t)]
     cache_type: CacheType,
-    /// Write memory and speed over the number of kept layers, as an SVG image
+    /// Write memory and speed over the number of resident layers, as an SVG image
+    #[cfg(feature = "plot")]
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Print one JSON object
@@ -92,6 +96,7 @@ pub fn plan(args: &PlanArgs, console: &Console) -> anyhow::Result<Outcome> {
         device: &args.device,
     };
     let report = Report::of(&checkpoint, args.model.clone(), &wanted)?;
+    #[cfg(feature = "plot")]
     if let Some(path) = &args.plot {
         let image = plot::plan(&report.plan, args.memory)?;
         std::fs::write(path, image).with_context(|| format!("cannot write {}", path.display()))?;

@@ -8,12 +8,12 @@ use firebox_runtime::{Device, Model, OWN_HEAD};
 use firebox_train::pocket::{Examination, Recipe, Report, Score, Task, Watch, Workshop};
 use serde_json::json;
 
-use crate::compute::{CacheType, DeviceArgs};
 use crate::columns::table;
+use crate::compute::{CacheType, DeviceArgs};
 use crate::console::Console;
-use crate::opening::opened_device;
 use crate::hub;
 use crate::interrupt::Interrupt;
+use crate::opening::opened_device;
 use crate::outcome::Outcome;
 
 /// How often a plain line is written.

@@ -10,9 +10,9 @@ use serde_json::json;
 
 use crate::compute::DeviceArgs;
 use crate::console::{Console, Style, human_bytes};
-use crate::opening::open;
 use crate::hub;
 use crate::inspect::source_name;
+use crate::opening::open;
 use crate::outcome::{Outcome, usage};
 
 /// Single precision keeps about seven digits; a wrong formula loses far more than what rounding may add up to here.

@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use crate::columns::table;
 use crate::console::{Console, human_bytes};
-use crate::opening::opened_device;
 use crate::hub;
+use crate::opening::opened_device;
 use crate::outcome::Outcome;
 use crate::{compute::DeviceArgs, console::Style};
 use machine::Machine;

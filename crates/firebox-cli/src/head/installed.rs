@@ -1,10 +1,9 @@
-//! What heads are beside a model.
+//! Installing, listing, removing and rolling back heads.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use firebox_store::{Checkpoint, HeadFiles, HeadInfo, Heads, SegmentId};
-use firebox_train::{Adapter, adapter_of, cut_head, export_adapter, is_adapter, rebind_head};
+use firebox_store::{HeadInfo, Heads};
 use serde_json::json;
 
 use crate::columns::table;
@@ -24,7 +23,8 @@ pub struct AddArgs {
     /// What it is to be called [default: what its directory is called]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Take a head that was made for the same model in other numbers, and quantize it as the model is
+    /// Take a head that was made for the same model in another number format, and quantize it as the model is
+    #[cfg(feature = "train")]
     #[arg(long)]
     rebind: bool,
     /// Print one JSON object
@@ -54,34 +54,6 @@ pub struct NamedArgs {
     name: String,
 }
 
-/// Options of `firebox head export`.
-#[derive(Debug, Args)]
-pub struct ExportArgs {
-    /// The model
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
-    /// The head's name
-    #[arg(value_name = "NAME")]
-    name: String,
-    /// The directory to write, which does not exist yet
-    #[arg(value_name = "DST")]
-    destination: PathBuf,
-}
-
-/// Options of `firebox head cut`.
-#[derive(Debug, Args)]
-pub struct CutArgs {
-    /// The model, a bundle or a Hugging Face directory
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
-    /// The directory to write, which does not exist yet
-    #[arg(value_name = "DST")]
-    destination: PathBuf,
-    /// How many of the last layers belong to the head
-    #[arg(long, value_name = "N")]
-    layers: usize,
-}
-
 /// Installs a head.
 pub fn add(args: &AddArgs, console: &Console) -> anyhow::Result<Outcome> {
     let heads = Heads::open(hub::resolve(&args.model)?)?;
@@ -91,17 +63,14 @@ pub fn add(args: &AddArgs, console: &Console) -> anyhow::Result<Outcome> {
             "--name: say what the head is to be called; its folder has no name that a head can have",
         ));
     };
-    let beside = tempfile::tempdir()?;
-    let made = beside.path().join("head");
-    let head = if is_adapter(&args.head) {
-        export_adapter(&Adapter::read(&args.head)?, heads.model(), &made)?;
-        &made
-    } else if args.rebind {
-        rebind_head(&HeadFiles::open(&args.head)?, heads.model(), &made)?;
-        &made
-    } else {
-        &args.head
-    };
+    #[cfg(feature = "train")]
+    let scratch = tempfile::tempdir()?;
+    #[cfg(feature = "train")]
+    let made = scratch.path().join("head");
+    #[cfg(feature = "train")]
+    let head = super::adapters::converted(&heads, &args.head, args.rebind, &made)?;
+    #[cfg(not(feature = "train"))]
+    let head = &args.head;
     let info = heads.install(head, name)?;
     if args.json {
         console.json(&described(&heads, &info)?)?;
@@ -113,28 +82,6 @@ pub fn add(args: &AddArgs, console: &Console) -> anyhow::Result<Outcome> {
             human_bytes(heads.head(name)?.bytes())
         ))?;
     }
-    Ok(Outcome::Done)
-}
-
-/// Writes an installed adapter as the `peft` package reads it.
-pub fn export(args: &ExportArgs, console: &Console) -> anyhow::Result<Outcome> {
-    let model = hub::resolve(&args.model)?;
-    let head = Heads::open(&model)?.head(&args.name)?;
-    let Some(adapter) = adapter_of(&head, &model.display().to_string())? else {
-        return Err(usage(format!(
-            "{} is no adapter, and the peft package knows no other heads; train one by `firebox head train --lora RANK`",
-            args.name
-        )));
-    };
-    if args.destination.exists() {
-        return Err(usage(format!(
-            "{} is there already; name a folder that is not, or remove it",
-            args.destination.display()
-        )));
-    }
-    adapter.write(&args.destination)?;
-    let modules = adapter.pairs.len();
-    console.line(format!("{}: rank {}, {modules} modules", args.destination.display(), adapter.rank))?;
     Ok(Outcome::Done)
 }
 
@@ -194,23 +141,5 @@ pub fn remove(args: &NamedArgs, console: &Console) -> anyhow::Result<Outcome> {
 pub fn rollback(args: &NamedArgs, console: &Console) -> anyhow::Result<Outcome> {
     let info = Heads::open(hub::resolve(&args.model)?)?.rollback(&args.name)?;
     console.line(format!("{}: generation {} again", args.name, info.generation))?;
-    Ok(Outcome::Done)
-}
-
-/// Writes a model's last layers as a head.
-pub fn cut(args: &CutArgs, console: &Console) -> anyhow::Result<Outcome> {
-    let checkpoint = Checkpoint::open(hub::resolve(&args.model)?)?;
-    let segments = checkpoint.segments();
-    let layers = segments.iter().filter(|segment| matches!(segment.id, SegmentId::Layer(_))).count();
-    let Some(files) = cut_head(&checkpoint, args.layers, &args.destination)? else {
-        return Err(usage(format!("--layers: should be from 1 to {}", layers.saturating_sub(1))));
-    };
-    console.line(format!(
-        "{}: layers {} to {} of {layers}, {}",
-        args.destination.display(),
-        files.split(),
-        layers - 1,
-        human_bytes(files.bytes())
-    ))?;
     Ok(Outcome::Done)
 }

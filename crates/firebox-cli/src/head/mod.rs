@@ -1,8 +1,12 @@
 //! `firebox head`
 
+#[cfg(feature = "train")]
+mod adapters;
 mod installed;
+#[cfg(feature = "train")]
 mod profile;
 mod swap;
+#[cfg(feature = "train")]
 mod train;
 
 use clap::Subcommand;
@@ -10,7 +14,7 @@ use clap::Subcommand;
 use crate::console::Console;
 use crate::outcome::Outcome;
 
-/// What can be done with heads.
+/// A subcommand of `firebox head`.
 #[derive(Debug, Subcommand)]
 pub enum HeadCommand {
     /// Install a head under a name, or a newer one in its place
@@ -22,27 +26,35 @@ pub enum HeadCommand {
     /// Go back to the head that was in use before the last update; a second time undoes the first
     Rollback(installed::NamedArgs),
     /// Write a model's own last layers as a head
-    Cut(installed::CutArgs),
+    #[cfg(feature = "train")]
+    Cut(adapters::CutArgs),
     /// Write an installed adapter for the peft package
-    Export(installed::ExportArgs),
+    #[cfg(feature = "train")]
+    Export(adapters::ExportArgs),
     /// Say what each layer is for, on a file of examples, and where a head could begin
+    #[cfg(feature = "train")]
     Profile(profile::ProfileArgs),
     /// Train a head on a file of examples, with the trunk as it is
+    #[cfg(feature = "train")]
     Train(Box<train::TrainArgs>),
     /// Measure how long a change of heads takes: in memory, from disk, and against opening the model
     Swap(swap::SwapArgs),
 }
 
-/// Does one of them.
+/// Runs a subcommand of `firebox head`.
 pub fn head(command: &HeadCommand, console: &Console) -> anyhow::Result<Outcome> {
     match command {
         HeadCommand::Add(args) => installed::add(args, console),
         HeadCommand::List(args) => installed::list(args, console),
         HeadCommand::Remove(args) => installed::remove(args, console),
         HeadCommand::Rollback(args) => installed::rollback(args, console),
-        HeadCommand::Cut(args) => installed::cut(args, console),
-        HeadCommand::Export(args) => installed::export(args, console),
+        #[cfg(feature = "train")]
+        HeadCommand::Cut(args) => adapters::cut(args, console),
+        #[cfg(feature = "train")]
+        HeadCommand::Export(args) => adapters::export(args, console),
+        #[cfg(feature = "train")]
         HeadCommand::Profile(args) => profile::profile(args, console),
+        #[cfg(feature = "train")]
         HeadCommand::Train(args) => train::train(args, console),
         HeadCommand::Swap(args) => swap::swap(args, console),
     }

@@ -8,8 +8,8 @@ use firebox_train::{Examples, ExamplesConfig, TrainError, profile as measure};
 use serde_json::json;
 
 use super::train::format;
-use crate::compute::DeviceArgs;
 use crate::columns::table;
+use crate::compute::DeviceArgs;
 use crate::console::Console;
 use crate::opening::open;
 use crate::outcome::Outcome;

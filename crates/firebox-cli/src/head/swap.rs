@@ -8,11 +8,11 @@ use firebox_runtime::heads::Changes;
 use firebox_store::Heads;
 use serde_json::json;
 
-use crate::compute::DeviceArgs;
 use crate::columns::table;
+use crate::compute::DeviceArgs;
 use crate::console::Console;
-use crate::opening::opened_device;
 use crate::hub;
+use crate::opening::opened_device;
 use crate::outcome::Outcome;
 
 /// Options of `firebox head swap`.

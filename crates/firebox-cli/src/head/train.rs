@@ -17,9 +17,9 @@ use serde::Serialize;
 
 use crate::compute::DeviceArgs;
 use crate::console::{Console, human_bytes};
-use crate::opening::open;
 use crate::hub;
 use crate::interrupt::Interrupt;
+use crate::opening::open;
 use crate::outcome::{Outcome, usage};
 
 /// How often a plain line is written.
