@@ -10,6 +10,7 @@ use anyhow::{Context as _, anyhow, bail};
 use crate::configuration::ModelEntry;
 use crate::outcome::usage;
 
+#[cfg(feature = "hub")]
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const DEFAULT_REVISION: &str = "main";
 
@@ -51,11 +52,13 @@ impl HubModel {
         (plain(org) && plain(name) && is_plain_path(revision)).then_some(model)
     }
 
+    #[cfg(feature = "hub")]
     /// The same, or an error that says how to write it.
     pub fn required(text: &str) -> anyhow::Result<Self> {
         Self::parse(text).ok_or_else(|| usage(format!("{text:?} is no model of the hub; write ORG/NAME")))
     }
 
+    #[cfg(feature = "hub")]
     /// The same model at another version.
     pub fn at(self, revision: &str) -> anyhow::Result<Self> {
         if !is_plain_path(revision) {
@@ -103,6 +106,7 @@ pub fn cache_folder() -> anyhow::Result<PathBuf> {
     }
 }
 
+#[cfg(feature = "hub")]
 /// The token to introduce ourselves with, from HF_TOKEN or from where `hf auth login` leaves it.
 pub fn token() -> anyhow::Result<Option<String>> {
     let given = match set("HF_TOKEN") {
@@ -122,12 +126,14 @@ pub fn token() -> anyhow::Result<Option<String>> {
     }
 }
 
+#[cfg(feature = "hub")]
 /// The server to ask: HF_ENDPOINT, else the hub.
 pub fn endpoint() -> String {
     let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
     endpoint.trim_end_matches('/').to_owned()
 }
 
+#[cfg(feature = "hub")]
 /// Whether HF_HUB_OFFLINE forbids to ask the server.
 pub fn is_offline() -> bool {
     set("HF_HUB_OFFLINE")
