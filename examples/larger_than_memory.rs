@@ -6,7 +6,7 @@
 
 use std::error::Error;
 
-use firebox::fit::FitConfig;
+use firebox::residency::ResidencyOptions;
 use firebox::{Generation, GenerationConfig, Model, device, human_bytes, parse_bytes, peak_resident_bytes};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -14,20 +14,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = arguments.next().unwrap_or_else(|| "tests/fixtures/reference/qwen3".into());
     let memory = parse_bytes(&arguments.next().unwrap_or_else(|| "200M".into()))?;
 
-    let model = Model::open_within(path, &device("cpu")?, &FitConfig::new(memory))?;
+    let model = Model::open_within(path, &device("cpu")?, &ResidencyOptions::new(memory))?;
     let mut session = model.session()?;
     let config = GenerationConfig { max_tokens: Some(16), ..GenerationConfig::default() };
     let mut generation = Generation::begin(&mut session, None, &[3, 1, 4, 1, 5, 9, 2, 6], config)?;
     while generation.next_piece()?.is_some() {}
     let summary = generation.finish()?;
 
-    let (fit, decoder) = (model.fit().ok_or("it was fitted")?, model.decoder()?);
+    let (residency, decoder) = (model.residency().ok_or("it was fitted")?, model.decoder()?);
     let read = decoder.streamed().ok_or("its weights are streamed")?.report();
-    println!("keeps {} layers; {}", fit.plan().kept_layers.len(), fit.plan().explanation);
+    println!("keeps {} layers; {}", residency.plan().kept_layers.len(), residency.plan().explanation);
     println!(
         "{:.1} tokens a second, {:.1} expected",
         summary.decode_tps,
-        fit.plan().prediction.tokens_per_second
+        residency.plan().prediction.tokens_per_second
     );
     println!("{} read, {:.1} s waited for", human_bytes(read.bytes), read.waiting.as_secs_f64());
     println!("at most {} of memory", human_bytes(peak_resident_bytes().unwrap_or(0)));

@@ -39,8 +39,6 @@ pub use firebox_cache as cache;
 pub use firebox_model as model;
 /// Many requests at once, of one model or several.
 pub use firebox_runtime::engine;
-/// A model fitted into a number of bytes.
-pub use firebox_runtime::fit;
 /// How many layers stay in memory while a model runs.
 pub use firebox_runtime::governor;
 /// Heads that a model's sequences change between.
@@ -53,6 +51,8 @@ pub use firebox_runtime::planner;
 pub use firebox_runtime::pressure;
 /// How much earlier turns have to do with what was just said.
 pub use firebox_runtime::relevance;
+/// A model fitted into a number of bytes.
+pub use firebox_runtime::residency;
 /// Which model runs next, and who waits where.
 pub use firebox_runtime::schedule;
 /// What a program does, in numbers and on a timeline.

@@ -10,7 +10,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use firebox::engine::{Engine, Event, HostConfig, Piped, Pipeline, Request, Stage};
-use firebox::fit::FitConfig;
+use firebox::residency::ResidencyOptions;
 use firebox::schedule::{AdmissionConfig, Priority, ScheduleCounters};
 use firebox::thermal::Thermometer;
 use firebox::{
@@ -216,8 +216,8 @@ fn whoever_waits_for_an_answer_owns_the_engine() {
 #[test]
 fn a_session_goes_on_beside_an_engine_that_streams() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/qwen3");
-    let fit = FitConfig { layers: Some(0), buffers: Some(2), ..FitConfig::new(8 << 30) };
-    let model = Model::open_within(root, &device("cpu").unwrap(), &fit).unwrap();
+    let options = ResidencyOptions { layers: Some(0), buffers: Some(2), ..ResidencyOptions::new(8 << 30) };
+    let model = Model::open_within(root, &device("cpu").unwrap(), &options).unwrap();
     let engine = engine(&[("model", &model)]);
     let (done, is_done) = std::sync::mpsc::channel();
     let beside = thread::spawn({

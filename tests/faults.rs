@@ -14,8 +14,8 @@ use std::time::Duration;
 use burn::tensor::Tensor;
 use firebox::cache::PAGE_TOKENS;
 use firebox::engine::{Engine, Event, HostConfig, Request};
-use firebox::fit::{Commons, Terms};
 use firebox::model::{ComponentError, FeedForward, ModelError, OwnFeedForward, StreamedConfig};
+use firebox::residency::{ShareOptions, SharedBudget};
 use firebox::store::files::{Fault, Faults};
 use firebox::store::{Checkpoint, ReadMethod, StoreError};
 use firebox::{
@@ -379,8 +379,8 @@ fn a_pass_that_panics_fails_its_requests_and_nothing_else() {
     }
 }
 
-fn terms() -> Terms {
-    Terms { context: Some(128), rows: 32, ..Terms::default() }
+fn options() -> ShareOptions {
+    ShareOptions { context: Some(128), rows: 32, ..ShareOptions::default() }
 }
 
 /// Whatever a model has let go of is back, as soon as its threads have ended.
@@ -415,8 +415,8 @@ fn memory_that_is_refused_anywhere_is_given_back_everywhere() {
     let tokens = prompt(6, 200);
     let expected = open("llama").session().unwrap().feed(&tokens).unwrap();
     let run = |budget: &Budget| -> Result<Vec<f32>, RuntimeError> {
-        let commons = Commons::beside(budget)?;
-        let model = commons.open(&path, &device("cpu")?, &terms())?;
+        let shared = SharedBudget::beside(budget)?;
+        let model = shared.open(&path, &device("cpu")?, &options())?;
         let mut session = model.session()?;
         session.feed(&tokens)
     };
@@ -456,8 +456,8 @@ fn memory_that_is_refused_anywhere_is_given_back_everywhere() {
 #[test]
 fn memory_that_is_gone_for_a_while_fails_who_needs_more_and_nobody_else() {
     let budget = Budget::new(64 << 20);
-    let commons = Commons::beside(&budget).unwrap();
-    let open_shared = |name: &str| commons.open(fixture(name), &device("cpu").unwrap(), &terms());
+    let shared = SharedBudget::beside(&budget).unwrap();
+    let open_shared = |name: &str| shared.open(fixture(name), &device("cpu").unwrap(), &options());
     let model = open_shared("llama").unwrap();
     let mut session = model.session().unwrap();
     let mut expected = open("llama").session().unwrap();
@@ -487,6 +487,6 @@ fn memory_that_is_gone_for_a_while_fails_who_needs_more_and_nobody_else() {
         assert!(model.session().unwrap().feed(&fed).is_ok());
         assert!(open_shared("qwen3").unwrap().session().unwrap().feed(&fed).is_ok());
     }
-    drop((session, model, commons));
+    drop((session, model, shared));
     given_back(&budget);
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firebox::cache::{PagePool, SequenceCache};
-use firebox::fit::FitConfig;
 use firebox::heads::{FALLBACK, RackConfig};
 use firebox::model::{Head, HeadForm, Input, ModelError, Wanted};
+use firebox::residency::ResidencyOptions;
 use firebox::store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
 use firebox::{
     Account, AfterEviction, Budget, KvType, Model, OWN_HEAD, PersistentPrefix, PrefixOptions, Role, Session,
@@ -386,9 +386,9 @@ fn a_bridge_leaves_no_trace() {
 fn heads_of_a_fitted_model_are_charged_to_its_budget() {
     let folder = tempfile::tempdir().unwrap();
     let path = bridged(folder.path());
-    let config = FitConfig { layers: Some(0), ..FitConfig::new(8 << 30) };
+    let config = ResidencyOptions { layers: Some(0), ..ResidencyOptions::new(8 << 30) };
     let model = Model::open_within(&path, &device("cpu").unwrap(), &config).unwrap();
-    let budget = model.fit().unwrap().budget().clone();
+    let budget = model.residency().unwrap().budget().clone();
     let before = budget.held(Account::Weights);
     let model = model.with_heads(RackConfig::patient()).unwrap();
     assert!(model.session().unwrap().use_head(FALLBACK).instead.is_none());

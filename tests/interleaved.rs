@@ -9,9 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use firebox::engine::{Engine, Event, HostConfig, Request};
-use firebox::fit::{Commons, Terms};
 use firebox::heads::RackConfig;
 use firebox::model::StreamedConfig;
+use firebox::residency::{ShareOptions, SharedBudget};
 use firebox::schedule::Priority;
 use firebox::store::{Checkpoint, ReadAt, ReadMethod, StoreError, StreamConfig};
 use firebox::{Account, Budget, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
@@ -66,17 +66,17 @@ impl Models {
     }
 }
 
-fn terms() -> Terms {
-    Terms { context: Some(256), rows: 16, ..Terms::default() }
+fn options() -> ShareOptions {
+    ShareOptions { context: Some(256), rows: 16, ..ShareOptions::default() }
 }
 
 /// Room for so much of the weights, and for what models take beside them.
-fn commons(weights: u64) -> Commons {
-    Commons::beside(&Budget::new(weights + 6 * MIB)).unwrap()
+fn shared(weights: u64) -> SharedBudget {
+    SharedBudget::beside(&Budget::new(weights + 6 * MIB)).unwrap()
 }
 
-fn open(commons: &Commons, path: &Path, terms: &Terms) -> Model {
-    commons.open(path, &device("cpu").unwrap(), terms).unwrap()
+fn open(shared: &SharedBudget, path: &Path, options: &ShareOptions) -> Model {
+    shared.open(path, &device("cpu").unwrap(), options).unwrap()
 }
 
 fn prompt(from: u32, count: u32) -> Vec<u32> {
@@ -89,7 +89,9 @@ fn tokens(most: usize) -> GenerationConfig {
 
 fn kept(engine: &Engine, name: &'static str) -> u64 {
     let kept = move |host: &mut firebox::engine::Host| {
-        host.models().find(|(other, _)| *other == name).map(|(_, model)| model.fit().unwrap().kept_bytes())
+        host.models()
+            .find(|(other, _)| *other == name)
+            .map(|(_, model)| model.residency().unwrap().kept_bytes())
     };
     engine.with_host(kept).unwrap().unwrap()
 }
@@ -99,10 +101,10 @@ fn each_says_what_it_says_alone_and_memory_suffices() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     for share in [0.35, 0.65, 1.2] {
-        let commons = commons((models.bytes() as f64 * share) as u64);
+        let shared = shared((models.bytes() as f64 * share) as u64);
         let engine = Engine::start(HostConfig::default()).unwrap();
         for name in NAMES {
-            engine.add(name, open(&commons, &models.path(name), &terms())).unwrap();
+            engine.add(name, open(&shared, &models.path(name), &options())).unwrap();
         }
         let asked: Vec<_> = (0..9u32)
             .map(|at| {
@@ -126,7 +128,7 @@ fn each_says_what_it_says_alone_and_memory_suffices() {
             let said = answering.wait().unwrap().summary.tokens;
             assert_eq!(said, models.alone(name, &prompt, config), "{name} with {share}");
         }
-        assert!(commons.budget().most_held() <= commons.budget().total());
+        assert!(shared.budget().most_held() <= shared.budget().total());
         drop(engine);
     }
 }
@@ -136,11 +138,11 @@ fn one_gives_way_and_grows_back() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let large = models.made[2].bytes() as u64;
-    let commons = commons(large - 2 * MIB);
+    let shared = shared(large - 2 * MIB);
     let engine = Engine::start(HostConfig::default()).unwrap();
-    engine.add("large", open(&commons, &models.path("large"), &terms())).unwrap();
+    engine.add("large", open(&shared, &models.path("large"), &options())).unwrap();
     engine
-        .add("middle", open(&commons, &models.path("middle"), &Terms { filled: false, ..terms() }))
+        .add("middle", open(&shared, &models.path("middle"), &ShareOptions { preload: false, ..options() }))
         .unwrap();
     let whole = kept(&engine, "large");
     assert!(whole >= large, "there is room for all of it: {whole} of {large}");
@@ -157,7 +159,7 @@ fn one_gives_way_and_grows_back() {
     ask("large");
     assert!(kept(&engine, "large") > rest + middle / 2, "it comes back");
     assert!(kept(&engine, "middle") < middle);
-    assert!(commons.budget().most_held() <= commons.budget().total());
+    assert!(shared.budget().most_held() <= shared.budget().total());
 }
 
 #[test]
@@ -167,8 +169,8 @@ fn the_first_pass_of_what_does_not_fit_goes_through() {
     let large = models.made[2].bytes() as u64;
     for (weights, fits) in [(large / 2, false), (large + 2 * MIB, true)] {
         let engine = Engine::start(HostConfig::default()).unwrap();
-        let unfilled = Terms { filled: false, ..terms() };
-        engine.add("large", open(&commons(weights), &models.path("large"), &unfilled)).unwrap();
+        let unfilled = ShareOptions { preload: false, ..options() };
+        engine.add("large", open(&shared(weights), &models.path("large"), &unfilled)).unwrap();
         let kept_after_another = || {
             engine.generate(Request::new("large", prompt(0, 9)).with_config(tokens(1))).wait().unwrap();
             kept(&engine, "large")
@@ -183,12 +185,12 @@ fn the_first_pass_of_what_does_not_fit_goes_through() {
 fn who_is_pinned_stays() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
-    let commons = commons(2 * MIB);
+    let shared = shared(2 * MIB);
     let engine = Engine::start(HostConfig::default()).unwrap();
-    engine.add("large", open(&commons, &models.path("large"), &terms())).unwrap();
+    engine.add("large", open(&shared, &models.path("large"), &options())).unwrap();
     // What was filled makes room for it.
-    let pinned = Terms { pinned: true, ..terms() };
-    engine.add("small", open(&commons, &models.path("small"), &pinned)).unwrap();
+    let pinned = ShareOptions { pinned: true, ..options() };
+    engine.add("small", open(&shared, &models.path("small"), &pinned)).unwrap();
     let whole = kept(&engine, "small");
     assert!(whole >= models.made[0].bytes() as u64);
     let asked = ["large", "small", "large"].map(|name| {
@@ -201,8 +203,11 @@ fn who_is_pinned_stays() {
         assert_eq!(kept(&engine, "small"), whole);
     }
     // There is no room for a second one.
-    let error =
-        commons.open(models.path("middle"), &device("cpu").unwrap(), &Terms { pinned: true, ..terms() });
+    let error = shared.open(
+        models.path("middle"),
+        &device("cpu").unwrap(),
+        &ShareOptions { pinned: true, ..options() },
+    );
     assert!(matches!(error.map(drop), Err(RuntimeError::TooLittleShared { .. })));
     assert_eq!(kept(&engine, "small"), whole);
 }
@@ -211,24 +216,25 @@ fn who_is_pinned_stays() {
 fn who_is_assured_has_what_it_needs_whatever_others_take() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
-    let commons = commons(4 * MIB);
-    let small = open(&commons, &models.path("small"), &Terms { assured: true, filled: false, ..terms() });
-    let kept = small.fit().unwrap().budget().reserved().unwrap();
+    let shared = shared(4 * MIB);
+    let small =
+        open(&shared, &models.path("small"), &ShareOptions { guaranteed: true, preload: false, ..options() });
+    let kept = small.residency().unwrap().budget().reserved().unwrap();
     assert!(kept > 0);
-    let large = open(&commons, &models.path("large"), &terms());
+    let large = open(&shared, &models.path("large"), &options());
     // The other one has taken all that is not kept for this one.
     let part = |model: &Model| {
-        let budget = model.fit().unwrap().budget().clone();
+        let budget = model.residency().unwrap().budget().clone();
         let held: u64 = Account::ALL.into_iter().map(|account| budget.held(account)).sum();
         (held, budget.left())
     };
     let ((held, left), (_, others)) = (part(&small), part(&large));
     assert!(left >= kept - held && left > others, "{left} of {kept}, {held} held, {others} for others");
     // Nobody keeps from others what it cannot use.
-    let greedy = Terms { reserved: u64::MAX, ..terms() };
-    let commons = Commons::beside(&Budget::new(64 * MIB)).unwrap();
-    let small = open(&commons, &models.path("small"), &greedy);
-    let reserved = small.fit().unwrap().budget().reserved().unwrap();
+    let greedy = ShareOptions { reserved: u64::MAX, ..options() };
+    let shared = SharedBudget::beside(&Budget::new(64 * MIB)).unwrap();
+    let small = open(&shared, &models.path("small"), &greedy);
+    let reserved = small.residency().unwrap().budget().reserved().unwrap();
     let bytes = models.made[0].bytes() as u64;
     assert!(reserved > bytes && reserved < bytes + 8 * MIB, "{reserved} of {bytes}");
 }
@@ -237,21 +243,21 @@ fn who_is_assured_has_what_it_needs_whatever_others_take() {
 fn a_head_gets_the_memory_of_parts_that_can_be_read_again() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
-    let commons = commons(2 * MIB);
+    let shared = shared(2 * MIB);
     let pocket = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket");
-    let pocket = open(&commons, &pocket, &Terms { filled: false, ..terms() });
+    let pocket = open(&shared, &pocket, &ShareOptions { preload: false, ..options() });
     let pocket = pocket.with_heads(RackConfig::patient()).unwrap();
-    let large = open(&commons, &models.path("large"), &terms());
+    let large = open(&shared, &models.path("large"), &options());
     let rack = pocket.heads().unwrap();
     let bytes: u64 = rack.names().iter().map(|name| rack.bytes_of(name).unwrap()).sum();
-    let before = large.fit().unwrap().kept_bytes();
-    assert!(commons.budget().left() < bytes, "the other one has it");
+    let before = large.residency().unwrap().kept_bytes();
+    assert!(shared.budget().left() < bytes, "the other one has it");
     // Heads that are worn do not make room for each other.
     let worn: Vec<_> = rack.names().iter().map(|name| rack.wear(name)).collect();
     assert!(worn.iter().all(|worn| worn.instead.is_none()), "{worn:?}");
-    assert!(pocket.fit().unwrap().budget().held(Account::Weights) >= bytes);
-    assert!(large.fit().unwrap().kept_bytes() < before);
-    assert!(commons.budget().most_held() <= commons.budget().total());
+    assert!(pocket.residency().unwrap().budget().held(Account::Weights) >= bytes);
+    assert!(large.residency().unwrap().kept_bytes() < before);
+    assert!(shared.budget().most_held() <= shared.budget().total());
 }
 
 #[test]
@@ -260,22 +266,23 @@ fn an_encoder_stays_as_a_whole() {
     let models = Models::new([2, 5, 12]);
     let encoder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/bert");
     let bytes: u64 = Checkpoint::open(&encoder).unwrap().segments().iter().map(|segment| segment.bytes).sum();
-    let commons = commons(2 * MIB);
-    let large = open(&commons, &models.path("large"), &terms());
-    let before = large.fit().unwrap().kept_bytes();
-    let taken = commons.budget().left().saturating_sub(bytes / 2);
-    let _taken = commons.budget().charge(Account::Program, taken).unwrap();
+    let shared = shared(2 * MIB);
+    let large = open(&shared, &models.path("large"), &options());
+    let before = large.residency().unwrap().kept_bytes();
+    let taken = shared.budget().left().saturating_sub(bytes / 2);
+    let _taken = shared.budget().charge(Account::Program, taken).unwrap();
     // Others give way for it, and it is paid for.
-    let whole = open(&commons, &encoder, &terms());
-    assert!(whole.encoder().is_ok() && large.fit().unwrap().kept_bytes() < before);
+    let whole = open(&shared, &encoder, &options());
+    assert!(whole.encoder().is_ok() && large.residency().unwrap().kept_bytes() < before);
     let weights =
-        commons.budget().held(Account::Weights) - large.fit().unwrap().budget().held(Account::Weights);
+        shared.budget().held(Account::Weights) - large.residency().unwrap().budget().held(Account::Weights);
     assert!(weights >= bytes && weights < bytes + MIB, "{weights} of {bytes}");
     drop(whole);
-    let left = commons.budget().held(Account::Weights) - large.fit().unwrap().budget().held(Account::Weights);
+    let left =
+        shared.budget().held(Account::Weights) - large.residency().unwrap().budget().held(Account::Weights);
     assert_eq!(left, 0, "what is gone is not paid for");
-    let little = Commons::beside(&Budget::new(bytes / 2)).unwrap();
-    let error = little.open(&encoder, &device("cpu").unwrap(), &terms()).map(drop).unwrap_err();
+    let little = SharedBudget::beside(&Budget::new(bytes / 2)).unwrap();
+    let error = little.open(&encoder, &device("cpu").unwrap(), &options()).map(drop).unwrap_err();
     assert!(error.to_string().contains("beside the other models"), "{error}");
 }
 
@@ -283,18 +290,18 @@ fn an_encoder_stays_as_a_whole() {
 fn who_is_rarely_asked_is_opened_then() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
-    let commons = commons(models.bytes());
+    let shared = shared(models.bytes());
     let engine = Engine::start(HostConfig::default()).unwrap();
     let opened = Arc::new(AtomicUsize::new(0));
-    let (path, shared, count) = (models.path("middle"), commons.clone(), opened.clone());
+    let (path, budget, count) = (models.path("middle"), shared.clone(), opened.clone());
     engine
         .add_later("middle", move || match count.fetch_add(1, Ordering::SeqCst) {
             0 => Err(RuntimeError::Device { name: "none".into(), available: Vec::new() }),
-            _ => shared.open(&path, &device("cpu")?, &terms()),
+            _ => budget.open(&path, &device("cpu")?, &options()),
         })
         .unwrap();
     assert!(matches!(engine.add_later("middle", || unreachable!()), Err(RuntimeError::ModelNamed { .. })));
-    assert_eq!(commons.budget().held(Account::Weights), 0);
+    assert_eq!(shared.budget().held(Account::Weights), 0);
     let request = || Request::new("middle", prompt(2, 6)).with_config(tokens(7));
     let error = engine.generate(request()).wait().unwrap_err();
     assert!(matches!(error, RuntimeError::NotOpened { .. }), "{error}");
@@ -308,7 +315,7 @@ fn who_is_rarely_asked_is_opened_then() {
     }
     assert!(cancelled.wait().is_ok());
     assert_eq!(opened.load(Ordering::SeqCst), 2);
-    assert!(commons.budget().held(Account::Weights) > 0);
+    assert!(shared.budget().held(Account::Weights) > 0);
     engine.add_later("never", || unreachable!("nobody asks for it")).unwrap();
     engine.remove("never").unwrap();
     let late = Request::new("never", vec![3]);
@@ -323,10 +330,10 @@ fn the_process_takes_no_more_than_it_may() {
     models.alone("middle", &prompt(1, 16), tokens(4));
     let own = firebox::resident_bytes().unwrap();
     let memory = own + 20 * MIB + (models.bytes() as f64 * 0.65) as u64;
-    let commons = Commons::new(memory).unwrap();
+    let shared = SharedBudget::new(memory).unwrap();
     let engine = Engine::start(HostConfig::default()).unwrap();
     for name in NAMES {
-        engine.add(name, open(&commons, &models.path(name), &terms())).unwrap();
+        engine.add(name, open(&shared, &models.path(name), &options())).unwrap();
     }
     let over = Arc::new(AtomicUsize::new(0));
     let watching = Arc::new(());
@@ -352,7 +359,7 @@ fn the_process_takes_no_more_than_it_may() {
     let most = over.load(Ordering::Relaxed) as u64;
     assert!(most > own + 10 * MIB, "it was looked at: {most}");
     assert!(most <= memory, "{} MiB of {}", most / MIB, memory / MIB);
-    assert!(commons.budget().most_held() <= memory);
+    assert!(shared.budget().most_held() <= memory);
 }
 
 /// What a disk waits for.

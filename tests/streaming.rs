@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use firebox::cache::{PagePool, SequenceCache};
-use firebox::fit::FitConfig;
-use firebox::model::{Decoder, Input, ModelError, Streamed, StreamedConfig, Wanted};
+use firebox::model::{Decoder, Input, ModelError, StreamedConfig, StreamedWeights, Wanted};
 use firebox::pressure::{Level, Pressure};
+use firebox::residency::ResidencyOptions;
 use firebox::store::{
     Bits, Checkpoint, ImportOptions, Quantization, ReadAt, ReadMethod, StoreError, StreamConfig, import,
 };
@@ -54,7 +54,7 @@ fn streamed(path: &Path, device_name: &str, config: &StreamedConfig) -> Decoder 
     Decoder::stream(&checkpoint, &device(device_name).unwrap(), config).unwrap()
 }
 
-fn parts(decoder: &Decoder) -> &Streamed {
+fn parts(decoder: &Decoder) -> &StreamedWeights {
     decoder.streamed().unwrap()
 }
 
@@ -66,9 +66,9 @@ fn config(buffers: usize) -> StreamedConfig {
 fn keep(decoder: &Decoder, kept: impl Fn(usize) -> bool) {
     for part in 0..parts(decoder).parts() {
         if kept(part) {
-            parts(decoder).keep(part).unwrap();
+            parts(decoder).load(part).unwrap();
         } else {
-            parts(decoder).let_go(part);
+            parts(decoder).evict(part);
         }
     }
 }
@@ -116,7 +116,7 @@ fn whatever_is_kept_the_numbers_are_the_same() {
         for kept in 0..=count {
             for (index, placement) in placements.iter().enumerate() {
                 keep(&decoder, |part| placement(part, kept));
-                assert_eq!((0..count).filter(|part| parts(&decoder).is_kept(*part)).count(), kept);
+                assert_eq!((0..count).filter(|part| parts(&decoder).is_resident(*part)).count(), kept);
                 for (batch, expected) in [1, 4].into_iter().zip(&expected) {
                     let found = run(&decoder, batch, |_| ());
                     assert!(found == *expected, "{}, {kept} kept, placement {index}", path.display());
@@ -178,8 +178,8 @@ fn change_in_the_middle(decoder: &Decoder, expected: &[Vec<f32>]) {
             for at in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
                 let part = at * 7 % count;
                 match at % 3 {
-                    0 => parts(decoder).keep(part).unwrap(),
-                    1 => parts(decoder).let_go(part),
+                    0 => parts(decoder).load(part).unwrap(),
+                    1 => parts(decoder).evict(part),
                     _ => parts(decoder).set_buffers(at % 4),
                 }
             }
@@ -212,8 +212,8 @@ fn all_devices_stream() {
 /// Bytes of what was read, and what a round of all parts has.
 fn read_bytes(decoder: &Decoder, from: u64) -> (u64, u64) {
     let streamed = parts(decoder);
-    let round = (0..streamed.parts()).filter(|part| !streamed.is_kept(*part));
-    (streamed.report().bytes - from, round.map(|part| streamed.portions()[part].bytes()).sum())
+    let round = (0..streamed.parts()).filter(|part| !streamed.is_resident(*part));
+    (streamed.report().bytes - from, round.map(|part| streamed.units()[part].bytes()).sum())
 }
 
 #[test]
@@ -231,13 +231,13 @@ fn read_once_a_round(decoder: &Decoder) {
     let (read, round) = read_bytes(decoder, before);
     // Four prompts leave out the unembedding. A few parts more than were needed may have been read ahead.
     let passes = (4 + STEPS + 1) as u64;
-    let ahead = 3 * parts(decoder).portions().iter().map(|portion| portion.bytes()).max().unwrap();
+    let ahead = 3 * parts(decoder).units().iter().map(|unit| unit.bytes()).max().unwrap();
     assert!(read + ahead >= (STEPS as u64 + 1) * round, "{read} of rounds of {round}");
     assert!(read <= passes * round + ahead, "{read} of rounds of {round}");
     keep(decoder, |_| true);
-    let before = parts(decoder).report().portions;
+    let before = parts(decoder).report().units;
     run(decoder, 1, |_| ());
-    assert!(parts(decoder).report().portions - before <= 3, "only what was being read ahead");
+    assert!(parts(decoder).report().units - before <= 3, "only what was being read ahead");
 }
 
 /// Only experts that are chosen are read, and those that there is room for only once.
@@ -281,7 +281,7 @@ proptest! {
             let found = run(&decoder, 2, |_| {
                 for &(part, kept, buffers) in changes.by_ref().take(3) {
                     let part = part % parts(&decoder).parts();
-                    if kept { parts(&decoder).keep(part).unwrap() } else { parts(&decoder).let_go(part) }
+                    if kept { parts(&decoder).load(part).unwrap() } else { parts(&decoder).evict(part) }
                     parts(&decoder).set_buffers(buffers);
                     parts(&decoder).set_expert_room(10_000 * part as u64);
                 }
@@ -472,7 +472,7 @@ fn a_feed_that_fails_can_be_tried_again() {
             undisturbed.begin_turn(&[Role::User]).unwrap();
             keep(&decoder, |_| true);
             *failing.fault.lock().unwrap() = Some(Fault::Ahead);
-            parts(&decoder).let_go(failing_part);
+            parts(&decoder).evict(failing_part);
             // What was read ahead before that goes to somebody else.
             assert!((0..5).any(|_| session.clone().feed(&tokens).is_err()));
             for _ in 0..2 {
@@ -495,18 +495,18 @@ fn a_feed_that_fails_can_be_tried_again() {
 /// What a phone's system says of memory and heat comes from the program, and acts as what the machine says itself.
 #[test]
 fn a_program_may_warn_and_say_how_hot_it_is() {
-    let fit = FitConfig { layers: Some(2), buffers: Some(3), ..FitConfig::new(8 << 30) };
+    let options = ResidencyOptions { layers: Some(2), buffers: Some(3), ..ResidencyOptions::new(8 << 30) };
     let path = fixtures("reference/qwen3_5_text");
-    let model = Model::open_within(path, &device("cpu").unwrap(), &fit).unwrap();
-    let (decoder, fit) = (model.decoder().unwrap(), model.fit().unwrap());
-    let kept = || (0..parts(&decoder).parts()).filter(|&part| parts(&decoder).is_kept(part)).count();
+    let model = Model::open_within(path, &device("cpu").unwrap(), &options).unwrap();
+    let (decoder, residency) = (model.decoder().unwrap(), model.residency().unwrap());
+    let kept = || (0..parts(&decoder).parts()).filter(|&part| parts(&decoder).is_resident(part)).count();
     assert_eq!((kept(), parts(&decoder).buffers()), (2, 3));
-    fit.warn(Pressure { level: Level::Some, available: None });
+    residency.warn(Pressure { level: Level::Some, available: None });
     assert_eq!(kept(), 1, "a quarter, and at least one");
-    fit.warn(Pressure { level: Level::Critical, available: None });
-    assert_eq!((kept(), fit.kept_bytes()), (0, 0));
+    residency.warn(Pressure { level: Level::Critical, available: None });
+    assert_eq!((kept(), residency.kept_bytes()), (0, 0));
 
-    fit.set_thermometer(Thermometer::new(|| Some(100.0)));
+    residency.set_thermometer(Thermometer::new(|| Some(100.0)));
     let mut session = model.session().unwrap();
     let until_it_is_read = 0..64;
     until_it_is_read.for_each(|token| drop(session.feed(&[token]).unwrap()));

@@ -11,8 +11,8 @@ use crate::error::StoreError;
 /// Everybody around a ring: readers, those who wait and those who have a buffer.
 struct World {
     ring: Ring,
-    portions: usize,
-    /// Ids and portions of what was asked for.
+    units: usize,
+    /// Ids and units of what was asked for.
     asked: Vec<(u64, usize)>,
     /// The same of what somebody needs at once and lacks. Two of these at a time could wait for each other.
     together: VecDeque<(u64, usize)>,
@@ -21,14 +21,14 @@ struct World {
     lent: Vec<MmapMut>,
 }
 
-/// The first two bytes say how many portions and buffers there are, every other one what happens next. How many portions were
+/// The first two bytes say how many units and buffers there are, every other one what happens next. How many units were
 /// handed out.
 pub fn check(input: &[u8]) -> usize {
-    let [portions, buffers, happenings @ ..] = input else { return 0 };
-    let portions = usize::from(portions % 8) + 1;
+    let [units, buffers, happenings @ ..] = input else { return 0 };
+    let units = usize::from(units % 8) + 1;
     let mut world = World {
-        ring: Ring::new(usize::from(buffers % 5), portions),
-        portions,
+        ring: Ring::new(usize::from(buffers % 5), units),
+        units,
         asked: Vec::new(),
         together: VecDeque::new(),
         held: Vec::new(),
@@ -43,23 +43,23 @@ pub fn check(input: &[u8]) -> usize {
 }
 
 impl World {
-    /// Whether a portion was handed out.
+    /// Whether a unit was handed out.
     fn happens(&mut self, happening: u8) -> bool {
         let (what, which) = (happening % 16, usize::from(happening / 16));
-        let (portion, ring) = (which % self.portions, &mut self.ring);
+        let (unit, ring) = (which % self.units, &mut self.ring);
         match what {
             2 if self.together.is_empty() => {
                 let count = 2 + which / 8;
-                for portion in portion..portion + count {
-                    let wanted = ring.ask(portion % self.portions, count);
-                    self.together.push_back((wanted.id, wanted.portion));
+                for unit in unit..unit + count {
+                    let wanted = ring.ask(unit % self.units, count);
+                    self.together.push_back((wanted.id, wanted.unit));
                 }
-                ring.next = portion;
+                ring.next = unit;
             }
             0..=2 => {
-                let wanted = ring.ask(portion, 1);
-                ring.next = portion;
-                self.asked.push((wanted.id, wanted.portion));
+                let wanted = ring.ask(unit, 1);
+                ring.next = unit;
+                self.asked.push((wanted.id, wanted.unit));
             }
             3 => {
                 if let Some((id, _)) = nth(&self.takable(), which) {
@@ -80,12 +80,12 @@ impl World {
             11 | 12 => self.end_reading(which, false),
             13 => self.end_reading(which, true),
             14 => {
-                ring.skipped[portion] = which >= 8;
+                ring.skipped[unit] = which >= 8;
                 ring.drop_stale();
             }
-            15 if which % 2 == 0 => ring.aim = portion..self.portions.min(portion + 1 + which / 8),
+            15 if which % 2 == 0 => ring.aim = unit..self.units.min(unit + 1 + which / 8),
             15 => {
-                ring.round = portion.min(which)..self.portions;
+                ring.round = unit.min(which)..self.units;
                 ring.drop_stale();
             }
             _ => {}
@@ -93,20 +93,20 @@ impl World {
         false
     }
 
-    /// Ids and portions of what can be taken next: what is needed at once is taken in its order.
+    /// Ids and units of what can be taken next: what is needed at once is taken in its order.
     fn takable(&self) -> Vec<(u64, usize)> {
         self.asked.iter().chain(self.together.front()).copied().collect()
     }
 
     /// Somebody who waits gets what is there.
     fn take(&mut self, which: usize) -> bool {
-        let Some((id, portion)) = nth(&self.takable(), which) else { return false };
+        let Some((id, unit)) = nth(&self.takable(), which) else { return false };
         self.ring.wait_for(id);
-        let Some(at) = self.ring.ready.iter().position(|(ready, _)| *ready == portion) else { return false };
+        let Some(at) = self.ring.ready.iter().position(|(ready, _)| *ready == unit) else { return false };
         let Some((_, read)) = self.ring.ready.remove(at) else { return false };
         let is_together = self.is_together(id);
         self.ring.forget(id);
-        self.ring.taken(portion);
+        self.ring.taken(unit);
         if !is_together {
             self.asked.retain(|(other, _)| *other != id);
             self.lent.extend(read);
@@ -146,10 +146,10 @@ impl World {
 
     /// A reader looks for something to do.
     fn read(&mut self) {
-        let Some(portion) = self.ring.job() else { return };
-        assert!(portion < self.portions);
-        assert!(!self.ring.reading.contains(&portion), "{portion} is being read already");
-        self.ring.reading.push(portion);
+        let Some(unit) = self.ring.job() else { return };
+        assert!(unit < self.units);
+        assert!(!self.ring.reading.contains(&unit), "{unit} is being read already");
+        self.ring.reading.push(unit);
         // The buffer is the reader's until it is done; here it is made then.
         if self.ring.free.pop().is_none() {
             self.ring.made += 1;
@@ -157,29 +157,29 @@ impl World {
     }
 
     fn end_reading(&mut self, which: usize, fails: bool) {
-        let Some(portion) = nth(&self.ring.reading, which) else { return };
+        let Some(unit) = nth(&self.ring.reading, which) else { return };
         let read = if fails { Err(StoreError::ReaderPanicked) } else { Ok(buffer()) };
-        self.ring.take_in(portion, read);
+        self.ring.take_in(unit, read);
     }
 
     fn expect_whole(&self) {
         let Ring { free, reading, ready, made, .. } = &self.ring;
         let read = ready.iter().filter(|(_, read)| read.is_ok()).count();
         assert_eq!(free.len() + reading.len() + read + self.held.len() + self.lent.len(), *made);
-        for (at, portion) in reading.iter().enumerate() {
-            assert!(!reading[..at].contains(portion), "{portion} is read twice at once");
+        for (at, unit) in reading.iter().enumerate() {
+            assert!(!reading[..at].contains(unit), "{unit} is read twice at once");
         }
-        for (portion, _) in ready.iter().filter(|(_, read)| read.is_err()) {
-            let is_wanted = self.asked.iter().chain(&self.together).any(|(_, asked)| asked == portion);
-            assert!(is_wanted, "that {portion} could not be read is kept for whoever asks next");
+        for (unit, _) in ready.iter().filter(|(_, read)| read.is_err()) {
+            let is_wanted = self.asked.iter().chain(&self.together).any(|(_, asked)| asked == unit);
+            assert!(is_wanted, "that {unit} could not be read is kept for whoever asks next");
         }
     }
 
-    /// Buffers come back that nobody keeps, readers succeed, and all who have asked wait. How many portions were handed
+    /// Buffers come back that nobody keeps, readers succeed, and all who have asked wait. How many units were handed
     /// out.
     fn come_to_rest(&mut self) -> usize {
         let mut handed_out = 0;
-        let most = 4 * (self.asked.len() + self.together.len() + self.portions + self.ring.made) + 16;
+        let most = 4 * (self.asked.len() + self.together.len() + self.units + self.ring.made) + 16;
         for _ in 0..most {
             std::mem::take(&mut self.lent).into_iter().for_each(|buffer| self.ring.give_back(buffer));
             while !self.ring.reading.is_empty() {

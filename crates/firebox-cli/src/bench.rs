@@ -66,8 +66,8 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
     let began = Instant::now();
     let widest = args.batch.iter().copied().max().map_or(1, usize::from);
     let context = (args.prompt as usize).max(widest * (args.depth as usize + args.tokens as usize));
-    let fit = args.fitting.of(&args.model).config(args.cache_type, Some(context));
-    let model = open_fitted(&args.model, &args.device, fit.as_ref(), console)?;
+    let limit = args.fitting.of(&args.model).config(args.cache_type, Some(context));
+    let model = open_fitted(&args.model, &args.device, limit.as_ref(), console)?;
     let load_s = began.elapsed().as_secs_f64();
     let config = BenchmarkConfig {
         prompt: args.prompt as usize,

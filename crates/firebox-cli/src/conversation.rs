@@ -224,8 +224,10 @@ impl Conversation {
         let is_memory = self.config.context.is_none_or(|asked| context < asked);
         if ids.len() >= context {
             let full = RuntimeError::ContextFull { tokens: ids.len() + 1, context };
-            let Some(fit) = self.model.fit().filter(|_| is_memory) else { return Err(full.into()) };
-            let memory = human_bytes(fit.budget().total());
+            let Some(residency) = self.model.residency().filter(|_| is_memory) else {
+                return Err(full.into());
+            };
+            let memory = human_bytes(residency.budget().total());
             let reason =
                 format!("{memory} of memory have room for {context} tokens; raise --memory, or say less");
             return Err(anyhow::Error::from(full).context(reason));
@@ -241,7 +243,7 @@ impl Conversation {
 
 /// How many tokens there can be pages for. Where nobody counts pages there is no limit.
 fn tokens_in_memory(model: &Model, session: &Session) -> usize {
-    model.fit().map_or(usize::MAX, |fit| fit.tokens_for(session))
+    model.residency().map_or(usize::MAX, |residency| residency.tokens_for(session))
 }
 
 /// Drops the first question with all that followed up to the second. False if there is no second.
@@ -258,8 +260,8 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::Ordering;
 
-    use firebox_runtime::fit::FitConfig;
     use firebox_runtime::heads::RackConfig;
+    use firebox_runtime::residency::ResidencyOptions;
     use firebox_runtime::{Account, Charge, device};
     use firebox_text::ChatTemplate;
 
@@ -300,9 +302,10 @@ mod tests {
     /// One for which a single page is left, and what takes the rest of the memory: nothing of the model is kept that could be let
     /// go of for another page.
     fn talk_in_one_page() -> (Conversation, Charge) {
-        let fit = FitConfig { context: Some(128), layers: Some(0), ..FitConfig::new(8 << 30) };
-        let model = Model::open_within(within(SMALL), &device("cpu").unwrap(), &fit).unwrap();
-        let budget = model.fit().unwrap().budget();
+        let options =
+            ResidencyOptions { context: Some(128), layers: Some(0), ..ResidencyOptions::new(8 << 30) };
+        let model = Model::open_within(within(SMALL), &device("cpu").unwrap(), &options).unwrap();
+        let budget = model.residency().unwrap().budget();
         let others = budget.charge(Account::Program, budget.left()).unwrap();
         (talk_to(model, 4096), others)
     }
@@ -349,8 +352,8 @@ mod tests {
     /// What a model keeps beside its pages makes room for more of them.
     #[test]
     fn a_context_that_there_can_be_pages_for_is_had_as_a_whole() {
-        let fit = FitConfig { context: Some(128), ..FitConfig::new(8 << 30) };
-        let model = Model::open_within(within(SMALL), &device("cpu").unwrap(), &fit).unwrap();
+        let options = ResidencyOptions { context: Some(128), ..ResidencyOptions::new(8 << 30) };
+        let model = Model::open_within(within(SMALL), &device("cpu").unwrap(), &options).unwrap();
         assert!(model.planned_tokens() < 4096);
         assert_eq!(talk_to(model, 4096).context(), 4096);
     }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use firebox_runtime::fit::FitConfig;
 use firebox_runtime::planner::{Mode, Placement};
+use firebox_runtime::residency::ResidencyOptions;
 use firebox_runtime::{Model, human_bytes, parse_bytes};
 use firebox_store::ReadMethod;
 
@@ -90,8 +90,8 @@ impl FittingArgs {
     }
 
     /// How to fit a model, if it is to be fitted at all.
-    pub fn config(&self, cache: CacheType, context: Option<usize>) -> Option<FitConfig> {
-        let mut config = FitConfig::new(self.memory?);
+    pub fn config(&self, cache: CacheType, context: Option<usize>) -> Option<ResidencyOptions> {
+        let mut config = ResidencyOptions::new(self.memory?);
         config.mode = self.mode.into();
         config.kept = cache.into();
         config.context = context.filter(|context| *context > 0);
@@ -105,15 +105,15 @@ impl FittingArgs {
 
 /// Says how a model was fitted.
 pub fn say_fit(model: &Model, console: &Console) {
-    let Some(fit) = model.fit() else { return };
-    let plan = fit.plan();
+    let Some(residency) = model.residency() else { return };
+    let plan = residency.plan();
     let streamed = model.decoder().ok().and_then(|decoder| Some(decoder.streamed()?.reading()));
     let (method, rate) = streamed.map_or((String::new(), 0.0), |(method, rate)| (method.to_string(), rate));
     console.detail(format!(
         "keeps {} layers{} in {}, reads the rest {method} at {:.2} GB/s through {} buffers; about {:.1} tok/s; {}",
         plan.kept_layers.len(),
         if plan.keep_unembedding { " and the unembedding" } else { "" },
-        human_bytes(fit.budget().total()),
+        human_bytes(residency.budget().total()),
         rate / 1e9,
         plan.buffers,
         plan.prediction.tokens_per_second,
@@ -123,7 +123,7 @@ pub fn say_fit(model: &Model, console: &Console) {
 
 /// Says what has happened to what is kept since this was last asked.
 pub fn say_events(model: &Model, console: &Console) {
-    for event in model.fit().map(|fit| fit.events()).unwrap_or_default() {
+    for event in model.residency().map(|residency| residency.events()).unwrap_or_default() {
         console.detail(event.to_string());
     }
 }

@@ -75,8 +75,8 @@ impl GeneratingArgs {
                 "the memory that firebox.toml gives says nothing of a draft's; run one without the other";
             return Err(usage(format!("--draft: {reason}")));
         }
-        let fit = fitting.config(self.cache_type, Some(self.ctx_size));
-        let model = open_fitted(name, &self.device, fit.as_ref(), console)?;
+        let limit = fitting.config(self.cache_type, Some(self.ctx_size));
+        let model = open_fitted(name, &self.device, limit.as_ref(), console)?;
         // Which head usually follows which; a guess that cannot be read is no guess.
         let history = history_file().and_then(|path| HeadHistory::open(path).ok()).unwrap_or_default();
         Ok(model.with_heads(RackConfig { history, ..self.rack.config() })?)

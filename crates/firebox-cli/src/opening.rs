@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use firebox_runtime::fit::FitConfig;
+use firebox_runtime::residency::ResidencyOptions;
 use firebox_runtime::{Device, Model};
 
 use crate::compute::DeviceArgs;
@@ -19,14 +19,14 @@ pub fn open(name: &Path, device: &DeviceArgs, console: &Console) -> anyhow::Resu
 pub fn open_fitted(
     name: &Path,
     device: &DeviceArgs,
-    fit: Option<&FitConfig>,
+    limit: Option<&ResidencyOptions>,
     console: &Console,
 ) -> anyhow::Result<Model> {
     let path = hub::resolve(name)?;
     let opened = opened_device(device)?;
     let began = std::time::Instant::now();
-    let model = match fit {
-        Some(fit) => Model::open_within(&path, &opened, fit)?,
+    let model = match limit {
+        Some(limit) => Model::open_within(&path, &opened, limit)?,
         None => Model::open(&path, &opened)?,
     };
     say_fit(&model, console);

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::Args;
 use firebox_model::Architecture;
-use firebox_runtime::fit;
 use firebox_runtime::planner::{self, DeviceProfile, Mode, Plan, Prediction, Rates, Shape, decoder_shape};
+use firebox_runtime::residency;
 use firebox_runtime::{RuntimeError, parse_bytes};
 use firebox_store::Checkpoint;
 use serde::Serialize;
@@ -127,7 +127,7 @@ impl Report {
             Some(path) => rates_of_profile(path, &shape)?,
             None => {
                 let device = opened_device(wanted.device)?;
-                ("measured on this machine".into(), fit::measure(checkpoint, &device, &shape)?)
+                ("measured on this machine".into(), residency::measure(checkpoint, &device, &shape)?)
             }
         };
         let context = if wanted.context == 0 { config.max_positions } else { wanted.context };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Args;
 use firebox_runtime::engine::HostConfig;
-use firebox_runtime::fit::{Commons, Fit, FitConfig, Terms};
+use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};
 use firebox_server::{AllowedOrigins, ApiKeys, ModelSpec, Server, ServerConfig, SessionsConfig};
@@ -236,7 +236,7 @@ fn offers(
         offers.push((at, offer.with_priority(entry.priority.unwrap_or_default())));
     }
     // What one reads before another is there, that one might take back.
-    models.iter().filter_map(Model::fit).try_for_each(Fit::fill)?;
+    models.iter().filter_map(Model::residency).try_for_each(Residency::fill)?;
     offers.sort_by_key(|(at, _)| *at);
     Ok(offers.into_iter().map(|(_, offer)| offer).collect())
 }
@@ -245,9 +245,9 @@ fn offers(
 struct Opening {
     path: PathBuf,
     device: Device,
-    sharing: Option<(Commons, Terms)>,
+    sharing: Option<(SharedBudget, ShareOptions)>,
     /// How it is fitted into memory that it does not share.
-    fit: Option<FitConfig>,
+    limit: Option<ResidencyOptions>,
     rack: RackArgs,
     heads: Vec<String>,
 }
@@ -269,8 +269,8 @@ impl Opening {
         Ok(Self {
             path,
             device: device.clone(),
-            sharing: sharing.map(|sharing| (sharing.commons().clone(), sharing.terms(entry))),
-            fit: fitting.config(CacheType::default(), None),
+            sharing: sharing.map(|sharing| (sharing.shared().clone(), sharing.options(entry))),
+            limit: fitting.config(CacheType::default(), None),
             rack: args.rack.clone(),
             heads: entry.heads.clone(),
         })
@@ -278,9 +278,9 @@ impl Opening {
 
     fn open(&self) -> Result<Model, RuntimeError> {
         let Self { path, device, .. } = self;
-        let model = match (&self.sharing, &self.fit) {
-            (Some((commons, terms)), _) => commons.open(path, device, terms)?,
-            (None, Some(fit)) => Model::open_within(path, device, fit)?,
+        let model = match (&self.sharing, &self.limit) {
+            (Some((shared, options)), _) => shared.open(path, device, options)?,
+            (None, Some(limit)) => Model::open_within(path, device, limit)?,
             (None, None) => Model::open(path, device)?,
         };
         // Encoders have no heads.

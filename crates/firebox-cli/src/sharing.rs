@@ -1,6 +1,6 @@
 //! One memory for all models that a server has.
 
-use firebox_runtime::fit::{Commons, Terms};
+use firebox_runtime::residency::{ShareOptions, SharedBudget};
 use firebox_runtime::{Account, Budget, RuntimeError};
 use firebox_store::ReadMethod;
 
@@ -16,7 +16,7 @@ const SERVER: u64 = 24 << 20;
 /// The memory that several models share, and what each is to have of it for itself.
 #[derive(Debug, Clone)]
 pub struct Sharing {
-    commons: Commons,
+    shared: SharedBudget,
     /// What those that are to have something of their own are to have in all.
     reserved: u64,
     method: Option<ReadMethod>,
@@ -32,22 +32,22 @@ impl Sharing {
     ) -> Result<Option<Self>, RuntimeError> {
         let reserved = entries.iter().filter_map(|entry| entry.reserved).fold(0, u64::saturating_add);
         let Some(memory) = memory.or((reserved > 0).then_some(reserved)) else { return Ok(None) };
-        Ok(Some(Self { commons: Commons::beside_program(memory, SERVER)?, reserved, method }))
+        Ok(Some(Self { shared: SharedBudget::beside_program(memory, SERVER)?, reserved, method }))
     }
 
     /// Where models are opened.
-    pub fn commons(&self) -> &Commons {
-        &self.commons
+    pub fn shared(&self) -> &SharedBudget {
+        &self.shared
     }
 
     /// What it is used for.
     pub fn budget(&self) -> &Budget {
-        self.commons.budget()
+        self.shared.budget()
     }
 
     /// On what terms a model shares it. Memory that it is said to take has its part of the program in it, and is less where
     /// there is less than all are to have.
-    pub fn terms(&self, entry: &ModelEntry) -> Terms {
+    pub fn options(&self, entry: &ModelEntry) -> ShareOptions {
         let total = self.budget().total();
         let left = total.saturating_sub(self.budget().held(Account::Program));
         let own = left - left / EVERYBODYS;
@@ -55,14 +55,14 @@ impl Sharing {
             let all = u128::from(self.reserved.max(total).max(1));
             u64::try_from(u128::from(reserved) * u128::from(own) / all).unwrap_or(own)
         };
-        Terms {
+        ShareOptions {
             reserved: entry.reserved.map_or(0, part),
-            assured: true,
+            guaranteed: true,
             pinned: entry.pinned,
             // Those that are opened at the start are filled once all are there, and others read what they are asked for.
-            filled: false,
-            method: self.method.unwrap_or(Terms::default().method),
-            ..Terms::default()
+            preload: false,
+            method: self.method.unwrap_or(ShareOptions::default().method),
+            ..ShareOptions::default()
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use firebox_runtime::fit::FitConfig;
 use firebox_runtime::heads::RackConfig;
+use firebox_runtime::residency::ResidencyOptions;
 use firebox_runtime::{Capacity, Model, RuntimeError, Saved, Script, Session, device, pocket_model};
 
 use crate::error::FireboxError;
@@ -28,7 +28,7 @@ impl OpenModel {
     fn loaded(path: &Path, memory: Option<u64>) -> Result<Self, RuntimeError> {
         let cpu = device("cpu")?;
         let model = match memory {
-            Some(memory) => Model::open_within(path, &cpu, &FitConfig::new(memory))?,
+            Some(memory) => Model::open_within(path, &cpu, &ResidencyOptions::new(memory))?,
             None => Model::open(path, &cpu)?,
         };
         let model = model.with_heads(RackConfig::patient())?;
@@ -61,9 +61,9 @@ mod tests {
 
     #[test]
     fn the_capacity_is_limited_by_the_planned_pages() {
-        let config = FitConfig { mode: Mode::Throughput, ..FitConfig::new(1 << 30) };
+        let config = ResidencyOptions { mode: Mode::Throughput, ..ResidencyOptions::new(1 << 30) };
         let model = Model::open_within(pocket_model().unwrap(), &device("cpu").unwrap(), &config).unwrap();
-        let pages = model.fit().unwrap().plan().kv_tokens;
+        let pages = model.residency().unwrap().plan().kv_tokens;
         assert!(pages < model.decoder().unwrap().config().max_positions);
         assert!(capacity(&model).unwrap().fits(pages));
     }

@@ -16,10 +16,10 @@ use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::RmsNorm;
 use crate::observer::{Observer, Passed};
 use crate::pass::{Pass, Wanted};
+use crate::resident::ResidentWeights;
 use crate::rows::Input;
-use crate::streamed::{Streamed, StreamedConfig};
+use crate::streamed::{StreamedConfig, StreamedWeights};
 use crate::weights::Weights;
-use crate::whole::Whole;
 use crate::{Encoder, Head, ModelError};
 
 /// A decoder: embedding, blocks, final norm, unembedding.
@@ -39,8 +39,8 @@ pub struct Decoder {
 /// Where its large weights are.
 #[derive(Debug)]
 enum Parts {
-    Whole(Whole),
-    Streamed(Streamed),
+    Resident(ResidentWeights),
+    Streamed(StreamedWeights),
 }
 
 /// While somebody has this, nobody else streams the weights. Whole ones are anybody's at any time.
@@ -57,12 +57,12 @@ impl Decoder {
         let config = decoder_config(checkpoint.config())?;
         let taken = RefCell::default();
         let root = Weights::new(checkpoint, device, &taken);
-        let whole = Whole::load(checkpoint, &config, &root)?;
-        Self::checked(Parts::Whole(whole), config, &root)
+        let whole = ResidentWeights::load(checkpoint, &config, &root)?;
+        Self::checked(Parts::Resident(whole), config, &root)
     }
 
     /// Builds a decoder whose blocks and unembedding are read from disk whenever they are needed, and forgotten
-    /// afterwards, but for those that are [kept](Streamed::keep). It computes what the [loaded](Self::load) one does.
+    /// afterwards, but for those that are [kept](StreamedWeights::load). It computes what the [loaded](Self::load) one does.
     pub fn stream(
         checkpoint: &Checkpoint,
         device: &Device,
@@ -73,7 +73,7 @@ impl Decoder {
         let taken = RefCell::default();
         let unmapped = Unmapped(checkpoint);
         let root = Weights::new(&unmapped, device, &taken);
-        let streamed = Streamed::open(checkpoint, &config, &root, streaming)?;
+        let streamed = StreamedWeights::open(checkpoint, &config, &root, streaming)?;
         Self::checked(Parts::Streamed(streamed), config, &root)
     }
 
@@ -133,22 +133,22 @@ impl Decoder {
     }
 
     /// Weights and block of a layer that may be replaced.
-    fn replaceable(&self, layer: usize) -> Result<(&Whole, Arc<Block>), ModelError> {
+    fn replaceable(&self, layer: usize) -> Result<(&ResidentWeights, Arc<Block>), ModelError> {
         let reason = match &self.parts {
             Parts::Streamed(_) => {
                 "the model is read from disk while it runs; open it without a limit of memory".into()
             }
-            Parts::Whole(whole) if layer < self.layers() => {
+            Parts::Resident(whole) if layer < self.layers() => {
                 return Ok((whole, whole.block(layer, &self.config, &self.device)?));
             }
-            Parts::Whole(_) => format!("there are {}, counted from 0", self.layers()),
+            Parts::Resident(_) => format!("there are {}, counted from 0", self.layers()),
         };
         Err(ModelError::Misplaced { layer, reason })
     }
 
-    fn with_block(&self, layer: usize, block: Block, whole: &Whole, change: String) -> Self {
+    fn with_block(&self, layer: usize, block: Block, whole: &ResidentWeights, change: String) -> Self {
         Self {
-            parts: Parts::Whole(whole.with_block(layer, block)),
+            parts: Parts::Resident(whole.with_block(layer, block)),
             final_norm: self.final_norm.clone(),
             config: self.config.clone(),
             device: self.device.clone(),
@@ -177,10 +177,10 @@ impl Decoder {
     }
 
     /// Its parts that come from disk one by one, where it was [built](Self::stream) so.
-    pub fn streamed(&self) -> Option<&Streamed> {
+    pub fn streamed(&self) -> Option<&StreamedWeights> {
         match &self.parts {
             Parts::Streamed(streamed) => Some(streamed),
-            Parts::Whole(_) => None,
+            Parts::Resident(_) => None,
         }
     }
 
@@ -234,9 +234,9 @@ impl Decoder {
 
     /// Lets go of the layers from `first` on, which heads stand for. They are built again when somebody goes through them, and
     /// stay then. What is streamed is kept by whoever has planned it.
-    pub fn let_go_from(&self, first: usize) {
-        if let Parts::Whole(whole) = &self.parts {
-            whole.let_go_from(first);
+    pub fn evict_from(&self, first: usize) {
+        if let Parts::Resident(whole) = &self.parts {
+            whole.evict_from(first);
         }
     }
 
@@ -469,14 +469,14 @@ impl Decoder {
 
     pub(crate) fn block(&self, index: usize) -> Result<Arc<Block>, ModelError> {
         match &self.parts {
-            Parts::Whole(whole) => whole.block(index, &self.config, &self.device),
+            Parts::Resident(whole) => whole.block(index, &self.config, &self.device),
             Parts::Streamed(streamed) => streamed.block(index),
         }
     }
 
     pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
         let embedded = match &self.parts {
-            Parts::Whole(whole) => whole.embedding.gather(indices(tokens, &self.device)),
+            Parts::Resident(whole) => whole.embedding.gather(indices(tokens, &self.device)),
             Parts::Streamed(streamed) => streamed.embed(tokens)?,
         };
         Ok(self.config.scaled(embedded))
@@ -489,7 +489,7 @@ impl Decoder {
         };
         let logits = match (head.and_then(Head::unembedding), &self.parts) {
             (Some(own), _) => own.multiply(hidden),
-            (None, Parts::Whole(whole)) => whole.unembedding.multiply(hidden),
+            (None, Parts::Resident(whole)) => whole.unembedding.multiply(hidden),
             (None, Parts::Streamed(streamed)) => streamed.unembed(&hidden)?,
         };
         Ok(self.config.capped(logits))

@@ -5,19 +5,19 @@ use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
 
 use crate::ModelError;
 use crate::config::ExpertsConfig;
+use crate::expert_cache::ExpertCache;
 use crate::gated::GatedFeedForward;
 use crate::matrix::Matrix;
-use crate::shelf::Shelf;
 use crate::weights::Weights;
 
 /// Several gated networks, a few of which work on each position.
 #[derive(Module, Debug)]
 pub struct MixtureOfExperts {
     router: Matrix,
-    /// Empty where they come from a shelf.
+    /// Empty where they come from a cache.
     experts: Vec<GatedFeedForward>,
     #[module(skip)]
-    elsewhere: Option<Elsewhere>,
+    elsewhere: Option<CachedExperts>,
     count: usize,
     chosen: usize,
     normalised: bool,
@@ -25,8 +25,8 @@ pub struct MixtureOfExperts {
 
 /// Experts that are not part of the module.
 #[derive(Debug, Clone)]
-pub(crate) struct Elsewhere {
-    pub shelf: Arc<Shelf>,
+pub(crate) struct CachedExperts {
+    pub cache: Arc<ExpertCache>,
     pub layer: usize,
 }
 
@@ -103,7 +103,7 @@ impl MixtureOfExperts {
         mut work: impl FnMut(usize, &GatedFeedForward),
     ) -> Result<(), ModelError> {
         match &self.elsewhere {
-            Some(Elsewhere { shelf, layer }) => shelf.each(*layer, experts, work),
+            Some(CachedExperts { cache, layer }) => cache.each(*layer, experts, work),
             None => {
                 for &expert in experts {
                     work(expert, &self.experts[expert]);

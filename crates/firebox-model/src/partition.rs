@@ -1,21 +1,21 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firebox_store::{Checkpoint, Portion, TILE_ROWS};
+use firebox_store::{Checkpoint, ReadUnit, TILE_ROWS};
 
 use crate::ModelError;
 use crate::config::{BlockConfig, DecoderConfig, FeedForwardConfig};
-use crate::shelf::EXPERTS;
+use crate::expert_cache::EXPERTS;
 
 /// A decoder's weights in the parts in which they are read: its blocks, each in one piece or a few, then its unembedding in
 /// blocks of rows. The embedding is none of them: of it only the rows of the tokens at hand are ever read.
 #[derive(Debug, Clone)]
 pub struct Partition {
     /// What a pass reads: the blocks but for their experts, and the rows of the unembedding.
-    pub portions: Vec<Arc<Portion>>,
+    pub units: Vec<Arc<ReadUnit>>,
     /// The blocks with all of their experts.
-    pub whole: Vec<Arc<Portion>>,
-    /// Which portions are a block's.
+    pub whole: Vec<Arc<ReadUnit>>,
+    /// Which units are a block's.
     pub blocks: Vec<Range<usize>>,
 }
 
@@ -38,7 +38,7 @@ impl Partition {
         let is_mixture =
             |block: &BlockConfig| matches!(block.feed_forward, FeedForwardConfig::MixtureOfExperts(_));
         let pieces = if config.blocks.iter().any(is_mixture) { 1 } else { pieces };
-        let (mut portions, mut whole, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut units, mut whole, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..config.blocks.len() {
             let prefix = config.block_prefix(index);
             let names: Vec<&str> = checkpoint
@@ -47,26 +47,26 @@ impl Partition {
                 .filter(|name| name.starts_with(&prefix) && !config.is_foreign(name))
                 .collect();
             let is_expert = |name: &str| name[prefix.len()..].starts_with(EXPERTS);
-            whole.push(Arc::new(checkpoint.portion(names.iter().copied())?));
-            let first = portions.len();
+            whole.push(Arc::new(checkpoint.read_unit(names.iter().copied())?));
+            let first = units.len();
             let others = names.into_iter().filter(|name| !is_expert(name));
-            portions.extend(checkpoint.divided(others, pieces)?.into_iter().map(Arc::new));
-            blocks.push(first..portions.len());
+            units.extend(checkpoint.divided(others, pieces)?.into_iter().map(Arc::new));
+            blocks.push(first..units.len());
         }
         // As large as the blocks, so that the same buffers hold them.
-        let largest = portions.iter().map(|portion| portion.bytes()).max().unwrap_or(0);
+        let largest = units.iter().map(|unit| unit.bytes()).max().unwrap_or(0);
         let unembedding = config.unembedding_name();
         for rows in row_blocks(checkpoint, &unembedding, config.vocab_size, largest) {
-            portions.push(Arc::new(checkpoint.rows(&unembedding, rows)?));
+            units.push(Arc::new(checkpoint.rows(&unembedding, rows)?));
         }
-        Ok(Self { portions, whole, blocks })
+        Ok(Self { units, whole, blocks })
     }
 
     /// Bytes of memory that keeping a part takes, experts included.
-    pub fn kept_bytes(&self, part: usize) -> u64 {
+    pub fn part_bytes(&self, part: usize) -> u64 {
         let block = self.blocks.binary_search_by_key(&part, |pieces| pieces.start);
         let whole = block.ok().filter(|block| self.blocks[*block].len() == 1).map(|block| &self.whole[block]);
-        whole.unwrap_or_else(|| &self.portions[part]).buffer_bytes() as u64
+        whole.unwrap_or_else(|| &self.units[part]).buffer_bytes() as u64
     }
 
     /// How many of the parts are of blocks.

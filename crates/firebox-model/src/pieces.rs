@@ -2,7 +2,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use firebox_store::{Loaded, StoreError, TensorInfo, Tensors, Weight};
+use firebox_store::{LoadedTensors, StoreError, TensorInfo, Tensors, Weight};
 
 use crate::block::Block;
 use crate::slot::Slot;
@@ -13,7 +13,7 @@ pub(crate) struct Pieces {
     /// Which parts of the model they are.
     parts: Range<usize>,
     /// None where there is one piece only: of that nothing has to stay once a device has the block.
-    kept: Vec<Slot<Loaded>>,
+    kept: Vec<Slot<LoadedTensors>>,
     block: Slot<Block>,
 }
 
@@ -37,20 +37,20 @@ impl Pieces {
     }
 
     /// A piece of several that is in memory.
-    pub fn piece(&self, part: usize) -> Option<Arc<Loaded>> {
+    pub fn piece(&self, part: usize) -> Option<Arc<LoadedTensors>> {
         self.kept.get(part - self.parts.start)?.get()
     }
 
-    pub fn is_kept(&self, part: usize) -> bool {
+    pub fn is_resident(&self, part: usize) -> bool {
         if self.is_one() { self.block.get().is_some() } else { self.piece(part).is_some() }
     }
 
     /// Parts of it that are not in memory.
     pub fn missing(&self) -> impl Iterator<Item = usize> {
-        self.parts().filter(|part| !self.is_kept(*part))
+        self.parts().filter(|part| !self.is_resident(*part))
     }
 
-    pub fn put(&self, part: usize, piece: Arc<Loaded>) {
+    pub fn put(&self, part: usize, piece: Arc<LoadedTensors>) {
         if let Some(slot) = self.kept.get(part - self.parts.start) {
             slot.set(Some(piece));
         }
@@ -65,7 +65,7 @@ impl Pieces {
         }
     }
 
-    pub fn let_go(&self, part: usize) {
+    pub fn evict(&self, part: usize) {
         if let Some(slot) = self.kept.get(part - self.parts.start) {
             slot.set(None);
         }
@@ -75,10 +75,10 @@ impl Pieces {
 
 /// Tensors of several pieces.
 #[derive(Debug)]
-pub(crate) struct Together<'a>(pub &'a [Arc<Loaded>]);
+pub(crate) struct Together<'a>(pub &'a [Arc<LoadedTensors>]);
 
 impl Together<'_> {
-    fn with(&self, name: &str) -> Option<&Loaded> {
+    fn with(&self, name: &str) -> Option<&LoadedTensors> {
         self.0.iter().map(|piece| &**piece).find(|piece| piece.info(name).is_some())
     }
 }

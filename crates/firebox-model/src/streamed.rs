@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
 use firebox_store::{
-    Checkpoint, Loaded, Portion, ReadAt, ReadMethod, ReadObserver, Scrap, Stream, StreamConfig, StreamReport,
-    Tensors, probes, reading_rate,
+    Checkpoint, LoadedTensors, ReadAt, ReadMethod, ReadObserver, ReadUnit, Scrap, Stream, StreamConfig,
+    StreamReport, Tensors, read_rate, sample_units,
 };
 
 use crate::ModelError;
 use crate::block::Block;
 use crate::config::DecoderConfig;
 use crate::decoder::indices;
-use crate::experts::Elsewhere;
+use crate::expert_cache::ExpertCache;
+use crate::experts::CachedExperts;
 use crate::matrix::Matrix;
 use crate::partition::Partition;
 use crate::pieces::{Pieces, Together};
-use crate::shelf::Shelf;
 use crate::slot::Slot;
 use crate::weights::{Weights, matrix};
 
@@ -48,38 +48,38 @@ pub struct StreamedConfig {
 ///
 /// What is kept changes nothing but the time and the memory that a pass takes, and may change between any two steps.
 #[derive(Debug)]
-pub struct Streamed {
+pub struct StreamedWeights {
     checkpoint: Checkpoint,
     config: DecoderConfig,
     device: Device,
     stream: Stream,
     partition: Partition,
-    shelf: Option<Arc<Shelf>>,
+    cache: Option<Arc<ExpertCache>>,
     method: ReadMethod,
     /// Bytes a second that the disk was found to read.
     rate: f64,
     /// Rows come through the page cache: the same ones are asked for again and again.
     rows: Arc<dyn ReadAt>,
     embedding: String,
-    watcher: Slot<Box<dyn Watcher>>,
+    hook: Slot<Box<dyn StepHook>>,
     turns: Turns,
     blocks: Vec<Pieces>,
     unembedding: Vec<Slot<Matrix>>,
 }
 
 /// Looks on after every whole pass: what is kept may change there.
-pub trait Watcher: std::fmt::Debug + Send + Sync {
+pub trait StepHook: std::fmt::Debug + Send + Sync {
     /// A pass of so many rows has ended and has taken so long.
-    fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration);
+    fn after_pass(&self, streamed: &StreamedWeights, rows: usize, time: Duration);
 
     /// Whether a part that was read for a pass stays from then on.
-    fn keeps(&self, streamed: &Streamed, part: usize) -> bool {
+    fn retains(&self, streamed: &StreamedWeights, part: usize) -> bool {
         let _ = (streamed, part);
         false
     }
 
     /// A part that was to stay does not after all.
-    fn could_not_keep(&self, streamed: &Streamed, part: usize) {
+    fn retain_failed(&self, streamed: &StreamedWeights, part: usize) {
         let _ = (streamed, part);
     }
 }
@@ -115,7 +115,7 @@ impl Turns {
     }
 }
 
-impl Streamed {
+impl StreamedWeights {
     pub(crate) fn open(
         checkpoint: &Checkpoint,
         config: &DecoderConfig,
@@ -131,34 +131,29 @@ impl Streamed {
         root.check(&config.embedding_name(), &shape)?;
         root.check(&config.unembedding_name(), &shape)?;
         let partition = Partition::in_pieces(checkpoint, config, streaming.pieces.max(1))?;
-        let portions = &partition.portions;
+        let units = &partition.units;
         let (method, rate) = match (&streaming.source, streaming.method) {
-            (None, None) => checkpoint.fastest_reading(portions, streaming.room)?,
+            (None, None) => checkpoint.fastest_method(units, streaming.room)?,
             (source, method) => {
                 let method = method.unwrap_or(ReadMethod::Direct);
                 let disk = source.clone().unwrap_or_else(|| checkpoint.disk(method));
-                let measured = || reading_rate(&*disk, probes(portions));
+                let measured = || read_rate(&*disk, sample_units(units));
                 (method, streaming.rate.map_or_else(measured, Ok)?)
             }
         };
         let disk = |method| streaming.source.clone().unwrap_or_else(|| checkpoint.disk(method));
-        let shelf = Shelf::open(checkpoint, config, root.device(), disk(method), streaming.stream)?;
-        let rest = portions.len() - partition.block_parts();
+        let cache = ExpertCache::open(checkpoint, config, root.device(), disk(method), streaming.stream)?;
+        let rest = units.len() - partition.block_parts();
         Ok(Self {
-            stream: Stream::of_scrap(
-                disk(method),
-                portions.clone(),
-                streaming.stream,
-                streaming.scrap.clone(),
-            )?,
-            shelf: shelf.map(Arc::new),
+            stream: Stream::of_scrap(disk(method), units.clone(), streaming.stream, streaming.scrap.clone())?,
+            cache: cache.map(Arc::new),
             blocks: partition.blocks.iter().cloned().map(Pieces::new).collect(),
             partition,
             method,
             rate,
             rows: disk(ReadMethod::Buffered),
             embedding: config.embedding_name(),
-            watcher: Slot::new(),
+            hook: Slot::new(),
             turns: Turns::default(),
             unembedding: (0..rest).map(|_| Slot::new()).collect(),
             checkpoint: checkpoint.clone(),
@@ -183,14 +178,14 @@ impl Streamed {
     }
 
     /// What the parts are on disk, but for experts.
-    pub fn portions(&self) -> &[Arc<Portion>] {
-        &self.partition.portions
+    pub fn units(&self) -> &[Arc<ReadUnit>] {
+        &self.partition.units
     }
 
     /// Whether a part is kept in memory.
-    pub fn is_kept(&self, part: usize) -> bool {
+    pub fn is_resident(&self, part: usize) -> bool {
         match self.partition.block_of(part) {
-            Some(block) => self.blocks[block].is_kept(part),
+            Some(block) => self.blocks[block].is_resident(part),
             None => self.unembedding[part - self.block_parts()].get().is_some(),
         }
     }
@@ -201,13 +196,13 @@ impl Streamed {
     }
 
     /// Reads a part and keeps it.
-    pub fn keep(&self, part: usize) -> Result<(), ModelError> {
-        if self.is_kept(part) {
+    pub fn load(&self, part: usize) -> Result<(), ModelError> {
+        if self.is_resident(part) {
             return Ok(());
         }
-        let read = |portion| self.stream.read(portion);
+        let read = |unit| self.stream.read(unit);
         let Some(index) = self.partition.block_of(part) else {
-            let rows = self.multiplier(&read(&self.partition.portions[part])?)?;
+            let rows = self.multiplier(&read(&self.partition.units[part])?)?;
             self.put(part, || self.unembedding[part - self.block_parts()].set(Some(rows)));
             return Ok(());
         };
@@ -216,7 +211,7 @@ impl Streamed {
             let block = self.built(index, &read(&self.partition.whole[index])?, None)?;
             self.put(part, || pieces.put_block(block));
         } else {
-            let piece = read(&self.partition.portions[part])?;
+            let piece = read(&self.partition.units[part])?;
             self.put(part, || pieces.put(part, Arc::new(piece)));
         }
         Ok(())
@@ -229,10 +224,10 @@ impl Streamed {
     }
 
     /// Keeps a part no longer. Its memory goes as soon as no pass is using it.
-    pub fn let_go(&self, part: usize) {
+    pub fn evict(&self, part: usize) {
         self.stream.skip(part, false);
         match self.partition.block_of(part) {
-            Some(block) => self.blocks[block].let_go(part),
+            Some(block) => self.blocks[block].evict(part),
             None => self.unembedding[part - self.block_parts()].set(None),
         }
     }
@@ -243,7 +238,7 @@ impl Streamed {
         match self.blocks.get(step) {
             Some(pieces) => pieces.missing().next().is_none() || self.stream.aim(pieces.parts()),
             None => {
-                let missing = (self.block_parts()..self.parts()).find(|part| !self.is_kept(*part));
+                let missing = (self.block_parts()..self.parts()).find(|part| !self.is_resident(*part));
                 missing.is_none_or(|part| self.stream.aim(part..part + 1))
             }
         }
@@ -257,8 +252,8 @@ impl Streamed {
     /// How many buffers there may be from now on, the one in use included.
     pub fn set_buffers(&self, buffers: usize) {
         self.stream.set_buffers(buffers);
-        if let Some(shelf) = &self.shelf {
-            shelf.set_buffers(buffers);
+        if let Some(cache) = &self.cache {
+            cache.set_buffers(buffers);
         }
     }
 
@@ -269,13 +264,13 @@ impl Streamed {
 
     /// How many there are: those in use included, which may be more than there may be until they are given back.
     pub fn made_buffers(&self) -> usize {
-        let experts = self.shelf.as_ref().map_or(0, |shelf| shelf.made_buffers());
+        let experts = self.cache.as_ref().map_or(0, |cache| cache.made_buffers());
         self.stream.made_buffers().max(experts)
     }
 
     /// Bytes of one buffer; where there are experts, of two, since they have buffers of their own.
     pub fn buffer_bytes(&self) -> usize {
-        self.stream.buffer_bytes() + self.shelf.as_ref().map_or(0, |shelf| shelf.buffer_bytes())
+        self.stream.buffer_bytes() + self.cache.as_ref().map_or(0, |cache| cache.buffer_bytes())
     }
 
     /// How files are read, and how many bytes a second that was when it was measured.
@@ -290,43 +285,43 @@ impl Streamed {
 
     /// What has been read of experts.
     pub fn expert_report(&self) -> StreamReport {
-        self.shelf.as_ref().map(|shelf| shelf.report()).unwrap_or_default()
+        self.cache.as_ref().map(|cache| cache.report()).unwrap_or_default()
     }
 
     /// Whether there are experts that can stay.
     pub fn has_experts(&self) -> bool {
-        self.shelf.is_some()
+        self.cache.is_some()
     }
 
     /// How many bytes of experts may stay in memory, beside those of the blocks that are kept. Those that are chosen
     /// most do.
     pub fn set_expert_room(&self, bytes: u64) {
-        if let Some(shelf) = &self.shelf {
-            shelf.set_room(bytes);
+        if let Some(cache) = &self.cache {
+            cache.set_room(bytes);
         }
     }
 
     /// Bytes of experts that stay in memory at the moment, beside those of the blocks that are kept.
     pub fn expert_bytes(&self) -> u64 {
-        self.shelf.as_ref().map_or(0, |shelf| shelf.held())
+        self.cache.as_ref().map_or(0, |cache| cache.held())
     }
 
     /// Who looks on from now on.
-    pub fn set_watcher(&self, watcher: Box<dyn Watcher>) {
-        self.watcher.set(Some(Arc::new(watcher)));
+    pub fn set_step_hook(&self, hook: Box<dyn StepHook>) {
+        self.hook.set(Some(Arc::new(hook)));
     }
 
     /// Who looks on from now on while parts are read, and while experts are.
     pub fn set_observers(&self, parts: Arc<dyn ReadObserver>, experts: Arc<dyn ReadObserver>) {
         self.stream.set_observer(parts);
-        if let Some(shelf) = &self.shelf {
-            shelf.set_observer(experts);
+        if let Some(cache) = &self.cache {
+            cache.set_observer(experts);
         }
     }
 
     pub(crate) fn passed(&self, rows: usize, time: Duration) {
-        if let Some(watcher) = self.watcher.get() {
-            watcher.after_pass(self, rows, time);
+        if let Some(hook) = self.hook.get() {
+            hook.after_pass(self, rows, time);
         }
     }
 
@@ -336,8 +331,8 @@ impl Streamed {
     }
 
     /// Bytes of memory that keeping a part takes.
-    pub fn kept_bytes(&self, part: usize) -> u64 {
-        self.partition.kept_bytes(part)
+    pub fn part_bytes(&self, part: usize) -> u64 {
+        self.partition.part_bytes(part)
     }
 
     /// Whether somebody streams at the moment, or waits for it.
@@ -359,9 +354,9 @@ impl Streamed {
         if let Some(block) = pieces.block() {
             return Ok(block);
         }
-        if let Some(shelf) = &self.shelf {
+        if let Some(cache) = &self.cache {
             // What is kept has all of its experts, and this has none.
-            let experts = Elsewhere { shelf: shelf.clone(), layer: index };
+            let experts = CachedExperts { cache: cache.clone(), layer: index };
             return self.built(index, &self.stream.take(pieces.parts().start)?, Some(experts));
         }
         let mut there: Vec<_> = pieces.parts().map(|part| pieces.piece(part)).collect();
@@ -427,24 +422,24 @@ impl Streamed {
         Ok(rows.multiply(hidden.clone()))
     }
 
-    /// What was read for a pass, and stays if the watcher says so.
-    fn passing(&self, part: usize, loaded: Loaded) -> Passing<'_> {
-        let watcher = self.watcher.get().filter(|watcher| watcher.keeps(self, part));
-        Passing { streamed: self, part, loaded: Arc::new(loaded), watcher }
+    /// What was read for a pass, and stays if the hook says so.
+    fn passing(&self, part: usize, loaded: LoadedTensors) -> Passing<'_> {
+        let hook = self.hook.get().filter(|hook| hook.retains(self, part));
+        Passing { streamed: self, part, loaded: Arc::new(loaded), hook }
     }
 
     fn built(
         &self,
         index: usize,
         tensors: &dyn Tensors,
-        experts: Option<Elsewhere>,
+        experts: Option<CachedExperts>,
     ) -> Result<Arc<Block>, ModelError> {
         let taken = RefCell::default();
         let weights = Weights::new(tensors, &self.device, &taken).without_experts(experts);
         self.config.load_block(index, &weights).map(Arc::new)
     }
 
-    fn multiplier(&self, loaded: &Loaded) -> Result<Arc<Matrix>, ModelError> {
+    fn multiplier(&self, loaded: &LoadedTensors) -> Result<Arc<Matrix>, ModelError> {
         let names: Vec<_> = loaded.names().collect();
         let weight = loaded.weight(names.first().copied().unwrap_or_default())?;
         let rows = weight.shape[0];
@@ -452,19 +447,19 @@ impl Streamed {
     }
 }
 
-/// A part that was read for a pass. If the watcher wants it to stay, and it does not, the watcher is told.
+/// A part that was read for a pass. If the hook wants it to stay, and it does not, the hook is told.
 struct Passing<'a> {
-    streamed: &'a Streamed,
+    streamed: &'a StreamedWeights,
     part: usize,
-    loaded: Arc<Loaded>,
+    loaded: Arc<LoadedTensors>,
     /// Who wants it to stay.
-    watcher: Option<Arc<Box<dyn Watcher>>>,
+    hook: Option<Arc<Box<dyn StepHook>>>,
 }
 
 impl Passing<'_> {
     /// Puts it where it stays, if it is to.
-    fn stays(mut self, put: impl FnOnce(Arc<Loaded>)) {
-        if self.watcher.take().is_some() {
+    fn stays(mut self, put: impl FnOnce(Arc<LoadedTensors>)) {
+        if self.hook.take().is_some() {
             self.streamed.stream.detach(&self.loaded);
             self.streamed.put(self.part, || put(self.loaded.clone()));
         }
@@ -473,8 +468,8 @@ impl Passing<'_> {
 
 impl Drop for Passing<'_> {
     fn drop(&mut self) {
-        if let Some(watcher) = self.watcher.take() {
-            watcher.could_not_keep(self.streamed, self.part);
+        if let Some(hook) = self.hook.take() {
+            hook.retain_failed(self.streamed, self.part);
         }
     }
 }

@@ -8,7 +8,7 @@ use firebox_kernels::linear::{self, BlockFormat};
 use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight};
 
 use crate::ModelError;
-use crate::experts::Elsewhere;
+use crate::experts::CachedExperts;
 use crate::initial::Initial;
 use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 use crate::tower::AdapterPlan;
@@ -21,7 +21,7 @@ pub(crate) struct Weights<'a> {
     device: Device,
     scope: String,
     taken: &'a RefCell<BTreeSet<String>>,
-    experts: Option<Elsewhere>,
+    experts: Option<CachedExperts>,
     adapter_scale: f32,
     /// What is added to a tensor of numbers that are made: it begins so much below them.
     added: f32,
@@ -94,13 +94,13 @@ impl<'a> Weights<'a> {
         Self { device, ..self.clone() }
     }
 
-    /// The same tensors but for the experts of mixtures, which come from a shelf.
-    pub fn without_experts(self, experts: Option<Elsewhere>) -> Self {
+    /// The same tensors but for the experts of mixtures, which come from a cache.
+    pub fn without_experts(self, experts: Option<CachedExperts>) -> Self {
         Self { experts, ..self }
     }
 
     /// Where experts come from, if not from among these tensors.
-    pub fn experts(&self) -> Option<&Elsewhere> {
+    pub fn experts(&self) -> Option<&CachedExperts> {
         self.experts.as_ref()
     }
 

@@ -52,11 +52,11 @@ pub struct Benchmark {
 /// Measures a model on tokens that mean nothing: speed does not depend on what they say.
 pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, RuntimeError> {
     let decoder = model.decoder()?;
-    let pool = match model.fit() {
-        Some(fit) => fit.pool().clone(),
+    let pool = match model.residency() {
+        Some(residency) => residency.pool().clone(),
         None => PagePool::new(decoder.layout(config.kept)),
     };
-    let chunk = model.fit().map_or(PREFILL_CHUNK, |fit| fit.plan().chunk);
+    let chunk = model.residency().map_or(PREFILL_CHUNK, |residency| residency.plan().chunk);
     let bench = Bench { decoder: &decoder, config, pool, chunk };
     bench.prefill()?;
     bench.decode(1)?;

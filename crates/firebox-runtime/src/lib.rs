@@ -2,7 +2,6 @@
 //! it should.
 
 mod answer;
-mod arrival;
 mod benchmark;
 mod branches;
 mod condenser;
@@ -11,7 +10,6 @@ mod device;
 mod embedding;
 pub mod engine;
 mod error;
-pub mod fit;
 mod generation;
 #[cfg(test)]
 mod grammar_outputs;
@@ -26,8 +24,10 @@ pub mod placement;
 pub mod planner;
 mod pocket;
 mod prefix;
+mod readahead;
 pub mod relevance;
 mod reporter;
+pub mod residency;
 mod sampler;
 mod saved;
 mod session;

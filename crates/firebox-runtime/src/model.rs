@@ -10,11 +10,11 @@ use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
 
 use crate::Charge;
-use crate::arrival::read_all_of;
-use crate::fit::Fit;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
 use crate::memory::{give_back, give_back_with_code};
+use crate::readahead::read_all_of;
 use crate::reporter::Reporter;
+use crate::residency::Residency;
 use crate::telemetry::{Meters, Telemetry};
 use crate::{RuntimeError, Saved, Session};
 
@@ -24,7 +24,7 @@ pub struct Model {
     checkpoint: Checkpoint,
     network: Arc<Network>,
     tokenizer: Option<Arc<Tokenizer>>,
-    pub(crate) fit: Option<Arc<Fit>>,
+    pub(crate) residency: Option<Arc<Residency>>,
     /// What a model takes of a budget that is in memory as a whole.
     pub(crate) paid: Option<Arc<Charge>>,
     heads: Option<HeadRack>,
@@ -55,7 +55,7 @@ impl Model {
     }
 
     /// The same for a decoder that reads its weights from disk while it runs, but for what is
-    /// [kept](firebox_model::Streamed::keep).
+    /// [kept](firebox_model::StreamedWeights::load).
     pub fn streamed(
         checkpoint: Checkpoint,
         device: &Device,
@@ -88,8 +88,16 @@ impl Model {
         let name = checkpoint.path().file_stem().unwrap_or_default().to_string_lossy();
         let meters = telemetry.model(&name);
         let network = Arc::new(network);
-        let model =
-            Self { network, tokenizer, checkpoint, fit: None, paid: None, heads: None, telemetry, meters };
+        let model = Self {
+            network,
+            tokenizer,
+            checkpoint,
+            residency: None,
+            paid: None,
+            heads: None,
+            telemetry,
+            meters,
+        };
         model.report();
         give_back_with_code();
         Ok(model)
@@ -123,8 +131,8 @@ impl Model {
         if let Network::Decoder(decoder) = &*self.network {
             Reporter::attach(decoder, &self.meters, &self.telemetry);
         }
-        if let Some(fit) = &self.fit {
-            fit.report(&self.meters, &self.telemetry);
+        if let Some(residency) = &self.residency {
+            residency.report(&self.meters, &self.telemetry);
         }
         if let Some(heads) = &self.heads {
             heads.report(&self.meters, &self.telemetry);
@@ -135,7 +143,7 @@ impl Model {
     /// between them. Where the configuration names no budget and the model was [fitted](Self::open_within) into one, heads
     /// are charged to that.
     pub fn with_heads(self, mut config: RackConfig) -> Result<Self, RuntimeError> {
-        config.budget = config.budget.or_else(|| Some(self.fit.as_ref()?.budget().clone()));
+        config.budget = config.budget.or_else(|| Some(self.residency.as_ref()?.budget().clone()));
         let heads = match installed(&self.checkpoint)? {
             Some(heads) => {
                 let decoder = self.decoder()?;
@@ -246,8 +254,8 @@ impl Model {
 
     /// A sequence that has not begun.
     pub fn session(&self) -> Result<Session, RuntimeError> {
-        match &self.fit {
-            Some(fit) => self.session_in(fit.pool()),
+        match &self.residency {
+            Some(residency) => self.session_in(residency.pool()),
             None => Ok(self.outfitted(Session::new(self.decoder()?))),
         }
     }
@@ -264,8 +272,8 @@ impl Model {
 
     /// The same, with pages from where [its own](Self::session) have theirs.
     pub fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
-        let Some(fit) = &self.fit else { return Ok(self.outfitted(saved.session()?)) };
-        let (pool, layout) = (fit.pool(), saved.layout());
+        let Some(residency) = &self.residency else { return Ok(self.outfitted(saved.session()?)) };
+        let (pool, layout) = (residency.pool(), saved.layout());
         if pool.layout().kv_dtype == layout.kv_dtype && pool.layout().layers == layout.layers {
             return self.restored_in(saved, pool);
         }
@@ -274,8 +282,8 @@ impl Model {
 
     /// A session with what the model has for all of its own: meters, heads, and pieces of prompts that fit into memory.
     fn outfitted(&self, mut session: Session) -> Session {
-        if let Some(fit) = &self.fit {
-            session = session.with_chunk(fit.plan().chunk);
+        if let Some(residency) = &self.residency {
+            session = session.with_chunk(residency.plan().chunk);
         }
         if let Some(heads) = &self.heads {
             session = session.with_heads(heads.clone());
@@ -289,7 +297,7 @@ impl Model {
 /// one is asked for.
 fn release_own(decoder: &Decoder, heads: &Heads) {
     let Some(split) = heads.list().ok().and_then(|heads| Some(heads.first()?.split)) else { return };
-    decoder.let_go_from(split);
+    decoder.evict_from(split);
     let model = heads.model();
     for segment in model.segments() {
         if matches!(segment.id, SegmentId::Layer(layer) if layer >= split) {

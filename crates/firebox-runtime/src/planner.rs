@@ -35,9 +35,9 @@ pub fn decoder_shape(
     kept: KvType,
 ) -> Result<Shape, RuntimeError> {
     let partition = Partition::of(checkpoint, config)?;
-    let parts = partition.portions.iter().enumerate().map(|(index, portion)| Part {
-        bytes: portion.bytes() + experts_read(config, &partition, index),
-        kept_bytes: partition.kept_bytes(index),
+    let parts = partition.units.iter().enumerate().map(|(index, unit)| Part {
+        bytes: unit.bytes() + experts_read(config, &partition, index),
+        kept_bytes: partition.part_bytes(index),
         is_layer: index < partition.block_parts(),
     });
     let parts = parts.collect();
@@ -56,7 +56,7 @@ pub fn decoder_shape(
 fn experts_read(config: &DecoderConfig, partition: &Partition, part: usize) -> u64 {
     let (Some(block), Some(whole)) = (config.blocks.get(part), partition.whole.get(part)) else { return 0 };
     let FeedForwardConfig::MixtureOfExperts(mixture) = &block.feed_forward else { return 0 };
-    let experts = whole.bytes() - partition.portions[part].bytes();
+    let experts = whole.bytes() - partition.units[part].bytes();
     experts * mixture.chosen as u64 / mixture.experts.max(1) as u64
 }
 

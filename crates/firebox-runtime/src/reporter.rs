@@ -41,7 +41,7 @@ fn tell(decoder: &Decoder, snapshot: &mut ModelSnapshot) {
     let report = streamed.report();
     let time = |time: std::time::Duration| time.as_nanos() as u64;
     for (counter, amount) in [
-        (Counter::StreamedParts, report.portions),
+        (Counter::StreamedParts, report.units),
         (Counter::StreamedBytes, report.bytes),
         (Counter::PrefetchHits, report.found),
         (Counter::PrefetchMisses, report.missed),
@@ -50,8 +50,8 @@ fn tell(decoder: &Decoder, snapshot: &mut ModelSnapshot) {
     ] {
         snapshot.add(counter, amount);
     }
-    let kept: Vec<bool> = (0..streamed.parts()).map(|part| streamed.is_kept(part)).collect();
-    let bytes = |(part, kept): (usize, &bool)| if *kept { streamed.kept_bytes(part) } else { 0 };
+    let kept: Vec<bool> = (0..streamed.parts()).map(|part| streamed.is_resident(part)).collect();
+    let bytes = |(part, kept): (usize, &bool)| if *kept { streamed.part_bytes(part) } else { 0 };
     snapshot.gauges.extend([
         (Gauge::Parts, kept.len() as u64),
         (Gauge::KeptParts, kept.iter().filter(|kept| **kept).count() as u64),
@@ -104,12 +104,12 @@ impl ReadObserver for Reads {
         self.meters.timeline().is_on()
     }
 
-    fn read(&self, portion: usize, bytes: u64, began: Instant) {
-        self.meters.drawn(self.kinds[0], [portion as u64, bytes], Some(began));
+    fn read(&self, unit: usize, bytes: u64, began: Instant) {
+        self.meters.drawn(self.kinds[0], [unit as u64, bytes], Some(began));
     }
 
-    fn waited(&self, portion: usize, began: Instant) {
-        self.meters.drawn(self.kinds[1], [portion as u64, 0], Some(began));
+    fn waited(&self, unit: usize, began: Instant) {
+        self.meters.drawn(self.kinds[1], [unit as u64, 0], Some(began));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use firebox_runtime::engine::Engine;
-use firebox_runtime::fit::Fit;
+use firebox_runtime::residency::Residency;
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Model, RuntimeError};
@@ -118,9 +118,9 @@ impl Catalog {
     /// Returns the most tokens that a model can ever have pages for. Unlimited if it shares memory with other
     /// models, which may release theirs.
     pub fn max_planned_tokens(&self, model: &Model) -> usize {
-        let shares = |fit: &Fit| fit.budget().reserved().is_some();
+        let shares = |residency: &Residency| residency.budget().reserved().is_some();
         match &self.entries[..] {
-            [_, _, ..] if model.fit().is_some_and(shares) => usize::MAX,
+            [_, _, ..] if model.residency().is_some_and(shares) => usize::MAX,
             _ => model.planned_tokens(),
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
-use firebox_model::Streamed;
+use firebox_model::StreamedWeights;
 use firebox_runtime::engine::UnderWay;
 use firebox_runtime::telemetry::{Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot};
 use firebox_runtime::{Account, device};
@@ -228,7 +228,7 @@ fn model(entry: &CatalogEntry, snapshot: Option<&ModelSnapshot>, is_first: bool)
         "segments": served.map(|served| segments(served)).unwrap_or_default(),
         "heads": served.map(|served| heads::entries_of(served)).unwrap_or_default(),
     });
-    if is_first && let Some(fit) = served.and_then(|served| served.model.fit()) {
+    if is_first && let Some(fit) = served.and_then(|served| served.model.residency()) {
         value["plan"] = json!({ "layers": fit.plan(), "rates": fit.rates() });
     }
     value
@@ -254,14 +254,14 @@ fn segments(served: &ServedModel) -> Vec<Value> {
         decoder.as_ref().is_none_or(|decoder| device("cpu").is_ok_and(|cpu| cpu == *decoder.device()));
     let parts = served.residency();
     // The bytes of some parts of a streamed model, and the share of them in memory.
-    let kept = |streamed: &Streamed, read: Range<usize>| {
+    let kept = |streamed: &StreamedWeights, read: Range<usize>| {
         let sum =
-            |parts: &mut dyn Iterator<Item = usize>| parts.map(|part| streamed.kept_bytes(part)).sum::<u64>();
-        let (all, kept) = (sum(&mut read.clone()), sum(&mut read.filter(|part| streamed.is_kept(*part))));
+            |parts: &mut dyn Iterator<Item = usize>| parts.map(|part| streamed.part_bytes(part)).sum::<u64>();
+        let (all, kept) = (sum(&mut read.clone()), sum(&mut read.filter(|part| streamed.is_resident(*part))));
         (all, kept as f64 / all.max(1) as f64)
     };
     // The unembedding is streamed like the layers, whichever segment holds it.
-    let unembedding = |streamed: &Streamed| {
+    let unembedding = |streamed: &StreamedWeights| {
         let (all, kept) = kept(streamed, streamed.block_parts()..streamed.parts());
         let is_apart = parts.iter().any(|(id, bytes, _)| *id == SegmentId::Final && *bytes >= all / 2);
         (if is_apart { SegmentId::Final } else { SegmentId::Embed }, kept)

@@ -19,16 +19,16 @@ impl Opener {
 /// A model for a server, with its name and priority.
 ///
 /// ```no_run
-/// use firebox_runtime::fit::{Commons, Terms};
+/// use firebox_runtime::residency::{SharedBudget, ShareOptions};
 /// use firebox_runtime::{device, schedule::Priority};
 /// use firebox_server::{ModelSpec, Server, ServerConfig};
 ///
-/// let (commons, cpu) = (Commons::new(2 << 30)?, device("cpu")?);
-/// let chat = commons.open("models/chat", &cpu, &Terms::pinned())?;
-/// let memory = Some(commons.budget().clone());
+/// let (shared, cpu) = (SharedBudget::new(2 << 30)?, device("cpu")?);
+/// let chat = shared.open("models/chat", &cpu, &ShareOptions::pinned())?;
+/// let memory = Some(shared.budget().clone());
 /// let models = vec![
 ///     ModelSpec::new("chat", chat).with_priority(Priority::Interactive),
-///     ModelSpec::lazy("code", move || commons.open("models/code", &cpu, &Terms::default())),
+///     ModelSpec::lazy("code", move || shared.open("models/code", &cpu, &ShareOptions::default())),
 /// ];
 /// Server::with_models(ServerConfig { memory, ..ServerConfig::default() }, models)?.run()?;
 /// # Ok::<(), firebox_server::ServerError>(())

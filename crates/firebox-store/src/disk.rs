@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::checkpoint::Checkpoint;
 use crate::error::StoreError;
 use crate::memory::anonymous;
-use crate::portion::Portion;
+use crate::read_unit::ReadUnit;
 
 /// What offsets, lengths and addresses are multiples of when the page cache is passed by: no disk of today asks for
 /// more.
@@ -78,17 +78,17 @@ impl Checkpoint {
         Arc::new(Files { checkpoint: self.clone(), method })
     }
 
-    /// The faster way to read these portions again and again, and its rate in bytes a second. `room` is how many bytes
+    /// The faster way to read these units again and again, and its rate in bytes a second. `room` is how many bytes
     /// the page cache may hold of them: unless that is all, it will have lost each by the time that its turn comes
     /// again.
-    pub fn fastest_reading(
+    pub fn fastest_method(
         &self,
-        portions: &[Arc<Portion>],
+        units: &[Arc<ReadUnit>],
         room: u64,
     ) -> Result<(ReadMethod, f64), StoreError> {
-        let measure = |method| reading_rate(&*self.disk(method), probes(portions)).map(|rate| (method, rate));
+        let measure = |method| read_rate(&*self.disk(method), sample_units(units)).map(|rate| (method, rate));
         let direct = measure(ReadMethod::Direct)?;
-        let total: u64 = portions.iter().map(|portion| portion.bytes()).sum();
+        let total: u64 = units.iter().map(|unit| unit.bytes()).sum();
         if total <= room {
             let buffered = measure(ReadMethod::Buffered)?;
             if buffered.1 > direct.1 {
@@ -99,25 +99,25 @@ impl Checkpoint {
     }
 }
 
-/// Portions that are read to find out how fast that is.
+/// Read units that are read to find out how fast that is.
 const PROBES: usize = 4;
 
-/// A few portions that stand for all, from the middle, where opening the file has left nothing in the page cache.
-pub fn probes(portions: &[Arc<Portion>]) -> &[Arc<Portion>] {
-    let middle = portions.len() / 2;
-    &portions[middle..portions.len().min(middle + PROBES)]
+/// A few units that stand for all, from the middle, where opening the file has left nothing in the page cache.
+pub fn sample_units(units: &[Arc<ReadUnit>]) -> &[Arc<ReadUnit>] {
+    let middle = units.len() / 2;
+    &units[middle..units.len().min(middle + PROBES)]
 }
 
-/// Reads portions one after the other, and says how many of their bytes a second that were.
-pub fn reading_rate(disk: &dyn ReadAt, portions: &[Arc<Portion>]) -> Result<f64, StoreError> {
-    let largest = portions.iter().map(|portion| portion.buffer_bytes()).max().unwrap_or(0);
+/// Reads units one after the other, and says how many of their bytes a second that were.
+pub fn read_rate(disk: &dyn ReadAt, units: &[Arc<ReadUnit>]) -> Result<f64, StoreError> {
+    let largest = units.iter().map(|unit| unit.buffer_bytes()).max().unwrap_or(0);
     let mut buffer = anonymous(largest)?;
     let (mut bytes, mut spent) = (0, Duration::ZERO);
-    for portion in portions {
+    for unit in units {
         let began = Instant::now();
-        portion.read(disk, &mut buffer)?;
+        unit.read(disk, &mut buffer)?;
         spent += began.elapsed();
-        bytes += portion.bytes();
+        bytes += unit.bytes();
     }
     Ok(bytes as f64 / spent.as_secs_f64().max(1e-9))
 }

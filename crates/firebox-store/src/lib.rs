@@ -87,8 +87,8 @@ mod manifest;
 mod mapping;
 mod memory;
 mod partial;
-mod portion;
 mod quantize;
+mod read_unit;
 pub mod safetensors;
 mod scrap;
 mod segment;
@@ -104,7 +104,7 @@ mod writer;
 
 pub use catalog::TensorInfo;
 pub use checkpoint::{Checkpoint, SourceKind};
-pub use disk::{ReadAt, ReadMethod, probes, reading_rate};
+pub use disk::{ReadAt, ReadMethod, read_rate, sample_units};
 pub use encoding::{Bits, BlockType, Dtype, Encoding, Q4_CHUNK, Quantization, TILE_ROWS};
 pub use error::{Fault, StoreError};
 pub use heads::{
@@ -112,8 +112,8 @@ pub use heads::{
 };
 pub use import::{ImportOptions, ImportReport, Progress, import};
 pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
-pub use portion::{Loaded, Loan, Portion, Tensors, Unmapped};
 pub use quantize::{encode, is_quantized, quantize};
+pub use read_unit::{LoadedTensors, Loan, ReadUnit, Tensors, Unmapped};
 pub use scrap::Scrap;
 pub use segment::{Segment, SegmentId};
 pub use spare::Spare;

@@ -6,7 +6,7 @@ use memmap2::MmapMut;
 
 use crate::error::StoreError;
 use crate::memory::anonymous;
-use crate::portion::Loan;
+use crate::read_unit::Loan;
 
 /// Where memory goes that was [read](crate::HeadFiles::read) into, once nothing refers to it any more, and whence the next
 /// read takes it: memory that is new to a process comes slower than many a disk reads. Of two pieces the larger one is

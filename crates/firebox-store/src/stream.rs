@@ -1,4 +1,4 @@
-//! Portions of a checkpoint, read ahead of their use into a few buffers that are used again and again.
+//! Read units of a checkpoint, read ahead of their use into a few buffers that are used again and again.
 
 #[cfg(test)]
 #[path = "../../../fuzz/checks/stream_ring.rs"]
@@ -20,7 +20,7 @@ use memmap2::MmapMut;
 use crate::disk::ReadAt;
 use crate::error::StoreError;
 use crate::memory::anonymous;
-use crate::portion::{Loaded, Loan, Portion};
+use crate::read_unit::{LoadedTensors, Loan, ReadUnit};
 use crate::scrap::Scrap;
 use ring::{Ring, Wanted};
 
@@ -42,13 +42,13 @@ impl Default for StreamConfig {
 /// What a stream has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamReport {
-    /// Portions that were read.
-    pub portions: u64,
+    /// Read units that were read.
+    pub units: u64,
     /// Bytes of their tensors.
     pub bytes: u64,
-    /// Portions that were there when they were asked for, and were not waited for.
+    /// Read units that were there when they were asked for, and were not waited for.
     pub found: u64,
-    /// Portions that had to be waited for.
+    /// Read units that had to be waited for.
     pub missed: u64,
     /// Time that readers spent reading.
     pub reading: Duration,
@@ -61,7 +61,7 @@ impl std::ops::Add for StreamReport {
 
     fn add(self, other: Self) -> Self {
         Self {
-            portions: self.portions + other.portions,
+            units: self.units + other.units,
             bytes: self.bytes + other.bytes,
             found: self.found + other.found,
             missed: self.missed + other.missed,
@@ -71,21 +71,21 @@ impl std::ops::Add for StreamReport {
     }
 }
 
-/// Looks on while portions are read and waited for.
+/// Looks on while units are read and waited for.
 pub trait ReadObserver: fmt::Debug + Send + Sync {
     /// Whether it wants to be told, now. Asked all the time, so that it must cost nothing.
     fn follows(&self) -> bool;
 
-    /// A portion was read, of so many bytes, by the thread that tells so.
-    fn read(&self, portion: usize, bytes: u64, began: Instant);
+    /// A unit was read, of so many bytes, by the thread that tells so.
+    fn read(&self, unit: usize, bytes: u64, began: Instant);
 
-    /// A portion that was not there was waited for.
-    fn waited(&self, portion: usize, began: Instant);
+    /// A unit that was not there was waited for.
+    fn waited(&self, unit: usize, began: Instant);
 }
 
-/// Hands out portions in turn, round and round, and reads the next ones meanwhile.
+/// Hands out units in turn, round and round, and reads the next ones meanwhile.
 ///
-/// A portion that is handed out has a buffer to itself until the last tensor over it is dropped. Portions may be asked
+/// A unit that is handed out has a buffer to itself until the last tensor over it is dropped. Read units may be asked
 /// for in any order and from several threads; asked for in order they are there when they are needed. What is
 /// [skipped](Self::skip) is not read ahead.
 pub struct Stream {
@@ -95,8 +95,8 @@ pub struct Stream {
 
 struct Shared {
     disk: Arc<dyn ReadAt>,
-    portions: Vec<Arc<Portion>>,
-    /// Bytes of a buffer: those of the largest portion.
+    units: Vec<Arc<ReadUnit>>,
+    /// Bytes of a buffer: those of the largest unit.
     buffer_bytes: usize,
     state: Mutex<Ring>,
     changed: Condvar,
@@ -108,7 +108,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Counts {
-    portions: AtomicU64,
+    units: AtomicU64,
     bytes: AtomicU64,
     found: AtomicU64,
     missed: AtomicU64,
@@ -116,24 +116,24 @@ struct Counts {
     waiting: AtomicU64,
 }
 
-/// Portions that were asked for. Those that nobody takes after all are not waited for.
+/// Read units that were asked for. Those that nobody takes after all are not waited for.
 pub struct Order<'a> {
     shared: &'a Arc<Shared>,
     coming: VecDeque<Wanted>,
 }
 
 impl Iterator for Order<'_> {
-    type Item = Result<Loaded, StoreError>;
+    type Item = Result<LoadedTensors, StoreError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let Wanted { id, portion, .. } = self.coming.pop_front()?;
+        let Wanted { id, unit, .. } = self.coming.pop_front()?;
         let began = Instant::now();
         let mut state = self.shared.state();
         state.wait_for(id);
         self.shared.changed.notify_all();
         let mut waited = false;
         let read = loop {
-            if let Some(at) = state.ready.iter().position(|(ready, _)| *ready == portion)
+            if let Some(at) = state.ready.iter().position(|(ready, _)| *ready == unit)
                 && let Some((_, read)) = state.ready.remove(at)
             {
                 break read;
@@ -142,19 +142,19 @@ impl Iterator for Order<'_> {
             state = self.shared.wait(state);
         };
         state.forget(id);
-        state.taken(portion);
+        state.taken(unit);
         drop(state);
         self.shared.changed.notify_all();
         let counts = &self.shared.counts;
         add(&counts.waiting, began.elapsed());
         if waited { &counts.missed } else { &counts.found }.fetch_add(1, Ordering::Relaxed);
         if waited && let Some(observer) = self.shared.observer() {
-            observer.waited(portion, began);
+            observer.waited(unit, began);
         }
         let loaded = |buffer| {
             let loan = Loan::default();
-            let portion = &self.shared.portions[portion];
-            Loaded::new(portion.clone(), self.shared.lent(buffer, portion, &loan), Some(loan))
+            let unit = &self.shared.units[unit];
+            LoadedTensors::new(unit.clone(), self.shared.lent(buffer, unit, &loan), Some(loan))
         };
         Some(read.map(loaded))
     }
@@ -215,32 +215,32 @@ impl Shared {
             if state.stopped {
                 return;
             }
-            let Some(portion) = state.job() else {
+            let Some(unit) = state.job() else {
                 state = self.wait(state);
                 continue;
             };
-            state.reading.push(portion);
+            state.reading.push(unit);
             let free = state.free.pop();
             state.made += usize::from(free.is_none());
             drop(state);
             // Whoever waits is told, whatever a source of bytes does.
-            let read = catch_unwind(AssertUnwindSafe(|| self.read(portion, free)));
+            let read = catch_unwind(AssertUnwindSafe(|| self.read(unit, free)));
             let read = read.unwrap_or(Err(StoreError::ReaderPanicked));
             state = self.state();
-            state.take_in(portion, read);
+            state.take_in(unit, read);
             self.changed.notify_all();
         }
     }
 
-    fn read(&self, portion: usize, buffer: Option<MmapMut>) -> Result<MmapMut, StoreError> {
+    fn read(&self, unit: usize, buffer: Option<MmapMut>) -> Result<MmapMut, StoreError> {
         let mut buffer = buffer.map_or_else(|| self.made(self.buffer_bytes), Ok)?;
         let began = Instant::now();
-        self.portions[portion].read(&*self.disk, &mut buffer)?;
+        self.units[unit].read(&*self.disk, &mut buffer)?;
         add(&self.counts.reading, began.elapsed());
-        self.counts.portions.fetch_add(1, Ordering::Relaxed);
-        self.counts.bytes.fetch_add(self.portions[portion].bytes(), Ordering::Relaxed);
+        self.counts.units.fetch_add(1, Ordering::Relaxed);
+        self.counts.bytes.fetch_add(self.units[unit].bytes(), Ordering::Relaxed);
         if let Some(observer) = self.observer() {
-            observer.read(portion, self.portions[portion].bytes(), began);
+            observer.read(unit, self.units[unit].bytes(), began);
         }
         Ok(buffer)
     }
@@ -252,8 +252,8 @@ impl Shared {
         }
     }
 
-    fn lent(self: &Arc<Self>, buffer: MmapMut, portion: &Portion, loan: &Loan) -> Bytes {
-        let (buffer, bytes) = (Some(buffer), portion.buffer_bytes());
+    fn lent(self: &Arc<Self>, buffer: MmapMut, unit: &ReadUnit, loan: &Loan) -> Bytes {
+        let (buffer, bytes) = (Some(buffer), unit.buffer_bytes());
         Bytes::from_owner(Lease { buffer, bytes, shared: self.clone(), loan: loan.clone() })
     }
 
@@ -265,27 +265,27 @@ impl Shared {
 }
 
 impl Stream {
-    /// Portions of one checkpoint, in the order in which a round needs them.
+    /// Read units of one checkpoint, in the order in which a round needs them.
     pub fn new(
         disk: Arc<dyn ReadAt>,
-        portions: Vec<Arc<Portion>>,
+        units: Vec<Arc<ReadUnit>>,
         config: StreamConfig,
     ) -> Result<Self, StoreError> {
-        Self::of_scrap(disk, portions, config, None)
+        Self::of_scrap(disk, units, config, None)
     }
 
     /// The same with buffers that are made of memory that others have let go of, and that is left to others.
     pub fn of_scrap(
         disk: Arc<dyn ReadAt>,
-        portions: Vec<Arc<Portion>>,
+        units: Vec<Arc<ReadUnit>>,
         config: StreamConfig,
         scrap: Option<Scrap>,
     ) -> Result<Self, StoreError> {
-        let buffer_bytes = portions.iter().map(|portion| portion.buffer_bytes()).max().unwrap_or(0);
-        let count = portions.len();
+        let buffer_bytes = units.iter().map(|unit| unit.buffer_bytes()).max().unwrap_or(0);
+        let count = units.len();
         let shared = Arc::new(Shared {
             disk,
-            portions,
+            units,
             buffer_bytes,
             state: Mutex::new(Ring::new(config.buffers, count)),
             changed: Condvar::new(),
@@ -305,72 +305,72 @@ impl Stream {
         Ok(stream)
     }
 
-    /// A portion, as soon as it is there.
+    /// A unit, as soon as it is there.
     ///
     /// # Panics
-    /// If there is no such portion.
-    pub fn take(&self, portion: usize) -> Result<Loaded, StoreError> {
-        self.order([portion]).next().unwrap_or_else(|| unreachable!("one was ordered"))
+    /// If there is no such unit.
+    pub fn take(&self, unit: usize) -> Result<LoadedTensors, StoreError> {
+        self.order([unit]).next().unwrap_or_else(|| unreachable!("one was ordered"))
     }
 
-    /// Reads a portion, one of the stream's or another one of its checkpoint, into memory of its own: no buffer is given for it.
-    pub fn read(&self, portion: &Arc<Portion>) -> Result<Loaded, StoreError> {
-        let mut memory = self.shared.made(portion.buffer_bytes())?;
-        portion.read(&*self.shared.disk, &mut memory)?;
+    /// Reads a unit, one of the stream's or another one of its checkpoint, into memory of its own: no buffer is given for it.
+    pub fn read(&self, unit: &Arc<ReadUnit>) -> Result<LoadedTensors, StoreError> {
+        let mut memory = self.shared.made(unit.buffer_bytes())?;
+        unit.read(&*self.shared.disk, &mut memory)?;
         let loan = Loan::default();
         loan.keep();
-        Ok(Loaded::new(portion.clone(), self.shared.lent(memory, portion, &loan), Some(loan)))
+        Ok(LoadedTensors::new(unit.clone(), self.shared.lent(memory, unit, &loan), Some(loan)))
     }
 
-    /// Several portions that are needed at once, as soon as all are there. If there are fewer buffers, more are made for that, but
+    /// Several units that are needed at once, as soon as all are there. If there are fewer buffers, more are made for that, but
     /// not for several who do so at the same time: they could wait for each other.
     ///
     /// # Panics
-    /// If there is no such portion.
-    pub fn take_all(&self, portions: &[usize]) -> Result<Vec<Loaded>, StoreError> {
-        self.ordered(portions.iter().copied(), portions.len()).collect()
+    /// If there is no such unit.
+    pub fn take_all(&self, units: &[usize]) -> Result<Vec<LoadedTensors>, StoreError> {
+        self.ordered(units.iter().copied(), units.len()).collect()
     }
 
-    /// Several portions, each as soon as it is there, while the next ones are being read.
+    /// Several units, each as soon as it is there, while the next ones are being read.
     ///
     /// # Panics
-    /// If there is no such portion.
-    pub fn order(&self, portions: impl IntoIterator<Item = usize>) -> Order<'_> {
-        self.ordered(portions, 1)
+    /// If there is no such unit.
+    pub fn order(&self, units: impl IntoIterator<Item = usize>) -> Order<'_> {
+        self.ordered(units, 1)
     }
 
-    fn ordered(&self, portions: impl IntoIterator<Item = usize>, together: usize) -> Order<'_> {
-        let count = self.shared.portions.len();
+    fn ordered(&self, units: impl IntoIterator<Item = usize>, together: usize) -> Order<'_> {
+        let count = self.shared.units.len();
         let mut state = self.shared.state();
-        let coming: VecDeque<Wanted> = portions
+        let coming: VecDeque<Wanted> = units
             .into_iter()
-            .inspect(|portion| assert!(*portion < count, "portion {portion} of {count}"))
-            .map(|portion| state.ask(portion, together))
+            .inspect(|unit| assert!(*unit < count, "unit {unit} of {count}"))
+            .map(|unit| state.ask(unit, together))
             .collect();
         if let Some(first) = coming.front() {
-            state.next = first.portion;
+            state.next = first.unit;
         }
         drop(state);
         self.shared.changed.notify_all();
         Order { shared: &self.shared, coming }
     }
 
-    /// Has portions that lie one after the other read before all that nobody waits for, those that are skipped excepted, and says
+    /// Has units that lie one after the other read before all that nobody waits for, those that are skipped excepted, and says
     /// whether they can be [taken](Self::take) without waiting: because they are there, or because they could not be read, which
     /// whoever takes them is told. What lies farthest ahead gives up its buffer for them; if there are fewer buffers, more are made.
     ///
     /// # Panics
-    /// If there are no such portions.
-    pub fn aim(&self, portions: Range<usize>) -> bool {
+    /// If there are no such units.
+    pub fn aim(&self, units: Range<usize>) -> bool {
         let mut state = self.shared.state();
-        assert!(portions.end <= state.skipped.len(), "portions {portions:?} of {}", state.skipped.len());
-        let missing = || portions.clone().filter(|portion| !state.skipped[*portion]);
-        if missing().all(|portion| state.is_there(portion)) {
+        assert!(units.end <= state.skipped.len(), "units {units:?} of {}", state.skipped.len());
+        let missing = || units.clone().filter(|unit| !state.skipped[*unit]);
+        if missing().all(|unit| state.is_there(unit)) {
             return true;
         }
-        if state.aim != portions {
-            state.next = portions.start;
-            state.aim = portions;
+        if state.aim != units {
+            state.next = units.start;
+            state.aim = units;
             drop(state);
             self.shared.changed.notify_all();
         }
@@ -384,7 +384,7 @@ impl Stream {
 
     /// Lets what was read stay where it is for as long as anything refers to it. What it leaves empty of its buffer goes back to the system,
     /// and another buffer takes its place.
-    pub fn detach(&self, loaded: &Loaded) {
+    pub fn detach(&self, loaded: &LoadedTensors) {
         if loaded.loan().is_some_and(Loan::keep) {
             loaded.trim();
             self.shared.state().made -= 1;
@@ -392,23 +392,23 @@ impl Stream {
         }
     }
 
-    /// The portions, in order.
-    pub fn portions(&self) -> &[Arc<Portion>] {
-        &self.shared.portions
+    /// The units, in order.
+    pub fn units(&self) -> &[Arc<ReadUnit>] {
+        &self.shared.units
     }
 
-    /// Whether a portion is left out when reading ahead.
-    pub fn skip(&self, portion: usize, skipped: bool) {
+    /// Whether a unit is left out when reading ahead.
+    pub fn skip(&self, unit: usize, skipped: bool) {
         let mut state = self.shared.state();
-        state.skipped[portion] = skipped;
+        state.skipped[unit] = skipped;
         state.drop_stale();
         drop(state);
         self.shared.changed.notify_all();
     }
 
-    /// Which portions a round consists of for now: no others are read ahead.
+    /// Which units a round consists of for now: no others are read ahead.
     pub fn read_ahead(&self, round: Range<usize>) {
-        let count = self.shared.portions.len();
+        let count = self.shared.units.len();
         let end = round.end.min(count);
         let mut state = self.shared.state();
         state.round = round.start.min(end)..end;
@@ -459,7 +459,7 @@ impl Stream {
         let counts = &self.shared.counts;
         let time = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Ordering::Relaxed));
         StreamReport {
-            portions: counts.portions.load(Ordering::Relaxed),
+            units: counts.units.load(Ordering::Relaxed),
             bytes: counts.bytes.load(Ordering::Relaxed),
             found: counts.found.load(Ordering::Relaxed),
             missed: counts.missed.load(Ordering::Relaxed),
@@ -472,7 +472,7 @@ impl Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream")
-            .field("portions", &self.shared.portions.len())
+            .field("units", &self.shared.units.len())
             .field("buffers", &self.buffers())
             .field("report", &self.report())
             .finish()
@@ -511,7 +511,7 @@ mod tests {
 
     #[test]
     fn a_failure_that_nobody_waited_for_is_forgotten() {
-        // One portion is asked for, cannot be read and is given up; then it is asked for again.
+        // One unit is asked for, cannot be read and is given up; then it is asked for again.
         let [ask, read, fail, give_up] = [0, 9, 13, 7];
         assert_eq!(check(&[0, 1, ask, read, fail, give_up, ask]), 1);
         // Of two who have asked one is still to be told.

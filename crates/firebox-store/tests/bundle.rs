@@ -216,8 +216,8 @@ fn rows_of_a_quantized_matrix_quantize_independently() {
         assert!(checkpoint.gather(name, &[40], &*disk).is_err());
 
         for rows in [0..16, 16..40, 32..40, 0..40, 16..16] {
-            let portion = Arc::new(checkpoint.rows(name, rows.clone()).unwrap());
-            let loaded = stream.read(&portion).unwrap();
+            let unit = Arc::new(checkpoint.rows(name, rows.clone()).unwrap());
+            let loaded = stream.read(&unit).unwrap();
             assert_eq!(loaded.weight(name).unwrap().to_f32().unwrap(), whole[rows.start * 64..rows.end * 64]);
         }
         let error = checkpoint.rows(name, 8..24).unwrap_err().to_string();

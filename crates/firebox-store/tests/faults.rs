@@ -13,7 +13,7 @@ use std::sync::Arc;
 use firebox_store::files::{Fault, Faults};
 use firebox_store::{
     Bits, Checkpoint, Dtype, Encoding, HEAD, Heads, ImportOptions, NewHead, NewTensor, NewTensorFile,
-    Portion, Progress, Quantization, ReadMethod, StoreError, Stream, StreamConfig, TensorFile, Tensors,
+    Progress, Quantization, ReadMethod, ReadUnit, StoreError, Stream, StreamConfig, TensorFile, Tensors,
     encode, import, verify,
 };
 use serde_json::json;
@@ -350,9 +350,9 @@ fn heads_that_cannot_be_read_are_as_they_were() {
 #[test]
 fn a_stream_tells_who_asked_and_goes_on() {
     let folder = scratch();
-    let portions = |checkpoint: &Checkpoint| -> Vec<Arc<Portion>> {
+    let units = |checkpoint: &Checkpoint| -> Vec<Arc<ReadUnit>> {
         let names = checkpoint.tensors().map(|info| info.name.as_str());
-        names.map(|name| Arc::new(checkpoint.portion([name]).unwrap())).collect()
+        names.map(|name| Arc::new(checkpoint.read_unit([name]).unwrap())).collect()
     };
     let [one, other] = ["one", "other"].map(|name| {
         let bundle = folder.path().join(name);
@@ -362,13 +362,13 @@ fn a_stream_tells_who_asked_and_goes_on() {
     });
     let stream = |checkpoint: &Checkpoint, method| {
         let config = StreamConfig { buffers: 2, readers: 1 };
-        let stream = Stream::new(checkpoint.disk(method), portions(checkpoint), config).unwrap();
+        let stream = Stream::new(checkpoint.disk(method), units(checkpoint), config).unwrap();
         // Only what is asked for, so that it is known who meets the fault.
         stream.read_ahead(0..0);
         stream
     };
-    let check = |checkpoint: &Checkpoint, stream: &Stream, portion: usize| {
-        let loaded = stream.take(portion)?;
+    let check = |checkpoint: &Checkpoint, stream: &Stream, unit: usize| {
+        let loaded = stream.take(unit)?;
         let name = loaded.names().next().unwrap().to_owned();
         assert_eq!(loaded.weight(&name).unwrap().data, checkpoint.weight(&name).unwrap().data, "{name}");
         Ok::<_, StoreError>(())
@@ -379,15 +379,15 @@ fn a_stream_tells_who_asked_and_goes_on() {
         for fault in [Fault::Broken, Fault::Short, Fault::Few] {
             let faults = Faults::below(one.path());
             faults.from(0, fault);
-            for portion in 0..count {
-                match check(&one, &streams[0], portion) {
+            for unit in 0..count {
+                match check(&one, &streams[0], unit) {
                     Ok(()) => assert_eq!(fault, Fault::Few),
                     Err(error) => check_error(fault, &error),
                 }
-                check(&other, &streams[1], portion).unwrap();
+                check(&other, &streams[1], unit).unwrap();
             }
             assert!(faults.lift() >= count);
-            (0..count).for_each(|portion| check(&one, &streams[0], portion).unwrap());
+            (0..count).for_each(|unit| check(&one, &streams[0], unit).unwrap());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Portions come as they were asked for, whoever asks for what and however few buffers there are.
+//! Read units come as they were asked for, whoever asks for what and however few buffers there are.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use firebox_store::{Checkpoint, Portion, ReadAt, ReadMethod, StoreError, Stream, StreamConfig, Tensors};
+use firebox_store::{Checkpoint, ReadAt, ReadMethod, ReadUnit, StoreError, Stream, StreamConfig, Tensors};
 use proptest::prelude::*;
 
 fn checkpoint() -> Checkpoint {
@@ -14,15 +14,15 @@ fn checkpoint() -> Checkpoint {
     Checkpoint::open(fixtures.join("gguf/qwen3_moe/hf")).unwrap()
 }
 
-/// One portion for each of some tensors.
-fn portions(checkpoint: &Checkpoint) -> Vec<Arc<Portion>> {
+/// One unit for each of some tensors.
+fn units(checkpoint: &Checkpoint) -> Vec<Arc<ReadUnit>> {
     let names = checkpoint.tensors().take(12).map(|info| info.name.as_str());
-    names.map(|name| Arc::new(checkpoint.portion([name]).unwrap())).collect()
+    names.map(|name| Arc::new(checkpoint.read_unit([name]).unwrap())).collect()
 }
 
 fn stream(checkpoint: &Checkpoint, buffers: usize, readers: usize) -> Stream {
     let disk = checkpoint.disk(ReadMethod::Buffered);
-    Stream::new(disk, portions(checkpoint), StreamConfig { buffers, readers }).unwrap()
+    Stream::new(disk, units(checkpoint), StreamConfig { buffers, readers }).unwrap()
 }
 
 fn check(checkpoint: &Checkpoint, loaded: &impl Tensors) {
@@ -49,27 +49,27 @@ proptest! {
             for orders in &orders {
                 let (checkpoint, stream) = (&checkpoint, &stream);
                 scope.spawn(move || {
-                    for (portions, taken) in orders {
+                    for (units, taken) in orders {
                         // Some are not taken after all.
-                        let order = stream.order(portions.iter().copied());
+                        let order = stream.order(units.iter().copied());
                         order.take(*taken).for_each(|loaded| check(checkpoint, &loaded.unwrap()));
                     }
                 });
             }
-            for (portion, skipped, buffers) in &changes {
-                stream.skip(*portion, *skipped);
-                stream.read_ahead(0..*portion);
+            for (unit, skipped, buffers) in &changes {
+                stream.skip(*unit, *skipped);
+                stream.read_ahead(0..*unit);
                 stream.set_buffers(*buffers);
             }
         });
     }
 }
 
-/// Waits for portions as somebody does who has other things to do meanwhile.
-fn until_there(stream: &Stream, portions: Range<usize>) {
+/// Waits for units as somebody does who has other things to do meanwhile.
+fn until_there(stream: &Stream, units: Range<usize>) {
     let began = std::time::Instant::now();
-    while !stream.aim(portions.clone()) {
-        assert!(began.elapsed().as_secs() < 60, "portions {portions:?} never come");
+    while !stream.aim(units.clone()) {
+        assert!(began.elapsed().as_secs() < 60, "units {units:?} never come");
         std::thread::sleep(std::time::Duration::from_micros(100));
     }
 }
@@ -80,10 +80,10 @@ fn what_is_aimed_at_comes_without_being_waited_for() {
     let checkpoint = checkpoint();
     for buffers in 0..3 {
         let stream = stream(&checkpoint, buffers, 1);
-        for portion in [3, 4, 11, 0, 7, 7, 2] {
-            until_there(&stream, portion..portion + 1);
+        for unit in [3, 4, 11, 0, 7, 7, 2] {
+            until_there(&stream, unit..unit + 1);
             let before = stream.report().missed;
-            check(&checkpoint, &stream.take(portion).unwrap());
+            check(&checkpoint, &stream.take(unit).unwrap());
             assert_eq!(stream.report().missed, before, "it was there");
         }
         stream.aim(5..6);
@@ -97,24 +97,24 @@ fn what_is_aimed_at_comes_without_being_waited_for() {
     }
 }
 
-/// Portions that are needed at once come together, whatever is in the buffers and however few there are.
+/// Read units that are needed at once come together, whatever is in the buffers and however few there are.
 #[test]
 fn what_is_needed_at_once_comes_together() {
     let checkpoint = checkpoint();
     for buffers in 0..5 {
         let stream = stream(&checkpoint, buffers, 1);
-        for (portions, skipped) in [(3..6, None), (4..8, Some(5)), (0..1, None), (9..12, Some(9))] {
+        for (units, skipped) in [(3..6, None), (4..8, Some(5)), (0..1, None), (9..12, Some(9))] {
             if let Some(skipped) = skipped {
                 stream.skip(skipped, true);
             }
-            until_there(&stream, portions.clone());
+            until_there(&stream, units.clone());
             let before = stream.report().missed;
-            let wanted: Vec<usize> = portions.filter(|portion| Some(*portion) != skipped).collect();
+            let wanted: Vec<usize> = units.filter(|unit| Some(*unit) != skipped).collect();
             let loaded = stream.take_all(&wanted).unwrap();
             assert_eq!(stream.report().missed, before, "they were there");
             let given: Vec<_> = loaded.iter().map(|loaded| loaded.names().next().unwrap()).collect();
             let names: Vec<_> = checkpoint.tensors().map(|info| info.name.as_str()).collect();
-            assert!(wanted.iter().map(|portion| names[*portion]).eq(given));
+            assert!(wanted.iter().map(|unit| names[*unit]).eq(given));
             loaded.iter().for_each(|loaded| check(&checkpoint, loaded));
         }
         // Nor do they have to be aimed at.
@@ -130,17 +130,17 @@ fn what_is_detached_stays() {
     let checkpoint = checkpoint();
     let stream = stream(&checkpoint, 1, 1);
     let kept: Vec<_> = (0..12)
-        .map(|portion| {
-            let loaded = stream.take(portion).unwrap();
+        .map(|unit| {
+            let loaded = stream.take(unit).unwrap();
             stream.detach(&loaded);
             stream.detach(&loaded);
-            stream.skip(portion, true);
+            stream.skip(unit, true);
             loaded
         })
         .collect();
     assert!(stream.made_buffers() <= 1);
-    for portion in (0..12).rev() {
-        check(&checkpoint, &stream.take(portion).unwrap());
+    for unit in (0..12).rev() {
+        check(&checkpoint, &stream.take(unit).unwrap());
     }
     kept.iter().for_each(|loaded| check(&checkpoint, loaded));
     drop(kept);
@@ -166,14 +166,14 @@ fn a_source_that_panics_or_lies_is_an_error() {
     let checkpoint = checkpoint();
     let bad = Arc::new(Bad(checkpoint.disk(ReadMethod::Buffered), 0.into()));
     let config = StreamConfig { buffers: 2, readers: 1 };
-    let stream = Stream::new(bad.clone(), portions(&checkpoint), config).unwrap();
+    let stream = Stream::new(bad.clone(), units(&checkpoint), config).unwrap();
     // What was being read ahead while the source was still another would be told of that.
     stream.read_ahead(0..0);
     assert!(matches!(stream.take(3), Err(StoreError::ReaderPanicked)));
     bad.1.store(1, std::sync::atomic::Ordering::Relaxed);
     assert!(matches!(stream.take(4), Err(StoreError::Overread { .. })));
     bad.1.store(2, std::sync::atomic::Ordering::Relaxed);
-    for portion in 0..12 {
-        check(&checkpoint, &stream.take(portion).unwrap());
+    for unit in 0..12 {
+        check(&checkpoint, &stream.take(unit).unwrap());
     }
 }

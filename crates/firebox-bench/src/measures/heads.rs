@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use firebox_runtime::fit::disk_rate;
 use firebox_runtime::heads::{Changes, RackConfig};
+use firebox_runtime::residency::disk_rate;
 use firebox_runtime::{Model, Session, device, resident_bytes};
 use firebox_store::Heads;
 use serde::{Deserialize, Serialize};

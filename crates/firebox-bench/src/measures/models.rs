@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use firebox_model::StreamedConfig;
 use firebox_runtime::engine::{Clock, Event, Host, HostConfig, Request, WallClock, Worked};
-use firebox_runtime::fit::{Commons, Terms};
+use firebox_runtime::residency::{ShareOptions, SharedBudget};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::{
     Generation, GenerationConfig, Model, PrefixLimits, SamplerConfig, device, peak_resident_bytes,
@@ -210,23 +210,24 @@ impl Trial {
 
     fn interleaved(&self, began: Instant, stands: bool) -> anyhow::Result<Ran> {
         let mut host = host()?;
-        let commons = Commons::new(self.budget)?;
+        let shared = SharedBudget::new(self.budget)?;
         // As long as the answers are.
-        let terms = Terms { context: Some(128), rows: PROMPT, filled: stands, ..Terms::default() };
+        let options =
+            ShareOptions { context: Some(128), rows: PROMPT, preload: stands, ..ShareOptions::default() };
         for (name, ..) in MODELS {
-            let (commons, path, cpu) = (commons.clone(), self.folder.join(name), device("cpu")?);
+            let (shared, path, cpu) = (shared.clone(), self.folder.join(name), device("cpu")?);
             match name {
-                "router" | "specialist" => host.add(name, commons.open(path, &cpu, &terms)?)?,
+                "router" | "specialist" => host.add(name, shared.open(path, &cpu, &options)?)?,
                 // Rarely used.
                 _ => {
-                    let terms = Terms { filled: false, ..terms.clone() };
-                    host.add_later(name, move || commons.open(&path, &cpu, &terms))?;
+                    let options = ShareOptions { preload: false, ..options.clone() };
+                    host.add_later(name, move || shared.open(&path, &cpu, &options))?;
                 }
             }
         }
         let opening = if stands { began.elapsed().as_secs_f64() } else { 0.0 };
         let ran = self.asked(host, if stands { Instant::now() } else { began })?;
-        let held = commons.budget().most_held();
+        let held = shared.budget().most_held();
         ensure!(held <= self.budget, "{held} bytes were charged to a budget of {}", self.budget);
         Ok(Ran { opening, ..ran })
     }
@@ -301,7 +302,7 @@ fn read(path: &Path) -> anyhow::Result<Model> {
     let streamed = decoder.streamed().context("it streams")?;
     streamed.set_buffers(0);
     for part in 0..streamed.parts() {
-        streamed.keep(part)?;
+        streamed.load(part)?;
     }
     Ok(model)
 }

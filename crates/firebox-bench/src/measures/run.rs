@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use firebox_runtime::fit::FitConfig;
 use firebox_runtime::planner::{Mode, Placement};
+use firebox_runtime::residency::ResidencyOptions;
 use firebox_runtime::{Benchmark, BenchmarkConfig, Model, benchmark, device, peak_resident_bytes};
 use firebox_store::ReadMethod;
 use serde::{Deserialize, Serialize};
@@ -83,7 +83,7 @@ impl Run {
         let began = Instant::now();
         let model = match self.memory {
             None => Model::open(&self.model, &cpu)?,
-            Some(memory) => Model::open_within(&self.model, &cpu, &self.fit(memory))?,
+            Some(memory) => Model::open_within(&self.model, &cpu, &self.options(memory))?,
         };
         model.session()?.feed(&[TOKEN])?;
         let first = began.elapsed().as_secs_f64();
@@ -96,8 +96,8 @@ impl Run {
             ..BenchmarkConfig::default()
         };
         let Benchmark { prefill_tps, decode_tps } = benchmark(&model, &config)?;
-        let foretold = model.fit().map(|fit| {
-            let prediction = fit.plan().prediction;
+        let foretold = model.residency().map(|residency| {
+            let prediction = residency.plan().prediction;
             Foretold { speed: prediction.tokens_per_second, peak: prediction.peak_bytes }
         });
         let peak =
@@ -105,15 +105,15 @@ impl Run {
         Ok(Ran { first, prefill: prefill_tps, decode: decode_tps.into_values().collect(), peak, foretold })
     }
 
-    fn fit(&self, memory: u64) -> FitConfig {
+    fn options(&self, memory: u64) -> ResidencyOptions {
         let (layers, kept) = self.layers.map_or((None, Kept::Fastest), |(count, kept)| (Some(count), kept));
-        FitConfig {
+        ResidencyOptions {
             layers,
             placement: kept.into(),
             mode: Mode::Throughput,
             context: Some(self.prompt.max(self.depth + self.tokens)),
             method: Some(ReadMethod::Direct),
-            ..FitConfig::new(memory)
+            ..ResidencyOptions::new(memory)
         }
     }
 }

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use firebox_cache::{PAGE_TOKENS, PagePool, SequenceCache};
-use firebox_model::{Decoder, Input, Streamed, StreamedConfig, Wanted};
+use firebox_model::{Decoder, Input, StreamedConfig, StreamedWeights, Wanted};
 use firebox_runtime::{KvType, device};
-use firebox_store::{Checkpoint, ReadMethod, StreamConfig, reading_rate};
+use firebox_store::{Checkpoint, ReadMethod, StreamConfig, read_rate};
 
 use crate::child::{self, Task};
 use crate::figure::{Declared, Figures, alone, compared, spread, times};
@@ -76,7 +76,7 @@ fn prompt(decoder: &Decoder, pool: &PagePool, tokens: usize) -> anyhow::Result<f
     Ok((times[1] + times[2]) / 2.0)
 }
 
-fn parts(decoder: &Decoder) -> anyhow::Result<&Streamed> {
+fn parts(decoder: &Decoder) -> anyhow::Result<&StreamedWeights> {
     decoder.streamed().context("it streams")
 }
 
@@ -97,10 +97,10 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let streamed = Decoder::stream(&checkpoint, &cpu, &config())?;
     let pool = PagePool::new(plain.layout(KvType::F16));
     pool.reserve(BATCH, 2 * PAGE_TOKENS);
-    let portions = parts(&streamed)?.portions();
-    let bytes = portions.iter().map(|portion| portion.bytes()).sum::<u64>() as f64;
+    let units = parts(&streamed)?.units();
+    let bytes = units.iter().map(|unit| unit.bytes()).sum::<u64>() as f64;
     let disk = checkpoint.disk(parts(&streamed)?.reading().0);
-    let reads = || -> anyhow::Result<f64> { Ok(bytes / reading_rate(&*disk, portions)?) };
+    let reads = || -> anyhow::Result<f64> { Ok(bytes / read_rate(&*disk, units)?) };
     let even = even_prompt(&kept, &pool, reads()?)?;
     for _ in 0..setup.rounds {
         let before = reads()?;
@@ -141,7 +141,7 @@ fn config() -> StreamedConfig {
 fn all_kept(checkpoint: &Checkpoint) -> anyhow::Result<Decoder> {
     let decoder = Decoder::stream(checkpoint, &device("cpu")?, &config())?;
     (0..parts(&decoder)?.parts())
-        .try_for_each(|part| parts(&decoder)?.keep(part).map_err(anyhow::Error::from))?;
+        .try_for_each(|part| parts(&decoder)?.load(part).map_err(anyhow::Error::from))?;
     Ok(decoder)
 }
 

@@ -3,7 +3,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use firebox_runtime::fit::disk_rate;
+use firebox_runtime::residency::disk_rate;
 use firebox_store::{Checkpoint, Dtype, NewTensor, NewTensorFile};
 use serde::Serialize;
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::Args;
 use firebox_model::Architecture;
 use firebox_runtime::planner::{Mode, Plan, decoder_shape, plan};
-use firebox_runtime::{KvType, fit};
+use firebox_runtime::{KvType, residency};
 use firebox_store::Checkpoint;
 use serde::Serialize;
 
@@ -92,7 +92,7 @@ fn of_model(checkpoint: &Checkpoint, machine: &Machine) -> anyhow::Result<Option
     };
     let shape = decoder_shape(checkpoint, &config, KvType::default())?;
     let device = opened_device(&DeviceArgs { device: "cpu".into(), threads: None })?;
-    let rates = fit::measure(checkpoint, &device, &shape)?;
+    let rates = residency::measure(checkpoint, &device, &shape)?;
     let context = config.max_positions.min(CONTEXT);
     let Plan { kept_layers, prediction, .. } = plan(&shape, &rates, memory, Mode::Context, context)?;
     Ok(Some(ModelOutlook {

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use firebox_runtime::fit::disk_rate;
 use firebox_runtime::heads::Changes;
+use firebox_runtime::residency::disk_rate;
 use firebox_store::Heads;
 use serde_json::json;
 

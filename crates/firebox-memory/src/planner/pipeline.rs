@@ -51,7 +51,7 @@ struct Pipeline<'a> {
     in_flight: Option<f64>,
     /// Reads that are done, of all passes.
     read: usize,
-    /// Streamed parts that have computed, of all passes.
+    /// StreamedWeights parts that have computed, of all passes.
     computed: usize,
 }
 

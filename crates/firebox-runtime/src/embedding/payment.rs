@@ -11,8 +11,8 @@ use crate::{Model, RuntimeError};
 impl Model {
     /// Rows that go through the layers together where each text has few.
     pub(super) fn rows_at_once(&self) -> usize {
-        let rows = match (self.network(), self.fit(), &self.paid) {
-            (_, Some(fit), _) => fit.rows_at_once(),
+        let rows = match (self.network(), self.residency(), &self.paid) {
+            (_, Some(residency), _) => residency.rows_at_once(),
             (Network::Encoder(encoder), _, Some(paid)) => {
                 let row = encoder_activation_bytes(encoder.config(), iter::once(1));
                 usize::try_from(paid.left() / row.max(1)).unwrap_or(ROWS)
@@ -24,7 +24,7 @@ impl Model {
 
     /// What a text of so many tokens counts for among those.
     pub(super) fn rows_of(&self, tokens: usize) -> usize {
-        self.fit().map_or(tokens, |_| allocated_positions(tokens))
+        self.residency().map_or(tokens, |_| allocated_positions(tokens))
     }
 
     /// Pays for a pass of texts of such lengths, of a model that has only so much memory, until what is returned is dropped.
@@ -33,8 +33,8 @@ impl Model {
         &self,
         lengths: impl Iterator<Item = usize> + Clone,
     ) -> Result<Option<Charge>, RuntimeError> {
-        match (self.network(), self.fit(), &self.paid) {
-            (Network::Decoder(_), Some(fit), _) => fit.pay_for_pass(lengths).map(Some),
+        match (self.network(), self.residency(), &self.paid) {
+            (Network::Decoder(_), Some(residency), _) => residency.pay_for_pass(lengths).map(Some),
             (Network::Encoder(encoder), _, Some(paid)) => {
                 let bytes = encoder_activation_bytes(encoder.config(), lengths);
                 Ok(Some(paid.beside(Account::Activations, bytes)?))

@@ -6,8 +6,8 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fit::{Commons, Terms};
 use crate::planner::{decoder_shape, encoder_activation_bytes};
+use crate::residency::{ShareOptions, SharedBudget};
 use crate::{Account, Budget, KvType, MemoryError, device};
 
 fn root(path: &str) -> PathBuf {
@@ -148,11 +148,11 @@ fn a_text_of_any_length_has_a_vector() {
 const PLANNED: usize = 16;
 
 /// A model in memory that it may share, all of it kept.
-fn shared(path: &Path) -> (Commons, Model) {
-    let commons = Commons::beside(&Budget::new(256 << 20)).unwrap();
-    let terms = Terms { rows: PLANNED, ..Terms::pinned() };
-    let model = commons.open(path, &device("cpu").unwrap(), &terms).unwrap();
-    (commons, model)
+fn shared(path: &Path) -> (SharedBudget, Model) {
+    let shared = SharedBudget::beside(&Budget::new(256 << 20)).unwrap();
+    let options = ShareOptions { rows: PLANNED, ..ShareOptions::pinned() };
+    let model = shared.open(path, &device("cpu").unwrap(), &options).unwrap();
+    (shared, model)
 }
 
 fn held(budget: &Budget) -> u64 {
@@ -165,7 +165,7 @@ fn all_close(found: &[Vec<f32>], expected: &[Vec<f32>]) -> bool {
 
 #[test]
 fn a_pass_of_a_decoder_beyond_what_was_planned_is_paid_for_or_refused() {
-    let (commons, model) = shared(&root("tests/fixtures/gguf/llama/model.gguf"));
+    let (shared, model) = shared(&root("tests/fixtures/gguf/llama/model.gguf"));
     let (decoder, options) = (model.decoder().unwrap(), EmbedOptions::default());
     let longest = decoder.config().max_positions;
     let texts = ["a b ".repeat(longest), "a b".into()];
@@ -173,7 +173,7 @@ fn a_pass_of_a_decoder_beyond_what_was_planned_is_paid_for_or_refused() {
     let shape = decoder_shape(model.checkpoint(), decoder.config(), KvType::default()).unwrap();
     let beyond = (longest - PLANNED) as u64 * shape.activation_bytes_per_row;
 
-    let own = model.fit().unwrap().budget();
+    let own = model.residency().unwrap().budget();
     let before = held(own);
     assert!(own.most_held() < before + beyond);
     assert!(all_close(&model.embed(&texts, &options).unwrap(), &expected));
@@ -181,7 +181,7 @@ fn a_pass_of_a_decoder_beyond_what_was_planned_is_paid_for_or_refused() {
     assert_eq!((held(own), own.held(Account::Activations)), (before, 0));
 
     let room = 2 * PLANNED as u64 * decoder.layout(KvType::F32).bytes_per_position() as u64;
-    let budget = commons.budget();
+    let budget = shared.budget();
     let taken = budget.charge(Account::Scratch, budget.left() - room).unwrap();
     let refused = model.embed(&texts[..1], &options).unwrap_err();
     assert!(
@@ -201,7 +201,7 @@ fn a_pass_of_a_decoder_beyond_what_was_planned_is_paid_for_or_refused() {
 fn short_texts_pay_for_the_pages_that_they_take() {
     let (_commons, model) = shared(&root("tests/fixtures/gguf/llama/model.gguf"));
     let position = model.decoder().unwrap().layout(KvType::F32).bytes_per_position() as u64;
-    let own = model.fit().unwrap().budget();
+    let own = model.residency().unwrap().budget();
     let (before, texts, pages) = (held(own), vec!["a"; 60], 60 * 16 * position);
     assert!(own.most_held() < before + pages);
     model.embed(&texts, &EmbedOptions::default()).unwrap();
@@ -211,13 +211,13 @@ fn short_texts_pay_for_the_pages_that_they_take() {
 #[test]
 fn a_pass_of_an_encoder_in_shared_memory_is_paid_for_or_refused() {
     let (folder, alone) = encoder(0, None);
-    let ((commons, model), options) = (shared(folder.path()), EmbedOptions::default());
+    let ((shared, model), options) = (shared(folder.path()), EmbedOptions::default());
     let longest = model.encoder().unwrap().config().max_positions;
     let texts = ["a b ".repeat(longest), "a b".into()];
     let expected = alone.embed(&texts, &options).unwrap();
     let pass = encoder_activation_bytes(model.encoder().unwrap().config(), std::iter::once(longest));
 
-    let budget = commons.budget();
+    let budget = shared.budget();
     let before = held(budget);
     assert!(budget.most_held() < before + pass);
     assert_eq!(model.embed(&texts, &options).unwrap(), expected);

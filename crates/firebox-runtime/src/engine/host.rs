@@ -112,7 +112,8 @@ impl Host {
         let mut queue = Queue::new(self.config.admission.clone());
         queue.set_heat(self.scheduler.heat());
         let mut limits = self.config.prefixes.clone();
-        limits.budget = limits.budget.or_else(|| model.fit().map(|fit| fit.budget().clone()));
+        limits.budget =
+            limits.budget.or_else(|| model.residency().map(|residency| residency.budget().clone()));
         let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
         let hosted = Hosted::new(name, model, pool, queue, prefixes, &self.fetcher)?;
         self.hosted.insert(self.scheduler.lane(name), hosted);
@@ -367,8 +368,8 @@ impl Host {
             hosted.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
         }
         let stepped = hosted.lane.step(clock, told);
-        if let Some(fit) = hosted.model.fit() {
-            fit.look_at_program();
+        if let Some(residency) = hosted.model.residency() {
+            residency.look_at_program();
         }
         let now = clock.now();
         let meters = hosted.model.meters();

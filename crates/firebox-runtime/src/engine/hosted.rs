@@ -10,7 +10,7 @@ use crate::engine::preparing::{Lent, Preparation, Preparing, Ready};
 use crate::engine::request::Request;
 use crate::engine::segments::{Fetcher, Segments};
 use crate::engine::sequence::{RequestId, Sequence};
-use crate::fit::Urgency;
+use crate::residency::Urgency;
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
 use crate::telemetry::{Counter, Gauge};
 use crate::{Model, PrefixTree, RuntimeError, Saved, Session};
@@ -420,21 +420,21 @@ impl Hosted {
 
     /// Says how much the model is wanted, where that is news: memory goes where it is.
     pub fn tell_urgency(&mut self) {
-        let Some(fit) = self.model.fit() else { return };
+        let Some(residency) = self.model.residency() else { return };
         let waiting = self.waiting.values().map(|(sequence, _)| sequence);
         let asked = self.lane.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
         let most = asked.map(|one| (one.priority, one.answer.count() == 0)).max();
         let urgency = most.map(|(priority, awaited)| Urgency { priority, awaited });
         if std::mem::replace(&mut self.urgency, urgency) != urgency {
-            fit.set_urgency(urgency);
+            residency.set_urgency(urgency);
         }
     }
 
     /// Nobody asks for it any more, be it that somebody goes on using the model elsewhere.
     pub fn rest(&mut self) {
         self.model.meters().set(Gauge::WaitingRequests, 0);
-        if let Some(fit) = self.model.fit() {
-            fit.set_urgency(None);
+        if let Some(residency) = self.model.residency() {
+            residency.set_urgency(None);
         }
         self.tell_turn(u32::MAX);
     }
@@ -447,9 +447,9 @@ impl Hosted {
     /// Says when it is the model's turn to read, where that is news.
     pub fn tell_turn(&mut self, turn: u32) {
         if self.turn.replace(turn) != Some(turn)
-            && let Some(fit) = self.model.fit()
+            && let Some(residency) = self.model.residency()
         {
-            fit.set_turn(turn);
+            residency.set_turn(turn);
         }
     }
 

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use firebox_model::Decoder;
 use firebox_store::{Checkpoint, SegmentId};
 
-use crate::arrival;
+use crate::readahead;
 
 /// Layers that are read ahead of the one that runs next.
 const AHEAD: usize = 3;
@@ -36,7 +36,7 @@ impl Segments {
     pub fn of(checkpoint: &Checkpoint, decoder: &Decoder, fetcher: &Arc<Fetcher>) -> Self {
         // Elsewhere weights are copies, and nobody touches the files again.
         let mapped = decoder.streamed().is_none() && *decoder.device() == Device::flex();
-        let touched = mapped.then(|| arrival::touched(checkpoint, decoder.config()));
+        let touched = mapped.then(|| readahead::touched(checkpoint, decoder.config()));
         let touched = touched.into_iter().flatten();
         let parts = touched.map(|(layer, id)| Part { id, layer, there: Arc::default() }).collect();
         Self { checkpoint: checkpoint.clone(), parts, fetcher: fetcher.clone() }

@@ -15,7 +15,7 @@ use super::lane::Lane;
 use super::request::Request;
 use super::sequence::{RequestId, Sequence};
 use crate::answer::Answer;
-use crate::fit::{Commons, Terms};
+use crate::residency::{ShareOptions, SharedBudget};
 use crate::schedule::{AdmissionConfig, Priority, ScheduleError};
 use crate::telemetry::Telemetry;
 use crate::thermal::Heat;
@@ -511,9 +511,9 @@ fn a_model_that_comes_while_it_is_hot_runs_as_few_as_others() {
 
 #[test]
 fn a_model_that_was_removed_is_gone() {
-    let (telemetry, commons) = (Telemetry::default(), Commons::new(1 << 30).unwrap());
+    let (telemetry, shared) = (Telemetry::default(), SharedBudget::new(1 << 30).unwrap());
     let path = models()[0].checkpoint().path().to_owned();
-    let model = commons.open(path, &device("cpu").unwrap(), &Terms::default()).unwrap();
+    let model = shared.open(path, &device("cpu").unwrap(), &ShareOptions::default()).unwrap();
     let model = model.with_telemetry(&telemetry, "model");
     let decoder = Arc::downgrade(&model.decoder().unwrap());
     let mut host = Host::new(HostConfig::default()).unwrap();

@@ -7,7 +7,7 @@ use firebox_cache::{AfterEviction, HiddenReason, Role, SlidingWindow, TurnKind, 
 use proptest::prelude::*;
 
 use super::*;
-use crate::fit::FitConfig;
+use crate::residency::ResidencyOptions;
 use crate::{Account, device};
 
 const FIXTURES: [&str; 3] =
@@ -367,21 +367,21 @@ fn what_is_restored_is_charged_to_what_its_model_was_fitted_into() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let checkpoint = model("reference/llama").checkpoint().path().to_owned();
-    let config = FitConfig::new(64 << 30);
+    let config = ResidencyOptions::new(64 << 30);
     let model = Model::open_within(checkpoint, &device("cpu").unwrap(), &config).unwrap();
-    let fit = model.fit().unwrap();
+    let residency = model.residency().unwrap();
     for kept in [config.kept, KvType::F32] {
         let mut session = model.session().unwrap().with_kv_type(kept);
         session.feed(&some_tokens(3, 40)).unwrap();
         session.save(&path, &model).unwrap();
         drop(session);
-        let before = fit.budget().held(Account::Streams);
+        let before = residency.budget().held(Account::Streams);
         let mut restored = Session::restore(&path, &model, kept).unwrap();
-        assert_eq!(restored.chunk, fit.plan().chunk);
-        assert_eq!(restored.cache().pool().is(fit.pool()), kept == config.kept);
+        assert_eq!(restored.chunk, residency.plan().chunk);
+        assert_eq!(restored.cache().pool().is(residency.pool()), kept == config.kept);
         restored.feed(&some_tokens(4, 200)).unwrap();
         // The pool of the model has made its pages before.
-        assert_eq!(fit.budget().held(Account::Streams) > before, kept != config.kept);
+        assert_eq!(residency.budget().held(Account::Streams) > before, kept != config.kept);
     }
 }
 

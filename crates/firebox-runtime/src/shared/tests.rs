@@ -4,7 +4,7 @@ use firebox_cache::{KvType, PAGE_TOKENS, TurnKind};
 use proptest::prelude::*;
 
 use super::*;
-use crate::fit::{Commons, Fit, Terms};
+use crate::residency::{Residency, ShareOptions, SharedBudget};
 use crate::saved::tests::{Step, bits, model, some_tokens, step, take, with_policy};
 use crate::{Model, RuntimeError, device, likeliest};
 
@@ -340,11 +340,11 @@ fn states_are_charged() {
 
 #[test]
 fn a_model_that_nobody_asks_gives_up_beginnings_before_anybody_gives_up_weights() {
-    let commons = Commons::beside(&Budget::new(256 << 20)).unwrap();
+    let shared = SharedBudget::beside(&Budget::new(256 << 20)).unwrap();
     let path = models()[0].checkpoint().path().to_owned();
-    let open = || commons.open(&path, &device("cpu").unwrap(), &Terms::default()).unwrap();
+    let open = || shared.open(&path, &device("cpu").unwrap(), &ShareOptions::default()).unwrap();
     let (idle, asked) = (open(), open());
-    let kept = || [&idle, &asked].map(|model| model.fit().map(Fit::kept_bytes));
+    let kept = || [&idle, &asked].map(|model| model.residency().map(Residency::kept_bytes));
     let prompts = [[5u32; 20], [7; 20]];
     let trees = [&idle, &asked].map(|model| {
         let pool = model.session().unwrap().cache().pool().clone();
@@ -357,7 +357,7 @@ fn a_model_that_nobody_asks_gives_up_beginnings_before_anybody_gives_up_weights(
         tree
     });
     let pages = || trees.each_ref().map(|tree| tree.stats().pages);
-    let (before, budget) = (kept(), commons.budget());
+    let (before, budget) = (kept(), shared.budget());
     let _taken = budget.charge(Account::Scratch, budget.left()).unwrap();
     let mut session = asked.session().unwrap();
     session.feed(&[3, 5, 8]).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use firebox_runtime::fit::{Commons, Terms};
+use firebox_runtime::residency::{ShareOptions, SharedBudget};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::{Budget, MemoryError, Model, device};
 use firebox_server::ModelSpec;
@@ -57,18 +57,19 @@ fn a_lazy_model_is_opened_by_its_first_request() {
 #[test]
 fn a_shared_budget_is_reported_once() {
     let path = root("assets/pocket");
-    let commons = Commons::beside(&Budget::new(64 << 20)).unwrap();
+    let shared = SharedBudget::beside(&Budget::new(64 << 20)).unwrap();
     let cpu = device("cpu").unwrap();
-    let terms = |pinned| Terms { pinned, assured: true, context: Some(512), ..Terms::default() };
-    let one = commons.open(&path, &cpu, &terms(true)).unwrap();
+    let options =
+        |pinned| ShareOptions { pinned, guaranteed: true, context: Some(512), ..ShareOptions::default() };
+    let one = shared.open(&path, &cpu, &options(true)).unwrap();
     let offers = vec![
         ModelSpec::new("one", one).with_priority(Priority::Interactive),
         ModelSpec::lazy("two", {
-            let (commons, cpu) = (commons.clone(), cpu.clone());
-            move || commons.open(&path, &cpu, &terms(false))
+            let (shared, cpu) = (shared.clone(), cpu.clone());
+            move || shared.open(&path, &cpu, &options(false))
         }),
     ];
-    let server = Running::with_models(offers, |config| config.memory = Some(commons.budget().clone()));
+    let server = Running::with_models(offers, |config| config.memory = Some(shared.budget().clone()));
     for model in ["one", "two", "one"] {
         let mut body = chat("Who are you?", 6);
         body["model"] = model.into();
@@ -95,17 +96,17 @@ fn a_shared_budget_is_reported_once() {
 }
 
 /// Opens the pocket model in the smallest budget that admits it.
-fn in_little_memory() -> (Commons, Model) {
+fn in_little_memory() -> (SharedBudget, Model) {
     let (path, cpu) = (root("assets/pocket"), device("cpu").unwrap());
     let least = (1..64_u64).find_map(|quarters| {
-        let commons = Commons::beside(&Budget::new(quarters << 18)).unwrap();
-        let model = commons.open(&path, &cpu, &Terms::default()).ok()?;
-        Some((commons, model))
+        let shared = SharedBudget::beside(&Budget::new(quarters << 18)).unwrap();
+        let model = shared.open(&path, &cpu, &ShareOptions::default()).ok()?;
+        Some((shared, model))
     });
-    let (commons, model) = least.expect("sixteen megabytes are enough");
+    let (shared, model) = least.expect("sixteen megabytes are enough");
     let planned = model.planned_tokens();
     assert!(planned < 900, "{planned} tokens are all that the model may be asked");
-    (commons, model)
+    (shared, model)
 }
 
 /// Asks the pocket model to continue a prompt of this length.

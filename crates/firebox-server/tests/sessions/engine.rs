@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use firebox_runtime::fit::FitConfig;
+use firebox_runtime::residency::ResidencyOptions;
 use firebox_runtime::{Model, device};
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ fn the_timeline_is_streamed_to_watchers() {
 #[test]
 fn a_fitted_model_reports_plan_and_budget() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
-    let config = FitConfig { layers: Some(2), ..FitConfig::new(1 << 30) };
+    let config = ResidencyOptions { layers: Some(2), ..ResidencyOptions::new(1 << 30) };
     let model = Model::open_within(path, &device("cpu").unwrap(), &config).unwrap();
     let server = Running::serve(vec![("pocket".into(), model)], |_| {});
     let talker = Talker::of(&server, "");

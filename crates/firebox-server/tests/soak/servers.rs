@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use firebox_runtime::engine::Engine;
-use firebox_runtime::fit::{Commons, FitConfig, Terms};
 use firebox_runtime::heads::RackConfig;
+use firebox_runtime::residency::{ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::{Budget, Model, RuntimeError, device};
 use firebox_server::{ModelSpec, Server, ServerConfig, ServerError, SessionsConfig, StopHandle};
 
@@ -51,7 +51,7 @@ pub struct TestServer {
 #[derive(Clone)]
 enum Opener {
     Apart,
-    Together(Commons),
+    Together(SharedBudget),
 }
 
 impl Opener {
@@ -60,11 +60,11 @@ impl Opener {
         let model = match self {
             Self::Apart if name == "experts" => {
                 // A budget above all use: the resident layers are set explicitly.
-                let config = FitConfig { layers: Some(1), ..FitConfig::new(8 << 30) };
+                let config = ResidencyOptions { layers: Some(1), ..ResidencyOptions::new(8 << 30) };
                 Model::open_within(path, &cpu, &config)?
             }
             Self::Apart => Model::open(path, &cpu)?,
-            Self::Together(commons) => commons.open(path, &cpu, &Terms::default())?,
+            Self::Together(shared) => shared.open(path, &cpu, &ShareOptions::default())?,
         };
         if name == "pocket" { model.with_heads(RackConfig::default()) } else { Ok(model) }
     }
@@ -74,7 +74,9 @@ impl TestServer {
     pub fn open(arrangement: Arrangement, sessions: &Path) -> Self {
         let opener = match arrangement {
             Arrangement::Apart => Opener::Apart,
-            Arrangement::Together => Opener::Together(Commons::beside(&Budget::new(SHARED_BYTES)).unwrap()),
+            Arrangement::Together => {
+                Opener::Together(SharedBudget::beside(&Budget::new(SHARED_BYTES)).unwrap())
+            }
         };
         let models = Arc::new(Mutex::new(Vec::new()));
         let offer = |(name, path): (&'static str, &'static str)| {

@@ -54,7 +54,7 @@ impl Stress {
                     happened.heats += 1;
                 }
                 let models = models.lock().unwrap().clone();
-                for model in models.iter().skip(told).filter_map(Model::fit) {
+                for model in models.iter().skip(told).filter_map(Model::residency) {
                     model.set_thermometer(celsius.thermometer());
                 }
                 told = models.len();
@@ -67,7 +67,7 @@ impl Stress {
                 } else {
                     happened.shortages += 1;
                 }
-                for fit in models.iter().filter_map(Model::fit) {
+                for fit in models.iter().filter_map(Model::residency) {
                     fit.warn(Pressure { level, available: Some(0) });
                 }
             }

@@ -15,7 +15,7 @@ use crate::error::{Fault, StoreError};
 use crate::folder::{Folder, MAX_JSON};
 use crate::manifest::{CREATED_BY, ManifestSegment, check_hash, check_segments, parse_versioned};
 use crate::mapping::Mapping;
-use crate::portion::{Loaded, Portion, Tensors};
+use crate::read_unit::{LoadedTensors, ReadUnit, Tensors};
 use crate::segment::SegmentId;
 use crate::spare::Spare;
 use crate::weight::Weight;
@@ -243,18 +243,18 @@ impl HeadFiles {
     }
 
     /// Reads the head into a buffer of `spare`, which gets it back when the last tensor over it is dropped.
-    pub fn read(&self, spare: &Spare) -> Result<Loaded, StoreError> {
+    pub fn read(&self, spare: &Spare) -> Result<LoadedTensors, StoreError> {
         let catalog = &self.inner.catalog;
         let tensors = catalog.tensors().iter();
         let tensors = tensors.map(|(info, place)| (info.clone(), place.data, place.scales)).collect();
-        let portion = Portion::new(catalog.path(), tensors);
-        let mut memory = spare.lend(portion.buffer_bytes())?;
+        let unit = ReadUnit::new(catalog.path(), tensors);
+        let mut memory = spare.lend(unit.buffer_bytes())?;
         // Bytes that another process has in memory are copied faster than read.
         let is_there = self.resident_bytes().is_some_and(|resident| resident >= self.bytes());
         let method = if is_there { ReadMethod::Buffered } else { ReadMethod::Direct };
-        portion.read(&Files { catalog, method }, memory.as_mut())?;
+        unit.read(&Files { catalog, method }, memory.as_mut())?;
         let loan = memory.loan.clone();
-        Ok(Loaded::new(Arc::new(portion), Bytes::from_owner(memory), Some(loan)))
+        Ok(LoadedTensors::new(Arc::new(unit), Bytes::from_owner(memory), Some(loan)))
     }
 
     /// Drops the head's pages, from the page cache too unless another process uses them. Later accesses read from the disk

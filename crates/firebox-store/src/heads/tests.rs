@@ -14,7 +14,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::encoding::{Dtype, Encoding};
-use crate::portion::Tensors;
+use crate::read_unit::Tensors;
 use crate::verify::verify;
 use crate::weight::Weight;
 

@@ -16,7 +16,7 @@ pub(super) struct Ring {
     pub ready: VecDeque<(usize, Result<MmapMut, StoreError>)>,
     /// What was asked for, in that order.
     wanted: Vec<Wanted>,
-    /// Portions that could not be read ahead: they are tried again when somebody asks for them.
+    /// Read units that could not be read ahead: they are tried again when somebody asks for them.
     pub failed: Vec<usize>,
     next_id: u64,
     /// Where reading ahead begins.
@@ -29,12 +29,12 @@ pub(super) struct Ring {
     pub stopped: bool,
 }
 
-/// A portion that somebody asked for.
+/// A unit that somebody asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     /// Tells it from what others asked for.
     pub id: u64,
-    pub portion: usize,
+    pub unit: usize,
     /// Whether somebody does nothing else until it is there.
     pub waited_for: bool,
     /// With how many it is needed at once, itself included.
@@ -42,8 +42,8 @@ pub(super) struct Wanted {
 }
 
 impl Ring {
-    /// So many buffers for so many portions, with nothing in them.
-    pub fn new(buffers: usize, portions: usize) -> Self {
+    /// So many buffers for so many units, with nothing in them.
+    pub fn new(buffers: usize, units: usize) -> Self {
         Self {
             buffers,
             made: 0,
@@ -55,8 +55,8 @@ impl Ring {
             next_id: 0,
             next: 0,
             aim: 0..0,
-            round: 0..portions,
-            skipped: vec![false; portions],
+            round: 0..units,
+            skipped: vec![false; units],
             stopped: false,
         }
     }
@@ -69,12 +69,12 @@ impl Ring {
         }
     }
 
-    /// Asks for a portion that is needed at once with others, `together` of them.
-    pub fn ask(&mut self, portion: usize, together: usize) -> Wanted {
-        let wanted = Wanted { id: self.next_id, portion, waited_for: false, together };
+    /// Asks for a unit that is needed at once with others, `together` of them.
+    pub fn ask(&mut self, unit: usize, together: usize) -> Wanted {
+        let wanted = Wanted { id: self.next_id, unit, waited_for: false, together };
         self.next_id += 1;
         self.wanted.push(wanted);
-        self.failed.retain(|failed| *failed != portion);
+        self.failed.retain(|failed| *failed != unit);
         wanted
     }
 
@@ -91,48 +91,48 @@ impl Ring {
         while let Some(at) =
             self.ready.iter().position(|(ready, read)| read.is_err() && !self.is_wanted(*ready))
         {
-            let failed = self.ready.remove(at).map(|(portion, _)| portion);
+            let failed = self.ready.remove(at).map(|(unit, _)| unit);
             self.failed.extend(failed);
         }
     }
 
-    fn is_coming(&self, portion: usize) -> bool {
-        self.reading.contains(&portion) || self.ready.iter().any(|(ready, _)| *ready == portion)
+    fn is_coming(&self, unit: usize) -> bool {
+        self.reading.contains(&unit) || self.ready.iter().any(|(ready, _)| *ready == unit)
     }
 
     /// Whether it can be read before somebody asks for it.
-    fn may_come(&self, portion: usize) -> bool {
-        !self.skipped[portion] && !self.failed.contains(&portion) && !self.is_coming(portion)
+    fn may_come(&self, unit: usize) -> bool {
+        !self.skipped[unit] && !self.failed.contains(&unit) && !self.is_coming(unit)
     }
 
-    fn is_wanted(&self, portion: usize) -> bool {
-        self.wanted.iter().any(|wanted| wanted.portion == portion)
+    fn is_wanted(&self, unit: usize) -> bool {
+        self.wanted.iter().any(|wanted| wanted.unit == unit)
     }
 
     /// Whether somebody has asked for it or is going to.
-    fn is_spared(&self, portion: usize) -> bool {
-        self.is_aimed_at(portion) || self.is_wanted(portion)
+    fn is_spared(&self, unit: usize) -> bool {
+        self.is_aimed_at(unit) || self.is_wanted(unit)
     }
 
-    fn is_aimed_at(&self, portion: usize) -> bool {
-        self.aim.contains(&portion) && !self.skipped[portion]
+    fn is_aimed_at(&self, unit: usize) -> bool {
+        self.aim.contains(&unit) && !self.skipped[unit]
     }
 
     /// Whether it can be taken without waiting, or could not be read, which whoever takes it is told.
-    pub fn is_there(&self, portion: usize) -> bool {
-        self.failed.contains(&portion) || self.ready.iter().any(|(ready, _)| *ready == portion)
+    pub fn is_there(&self, unit: usize) -> bool {
+        self.failed.contains(&unit) || self.ready.iter().any(|(ready, _)| *ready == unit)
     }
 
-    /// A portion was taken: those before it are not waited for any more.
-    pub fn taken(&mut self, portion: usize) {
-        self.next = portion + 1;
-        if self.aim.contains(&portion) {
-            self.aim.start = portion + 1;
+    /// A unit was taken: those before it are not waited for any more.
+    pub fn taken(&mut self, unit: usize) {
+        self.next = unit + 1;
+        if self.aim.contains(&unit) {
+            self.aim.start = unit + 1;
         }
     }
 
-    fn is_waited_for(&self, portion: usize) -> bool {
-        self.wanted.iter().any(|wanted| wanted.portion == portion && wanted.waited_for)
+    fn is_waited_for(&self, unit: usize) -> bool {
+        self.wanted.iter().any(|wanted| wanted.unit == unit && wanted.waited_for)
     }
 
     fn has_buffer(&self) -> bool {
@@ -148,25 +148,25 @@ impl Ring {
     /// and may take the buffer of that: otherwise two who wait could hold what the other one needs.
     pub fn job(&mut self) -> Option<usize> {
         let missing: Vec<Wanted> =
-            self.wanted.iter().filter(|wanted| !self.is_coming(wanted.portion)).copied().collect();
+            self.wanted.iter().filter(|wanted| !self.is_coming(wanted.unit)).copied().collect();
         let mut waited_for = missing.iter().filter(|wanted| wanted.waited_for).peekable();
         if waited_for.peek().is_some() {
             // Where there is no buffer for the first of them, somebody can have it who gives it back only when there
             // is another one.
-            return waited_for.find(|wanted| self.makes_room(wanted.together)).map(|wanted| wanted.portion);
+            return waited_for.find(|wanted| self.makes_room(wanted.together)).map(|wanted| wanted.unit);
         }
-        if let Some(portion) = self.aim.clone().find(|portion| self.may_come(*portion)) {
-            let together = self.aim.clone().filter(|portion| self.is_aimed_at(*portion)).count();
+        if let Some(unit) = self.aim.clone().find(|unit| self.may_come(*unit)) {
+            let together = self.aim.clone().filter(|unit| self.is_aimed_at(*unit)).count();
             while !self.has_buffer_of(together) && self.sacrifice(Self::is_spared) {}
-            return self.has_buffer_of(together).then_some(portion);
+            return self.has_buffer_of(together).then_some(unit);
         }
-        if let Some(Wanted { portion, .. }) = missing.first() {
+        if let Some(Wanted { unit, .. }) = missing.first() {
             while !self.has_buffer() && self.sacrifice(Self::is_spared) {}
-            return self.has_buffer().then_some(*portion);
+            return self.has_buffer().then_some(*unit);
         }
         let Range { start, end } = self.round;
         let next = self.next.clamp(start, end);
-        (next..end).chain(start..next).filter(|_| self.has_buffer()).find(|portion| self.may_come(*portion))
+        (next..end).chain(start..next).filter(|_| self.has_buffer()).find(|unit| self.may_come(*unit))
     }
 
     /// Whether there is a buffer for what is waited for, be it that of something else.
@@ -177,11 +177,11 @@ impl Ring {
         self.has_buffer_of(together)
     }
 
-    /// Drops a portion that was read and is not spared, the one that is needed last, if there is one. Where there are more
+    /// Drops a unit that was read and is not spared, the one that is needed last, if there is one. Where there are more
     /// buffers than there may be, its buffer goes with it.
     fn sacrifice(&mut self, is_spared: impl Fn(&Self, usize) -> bool) -> bool {
         let count = self.skipped.len();
-        let distance = |portion: usize| (portion + count - self.next) % count;
+        let distance = |unit: usize| (unit + count - self.next) % count;
         let lost = self.ready.iter().enumerate().filter(|(_, (ready, _))| !is_spared(self, *ready));
         let Some((at, _)) = lost.max_by_key(|(_, (ready, _))| distance(*ready)) else { return false };
         self.drop_ready(at);
@@ -201,8 +201,8 @@ impl Ring {
 
     /// Drops what was read ahead and is not going to be asked for.
     pub fn drop_stale(&mut self) {
-        let is_stale = |state: &Self, portion: usize| {
-            !state.is_spared(portion) && (state.skipped[portion] || !state.round.contains(&portion))
+        let is_stale = |state: &Self, unit: usize| {
+            !state.is_spared(unit) && (state.skipped[unit] || !state.round.contains(&unit))
         };
         while let Some(at) = self.ready.iter().position(|(ready, _)| is_stale(self, *ready)) {
             self.drop_ready(at);
@@ -210,21 +210,21 @@ impl Ring {
     }
 
     /// Takes in what was read, if anybody still wants it.
-    pub fn take_in(&mut self, portion: usize, read: Result<MmapMut, StoreError>) {
-        self.reading.retain(|reading| *reading != portion);
-        let is_spared = self.is_spared(portion);
+    pub fn take_in(&mut self, unit: usize, read: Result<MmapMut, StoreError>) {
+        self.reading.retain(|reading| *reading != unit);
+        let is_spared = self.is_spared(unit);
         match read {
             Err(error) => {
                 self.made -= 1;
-                if self.is_wanted(portion) {
-                    self.ready.push_back((portion, Err(error)));
+                if self.is_wanted(unit) {
+                    self.ready.push_back((unit, Err(error)));
                 } else {
-                    self.failed.push(portion);
+                    self.failed.push(unit);
                 }
             }
             Ok(buffer) if !is_spared && self.made > self.buffers => self.give_back(buffer),
             Ok(buffer) => {
-                self.ready.push_back((portion, Ok(buffer)));
+                self.ready.push_back((unit, Ok(buffer)));
                 self.drop_stale();
             }
         }
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn who_needs_two_at_once_does_not_wait_for_who_waits_for_these() {
-        // Which of the portions, or of what can be taken: what is needed at once comes last.
+        // Which of the units, or of what can be taken: what is needed at once comes last.
         let [first, second, third] = [0, 16, 32];
         let [ask, ask_two, wait, take, give_back, read, has_read] = [0_u8, 2, 3, 4, 8, 9, 11];
         let eight_portions_one_buffer = [7, 1];

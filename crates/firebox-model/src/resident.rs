@@ -14,7 +14,7 @@ use crate::weights::Weights;
 /// The weights of a decoder as they stand: over mapped files on devices that share the machine's memory, in their own memory
 /// on others.
 #[derive(Debug, Clone)]
-pub(crate) struct Whole {
+pub(crate) struct ResidentWeights {
     checkpoint: Checkpoint,
     pub embedding: Arc<Matrix>,
     /// Empty where heads stand for one and nobody has gone through it since.
@@ -23,7 +23,7 @@ pub(crate) struct Whole {
     pub unembedding: Arc<Matrix>,
 }
 
-impl Whole {
+impl ResidentWeights {
     pub fn load(
         checkpoint: &Checkpoint,
         config: &DecoderConfig,
@@ -65,7 +65,7 @@ impl Whole {
     }
 
     /// Lets go of the blocks from `first` on that the checkpoint can give back.
-    pub fn let_go_from(&self, first: usize) {
+    pub fn evict_from(&self, first: usize) {
         for slot in self.blocks.iter().skip(first) {
             if slot.get().is_some_and(|block| block.is_original()) {
                 slot.set(None);
@@ -109,11 +109,11 @@ mod tests {
         let (config, device) = (decoder_config(checkpoint.config()).unwrap(), Device::flex());
         let taken = RefCell::default();
         let root = Weights::new(&checkpoint, &device, &taken);
-        let whole = Whole::load(&checkpoint, &config, &root).unwrap();
-        let there = |whole: &Whole| whole.blocks.iter().filter(|slot| slot.get().is_some()).count();
+        let whole = ResidentWeights::load(&checkpoint, &config, &root).unwrap();
+        let there = |whole: &ResidentWeights| whole.blocks.iter().filter(|slot| slot.get().is_some()).count();
         let layers = config.blocks.len();
         assert_eq!(there(&whole), layers);
-        whole.let_go_from(1);
+        whole.evict_from(1);
         assert_eq!(there(&whole), 1);
         let built = whole.block(1, &config, &device).unwrap();
         assert!(Arc::ptr_eq(&built, &whole.block(1, &config, &device).unwrap()), "it stays");

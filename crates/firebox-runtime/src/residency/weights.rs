@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 use std::time::Duration;
 
 use firebox_cache::{PageLedger, Reclaimable};
-use firebox_model::{Decoder, Streamed, Watcher};
+use firebox_model::{Decoder, StepHook, StreamedWeights};
 
 use crate::governor::{Event, Governor, Residency as _};
 use crate::planner::{FEWEST_BUFFERS, spread};
@@ -15,8 +15,8 @@ use crate::telemetry::{Kind, Meters};
 use crate::thermal::{self, Thermometer};
 use crate::{Account, Budget, Charge, MajorFaults, MemoryError, RuntimeError};
 
-use super::kept::{Gave, Kept};
-use super::tenant::{Takes, Tenant, Tenants, Urgency};
+use super::eviction::{Kept, Reclaimed};
+use super::share::{ModelShare, ModelShares, Takes, Urgency};
 
 /// Steps from one look at the thermometer to the next.
 const STEPS_PER_READING: usize = 64;
@@ -25,7 +25,7 @@ const STEPS_PER_READING: usize = 64;
 const MOST_EVENTS: usize = 256;
 
 /// Holds what is charged for a model, and changes what is kept of it when its governor says so.
-pub(super) struct Keeper {
+pub(super) struct WeightCache {
     pub budget: Budget,
     /// Buffers that the plan has where something is streamed.
     pub buffers: usize,
@@ -41,8 +41,8 @@ pub(super) struct Keeper {
 /// One of several models that share a budget.
 #[derive(Debug)]
 pub(super) struct Tenancy {
-    pub tenants: Arc<Tenants>,
-    pub tenant: Arc<Tenant>,
+    pub tenants: Arc<ModelShares>,
+    pub tenant: Arc<ModelShare>,
 }
 
 /// What may change from one step to the next.
@@ -61,7 +61,7 @@ pub(super) struct State {
     meters: Arc<Meters>,
 }
 
-impl Keeper {
+impl WeightCache {
     pub fn new(budget: &Budget, parts: usize, buffers: usize) -> Result<Arc<Self>, RuntimeError> {
         let state = State {
             governor: None,
@@ -121,25 +121,30 @@ impl Keeper {
     }
 
     /// Charges what the model cannot do without. Others let go of what they keep for it.
-    pub fn claim(&self, streamed: &Streamed, account: Account, bytes: u64) -> Result<Charge, RuntimeError> {
+    pub fn claim(
+        &self,
+        streamed: &StreamedWeights,
+        account: Account,
+        bytes: u64,
+    ) -> Result<Charge, RuntimeError> {
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
         Ok(kept.insist(|kept| kept.keeper.budget.charge(account, bytes))?)
     }
 
     /// Has so many bytes be the model's own, with what it holds already. Others let go of what they keep for it.
-    pub fn reserve(&self, streamed: &Streamed, bytes: u64) -> Result<(), RuntimeError> {
+    pub fn reserve(&self, streamed: &StreamedWeights, bytes: u64) -> Result<(), RuntimeError> {
         let mut state = self.state();
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
         Ok(kept.insist(|kept| kept.keeper.budget.reserve(bytes))?)
     }
 
     /// Keeps parts in their order: all of them, or as many as there is room for without anybody giving up anything.
-    pub fn fill(&self, streamed: &Streamed, all: bool) -> Result<(), RuntimeError> {
+    pub fn fill(&self, streamed: &StreamedWeights, all: bool) -> Result<(), RuntimeError> {
         let mut parts: Vec<usize> = (0..streamed.parts()).collect();
         parts.sort_by_key(|&part| self.order[part]);
         for part in parts {
-            let bytes = streamed.kept_bytes(part);
+            let bytes = streamed.part_bytes(part);
             let has_room = |tenancy: &Tenancy| tenancy.tenants.has_room(bytes);
             if !all && !self.tenancy().is_none_or(has_room) {
                 break;
@@ -150,9 +155,9 @@ impl Keeper {
             };
             // Not under the lock: others may need what is kept already while the disk is waited for. What is paid stays here until
             // then, because a pass may pay for the same part, or somebody let it go as soon as it is there.
-            let read = streamed.keep(part);
+            let read = streamed.load(part);
             let mut state = self.state();
-            if streamed.is_kept(part) && state.weights[part].is_none() {
+            if streamed.is_resident(part) && state.weights[part].is_none() {
                 state.weights[part] = paid;
             }
             drop(state);
@@ -164,15 +169,15 @@ impl Keeper {
     /// Pays for a part that is about to be kept, by what others keep if it has to be.
     fn pay_for(
         &self,
-        streamed: &Streamed,
+        streamed: &StreamedWeights,
         part: usize,
         insists: bool,
     ) -> Result<Option<Charge>, RuntimeError> {
         let mut state = self.state();
-        if streamed.is_kept(part) {
+        if streamed.is_resident(part) {
             return Ok(None);
         }
-        let charge = || self.budget.charge(Account::Weights, streamed.kept_bytes(part));
+        let charge = || self.budget.charge(Account::Weights, streamed.part_bytes(part));
         let mut kept = Kept { keeper: self, streamed, state: &mut state };
         let charge = if insists { kept.insist(|_| charge()) } else { charge() };
         Ok(Some(charge?))
@@ -180,7 +185,7 @@ impl Keeper {
 
     /// Charges what the program has come to take, now and then. Others let go of what they keep for it; where nobody can, the
     /// next one who wants something is refused it.
-    pub fn look_at_program(&self, streamed: &Streamed) {
+    pub fn look_at_program(&self, streamed: &StreamedWeights) {
         let Some(Tenancy { tenants, .. }) = self.tenancy() else { return };
         let Some(Takes { charged, seen }) = tenants.program_takes() else { return };
         // What it may come to take is nothing that others let go of something for.
@@ -193,7 +198,7 @@ impl Keeper {
     }
 
     /// Says how much the model is wanted from now on. Only who is wanted has buffers.
-    pub fn set_urgency(&self, streamed: &Streamed, urgency: Option<Urgency>) {
+    pub fn set_urgency(&self, streamed: &StreamedWeights, urgency: Option<Urgency>) {
         let Some(Tenancy { tenant, .. }) = self.tenancy() else { return };
         if !tenant.set_wanted(urgency) {
             return;
@@ -210,11 +215,11 @@ impl Keeper {
     }
 
     /// Lets go of something for somebody else: buffers that nobody needs now, or the part that would be kept last.
-    pub fn give_up(&self, streamed: &Streamed, tenant: &Tenant) -> Gave {
+    pub fn give_up(&self, streamed: &StreamedWeights, tenant: &ModelShare) -> Reclaimed {
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) => return Gave::Busy,
+            Err(TryLockError::WouldBlock) => return Reclaimed::Busy,
         };
         Kept { keeper: self, streamed, state: &mut state }.give_up(tenant)
     }
@@ -224,7 +229,7 @@ impl Keeper {
     /// paid for before that.
     pub fn keep_all(
         &self,
-        streamed: &Streamed,
+        streamed: &StreamedWeights,
         parts: &[usize],
         all: bool,
         available: impl Fn() -> Option<u64>,
@@ -268,7 +273,7 @@ impl Keeper {
     }
 
     /// Lets parts go at once, whatever is being computed: memory is short.
-    pub fn alarmed(&self, streamed: &Streamed, pressure: Pressure) {
+    pub fn alarmed(&self, streamed: &StreamedWeights, pressure: Pressure) {
         let is_pinned = |tenancy: &Tenancy| tenancy.tenant.is_pinned;
         if self.tenancy().is_some_and(is_pinned) && pressure.level < Level::Critical {
             return;
@@ -297,9 +302,9 @@ impl Keeper {
     }
 }
 
-impl fmt::Debug for Keeper {
+impl fmt::Debug for WeightCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper").field("budget", &self.budget).finish_non_exhaustive()
+        f.debug_struct("WeightCache").field("budget", &self.budget).finish_non_exhaustive()
     }
 }
 
@@ -314,10 +319,10 @@ impl State {
         thermometer.heat() != thermometer.read()
     }
 
-    pub fn log(&mut self, event: Event, streamed: &Streamed) {
+    pub fn log(&mut self, event: Event, streamed: &StreamedWeights) {
         self.meters.governed(&event);
         if matches!(event, Event::Shed { .. } | Event::Grew { .. }) {
-            let kept = (0..streamed.parts()).filter(|&part| streamed.is_kept(part)).count();
+            let kept = (0..streamed.parts()).filter(|&part| streamed.is_resident(part)).count();
             self.meters.mark(Kind::KeptParts, [kept as u64, 0]);
         }
         self.events.push_back(event);
@@ -329,10 +334,10 @@ impl State {
 
 /// Looks after a model for as long as it lives.
 #[derive(Debug)]
-pub(super) struct Looker(pub Arc<Keeper>);
+pub(super) struct ResidencyHook(pub Arc<WeightCache>);
 
-impl Watcher for Looker {
-    fn after_pass(&self, streamed: &Streamed, rows: usize, time: Duration) {
+impl StepHook for ResidencyHook {
+    fn after_pass(&self, streamed: &StreamedWeights, rows: usize, time: Duration) {
         let mut state = self.0.state();
         state.has_run = true;
         let faults = state.faults.as_mut().map_or(0, MajorFaults::since_last);
@@ -359,9 +364,9 @@ impl Watcher for Looker {
         self.0.look_at_program(streamed);
     }
 
-    fn keeps(&self, streamed: &Streamed, part: usize) -> bool {
+    fn retains(&self, streamed: &StreamedWeights, part: usize) -> bool {
         let Some(Tenancy { tenants, .. }) = self.0.tenancy() else { return false };
-        let bytes = streamed.kept_bytes(part);
+        let bytes = streamed.part_bytes(part);
         if !tenants.has_room(bytes) {
             return false;
         }
@@ -382,10 +387,10 @@ impl Watcher for Looker {
         keeps
     }
 
-    fn could_not_keep(&self, streamed: &Streamed, part: usize) {
+    fn retain_failed(&self, streamed: &StreamedWeights, part: usize) {
         let mut state = self.0.state();
         // Another thread may have kept it meanwhile, and paid.
-        if !streamed.is_kept(part) {
+        if !streamed.is_resident(part) {
             state.weights[part] = None;
         }
     }
@@ -394,7 +399,7 @@ impl Watcher for Looker {
 /// Pays for pages of keys and values, with kept parts if there is nothing else left.
 #[derive(Debug)]
 pub(super) struct Pages {
-    pub keeper: Arc<Keeper>,
+    pub keeper: Arc<WeightCache>,
     pub decoder: Arc<Decoder>,
 }
 
@@ -494,7 +499,7 @@ mod tests {
         let decoder = Decoder::stream(&checkpoint, &device("cpu").unwrap(), &config).unwrap();
         let streamed = decoder.streamed().unwrap();
         let budget = Budget::new(1 << 30);
-        let keeper = Keeper::among(&budget, streamed.parts(), streamed.blocks()).unwrap();
+        let keeper = WeightCache::among(&budget, streamed.parts(), streamed.blocks()).unwrap();
         disk.is_held.store(true, Ordering::Relaxed);
         thread::scope(|scope| {
             let filling = scope.spawn(|| keeper.fill(streamed, true));
@@ -506,8 +511,8 @@ mod tests {
             filling.join().unwrap().unwrap();
             assert!(is_free);
         });
-        assert!((0..streamed.parts()).all(|part| streamed.is_kept(part)));
-        let bytes: u64 = (0..streamed.parts()).map(|part| streamed.kept_bytes(part)).sum();
+        assert!((0..streamed.parts()).all(|part| streamed.is_resident(part)));
+        let bytes: u64 = (0..streamed.parts()).map(|part| streamed.part_bytes(part)).sum();
         assert_eq!(budget.held(Account::Weights), bytes);
     }
 
@@ -516,7 +521,7 @@ mod tests {
         for (layers, pieces, rest) in [(1, 1, 1), (4, 1, 0), (32, 1, 3), (33, 4, 7)] {
             let blocks: Vec<_> = (0..layers).map(|block| block * pieces..(block + 1) * pieces).collect();
             let parts = layers * pieces + rest;
-            let keeper = Keeper::among(&Budget::unlimited(), parts, &blocks).unwrap();
+            let keeper = WeightCache::among(&Budget::unlimited(), parts, &blocks).unwrap();
             let mut order = keeper.order.clone();
             assert!(order[layers * pieces..].iter().all(|at| *at < rest), "{order:?}");
             for block in blocks {

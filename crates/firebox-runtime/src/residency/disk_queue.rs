@@ -9,7 +9,7 @@ const SMALL: usize = 256 << 10;
 /// Lets models read from one disk one after the other, whoever needs it most first: what each of them waits for would
 /// else come as late as what all of them read ahead.
 #[derive(Debug, Default)]
-pub(super) struct Disk {
+pub(super) struct DiskQueue {
     state: Mutex<Waiting>,
     changed: Condvar,
 }
@@ -27,7 +27,7 @@ struct Waiting {
 #[derive(Debug)]
 struct Waiter {
     id: u64,
-    turn: Arc<Turn>,
+    turn: Arc<QueuePosition>,
     /// How many have read since it came.
     passed: u32,
 }
@@ -39,7 +39,7 @@ impl Waiter {
 }
 
 impl Waiting {
-    fn comes(&mut self, turn: &Arc<Turn>) -> u64 {
+    fn comes(&mut self, turn: &Arc<QueuePosition>) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.waiting.push(Waiter { id, turn: turn.clone(), passed: 0 });
@@ -62,9 +62,9 @@ impl Waiting {
 
 /// When it is a model's turn: those with small numbers come first.
 #[derive(Debug, Default)]
-pub(super) struct Turn(AtomicU32);
+pub(super) struct QueuePosition(AtomicU32);
 
-impl Turn {
+impl QueuePosition {
     pub fn set(&self, number: u32) {
         self.0.store(number, Ordering::Relaxed);
     }
@@ -74,8 +74,8 @@ impl Turn {
     }
 }
 
-impl Disk {
-    fn wait(&self, turn: &Arc<Turn>) -> Reading<'_> {
+impl DiskQueue {
+    fn wait(&self, turn: &Arc<QueuePosition>) -> Reading<'_> {
         let mut state = self.state();
         let id = state.comes(turn);
         while !state.may_read(id) {
@@ -97,7 +97,7 @@ impl Disk {
 }
 
 /// Has the disk until it is dropped.
-struct Reading<'a>(&'a Disk);
+struct Reading<'a>(&'a DiskQueue);
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
@@ -108,15 +108,20 @@ impl Drop for Reading<'_> {
 
 /// The files of a model, read when it is its turn.
 #[derive(Debug)]
-pub(super) struct InTurn {
+pub(super) struct QueuedFiles {
     files: Arc<dyn ReadAt>,
     cached: Arc<dyn ReadAt>,
-    disk: Arc<Disk>,
-    turn: Arc<Turn>,
+    disk: Arc<DiskQueue>,
+    turn: Arc<QueuePosition>,
 }
 
-impl InTurn {
-    pub fn new(checkpoint: &Checkpoint, method: ReadMethod, disk: &Arc<Disk>, turn: &Arc<Turn>) -> Self {
+impl QueuedFiles {
+    pub fn new(
+        checkpoint: &Checkpoint,
+        method: ReadMethod,
+        disk: &Arc<DiskQueue>,
+        turn: &Arc<QueuePosition>,
+    ) -> Self {
         Self {
             files: checkpoint.disk(method),
             cached: checkpoint.disk(ReadMethod::Buffered),
@@ -126,7 +131,7 @@ impl InTurn {
     }
 }
 
-impl ReadAt for InTurn {
+impl ReadAt for QueuedFiles {
     fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
         if buffer.len() < SMALL {
             return self.cached.read_at(file, buffer, start);
@@ -146,7 +151,7 @@ mod tests {
     #[test]
     fn who_was_passed_over_often_enough_reads_next() {
         let (mut state, urgent, other) =
-            (Waiting::default(), Arc::new(Turn::default()), Arc::new(Turn::default()));
+            (Waiting::default(), Arc::new(QueuePosition::default()), Arc::new(QueuePosition::default()));
         other.set(u32::MAX);
         let late = state.comes(&other);
         for _ in 0..MOST_PASSED {
@@ -161,14 +166,14 @@ mod tests {
 
     #[test]
     fn who_needs_it_most_reads_next() {
-        let (disk, order) = (Disk::default(), Mutex::new(Vec::new()));
-        let first = Arc::new(Turn::default());
+        let (disk, order) = (DiskQueue::default(), Mutex::new(Vec::new()));
+        let first = Arc::new(QueuePosition::default());
         let reading = disk.wait(&first);
         thread::scope(|scope| {
             for number in [3, 1, 2] {
                 let (disk, order) = (&disk, &order);
                 scope.spawn(move || {
-                    let turn = Arc::new(Turn::default());
+                    let turn = Arc::new(QueuePosition::default());
                     turn.set(number);
                     let _reading = disk.wait(&turn);
                     order.lock().unwrap().push(number);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use firebox_model::Decoder;
 
-use super::keeper::Keeper;
+use super::weights::WeightCache;
 use crate::RuntimeError;
 use crate::memory::anonymous_bytes;
 use crate::pressure::{Level, Pressure, PressureSource, read_all};
@@ -31,7 +31,7 @@ const FAR: u64 = BYTES_PER_SECOND / 8;
 /// Looks how short memory is while passes run, and has parts let go of at once where it is: whoever takes memory suddenly
 /// has it within fewer milliseconds than a pass takes. Ends soon after the model.
 pub(super) fn keep_watch(
-    keeper: &Arc<Keeper>,
+    keeper: &Arc<WeightCache>,
     decoder: &Arc<Decoder>,
     mut sources: Vec<Box<dyn PressureSource>>,
 ) -> Result<(), RuntimeError> {
@@ -48,7 +48,7 @@ pub(super) fn keep_watch(
 
 /// Looks once. Returns when to look again; nothing where the model is gone.
 fn look(
-    keeper: &Weak<Keeper>,
+    keeper: &Weak<WeightCache>,
     decoder: &Weak<Decoder>,
     sources: &mut [Box<dyn PressureSource>],
     others: &mut Others,
@@ -67,7 +67,7 @@ fn look(
     if pressure.level > Level::None {
         keeper.alarmed(streamed, pressure);
     }
-    let keeps = (0..streamed.parts()).any(|part| streamed.is_kept(part));
+    let keeps = (0..streamed.parts()).any(|part| streamed.is_resident(part));
     Some(until_next(pressure).max(if keeps { SHORTEST } else { WITH_NOTHING_KEPT }))
 }
 

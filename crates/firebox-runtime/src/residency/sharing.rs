@@ -9,11 +9,11 @@ use firebox_cache::{KvType, PAGE_TOKENS, PagePool};
 use firebox_model::{Architecture, Decoder, StreamedConfig};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig};
 
-use super::keeper::{Keeper, Looker, Pages, Tenancy};
-use super::kept::{Gave, READING_CHECK, SLOWEST_READ, ask, insist};
-use super::tenant::{Tenant, Tenants, lock};
-use super::turns::{InTurn, Turn};
-use super::{Fit, sentry};
+use super::disk_queue::{QueuePosition, QueuedFiles};
+use super::eviction::{READING_CHECK, Reclaimed, SLOWEST_READ, ask, insist};
+use super::share::{ModelShare, ModelShares, lock};
+use super::weights::{Pages, ResidencyHook, Tenancy, WeightCache};
+use super::{Residency, monitor};
 use crate::governor::{Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::resident_bytes;
 use crate::planner::{
@@ -32,7 +32,7 @@ const BESIDE: u64 = 256 << 10;
 /// While a tokenizer is made, it takes so many times what it takes then: what it is read from is there as well.
 const MAKING: u64 = 3;
 
-/// Steps are never too dear: see [`Commons`].
+/// Steps are never too dear: see [`SharedBudget`].
 const NEVER: Duration = Duration::from_secs(1 << 20);
 
 /// Rows of a prompt that go through the layers together, where nobody says: many share one read of the weights, and what
@@ -44,17 +44,17 @@ const PIECES: usize = 4;
 
 /// On what terms a model shares memory with others.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Terms {
+pub struct ShareOptions {
     /// Bytes that are its own, whatever others want, or as many of them as it can use. What it takes beyond them may be taken
     /// back.
     pub reserved: u64,
     /// Whether what it cannot do without is its own at any time, so that it always answers: room for some text, and the buffers
     /// that it streams through. Otherwise others may have that too as long as nobody asks it anything.
-    pub assured: bool,
+    pub guaranteed: bool,
     /// Whether all of its weights stay in memory from the beginning, so that it always answers at once.
     pub pinned: bool,
     /// Whether as much of it as fits beside others is read when it is opened, and not when it is needed.
-    pub filled: bool,
+    pub preload: bool,
     /// How long its sequences are expected to become, instead of as long as it was trained for.
     pub context: Option<usize>,
     /// What keys and values are kept in.
@@ -65,13 +65,13 @@ pub struct Terms {
     pub method: ReadMethod,
 }
 
-impl Default for Terms {
+impl Default for ShareOptions {
     fn default() -> Self {
         Self {
             reserved: 0,
-            assured: false,
+            guaranteed: false,
             pinned: false,
-            filled: true,
+            preload: true,
             context: None,
             kept: KvType::default(),
             rows: ROWS,
@@ -80,15 +80,15 @@ impl Default for Terms {
     }
 }
 
-impl Terms {
+impl ShareOptions {
     /// In memory whatever happens.
     pub fn pinned() -> Self {
         Self { pinned: true, ..Self::default() }
     }
 
     /// Read when it is needed, and not before.
-    pub fn unfilled() -> Self {
-        Self { filled: false, ..Self::default() }
+    pub fn on_demand() -> Self {
+        Self { preload: false, ..Self::default() }
     }
 }
 
@@ -102,33 +102,33 @@ impl Terms {
 ///
 /// An encoder has no parts that could be read while it runs: all of it stays, from when it is opened.
 ///
-/// Models of one commons belong into one [`Host`](crate::engine::Host), which says how urgent they are and runs one at a
+/// Models of one shared belong into one [`Host`](crate::engine::Host), which says how urgent they are and runs one at a
 /// time.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use firebox_runtime::device;
 /// use firebox_runtime::engine::{Engine, HostConfig};
-/// use firebox_runtime::fit::{Commons, Terms};
+/// use firebox_runtime::residency::{SharedBudget, ShareOptions};
 ///
 /// let (engine, cpu) = (Engine::start(HostConfig::default())?, device("cpu")?);
-/// let commons = Commons::new(900 << 20)?;
-/// engine.add("router", commons.open("models/router", &cpu, &Terms::pinned())?)?;
-/// engine.add("specialist", commons.open("models/specialist", &cpu, &Terms::default())?)?;
-/// engine.add_later("fallback", move || commons.open("models/fallback", &cpu, &Terms::unfilled()))?;
+/// let shared = SharedBudget::new(900 << 20)?;
+/// engine.add("router", shared.open("models/router", &cpu, &ShareOptions::pinned())?)?;
+/// engine.add("specialist", shared.open("models/specialist", &cpu, &ShareOptions::default())?)?;
+/// engine.add_later("fallback", move || shared.open("models/fallback", &cpu, &ShareOptions::on_demand()))?;
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-pub struct Commons {
+pub struct SharedBudget {
     budget: Budget,
-    tenants: Arc<Tenants>,
+    tenants: Arc<ModelShares>,
     /// Intermediate results, which only the model that runs has.
     activations: Arc<Mutex<Charge>>,
     /// Encoders. Whoever opens a model holds this, so that two at once do not count on the same bytes.
     whole: Arc<Mutex<Vec<Weak<Charge>>>>,
 }
 
-impl Commons {
+impl SharedBudget {
     /// So many bytes for the whole process, with what it has already.
     pub fn new(memory: u64) -> Result<Self, RuntimeError> {
         Self::beside_program(memory, 0)
@@ -151,7 +151,7 @@ impl Commons {
         Ok(Self {
             activations: Arc::new(Mutex::new(budget.charge(Account::Activations, 0)?)),
             whole: Arc::default(),
-            tenants: Arc::new(Tenants::new(&budget, program, least)),
+            tenants: Arc::new(ModelShares::new(&budget, program, least)),
             budget,
         })
     }
@@ -166,24 +166,24 @@ impl Commons {
         &self,
         path: impl AsRef<Path>,
         device: &Device,
-        terms: &Terms,
+        options: &ShareOptions,
     ) -> Result<Model, RuntimeError> {
-        let (checkpoint, turn) = (Checkpoint::open(path)?, Arc::<Turn>::default());
+        let (checkpoint, turn) = (Checkpoint::open(path)?, Arc::<QueuePosition>::default());
         let Architecture::Decoder(config) = Architecture::from_json(checkpoint.config())? else {
             return self.open_whole(checkpoint, device);
         };
-        let shape = decoder_shape(&checkpoint, &config, terms.kept)?;
+        let shape = decoder_shape(&checkpoint, &config, options.kept)?;
         let tokenizer = match checkpoint.text().tokenizer {
             Some(_) => shape.fixed_bytes.saturating_sub(PROGRAM_BYTES),
             None => 0,
         };
         let making = self.insist(Account::Program, MAKING * tokenizer)?;
-        let source = InTurn::new(&checkpoint, terms.method, &self.tenants.disk, &turn);
+        let source = QueuedFiles::new(&checkpoint, options.method, &self.tenants.disk, &turn);
         let profile = DeviceProfile::conservative();
         let streaming = StreamedConfig {
             // While one of them reads, the other one gets memory for what is read next: both take about as long.
             stream: StreamConfig { buffers: 0, readers: 2 },
-            method: Some(terms.method),
+            method: Some(options.method),
             room: 0,
             source: Some(Arc::new(source)),
             scrap: Some(self.tenants.scrap.clone()),
@@ -194,8 +194,8 @@ impl Commons {
         };
         let mut model = Model::streamed(checkpoint, device, &streaming)?;
         let decoder = model.decoder()?;
-        let fit = self.fit(&model, &decoder, shape, terms, turn, making)?;
-        model.fit = Some(Arc::new(fit));
+        let fit = self.fit(&model, &decoder, shape, options, turn, making)?;
+        model.residency = Some(Arc::new(fit));
         model.report();
         Ok(model)
     }
@@ -205,14 +205,14 @@ impl Commons {
         model: &Model,
         decoder: &Arc<Decoder>,
         mut shape: Shape,
-        terms: &Terms,
-        turn: Arc<Turn>,
+        options: &ShareOptions,
+        turn: Arc<QueuePosition>,
         mut making: Charge,
-    ) -> Result<Fit, RuntimeError> {
+    ) -> Result<Residency, RuntimeError> {
         let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
         let whole = lock(&self.whole);
         let path = model.checkpoint().path();
-        let context = terms.context.unwrap_or(decoder.config().max_positions);
+        let context = options.context.unwrap_or(decoder.config().max_positions);
         if decoder.split().is_some() {
             // What is kept at the split.
             shape.kv_bytes_per_token += (decoder.config().hidden_size * size_of::<f32>()) as u64;
@@ -228,17 +228,17 @@ impl Commons {
         let rates = DeviceProfile::conservative().rates(&shape)?;
         let others = self.others(&whole);
         let mut plan = self.plan(path, &shape, &rates, context, others)?;
-        plan.chunk = plan.chunk.min(terms.rows.max(1));
+        plan.chunk = plan.chunk.min(options.rows.max(1));
 
-        let bytes: u64 = (0..streamed.parts()).map(|part| streamed.kept_bytes(part)).sum();
+        let bytes: u64 = (0..streamed.parts()).map(|part| streamed.part_bytes(part)).sum();
         let pieces = streamed.blocks().iter().map(Range::len).max().unwrap_or(1);
         let ring = (FEWEST_BUFFERS * pieces * streamed.buffer_bytes()) as u64;
-        let weights = if terms.pinned { bytes } else { ring };
+        let weights = if options.pinned { bytes } else { ring };
         let standing = shape.fixed_bytes + weights;
         let kv_bytes = (context as u64).saturating_mul(shape.kv_bytes_per_token);
         let usable = (shape.fixed_bytes + bytes + ring).saturating_add(kv_bytes);
         let least =
-            (standing + PAGE_TOKENS as u64 * shape.kv_bytes_per_token).max(terms.reserved.min(usable));
+            (standing + PAGE_TOKENS as u64 * shape.kv_bytes_per_token).max(options.reserved.min(usable));
         let activations = plan.chunk as u64 * shape.activation_bytes_per_row;
         let taken = others + self.activations_with(activations);
         self.check(path, taken + least)?;
@@ -247,10 +247,10 @@ impl Commons {
         plan.kv_tokens =
             (usize::try_from(pages).unwrap_or(usize::MAX) / PAGE_TOKENS * PAGE_TOKENS).min(context);
         let budget = self.slice()?;
-        let keeper = Keeper::among(&budget, streamed.parts(), streamed.blocks())?;
-        let tenant = Arc::new(Tenant {
+        let keeper = WeightCache::among(&budget, streamed.parts(), streamed.blocks())?;
+        let tenant = Arc::new(ModelShare {
             tenants: Arc::downgrade(&self.tenants),
-            is_pinned: terms.pinned,
+            is_pinned: options.pinned,
             bytes,
             least,
             keeper: Arc::downgrade(&keeper),
@@ -262,24 +262,24 @@ impl Commons {
         keeper.share(Tenancy { tenants: self.tenants.clone(), tenant: tenant.clone() });
         drop(making);
         let standing = vec![keeper.claim(streamed, Account::Program, shape.fixed_bytes)?];
-        let is_own = terms.pinned || terms.assured || terms.reserved > 0;
+        let is_own = options.pinned || options.guaranteed || options.reserved > 0;
         keeper.reserve(streamed, if is_own { least } else { 0 })?;
         // Last of what may be refused: what it takes is of all models, and stays where this one is not opened.
         self.afford_activations(activations)?;
         self.tenants.add(tenant);
         drop(whole);
-        if terms.pinned || terms.filled {
-            keeper.fill(streamed, terms.pinned)?;
+        if options.pinned || options.preload {
+            keeper.fill(streamed, options.pinned)?;
         }
         let ledger = Arc::new(Pages { keeper: keeper.clone(), decoder: decoder.clone() });
-        let pool = PagePool::with_ledger(decoder.layout(terms.kept), ledger);
+        let pool = PagePool::with_ledger(decoder.layout(options.kept), ledger);
         // It only lets go: what comes back comes with the passes.
         let residency = ResidencyPlan { keep: Vec::new(), step_time: NEVER, streaming_step_time: NEVER };
         keeper.set_governor(Governor::new(residency, pressure::system(), GovernorConfig::default()));
-        streamed.set_watcher(Box::new(Looker(keeper.clone())));
-        sentry::keep_watch(&keeper, decoder, pressure::system())?;
+        streamed.set_step_hook(Box::new(ResidencyHook(keeper.clone())));
+        monitor::keep_watch(&keeper, decoder, pressure::system())?;
         let row_bytes = shape.activation_bytes_per_row;
-        Ok(Fit {
+        Ok(Residency {
             plan,
             rates,
             budget,
@@ -373,20 +373,22 @@ impl Commons {
 }
 
 /// Has who needs it least give something up, to the system.
-fn gave(tenants: &Tenants) -> Gave {
+fn gave(tenants: &ModelShares) -> Reclaimed {
     let gave = ask(&tenants.least_urgent_first(), None);
     tenants.scrap.clear();
     gave
 }
 
 /// The same, and waits for who is about to. Whether anybody has.
-fn give_way(tenants: &Tenants) -> bool {
+fn give_way(tenants: &ModelShares) -> bool {
     let began = Instant::now();
     loop {
         match gave(tenants) {
-            Gave::Some => return true,
-            Gave::Busy | Gave::Reading if began.elapsed() < SLOWEST_READ => thread::sleep(READING_CHECK),
-            Gave::Busy | Gave::Reading | Gave::Nothing => return false,
+            Reclaimed::Some => return true,
+            Reclaimed::Busy | Reclaimed::Reading if began.elapsed() < SLOWEST_READ => {
+                thread::sleep(READING_CHECK)
+            }
+            Reclaimed::Busy | Reclaimed::Reading | Reclaimed::Nothing => return false,
         }
     }
 }

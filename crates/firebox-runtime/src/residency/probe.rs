@@ -5,9 +5,9 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use firebox_cache::{KvType, PagePool, SequenceCache};
 use firebox_kernels::on_pool;
-use firebox_model::{Decoder, Input, Pass, Streamed};
+use firebox_model::{Decoder, Input, Pass, StreamedWeights};
 
-use super::round::{Round, explained};
+use super::calibration::{Round, explained};
 use crate::RuntimeError;
 use crate::planner::{Rates, Shape};
 
@@ -38,7 +38,7 @@ const MOST_ROUNDS: usize = 15;
 /// read, and what reading and computing cost each other, becomes what [explains](explained) all three.
 pub(super) struct Probe<'a> {
     pub decoder: &'a Decoder,
-    pub streamed: &'a Streamed,
+    pub streamed: &'a StreamedWeights,
     pub shape: &'a Shape,
     /// How many parts may be in memory together.
     pub at_once: usize,
@@ -111,7 +111,7 @@ impl Probe<'_> {
     fn seen(&self, parts: Vec<(usize, bool)>) -> Result<Round, RuntimeError> {
         let sequence = RefCell::new(self.sequence());
         let with = |kept: bool| parts.iter().filter(move |part| part.1 == kept).map(|part| part.0);
-        with(true).try_for_each(|part| self.streamed.keep(part))?;
+        with(true).try_for_each(|part| self.streamed.load(part))?;
         let first = with(false).next().unwrap_or(0);
         self.streamed.read_ahead(first..with(false).next_back().unwrap_or(first) + 1);
         let layers = parts.iter().filter(|part| part.0 < self.decoder.layers()).count();
@@ -119,7 +119,7 @@ impl Probe<'_> {
         let rounds = (ROUNDS / round()?[0]).ceil() as usize;
         let times = typical(rounds.clamp(ROUND_REPEATS, MOST_ROUNDS), round)?;
         self.streamed.read_ahead(0..0);
-        with(true).for_each(|part| self.streamed.let_go(part));
+        with(true).for_each(|part| self.streamed.evict(part));
         Ok(Round { parts, seconds: times[0] })
     }
 
@@ -163,10 +163,10 @@ impl Probe<'_> {
         let mut times = Vec::with_capacity(parts.len());
         for start in parts.clone().step_by(self.at_once.max(1)) {
             let kept = start..parts.end.min(start + self.at_once);
-            kept.clone().try_for_each(|part| self.streamed.keep(part))?;
+            kept.clone().try_for_each(|part| self.streamed.load(part))?;
             let measured = typical(KEPT_REPEATS, &measure)?;
             times.extend_from_slice(&measured[start - parts.start..kept.end - parts.start]);
-            kept.for_each(|part| self.streamed.let_go(part));
+            kept.for_each(|part| self.streamed.evict(part));
         }
         Ok(times)
     }

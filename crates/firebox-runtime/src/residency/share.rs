@@ -7,8 +7,8 @@ use firebox_cache::Reclaimable;
 use firebox_model::Decoder;
 use firebox_store::Scrap;
 
-use super::keeper::Keeper;
-use super::turns::{Disk, Turn};
+use super::disk_queue::{DiskQueue, QueuePosition};
+use super::weights::WeightCache;
 use crate::governor::GovernorConfig;
 use crate::memory::{give_back, resident_bytes};
 use crate::pressure::{Level, Pressure};
@@ -45,14 +45,14 @@ pub(crate) struct Urgency {
 
 /// The models that share some memory.
 #[derive(Debug)]
-pub(super) struct Tenants {
+pub(super) struct ModelShares {
     budget: Budget,
     /// What the process has that no model has charged, where that is part of the budget.
     program: Option<Mutex<Program>>,
-    all: Mutex<Vec<Arc<Tenant>>>,
+    all: Mutex<Vec<Arc<ModelShare>>>,
     /// Grows whenever a model begins or ends to be wanted.
     clock: AtomicU64,
-    pub disk: Arc<Disk>,
+    pub disk: Arc<DiskQueue>,
     /// What one lets go of so that another one keeps something. It is charged to nobody: who takes memory for anything else, or counts
     /// it, gives it back to the system.
     pub scrap: Scrap,
@@ -126,17 +126,17 @@ struct Seen {
 
 /// One of them.
 #[derive(Debug)]
-pub(super) struct Tenant {
-    pub tenants: Weak<Tenants>,
+pub(super) struct ModelShare {
+    pub tenants: Weak<ModelShares>,
     /// Whether it is never asked to give anything up.
     pub is_pinned: bool,
     /// What keeping all of it takes.
     pub bytes: u64,
     /// What it cannot do without.
     pub least: u64,
-    pub keeper: Weak<Keeper>,
+    pub keeper: Weak<WeightCache>,
     pub decoder: Weak<Decoder>,
-    pub turn: Arc<Turn>,
+    pub turn: Arc<QueuePosition>,
     pub state: Mutex<Wanted>,
     /// Who has pages of it that nobody is using now.
     pub spares: Mutex<Vec<Weak<dyn Reclaimable>>>,
@@ -161,7 +161,7 @@ impl Wanted {
     }
 }
 
-impl Tenant {
+impl ModelShare {
     pub fn wanted(&self) -> Wanted {
         *lock(&self.state)
     }
@@ -216,7 +216,7 @@ impl Tenant {
     }
 }
 
-impl Tenants {
+impl ModelShares {
     /// A program is charged what it is expected to take, and later what it does, but never less than `least`.
     pub fn new(budget: &Budget, program: Option<Charge>, least: u64) -> Self {
         let program = program.map(|charge| Mutex::new(Program::new(charge, least)));
@@ -294,19 +294,19 @@ impl Tenants {
     /// computes, and nothing of models that are being opened.
     fn there(&self) -> u64 {
         let accounts = [Account::Weights, Account::Streams, Account::Program];
-        let held = |keeper: &Arc<Keeper>| {
+        let held = |keeper: &Arc<WeightCache>| {
             let held: u64 = accounts.iter().map(|account| keeper.budget.held(*account)).sum();
             held.saturating_sub(keeper.unfilled())
         };
         self.made_buffers() + self.keepers().iter().map(held).sum::<u64>()
     }
 
-    fn keepers(&self) -> Vec<Arc<Keeper>> {
+    fn keepers(&self) -> Vec<Arc<WeightCache>> {
         lock(&self.all).iter().filter_map(|tenant| tenant.keeper.upgrade()).collect()
     }
 
     fn made_buffers(&self) -> u64 {
-        let buffers = |tenant: &Arc<Tenant>| {
+        let buffers = |tenant: &Arc<ModelShare>| {
             let decoder = tenant.decoder.upgrade()?;
             let streamed = decoder.streamed()?;
             Some((streamed.made_buffers() * streamed.buffer_bytes()) as u64)
@@ -314,7 +314,7 @@ impl Tenants {
         lock(&self.all).iter().filter_map(buffers).sum()
     }
 
-    pub fn add(&self, tenant: Arc<Tenant>) {
+    pub fn add(&self, tenant: Arc<ModelShare>) {
         let mut all = lock(&self.all);
         all.retain(|tenant| tenant.decoder.strong_count() > 0);
         all.push(tenant);
@@ -322,7 +322,7 @@ impl Tenants {
 
     /// All of them, those first that should give something up first: who is not wanted, and has not been for longest; then
     /// the least urgent, and of them the largest.
-    pub fn least_urgent_first(&self) -> Vec<Arc<Tenant>> {
+    pub fn least_urgent_first(&self) -> Vec<Arc<ModelShare>> {
         let mut all = lock(&self.all).clone();
         all.retain(|tenant| tenant.decoder.strong_count() > 0);
         all.sort_by_cached_key(|tenant| tenant.worth());
@@ -331,7 +331,7 @@ impl Tenants {
 
     /// Has one of the others that nobody wants give up a page that nobody is using now, the one first that has not been wanted for
     /// longest. Whoever asks holds no lock: giving up takes those of the other's pages and keeper.
-    pub fn idle_gives_page(&self, asks: &Tenant) -> bool {
+    pub fn idle_gives_page(&self, asks: &ModelShare) -> bool {
         let others = self.least_urgent_first().into_iter();
         let mut idle = others.filter(|other| {
             !std::ptr::eq(&**other, asks) && !other.is_pinned && other.wanted().urgency.is_none()
@@ -366,19 +366,19 @@ pub(super) fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn tenant(tenants: &Arc<Tenants>, bytes: u64, is_pinned: bool) -> Arc<Tenant> {
+    fn tenant(tenants: &Arc<ModelShares>, bytes: u64, is_pinned: bool) -> Arc<ModelShare> {
         let (keeper, decoder) = (Weak::new(), Weak::new());
         let (turn, state, spares) = (Arc::default(), Mutex::default(), Mutex::default());
         let tenants = Arc::downgrade(tenants);
-        Arc::new(Tenant { tenants, is_pinned, bytes, least: 0, keeper, decoder, turn, state, spares })
+        Arc::new(ModelShare { tenants, is_pinned, bytes, least: 0, keeper, decoder, turn, state, spares })
     }
 
     fn urgency(priority: Priority, awaited: bool) -> Option<Urgency> {
         Some(Urgency { priority, awaited })
     }
 
-    fn tenants() -> Arc<Tenants> {
-        Arc::new(Tenants::new(&Budget::unlimited(), None, 0))
+    fn tenants() -> Arc<ModelShares> {
+        Arc::new(ModelShares::new(&Budget::unlimited(), None, 0))
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Device;
-use firebox_store::{Checkpoint, Loaded, ReadAt, ReadObserver, Stream, StreamConfig, StreamReport};
+use firebox_store::{Checkpoint, LoadedTensors, ReadAt, ReadObserver, Stream, StreamConfig, StreamReport};
 
 use crate::ModelError;
 use crate::config::{DecoderConfig, FeedForwardConfig};
@@ -16,7 +16,7 @@ const HALF_LIFE: f32 = 64.0;
 /// The experts of a decoder's mixtures. Those that are chosen are read; the ones that are chosen most, and most lately,
 /// stay, as far as there is room.
 #[derive(Debug)]
-pub(crate) struct Shelf {
+pub(crate) struct ExpertCache {
     stream: Stream,
     /// For every layer with experts, the number of the first among all.
     first: HashMap<usize, usize>,
@@ -41,8 +41,8 @@ struct State {
 /// What the tensors of a block's experts are called, after the block's own prefix.
 pub(crate) const EXPERTS: &str = "mlp.experts.";
 
-impl Shelf {
-    /// The shelf of a decoder that has mixtures of experts.
+impl ExpertCache {
+    /// The cache of a decoder that has mixtures of experts.
     pub fn open(
         checkpoint: &Checkpoint,
         config: &DecoderConfig,
@@ -51,24 +51,24 @@ impl Shelf {
         stream: StreamConfig,
     ) -> Result<Option<Self>, ModelError> {
         let mut first = HashMap::new();
-        let mut portions = Vec::new();
+        let mut units = Vec::new();
         for (layer, block) in config.blocks.iter().enumerate() {
             let FeedForwardConfig::MixtureOfExperts(mixture) = &block.feed_forward else { continue };
-            first.insert(layer, portions.len());
+            first.insert(layer, units.len());
             let prefix = format!("{}{EXPERTS}", config.block_prefix(layer));
             let names = checkpoint.tensors().map(|info| info.name.as_str());
             let of_layer: Vec<&str> = names.filter(|name| name.starts_with(&prefix)).collect();
             for expert in 0..mixture.experts {
                 let prefix = format!("{prefix}{expert}.");
                 let names = of_layer.iter().copied().filter(|name| name.starts_with(&prefix));
-                portions.push(Arc::new(checkpoint.portion(names)?));
+                units.push(Arc::new(checkpoint.read_unit(names)?));
             }
         }
-        if portions.is_empty() {
+        if units.is_empty() {
             return Ok(None);
         }
-        let count = portions.len();
-        let stream = Stream::new(disk, portions, stream)?;
+        let count = units.len();
+        let stream = Stream::new(disk, units, stream)?;
         // Which ones come next is not known before the router has spoken.
         stream.read_ahead(0..0);
         let heat = vec![(0.0, 0); count];
@@ -140,7 +140,7 @@ impl Shelf {
                 Some(network) => work(expert, network),
                 None => {
                     let Some(loaded) = read.next() else { unreachable!("every absent one was ordered") };
-                    let network = self.shelved(layer, expert, loaded?)?;
+                    let network = self.cached(layer, expert, loaded?)?;
                     work(expert, &network);
                 }
             }
@@ -148,12 +148,12 @@ impl Shelf {
         Ok(())
     }
 
-    /// Builds an expert that was read, and puts it on the shelf if it is hot enough.
-    fn shelved(
+    /// Builds an expert that was read, and puts it on the cache if it is hot enough.
+    fn cached(
         &self,
         layer: usize,
         expert: usize,
-        loaded: Loaded,
+        loaded: LoadedTensors,
     ) -> Result<Arc<GatedFeedForward>, ModelError> {
         let index = self.first[&layer] + expert;
         if !self.state().make_room(index, &self.stream) {
@@ -166,7 +166,7 @@ impl Shelf {
             Ok(network) if !state.kept.contains_key(&index) && state.held <= state.room => network,
             // Somebody else was faster, or there is less room or memory than was thought.
             _ => {
-                state.held -= self.stream.portions()[index].buffer_bytes() as u64;
+                state.held -= self.stream.units()[index].buffer_bytes() as u64;
                 drop(state);
                 return self.built(layer, expert, &loaded);
             }
@@ -179,7 +179,7 @@ impl Shelf {
         &self,
         layer: usize,
         expert: usize,
-        loaded: &Loaded,
+        loaded: &LoadedTensors,
     ) -> Result<Arc<GatedFeedForward>, ModelError> {
         let FeedForwardConfig::MixtureOfExperts(mixture) = &self.config.blocks[layer].feed_forward else {
             unreachable!("only mixtures have experts");
@@ -210,7 +210,7 @@ impl State {
 
     /// Makes room for an expert, and counts it as held, if only colder ones have to go for that.
     fn make_room(&mut self, index: usize, stream: &Stream) -> bool {
-        let bytes = stream.portions()[index].buffer_bytes() as u64;
+        let bytes = stream.units()[index].buffer_bytes() as u64;
         if bytes > self.room || self.kept.contains_key(&index) {
             return false;
         }
@@ -229,7 +229,7 @@ impl State {
         let coldest = heats.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(heat, _)| *heat < below);
         let Some((_, index)) = coldest else { return false };
         self.kept.remove(&index);
-        self.held -= stream.portions()[index].buffer_bytes() as u64;
+        self.held -= stream.units()[index].buffer_bytes() as u64;
         true
     }
 }

@@ -1,13 +1,13 @@
 //! Fits a model into a number of bytes: what does not go in is read from disk while it runs.
 
-mod commons;
-mod keeper;
-mod kept;
+mod calibration;
+mod disk_queue;
+mod eviction;
+mod monitor;
 mod probe;
-mod round;
-mod sentry;
-mod tenant;
-mod turns;
+mod share;
+mod sharing;
+mod weights;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use firebox_cache::{KvType, PAGE_TOKENS, PagePool, allocated_positions};
-use firebox_model::{Decoder, Streamed, StreamedConfig};
-use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, probes, reading_rate};
+use firebox_model::{Decoder, StreamedConfig, StreamedWeights};
+use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, read_rate, sample_units};
 
 use crate::governor::{Event, Governor, GovernorConfig, ResidencyPlan};
 use crate::memory::{give_back, resident_bytes};
@@ -28,11 +28,11 @@ use crate::telemetry::{Meters, Telemetry};
 use crate::thermal::Thermometer;
 use crate::{Account, Budget, Charge};
 use crate::{Model, RuntimeError, Session, pressure};
-use keeper::{Keeper, Looker, Pages};
 use probe::Probe;
+use weights::{Pages, ResidencyHook, WeightCache};
 
-pub use commons::{Commons, Terms};
-pub(crate) use tenant::Urgency;
+pub(crate) use share::Urgency;
+pub use sharing::{ShareOptions, SharedBudget};
 
 /// What comes to be resident of the program after it has been measured: code that has not run yet, tables of the
 /// sampler, logits.
@@ -52,7 +52,7 @@ const PROBE_BYTES: u64 = 1 << 30;
 
 /// How a model is to be fitted into memory.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FitConfig {
+pub struct ResidencyOptions {
     /// Bytes that the whole process may take.
     pub memory: u64,
     /// For how much text room is kept in advance.
@@ -71,7 +71,7 @@ pub struct FitConfig {
     pub method: Option<ReadMethod>,
 }
 
-impl FitConfig {
+impl ResidencyOptions {
     /// So many bytes, and what is best in them.
     pub fn new(memory: u64) -> Self {
         Self {
@@ -89,12 +89,12 @@ impl FitConfig {
 
 /// How a model was fitted into memory.
 #[derive(Debug)]
-pub struct Fit {
+pub struct Residency {
     plan: Plan,
     rates: Rates,
     budget: Budget,
     pool: PagePool,
-    keeper: Arc<Keeper>,
+    keeper: Arc<WeightCache>,
     decoder: Arc<Decoder>,
     /// Intermediate results of one row of a pass.
     row_bytes: u64,
@@ -102,7 +102,7 @@ pub struct Fit {
     _standing: Vec<Charge>,
 }
 
-impl Fit {
+impl Residency {
     /// What was planned.
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -144,8 +144,8 @@ impl Fit {
     /// Bytes of the model that are kept in memory at the moment.
     pub fn kept_bytes(&self) -> u64 {
         let Some(streamed) = self.decoder.streamed() else { return 0 };
-        let kept = (0..streamed.parts()).filter(|&part| streamed.is_kept(part));
-        kept.map(|part| streamed.kept_bytes(part)).sum()
+        let kept = (0..streamed.parts()).filter(|&part| streamed.is_resident(part));
+        kept.map(|part| streamed.part_bytes(part)).sum()
     }
 
     /// Reads as much of a model that shares its memory as there is room for, without anybody giving anything up.
@@ -160,7 +160,7 @@ impl Fit {
     /// and buffers to read that through come first.
     pub fn tokens_for(&self, session: &Session) -> usize {
         let (pool, buffers) = (session.cache().pool(), self.plan.buffers.max(FEWEST_BUFFERS));
-        let buffer = self.decoder.streamed().map_or(0, Streamed::buffer_bytes);
+        let buffer = self.decoder.streamed().map_or(0, StreamedWeights::buffer_bytes);
         let unread = (buffers * buffer) as u64;
         let unread = unread.saturating_sub(self.budget.held(Account::Scratch));
         let room = (self.budget.left() + self.kept_bytes()).saturating_sub(unread);
@@ -223,7 +223,7 @@ impl Fit {
 impl Model {
     /// Tokens that there are pages for: what was planned, where it was fitted into a budget, and else any number.
     pub fn planned_tokens(&self) -> usize {
-        self.fit().map_or(usize::MAX, |fit| fit.plan().kv_tokens)
+        self.residency().map_or(usize::MAX, |residency| residency.plan().kv_tokens)
     }
 
     /// Opens a decoder so that the whole process takes no more memory than it is given. Layers are kept as far as they
@@ -231,27 +231,27 @@ impl Model {
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use firebox_runtime::{Model, device, fit::FitConfig};
+    /// use firebox_runtime::{Model, device, residency::ResidencyOptions};
     ///
-    /// let model = Model::open_within("models/large", &device("cpu")?, &FitConfig::new(3 << 30))?;
+    /// let model = Model::open_within("models/large", &device("cpu")?, &ResidencyOptions::new(3 << 30))?;
     /// # Ok(()) }
     /// ```
     pub fn open_within(
         path: impl AsRef<Path>,
         device: &Device,
-        config: &FitConfig,
+        config: &ResidencyOptions,
     ) -> Result<Self, RuntimeError> {
         let checkpoint = Checkpoint::open(path)?;
         let mut model = Self::streamed(checkpoint, device, &streaming(config.method, config.memory))?;
         let decoder = model.decoder()?;
-        model.fit = Some(Arc::new(fit(&model, &decoder, config)?));
+        model.residency = Some(Arc::new(fit(&model, &decoder, config)?));
         model.report();
         Ok(model)
     }
 
     /// How it was fitted into memory, if it was.
-    pub fn fit(&self) -> Option<&Fit> {
-        self.fit.as_deref()
+    pub fn residency(&self) -> Option<&Residency> {
+        self.residency.as_deref()
     }
 }
 
@@ -264,12 +264,12 @@ pub fn measure(checkpoint: &Checkpoint, device: &Device, shape: &Shape) -> Resul
 /// Bytes a second that the disk gives of a model, past the page cache.
 pub fn disk_rate(checkpoint: &Checkpoint) -> Result<f64, StoreError> {
     let layers = checkpoint.segments().into_iter().filter(|segment| segment.id != SegmentId::Embed);
-    let portions = layers.map(|segment| {
+    let units = layers.map(|segment| {
         let names = segment.tensors.iter().map(String::as_str);
-        checkpoint.portion(names).map(Arc::new)
+        checkpoint.read_unit(names).map(Arc::new)
     });
-    let portions = portions.collect::<Result<Vec<_>, _>>()?;
-    reading_rate(&*checkpoint.disk(ReadMethod::Direct), probes(&portions))
+    let units = units.collect::<Result<Vec<_>, _>>()?;
+    read_rate(&*checkpoint.disk(ReadMethod::Direct), sample_units(&units))
 }
 
 /// Reading that a decoder begins with.
@@ -304,7 +304,7 @@ fn fixed_bytes(assumed: u64) -> u64 {
     resident_bytes().map_or(assumed, |resident| resident + SLACK)
 }
 
-fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit, RuntimeError> {
+fn fit(model: &Model, decoder: &Arc<Decoder>, config: &ResidencyOptions) -> Result<Residency, RuntimeError> {
     let Some(streamed) = decoder.streamed() else { unreachable!("it was made to be streamed") };
     let context = config.context.unwrap_or(decoder.config().max_positions);
     let mut shape = decoder_shape(model.checkpoint(), decoder.config(), config.kept)?;
@@ -333,7 +333,7 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
         budget.charge(Account::Program, shape.fixed_bytes)?,
         budget.charge(Account::Activations, plan.chunk as u64 * shape.activation_bytes_per_row)?,
     ];
-    let keeper = Keeper::new(&budget, streamed.parts(), plan.buffers)?;
+    let keeper = WeightCache::new(&budget, streamed.parts(), plan.buffers)?;
     let ledger = Arc::new(Pages { keeper: keeper.clone(), decoder: decoder.clone() });
     let pool = PagePool::with_ledger(decoder.layout(config.kept), ledger);
     pool.reserve(1, plan.kv_tokens.next_multiple_of(PAGE_TOKENS));
@@ -346,14 +346,28 @@ fn fit(model: &Model, decoder: &Arc<Decoder>, config: &FitConfig) -> Result<Fit,
         streamed.set_expert_room(room);
     }
     keeper.set_governor(governor(&plan, &shape, &rates, parts)?);
-    streamed.set_watcher(Box::new(Looker(keeper.clone())));
-    sentry::keep_watch(&keeper, decoder, pressure::system())?;
+    streamed.set_step_hook(Box::new(ResidencyHook(keeper.clone())));
+    monitor::keep_watch(&keeper, decoder, pressure::system())?;
     let row_bytes = shape.activation_bytes_per_row;
-    Ok(Fit { plan, rates, budget, pool, keeper, decoder: decoder.clone(), row_bytes, _standing: standing })
+    Ok(Residency {
+        plan,
+        rates,
+        budget,
+        pool,
+        keeper,
+        decoder: decoder.clone(),
+        row_bytes,
+        _standing: standing,
+    })
 }
 
 /// Does as one is told instead of what is best.
-fn adjust(plan: &mut Plan, shape: &Shape, rates: &Rates, config: &FitConfig) -> Result<(), RuntimeError> {
+fn adjust(
+    plan: &mut Plan,
+    shape: &Shape,
+    rates: &Rates,
+    config: &ResidencyOptions,
+) -> Result<(), RuntimeError> {
     if config.layers.is_none() && config.buffers.is_none() && config.placement == Placement::Auto {
         return Ok(());
     }

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firebox_model::Streamed;
+use firebox_model::StreamedWeights;
 
-use super::keeper::{Keeper, State, Tenancy};
-use super::tenant::Tenant;
+use super::share::ModelShare;
+use super::weights::{State, Tenancy, WeightCache};
 use crate::governor::{Event, Residency};
 use crate::planner::FEWEST_BUFFERS;
 use crate::thermal::{Heat, Thermometer};
@@ -28,7 +28,7 @@ pub(super) const READING_CHECK: Duration = Duration::from_millis(1);
 
 /// What came of asking for memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Gave {
+pub(super) enum Reclaimed {
     /// Nobody has any to give.
     Nothing,
     /// It has some, and is about to change that.
@@ -43,21 +43,23 @@ pub(super) enum Gave {
 pub(super) fn insist<S, R>(
     state: &mut S,
     take: impl Fn(&mut S) -> Result<R, MemoryError>,
-    ask: impl Fn(&mut S) -> Gave,
+    ask: impl Fn(&mut S) -> Reclaimed,
 ) -> Result<R, MemoryError> {
     let (mut asked, mut waits_since) = (0, None);
     loop {
         match take(state) {
             Err(error @ MemoryError::OverBudget { .. }) => match ask(state) {
-                Gave::Some => (asked, waits_since) = (0, None),
-                Gave::Reading if waits_since.get_or_insert_with(Instant::now).elapsed() < SLOWEST_READ => {
+                Reclaimed::Some => (asked, waits_since) = (0, None),
+                Reclaimed::Reading
+                    if waits_since.get_or_insert_with(Instant::now).elapsed() < SLOWEST_READ =>
+                {
                     thread::sleep(READING_CHECK);
                 }
-                Gave::Busy if asked < ASKED_AGAIN => {
+                Reclaimed::Busy if asked < ASKED_AGAIN => {
                     asked += 1;
                     thread::yield_now();
                 }
-                Gave::Reading | Gave::Busy | Gave::Nothing => return Err(error),
+                Reclaimed::Reading | Reclaimed::Busy | Reclaimed::Nothing => return Err(error),
             },
             taken => return taken,
         }
@@ -65,8 +67,8 @@ pub(super) fn insist<S, R>(
 }
 
 /// Asks one after the other to give something up, of whom one may be who asks.
-pub(super) fn ask(others: &[Arc<Tenant>], mut own: Option<&mut Kept<'_>>) -> Gave {
-    let mut most = Gave::Nothing;
+pub(super) fn ask(others: &[Arc<ModelShare>], mut own: Option<&mut Kept<'_>>) -> Reclaimed {
+    let mut most = Reclaimed::Nothing;
     for other in others {
         let (Some(keeper), Some(decoder)) = (other.keeper.upgrade(), other.decoder.upgrade()) else {
             continue;
@@ -76,7 +78,7 @@ pub(super) fn ask(others: &[Arc<Tenant>], mut own: Option<&mut Kept<'_>>) -> Gav
             Some(own) => own.give_up(other),
             None => keeper.give_up(streamed, other),
         };
-        if gave == Gave::Some {
+        if gave == Reclaimed::Some {
             return gave;
         }
         most = most.max(gave);
@@ -86,19 +88,19 @@ pub(super) fn ask(others: &[Arc<Tenant>], mut own: Option<&mut Kept<'_>>) -> Gav
 
 /// The parts of a model as something to be governed.
 pub(super) struct Kept<'a> {
-    pub keeper: &'a Keeper,
-    pub streamed: &'a Streamed,
+    pub keeper: &'a WeightCache,
+    pub streamed: &'a StreamedWeights,
     pub state: &'a mut State,
 }
 
 impl Kept<'_> {
     /// Charges a part and reads it, unless it is in memory.
     pub fn load(&mut self, part: usize) -> Result<(), RuntimeError> {
-        if self.streamed.is_kept(part) {
+        if self.streamed.is_resident(part) {
             return Ok(());
         }
-        let charge = self.keeper.budget.charge(Account::Weights, self.streamed.kept_bytes(part))?;
-        self.streamed.keep(part)?;
+        let charge = self.keeper.budget.charge(Account::Weights, self.streamed.part_bytes(part))?;
+        self.streamed.load(part)?;
         self.state.weights[part] = Some(charge);
         Ok(())
     }
@@ -121,16 +123,16 @@ impl Kept<'_> {
         }
     }
 
-    fn ask_anybody(&mut self) -> Gave {
+    fn ask_anybody(&mut self) -> Reclaimed {
         let Some(Tenancy { tenants, .. }) = self.keeper.tenancy() else { return self.let_last_go() };
         match ask(&tenants.least_urgent_first(), Some(&mut *self)) {
             // Nobody is waited for long under the lock: others want to know what is kept, and whoever watches over memory to let it go.
-            Gave::Reading => Gave::Busy,
+            Reclaimed::Reading => Reclaimed::Busy,
             gave => gave,
         }
     }
 
-    pub fn give_up(&mut self, tenant: &Tenant) -> Gave {
+    pub fn give_up(&mut self, tenant: &ModelShare) -> Reclaimed {
         let ring = self.state.ring.bytes();
         if tenant.wanted().urgency.is_none() && ring > 0 {
             self.fit_ring();
@@ -138,16 +140,16 @@ impl Kept<'_> {
             self.set_ring(self.streamed.buffers());
         }
         if self.state.ring.bytes() < ring {
-            return Gave::Some;
+            return Reclaimed::Some;
         }
-        let gave = if tenant.is_pinned { Gave::Nothing } else { self.let_last_go() };
-        if matches!(gave, Gave::Nothing) {
+        let gave = if tenant.is_pinned { Reclaimed::Nothing } else { self.let_last_go() };
+        if matches!(gave, Reclaimed::Nothing) {
             // Somebody is reading into a buffer, and gives it back then.
-            return if self.pays_for_more_than_needed() { Gave::Reading } else { Gave::Nothing };
+            return if self.pays_for_more_than_needed() { Reclaimed::Reading } else { Reclaimed::Nothing };
         }
         // Who kept everything, or all but one part of every block, needs more buffers now: of what it has given up itself.
         while tenant.wanted().urgency.is_some() && self.state.ring.bytes() < self.least_ring() {
-            if !self.set_ring(self.few_buffers()) && !matches!(self.let_last_go(), Gave::Some) {
+            if !self.set_ring(self.few_buffers()) && !matches!(self.let_last_go(), Reclaimed::Some) {
                 break;
             }
         }
@@ -155,21 +157,21 @@ impl Kept<'_> {
     }
 
     /// Lets the part go that would be kept last.
-    fn let_last_go(&mut self) -> Gave {
-        let kept = (0..self.streamed.parts()).filter(|&part| self.streamed.is_kept(part));
-        let Some(part) = kept.max_by_key(|&part| self.keeper.order[part]) else { return Gave::Nothing };
+    fn let_last_go(&mut self) -> Reclaimed {
+        let kept = (0..self.streamed.parts()).filter(|&part| self.streamed.is_resident(part));
+        let Some(part) = kept.max_by_key(|&part| self.keeper.order[part]) else { return Reclaimed::Nothing };
         self.let_go(part);
         if self.keeper.tenancy().is_none() {
             self.fit_ring();
         }
         self.state.log(Event::Shed { layers: vec![part] }, self.streamed);
-        Gave::Some
+        Reclaimed::Some
     }
 
     /// Whether a part is one of those that come next: there may be room for it and for what is kept before it.
     pub fn is_among_the_next(&self, part: usize, bytes: u64) -> bool {
         let Some(tenancy) = self.keeper.tenancy() else { return false };
-        let count = (0..self.streamed.parts()).filter(|&part| self.streamed.is_kept(part)).count();
+        let count = (0..self.streamed.parts()).filter(|&part| self.streamed.is_resident(part)).count();
         self.keeper.order[part] < count + (self.room(tenancy) / bytes.max(1)) as usize
     }
 
@@ -197,7 +199,7 @@ impl Kept<'_> {
             }
             let mut weaker = tenants.least_urgent_first();
             weaker.retain(|other| tenant.comes_before(other));
-            if !matches!(ask(&weaker, Some(&mut *self)), Gave::Some) {
+            if !matches!(ask(&weaker, Some(&mut *self)), Reclaimed::Some) {
                 return false;
             }
         }
@@ -212,7 +214,7 @@ impl Kept<'_> {
             return false;
         }
         let of_blocks = self.streamed.block_parts();
-        let missing: Vec<usize> = (0..of_blocks).filter(|&part| !self.streamed.is_kept(part)).collect();
+        let missing: Vec<usize> = (0..of_blocks).filter(|&part| !self.streamed.is_resident(part)).collect();
         let Some(other) = better_missing(part, &missing, of_blocks) else { return false };
         if self.keeper.budget.left() + self.bytes(other) < bytes {
             return false;
@@ -252,7 +254,7 @@ impl Kept<'_> {
     }
 
     pub fn keeps_all(&self) -> bool {
-        (0..self.streamed.parts()).all(|part| self.streamed.is_kept(part))
+        (0..self.streamed.parts()).all(|part| self.streamed.is_resident(part))
     }
 
     /// Gives the ring what it needs, or as much of that as there is: less on a hot machine, which is not to work ahead.
@@ -291,7 +293,7 @@ impl Kept<'_> {
     }
 
     fn missing(&self) -> usize {
-        (0..self.streamed.parts()).filter(|&part| !self.streamed.is_kept(part)).count()
+        (0..self.streamed.parts()).filter(|&part| !self.streamed.is_resident(part)).count()
     }
 
     fn few_are_missing(&self) -> bool {
@@ -352,11 +354,11 @@ impl Residency for Kept<'_> {
     }
 
     fn is_kept(&self, part: usize) -> bool {
-        self.streamed.is_kept(part)
+        self.streamed.is_resident(part)
     }
 
     fn bytes(&self, part: usize) -> u64 {
-        self.streamed.kept_bytes(part)
+        self.streamed.part_bytes(part)
     }
 
     fn rank(&self, part: usize) -> usize {
@@ -368,7 +370,7 @@ impl Residency for Kept<'_> {
     }
 
     fn let_go(&mut self, part: usize) {
-        self.streamed.let_go(part);
+        self.streamed.evict(part);
         self.state.weights[part] = None;
     }
 }
@@ -379,7 +381,7 @@ mod tests {
     use crate::Budget;
 
     /// What comes of wanting memory that somebody else has, who says so until it has given it up after a while.
-    fn insisted(gave: Gave, after: Duration) -> bool {
+    fn insisted(gave: Reclaimed, after: Duration) -> bool {
         let budget = Budget::new(10);
         let mut theirs = Some(budget.charge(Account::Scratch, 10).unwrap());
         let began = Instant::now();
@@ -388,8 +390,8 @@ mod tests {
             |_| budget.charge(Account::Streams, 10),
             |theirs| match began.elapsed() < after {
                 true => gave,
-                false if theirs.take().is_some() => Gave::Some,
-                false => Gave::Nothing,
+                false if theirs.take().is_some() => Reclaimed::Some,
+                false => Reclaimed::Nothing,
             },
         );
         taken.is_ok()
@@ -397,14 +399,14 @@ mod tests {
 
     #[test]
     fn who_reads_a_part_is_waited_for() {
-        assert!(insisted(Gave::Reading, Duration::from_millis(300)));
-        assert!(!insisted(Gave::Reading, 2 * SLOWEST_READ), "nobody waits for ever");
+        assert!(insisted(Reclaimed::Reading, Duration::from_millis(300)));
+        assert!(!insisted(Reclaimed::Reading, 2 * SLOWEST_READ), "nobody waits for ever");
     }
 
     #[test]
     fn two_who_wait_for_each_other_do_not_do_so_for_long() {
         let began = Instant::now();
-        assert!(!insisted(Gave::Busy, Duration::from_secs(3600)));
+        assert!(!insisted(Reclaimed::Busy, Duration::from_secs(3600)));
         assert!(began.elapsed() < Duration::from_secs(60));
     }
 

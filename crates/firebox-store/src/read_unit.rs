@@ -34,7 +34,7 @@ pub trait Tensors: std::fmt::Debug {
 
 /// Tensors, or rows of one, that are read from disk together.
 #[derive(Debug, Clone)]
-pub struct Portion {
+pub struct ReadUnit {
     path: PathBuf,
     /// By name.
     tensors: Vec<Placed>,
@@ -61,7 +61,7 @@ struct Read {
     at: usize,
 }
 
-impl Portion {
+impl ReadUnit {
     /// Bytes of its tensors, scales included.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|placed| placed.info.bytes).sum()
@@ -139,10 +139,10 @@ impl Portion {
     }
 }
 
-/// A portion in memory. Clones share the memory, which goes with the last of them and of the tensors made from it.
+/// A unit in memory. Clones share the memory, which goes with the last of them and of the tensors made from it.
 #[derive(Debug, Clone)]
-pub struct Loaded {
-    portion: Arc<Portion>,
+pub struct LoadedTensors {
+    unit: Arc<ReadUnit>,
     bytes: Bytes,
     loan: Option<Loan>,
 }
@@ -162,9 +162,9 @@ impl Loan {
     }
 }
 
-impl Loaded {
-    pub(crate) fn new(portion: Arc<Portion>, bytes: Bytes, loan: Option<Loan>) -> Self {
-        Self { portion, bytes, loan }
+impl LoadedTensors {
+    pub(crate) fn new(unit: Arc<ReadUnit>, bytes: Bytes, loan: Option<Loan>) -> Self {
+        Self { unit, bytes, loan }
     }
 
     /// What its buffer is on, where that goes back to where it came from.
@@ -174,30 +174,30 @@ impl Loaded {
 
     /// Gives back to the system what lies behind it in its buffer, which nobody may read into any more.
     pub(crate) fn trim(&self) {
-        trim(&self.bytes, self.portion.buffer_bytes);
+        trim(&self.bytes, self.unit.buffer_bytes);
     }
 
     /// The same in memory of its own, so that the buffer can be used again.
     pub fn copied(&self) -> Result<Self, StoreError> {
-        let bytes = self.portion.buffer_bytes;
+        let bytes = self.unit.buffer_bytes;
         let mut copy = anonymous(bytes)?;
         copy[..bytes].copy_from_slice(&self.bytes[..bytes]);
-        Ok(Self { portion: self.portion.clone(), bytes: Bytes::from_owner(copy), loan: None })
+        Ok(Self { unit: self.unit.clone(), bytes: Bytes::from_owner(copy), loan: None })
     }
 }
 
-impl Tensors for Loaded {
+impl Tensors for LoadedTensors {
     fn path(&self) -> &Path {
-        &self.portion.path
+        &self.unit.path
     }
 
     fn info(&self, name: &str) -> Option<&TensorInfo> {
-        self.portion.tensor(name).map(|placed| &placed.info)
+        self.unit.tensor(name).map(|placed| &placed.info)
     }
 
     fn weight(&self, name: &str) -> Result<Weight, StoreError> {
-        let placed = self.portion.tensor(name).ok_or_else(|| StoreError::MissingTensor {
-            model: self.portion.path.clone(),
+        let placed = self.unit.tensor(name).ok_or_else(|| StoreError::MissingTensor {
+            model: self.unit.path.clone(),
             tensor: name.to_owned(),
         })?;
         let slice = |range: &Range<usize>, align: usize| {
@@ -216,7 +216,7 @@ impl Tensors for Loaded {
     }
 
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        Box::new(self.portion.tensors.iter().map(|placed| placed.info.name.as_str()))
+        Box::new(self.unit.tensors.iter().map(|placed| placed.info.name.as_str()))
     }
 }
 
@@ -282,20 +282,20 @@ impl Tensors for Unmapped<'_> {
 
 impl Checkpoint {
     /// Tensors that are to be read together.
-    pub fn portion<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Portion, StoreError> {
+    pub fn read_unit<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<ReadUnit, StoreError> {
         let tensors = names
             .into_iter()
             .map(|name| self.entry(name).map(|(info, place)| (info.clone(), place.data, place.scales)))
             .collect::<Result<_, _>>()?;
-        Ok(Portion::new(self.path(), tensors))
+        Ok(ReadUnit::new(self.path(), tensors))
     }
 
-    /// Tensors in so many portions at most, of about the same size, each of tensors that lie one after the other.
+    /// Tensors in so many units at most, of about the same size, each of tensors that lie one after the other.
     pub fn divided<'a>(
         &self,
         names: impl IntoIterator<Item = &'a str>,
         most: usize,
-    ) -> Result<Vec<Portion>, StoreError> {
+    ) -> Result<Vec<ReadUnit>, StoreError> {
         let mut tensors = names
             .into_iter()
             .map(|name| {
@@ -304,24 +304,24 @@ impl Checkpoint {
             .collect::<Result<Vec<_>, _>>()?;
         tensors.sort_by_key(|(_, place, _)| *place);
         let each = tensors.iter().map(|(bytes, ..)| bytes).sum::<u64>().div_ceil(most.max(1) as u64).max(1);
-        let mut portions: Vec<Vec<&str>> = Vec::new();
+        let mut units: Vec<Vec<&str>> = Vec::new();
         let (mut before, mut at) = (0, None);
         for (bytes, _, name) in tensors {
             // By where its middle lies.
             let belongs = (before + bytes / 2) / each;
             before += bytes;
-            match portions.last_mut() {
+            match units.last_mut() {
                 Some(last) if at == Some(belongs) => last.push(name),
-                _ => portions.push(vec![name]),
+                _ => units.push(vec![name]),
             }
             at = Some(belongs);
         }
-        portions.into_iter().map(|names| self.portion(names)).collect()
+        units.into_iter().map(|names| self.read_unit(names)).collect()
     }
 
     /// Some rows of a matrix, as a matrix of the same name. Of a quantized one whole tiles.
-    pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<Portion, StoreError> {
-        Ok(Portion::new(self.path(), vec![self.rows_of(name, rows)?]))
+    pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<ReadUnit, StoreError> {
+        Ok(ReadUnit::new(self.path(), vec![self.rows_of(name, rows)?]))
     }
 
     /// Single rows of a matrix, in the order asked for.
@@ -363,10 +363,10 @@ impl Checkpoint {
 
     /// A few bytes of a tensor. They are far shorter than a block, and neighbours come with them.
     fn near(&self, info: &TensorInfo, span: Span, disk: &dyn ReadAt) -> Result<Vec<u8>, StoreError> {
-        let portion = Portion::new(self.path(), vec![(info.clone(), span, None)]);
-        let mut buffer = vec![0u8; portion.buffer_bytes];
-        portion.read(disk, &mut buffer)?;
-        let Range { start, end } = portion.tensors[0].data;
+        let unit = ReadUnit::new(self.path(), vec![(info.clone(), span, None)]);
+        let mut buffer = vec![0u8; unit.buffer_bytes];
+        unit.read(disk, &mut buffer)?;
+        let Range { start, end } = unit.tensors[0].data;
         buffer.truncate(end);
         buffer.drain(..start);
         Ok(buffer)
