@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use firebox::engine::{Engine, HostConfig, Request};
-use firebox::{GenerationConfig, Model, device, give_back_by};
+use firebox::{GenerationConfig, Model, device, set_release_to_os};
 
 static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
 
@@ -23,7 +23,7 @@ fn given_back(by: impl FnOnce()) -> usize {
 
 #[test]
 fn what_a_prompt_leaves_is_given_back_when_its_answer_begins() {
-    give_back_by(|| {
+    set_release_to_os(|| {
         GIVEN_BACK.fetch_add(1, Ordering::Relaxed);
     });
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/llama");

@@ -81,7 +81,7 @@ fn names() -> clap::builder::PossibleValuesParser {
 }
 
 fn main() -> ExitCode {
-    firebox_runtime::give_back_by(firebox_allocator::give_back);
+    firebox_runtime::set_release_to_os(firebox_allocator::give_back);
     let args = Args::parse();
     let done = match &args.task {
         Some(task) => child::perform(task).map(|answer| {

@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::MemoryError;
 
-/// What memory is held for.
+/// The purpose of a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Account {
-    /// The program itself: what the process had before any model.
+    /// The program itself: what the process takes before it opens a model.
     Program,
-    /// Weights that stay.
+    /// Resident weights.
     Weights,
-    /// What sequences remember.
+    /// Keys, values and recurrent states of sequences.
     Streams,
-    /// What one pass computes on its way.
+    /// Intermediate results of a pass.
     Activations,
-    /// Read buffers and the like.
+    /// Read buffers and other working memory.
     Scratch,
 }
 
 impl Account {
-    /// All of them.
+    /// All accounts.
     pub const ALL: [Self; 5] =
         [Self::Program, Self::Weights, Self::Streams, Self::Activations, Self::Scratch];
 
-    /// What it is called where numbers are shown.
+    /// Returns the name in tables and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Program => "program",
@@ -40,7 +40,7 @@ impl Account {
         }
     }
 
-    /// What helps when there is no more for it.
+    /// Returns a remedy for a charge that was refused.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::Program | Self::Scratch => "raise --memory",
@@ -62,8 +62,8 @@ impl fmt::Display for Account {
 
 /// The memory that all models of a process may take together.
 ///
-/// Whoever is about to allocate something of size charges it first, and allocates only if that succeeds. So the line is
-/// never crossed, not even for a moment. Clones share one budget.
+/// Every large allocation is charged first and made only if the charge succeeds, so that the limit is never exceeded. Clones
+/// share one budget.
 ///
 /// ```
 /// use firebox_memory::{Account, Budget};
@@ -77,9 +77,9 @@ impl fmt::Display for Account {
 #[derive(Debug, Clone)]
 pub struct Budget {
     total: u64,
-    // Charges are as rare as large allocations, and a lock lets the sum, the accounts and the peak agree at any time.
+    // A mutex keeps the sum, the accounts and the peak consistent; charges are as rare as large allocations.
     held: Arc<Mutex<Held>>,
-    /// Whose charges these are, where they are those of a part of it.
+    /// The slice of the budget that charges belong to, if any.
     slice: Option<Arc<Slice>>,
 }
 
@@ -91,7 +91,7 @@ struct Held {
     made: u64,
 }
 
-/// What is kept for somebody, and what of that and beyond is held.
+/// A reservation, and what its slice holds within it and beyond.
 #[derive(Debug, Default)]
 struct Reserved {
     bytes: u64,
@@ -105,7 +105,7 @@ impl Reserved {
     }
 }
 
-/// A part of a budget, for as long as anything refers to it.
+/// A part of a budget. The reservation ends with the last reference.
 #[derive(Debug)]
 struct Slice {
     id: u64,
@@ -113,7 +113,7 @@ struct Slice {
     giver: OnceLock<Giver>,
 }
 
-/// Has somebody give up what can be done without. Whether anybody has.
+/// Asks others that share the budget to evict something, and returns whether they did.
 struct Giver(Box<dyn Fn() -> bool + Send + Sync>);
 
 impl fmt::Debug for Giver {
@@ -129,12 +129,12 @@ impl Drop for Slice {
 }
 
 impl Held {
-    /// Never overflows: it is never more than the total of the budget.
+    /// Returns the bytes held. The sum never overflows because it never exceeds the budget's total.
     fn sum(&self) -> u64 {
         self.accounts.iter().sum()
     }
 
-    /// What nobody holds and nobody but that slice has reserved.
+    /// Returns the bytes that are neither held nor reserved by another slice.
     fn left(&self, total: u64, slice: Option<u64>) -> u64 {
         let others = self.slices.iter().filter(|(id, _)| Some(**id) != slice);
         let reserved: u64 = others.map(|(_, other)| other.bytes.saturating_sub(other.sum())).sum();
@@ -143,24 +143,24 @@ impl Held {
 }
 
 impl Budget {
-    /// So many bytes in all.
+    /// Creates a budget of `total` bytes.
     pub fn new(total: u64) -> Self {
         Self { total, held: Arc::default(), slice: None }
     }
 
-    /// Keeps the accounts and refuses nothing.
+    /// Creates a budget that keeps accounts and refuses nothing.
     pub fn unlimited() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// Takes bytes from what is left, until the charge is dropped.
+    /// Takes bytes until the charge is dropped. Fails if too few are left.
     pub fn charge(&self, account: Account, bytes: u64) -> Result<Charge, MemoryError> {
         self.take(account, bytes)?;
         Ok(Charge { budget: self.clone(), account, bytes })
     }
 
-    /// A part of it for somebody whom so many bytes are kept for, whatever others take; beyond them it has what is left
-    /// for all. It knows what it holds itself. What is kept for it is given up with its last clone and charge.
+    /// Creates a slice for which `reserved` bytes are set aside; beyond these it takes what is left for all. The slice has
+    /// its own accounts. The reservation ends when the last clone and the last charge of the slice are dropped.
     ///
     /// ```
     /// use firebox_memory::{Account, Budget};
@@ -185,8 +185,8 @@ impl Budget {
         Ok(Self { total: self.total, held: self.held.clone(), slice })
     }
 
-    /// Changes how much is kept for a slice, what it holds already included. Where there is not enough left, and of what is no
-    /// slice, nothing changes.
+    /// Changes the reservation of a slice; bytes that the slice already holds count towards it. Fails and changes nothing if
+    /// too few are left. Does nothing if this is no slice.
     pub fn reserve(&self, bytes: u64) -> Result<(), MemoryError> {
         let mut held = self.lock();
         let left = held.left(self.total, self.slice_id());
@@ -200,16 +200,16 @@ impl Budget {
         Ok(())
     }
 
-    /// Who gives something up from now on for [what cannot be done without](Self::insist), where this is a slice.
+    /// Sets the function that [`insist`](Self::insist) calls to free memory, if this is a slice.
     pub fn ask_when_short(&self, give: impl Fn() -> bool + Send + Sync + 'static) {
         if let Some(slice) = &self.slice {
-            // Said once, before anybody else knows of it.
+            // Set once, before the slice is shared.
             let _ = slice.giver.set(Giver(Box::new(give)));
         }
     }
 
-    /// Takes bytes as [`charge`](Self::charge) does. Where there are too few left, others who share the budget give up what
-    /// they can do without.
+    /// Takes bytes as [`charge`](Self::charge) does. If too few are left, others that share the budget evict until the charge
+    /// fits or nothing more can be evicted.
     pub fn insist(&self, account: Account, bytes: u64) -> Result<Charge, MemoryError> {
         let giver = self.slice.as_ref().and_then(|slice| slice.giver.get());
         loop {
@@ -220,20 +220,20 @@ impl Budget {
         }
     }
 
-    /// What is kept for it whatever others take, where it is a slice.
+    /// Returns the reservation, if this is a slice.
     pub fn reserved(&self) -> Option<u64> {
         let id = self.slice_id()?;
         self.lock().slices.get(&id).map(|slice| slice.bytes)
     }
 
-    /// Whether what it gives back is anybody's, because it holds more than is kept for it.
+    /// Returns whether bytes that are returned become available to all, because the slice holds more than its reservation.
     pub fn exceeds_reserve(&self) -> bool {
         let held = self.lock();
         let slice = self.slice_id().and_then(|id| held.slices.get(&id));
         slice.is_none_or(|slice| slice.sum() > slice.bytes)
     }
 
-    /// Bytes an account holds; of a slice, what of it is the slice's.
+    /// Returns the bytes that an account holds, of the slice alone if this is a slice.
     pub fn held(&self, account: Account) -> u64 {
         let held = self.lock();
         match self.slice.as_ref().and_then(|slice| held.slices.get(&slice.id)) {
@@ -242,17 +242,17 @@ impl Budget {
         }
     }
 
-    /// Bytes nobody holds, nor anybody else has reserved.
+    /// Returns the bytes that are neither held nor reserved by another slice.
     pub fn left(&self) -> u64 {
         self.lock().left(self.total, self.slice_id())
     }
 
-    /// Bytes in all.
+    /// Returns the size of the whole budget.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// The most that was ever held at once; of a slice, what it held itself.
+    /// Returns the largest number of bytes held at once, of the slice alone if this is a slice.
     pub fn most_held(&self) -> u64 {
         let held = self.lock();
         match self.slice.as_ref().and_then(|slice| held.slices.get(&slice.id)) {
@@ -288,13 +288,13 @@ impl Budget {
         self.slice.as_ref().map(|slice| slice.id)
     }
 
-    /// Nothing panics between two fields that belong together, so that a poisoned lock is as good as any.
+    /// Locks the accounts. No code panics between two related writes, so a poisoned lock holds consistent values.
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Memory that was taken from a budget, and goes back to it when this is dropped.
+/// Bytes taken from a budget. They return to it when the charge is dropped.
 #[derive(Debug)]
 #[must_use = "what was charged is given back when the charge is dropped"]
 pub struct Charge {
@@ -304,27 +304,27 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// How much it is.
+    /// Returns the size of the charge.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What it is for.
+    /// Returns the purpose of the charge.
     pub fn account(&self) -> Account {
         self.account
     }
 
-    /// Bytes that whoever has this could still take.
+    /// Returns the bytes that the same budget or slice could still take.
     pub fn left(&self) -> u64 {
         self.budget.left()
     }
 
-    /// Takes bytes for something else of whoever has this, as [`insist`](Budget::insist) does.
+    /// Takes bytes of the same budget or slice for another account, as [`insist`](Budget::insist) does.
     pub fn beside(&self, account: Account, bytes: u64) -> Result<Self, MemoryError> {
         self.budget.insist(account, bytes)
     }
 
-    /// Takes more, or gives some back. Where there is not enough left, everything stays as it was.
+    /// Changes the size of the charge. Fails and changes nothing if too few bytes are left.
     pub fn resize(&mut self, bytes: u64) -> Result<(), MemoryError> {
         match bytes.checked_sub(self.bytes) {
             Some(more) => self.budget.take(self.account, more)?,
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_with_a_remedy() {
+    fn a_refused_charge_names_a_remedy() {
         let budget = Budget::new(100 << 20);
         let _weights = budget.charge(Account::Weights, 70 << 20).unwrap();
         let refused = budget.charge(Account::Streams, 50 << 20).unwrap_err();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_charge_changes_size_or_stays_as_it_was() {
+    fn a_failed_resize_changes_nothing() {
         let budget = Budget::new(10);
         let mut charge = budget.charge(Account::Scratch, 4).unwrap();
         charge.resize(10).unwrap();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_there_whatever_others_take() {
+    fn reservations_are_kept_from_other_slices() {
         let budget = Budget::new(100);
         let (small, large) = (budget.slice(30).unwrap(), budget.slice(0).unwrap());
         assert!(budget.slice(71).is_err());
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_knows_what_is_kept_for_it_and_what_it_held() {
+    fn a_slice_reports_its_own_reservation_and_charges() {
         let budget = Budget::new(100);
         let (small, large) = (budget.slice(30).unwrap(), budget.slice(0).unwrap());
         assert_eq!((budget.reserved(), small.reserved(), large.reserved()), (None, Some(30), Some(0)));
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn others_give_up_as_much_as_is_insisted_on() {
+    fn insisting_evicts_others() {
         let budget = Budget::new(100);
         let (small, large) = (budget.slice(0).unwrap(), budget.slice(0).unwrap());
         let kept: Vec<_> = (0..9).map(|_| large.charge(Account::Weights, 10).unwrap()).collect();
@@ -427,7 +427,7 @@ mod tests {
         assert_eq!(budget.left(), u64::MAX);
     }
 
-    /// Charges, resizes and drops at random; every charge left goes at the end.
+    /// Charges, resizes and drops at random. The remaining charges are dropped at the end.
     fn spend(budget: &Budget, steps: &[(usize, u64)]) {
         let mut charges = Vec::new();
         for &(kind, bytes) in steps {
@@ -449,7 +449,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn no_more_is_ever_held_than_there_is(
+        fn charges_never_exceed_the_budget(
             total in 0u64..300,
             threads in prop::collection::vec(prop::collection::vec((0usize..7, 0u64..100), 0..60), 4),
             reserved in prop::collection::vec(0u64..60, 2),

@@ -2,7 +2,7 @@
 
 use crate::MemoryError;
 
-/// A number of bytes, for people: `1.50 GiB`.
+/// Formats a number of bytes for people: `1.50 GiB`.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut value = bytes as f64;
@@ -20,15 +20,14 @@ pub fn human_bytes(bytes: u64) -> String {
     }
 }
 
-/// Reads a number of bytes as people write it: `600M`, `1.5G`, `1 GiB`, `4096`.
+/// Parses a number of bytes: `600M`, `1.5G`, `1 GiB`, `4096`.
 ///
-/// K, M, G and T are powers of 1024, with or without `B` or `iB` behind them, because that is how memory is sold and how
-/// systems report it.
+/// K, M, G and T are powers of 1024, with or without `B` or `iB`.
 pub fn parse_bytes(text: &str) -> Result<u64, MemoryError> {
-    size(text.trim()).ok_or_else(|| MemoryError::Size { text: text.to_owned() })
+    parse_size(text.trim()).ok_or_else(|| MemoryError::Size { text: text.to_owned() })
 }
 
-fn size(text: &str) -> Option<u64> {
+fn parse_size(text: &str) -> Option<u64> {
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let unit = unit_bytes(unit.trim_start())?;
@@ -59,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_are_parsed() {
         let sizes = [
             ("0", 0),
             ("4096", 4096),
@@ -78,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_an_error_that_shows_it() {
+    fn invalid_sizes_are_errors_that_quote_the_text() {
         let wrong =
             ["", "G", ".", "-1", "+1", "1e3", "1.2.3", "1 X", "1 G B", "inf", "16777216T", "0x10", "٣"];
         for text in wrong {
@@ -88,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_with_the_largest_unit_that_fits() {
+    fn sizes_are_formatted_with_the_largest_unit_that_fits() {
         assert_eq!(human_bytes(1023), "1023 B");
         assert_eq!(human_bytes(3 << 29), "1.50 GiB");
         assert_eq!(human_bytes(u64::MAX), "16.00 EiB");
@@ -96,13 +95,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_can_be_read(bytes in 0u64..1 << 50) {
+        fn formatted_sizes_can_be_parsed(bytes in 0u64..1 << 50) {
             let read = parse_bytes(&human_bytes(bytes)).unwrap();
             prop_assert!(read.abs_diff(bytes) as f64 <= bytes as f64 / 100.0);
         }
 
         #[test]
-        fn no_text_is_too_odd(text in ".*") {
+        fn no_text_panics(text in ".*") {
             let _ = parse_bytes(&text);
         }
     }

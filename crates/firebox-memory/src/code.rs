@@ -1,22 +1,24 @@
-//! The pages of the program's own code and constants.
+//! Releases the resident pages of the program's code and constants.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::slice;
 
-/// Lets go of the code that was run so far, and of constants: most of what opens a model is not run again. What is comes back
-/// from the page cache, sixteen pages at a time. A debugger has written into code, so that beside one it stays.
-pub(crate) fn let_go() {
+/// Releases the pages of code and constants that were used so far; most code that opens a model does not run again. Code that
+/// runs again returns from the page cache, sixteen pages at a time. Does nothing under a debugger, which may have written
+/// breakpoints into the code.
+pub(crate) fn release() {
     if is_traced() {
         return;
     }
-    // SAFETY: the callback is of the type that is called, and takes no data.
-    unsafe { libc::dl_iterate_phdr(Some(let_go_of), null_mut()) };
+    // SAFETY: the callback has the required type and ignores its data pointer.
+    unsafe { libc::dl_iterate_phdr(Some(release_segments), null_mut()) };
 }
 
-/// The program or one of its libraries. Who goes through them holds off whoever would unload one.
-unsafe extern "C" fn let_go_of(object: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
-    // SAFETY: the caller hands over an object that outlives the call, with as many headers as it says.
+/// Releases the read-only segments of one loaded object. The loader holds its lock during the iteration, so that no object is
+/// unloaded.
+unsafe extern "C" fn release_segments(object: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+    // SAFETY: the caller passes an object that outlives the call, and `dlpi_phnum` headers at `dlpi_phdr`.
     let (base, headers) = unsafe {
         let object = &*object;
         (object.dlpi_addr, slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()))
@@ -29,14 +31,15 @@ unsafe extern "C" fn let_go_of(object: *mut libc::dl_phdr_info, _: usize, _: *mu
         let start = (base + part.p_vaddr) as usize;
         let first = start / page * page;
         let bytes = start + part.p_memsz as usize - first;
-        // SAFETY: what is not to be written to is mapped from a file, in pages of its own, and nobody has written to it: what a
-        // loader fills in lies in parts that may be written to until it is done. Whoever looks next finds the same in the file.
+        // SAFETY: segments that are not writable are private file mappings on pages of their own that were never written to;
+        // relocations lie in segments that are writable until the loader has finished. The next access reads the same bytes
+        // from the file.
         unsafe { libc::madvise(with_exposed_provenance_mut(first), bytes, libc::MADV_DONTNEED) };
     }
     0
 }
 
-/// Whether a debugger looks on; supposed where the system does not say.
+/// Returns whether a debugger is attached, and `true` if the system does not say.
 fn is_traced() -> bool {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return true };
     status.lines().find_map(|line| line.strip_prefix("TracerPid:")).is_none_or(|tracer| tracer.trim() != "0")
@@ -46,7 +49,7 @@ fn is_traced() -> bool {
 mod tests {
     use super::*;
 
-    /// Code and constants of this program that are resident, in KiB.
+    /// Returns the resident bytes of the program's code and constants, in KiB.
     fn resident() -> u64 {
         let list = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let own = std::env::current_exe().unwrap();
@@ -64,15 +67,15 @@ mod tests {
     }
 
     #[test]
-    fn code_is_let_go_and_runs_on() {
+    fn released_code_still_runs() {
         let value: serde_json::Value = serde_json::from_str(r#"{"a":[1,2.5,"b"]}"#).unwrap();
         let text = value.to_string();
         let goes = || {
             let before = resident();
-            let_go();
+            release();
             resident() < before
         };
-        // Other tests run other code meanwhile, and what is run only comes to be more.
+        // Other tests run code at the same time, which makes more of it resident.
         assert!(is_traced() || (0..10).any(|_| goes()));
         assert_eq!(value.to_string(), text);
     }

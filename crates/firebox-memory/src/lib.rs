@@ -20,5 +20,5 @@ pub mod thermal;
 pub use budget::{Account, Budget, Charge};
 pub use bytes::{human_bytes, parse_bytes};
 pub use error::MemoryError;
-pub use page_faults::{Faults, MajorFaults};
+pub use page_faults::{MajorPageFaults, PageFaults};
 pub use priority::Priority;

@@ -1,16 +1,16 @@
 //! Page faults of a process or a thread.
 
-/// Page faults so far: pages that were missing.
+/// Page faults up to some moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Faults {
-    /// Those that were in memory after all, or came to be without reading.
+pub struct PageFaults {
+    /// Faults that were resolved without reading from disk.
     pub minor: u64,
-    /// Those that had to come from the disk.
+    /// Faults that were read from disk.
     pub major: u64,
 }
 
-impl Faults {
-    /// Of this process, all threads together; absent where the system does not say.
+impl PageFaults {
+    /// Returns the faults of all threads of this process; `None` if the system does not report them.
     pub fn of_process() -> Option<Self> {
         #[cfg(target_os = "linux")]
         return Self::of(libc::RUSAGE_SELF);
@@ -18,7 +18,7 @@ impl Faults {
         None
     }
 
-    /// Of the thread that asks.
+    /// Returns the faults of the calling thread; `None` if the system does not report them.
     pub fn of_thread() -> Option<Self> {
         #[cfg(target_os = "linux")]
         return Self::of(libc::RUSAGE_THREAD);
@@ -26,7 +26,7 @@ impl Faults {
         None
     }
 
-    /// What came since an earlier time.
+    /// Returns the faults since an earlier moment.
     pub fn since(self, before: Self) -> Self {
         Self {
             minor: self.minor.saturating_sub(before.minor),
@@ -42,7 +42,8 @@ impl Faults {
         if failed {
             return None;
         }
-        // SAFETY: every bit pattern is such a value, zeros before the call and whatever it has written after it.
+        // SAFETY: every bit pattern is a valid value of this type, both the zeros from before the call and what the call
+        // writes.
         let usage = unsafe { usage.assume_init() };
         Some(Self {
             minor: u64::try_from(usage.ru_minflt).ok()?,
@@ -51,21 +52,21 @@ impl Faults {
     }
 }
 
-/// Major page faults of this process: pages that were missing and had to come from the disk.
+/// Counts the major page faults of this process: pages that had to be read from disk.
 #[derive(Debug)]
-pub struct MajorFaults {
-    seen: Faults,
+pub struct MajorPageFaults {
+    seen: PageFaults,
 }
 
-impl MajorFaults {
-    /// Counts from now on; absent where the system does not say.
+impl MajorPageFaults {
+    /// Starts to count; `None` if the system does not report faults.
     pub fn counter() -> Option<Self> {
-        Some(Self { seen: Faults::of_process()? })
+        Some(Self { seen: PageFaults::of_process()? })
     }
 
-    /// How many there were since this was last asked, or since the beginning.
+    /// Returns the faults since the last call, or since the start.
     pub fn since_last(&mut self) -> u64 {
-        let Some(now) = Faults::of_process() else { return 0 };
+        let Some(now) = PageFaults::of_process() else { return 0 };
         let before = std::mem::replace(&mut self.seen, now);
         now.since(before).major
     }
@@ -75,38 +76,38 @@ impl MajorFaults {
 mod tests {
     use super::*;
 
-    /// More than an allocator keeps of what was used before.
+    /// More than an allocator keeps of freed memory.
     const FRESH: usize = 64 << 20;
 
     #[test]
-    fn pages_that_are_touched_first_are_faults() {
-        let before = (Faults::of_thread().unwrap(), Faults::of_process().unwrap());
+    fn first_touches_are_faults() {
+        let before = (PageFaults::of_thread().unwrap(), PageFaults::of_process().unwrap());
         let mut fresh = vec![0u8; FRESH];
-        // Where pages are large there are fewer of them, but some.
+        // There are fewer faults on large pages, but at least one.
         fresh.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
         std::hint::black_box(&fresh);
-        let thread = Faults::of_thread().unwrap().since(before.0);
-        let process = Faults::of_process().unwrap().since(before.1);
+        let thread = PageFaults::of_thread().unwrap().since(before.0);
+        let process = PageFaults::of_process().unwrap().since(before.1);
         assert!(thread.minor >= 1 && process.minor >= thread.minor, "{thread:?} of {process:?}");
     }
 
     #[test]
-    fn faults_of_another_thread_are_the_process_s_only() {
-        let before = Faults::of_thread().unwrap();
+    fn faults_of_another_thread_count_for_the_process_only() {
+        let before = PageFaults::of_thread().unwrap();
         let other = std::thread::spawn(|| {
             let fresh = std::hint::black_box(vec![1u8; FRESH]);
             drop(fresh);
-            Faults::of_thread().unwrap()
+            PageFaults::of_thread().unwrap()
         });
         let other = other.join().unwrap();
-        let own = Faults::of_thread().unwrap().since(before);
+        let own = PageFaults::of_thread().unwrap().since(before);
         assert!(other.minor > own.minor, "{other:?} and {own:?}");
     }
 
     #[test]
-    fn what_was_asked_for_is_not_told_again() {
-        let mut faults = MajorFaults { seen: Faults::default() };
-        let before = Faults::of_process().unwrap();
+    fn each_fault_is_reported_once() {
+        let mut faults = MajorPageFaults { seen: PageFaults::default() };
+        let before = PageFaults::of_process().unwrap();
         assert!(faults.since_last() >= before.major);
         assert!(faults.seen.minor >= before.minor && faults.seen.major >= before.major);
         assert!(faults.seen.minor > 0, "a process has had some");

@@ -4,26 +4,27 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Whose deadline counts more. Among equals the earlier deadline does.
+/// The urgency of a request. Among equal priorities the earlier deadline comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// When there is nothing else to do; nobody waits for it.
+    /// Runs when nothing else is ready.
     Background,
-    /// Somebody waits for all of it.
+    /// The client waits for the whole result.
     #[default]
     Normal,
-    /// Somebody reads along.
+    /// The client reads tokens as they come.
     Interactive,
-    /// Has to answer, whatever else goes on, and is never demoted.
+    /// Has to be answered on time whatever else runs, and is never demoted.
     Pinned,
 }
 
 impl Priority {
-    /// All of them, the least urgent first.
+    /// All priorities, the least urgent first.
     pub const ALL: [Self; 4] = [Self::Background, Self::Normal, Self::Interactive, Self::Pinned];
 
-    /// The next more urgent one, short of pinned: who waits does not become pinned by it.
+    /// Returns the priority `steps` levels higher, at most [`Interactive`](Self::Interactive): waiting does not make a
+    /// request pinned.
     pub fn raised(self, steps: u32) -> Self {
         let most = self.max(Self::Interactive);
         Self::ALL[(self as usize).saturating_add(steps as usize).min(most as usize)]

@@ -5,66 +5,66 @@ use std::sync::OnceLock;
 #[cfg(target_os = "linux")]
 use crate::code;
 
-/// The most memory this process has had resident, in bytes; absent where the system does not say.
+/// Returns the peak resident memory of this process in bytes; `None` if the system does not report it.
 pub fn peak_resident_bytes() -> Option<u64> {
     status_field("VmHWM:")
 }
 
-/// Memory of this process that is resident now, whatever backs it, in bytes.
+/// Returns the resident memory of this process in bytes, whatever backs it.
 pub fn resident_bytes() -> Option<u64> {
     status_field("VmRSS:")
 }
 
-/// Memory of this process that no file backs, in bytes.
+/// Returns the resident memory of this process in bytes that no file backs.
 pub fn anonymous_bytes() -> Option<u64> {
     status_field("RssAnon:")
 }
 
-/// Resident pages of mapped files, in bytes.
+/// Returns the resident pages of mapped files in bytes.
 pub fn mapped_file_bytes() -> Option<u64> {
     status_field("RssFile:")
 }
 
-/// The memory of the whole machine, in bytes; absent where the system does not say.
+/// Returns the memory of the machine in bytes; `None` if the system does not report it.
 pub fn physical_bytes() -> Option<u64> {
     kib_field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-static GIVE_BACK: OnceLock<fn()> = OnceLock::new();
+static RELEASE: OnceLock<fn()> = OnceLock::new();
 
-/// Says how the allocator of this program gives memory back that was freed; the first to say so is believed. Allocators
-/// keep it for what comes next, and opening a model frees tens of megabytes that would be missing from its
-/// [budget](crate::Budget) for good. A program that says so also lets go of the pages of its code once a model is open, and
-/// once a longer prompt was read; what runs on comes back from the page cache.
-pub fn give_back_by(give_back: fn()) {
-    let _ = GIVE_BACK.set(give_back);
+/// Sets the function that makes the program's allocator return freed memory to the system. The first call wins. Allocators
+/// keep freed memory, and opening a model frees tens of megabytes that the [budget](crate::Budget) would miss from then on. A
+/// program that sets this function also releases the pages of its code after a model was opened and after a long prompt; code
+/// that runs again returns from the page cache.
+pub fn set_release_to_os(release: fn()) {
+    let _ = RELEASE.set(release);
 }
 
-/// Gives memory back that was freed, where the program has said how.
-pub fn give_back() {
-    if let Some(give_back) = GIVE_BACK.get() {
-        give_back();
+/// Returns freed memory to the system, if the program has set a function for that.
+pub fn release_to_os() {
+    if let Some(release) = RELEASE.get() {
+        release();
     }
 }
 
-/// Rows of a pass whose results take as much memory as is missed.
-const MANY_ROWS: usize = 64;
+/// Rows of a pass from which on its intermediate results are worth returning to the system.
+const MIN_RELEASE_ROWS: usize = 64;
 
-/// Says that a prompt has ended of which so many rows went through the layers together. Single tokens follow, whose results
-/// never take as much: what is large of the memory is given back that the next prompt would use again, with the code that
-/// reads prompts. Prompts of 64 and 512 tokens one after the other were as fast as without.
-pub fn prompt_ended(rows: usize) {
-    if rows >= MANY_ROWS {
-        give_back_with_code();
+/// Returns memory and code after a prompt of which at least [`MIN_RELEASE_ROWS`] rows went through the layers together. Single
+/// tokens follow, whose intermediate results are small. Prompts of 64 and 512 tokens in turn were measured to be as fast as
+/// without this.
+pub fn release_after_prompt(rows: usize) {
+    if rows >= MIN_RELEASE_ROWS {
+        release_with_code();
     }
 }
 
-/// The same, and the code goes too that did what is over.
-pub fn give_back_with_code() {
-    give_back();
+/// Returns freed memory to the system, and releases the code that has run.
+pub fn release_with_code() {
+    release_to_os();
     #[cfg(target_os = "linux")]
-    if GIVE_BACK.get().is_some() {
-        code::let_go();
+    if RELEASE.get().is_some() {
+        code::release();
     }
 }
 
@@ -72,7 +72,7 @@ fn status_field(name: &str) -> Option<u64> {
     kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
 }
 
-/// The bytes behind `name` in a text of lines such as `MemTotal:  24684092 kB`.
+/// Returns the bytes behind `name` in lines such as `MemTotal:  24684092 kB`.
 pub(crate) fn kib_field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

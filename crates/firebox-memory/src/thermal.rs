@@ -1,4 +1,4 @@
-//! How hot the machine is, and what is done less for it.
+//! The temperature of the machine, and how much work it allows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,31 +6,31 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// How long work goes on before something more urgent may come between.
+/// The time for which a model runs before a more urgent one may take over.
 const QUANTUM: Duration = Duration::from_millis(50);
-/// A machine that slows down to cool takes longer over a layer; what is urgent should not wait longer for it.
+/// The quantum of a hot machine, whose layers take longer while it throttles: urgent work should not wait longer for it.
 const HOT_QUANTUM: Duration = Duration::from_millis(30);
-/// Below freezing or above what silicon survives, a sensor is not there or broken.
+/// Celsius outside of which a sensor is taken to be absent or broken.
 const SENSIBLE: std::ops::RangeInclusive<f32> = 0.5..=150.0;
 
-/// How hot the machine is, in the words of phones.
+/// The thermal state of the machine, in the terms of phone systems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Heat {
-    /// Cool enough for anything.
+    /// Cool.
     #[default]
     Nominal,
-    /// Warm: what is not needed at once can wait.
+    /// Warm: work that is not urgent can wait.
     Fair,
-    /// Hot: the machine is about to slow itself down.
+    /// Hot: the machine is about to throttle.
     Serious,
-    /// So hot that it slows itself down, or will switch itself off.
+    /// The machine throttles, or will shut down.
     Critical,
 }
 
 impl Heat {
-    /// How many layers to read ahead, where `most` would be possible: less is in flight when it is hot, and never
-    /// nothing, because waiting for the disk makes a step longer and no cooler.
+    /// Returns how many layers to read ahead, at most `most`. Fewer reads are in flight on a hot machine, but at least one:
+    /// waiting for the disk only prolongs a step.
     pub fn prefetch_depth(self, most: usize) -> usize {
         let depth = match self {
             Self::Nominal => most,
@@ -40,7 +40,7 @@ impl Heat {
         depth.max(1).min(most)
     }
 
-    /// How many sequences to take through the layers together, where `most` are waiting.
+    /// Returns how many sequences to batch, at most `most`.
     pub fn batch(self, most: usize) -> usize {
         let batch = match self {
             Self::Nominal | Self::Fair => most,
@@ -50,25 +50,25 @@ impl Heat {
         batch.max(1).min(most)
     }
 
-    /// How long work goes on before something more urgent may come between.
+    /// Returns the time for which a model runs before a more urgent one may take over.
     pub fn quantum(self) -> Duration {
         if self < Self::Serious { QUANTUM } else { HOT_QUANTUM }
     }
 }
 
-/// From which temperature on it is how hot, in degrees Celsius.
+/// The temperatures in degrees Celsius at which each state begins.
 ///
-/// The usual marks are for sensors on the processor. Those of a battery or a case are much lower.
+/// The defaults are for sensors on the processor. Those of a battery or a case are much lower.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeatMarks {
-    /// A processor at work without a strong fan is rarely below.
+    /// A busy processor without a strong fan is rarely below.
     pub fair: f32,
     /// Phones and thin laptops begin to lower their clocks.
     pub serious: f32,
-    /// The maker's limit of most processors is 95 to 105.
+    /// Most makers allow 95 to 105.
     pub critical: f32,
-    /// How far below a mark it has to cool to be below it: sensors on a processor jump by a few degrees from one reading
-    /// to the next.
+    /// How far below a mark the temperature has to fall to leave a state: processor sensors jump by a few degrees between
+    /// readings.
     pub cooling: f32,
 }
 
@@ -92,9 +92,9 @@ impl HeatMarks {
     }
 }
 
-/// Somebody who knows how hot it is. Closures are sources too.
+/// A source of temperatures. Closures are sources too.
 pub trait ThermalSource: Send {
-    /// Degrees Celsius; absent where this cannot be told.
+    /// Returns degrees Celsius, or `None` if the temperature is unknown.
     fn celsius(&mut self) -> Option<f32>;
 }
 
@@ -104,14 +104,14 @@ impl<F: FnMut() -> Option<f32> + Send> ThermalSource for F {
     }
 }
 
-/// Linux's thermal zones: the hottest of them.
+/// The thermal zones of Linux, of which the hottest counts.
 #[derive(Debug)]
 pub struct ThermalZones {
     zones: Vec<TemperatureFile>,
 }
 
 impl ThermalZones {
-    /// Of a system whose files lie in `root`, usually `/`; absent where there are none.
+    /// Finds the zones of a system whose root directory is `root`, usually `/`. Returns `None` if there are none.
     pub fn below(root: &Path) -> Option<Self> {
         let entries = fs::read_dir(root.join("sys/class/thermal")).ok()?;
         let zones: Vec<_> = entries
@@ -129,16 +129,16 @@ impl ThermalSource for ThermalZones {
     }
 }
 
-/// What one means by a number in a file.
+/// The unit of a number in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Degrees Celsius.
     Degrees,
-    /// Thousandths, as Linux has them.
+    /// Thousandths of a degree Celsius, as Linux writes them.
     Millidegrees,
 }
 
-/// A file with a temperature, and nothing else, in it.
+/// A file that contains a temperature and nothing else.
 #[derive(Debug)]
 pub struct TemperatureFile {
     path: PathBuf,
@@ -146,7 +146,7 @@ pub struct TemperatureFile {
 }
 
 impl TemperatureFile {
-    /// The file need not be there yet.
+    /// Creates a source from a file, which need not exist yet.
     pub fn new(path: impl Into<PathBuf>, unit: Unit) -> Self {
         Self { path: path.into(), unit }
     }
@@ -163,12 +163,12 @@ impl ThermalSource for TemperatureFile {
     }
 }
 
-/// What this system offers; absent where it does not say how hot it is.
+/// Returns the thermal zones of this system; `None` if it has none.
 pub fn system() -> Option<ThermalZones> {
     ThermalZones::below(Path::new("/"))
 }
 
-/// Says how hot it is, and does not change its mind for a wobble.
+/// Turns temperatures into thermal states, with hysteresis.
 pub struct Thermometer {
     source: Box<dyn ThermalSource>,
     marks: HeatMarks,
@@ -177,34 +177,34 @@ pub struct Thermometer {
 }
 
 impl Thermometer {
-    /// With the usual marks.
+    /// Creates a thermometer with the default marks.
     pub fn new(source: impl ThermalSource + 'static) -> Self {
         Self { source: Box::new(source), marks: HeatMarks::default(), heat: Heat::Nominal, celsius: None }
     }
 
-    /// With other marks.
+    /// Replaces the marks.
     pub fn with_marks(mut self, marks: HeatMarks) -> Self {
         self.marks = marks;
         self
     }
 
-    /// Takes the temperature. While the source says nothing, or nonsense, it is as hot as it was.
+    /// Reads the temperature. The state stays the same while the source returns nothing or nonsense.
     pub fn read(&mut self) -> Heat {
         self.celsius = self.source.celsius().filter(|celsius| SENSIBLE.contains(celsius));
         if let Some(celsius) = self.celsius {
-            // Rising counts at once; falling only as far as a temperature a little higher would fall.
+            // A rise counts at once; a fall counts as if the temperature were `cooling` degrees higher.
             let at_most = self.marks.heat(celsius + self.marks.cooling);
             self.heat = self.heat.min(at_most).max(self.marks.heat(celsius));
         }
         self.heat
     }
 
-    /// How hot it was when it was last read.
+    /// Returns the state at the last reading.
     pub fn heat(&self) -> Heat {
         self.heat
     }
 
-    /// The temperature when it was last read, where there was one.
+    /// Returns the temperature at the last reading.
     pub fn celsius(&self) -> Option<f32> {
         self.celsius
     }
@@ -229,7 +229,7 @@ mod tests {
 
     use super::*;
 
-    /// A thermometer on a series of temperatures, and how hot it says it is at each.
+    /// Returns the state of a thermometer after each temperature of a series.
     fn heats(series: &[f32]) -> Vec<Heat> {
         let mut readings = VecDeque::from(series.to_vec());
         let mut thermometer = Thermometer::new(move || readings.pop_front());
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ramp_goes_through_every_state_and_comes_back_a_little_lower() {
+    fn a_ramp_passes_every_state_and_returns_with_hysteresis() {
         let up: Vec<f32> = (40..=110).map(|celsius| celsius as f32).collect();
         let down = up.iter().rev().copied();
         let series: Vec<f32> = up.iter().copied().chain(down).collect();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_temperature_changes_nothing() {
+    fn invalid_readings_change_nothing() {
         let readings = [90.0, f32::NAN, -3.0, 0.0, 999.0];
         assert!(heats(&readings).iter().all(|&heat| heat == Heat::Serious));
         let mut thermometer = Thermometer::new(|| None);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hottest_sensible_zone_counts() {
+    fn the_hottest_valid_zone_counts() {
         let root = tempfile::tempdir().unwrap();
         assert!(ThermalZones::below(root.path()).is_none());
         let zones = ["45000", "61500\n", "-273200", "0", "255000", "hot", ""];
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_degrees_or_thousandths() {
+    fn a_file_holds_degrees_or_thousandths() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("temperature");
         let mut degrees = TemperatureFile::new(&path, Unit::Degrees);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn less_is_done_the_hotter_it_is_and_never_nothing() {
+    fn hotter_machines_do_less_but_never_nothing() {
         let all = [Heat::Nominal, Heat::Fair, Heat::Serious, Heat::Critical];
         assert_eq!(all.map(|heat| heat.prefetch_depth(4)), [4, 2, 1, 1]);
         assert_eq!(all.map(|heat| heat.batch(8)), [8, 8, 4, 2]);
@@ -309,7 +309,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn a_wobble_does_not_flap(
+        fn small_fluctuations_do_not_change_the_state(
             around in 40f32..110.0,
             wobble in prop::collection::vec(-2.4f32..2.4, 2..200),
         ) {
@@ -319,7 +319,7 @@ mod tests {
         }
 
         #[test]
-        fn it_is_never_said_to_be_cooler_than_it_is(series in prop::collection::vec(20f32..120.0, 1..100)) {
+        fn the_state_is_never_below_the_temperature(series in prop::collection::vec(20f32..120.0, 1..100)) {
             let marks = HeatMarks::default();
             for (celsius, heat) in series.iter().zip(heats(&series)) {
                 prop_assert!(heat >= marks.heat(*celsius));

@@ -6,7 +6,7 @@ use firebox_cache::{KvType, PagePool, SequenceCache};
 use firebox_model::{Decoder, Input, Wanted};
 use serde::Serialize;
 
-use crate::memory::prompt_ended;
+use crate::memory::release_after_prompt;
 use crate::session::{PREFILL_CHUNK, read};
 use crate::{Model, RuntimeError};
 
@@ -96,7 +96,7 @@ impl Bench<'_> {
         let began = Instant::now();
         self.feed(&tokens, &mut cache)?;
         let took = began.elapsed();
-        prompt_ended(tokens.len().min(self.chunk));
+        release_after_prompt(tokens.len().min(self.chunk));
         Ok(tokens.len() as f64 / took.as_secs_f64())
     }
 
@@ -106,7 +106,7 @@ impl Bench<'_> {
         for (sequence, cache) in caches.iter_mut().enumerate() {
             let tokens: Vec<u32> = (0..self.config.depth).map(|index| self.token(index + sequence)).collect();
             self.feed(&tokens, cache)?;
-            prompt_ended(tokens.len().min(self.chunk));
+            release_after_prompt(tokens.len().min(self.chunk));
         }
         let mut caches: Vec<&mut SequenceCache> = caches.iter_mut().collect();
         let began = Instant::now();

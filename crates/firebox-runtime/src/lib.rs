@@ -56,11 +56,12 @@ pub use firebox_grammar::{Constraint, ConstraintError, Grammar};
 pub use firebox_kernels::instructions;
 use firebox_memory::process as memory;
 pub use firebox_memory::process::{
-    anonymous_bytes, give_back_by, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes,
+    anonymous_bytes, mapped_file_bytes, peak_resident_bytes, physical_bytes, resident_bytes,
+    set_release_to_os,
 };
 pub use firebox_memory::{
-    Account, Budget, Charge, Faults, MajorFaults, MemoryError, governor, human_bytes, parse_bytes, pressure,
-    thermal,
+    Account, Budget, Charge, MajorPageFaults, MemoryError, PageFaults, governor, human_bytes, parse_bytes,
+    pressure, thermal,
 };
 pub use firebox_model::Pooling;
 pub use firebox_schedule::{self as schedule, ScheduleError};

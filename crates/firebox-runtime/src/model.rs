@@ -11,7 +11,7 @@ use firebox_text::Tokenizer;
 
 use crate::Charge;
 use crate::heads::{HeadRack, InstalledHeads, RackConfig};
-use crate::memory::{give_back, give_back_with_code};
+use crate::memory::{release_to_os, release_with_code};
 use crate::readahead::read_all_of;
 use crate::reporter::Reporter;
 use crate::residency::Residency;
@@ -75,7 +75,7 @@ impl Model {
         };
         // Before anything takes more memory: what the tokenizer was made from is as large as itself.
         let checkpoint = checkpoint.without_tokenizer();
-        give_back();
+        release_to_os();
         let network = network(&checkpoint)?;
         // A table of heads that cannot be read is told when heads are asked for; the model runs without them.
         if let (Network::Decoder(decoder), Ok(Some(heads))) = (&network, installed(&checkpoint))
@@ -99,7 +99,7 @@ impl Model {
             meters,
         };
         model.report();
-        give_back_with_code();
+        release_with_code();
         Ok(model)
     }
 
@@ -304,7 +304,7 @@ fn release_own(decoder: &Decoder, heads: &Heads) {
             let _ = model.release(segment.id);
         }
     }
-    give_back_with_code();
+    release_with_code();
 }
 
 /// What heads a model may have; files of GGUF have none.

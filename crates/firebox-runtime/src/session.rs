@@ -8,7 +8,7 @@ use firebox_model::{Decoder, Head, Input, ModelError, Wanted};
 
 use crate::RuntimeError;
 use crate::heads::HeadRack;
-use crate::memory::prompt_ended;
+use crate::memory::release_after_prompt;
 use crate::telemetry::Meters;
 use crate::turns::Memory;
 
@@ -220,7 +220,7 @@ impl Session {
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>, RuntimeError> {
         let mut last = Vec::new();
         self.feed_each(tokens, Wanted::Last, |logits| last = logits.to_vec())?;
-        prompt_ended(tokens.len().min(self.chunk));
+        release_after_prompt(tokens.len().min(self.chunk));
         Ok(last)
     }
 

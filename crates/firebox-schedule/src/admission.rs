@@ -1,3 +1,5 @@
+//! The queue of a model: which tasks run and which wait.
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,16 +10,16 @@ use super::Priority;
 use crate::ScheduleError;
 use firebox_memory::thermal::Heat;
 
-/// How many tasks of a lane run at once, and how many may wait.
+/// The number of tasks of a model that run at once, and that may wait.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdmissionConfig {
-    /// How many run together where memory and heat allow it.
+    /// The most tasks that run at once; memory and heat may allow fewer.
     pub most_running: usize,
-    /// How many of a priority, and of more urgent ones, may wait before one more is refused: a crowd of background tasks
-    /// keeps nobody else out.
+    /// The most waiting tasks of the same or a higher priority before another one is refused. Many background tasks thus keep
+    /// no urgent one out.
     pub most_waiting: usize,
-    /// After having waited for so long a task comes among those of the next priority, short of pinned.
+    /// A task that has waited this long is ordered as one of the next higher priority, but never as a pinned one.
     pub ageing: Duration,
 }
 
@@ -31,31 +33,31 @@ impl Default for AdmissionConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Ticket(u64);
 
-/// Where a task is.
+/// The state of a task in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// It runs.
+    /// The task runs.
     Running,
-    /// It waits.
+    /// The task waits.
     Waiting {
-        /// How many come before it.
+        /// The number of waiting tasks before it.
         ahead: usize,
     },
 }
 
-/// What is to be done because the number of those that run, or who is most urgent, has changed.
+/// A change of the running tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// It runs from now on, or goes on.
+    /// The task starts or resumes.
     Start(Ticket),
-    /// It waits from now on, with what it has so far, before those that came later.
+    /// The task pauses. It keeps its state and comes before tasks that arrived later.
     Pause(Ticket),
 }
 
-/// Who runs on a lane and who waits, in order.
+/// The running and the waiting tasks of a model, in order.
 ///
-/// Nobody who was let in is ever refused: where there is room for fewer, the least urgent pause and go on later.
+/// A task that was admitted is never refused: when fewer may run, the least urgent ones pause and resume later.
 ///
 /// ```
 /// use std::time::Duration;
@@ -82,9 +84,9 @@ pub struct Queue {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     priority: Priority,
-    /// Absent while it runs.
+    /// The time since when it waits; `None` while it runs.
     waits_since: Option<Duration>,
-    /// Whether it is not to run, whatever the room.
+    /// Whether it must not run.
     held: bool,
 }
 
@@ -93,7 +95,7 @@ impl Entry {
         self.waits_since.is_some()
     }
 
-    /// With what it has gained by waiting.
+    /// Returns the priority, raised by the time it has waited.
     fn standing(&self, now: Duration, ageing: Duration) -> Priority {
         let waited = self.waits_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
         let steps = waited.as_nanos() / ageing.as_nanos().max(1);
@@ -102,16 +104,16 @@ impl Entry {
 }
 
 impl Queue {
-    /// Empty, with room in memory for as many as may run.
+    /// Creates an empty queue, with memory for as many tasks as may run.
     pub fn new(config: AdmissionConfig) -> Self {
         Self { room: config.most_running, config, heat: Heat::Nominal, entries: BTreeMap::new(), made: 0 }
     }
 
-    /// Comes in, and waits until an [`update`](Self::update) starts it. Refused where too many wait already.
+    /// Adds a task, which waits until an [`update`](Self::update) starts it. Fails if too many tasks wait.
     pub fn enter(&mut self, now: Duration, priority: Priority) -> Result<Ticket, ScheduleError> {
         let as_urgent = |entry: &&Entry| entry.is_waiting() && entry.priority >= priority;
         let waiting = self.entries.values().filter(as_urgent).count();
-        // Who could start at once does not wait.
+        // A task that could start at once does not count as waiting.
         let limit = self.config.most_waiting;
         if waiting >= limit.saturating_add(self.batch().saturating_sub(self.running())) {
             return Err(ScheduleError::QueueFull { priority, limit });
@@ -122,44 +124,44 @@ impl Queue {
         Ok(ticket)
     }
 
-    /// Goes, because it is done or not wanted any more. Whether it was there.
+    /// Removes a task that is done or cancelled. Returns whether it was there.
     pub fn leave(&mut self, ticket: Ticket) -> bool {
         self.entries.remove(&ticket).is_some()
     }
 
-    /// Keeps a task from running, or lets it come among those that wait. One that runs has to pause.
+    /// Holds a task back, or lets it wait for its turn again. A running task pauses.
     pub fn hold(&mut self, now: Duration, ticket: Ticket, held: bool) -> Option<Change> {
         let entry = self.entries.get_mut(&ticket)?;
         entry.held = held;
         (held && !entry.is_waiting()).then(|| self.pause(now, ticket))
     }
 
-    /// For how many memory has room. Takes effect with the next [`update`](Self::update).
+    /// Sets the number of tasks that memory allows, from the next [`update`](Self::update) on.
     pub fn set_room(&mut self, room: usize) {
         self.room = room;
     }
 
-    /// Fewer run while it is hot. Takes effect with the next [`update`](Self::update).
+    /// Sets the thermal state, from the next [`update`](Self::update) on. Fewer tasks run on a hot machine.
     pub fn set_heat(&mut self, heat: Heat) {
         self.heat = heat;
     }
 
-    /// How many may run at once now.
+    /// Returns how many tasks may run now.
     pub fn batch(&self) -> usize {
         self.heat.batch(self.config.most_running.min(self.room))
     }
 
-    /// How many run.
+    /// Returns the number of running tasks.
     pub fn running(&self) -> usize {
         self.entries.values().filter(|entry| !entry.is_waiting()).count()
     }
 
-    /// How many wait.
+    /// Returns the number of waiting tasks.
     pub fn waiting(&self) -> usize {
         self.entries.len() - self.running()
     }
 
-    /// Where a task is; absent if it left.
+    /// Returns the state of a task; `None` if it is not in the queue.
     pub fn place(&self, now: Duration, ticket: Ticket) -> Option<Place> {
         if !self.entries.get(&ticket)?.is_waiting() {
             return Some(Place::Running);
@@ -168,7 +170,7 @@ impl Queue {
         Some(Place::Waiting { ahead: order.iter().position(|&other| other == ticket)? })
     }
 
-    /// Those that wait, in the order in which they are going to run.
+    /// Returns the waiting tasks in the order in which they will run.
     pub fn order(&self, now: Duration) -> Vec<Ticket> {
         let mut waiting: Vec<(Reverse<Priority>, Ticket)> = self
             .entries
@@ -180,8 +182,8 @@ impl Queue {
         waiting.into_iter().map(|(_, ticket)| ticket).collect()
     }
 
-    /// Lets as many run as may: pauses first, then starts. A pinned task does not wait for others to be done; it takes
-    /// the place of the least urgent, but of two places or more it leaves one.
+    /// Lets as many tasks run as may: pauses some first, then starts others. A pinned task takes the place of the least
+    /// urgent one at once, but leaves one of two or more places.
     pub fn update(&mut self, now: Duration) -> Vec<Change> {
         let mut changes = Vec::new();
         let batch = self.batch();
@@ -191,7 +193,7 @@ impl Queue {
                 None => break,
             }
         }
-        // Most of the time all places are taken, and a line need not be sorted for that.
+        // Usually all places are taken, and the waiting tasks need not be sorted.
         let waits_pinned =
             self.entries.values().any(|entry| entry.is_waiting() && entry.priority == Priority::Pinned);
         if self.running() >= batch && !waits_pinned {
@@ -218,7 +220,7 @@ impl Queue {
         changes
     }
 
-    /// How many pinned tasks may run while others are there.
+    /// Returns how many pinned tasks may run beside others.
     fn most_pinned(&self, batch: usize) -> usize {
         let others = self.entries.values().any(|entry| !entry.held && entry.priority != Priority::Pinned);
         if others && batch >= 2 { batch - 1 } else { batch }
@@ -233,7 +235,7 @@ impl Queue {
         self.entries[ticket].priority == Priority::Pinned
     }
 
-    /// Of those that run, the least urgent, and of these the one that came last.
+    /// Returns the least urgent running task, and of equals the last one.
     fn least_urgent(&self) -> Option<Ticket> {
         let running = self.entries.iter().filter(|(_, entry)| !entry.is_waiting());
         running.min_by_key(|(ticket, entry)| (entry.priority, Reverse(**ticket))).map(|(&ticket, _)| ticket)
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_batch_pauses_and_a_larger_one_goes_on_before_newcomers() {
+    fn a_smaller_batch_pauses_tasks_that_resume_before_newcomers() {
         let mut queue = queue(4);
         let [a, b, c, d] = entered(&mut queue, [Priority::Normal; 4]);
         assert_eq!(queue.update(at(0)), [a, b, c, d].map(Change::Start));
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_waited_long_comes_before_more_urgent_newcomers_but_pinned_ones() {
+    fn old_tasks_come_before_more_urgent_newcomers_unless_pinned() {
         let mut queue = queue(1);
         let [running, old] = entered(&mut queue, [Priority::Normal, Priority::Background]);
         queue.update(at(0));
@@ -301,18 +303,18 @@ mod tests {
     }
 
     #[test]
-    fn of_two_places_one_is_left_to_who_is_not_pinned() {
+    fn pinned_tasks_leave_one_of_two_places() {
         let mut queue = queue(2);
         let [one, other, normal] =
             entered(&mut queue, [Priority::Pinned, Priority::Pinned, Priority::Normal]);
         assert_eq!(queue.update(at(0)), [Change::Start(one), Change::Start(normal)]);
-        // Who is held needs none.
+        // A held task needs no place.
         assert_eq!(queue.hold(at(1), normal, true), Some(Change::Pause(normal)));
         assert_eq!(queue.update(at(1)), [Change::Start(other)]);
     }
 
     #[test]
-    fn only_the_limit_refuses_and_says_so() {
+    fn only_the_limit_refuses_tasks() {
         let config = AdmissionConfig { most_running: 1, most_waiting: 2, ..AdmissionConfig::default() };
         let mut queue = Queue::new(config);
         for _ in 0..3 {
@@ -327,10 +329,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
 
-        /// Whatever comes, goes and changes: nobody is lost or runs twice, no more run than may, nobody waits beside a
-        /// free place, and places are those of a line.
+        /// For any sequence of events: no task is lost or runs twice, no more run than may, none waits beside a free place,
+        /// and waiting tasks have distinct places.
         #[test]
-        fn everybody_runs_or_waits_in_line(
+        fn every_task_runs_or_waits_in_line(
             steps in prop::collection::vec((0u8..10, 0usize..12, 0u64..40), 1..80),
         ) {
             let mut queue = queue(4);

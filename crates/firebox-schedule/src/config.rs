@@ -1,3 +1,5 @@
+//! The settings of a scheduler.
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -5,26 +7,26 @@ use serde::{Deserialize, Serialize};
 use crate::ScheduleError;
 use firebox_memory::thermal::Heat;
 
-/// Nobody wants to wait for longer, and what is reckoned from it stays far from the end of all numbers.
-const LONGEST_QUANTUM: Duration = Duration::from_secs(60);
-/// Who may be late by as much is never demoted.
-const MOST_SLIPPAGE: f64 = 100.0;
+/// Longer quanta are never useful, and bounded ones keep sums from overflowing.
+const MAX_QUANTUM: Duration = Duration::from_secs(60);
+/// A task that may be this late is never demoted.
+const MAX_SLIPPAGE: f64 = 100.0;
 
-/// How a schedule is kept.
+/// Settings of a scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleConfig {
-    /// How long a lane runs before one that is as urgent may have the machine.
+    /// How long a model runs before another one of the same urgency may run.
     pub quantum: Duration,
-    /// The same while the machine is hot.
+    /// The quantum on a hot machine.
     pub quantum_hot: Duration,
-    /// The share of its period that a task may be late by, on average, before it is demoted.
+    /// The average lateness, as a share of its period, from which on a task is demoted.
     pub slippage: f64,
-    /// Tokens a second of interactive and pinned tasks that ask for no other pace.
+    /// Tokens per second of interactive and pinned tasks that ask for no other pace.
     pub target: f64,
-    /// When such tasks should have their first token, if they do not say.
+    /// The deadline of their first token, if they set none.
     pub first_token: Duration,
-    /// The part of the machine that goes to lanes in the order of their waiting, whatever is more urgent.
+    /// The share of the quanta that goes to models in the order of their waiting, whatever else is urgent.
     pub share: f64,
 }
 
@@ -36,22 +38,22 @@ impl Default for ScheduleConfig {
             slippage: 0.3,
             target: 20.0,
             first_token: Duration::from_secs(2),
-            // One quantum in ten: what is ahead of its pace by two quanta does not miss a deadline for it.
+            // One quantum in ten: a task that is ahead of its pace by two quanta still meets its deadline.
             share: 0.1,
         }
     }
 }
 
 impl ScheduleConfig {
-    /// Whether a schedule can be kept like this.
+    /// Checks the settings.
     pub fn check(&self) -> Result<(), ScheduleError> {
         let refuse = |setting, value: String, reason| Err(ScheduleError::Setting { setting, value, reason });
         for (setting, quantum) in [("quantum", self.quantum), ("quantum_hot", self.quantum_hot)] {
-            if quantum.is_zero() || quantum > LONGEST_QUANTUM {
+            if quantum.is_zero() || quantum > MAX_QUANTUM {
                 return refuse(setting, format!("{quantum:?}"), "should be above 0 and at most a minute");
             }
         }
-        if !(self.slippage > 0.0 && self.slippage <= MOST_SLIPPAGE) {
+        if !(self.slippage > 0.0 && self.slippage <= MAX_SLIPPAGE) {
             return refuse(
                 "slippage",
                 self.slippage.to_string(),

@@ -1,3 +1,5 @@
+//! Counters and events of a scheduler.
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
@@ -6,53 +8,53 @@ use serde::Serialize;
 
 use super::{Priority, TaskId};
 
-/// Older events make room for newer ones.
-const MOST_EVENTS: usize = 256;
+/// The most recent events that are kept.
+const MAX_EVENTS: usize = 256;
 
-/// What a schedule has come to.
+/// What a scheduler has counted.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct ScheduleCounters {
-    /// How often a lane was given the machine.
+    /// Quanta given to models.
     pub quanta: u64,
     /// Layers that ran.
     pub layers: u64,
-    /// How long lanes ran, all of them together.
+    /// The time that models ran, in total.
     pub busy: Duration,
-    /// Quanta that went on for longer than they should by more than the slippage.
+    /// Quanta that overran by more than the slippage.
     pub overruns: u64,
-    /// How often a lane lost the machine before its quantum was over.
+    /// Quanta that a more urgent model ended early.
     pub preemptions: u64,
-    /// Quanta that were given for having waited.
+    /// Quanta given for having waited.
     pub shares: u64,
-    /// How often there was work, and none of it was in memory.
+    /// Choices at which there was work and none of it was in memory.
     pub waits: u64,
-    /// How often a task was demoted.
+    /// Demotions.
     pub demotions: u64,
-    /// How often one came back.
+    /// Demoted tasks that got their priority back.
     pub returns: u64,
-    /// By priority, the least urgent first.
+    /// Counters of each priority, the least urgent first.
     pub classes: [ClassCounters; Priority::ALL.len()],
-    /// What happened lately.
+    /// Recent events.
     pub events: VecDeque<ScheduleEvent>,
 }
 
-/// What tasks of one priority have come to.
+/// Counters of the tasks of one priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct ClassCounters {
     /// Tasks that were added.
     pub tasks: u64,
     /// Tokens they got.
     pub tokens: u64,
-    /// Tokens that came by their deadline.
+    /// Tokens that met their deadline.
     pub met: u64,
-    /// Tokens that came after it.
+    /// Tokens that missed it.
     pub slips: u64,
-    /// Of those, first ones.
+    /// First tokens that missed it.
     pub late_firsts: u64,
 }
 
 impl ClassCounters {
-    /// The share of the deadlines that were met; all of none.
+    /// Returns the share of deadlines that were met, and 1 if there were none.
     pub fn met_share(&self) -> f64 {
         let all = self.met + self.slips;
         if all == 0 { 1.0 } else { self.met as f64 / all as f64 }
@@ -60,7 +62,7 @@ impl ClassCounters {
 }
 
 impl ScheduleCounters {
-    /// Those of one priority.
+    /// Returns the counters of a priority.
     pub fn class(&self, priority: Priority) -> &ClassCounters {
         &self.classes[priority as usize]
     }
@@ -70,41 +72,41 @@ impl ScheduleCounters {
             ScheduleEvent::Demoted { .. } => self.demotions += 1,
             ScheduleEvent::Restored { .. } => self.returns += 1,
         }
-        if self.events.len() == MOST_EVENTS {
+        if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
         }
         self.events.push_back(event);
     }
 }
 
-/// Something that a log should have.
+/// An event for a log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ScheduleEvent {
-    /// A task does not keep its pace, and does without its priority from now on.
+    /// A task falls behind its pace and loses its priority.
     Demoted {
-        /// When.
+        /// The time.
         at: Duration,
-        /// Which.
+        /// The task.
         task: TaskId,
-        /// The name of its lane.
+        /// The name of its model.
         lane: String,
-        /// What it had.
+        /// Its priority before.
         priority: Priority,
-        /// The share of its period that it was late by.
+        /// Its average lateness as a share of its period.
         slippage: f64,
-        /// The share of the machine that it would take to keep the pace.
+        /// The share of the machine that its pace would take.
         demand: f64,
     },
-    /// A task keeps its pace again and has its priority back.
+    /// A task keeps its pace again and gets its priority back.
     Restored {
-        /// When.
+        /// The time.
         at: Duration,
-        /// Which.
+        /// The task.
         task: TaskId,
-        /// The name of its lane.
+        /// The name of its model.
         lane: String,
-        /// What it has again.
+        /// Its priority.
         priority: Priority,
     },
 }

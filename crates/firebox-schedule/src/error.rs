@@ -12,33 +12,33 @@ pub enum ScheduleError {
     /// A history of models could not be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// As many tasks wait as may.
+    /// Too many tasks wait.
     #[error(
         "{limit} {priority} requests wait already; try again when some are done, or let more of them wait: `--queue` of \
          `firebox serve`, most_waiting of an engine"
     )]
     QueueFull {
-        /// How urgent the task was that was refused.
+        /// The priority of the refused task.
         priority: Priority,
-        /// How many may wait.
+        /// The limit.
         limit: usize,
     },
     /// The profile of a device cannot be simulated.
     #[error("device profile {name}: {reason}")]
     SimulatedDevice {
-        /// The file, or the name of one of Firebox's own.
+        /// The file, or the name of a built-in profile.
         name: String,
-        /// What is wrong with it, and what would help.
+        /// What is wrong with the profile.
         reason: String,
     },
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error("{setting} = {value}: {reason}")]
     Setting {
         /// The setting.
         setting: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: String,
-        /// Why that cannot be.
+        /// What it should be.
         reason: &'static str,
     },
 }

@@ -1,33 +1,31 @@
-//! Which model runs next, who may run at once, and who waits where.
+//! Schedules requests to several models on one machine.
 //!
-//! A *lane* is a model, a *task* a request on it; all tasks of a lane go through its layers together. The [`Scheduler`]
-//! is asked which lane has the machine, is told after every layer what it took, and knows no clock and no tensors. Its
-//! rules, the first that decides:
+//! Each model has a queue of *tasks*, its requests, which go through its layers together. The [`Scheduler`] chooses the model
+//! that runs, is told the time of every layer, and needs neither a clock nor tensors. The first rule that applies decides:
 //!
-//! 1. A lane keeps the machine for a quantum.
-//! 2. A tenth of the quanta goes to lanes in the order of their waiting, so that nobody starves. A guaranteed share and no
-//!    ageing of priorities: it is bounded, so that what it costs the most urgent is known in advance and they can be that
-//!    much ahead.
-//! 3. Deadlines that come near: the higher priority first, the earlier deadline among equals.
-//! 4. Tasks without a pace take what is left, and so do laggards: who is late by more than the slippage loses its
-//!    priority, and whoever would take the most of the machine loses it first.
-//! 5. What is ahead of its pace runs when nobody else does. The machine is never idle while something is ready.
+//! 1. A model keeps the machine for a quantum.
+//! 2. A tenth of the quanta goes to models in the order of their waiting, so that none starves. This share is bounded, unlike
+//! ageing of priorities, so that its cost for the most urgent is known in advance and they can be ahead by as much.
+//! 3. Near deadlines: the higher priority first, the earlier deadline among equals.
+//! 4. Tasks without a pace take what is left, and so do demoted ones: a task that is late by more than the slippage loses its
+//! priority, and the model that would take most of the machine loses it first.
+//! 5. Tasks that are ahead of their pace run when nothing else does. The machine is never idle while a model is ready.
 //!
-//! The [`Queue`] says how many tasks of a lane run at once. [`NextModel`] learns which model usually follows which.
-//! [`simulation`] runs all of this, with the real governor, through a day on a device that is not there.
+//! The [`Queue`] decides how many tasks of a model run at once. [`NextModel`] learns which model follows which.
+//! [`simulation`] runs all of this, with the real governor, through a day on a simulated device.
 
 mod admission;
 mod config;
 mod counters;
 mod error;
-mod lane;
+mod model_queue;
 mod monitor;
 mod next_model;
 mod scheduler;
 pub mod simulation;
 mod succession;
 mod task;
-mod track;
+mod task_progress;
 
 pub use admission::{AdmissionConfig, Change, Place, Queue, Ticket};
 pub use config::ScheduleConfig;
@@ -40,16 +38,16 @@ pub use succession::Succession;
 pub use task::{Choice, LaneId, Readiness, Task, TaskId};
 
 #[cfg(any(test, feature = "fuzzing"))]
-mod happenings;
+mod actions;
+#[cfg(any(test, feature = "fuzzing"))]
+mod harness;
 #[cfg(test)]
 mod properties;
-#[cfg(any(test, feature = "fuzzing"))]
-mod stage;
 #[cfg(test)]
 mod tests;
 
 /// Runs a scheduler through the events that `bytes` encode, and panics where one of its rules is violated.
 #[cfg(feature = "fuzzing")]
 pub fn check_events(bytes: &[u8]) {
-    happenings::wrong_nobody(happenings::Happening::of_bytes(bytes));
+    actions::check_invariants(actions::Action::decode(bytes));
 }

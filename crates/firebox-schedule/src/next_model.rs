@@ -1,9 +1,11 @@
+//! Prediction of the next model.
+
 use std::path::Path;
 
 use crate::ScheduleError;
 use crate::succession::Succession;
 
-/// Which model is needed next, learned from which one followed which.
+/// Predicts the next model from the order in which models followed each other.
 ///
 /// ```
 /// use firebox_schedule::NextModel;
@@ -21,36 +23,36 @@ pub struct NextModel {
 }
 
 impl NextModel {
-    /// With what was learned before, and saved there.
+    /// Opens what was learned before and saved in a file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ScheduleError> {
         Ok(Self { succession: Succession::open(path)?, last: None })
     }
 
-    /// Notes that a model is in use now.
+    /// Records that a model is in use.
     pub fn note(&mut self, model: &str) {
         if let Some(last) = self.last.replace(model.to_owned()) {
             self.succession.note(&last, model);
         }
     }
 
-    /// The pipeline is over: what comes next does not follow from what was.
+    /// Ends a pipeline: the next model does not follow from the last one.
     pub fn end(&mut self) {
         self.last = None;
     }
 
-    /// Other models that follow the one in use in at least such a share of the cases, the likeliest first.
+    /// Returns the other models that follow the present one in at least this share of cases, the likeliest first.
     pub fn likely(&self, least: f64) -> impl Iterator<Item = &str> {
         let last = self.last.as_deref().unwrap_or_default();
         let shares = self.succession.shares(last).into_iter();
         shares.filter(move |(model, share)| *share >= least && *model != last).map(|(model, _)| model)
     }
 
-    /// What was learned.
+    /// Returns the recorded successions.
     pub fn succession(&self) -> &Succession {
         &self.succession
     }
 
-    /// Writes it to where it came from; nothing where it came from nowhere.
+    /// Saves the file it was opened from, if any.
     pub fn save(&self) -> Result<(), ScheduleError> {
         self.succession.save()
     }
@@ -61,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipeline_is_learned_and_remembered() {
+    fn a_pipeline_is_learned_and_saved() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("models.json");
         let mut next = NextModel::open(&path).unwrap();

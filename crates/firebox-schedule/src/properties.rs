@@ -1,9 +1,11 @@
+//! Property tests of the scheduler.
+
 use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::happenings::{Happening, wrong_nobody};
-use super::stage::ms;
+use super::actions::{Action, check_invariants};
+use super::harness::ms;
 use super::*;
 use firebox_memory::thermal::Heat;
 
@@ -17,23 +19,23 @@ fn task() -> impl Strategy<Value = Task> {
     })
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn action() -> impl Strategy<Value = Action> {
     let model = 0usize..4;
     prop_oneof![
         4 => (model.clone(), task(), 0usize..3, 1usize..20).prop_map(|(model, task, prompt, tokens)| {
-            Happening::Request { model, task, prompt, tokens }
+            Action::Request { model, task, prompt, tokens }
         }),
-        1 => model.clone().prop_map(|model| Happening::Cancel { model }),
+        1 => model.clone().prop_map(|model| Action::Cancel { model }),
         2 => (model.clone(), 0u64..300)
-            .prop_map(|(model, milliseconds)| Happening::Evicted { model, milliseconds }),
-        1 => (model.clone(), any::<bool>()).prop_map(|(model, is_idle)| Happening::Idle { model, is_idle }),
+            .prop_map(|(model, milliseconds)| Action::Evicted { model, milliseconds }),
+        1 => (model.clone(), any::<bool>()).prop_map(|(model, is_idle)| Action::Idle { model, is_idle }),
         1 => (model.clone(), 100u64..60_000)
-            .prop_map(|(model, microseconds)| Happening::Speed { model, microseconds }),
+            .prop_map(|(model, microseconds)| Action::Speed { model, microseconds }),
         1 => prop::sample::select(vec![Heat::Nominal, Heat::Fair, Heat::Serious, Heat::Critical])
-            .prop_map(Happening::Heat),
-        1 => (1usize..6).prop_map(|layers| Happening::Add { layers }),
-        1 => model.prop_map(|model| Happening::Drop { model }),
-        6 => (1usize..30).prop_map(Happening::Steps),
+            .prop_map(Action::Heat),
+        1 => (1usize..6).prop_map(|layers| Action::Add { layers }),
+        1 => model.prop_map(|model| Action::Drop { model }),
+        6 => (1usize..30).prop_map(Action::Steps),
     ]
 }
 
@@ -41,8 +43,8 @@ proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::with_cases(10_000) })]
 
     #[test]
-    fn no_schedule_wrongs_anybody(happenings in prop::collection::vec(happening(), 1..40)) {
-        wrong_nobody(happenings);
+    fn invariants_hold_for_any_actions(actions in prop::collection::vec(action(), 1..40)) {
+        check_invariants(actions);
     }
 }
 
@@ -51,7 +53,7 @@ fn the_fuzzing_corpus() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/scheduler");
     let stories = std::fs::read_dir(folder).unwrap();
     let answered: usize = stories
-        .map(|story| wrong_nobody(Happening::of_bytes(&std::fs::read(story.unwrap().path()).unwrap())))
+        .map(|story| check_invariants(Action::decode(&std::fs::read(story.unwrap().path()).unwrap())))
         .sum();
     assert!(answered > 0);
 }

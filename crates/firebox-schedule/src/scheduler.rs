@@ -1,22 +1,24 @@
+//! The choice of the model that runs next.
+
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::counters::{ScheduleCounters, ScheduleEvent};
-use super::lane::{Claim, Lane, Rank};
-use super::track::Track;
+use super::model_queue::{Claim, ModelQueue, Rank};
+use super::task_progress::TaskProgress;
 use super::{Choice, LaneId, Priority, Readiness, ScheduleConfig, Task, TaskId};
 use firebox_memory::thermal::Heat;
 
-/// How many quanta a task may be ahead of its pace before others come first: enough that one quantum of another lane, and
-/// the layer that ends it, make nobody late.
+/// The quanta that a task may be ahead of its pace before others come first: enough that one quantum of another model, and
+/// the layer that ends it, make no task late.
 const LEAD_QUANTA: u32 = 2;
-/// Quanta from one demotion to the next, in which it shows what the first was good for.
+/// The least number of quanta between two demotions, in which the first one takes effect.
 const SETTLING_QUANTA: u32 = 8;
 
-/// When somebody is late enough to demote somebody, all count who are late by this part of that.
-const ACCOMPLICE: f64 = 0.5;
+/// When one task is late enough for a demotion, all tasks count as late from this part of that lateness on.
+const LATE_FRACTION: f64 = 0.5;
 
-/// Says which model runs next. Knows no clock: every call is told the time since the start.
+/// Chooses the model that runs next. It has no clock: every call is given the time since the start.
 ///
 /// ```
 /// use std::time::Duration;
@@ -34,7 +36,7 @@ const ACCOMPLICE: f64 = 0.5;
 pub struct Scheduler {
     config: ScheduleConfig,
     heat: Heat,
-    lanes: BTreeMap<LaneId, Lane>,
+    lanes: BTreeMap<LaneId, ModelQueue>,
     lane_of: HashMap<TaskId, LaneId>,
     lanes_made: u32,
     tasks_made: u64,
@@ -44,17 +46,17 @@ pub struct Scheduler {
     counters: ScheduleCounters,
 }
 
-/// A quantum that is not over.
+/// A quantum in progress.
 #[derive(Debug, Clone, Copy)]
 struct Running {
     lane: LaneId,
     until: Duration,
-    /// It was given for having waited, and is not taken back.
+    /// Given for having waited, and not taken back.
     is_share: bool,
 }
 
 impl Scheduler {
-    /// With no lanes yet.
+    /// Creates a scheduler without models.
     pub fn new(config: ScheduleConfig) -> Self {
         Self {
             config,
@@ -70,35 +72,35 @@ impl Scheduler {
         }
     }
 
-    /// Makes a lane for a model. It is none that was dropped: who still means that one does not mean the new one.
+    /// Adds a model. Its id differs from those of all removed models.
     pub fn lane(&mut self, name: &str) -> LaneId {
         let id = LaneId(self.lanes_made);
         self.lanes_made += 1;
-        self.lanes.insert(id, Lane::new(name));
+        self.lanes.insert(id, ModelQueue::new(name));
         id
     }
 
-    /// Forgets a lane and all its tasks.
+    /// Removes a model and all its tasks.
     pub fn drop_lane(&mut self, lane: LaneId) {
         self.lanes.remove(&lane);
         self.lane_of.retain(|_, of| *of != lane);
         self.running.take_if(|running| running.lane == lane);
     }
 
-    /// Adds a task. A lane that was dropped takes none, and whatever is told of such a task is ignored.
+    /// Adds a task. The tasks of a removed model are ignored.
     pub fn add(&mut self, now: Duration, lane: LaneId, task: Task) -> TaskId {
         let id = TaskId(self.tasks_made);
         self.tasks_made += 1;
         if let Some(found) = self.lanes.get_mut(&lane) {
             self.counters.classes[task.priority as usize].tasks += 1;
-            found.tasks.insert(id, Track::new(task, now, &self.config));
+            found.tasks.insert(id, TaskProgress::new(task, now, &self.config));
             found.waits_since.get_or_insert(now);
             self.lane_of.insert(id, lane);
         }
         id
     }
 
-    /// Forgets a task that is done, or not wanted any more.
+    /// Removes a task that is done or cancelled.
     pub fn remove(&mut self, task: TaskId) {
         let Some(lane) = self.lane_of.remove(&task).and_then(|lane| self.lanes.get_mut(&lane)) else {
             return;
@@ -109,7 +111,8 @@ impl Scheduler {
         }
     }
 
-    /// Which lane runs now. A lane keeps the machine until its quantum is over, unless a more urgent one appears.
+    /// Chooses the model that runs its next layer. A model keeps the machine until its quantum ends, unless a more urgent one
+    /// is ready.
     pub fn choose(&mut self, now: Duration, mut ready: impl FnMut(LaneId) -> Readiness) -> Choice {
         let mut found = Vec::with_capacity(self.lanes.len());
         let mut misses = None;
@@ -155,13 +158,13 @@ impl Scheduler {
         Choice::Run { lane, until }
     }
 
-    /// The lanes in the order in which they are going to want the machine, so that what they need is read meanwhile.
+    /// Returns the models in the order in which they will want the machine, so that their layers are read in time.
     ///
-    /// Those that have waited for long come first, as they do for the machine: a disk that only reads for the most urgent
-    /// would let the others starve without their ever being ready.
+    /// Models that have waited long come first, as they do for the machine: a disk that read for the most urgent only would
+    /// starve the others, which would never be ready.
     pub fn prefetch(&self, now: Duration) -> impl Iterator<Item = LaneId> + use<> {
         let interval = self.share_interval();
-        let wanted = |(&id, lane): (&LaneId, &Lane)| {
+        let wanted = |(&id, lane): (&LaneId, &ModelQueue)| {
             let since = lane.waits_since?;
             let claim = lane.claim(now, self.lead())?;
             let has_waited = now.saturating_sub(since) >= interval;
@@ -172,29 +175,7 @@ impl Scheduler {
         wanted.into_iter().map(|(_, lane)| lane)
     }
 
-    /// Whether a lane that runs should make room before its next layer: at once for a more urgent one, and from the end
-    /// of its quantum on for any that would be chosen.
-    pub fn preempts(
-        &self,
-        now: Duration,
-        running: LaneId,
-        mut ready: impl FnMut(LaneId) -> Readiness,
-    ) -> bool {
-        let others = self.lanes.keys().copied().filter(|&lane| lane != running);
-        let mut wins = |other: LaneId, before: bool| before && ready(other) == Readiness::Ready;
-        if let Some(quantum) = self.current(now).filter(|quantum| quantum.lane == running) {
-            return others.into_iter().any(|other| wins(other, self.breaks(now, other, &quantum)));
-        }
-        let own = self.claim(now, running);
-        let comes_before = |other| match (self.claim(now, other), own) {
-            (Some(other), Some(own)) => other < own,
-            (other, None) => other.is_some(),
-            (None, _) => false,
-        };
-        others.into_iter().any(|other| wins(other, comes_before(other)))
-    }
-
-    /// Notes that a lane ran, after every layer or quantum.
+    /// Records that a model ran, after every layer or quantum.
     pub fn ran(&mut self, now: Duration, lane: LaneId, took: Duration, layers: usize) {
         self.counters.layers += layers as u64;
         self.counters.busy = self.counters.busy.saturating_add(took);
@@ -210,7 +191,7 @@ impl Scheduler {
         }
     }
 
-    /// Notes that a task got a token.
+    /// Records a token of a task.
     pub fn token(&mut self, now: Duration, task: TaskId) {
         let lead = self.lead();
         let Some(lane) = self.lane_of.get(&task).and_then(|lane| self.lanes.get_mut(lane)) else { return };
@@ -237,47 +218,47 @@ impl Scheduler {
         }
     }
 
-    /// How hot it was said to be last.
+    /// Returns the thermal state that was set last.
     pub fn heat(&self) -> Heat {
         self.heat
     }
 
-    /// Quanta are shorter while it is hot.
+    /// Sets the thermal state. Quanta are shorter on a hot machine.
     pub fn set_heat(&mut self, heat: Heat) {
         self.heat = heat;
     }
 
-    /// What it has come to.
+    /// Returns the counters.
     pub fn counters(&self) -> &ScheduleCounters {
         &self.counters
     }
 
-    /// Whether a task does without its priority, because it does not keep its pace.
+    /// Returns whether a task was demoted because it fell behind its pace.
     pub fn is_demoted(&self, task: TaskId) -> bool {
-        self.track(task).is_some_and(Track::is_demoted)
+        self.track(task).is_some_and(TaskProgress::is_demoted)
     }
 
-    /// When the next token of a task should be there; absent where it has no pace.
+    /// Returns the deadline of the next token of a task; `None` if it has no pace.
     pub fn due(&self, task: TaskId) -> Option<Duration> {
         self.track(task)?.due
     }
 
-    /// How it is configured.
+    /// Returns the settings.
     pub fn config(&self) -> &ScheduleConfig {
         &self.config
     }
 
-    /// The longest that a lane may have to wait for the machine while it is ready, beside the layers that quanta end
-    /// with: every so often one of those that wait is given a quantum.
+    /// Returns the longest time that a ready model may wait, apart from the layers that end quanta: every so often one of the
+    /// waiting models gets a quantum.
     pub(super) fn longest_wait(&self) -> Duration {
         self.share_interval() * (self.lanes.len() as u32 + 1) + self.quantum()
     }
 
-    fn track(&self, task: TaskId) -> Option<&Track> {
+    fn track(&self, task: TaskId) -> Option<&TaskProgress> {
         self.lanes.get(self.lane_of.get(&task)?)?.tasks.get(&task)
     }
 
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (LaneId, &Lane)> {
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (LaneId, &ModelQueue)> {
         self.lanes.iter().map(|(&id, lane)| (id, lane))
     }
 
@@ -289,13 +270,13 @@ impl Scheduler {
         self.quantum() * LEAD_QUANTA
     }
 
-    /// From one quantum that is given for having waited to the next.
+    /// Returns the time between two quanta that are given for having waited.
     fn share_interval(&self) -> Duration {
-        // The share was checked to be sensible, or is at least kept from dividing by zero.
+        // The share was checked, or is at least kept from dividing by zero.
         self.quantum().div_f64(self.config.share.clamp(0.01, 0.5))
     }
 
-    /// The quantum that is not over.
+    /// Returns the quantum in progress.
     fn current(&self, now: Duration) -> Option<Running> {
         self.running.filter(|running| now < running.until)
     }
@@ -309,8 +290,8 @@ impl Scheduler {
         Some(if has_waited { Claim { rank: Rank::Share, at: since, then: since } } else { claim })
     }
 
-    /// Whether another lane is so urgent that it does not wait for the end of a quantum: it has a better reason, or a
-    /// deadline that it would miss and an earlier one.
+    /// Returns whether another model does not wait for the end of a quantum: it has a better reason, or an earlier deadline
+    /// that it would miss.
     fn breaks(&self, now: Duration, other: LaneId, running: &Running) -> bool {
         if other == running.lane || running.is_share {
             return false;
@@ -331,8 +312,8 @@ impl Scheduler {
         }
     }
 
-    /// Of the tasks that are late, those of the lane that would take the most of the machine do without their priority,
-    /// so that others keep theirs. What comes of it is waited for before the next.
+    /// Demotes the late tasks of the model that would take most of the machine, so that the others keep their priority. The
+    /// effect is awaited before the next demotion.
     fn demote_laggard(&mut self, now: Duration) {
         let settling = self.quantum() * SETTLING_QUANTA;
         if self.last_demotion.is_some_and(|last| now.saturating_sub(last) < settling) {
@@ -340,7 +321,7 @@ impl Scheduler {
         }
         let all = || {
             let tracks = |(&id, lane)| {
-                let lane: &Lane = lane;
+                let lane: &ModelQueue = lane;
                 lane.tasks.values().map(move |track| (id, lane, track))
             };
             self.lanes.iter().flat_map(tracks)
@@ -350,12 +331,12 @@ impl Scheduler {
         }
         let busy = self.lanes.values().filter(|lane| !lane.tasks.is_empty()).count();
         let part = 1.0 / busy.max(1) as f64;
-        // Where one makes all others late, it is chance who is late enough first.
-        let most = self.config.slippage * ACCOMPLICE;
+        // If one model makes all others late, it is chance which of them is late first.
+        let most = self.config.slippage * LATE_FRACTION;
         let worst = all()
             .filter(|(_, lane, track)| is_laggard(lane, track, now, most))
             .map(|(id, lane, track)| (lane.demand(track.span().unwrap_or_default()), id))
-            // Who would take less than its part is late because of somebody else, or of the disk.
+            // A model that would take less than its part is late because of another one, or of the disk.
             .filter(|(demand, _)| *demand >= part)
             .max_by(|one, other| one.0.total_cmp(&other.0));
         let Some((demand, worst)) = worst else { return };
@@ -383,10 +364,10 @@ impl Scheduler {
     }
 }
 
-fn is_laggard(lane: &Lane, track: &Track, now: Duration, most: f64) -> bool {
+fn is_laggard(lane: &ModelQueue, track: &TaskProgress, now: Duration, most: f64) -> bool {
     if track.task.priority == Priority::Pinned || track.is_demoted() || track.slippage(now) <= most {
         return false;
     }
-    // A first token that has only waited for others is no laggard's.
+    // A first token that only waited for others makes no laggard.
     track.tokens > 0 || track.span().is_some_and(|span| lane.demand(span) >= 1.0)
 }

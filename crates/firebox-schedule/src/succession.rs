@@ -1,3 +1,5 @@
+//! Counts of which name followed which.
+
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -7,25 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::ScheduleError;
 
-/// Counts are halved when one of them reaches this, so that what was usual long ago is outweighed by what is usual now.
-const MOST: u32 = 1 << 10;
+/// All counts are halved when one of them reaches this, so that recent habits outweigh old ones.
+const MAX_COUNT: u32 = 1 << 10;
 
-/// Names that are remembered: whoever makes names up fills no memory with them.
-const MOST_NAMES: usize = 1 << 10;
+/// The most names that are remembered, so that made-up names fill no memory.
+const MAX_NAMES: usize = 1 << 10;
 
-/// How often what followed what: heads of one user, models of one pipeline.
+/// Counts which name followed which: heads of a user, or models of a pipeline.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Succession {
-    /// From what was before to what came after.
+    /// The followers of each name, with their counts.
     counts: BTreeMap<String, BTreeMap<String, u32>>,
     #[serde(skip)]
     path: Option<PathBuf>,
 }
 
 impl Succession {
-    /// Reads what was saved there; nothing where there is no file. A file that cannot be understood counts as none: it
-    /// only makes guesses worse.
+    /// Reads a file. A missing file counts as empty, and so does one that cannot be parsed: it only makes predictions worse.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ScheduleError> {
         let path = path.as_ref();
         let history = match files::read(path) {
@@ -36,32 +37,32 @@ impl Succession {
         Ok(Self { path: Some(path.to_owned()), ..history })
     }
 
-    /// Notes that one came after another.
+    /// Counts that `after` followed `before`.
     pub fn note(&mut self, before: &str, after: &str) {
-        if self.counts.len() >= MOST_NAMES && !self.counts.contains_key(before) {
+        if self.counts.len() >= MAX_NAMES && !self.counts.contains_key(before) {
             return;
         }
         let counts = self.counts.entry(before.to_owned()).or_default();
-        if counts.len() >= MOST_NAMES && !counts.contains_key(after) {
+        if counts.len() >= MAX_NAMES && !counts.contains_key(after) {
             return;
         }
         let count = counts.entry(after.to_owned()).or_default();
-        // A file may say anything.
+        // A file may contain any number.
         *count = count.saturating_add(1);
-        if *count >= MOST {
+        if *count >= MAX_COUNT {
             counts.values_mut().for_each(|count| *count /= 2);
             counts.retain(|_, count| *count > 0);
         }
     }
 
-    /// Those that followed another most often, the likeliest first.
+    /// Returns the followers of a name, the most frequent first.
     pub fn likeliest(&self, before: &str) -> Vec<&str> {
         let mut followers: Vec<_> = self.counts.get(before).into_iter().flatten().collect();
         followers.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), *name));
         followers.into_iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The same, each with its share of all that followed.
+    /// Returns the followers of a name with their shares, the most frequent first.
     pub fn shares(&self, before: &str) -> Vec<(&str, f64)> {
         let Some(counts) = self.counts.get(before) else { return Vec::new() };
         let all: f64 = counts.values().map(|&count| f64::from(count)).sum();
@@ -69,7 +70,7 @@ impl Succession {
         self.likeliest(before).into_iter().map(share).collect()
     }
 
-    /// Writes it to where it came from, as a whole, folder included; nothing where it came from nowhere.
+    /// Replaces the file it was opened from, if any, and creates its directory.
     pub fn save(&self) -> Result<(), ScheduleError> {
         let Some(path) = &self.path else { return Ok(()) };
         let beside = path.with_extension(format!("{}.tmp", std::process::id()));
@@ -80,7 +81,7 @@ impl Succession {
             .and_then(|()| files::write(&beside, &json))
             .and_then(|()| files::rename(&beside, path));
         written.map_err(|error| {
-            // Of what it was to become nothing is left; the failure is what matters.
+            // The partial file is removed; only the first error matters.
             let _ = files::remove_file(&beside);
             failed(path, "write", error)
         })
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_followed_most_is_likeliest_and_is_remembered() {
+    fn the_most_frequent_follower_is_likeliest_and_is_saved() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("firebox/history.json");
         let mut history = Succession::open(&path).unwrap();
@@ -121,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_made_up_fill_no_memory() {
+    fn made_up_names_fill_no_memory() {
         let mut history = Succession::default();
-        (0..3 * MOST_NAMES).for_each(|name| history.note(&name.to_string(), "code"));
-        (0..3 * MOST_NAMES).for_each(|name| history.note("0", &name.to_string()));
-        assert_eq!((history.counts.len(), history.likeliest("0").len()), (MOST_NAMES, MOST_NAMES));
+        (0..3 * MAX_NAMES).for_each(|name| history.note(&name.to_string(), "code"));
+        (0..3 * MAX_NAMES).for_each(|name| history.note("0", &name.to_string()));
+        assert_eq!((history.counts.len(), history.likeliest("0").len()), (MAX_NAMES, MAX_NAMES));
         history.note("0", "code");
         assert_eq!(history.likeliest("0")[0], "code");
     }

@@ -1,36 +1,38 @@
+//! Tasks, and the choices of a scheduler.
+
 use std::time::Duration;
 
 use firebox_memory::Priority;
 use serde::{Deserialize, Serialize};
 
-/// One model.
+/// A model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct LaneId(pub(crate) u32);
 
-/// One session's request on a lane.
+/// A request to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct TaskId(pub(crate) u64);
 
-/// What is asked of the schedule.
+/// The demands of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Task {
-    /// How much it matters.
+    /// The priority.
     pub priority: Priority,
-    /// Tokens a second that it should come at. Interactive and pinned tasks have one anyway, see
+    /// Tokens per second. Interactive and pinned tasks have a default, see
     /// [`ScheduleConfig::target`](super::ScheduleConfig::target); others take what is left.
     pub pace: Option<f64>,
-    /// How long after it was added its first token should be there.
+    /// The deadline of the first token after the task was added.
     pub first_by: Option<Duration>,
 }
 
 impl Task {
-    /// With the pace that is usual for it.
+    /// Creates a task with the default pace of its priority.
     pub fn new(priority: Priority) -> Self {
         Self { priority, ..Self::default() }
     }
 }
 
-/// What a lane could do with the machine.
+/// What a model can do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readiness {
     /// Run its next layer.
@@ -41,19 +43,19 @@ pub enum Readiness {
     Idle,
 }
 
-/// Who has the machine next.
+/// The choice of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// A lane runs.
+    /// A model runs.
     Run {
-        /// Which.
+        /// The model.
         lane: LaneId,
-        /// When its quantum ends. It runs on until somebody [`preempts`](super::Scheduler::preempts) it.
+        /// The end of its quantum.
         until: Duration,
     },
     /// Nothing is ready.
     Wait {
-        /// When a deadline passes for which a layer is not in memory; absent where none does.
+        /// The next deadline of a model whose layer is not in memory, if any.
         until: Option<Duration>,
     },
 }

@@ -215,7 +215,7 @@ fn model(entry: &CatalogEntry, snapshot: Option<&ModelSnapshot>, is_first: bool)
         "evicted_turns": count(Counter::EvictedTurns),
         "head_swaps": count(Counter::WarmHeadSwaps) + count(Counter::ColdHeadSwaps),
         "streamed_bytes": count(Counter::StreamedBytes),
-        "major_faults": count(Counter::MajorFaults),
+        "major_faults": count(Counter::MajorPageFaults),
         "running": gauge(Gauge::RunningRequests),
         "waiting": gauge(Gauge::WaitingRequests),
         "sessions": gauge(Gauge::Sessions),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::histogram::{Buckets, Distribution};
 use super::timeline::{Timeline, Track};
 use super::{Counter, Gauge, Histogram, Kind};
-use firebox_memory::Faults;
+use firebox_memory::PageFaults;
 use firebox_memory::governor::Event;
 
 /// The numbers of one model, or of one session: what a session counts, its model counts too.
@@ -121,7 +121,7 @@ impl Meters {
         }
         let faults = self.faults.since_last();
         self.add(Counter::MinorFaults, faults.minor);
-        self.add(Counter::MajorFaults, faults.major);
+        self.add(Counter::MajorPageFaults, faults.major);
         if self.timeline.is_on() {
             self.timeline.span(kind, self.track, [sequences as u64, rows as u64], began, ended);
         }
@@ -195,19 +195,19 @@ impl Meters {
     }
 }
 
-/// What the system had counted when a pass ended last, whosever it was. Faults come from all threads that a pass is
+/// What the system had counted when a pass ended last, whosever it was. PageFaults come from all threads that a pass is
 /// shared among, so that those of two models that run at the same time cannot be told apart; none is counted twice.
 #[derive(Debug, Clone, Default)]
-pub(super) struct FaultsSeen(Arc<Mutex<Option<Faults>>>);
+pub(super) struct FaultsSeen(Arc<Mutex<Option<PageFaults>>>);
 
 impl FaultsSeen {
     /// None where nobody has looked before.
-    pub fn since_last(&self) -> Faults {
+    pub fn since_last(&self) -> PageFaults {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Faults::of_process();
+        let now = PageFaults::of_process();
         match (now, std::mem::replace(&mut *seen, now)) {
             (Some(now), Some(before)) => now.since(before),
-            _ => Faults::default(),
+            _ => PageFaults::default(),
         }
     }
 }

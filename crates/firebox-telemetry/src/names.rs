@@ -140,7 +140,7 @@ names! {
         /// Pages that were missing and were found in memory, while the model ran.
         MinorFaults = "minor_faults" Count,
         /// Pages that were missing and had to come from the disk, while the model ran.
-        MajorFaults = "major_faults" Count,
+        MajorPageFaults = "major_faults" Count,
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Counter, Distribution, Gauge, Histogram, Meters};
-use firebox_memory::Faults;
+use firebox_memory::PageFaults;
 use firebox_memory::{Account, Budget, process};
 
 /// Everything that is known at one moment.
@@ -44,7 +44,7 @@ pub struct ProcessSnapshot {
 
 impl ProcessSnapshot {
     pub(super) fn now() -> Self {
-        let faults = Faults::of_process();
+        let faults = PageFaults::of_process();
         Self {
             resident_bytes: process::resident_bytes(),
             peak_resident_bytes: process::peak_resident_bytes(),

@@ -26,7 +26,7 @@ const COUNTED: [(&str, Counter); 12] = [
     ("preemptions", Counter::Preemptions),
     ("cached tokens", Counter::CachedTokens),
     ("shed parts", Counter::ShedParts),
-    ("major faults", Counter::MajorFaults),
+    ("major faults", Counter::MajorPageFaults),
 ];
 
 /// What is seen: a server, and which of its models one looks at.

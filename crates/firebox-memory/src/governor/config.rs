@@ -1,32 +1,34 @@
+//! The plan and the settings of a governor.
+
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What should stay in memory, and what that is expected to be worth.
+/// The layers that should stay in memory, and the step times that are expected with and without them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ResidencyPlan {
-    /// The layers to keep, in the order in which they are to be kept.
+    /// The layers to keep, in order of preference.
     pub keep: Vec<usize>,
-    /// What a step is expected to take when they are kept.
+    /// The expected time of a step with all of them resident.
     pub step_time: Duration,
-    /// What a step is expected to take when nothing is. Rather too little than too much: at worst that costs a moment
-    /// without kept layers to find out, while too much lets steps be as slow until something else gives them away.
+    /// The expected time of a step with none of them resident. Better too low than too high: too low costs a moment without
+    /// resident layers to find out, while too high tolerates steps that are as slow.
     pub streaming_step_time: Duration,
 }
 
-/// How often a governor looks, and how careful it is. Time is the sum of what steps took.
+/// How often a governor checks, and how careful it is. Time is the sum of step times.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GovernorConfig {
-    /// Tokens from one check to the next.
+    /// Tokens between two checks.
     pub check_tokens: usize,
-    /// Time from one check to the next, where that is shorter.
+    /// Time between two checks, if that is shorter.
     pub check_time: Duration,
-    /// Tokens from one look at memory to the next: reading files costs a tenth of a millisecond, which a small model
-    /// would notice after every token.
+    /// Tokens between two readings of memory pressure. A reading takes a tenth of a millisecond, too much for every token of
+    /// a small model.
     pub poll_tokens: usize,
-    /// Time from one look at memory to the next, where that is shorter: systems kill within seconds.
+    /// Time between two readings, if that is shorter: systems kill within seconds.
     pub poll_time: Duration,
-    /// Bytes that must be available beyond what a layer takes before it is kept.
+    /// Bytes that must remain available after a layer is loaded.
     pub margin: u64,
 }
 

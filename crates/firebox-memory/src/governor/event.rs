@@ -1,3 +1,5 @@
+//! Events of a governor.
+
 use std::fmt;
 use std::time::Duration;
 
@@ -5,49 +7,49 @@ use serde::Serialize;
 
 use crate::bytes::human_bytes;
 
-/// What a governor found or did, for a log or a console.
+/// A finding or an action of a governor, for a log or a console.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// Memory is getting short.
+    /// Memory is short.
     Short {
-        /// Bytes that can be taken before it is.
+        /// Bytes that are available before it is.
         available: Option<u64>,
     },
-    /// Memory is so short that everything is let go of.
+    /// Memory is so short that every layer is evicted.
     Emergency {
-        /// Bytes that can be taken before it is short.
+        /// Bytes that are available before it is short.
         available: Option<u64>,
     },
     /// Steps take longer than they should.
     Thrash {
-        /// What they take.
+        /// The median time of a step.
         step_time: Duration,
-        /// What they may take at most, with what is kept.
+        /// The time that a step may take at most with the resident layers.
         expected: Duration,
-        /// Pages that a step had to wait for.
+        /// Major page faults of a step.
         major_faults: u64,
     },
-    /// Layers were let go of.
+    /// Layers were evicted.
     Shed {
-        /// Which.
+        /// The layers.
         layers: Vec<usize>,
     },
-    /// A layer is kept.
+    /// A layer was loaded.
     Grew {
-        /// Which.
+        /// The layer.
         layer: usize,
     },
-    /// A layer was to be kept and could not be.
+    /// A layer could not be loaded.
     Refused {
-        /// Which.
+        /// The layer.
         layer: usize,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// With nothing kept it was measured what a step takes then.
+    /// The time of a step without resident layers was measured.
     Learned {
-        /// What it takes.
+        /// The time.
         step_time: Duration,
     },
 }

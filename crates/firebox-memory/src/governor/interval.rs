@@ -1,6 +1,8 @@
+//! Intervals of tokens or time.
+
 use std::time::Duration;
 
-/// So many tokens or so much time, whichever is over first.
+/// A number of tokens or a span of time, whichever ends first.
 #[derive(Debug)]
 pub(super) struct Interval {
     tokens: usize,
@@ -14,18 +16,18 @@ impl Interval {
         Self { tokens, time, passed_tokens: 0, passed_time: Duration::ZERO }
     }
 
-    /// Goes on by a step. Whether the interval is over; if so, the next one begins.
+    /// Advances by a step. Returns whether the interval has ended; then the next one begins.
     pub fn passes(&mut self, tokens: usize, time: Duration) -> bool {
         self.passed_tokens = self.passed_tokens.saturating_add(tokens);
         self.passed_time = self.passed_time.saturating_add(time);
         let over = self.passed_tokens >= self.tokens || self.passed_time >= self.time;
         if over {
-            self.begin_again();
+            self.restart();
         }
         over
     }
 
-    pub fn begin_again(&mut self) {
+    pub fn restart(&mut self) {
         self.passed_tokens = 0;
         self.passed_time = Duration::ZERO;
     }

@@ -1,4 +1,4 @@
-//! A made machine, on which steps cost what they cost on real ones.
+//! A simulated machine whose step times follow those of real ones.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use super::*;
 
 pub const LAYER_BYTES: u64 = 100 << 20;
-/// What a layer costs that should be in memory and was taken away.
+/// The factor by which a layer slows down that should be resident and was paged out.
 const FAULT_PENALTY: u32 = 10;
 
-/// Layers in a memory with room for some of them.
+/// Layers in a memory that holds some of them.
 pub struct Machine {
     kept: Vec<bool>,
-    /// How many layers there is room for.
+    /// The number of layers that memory holds.
     pub capacity: usize,
-    /// What a layer costs.
+    /// The times of a layer.
     pub resident: Duration,
     pub streamed: Duration,
-    /// Whether keeping fails.
+    /// Whether loading fails.
     pub refuses: bool,
-    /// Whether nobody counts page faults.
+    /// Whether page faults are not counted.
     pub blind: bool,
     pub most_kept: usize,
     pub changes: usize,
@@ -34,7 +34,7 @@ impl Machine {
         self.streamed * self.kept.len() as u32
     }
 
-    /// What a step costs, and how many page faults come with it.
+    /// Returns the time of a step and its page faults.
     fn step(&self) -> (Duration, u64) {
         let kept = self.kept().len();
         let streamed = self.streamed * (self.kept.len() - kept) as u32;
@@ -46,7 +46,7 @@ impl Machine {
         }
     }
 
-    /// What an honest system would say.
+    /// Returns the true pressure.
     fn pressure(&self) -> Pressure {
         let kept = self.kept().len();
         let level = match kept.saturating_sub(self.capacity) {
@@ -63,7 +63,7 @@ impl Residency for Machine {
         self.kept.len()
     }
 
-    fn is_kept(&self, layer: usize) -> bool {
+    fn is_resident(&self, layer: usize) -> bool {
         self.kept[layer]
     }
 
@@ -71,7 +71,7 @@ impl Residency for Machine {
         LAYER_BYTES
     }
 
-    fn keep(&mut self, layer: usize) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn load(&mut self, layer: usize) -> Result<(), Box<dyn Error + Send + Sync>> {
         if self.refuses {
             return Err("refused".into());
         }
@@ -81,20 +81,20 @@ impl Residency for Machine {
         Ok(())
     }
 
-    fn let_go(&mut self, layer: usize) {
+    fn evict(&mut self, layer: usize) {
         assert!(std::mem::replace(&mut self.kept[layer], false), "let go twice");
         self.changes += 1;
     }
 }
 
-/// What the system says about memory.
+/// The reading that the system reports.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Says {
-    /// How it is.
+    /// The true one.
     Truth,
-    /// Nothing at all.
+    /// None.
     Nothing,
-    /// Always the same.
+    /// A fixed one.
     This(Pressure),
 }
 
@@ -110,14 +110,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// A machine that keeps all of the plan, the first `planned` of its layers, and has room for them. A resident layer
-    /// costs `resident` thousandths of a streamed one.
+    /// Creates a machine that keeps the whole plan, its first `planned` layers, and has memory for them. A resident layer
+    /// takes `resident` thousandths of the time of a streamed one.
     pub fn new(layers: usize, planned: usize, resident: u32) -> Self {
         Self::on(Duration::from_millis(1), layers, planned, resident, 100)
     }
 
-    /// The same on a machine that takes so long to stream a layer, where steps are expected to take so many percent of
-    /// what they do.
+    /// Creates a machine that takes `streamed` to stream a layer and whose plan expects `percent` of the true step times.
     pub fn on(streamed: Duration, layers: usize, planned: usize, resident: u32, percent: u32) -> Self {
         let machine = Machine {
             kept: (0..layers).map(|layer| layer < planned).collect(),
@@ -146,7 +145,7 @@ impl Run {
         self.machine.kept().len()
     }
 
-    /// So many steps of one token each.
+    /// Runs steps of one token each.
     pub fn steps(&mut self, count: usize, says: Says) {
         for _ in 0..count {
             let (time, faults) = self.machine.step();
@@ -155,7 +154,7 @@ impl Run {
         }
     }
 
-    /// A step that takes what it takes.
+    /// Runs a step that takes `time`.
     pub fn step(&mut self, time: Duration, faults: u64, says: Says) {
         *self.said.lock().unwrap() = match says {
             Says::Truth => Some(self.machine.pressure()),
@@ -167,12 +166,12 @@ impl Run {
         self.events.extend(self.governor.after_step(1, time, faults, &mut self.machine));
     }
 
-    /// How many times what streaming would have cost was spent.
+    /// Returns the time spent as a multiple of streaming everything.
     pub fn cost(&self) -> f64 {
         self.spent.as_secs_f64() / (self.machine.streaming_step() * self.tokens).as_secs_f64()
     }
 
-    /// Thousandths around 1000: steps waver by a few percent.
+    /// Returns thousandths around 1000: step times vary by a few percent.
     fn noise(&mut self) -> u32 {
         self.noise = self.noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         970 + (self.noise >> 16) % 61

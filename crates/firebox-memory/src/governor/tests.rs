@@ -1,7 +1,9 @@
+//! Tests of the governor on a simulated machine.
+
 use proptest::prelude::*;
 
-use super::pace::FEW;
 use super::simulation::{LAYER_BYTES, Run, Says};
+use super::step_times::FEW_STEPS;
 use super::*;
 use crate::pressure::Warning;
 
@@ -18,7 +20,7 @@ fn shed(run: &Run) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn nothing_happens_while_all_is_well() {
+fn without_pressure_nothing_happens() {
     let mut run = Run::new(24, 20, 200);
     run.steps(2000, Says::Truth);
     run.steps(2000, Says::Nothing);
@@ -26,7 +28,7 @@ fn nothing_happens_while_all_is_well() {
 }
 
 #[test]
-fn a_quarter_goes_from_the_end_when_memory_gets_short() {
+fn a_quarter_is_evicted_from_the_end_when_memory_is_short() {
     let mut run = Run::new(24, 20, 200);
     run.steps(32, this(Level::Some));
     assert_eq!(shed(&run), [[19, 18, 17, 16, 15]]);
@@ -37,7 +39,7 @@ fn a_quarter_goes_from_the_end_when_memory_gets_short() {
 }
 
 #[test]
-fn a_level_that_comes_and_goes_is_one_event() {
+fn an_intermittent_level_is_one_event() {
     let mut run = Run::new(24, 20, 200);
     run.steps(64, Says::Truth);
     for step in 0..60 {
@@ -47,7 +49,7 @@ fn a_level_that_comes_and_goes_is_one_event() {
 }
 
 #[test]
-fn in_an_emergency_everything_goes_at_the_next_look() {
+fn critical_pressure_evicts_all_layers_at_the_next_reading() {
     let mut run = Run::new(24, 20, 200);
     run.steps(100, Says::Truth);
     run.steps(16, this(Level::Critical));
@@ -59,7 +61,7 @@ fn in_an_emergency_everything_goes_at_the_next_look() {
 }
 
 #[test]
-fn a_warning_is_heard_after_the_very_next_step() {
+fn a_warning_takes_effect_after_the_next_step() {
     let mut run = Run::new(24, 20, 200);
     let (warning, warned) = Warning::channel();
     let (plan, config) = (run.governor.plan().clone(), GovernorConfig::default());
@@ -71,7 +73,7 @@ fn a_warning_is_heard_after_the_very_next_step() {
 }
 
 #[test]
-fn an_alarm_does_not_wait_for_the_end_of_a_step() {
+fn an_alarm_takes_effect_within_a_step() {
     let mut run = Run::new(24, 20, 200);
     run.steps(100, Says::Truth);
     let short = |level| Pressure { level, available: Some(0) };
@@ -87,7 +89,7 @@ fn an_alarm_does_not_wait_for_the_end_of_a_step() {
 }
 
 #[test]
-fn the_plan_is_kept_again_when_it_is_over() {
+fn the_plan_is_restored_after_pressure_ends() {
     for (level, says) in [
         (Level::Some, Says::Truth),
         (Level::Critical, Says::Truth),
@@ -107,9 +109,9 @@ fn the_plan_is_kept_again_when_it_is_over() {
     }
 }
 
-/// What others took for long is taken back as soon as what they took for a moment.
+/// Memory that was short for a long time is taken back as soon as memory that was short for a moment.
 #[test]
-fn long_pressure_is_no_lesson() {
+fn long_pressure_does_not_lengthen_the_wait() {
     let mut run = Run::new(24, 20, 200);
     run.machine.capacity = 30;
     run.steps(64 * 50, this(Level::Some));
@@ -119,7 +121,7 @@ fn long_pressure_is_no_lesson() {
 }
 
 #[test]
-fn keeping_begins_when_it_is_known_what_streaming_costs() {
+fn loading_begins_after_a_streamed_step_was_measured() {
     let mut run = Run::new(24, 20, 200);
     run.steps(16, this(Level::Critical));
     let slow = Duration::from_secs(4);
@@ -131,7 +133,7 @@ fn keeping_begins_when_it_is_known_what_streaming_costs() {
 }
 
 #[test]
-fn no_more_is_kept_than_there_is_memory_for() {
+fn no_more_is_loaded_than_memory_holds() {
     let mut run = Run::new(24, 20, 200);
     run.steps(100, this(Level::Critical));
     run.machine.capacity = 11;
@@ -144,7 +146,7 @@ fn no_more_is_kept_than_there_is_memory_for() {
 }
 
 #[test]
-fn outliers_cost_nothing_but_their_time() {
+fn outliers_do_not_evict() {
     let mut run = Run::new(24, 20, 200);
     for step in 0..1000 {
         let slow = step % 5 < 2;
@@ -154,7 +156,7 @@ fn outliers_cost_nothing_but_their_time() {
 }
 
 #[test]
-fn steps_dearer_than_streaming_end_within_a_few() {
+fn steps_slower_than_streaming_end_within_a_few() {
     let mut run = Run::new(24, 20, 200);
     run.steps(100, Says::Nothing);
     run.machine.capacity = 4;
@@ -165,9 +167,9 @@ fn steps_dearer_than_streaming_end_within_a_few() {
     assert!(run.events.iter().any(|event| matches!(event, Event::Learned { .. })));
 }
 
-/// Without faults it may be the plan that was wrong; with them it is the memory.
+/// Without page faults the plan may be wrong; with them memory is short.
 #[test]
-fn steps_dearer_than_planned_count_when_pages_were_missing() {
+fn steps_slower_than_planned_count_only_with_page_faults() {
     let slow = Duration::from_millis(15);
     let mut run = Run::new(24, 24, 200);
     run.machine.capacity = 30;
@@ -181,7 +183,7 @@ fn steps_dearer_than_planned_count_when_pages_were_missing() {
     assert_eq!(run.kept(), 12);
 }
 
-/// Even where neither faults nor anybody else says why.
+/// Holds without page faults and without any report of the system.
 #[test]
 fn nothing_stays_slower_than_streaming() {
     let mut run = Run::new(24, 20, 200);
@@ -189,32 +191,31 @@ fn nothing_stays_slower_than_streaming() {
     assert_eq!(run.kept(), 0);
 }
 
-/// Nobody but streaming itself says what it costs; where it was expected to cost less than it does, that is a matter of a few
-/// steps.
+/// The time of a streamed step is found only by streaming. If it was underestimated, that takes a few steps.
 #[test]
-fn what_was_no_dearer_than_streaming_is_kept_again_at_once() {
+fn layers_that_were_no_slower_than_streaming_are_loaded_again_at_once() {
     for (planned, percent) in [(4, 80), (10, 60), (20, 30)] {
         let mut run = Run::on(Duration::from_millis(1), 28, planned, 200, percent);
         run.machine.capacity = 30;
         run.steps(32, Says::Truth);
         assert_eq!(run.kept(), 0, "{planned} layers were dearer than expected");
-        run.steps(FEW, Says::Truth);
+        run.steps(FEW_STEPS, Says::Truth);
         assert_eq!(run.machine.kept(), (0..planned).collect::<Vec<_>>());
         assert_eq!(run.machine.changes, 2 * planned);
         run.steps(64 * 100, Says::Truth);
         assert_eq!(run.machine.changes, 2 * planned, "it is known now");
-        // And it is known what is dearer.
+        // The time of a slower step is known, too.
         (0..40).for_each(|_| run.step(Duration::from_millis(31), 0, Says::Truth));
         assert_eq!(run.kept(), 0);
     }
 }
 
 #[test]
-fn it_is_not_where_memory_is_short_by_then() {
+fn layers_of_a_trial_stay_evicted_if_memory_is_short() {
     let mut run = Run::on(Duration::from_millis(1), 28, 4, 200, 80);
     run.steps(32, Says::Truth);
     let none = Pressure { level: Level::None, available: Some(LAYER_BYTES * 5 / 2) };
-    run.steps(FEW, Says::This(none));
+    run.steps(FEW_STEPS, Says::This(none));
     assert_eq!(run.kept(), 2);
     let mut run = Run::on(Duration::from_millis(1), 28, 4, 200, 80);
     run.steps(32, Says::Truth);
@@ -223,7 +224,7 @@ fn it_is_not_where_memory_is_short_by_then() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_seldom_tried() {
+fn layers_that_cannot_be_loaded_are_rarely_tried() {
     let mut run = Run::new(24, 20, 200);
     run.steps(100, this(Level::Critical));
     run.machine.capacity = 30;
@@ -237,7 +238,7 @@ fn what_cannot_be_kept_is_seldom_tried() {
 }
 
 #[test]
-fn odd_settings_are_survived() {
+fn extreme_settings_do_not_panic() {
     let plan =
         ResidencyPlan { keep: vec![99, 0, 0], step_time: Duration::MAX, streaming_step_time: Duration::MAX };
     let mut run = Run::new(2, 2, 200);
@@ -254,7 +255,7 @@ fn odd_settings_are_survived() {
 }
 
 #[test]
-fn events_can_be_read() {
+fn events_are_readable() {
     let shown = |event: Event| event.to_string();
     assert_eq!(shown(Event::Shed { layers: vec![3, 2] }), "let go of layers 3, 2");
     assert_eq!(
@@ -268,9 +269,9 @@ fn events_can_be_read() {
     );
 }
 
-/// Steps of seconds are checked on every few tokens, and what is kept saves next to nothing.
+/// Steps of seconds are checked every few tokens, and resident layers save next to nothing.
 #[test]
-fn what_failed_is_earned_back_where_steps_are_slow_too() {
+fn a_failure_is_earned_back_by_slow_steps_too() {
     let endless = Says::This(Pressure { level: Level::None, available: Some(u64::MAX) });
     let mut run = Run::on(Duration::from_millis(100), 30, 30, 997, 63);
     run.machine.blind = true;
@@ -292,14 +293,14 @@ fn what_failed_is_earned_back_where_steps_are_slow_too() {
     assert!(run.cost() < 1.05, "{} times what streaming costs", run.cost());
 }
 
-/// Some time on a machine, and what the system says meanwhile.
+/// A stretch of time on a machine, and the system's reports during it.
 fn phase() -> impl Strategy<Value = (usize, Says, usize)> {
     let says = prop_oneof![
         3 => Just(Says::Truth),
         3 => Just(Says::Nothing),
         1 => Just(this(Level::Some)),
         1 => Just(this(Level::Critical)),
-        // It says that there is plenty, whatever there is.
+        // The system reports plenty, whatever is true.
         2 => Just(Says::This(Pressure { level: Level::None, available: Some(u64::MAX) })),
     ];
     (0usize..32, says, 200usize..2000)
@@ -308,9 +309,9 @@ fn phase() -> impl Strategy<Value = (usize, Says, usize)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
-    /// Whatever the weather, a run costs hardly more than streaming all the time.
+    /// Whatever the conditions, a run takes hardly longer than streaming all the time.
     #[test]
-    fn storms_are_weathered(
+    fn changing_conditions_cost_little(
         layers in 1usize..32,
         resident in 50u32..1000,
         expected in 30u32..=100,
@@ -331,8 +332,8 @@ proptest! {
         prop_assert_eq!(run.kept(), layers);
     }
 
-    /// Under constant conditions changes become rare, whether the system tells the truth or nothing, and what is kept
-    /// is about what there is room for.
+    /// Under constant conditions changes become rare, whether the system reports the truth or nothing, and the resident
+    /// layers nearly fill memory.
     #[test]
     fn constant_conditions_settle(
         layers in 1usize..32,
@@ -348,7 +349,7 @@ proptest! {
         run.steps(64 * 500, says);
         let attempts = shed(&run).len() - sheds;
         prop_assert!(attempts <= 6, "{} attempts", attempts);
-        // Up and down for each, and up again after one before.
+        // Each layer goes up and down once, and up again after one before it.
         let changes = run.machine.changes - before;
         prop_assert!(changes <= (2 * attempts + 1) * layers, "{} changes", changes);
         prop_assert!(run.kept() <= capacity.min(layers) + 1);

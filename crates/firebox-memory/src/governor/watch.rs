@@ -1,14 +1,16 @@
+//! Periodic readings of memory pressure.
+
 use std::time::Duration;
 
 use super::interval::Interval;
 use crate::pressure::{Level, Pressure, PressureSource, read_all};
 
-/// Looks now and then how short memory is.
+/// Reads memory pressure at intervals.
 pub(super) struct Watch {
     sources: Vec<Box<dyn PressureSource>>,
     poll: Interval,
     pressure: Pressure,
-    /// The worst since the last check: a level that comes and goes from one look to the next is one event.
+    /// The worst reading since the last check: a level that comes and goes between readings is one event.
     worst: Level,
 }
 
@@ -17,8 +19,8 @@ impl Watch {
         Self { sources, poll, pressure: Pressure::default(), worst: Level::None }
     }
 
-    /// Looks if it is time to, or where `due`, or where something is urgent. Whether it got worse than it has been
-    /// since the last check.
+    /// Reads if the interval has ended, if `due`, or if a source is urgent. Returns whether the level is worse than any since
+    /// the last check.
     pub fn look(&mut self, tokens: usize, time: Duration, due: bool) -> bool {
         let over = self.poll.passes(tokens, time);
         if !over && !due && !self.sources.iter().any(|source| source.is_urgent()) {
@@ -30,7 +32,7 @@ impl Watch {
         rose
     }
 
-    /// Takes in what somebody else has seen.
+    /// Takes in a reading of another source.
     pub fn see(&mut self, pressure: Pressure) {
         self.pressure = pressure;
         self.worst = self.worst.max(pressure.level);

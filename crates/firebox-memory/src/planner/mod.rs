@@ -1,8 +1,8 @@
-//! How much of a model to keep in memory, and how fast it is then going to run.
+//! Plans how much of a model stays in memory, and predicts its speed.
 //!
-//! Layers that are not kept are streamed: read from disk ahead of their turn, into buffers that are used again and again.
-//! A [`Shape`] says what a model is made of and [`Rates`] how fast a machine is; [`predict`] goes through some tokens with
-//! both, and [`plan`] finds what fits into so much memory and runs fastest.
+//! Layers that are not resident are streamed: read from disk before they are needed, into buffers that are reused. A
+//! [`Shape`] describes a model and [`Rates`] a machine. [`predict`] simulates some tokens with both, and [`plan`] finds the
+//! fastest plan within a number of bytes.
 //!
 //! ```
 //! use firebox_memory::planner::{DeviceProfile, Mode, Part, Shape, plan};

@@ -1,3 +1,5 @@
+//! The choice of the layers that stay resident.
+
 use std::fmt;
 
 use serde::Serialize;
@@ -5,27 +7,27 @@ use serde::Serialize;
 use super::{Prediction, Rates, Shape, predict};
 use crate::MemoryError;
 
-/// Speeds that differ by less are the same: the simplest placement with one of them will do.
+/// Speeds that differ by less are equal; the simplest of equal placements is chosen.
 const SAME_SPEED: f64 = 0.002;
 
-/// Which layers are kept, of so many.
+/// The choice of the resident layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// The first.
+    /// The first ones.
     FirstN,
-    /// The last.
+    /// The last ones.
     LastN,
-    /// Spread evenly, so that there is a kept layer to compute while a streamed one is read.
+    /// Spread evenly, so that a resident layer computes while a streamed one is read.
     Interleaved,
-    /// Whichever of these is predicted to be fastest.
+    /// The fastest of these by prediction.
     Auto,
     /// These, in this order.
     Exactly(Vec<usize>),
 }
 
 impl Placement {
-    /// What there is to choose from.
+    /// Returns the placements to compare.
     fn candidates(&self) -> Vec<Self> {
         match self {
             Self::Auto => vec![Self::FirstN, Self::LastN, Self::Interleaved],
@@ -33,11 +35,11 @@ impl Placement {
         }
     }
 
-    /// Layers to keep in the order in which they are to be kept, so that those that are kept first make sense alone.
+    /// Returns the layers to keep, ordered so that every prefix of the list is a sensible placement, too.
     fn layers(&self, count: usize, total: usize) -> Vec<usize> {
         let count = count.min(total);
         match self {
-            // `Auto` is one of its candidates by the time anyone asks.
+            // `Auto` was replaced by its candidates before.
             Self::FirstN | Self::Auto => (0..count).collect(),
             Self::LastN => (total - count..total).rev().collect(),
             Self::Interleaved => spread(count).map(|at| (2 * at + 1) * total / (2 * count)).collect(),
@@ -45,7 +47,7 @@ impl Placement {
         }
     }
 
-    /// What speaks for it.
+    /// Returns the advantage of the placement.
     fn merit(&self) -> Option<&'static str> {
         match self {
             Self::FirstN => {
@@ -70,7 +72,8 @@ impl fmt::Display for Placement {
     }
 }
 
-/// The numbers below `count`, any few of the first far from each other in a circle: halves, then quarters, and so on.
+/// Returns the numbers below `count` in an order in which those of every prefix lie far apart in a circle: halves, then
+/// quarters, and so on.
 pub fn spread(count: usize) -> impl Iterator<Item = usize> {
     let bits = count.next_power_of_two().trailing_zeros();
     let reversed = move |at: usize| (0..bits).fold(0, |number, bit| number << 1 | (at >> bit & 1));
@@ -80,25 +83,25 @@ pub fn spread(count: usize) -> impl Iterator<Item = usize> {
         .filter(move |&at| seen.get_mut(at).is_some_and(|seen| !std::mem::replace(seen, true)))
 }
 
-/// A placement and the speed it was predicted to have.
+/// A placement and its predicted speed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compared {
     /// The placement.
     pub placement: Placement,
-    /// How fast it is.
+    /// Its predicted speed.
     pub tokens_per_second: f64,
 }
 
-/// Which layers are kept, and why these.
+/// The resident layers, and the reason for them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
-    /// The placement that was chosen.
+    /// The chosen placement.
     pub placement: Placement,
-    /// The layers, in the order in which they are to be kept.
+    /// The layers, in the order in which they are loaded.
     pub layers: Vec<usize>,
-    /// How fast that is.
+    /// The predicted speed.
     pub prediction: Prediction,
-    /// All that was compared.
+    /// All placements that were compared.
     pub compared: Vec<Compared>,
 }
 
@@ -126,7 +129,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Decides which layers are kept, of so many, with the other parts streamed through so many buffers.
+/// Chooses `count` resident layers, with the other parts streamed through `buffers`.
 pub fn place(
     placement: &Placement,
     shape: &Shape,
@@ -156,7 +159,7 @@ pub fn place(
     Ok(Explanation { placement, layers, prediction, compared })
 }
 
-/// What these many layers take at most, however they are placed.
+/// Returns the most bytes that `count` layers take, however they are placed.
 pub(super) fn most_bytes(shape: &Shape, count: usize) -> u64 {
     let placements = Placement::Auto.candidates().into_iter();
     let bytes = placements.map(|placement| shape.layer_bytes(&placement.layers(count, shape.layers())));
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_as_many_as_asked_for_and_all_different() {
+    fn layers_are_as_many_as_asked_for_and_distinct() {
         for placement in Placement::Auto.candidates() {
             for count in 0..=17 {
                 let mut layers = placement.layers(count, 16);
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn any_few_of_what_is_spread_lie_far_from_each_other() {
+    fn every_prefix_of_a_spread_is_far_apart() {
         for count in 0..70 {
             let spread: Vec<usize> = spread(count).collect();
             let mut sorted = spread.clone();
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn where_computing_can_hide_reading_the_kept_ones_are_spread() {
+    fn layers_are_spread_where_computing_hides_reading() {
         let (shape, rates) = machine(2.0, 1.0);
         let chosen = place(&Placement::Auto, &shape, &rates, 8, false, 2).unwrap();
         assert_eq!(chosen.placement, Placement::Interleaved);
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_gained_the_first_are_kept() {
+    fn the_first_layers_are_kept_where_placement_does_not_matter() {
         let (shape, rates) = machine(2.0, 0.001);
         let chosen = place(&Placement::Auto, &shape, &rates, 8, false, 2).unwrap();
         assert_eq!(chosen.placement, Placement::FirstN);
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_cannot_be_kept_are_refused() {
+    fn invalid_layers_are_refused() {
         let (shape, rates) = machine(1.0, 1.0);
         for layers in [vec![16], vec![1, 1]] {
             let placement = Placement::Exactly(layers);

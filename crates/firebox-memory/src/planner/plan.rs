@@ -1,3 +1,5 @@
+//! Plans within a number of bytes.
+
 use serde::Serialize;
 
 use super::placement::most_bytes;
@@ -7,38 +9,38 @@ use crate::MemoryError;
 /// One buffer is read into while the part in the other computes.
 pub const FEWEST_BUFFERS: usize = 2;
 
-/// Tokens of a page of keys and values: a context takes whole pages.
+/// Tokens of a page of keys and values. A context takes whole pages.
 pub const KV_PAGE_TOKENS: usize = 128;
 
-/// A ring this deep evens out all that kept layers between streamed ones can.
-const MOST_BUFFERS: usize = 8;
+/// The deepest ring: it evens out all that resident layers between streamed ones can.
+const MAX_BUFFERS: usize = 8;
 
-/// Rows of a prompt that go through the layers together: beyond the most, products gain nothing; below the least, they
-/// hardly share a read of the weights.
-const MOST_ROWS: usize = 512;
-const FEWEST_ROWS: usize = 16;
+/// The bounds of the prompt rows of one pass: above the upper one products gain nothing; below the lower one too few rows
+/// share a read of the weights.
+const MAX_CHUNK_ROWS: usize = 512;
+const MIN_CHUNK_ROWS: usize = 16;
 
-/// Intermediate results of a prompt may take this part of what would else go to kept layers.
-const ACTIVATION_SHARE: u64 = 8;
+/// Intermediate results of a prompt may take one part in so many of the memory for resident layers.
+const ACTIVATION_DIVISOR: u64 = 8;
 
-/// A deeper ring, or a streamed unembedding, has to save this share of the time: predictions are no better than that.
-const WORTHWHILE: f64 = 0.01;
+/// The share of the time that a deeper ring, or a streamed unembedding, has to save: predictions are no more precise.
+const MIN_GAIN: f64 = 0.01;
 
-/// What memory is for, beyond the least that each needs.
+/// The use of memory beyond what a model needs at least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// As many layers as possible, and room for 512 tokens.
+    /// As many layers as possible, and 512 tokens of context.
     Throughput,
-    /// Room for 1024 tokens.
+    /// 1024 tokens of context.
     #[default]
     Balanced,
-    /// Room for the whole context.
+    /// The whole context.
     Context,
 }
 
 impl Mode {
-    /// For how many tokens room is kept in advance, if the context is expected to become so long.
+    /// Returns for how many tokens memory is reserved if the context is expected to reach `context`.
     pub fn kv_tokens(self, context: usize) -> usize {
         match self {
             Self::Throughput => context.min(512),
@@ -48,28 +50,28 @@ impl Mode {
     }
 }
 
-/// What to keep, what to stream, and what comes of it.
+/// The resident and the streamed parts of a model, and the predicted speed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// The layers to keep, in the order in which they are to be kept.
+    /// The layers to keep, in the order in which they are loaded.
     pub kept_layers: Vec<usize>,
-    /// Whether the unembedding is kept.
+    /// Whether the unembedding is resident.
     pub keep_unembedding: bool,
-    /// How many buffers the other parts are streamed through; none where everything is kept.
+    /// The number of buffers through which the other parts are streamed; 0 if all parts are resident.
     pub buffers: usize,
-    /// How many rows of a prompt go through the layers together.
+    /// The number of prompt rows that go through the layers together.
     pub chunk: usize,
-    /// For how many tokens room is kept.
+    /// The number of tokens for which memory is reserved.
     pub kv_tokens: usize,
-    /// Why these layers.
+    /// The reason for the choice of layers.
     pub explanation: Explanation,
-    /// How fast it is going to be, and the memory that takes: keys, values and activations included.
+    /// The predicted speed and memory, including keys, values and activations.
     pub prediction: Prediction,
-    /// The same for every number of kept layers, from none to all, with the same unembedding.
+    /// The predictions for every number of resident layers, from none to all, with the same unembedding.
     pub table: Vec<Prediction>,
 }
 
-/// Plans how a model runs in so many bytes of memory: first what it cannot do without, then as many kept layers as fit.
+/// Plans how a model runs in `memory_bytes`: first reserves what it needs at least, then keeps as many layers as fit.
 pub fn plan(
     shape: &Shape,
     rates: &Rates,
@@ -78,7 +80,7 @@ pub fn plan(
     context: usize,
 ) -> Result<Plan, MemoryError> {
     rates.check(shape)?;
-    // Keys and values come in whole pages.
+    // Keys and values take whole pages.
     let kv_tokens = mode.kv_tokens(context).checked_next_multiple_of(KV_PAGE_TOKENS).unwrap_or(usize::MAX);
     let planner = Planner::new(shape, rates, memory_bytes, kv_tokens)?;
     let choice = planner.choose()?;
@@ -101,9 +103,9 @@ struct Planner<'a> {
     rates: &'a Rates,
     kv_tokens: usize,
     chunk: usize,
-    /// Keys, values and activations.
+    /// Bytes of keys, values and activations.
     reserve: u64,
-    /// What is left for weights and buffers.
+    /// Bytes left for weights and buffers.
     left: u64,
 }
 
@@ -115,7 +117,7 @@ struct Choice {
 
 impl Choice {
     fn beats(&self, other: &Self) -> bool {
-        self.explanation.prediction.is_faster(&other.explanation.prediction, WORTHWHILE)
+        self.explanation.prediction.is_faster(&other.explanation.prediction, MIN_GAIN)
     }
 }
 
@@ -125,8 +127,8 @@ impl<'a> Planner<'a> {
         // A model of very few layers is smaller than the ring it would be streamed through.
         let weights = shape.ring_bytes(FEWEST_BUFFERS).min(all_bytes(shape));
         let least = shape.fixed_bytes.saturating_add(kv_bytes).saturating_add(weights);
-        // A piece of a prompt is no longer than what there is room for.
-        let chunk = chunk(shape, memory.saturating_sub(least)).min(kv_tokens.max(FEWEST_ROWS));
+        // A chunk of a prompt is no longer than the reserved context.
+        let chunk = chunk(shape, memory.saturating_sub(least)).min(kv_tokens.max(MIN_CHUNK_ROWS));
         let needed = least.saturating_add(chunk as u64 * shape.activation_bytes_per_row);
         if needed > memory {
             return Err(MemoryError::TooLittleMemory { needed, memory, kv_tokens });
@@ -135,14 +137,14 @@ impl<'a> Planner<'a> {
         Ok(Self { shape, rates, kv_tokens, chunk, reserve, left: memory - shape.fixed_bytes - reserve })
     }
 
-    /// Whatever is predicted to be fastest, a kept unembedding and a shallow ring coming first.
+    /// Chooses the fastest plan by prediction, preferring a resident unembedding and a shallow ring.
     fn choose(&self) -> Result<Choice, MemoryError> {
         let layers = self.shape.layers();
         if all_bytes(self.shape) <= self.left {
             return self.choice(layers, true, 0);
         }
         let mut best: Option<Choice> = None;
-        for buffers in FEWEST_BUFFERS..=MOST_BUFFERS {
+        for buffers in FEWEST_BUFFERS..=MAX_BUFFERS {
             for keep_unembedding in [true, false] {
                 let Some(count) = self.most_layers(keep_unembedding, buffers) else { continue };
                 let choice = self.choice(count, keep_unembedding, buffers)?;
@@ -164,14 +166,14 @@ impl<'a> Planner<'a> {
         Ok(Choice { keep_unembedding, buffers, explanation })
     }
 
-    /// How many layers fit beside such a ring; nothing if not even the ring does.
+    /// Returns the most layers that fit beside a ring, or `None` if the ring does not fit.
     fn most_layers(&self, keep_unembedding: bool, buffers: usize) -> Option<usize> {
         let unembedding = if keep_unembedding { self.shape.unembedding_bytes() } else { 0 };
         let left = self.left.checked_sub(self.shape.ring_bytes(buffers))?.checked_sub(unembedding)?;
         (0..=self.shape.layers()).rev().find(|&count| most_bytes(self.shape, count) <= left)
     }
 
-    /// What would come of another number of kept layers.
+    /// Predicts the speed with another number of resident layers.
     fn row(&self, count: usize, choice: &Choice) -> Result<Prediction, MemoryError> {
         let keeps_all =
             count == self.shape.layers() && (choice.keep_unembedding || self.shape.unembedding_bytes() == 0);
@@ -184,12 +186,12 @@ fn all_bytes(shape: &Shape) -> u64 {
     shape.parts.iter().map(|part| part.kept_bytes).sum()
 }
 
-/// The longest piece of a prompt whose intermediate results leave most of the memory to the weights.
+/// Returns the longest chunk of a prompt whose intermediate results leave most of the memory to the weights.
 fn chunk(shape: &Shape, left: u64) -> usize {
-    let fits = |rows: &usize| *rows as u64 * shape.activation_bytes_per_row <= left / ACTIVATION_SHARE;
-    let mut rows =
-        std::iter::successors(Some(MOST_ROWS), |rows| Some(rows / 2)).take_while(|&rows| rows > FEWEST_ROWS);
-    rows.find(fits).unwrap_or(FEWEST_ROWS)
+    let fits = |rows: &usize| *rows as u64 * shape.activation_bytes_per_row <= left / ACTIVATION_DIVISOR;
+    let mut rows = std::iter::successors(Some(MAX_CHUNK_ROWS), |rows| Some(rows / 2))
+        .take_while(|&rows| rows > MIN_CHUNK_ROWS);
+    rows.find(fits).unwrap_or(MIN_CHUNK_ROWS)
 }
 
 #[cfg(test)]
@@ -218,16 +220,16 @@ mod tests {
     }
 
     #[test]
-    fn with_room_for_all_nothing_is_streamed() {
+    fn with_room_for_all_parts_nothing_is_streamed() {
         let plan = planned(4096 * MIB, Mode::Balanced).unwrap();
         assert_eq!((plan.kept_layers.len(), plan.keep_unembedding, plan.buffers), (24, true, 0));
-        assert_eq!(plan.chunk, MOST_ROWS);
+        assert_eq!(plan.chunk, MAX_CHUNK_ROWS);
         assert_eq!(plan.prediction, *plan.table.last().unwrap());
         assert_eq!(plan.prediction.waiting, 0.0);
     }
 
     #[test]
-    fn a_table_has_every_number_of_layers_and_the_chosen_one_among_them() {
+    fn a_table_has_every_number_of_layers_and_the_chosen_one() {
         let plan = planned(1024 * MIB, Mode::Throughput).unwrap();
         assert_eq!(plan.table.len(), 25);
         assert!(!plan.kept_layers.is_empty() && plan.kept_layers.len() < 24);
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_memory_is_said_to_be_and_what_is_said_suffices() {
+    fn too_little_memory_is_refused_with_an_amount_that_suffices() {
         let error = planned(100 * MIB, Mode::Throughput).unwrap_err();
         let MemoryError::TooLittleMemory { needed, .. } = error else { panic!("{error}") };
         let plan = planned(needed, Mode::Throughput).unwrap();
@@ -257,7 +259,7 @@ mod tests {
 
     #[test]
     fn of_layers_and_unembedding_the_slower_to_stream_is_kept() {
-        // Blocks that are read slowly for their size, since every read has its latency.
+        // Blocks that are slow to read for their size, since every read has its latency.
         let mut shape = model(8);
         shape.parts.truncate(8);
         shape.parts.extend([Part { bytes: MIB, kept_bytes: MIB, is_layer: false }; 50]);
@@ -270,7 +272,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn plans_keep_to_their_memory_and_more_memory_never_slows(
+        fn plans_fit_their_memory_and_more_memory_never_slows(
             memory in 300 * MIB..2500 * MIB, more in 0..500 * MIB, layers in 1usize..30, bandwidth in 1e8..2e10,
         ) {
             let shape = model(layers);
@@ -281,7 +283,7 @@ mod tests {
             for (plan, memory) in [(&small, memory), (&large, memory + more)] {
                 prop_assert!(plan.prediction.peak_bytes <= memory);
             }
-            // A plan is chosen among those within a hundredth of the fastest, and more memory may mean a longer chunk.
+            // A plan is within a hundredth of the fastest, and more memory may mean a longer chunk.
             let speeds = [&small, &large].map(|plan| plan.prediction.tokens_per_second);
             prop_assert!(speeds[1] >= speeds[0] * 0.9, "{speeds:?}");
         }

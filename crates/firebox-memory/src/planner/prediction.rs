@@ -1,33 +1,35 @@
+//! Predictions of decoding speed.
+
 use serde::Serialize;
 
-use super::pipeline::{Work, pace};
+use super::pipeline::{PassCosts, pass_time};
 use super::{Rates, Shape};
 use crate::MemoryError;
 
-/// How fast a model decodes when some of its parts are kept, and what that takes.
+/// The predicted decoding speed with some parts resident, and the memory it takes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Seconds for one token, once the pipeline runs.
+    /// Seconds for one token in the steady state.
     pub seconds_per_token: f64,
-    /// Tokens in a second.
+    /// Tokens per second.
     pub tokens_per_second: f64,
-    /// Memory of weights, buffers and whatever is fixed; in a [`Plan`](super::Plan), also of keys, values and activations.
+    /// Bytes of weights, buffers and fixed memory; in a [`Plan`](super::Plan) also of keys, values and activations.
     pub peak_bytes: u64,
-    /// Of the seconds for one token, those in which nothing computes because a read is not done.
+    /// Seconds for one token in which the computation waits for a read.
     pub waiting: f64,
 }
 
 impl Prediction {
-    /// Whether this is faster by more than a share of the other's time.
+    /// Returns whether this is faster by more than `share` of the other's time.
     pub(super) fn is_faster(&self, other: &Self, share: f64) -> bool {
         self.seconds_per_token < other.seconds_per_token * (1.0 - share)
     }
 }
 
-/// Predicts how a model decodes with these parts kept and the others streamed through so many buffers; without buffers a
-/// part is read when it is needed, as pages of a mapped file are.
+/// Predicts how a model decodes with some parts resident and the others streamed through `buffers`. Without buffers a part is
+/// read when it is needed, as pages of a mapped file are.
 ///
-/// No formula is behind it: some passes are gone through, read by read and part by part.
+/// The prediction simulates some passes, read by read and part by part.
 pub fn predict(
     shape: &Shape,
     rates: &Rates,
@@ -43,7 +45,7 @@ pub fn predict(
         });
     }
     let parts = shape.parts.iter().zip(kept).zip(&rates.compute);
-    let work = Work {
+    let work = PassCosts {
         parts: parts
             .map(|((part, &kept), &compute)| (compute, (!kept).then(|| rates.read_seconds(part.bytes))))
             .collect(),
@@ -51,7 +53,7 @@ pub fn predict(
         contention: rates.contention,
         hindrance: rates.hindrance,
     };
-    let pace = pace(&work, buffers);
+    let pace = pass_time(&work, buffers);
     let weights: u64 =
         shape.parts.iter().zip(kept).filter(|(_, kept)| **kept).map(|(part, _)| part.kept_bytes).sum();
     Ok(Prediction {

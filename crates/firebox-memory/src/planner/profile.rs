@@ -1,3 +1,5 @@
+//! Speeds of a machine, stored as JSON.
+
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -6,36 +8,35 @@ use super::rates::{at_least, positive, undisturbed};
 use super::{Rates, Shape};
 use crate::MemoryError;
 
-/// How fast a machine is, whatever it runs. Kept as a JSON file, so that a model can be planned for a machine that is not
-/// at hand.
+/// The speed of a machine, independent of the model. Stored as JSON, so that a plan can be made for another machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceProfile {
-    /// What people call it.
+    /// The machine's name.
     pub name: String,
-    /// How fast it reads from disk.
+    /// Bytes per second read from disk.
     pub read_bytes_per_second: f64,
-    /// Seconds that every read takes before its first byte is there.
+    /// Seconds from the start of a read to its first byte.
     #[serde(default)]
     pub read_latency: f64,
-    /// How many bytes of weights it goes through in a second when one token is decoded: memory is what decoding waits for.
+    /// Bytes of weights per second when one token is decoded, which is bound by memory.
     pub weight_bytes_per_second: f64,
-    /// Seconds that every part takes beside its weights.
+    /// Seconds of every part in addition to its weights.
     #[serde(default)]
     pub part_overhead: f64,
-    /// Seconds that every token takes beside its parts.
+    /// Seconds of every token in addition to its parts.
     #[serde(default)]
     pub step_overhead: f64,
-    /// How many times longer computing takes while something is read.
+    /// The factor by which computing slows down during a read.
     #[serde(default = "undisturbed")]
     pub contention: f64,
-    /// How many times longer reading takes while something computes.
+    /// The factor by which reading slows down during computing.
     #[serde(default = "undisturbed")]
     pub hindrance: f64,
 }
 
 impl DeviceProfile {
-    /// A laptop that few are slower than: what to expect at least where nothing was measured.
+    /// Returns the profile of a slow laptop: a lower bound where nothing was measured.
     pub fn conservative() -> Self {
         Self {
             name: "a slow laptop".into(),
@@ -49,7 +50,7 @@ impl DeviceProfile {
         }
     }
 
-    /// Reads a profile from its file.
+    /// Reads a profile from a file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, MemoryError> {
         let path = path.as_ref();
         let unreadable = |reason: String| MemoryError::Profile { path: path.to_owned(), reason };
@@ -59,7 +60,7 @@ impl DeviceProfile {
         Ok(profile)
     }
 
-    /// What this machine does with a model of that shape.
+    /// Returns the rates of this machine for a model of that shape.
     pub fn rates(&self, shape: &Shape) -> Result<Rates, MemoryError> {
         self.check()?;
         let seconds = |bytes: u64| self.part_overhead + bytes as f64 / self.weight_bytes_per_second;
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_said() {
+    fn an_invalid_file_is_refused_with_the_reason() {
         for (text, word) in [
             ("{", "EOF"),
             (r#"{"name": "x"}"#, "read_bytes_per_second"),

@@ -1,44 +1,45 @@
+//! Speeds of a machine with one model.
+
 use serde::{Deserialize, Serialize};
 
 use super::Shape;
 use crate::MemoryError;
 
-/// How fast a machine runs one model; times are in seconds.
+/// How fast a machine runs one model. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
-    /// How fast parts are read from disk.
+    /// Bytes per second read from disk.
     pub read_bytes_per_second: f64,
-    /// What every read takes before its first byte is there.
+    /// The time from the start of a read to its first byte.
     #[serde(default)]
     pub read_latency: f64,
-    /// How long each part computes when one token is decoded.
+    /// The computing time of each part when one token is decoded.
     pub compute: Vec<f64>,
-    /// What a token takes beside its parts: looking up, sampling, turning into text.
+    /// The time of a token in addition to its parts: lookup, sampling, detokenization.
     #[serde(default)]
     pub overhead: f64,
-    /// How many times longer computing takes while something is read.
+    /// The factor by which computing slows down during a read.
     #[serde(default = "undisturbed")]
     pub contention: f64,
-    /// How many times longer reading takes while something computes: both want the memory, and reads through the page
-    /// cache are copied by the same cores.
+    /// The factor by which reading slows down during computing: both need memory bandwidth, and the same cores copy reads out
+    /// of the page cache.
     #[serde(default = "undisturbed")]
     pub hindrance: f64,
 }
 
-/// The contention of a machine on which reading does not disturb computing, and its hindrance where it is the same the other
-/// way round.
+/// Returns the contention or hindrance of a machine on which reading and computing do not interfere.
 pub(super) fn undisturbed() -> f64 {
     1.0
 }
 
 impl Rates {
-    /// How long a read of so many bytes takes.
+    /// Returns the time of a read of `bytes`.
     pub fn read_seconds(&self, bytes: u64) -> f64 {
         self.read_latency + bytes as f64 / self.read_bytes_per_second
     }
 
-    /// Whether these can be rates of a machine that runs a model of this shape.
+    /// Checks that these are rates of a machine for a model of that shape.
     pub fn check(&self, shape: &Shape) -> Result<(), MemoryError> {
         positive("read_bytes_per_second", self.read_bytes_per_second)?;
         at_least("read_latency", self.read_latency, 0.0)?;
@@ -57,7 +58,7 @@ impl Rates {
     }
 }
 
-/// Whether a rate is something to divide by.
+/// Checks that a rate is finite and above 0.
 pub(super) fn positive(setting: &'static str, value: f64) -> Result<(), MemoryError> {
     if value.is_finite() && value > 0.0 {
         return Ok(());
@@ -65,7 +66,7 @@ pub(super) fn positive(setting: &'static str, value: f64) -> Result<(), MemoryEr
     Err(MemoryError::Setting { setting, value: value.to_string(), reason: "should be above 0" })
 }
 
-/// Whether a number is not below another.
+/// Checks that a number is finite and at least `least`.
 pub(super) fn at_least(setting: &'static str, value: f64, least: f64) -> Result<(), MemoryError> {
     if value.is_finite() && value >= least {
         return Ok(());

@@ -3,59 +3,59 @@
 use serde::{Deserialize, Serialize};
 
 /// One byte more is read for every so many bytes of a part, because a disk reads whole blocks.
-const READ_BESIDE: u64 = 128;
+const BYTES_PER_EXTRA_BYTE: u64 = 128;
 
-/// One of the parts that a forward pass goes through in order.
+/// A part of a model. A forward pass goes through the parts in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// What is read when it is streamed.
+    /// Bytes read when it is streamed.
     pub bytes: u64,
-    /// What it takes in memory when it is kept.
+    /// Bytes in memory when it is resident.
     pub kept_bytes: u64,
-    /// Whether it is a layer; the others are blocks of the unembedding.
+    /// Whether it is a layer; the other parts are blocks of the unembedding.
     pub is_layer: bool,
 }
 
-/// What a model is made of, as far as memory and speed go.
+/// The sizes of a model that decide its memory and speed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
-    /// In the order of a forward pass: the layers, then the blocks of the unembedding.
+    /// The layers, then the blocks of the unembedding, in the order of a pass.
     pub parts: Vec<Part>,
-    /// Keys and values of one token in all layers.
+    /// Bytes of keys and values of one token in all layers.
     pub kv_bytes_per_token: u64,
-    /// Intermediate results of one row of a pass.
+    /// Bytes of intermediate results of one row of a pass.
     pub activation_bytes_per_row: u64,
-    /// What is in memory whatever is streamed: program, tokenizer, logits.
+    /// Bytes that are in memory whatever is streamed: program, tokenizer, logits.
     pub fixed_bytes: u64,
 }
 
 impl Shape {
-    /// How many layers there are.
+    /// Returns the number of layers.
     pub fn layers(&self) -> usize {
         self.parts.iter().filter(|part| part.is_layer).count()
     }
 
-    /// What the unembedding takes in memory when it is kept.
+    /// Returns the bytes of a resident unembedding.
     pub fn unembedding_bytes(&self) -> u64 {
         self.parts.iter().filter(|part| !part.is_layer).map(|part| part.kept_bytes).sum()
     }
 
-    /// What keys and values of so many tokens take, and the activations of so many rows.
+    /// Returns the bytes of keys and values of `kv_tokens`, and of the activations of `rows`.
     pub fn reserve(&self, kv_tokens: usize, rows: usize) -> u64 {
         let keys_and_values = (kv_tokens as u64).saturating_mul(self.kv_bytes_per_token);
         keys_and_values.saturating_add((rows as u64).saturating_mul(self.activation_bytes_per_row))
     }
 
-    /// What a ring of buffers takes. Each has room for the largest part, so that what is kept may change while a model
-    /// runs and the ring stays.
+    /// Returns the bytes of a ring of buffers. Each holds the largest part, so that the ring stays the same when the resident
+    /// parts change.
     pub fn ring_bytes(&self, buffers: usize) -> u64 {
         let largest = self.parts.iter().map(|part| part.bytes).max().unwrap_or(0);
-        buffers as u64 * (largest + largest / READ_BESIDE)
+        buffers as u64 * (largest + largest / BYTES_PER_EXTRA_BYTE)
     }
 
-    /// Which parts are kept, from which layers are.
+    /// Returns which parts are resident, given the resident layers.
     pub fn kept_parts(&self, layers: &[usize], unembedding: bool) -> Vec<bool> {
         let mut seen = 0;
         let is_kept = |part: &Part| {
@@ -65,7 +65,7 @@ impl Shape {
         self.parts.iter().map(is_kept).collect()
     }
 
-    /// What these layers take in memory when they are kept.
+    /// Returns the bytes of these layers when they are resident.
     pub(super) fn layer_bytes(&self, layers: &[usize]) -> u64 {
         let of_layers: Vec<u64> =
             self.parts.iter().filter(|part| part.is_layer).map(|part| part.kept_bytes).collect();

@@ -1,11 +1,13 @@
+//! Memory pressure of Linux control groups.
+
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use super::room::Room;
+use super::headroom::Headroom;
 use super::stall::Stall;
 use super::{Level, Pressure, PressureSource};
 
-/// The control groups this process is in, as containers and services have them: the limits of all of them hold.
+/// The control groups of this process, of which every limit applies.
 #[derive(Debug)]
 pub struct Cgroup {
     groups: Vec<Group>,
@@ -18,15 +20,14 @@ enum Version {
 }
 
 impl Cgroup {
-    /// The first version's memory groups, of a system whose files lie in `root`; absent where there are none.
+    /// Finds the memory groups of version 1 below `root`; `None` if there are none.
     pub fn v1(root: &Path) -> Option<Self> {
         Self::found(Version::V1, root, &root.join("sys/fs/cgroup/memory"))
     }
 
-    /// The second version's groups, of a system whose files lie in `root`; absent where there are none, or where they do
-    /// not govern memory.
+    /// Finds the groups of version 2 below `root`; `None` if there are none or they do not control memory.
     pub fn v2(root: &Path) -> Option<Self> {
-        // Beside the first version, the second has a folder of its own.
+        // If both versions are mounted, version 2 has a directory of its own.
         let mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
         mounts.iter().find_map(|mount| Self::found(Version::V2, root, &root.join(mount)))
     }
@@ -47,7 +48,7 @@ impl PressureSource for Cgroup {
     }
 }
 
-/// The path in a line such as `4:memory:/user.slice` or, in the second version, `0::/user.slice`.
+/// Returns the path of a line such as `4:memory:/user.slice` or, in version 2, `0::/user.slice`.
 fn own_path(cgroup: &str, version: Version) -> Option<&str> {
     cgroup.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
@@ -60,14 +61,15 @@ fn own_path(cgroup: &str, version: Version) -> Option<&str> {
     })
 }
 
-/// Inside a container the path may lead out of what is mounted there; then the mount itself is the container's group.
+/// Returns the path below the mount. In a container it may lead out of the mount; then the mount itself is the container's
+/// group.
 fn below_mount(path: &str) -> PathBuf {
     let path = Path::new(path.trim_start_matches('/'));
     let inside = path.components().all(|component| matches!(component, Component::Normal(_)));
     if inside { path.to_owned() } else { PathBuf::new() }
 }
 
-/// One group, with its files.
+/// The files of one group.
 #[derive(Debug)]
 struct Group {
     version: Version,
@@ -84,17 +86,20 @@ impl Group {
         group.used().map(|_| group)
     }
 
-    /// A group without a limit says nothing: what it has is the machine's.
+    /// Returns the pressure in this group; `None` if it has no limit and so shares the machine's memory.
     fn read(&mut self) -> Option<Pressure> {
         let total = self.limit()?;
         let used = self.used()?.saturating_sub(self.reclaimable());
         let strain = self.hit_limit().max(self.stall.read());
-        Some(Room { available: total.saturating_sub(used), total, is_shared: false }.under(strain))
+        Some(
+            Headroom { available: total.saturating_sub(used), total, is_shared: false }
+                .pressure_under(strain),
+        )
     }
 
     fn limit(&self) -> Option<u64> {
         match self.version {
-            // No limit is a number that no machine reaches.
+            // An absent limit is a number larger than any machine's memory.
             Version::V1 => self.number("memory.limit_in_bytes").filter(|&limit| limit < 1 << 60),
             Version::V2 => {
                 [self.number("memory.max"), self.number("memory.high")].into_iter().flatten().min()
@@ -109,7 +114,7 @@ impl Group {
         })
     }
 
-    /// Pages of files, which are counted as used and can be read again. Those in use are among them, as in the
+    /// Returns the bytes of file pages, which count as used but can be read again. Active pages are included, as in the
     /// machine's `MemAvailable`: a group through which a model streams is always full of them.
     fn reclaimable(&self) -> u64 {
         let names = match self.version {
@@ -119,14 +124,14 @@ impl Group {
         self.sum("memory.stat", names).unwrap_or(0)
     }
 
-    /// Whether the group ran against its limit since this was last asked.
+    /// Returns whether the group hit its limit since the last call.
     fn hit_limit(&mut self) -> Level {
         let hits = match self.version {
             Version::V1 => self.number("memory.failcnt"),
             Version::V2 => self.sum("memory.events", ["high", "max"]),
         };
         let before = std::mem::replace(&mut self.hits, hits);
-        // What is missing is less than any number; the first count says nothing of when it was.
+        // A missing count compares below every number; the first count does not tell when its events happened.
         if before.is_some() && hits > before { Level::Some } else { Level::None }
     }
 
@@ -134,7 +139,7 @@ impl Group {
         fs::read_to_string(self.directory.join(file)).ok()?.trim().parse().ok()
     }
 
-    /// The numbers behind such names in a file of lines such as `inactive_file 7393685504`.
+    /// Returns the sum of two numbers in a file of lines such as `inactive_file 7393685504`.
     fn sum(&self, file: &str, names: [&str; 2]) -> Option<u64> {
         let text = fs::read_to_string(self.directory.join(file)).ok()?;
         let fields = text.lines().filter_map(|line| line.split_once(' '));

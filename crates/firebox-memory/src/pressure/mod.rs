@@ -1,46 +1,46 @@
-//! How short memory is, as far as the system says.
+//! Memory pressure as the system reports it.
 //!
-//! A [`PressureSource`] is asked now and then. [`system`] finds what Linux offers; a phone's memory warning comes in
+//! A [`PressureSource`] is read at intervals. [`system`] returns the sources of Linux; a phone's memory warning comes in
 //! through a [`Warning`], and anything else as a closure.
 
 mod cgroup;
+mod headroom;
 mod machine;
-mod room;
 mod stall;
 mod warning;
 
 use std::path::Path;
 
 pub use cgroup::Cgroup;
+pub use headroom::Headroom;
 pub use machine::Machine;
-pub use room::Room;
 use serde::Serialize;
-pub use warning::{Warned, Warning};
+pub use warning::{Warning, WarningSource};
 
-/// How much it matters to use less memory.
+/// The severity of memory pressure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// There is enough.
+    /// There is enough memory.
     #[default]
     None,
-    /// It is getting short.
+    /// Memory is short.
     Some,
-    /// Programs are about to be killed for it.
+    /// The system is about to kill processes.
     Critical,
 }
 
-/// How short memory is.
+/// A reading of memory pressure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Pressure {
-    /// How much it matters.
+    /// The severity.
     pub level: Level,
-    /// Bytes that can be taken before it gets short, where that is known.
+    /// Bytes that can be taken before memory is short, if known.
     pub available: Option<u64>,
 }
 
 impl Pressure {
-    /// Both together: the worst level, and the least that is available.
+    /// Combines two readings: the worse level, and the smaller number of available bytes.
     pub fn and(self, other: Self) -> Self {
         let available = match (self.available, other.available) {
             (Some(one), Some(another)) => Some(one.min(another)),
@@ -50,7 +50,7 @@ impl Pressure {
     }
 }
 
-/// Somebody who knows how short memory is.
+/// A source of memory pressure.
 ///
 /// Closures are sources too:
 ///
@@ -61,10 +61,10 @@ impl Pressure {
 /// assert_eq!(source.read().unwrap().level, Level::None);
 /// ```
 pub trait PressureSource: Send {
-    /// How short memory is now; absent where this cannot be told.
+    /// Reads the current pressure; `None` if it is unknown.
     fn read(&mut self) -> Option<Pressure>;
 
-    /// Whether something happened that should be read at once. Asked after every step, so it must cost nothing.
+    /// Returns whether something happened that should be read at once. Called after every step, so it has to be cheap.
     fn is_urgent(&self) -> bool {
         false
     }
@@ -76,12 +76,12 @@ impl<F: FnMut() -> Option<Pressure> + Send> PressureSource for F {
     }
 }
 
-/// What this system offers: the machine as a whole, and the control groups this process is in.
+/// Returns the sources of this system: the machine as a whole, and the control groups of this process.
 pub fn system() -> Vec<Box<dyn PressureSource>> {
     system_below(Path::new("/"))
 }
 
-/// The same for a system whose files lie in another folder.
+/// Returns the sources of a system whose root directory is `root`.
 pub fn system_below(root: &Path) -> Vec<Box<dyn PressureSource>> {
     let mut sources: Vec<Box<dyn PressureSource>> = Vec::new();
     sources.extend(Machine::below(root).map(|machine| Box::new(machine) as Box<dyn PressureSource>));
@@ -90,7 +90,7 @@ pub fn system_below(root: &Path) -> Vec<Box<dyn PressureSource>> {
     sources
 }
 
-/// What all sources say together; absent where none says anything.
+/// Combines the readings of all sources; `None` if no source returns one.
 pub fn read_all(sources: &mut [Box<dyn PressureSource>]) -> Option<Pressure> {
     sources.iter_mut().filter_map(|source| source.read()).reduce(Pressure::and)
 }

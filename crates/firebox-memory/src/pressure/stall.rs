@@ -1,17 +1,19 @@
+//! Pressure stall information of Linux.
+
 use std::fs;
 use std::path::PathBuf;
 
 use super::Level;
 
-/// Percent of the time in which somebody waits for memory, from which on it counts. Android's killer of background
-/// programs, which is quicker than we must be, begins at 7.
+/// Percent of the time in which a task waits for memory, from which on it counts. Android's low-memory killer, which acts
+/// sooner, begins at 7.
 const SOME_PERCENT: f64 = 5.0;
-/// Percent of the time in which nobody gets on. systemd waits for 60 before it kills; by then nothing can be saved.
+/// Percent of the time in which all tasks wait. systemd kills at 60; that is too late to react.
 const FULL_PERCENT: f64 = 20.0;
-/// Over less than this one wait is the whole share.
-const LEAST_SECONDS: f64 = 0.1;
+/// Intervals shorter than this are not averaged, because a single wait would fill them.
+const MIN_INTERVAL_SECONDS: f64 = 0.1;
 
-/// How much of the time is spent waiting for memory: a pressure stall file of Linux.
+/// The share of time that tasks wait for memory, from a pressure stall file of Linux.
 #[derive(Debug)]
 pub(super) struct Stall {
     file: PathBuf,
@@ -19,7 +21,7 @@ pub(super) struct Stall {
     last: Option<Totals>,
 }
 
-/// Seconds since the machine started.
+/// Totals in seconds since boot.
 #[derive(Debug, Clone, Copy)]
 struct Totals {
     uptime: f64,
@@ -32,12 +34,12 @@ impl Stall {
         Self { file, uptime, last: None }
     }
 
-    /// Without such a file there is no strain.
+    /// Returns the strain; [`Level::None`] if there is no such file.
     pub fn read(&mut self) -> Level {
         let text = fs::read_to_string(&self.file).unwrap_or_default();
         let (some, full) = (Line::find(&text, "some"), Line::find(&text, "full"));
         let lately = self.lately(some.total, full.total);
-        // The average goes on for seconds after it is over, and the totals say at once when it begins.
+        // The average lasts for seconds after a stall, and the totals show at once when one begins.
         if full.average.max(lately.1) >= FULL_PERCENT {
             Level::Critical
         } else if some.average.max(lately.0) >= SOME_PERCENT {
@@ -47,7 +49,7 @@ impl Stall {
         }
     }
 
-    /// Percent of the time since this was last asked.
+    /// Returns the percentages since the last call.
     fn lately(&mut self, some: f64, full: f64) -> (f64, f64) {
         let Some(uptime) = fs::read_to_string(&self.uptime).ok().and_then(|text| first_number(&text)) else {
             return (0.0, 0.0);
@@ -55,7 +57,7 @@ impl Stall {
         let now = Totals { uptime, some, full };
         let last = *self.last.get_or_insert(now);
         let seconds = now.uptime - last.uptime;
-        if seconds < LEAST_SECONDS {
+        if seconds < MIN_INTERVAL_SECONDS {
             return (0.0, 0.0);
         }
         self.last = Some(now);
@@ -70,7 +72,7 @@ fn first_number(text: &str) -> Option<f64> {
 /// `some avg10=0.00 avg60=0.00 avg300=0.00 total=1837489`
 #[derive(Debug, Default)]
 struct Line {
-    /// Percent, over ten seconds.
+    /// Percent over ten seconds.
     average: f64,
     /// Seconds.
     total: f64,

@@ -1,3 +1,5 @@
+//! Tests of memory pressure with made system files.
+
 use std::fs;
 
 use proptest::prelude::*;

@@ -1,9 +1,11 @@
+//! Memory warnings that a system sends to its applications.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::{Level, Pressure, PressureSource};
 
-/// Passes on what a system tells its applications, such as a phone's memory warning. Clones warn the same.
+/// Passes on memory warnings of the system, such as a phone's. Clones raise the same warning.
 ///
 /// ```
 /// use firebox_memory::pressure::{Level, PressureSource, Warning};
@@ -16,24 +18,24 @@ use super::{Level, Pressure, PressureSource};
 #[derive(Debug, Clone)]
 pub struct Warning(Arc<AtomicU8>);
 
-/// Where warnings arrive.
+/// The receiving end of a [`Warning`].
 #[derive(Debug)]
-pub struct Warned(Arc<AtomicU8>);
+pub struct WarningSource(Arc<AtomicU8>);
 
 impl Warning {
-    /// Both ends.
-    pub fn channel() -> (Self, Warned) {
+    /// Creates both ends.
+    pub fn channel() -> (Self, WarningSource) {
         let level = Arc::new(AtomicU8::new(Level::None as u8));
-        (Self(level.clone()), Warned(level))
+        (Self(level.clone()), WarningSource(level))
     }
 
-    /// Warns once. Systems do not say when it is over, so a warning holds until it was read.
+    /// Raises a warning. Systems do not report its end, so that it holds until it was read once.
     pub fn raise(&self, level: Level) {
         self.0.fetch_max(level as u8, Ordering::Relaxed);
     }
 }
 
-impl PressureSource for Warned {
+impl PressureSource for WarningSource {
     fn read(&mut self) -> Option<Pressure> {
         let level = match self.0.swap(Level::None as u8, Ordering::Relaxed) {
             0 => Level::None,

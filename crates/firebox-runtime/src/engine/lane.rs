@@ -15,7 +15,7 @@ use crate::engine::portions::{Prompt, Room, portions};
 use crate::engine::rhythm::{Rhythm, Work};
 use crate::engine::sequence::{Need, RequestId, Sequence};
 use crate::lost::Due;
-use crate::memory::prompt_ended;
+use crate::memory::release_after_prompt;
 use crate::session::read;
 use crate::{Finish, PrefixTree, RuntimeError};
 
@@ -423,7 +423,7 @@ impl Lane {
             }
         }
         if self.feeding.is_none() && !self.wants(Need::Feed) {
-            prompt_ended(mem::take(&mut self.fed));
+            release_after_prompt(mem::take(&mut self.fed));
         }
     }
 

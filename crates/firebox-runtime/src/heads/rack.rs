@@ -10,7 +10,7 @@ use firebox_model::{Head, ModelError};
 use super::HeadHistory;
 use super::retry::Retry;
 use super::source::{HeadSource, ReadyHead, Requantized};
-use crate::memory::give_back_with_code;
+use crate::memory::release_with_code;
 use crate::telemetry::{Counter, Gauge, Kind, Meters, Telemetry};
 use crate::{Account, Budget, Charge, MemoryError, RuntimeError};
 
@@ -621,7 +621,7 @@ fn load_all(rack: &Weak<Shared>) {
                 thread::sleep(AFTERWARDS);
                 // Another loader needs what would go, and lets it go in the end.
                 if !rack.upgrade().is_some_and(|shared| shared.state().has_loader) {
-                    give_back_with_code();
+                    release_with_code();
                 }
                 return;
             };

@@ -353,7 +353,7 @@ impl Residency for Kept<'_> {
         self.streamed.parts()
     }
 
-    fn is_kept(&self, part: usize) -> bool {
+    fn is_resident(&self, part: usize) -> bool {
         self.streamed.is_resident(part)
     }
 
@@ -365,11 +365,11 @@ impl Residency for Kept<'_> {
         self.keeper.order[part]
     }
 
-    fn keep(&mut self, part: usize) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn load(&mut self, part: usize) -> Result<(), Box<dyn Error + Send + Sync>> {
         Ok(self.load(part)?)
     }
 
-    fn let_go(&mut self, part: usize) {
+    fn evict(&mut self, part: usize) {
         self.streamed.evict(part);
         self.state.weights[part] = None;
     }

@@ -19,7 +19,7 @@ use firebox_model::{Decoder, StreamedConfig, StreamedWeights};
 use firebox_store::{Checkpoint, ReadMethod, SegmentId, StoreError, StreamConfig, read_rate, sample_units};
 
 use crate::governor::{Event, Governor, GovernorConfig, ResidencyPlan};
-use crate::memory::{give_back, resident_bytes};
+use crate::memory::{release_to_os, resident_bytes};
 use crate::planner::{
     DeviceProfile, FEWEST_BUFFERS, Mode, Placement, Plan, Rates, Shape, decoder_shape, place, plan, predict,
 };
@@ -300,7 +300,7 @@ fn probed(decoder: &Decoder, shape: &Shape, left: u64, most: usize) -> Result<Ra
 
 /// What is there whatever is kept, now that nothing is: as the system says, or else as was assumed.
 fn fixed_bytes(assumed: u64) -> u64 {
-    give_back();
+    release_to_os();
     resident_bytes().map_or(assumed, |resident| resident + SLACK)
 }
 

@@ -10,7 +10,7 @@ use firebox_store::Scrap;
 use super::disk_queue::{DiskQueue, QueuePosition};
 use super::weights::WeightCache;
 use crate::governor::GovernorConfig;
-use crate::memory::{give_back, resident_bytes};
+use crate::memory::{release_to_os, resident_bytes};
 use crate::pressure::{Level, Pressure};
 use crate::schedule::Priority;
 use crate::{Account, Budget, Charge, MemoryError};
@@ -252,7 +252,7 @@ impl ModelShares {
         let (mut seen, mut at_most) = self.program_seen()?;
         if lock(program).outgrows(seen) {
             // What an allocator keeps is nothing that a part of a model should go for.
-            give_back();
+            release_to_os();
             (seen, at_most) = self.program_seen()?;
         }
         lock(program).settle(seen, at_most)

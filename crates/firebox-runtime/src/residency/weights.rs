@@ -13,7 +13,7 @@ use crate::planner::{FEWEST_BUFFERS, spread};
 use crate::pressure::{Level, Pressure};
 use crate::telemetry::{Kind, Meters};
 use crate::thermal::{self, Thermometer};
-use crate::{Account, Budget, Charge, MajorFaults, MemoryError, RuntimeError};
+use crate::{Account, Budget, Charge, MajorPageFaults, MemoryError, RuntimeError};
 
 use super::eviction::{Kept, Reclaimed};
 use super::share::{ModelShare, ModelShares, Takes, Urgency};
@@ -48,7 +48,7 @@ pub(super) struct Tenancy {
 /// What may change from one step to the next.
 pub(super) struct State {
     governor: Option<Governor>,
-    faults: Option<MajorFaults>,
+    faults: Option<MajorPageFaults>,
     pub weights: Vec<Option<Charge>>,
     pub ring: Charge,
     pages: Charge,
@@ -65,7 +65,7 @@ impl WeightCache {
     pub fn new(budget: &Budget, parts: usize, buffers: usize) -> Result<Arc<Self>, RuntimeError> {
         let state = State {
             governor: None,
-            faults: MajorFaults::counter(),
+            faults: MajorPageFaults::counter(),
             weights: (0..parts).map(|_| None).collect(),
             ring: budget.charge(Account::Scratch, 0)?,
             pages: budget.charge(Account::Streams, 0)?,
@@ -340,7 +340,7 @@ impl StepHook for ResidencyHook {
     fn after_pass(&self, streamed: &StreamedWeights, rows: usize, time: Duration) {
         let mut state = self.0.state();
         state.has_run = true;
-        let faults = state.faults.as_mut().map_or(0, MajorFaults::since_last);
+        let faults = state.faults.as_mut().map_or(0, MajorPageFaults::since_last);
         let heat_changed = state.takes_temperature();
         let Some(mut governor) = state.governor.take() else { return };
         let mut kept = Kept { keeper: &self.0, streamed, state: &mut state };

@@ -1,3 +1,5 @@
+//! The simulated machine.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,13 +8,13 @@ use super::Profile;
 use super::random::Random;
 use crate::ScheduleError;
 use firebox_memory::Budget;
-use firebox_memory::pressure::{Level, Pressure, PressureSource, Room, Warning};
+use firebox_memory::pressure::{Headroom, Level, Pressure, PressureSource, Warning};
 use firebox_memory::thermal::{Heat, Thermometer};
 
-/// How often temperature and memory change.
+/// The interval at which temperature and memory change.
 pub(super) const TICK: Duration = Duration::from_secs(1);
 
-/// The machine around the models: its temperature, its memory, and who else takes some.
+/// The simulated machine: its temperature, its memory, and other programs.
 pub(super) struct Device {
     pub profile: Profile,
     pub budget: Budget,
@@ -37,7 +39,7 @@ struct Other {
     until: Duration,
 }
 
-/// What is left of the memory, for whoever asks.
+/// The memory accounts, shared with pressure sources.
 #[derive(Debug, Clone)]
 struct Memory {
     total: u64,
@@ -46,7 +48,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// What nobody has; less than nothing where there is more in use than there is.
+    /// Returns the free bytes; negative if more is in use than exists.
     fn left(&self) -> i128 {
         let held = self.budget.total() - self.budget.left();
         i128::from(self.total) - i128::from(self.others.load(Ordering::Relaxed)) - i128::from(held)
@@ -54,7 +56,7 @@ impl Memory {
 
     fn pressure(&self) -> Pressure {
         let available = u64::try_from(self.left()).unwrap_or(0);
-        Room { available, total: self.total, is_shared: true }.under(Level::None)
+        Headroom { available, total: self.total, is_shared: true }.pressure_under(Level::None)
     }
 }
 
@@ -83,7 +85,7 @@ impl Device {
         })
     }
 
-    /// What a governor listens to.
+    /// Returns the pressure sources of a governor.
     pub fn sources(&mut self) -> Vec<Box<dyn PressureSource>> {
         let memory = self.memory.clone();
         let mut sources: Vec<Box<dyn PressureSource>> = vec![Box::new(move || Some(memory.pressure()))];
@@ -95,15 +97,15 @@ impl Device {
         sources
     }
 
-    /// A second has passed, in which it has worked for a share of the time. How hot it is now.
+    /// Advances by a second of which the machine worked for `load`. Returns the thermal state.
     pub fn tick(&mut self, now: Duration, load: f64, random: &mut Random) -> Heat {
         self.warm(load);
-        self.populate(now, random);
+        self.change_programs(now, random);
         let level = self.memory.pressure().level;
         self.short_seconds += u64::from(level != Level::None);
         self.overcommitted = if self.memory.left() < 0 { self.overcommitted + 1 } else { 0 };
         self.longest_overcommitment = self.longest_overcommitment.max(self.overcommitted);
-        // Systems warn when it gets worse, and do not say when it is over.
+        // Systems warn when pressure rises, and do not report its end.
         if level > self.warned && !self.warnings.is_empty() {
             self.raised += 1;
             self.warnings.iter().for_each(|warning| warning.raise(level));
@@ -116,7 +118,7 @@ impl Device {
 
     fn warm(&mut self, load: f64) {
         let body = self.profile.heat;
-        // Who takes longer for the same work heats less.
+        // A throttled machine produces less heat for the same work.
         let power = load.min(1.0) / body.slowdown(self.thermometer.heat());
         let celsius = f64::from(f32::from_bits(self.celsius.load(Ordering::Relaxed)));
         let towards = body.idle + body.rise * power;
@@ -125,7 +127,7 @@ impl Device {
         self.celsius.store((celsius as f32).to_bits(), Ordering::Relaxed);
     }
 
-    fn populate(&mut self, now: Duration, random: &mut Random) {
+    fn change_programs(&mut self, now: Duration, random: &mut Random) {
         let others = self.profile.others;
         self.others.retain(|other| other.until > now);
         if random.share() < others.per_hour * TICK.as_secs_f64() / 3600.0 {
@@ -133,7 +135,7 @@ impl Device {
             self.others.push(Other { bytes, until: now + random.wait(others.minutes * 60.0) });
         }
         let limit = self.profile.memory.saturating_sub(others.system);
-        // The system ends programs that nobody looks at before memory runs out: not more than half of ours has to go.
+        // The system ends background programs before memory runs out: no more than half of the models' memory has to go.
         let most = limit.saturating_sub(self.profile.budget / 2);
         let taken = self.others.iter().map(|other| other.bytes).sum::<u64>().min(most);
         self.memory.others.store(others.system + taken, Ordering::Relaxed);
@@ -143,12 +145,12 @@ impl Device {
         self.thermometer.heat()
     }
 
-    /// What can be taken before memory is short.
+    /// Returns the bytes that can be taken before memory is short.
     pub fn available(&self) -> u64 {
         self.memory.pressure().available.unwrap_or(0)
     }
 
-    /// Whether more memory is in use than there is.
+    /// Returns whether more memory is in use than exists.
     pub fn is_overcommitted(&self) -> bool {
         self.overcommitted > 0
     }

@@ -1,3 +1,5 @@
+//! Models and requests of a simulation.
+
 use std::ops::RangeInclusive;
 
 use super::served::RESERVED_TOKENS;
@@ -5,23 +7,23 @@ use crate::Priority;
 use firebox_memory::planner::{Part, Shape};
 
 const MIB: u64 = 1 << 20;
-/// Four bits, and a scale of half precision for every 32 of them.
+/// Four bits, and a half-precision scale for every 32 weights.
 const BYTES_PER_PARAMETER: f64 = 4.5 / 8.0;
-/// A piece of a prompt.
+/// Rows of a chunk of a prompt.
 const ROWS: u64 = 512;
 /// The hours in which people are awake.
 const AWAKE: std::ops::Range<usize> = 7..23;
 
-/// A model that is not there.
+/// A simulated model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulatedModel {
     /// Its name.
     pub name: String,
-    /// All of its weights.
+    /// Bytes of all weights.
     pub bytes: u64,
-    /// How many layers they are in.
+    /// The number of its layers.
     pub layers: usize,
-    /// Keys and values of one token.
+    /// Bytes of keys and values of one token.
     pub kv_bytes_per_token: u64,
 }
 
@@ -37,7 +39,7 @@ impl SimulatedModel {
         }
     }
 
-    /// What it takes to keep all of it, with its own room and a piece of a prompt.
+    /// Returns the bytes of a fully resident model, with its reserved context and a chunk of a prompt.
     fn all_bytes(&self) -> u64 {
         let shape = self.shape();
         let ring = 2 * shape.parts[0].kept_bytes;
@@ -45,45 +47,45 @@ impl SimulatedModel {
         self.bytes + shape.fixed_bytes + ring + rows
     }
 
-    /// Multiplications and additions of one row in one layer.
+    /// Returns the multiplications and additions of one row in one layer.
     pub(super) fn operations_per_row(&self) -> f64 {
         2.0 * self.bytes as f64 / BYTES_PER_PARAMETER / self.layers as f64
     }
 }
 
-/// Requests of one kind.
+/// A kind of requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traffic {
-    /// What it is.
+    /// Its name.
     pub name: String,
-    /// Which of the models it is for.
+    /// The index of its model.
     pub model: usize,
-    /// How much it matters.
+    /// Its priority.
     pub priority: Priority,
-    /// Tokens a second that it should come at, where that is not what is usual.
+    /// Tokens per second, if not the default.
     pub pace: Option<f64>,
-    /// How many come in each hour of the day.
+    /// Arrivals in each hour of the day.
     pub per_hour: [f64; 24],
-    /// Tokens that are given.
+    /// Tokens of the prompt.
     pub prompt: RangeInclusive<usize>,
-    /// Tokens that are wanted.
+    /// Tokens of the answer.
     pub answer: RangeInclusive<usize>,
-    /// What may follow when it is done: which kind of traffic, and how likely.
+    /// Kinds of requests that may follow, with their probabilities.
     pub then: Vec<(usize, f64)>,
 }
 
-/// What is asked of a device.
+/// The load of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mix {
     /// Models that share the budget.
     pub models: Vec<SimulatedModel>,
-    /// What is asked of them.
+    /// The requests.
     pub traffic: Vec<Traffic>,
 }
 
 impl Mix {
-    /// A day of somebody who talks to the device now and then: a router that always answers, a specialist that some of
-    /// what it hears goes to, and a fallback that also does what nobody waits for.
+    /// Returns an everyday load: a router that answers every command, a specialist for some of them, and a fallback that also
+    /// does background work.
     pub fn everyday() -> Self {
         let model = |name: &str, mib: u64, layers: usize, kv_bytes_per_token: u64| SimulatedModel {
             name: name.into(),
@@ -120,7 +122,7 @@ impl Mix {
                 Traffic {
                     prompt: 50..=600,
                     answer: 60..=300,
-                    // Twice as fast as people read.
+                    // Twice the reading speed.
                     ..traffic("answers", 1, Priority::Interactive, Some(10.0), awake(4.0, 0.2))
                 },
                 Traffic {
@@ -146,7 +148,7 @@ impl Mix {
         self.traffic.iter().any(|traffic| traffic.model == model && traffic.priority == Priority::Pinned)
     }
 
-    /// What each model may take of a budget: pinned ones all that they need, others in proportion to their size.
+    /// Returns the memory of each model: pinned models get all that they need, others a share in proportion to their size.
     pub(super) fn shares(&self, budget: u64) -> Vec<u64> {
         let pinned = |model: usize| self.models[model].all_bytes();
         let (kept, others): (Vec<usize>, Vec<usize>) =
@@ -158,7 +160,7 @@ impl Mix {
         (0..self.models.len()).map(share).collect()
     }
 
-    /// Everything so many times as often.
+    /// Multiplies the arrival rates.
     pub fn times(mut self, factor: f64) -> Self {
         for traffic in &mut self.traffic {
             traffic.per_hour.iter_mut().for_each(|count| *count *= factor);

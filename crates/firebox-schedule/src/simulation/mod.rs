@@ -1,11 +1,11 @@
-//! A day on a device that is not there, in seconds.
+//! Simulates a day on a device within seconds.
 //!
-//! The scheduler, queues, governors, plans, budget and thermometer are the real ones; models, disk, heat, other programs
-//! and the clock are made. A [`Profile`] says what the device is like and a [`Mix`] what is asked of it. After every
-//! layer it is checked that nothing is as it must never be; see [`Report::violations`].
+//! The scheduler, queues, governors, plans, budget and thermometer are the real ones; models, disk, heat, other programs and
+//! the clock are simulated. A [`Profile`] describes the device and a [`Mix`] its load. Invariants are checked after every
+//! layer; see [`Report::violations`].
 //!
-//! What is simulated is who has to wait for whom. How fast a real device is depends on the numbers in its profile, of
-//! which some are published and others assumed, as each file says.
+//! The simulation shows which requests wait for which. Its absolute speed depends on the numbers of the profile, some of
+//! which are published and others assumed, as each file says.
 
 mod device;
 mod mix;
@@ -25,7 +25,7 @@ use std::time::Duration;
 use crate::ScheduleError;
 use world::World;
 
-/// Runs a mix on a device for so many hours, from midnight on. The same seed gives the same report.
+/// Simulates a number of hours from midnight on. The same seed gives the same report.
 pub fn simulate(profile: &Profile, mix: &Mix, hours: f64, seed: u64) -> Result<Report, ScheduleError> {
     if !(hours.is_finite() && hours > 0.0 && hours <= 24.0 * 366.0) {
         let (setting, value) = ("hours", hours.to_string());
@@ -34,7 +34,7 @@ pub fn simulate(profile: &Profile, mix: &Mix, hours: f64, seed: u64) -> Result<R
     simulate_from(profile, mix, Duration::ZERO, Duration::from_secs_f64(hours * 3600.0), seed)
 }
 
-/// The same from another time of the day on.
+/// Simulates a span of time that begins at another time of day.
 pub fn simulate_from(
     profile: &Profile,
     mix: &Mix,

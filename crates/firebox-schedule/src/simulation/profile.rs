@@ -1,3 +1,5 @@
+//! Profiles of devices to simulate.
+
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -6,55 +8,55 @@ use crate::ScheduleError;
 use firebox_memory::planner::DeviceProfile;
 use firebox_memory::thermal::{Heat, HeatMarks};
 
-/// A device that is not there: a TOML file.
+/// A device to simulate, read from a TOML file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Cores that compute.
+    /// The number of cores.
     pub cores: u32,
-    /// Operations in a second that each of them does on a prompt.
+    /// Operations per second of each core on a prompt.
     pub core_operations_per_second: f64,
-    /// Bytes of memory in all.
+    /// Bytes of memory.
     pub memory: u64,
-    /// Bytes of them that Firebox may take.
+    /// Bytes of it that Firebox may take.
     pub budget: u64,
-    /// How fast weights are gone through and read.
+    /// The speeds of memory and disk.
     pub speed: DeviceProfile,
-    /// How it gets warm.
+    /// The thermal behaviour.
     pub heat: HeatProfile,
-    /// What else takes memory.
+    /// Other programs.
     pub others: OthersProfile,
 }
 
-/// A body that is heated by work and cools towards what is around it.
+/// A body that work heats and that cools towards its surroundings.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeatProfile {
-    /// Degrees where the sensor is, with nothing to do.
+    /// Degrees at the sensor when idle.
     pub idle: f64,
-    /// Degrees above that where it would end up, if it worked on and did not slow down.
+    /// Degrees above that under full load without throttling.
     pub rise: f64,
-    /// Seconds in which two thirds of the way are gone.
+    /// The time constant in seconds: two thirds of a change happen within it.
     pub seconds: f64,
-    /// From which temperature on it is fair, serious and critical, and by how much it has to cool to be below.
+    /// The temperatures of the states fair, serious and critical, and the hysteresis.
     pub marks: [f32; 4],
-    /// How many times longer everything takes while it is nominal, fair, serious and critical.
+    /// The slowdown in each state: nominal, fair, serious and critical.
     pub slowdown: [f64; 4],
 }
 
-/// Other programs, which come and go.
+/// Other programs, which are opened and closed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OthersProfile {
-    /// Bytes that the system takes whatever runs.
+    /// Bytes that the system always takes.
     pub system: u64,
-    /// Bytes that a large program takes at most.
+    /// The most bytes of a program.
     pub largest: u64,
-    /// How often one is opened in an hour of the day.
+    /// Programs opened per hour.
     pub per_hour: f64,
-    /// How long it stays, on average.
+    /// Minutes that one stays open, on average.
     pub minutes: f64,
-    /// Whether the system warns of short memory.
+    /// Whether the system sends memory warnings.
     pub warns: bool,
 }
 
@@ -70,7 +72,7 @@ impl HeatProfile {
 }
 
 impl Profile {
-    /// Reads a profile from its file.
+    /// Reads a profile from a file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ScheduleError> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -78,14 +80,14 @@ impl Profile {
         Self::parse(&name, &text)
     }
 
-    /// Understands the text of a file of that name.
+    /// Parses the text of a file of that name.
     pub fn parse(name: &str, text: &str) -> Result<Self, ScheduleError> {
         let profile: Self = toml::from_str(text).map_err(|error| refused(name, error))?;
         profile.check().map_err(|reason| refused(name, reason))?;
         Ok(profile)
     }
 
-    /// Operations in a second that all cores do on a prompt.
+    /// Returns the operations per second of all cores on a prompt.
     pub(super) fn operations_per_second(&self) -> f64 {
         self.core_operations_per_second * f64::from(self.cores)
     }

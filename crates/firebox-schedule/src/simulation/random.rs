@@ -1,10 +1,12 @@
+//! Seeded random numbers.
+
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
-/// Chance that is the same for the same seed.
+/// Random numbers from a seed.
 #[derive(Debug)]
 pub(super) struct Random(ChaCha8Rng);
 
@@ -13,7 +15,7 @@ impl Random {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// From 0 to below 1.
+    /// Returns a number from 0 to below 1.
     pub fn share(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -23,9 +25,9 @@ impl Random {
         least + (self.share() * (most - least + 1) as f64) as usize
     }
 
-    /// How long until something happens that happens every so often.
+    /// Returns a random time until the next event of a Poisson process.
     pub fn wait(&mut self, mean_seconds: f64) -> Duration {
-        // A share of 0 would be a wait for ever.
+        // A share of 0 would mean an infinite wait.
         let seconds = -mean_seconds * (1.0 - self.share()).ln();
         Duration::from_secs_f64(seconds.clamp(0.0, 1e9))
     }

@@ -1,3 +1,5 @@
+//! The report of a simulation.
+
 use std::time::Duration;
 
 use serde::Serialize;
@@ -5,101 +7,101 @@ use serde::Serialize;
 use crate::{Priority, ScheduleCounters};
 use firebox_memory::thermal::Heat;
 
-/// What came of some hours on a device that is not there.
+/// The result of a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// What the device is called.
+    /// The name of the device.
     pub device: String,
     /// Its cores.
     pub cores: u32,
-    /// Hours that passed.
+    /// Simulated hours.
     pub hours: f64,
-    /// What chance began with.
+    /// The seed.
     pub seed: u64,
-    /// What was asked for, as a share of what the device could do if it stayed cool, kept everything in memory and took
-    /// one request after the other.
+    /// The work that was asked for, as a share of what the device could do if it stayed cool, held everything in memory and
+    /// ran one request after the other.
     pub asked: f64,
-    /// The share of the time in which something ran.
+    /// The share of the time in which a model ran.
     pub busy: f64,
-    /// The share of the time in which there was work and none of it in memory.
+    /// The share of the time in which there was work and none of it was in memory.
     pub waiting: f64,
-    /// By priority, the least urgent first.
+    /// Results of each priority, the least urgent first.
     pub classes: Vec<ClassReport>,
-    /// The models.
+    /// Results of each model.
     pub models: Vec<ModelReport>,
-    /// The share of the time in each state of heat.
+    /// The share of the time in each thermal state.
     pub heat: Vec<(Heat, f64)>,
-    /// Degrees.
+    /// The highest temperature in degrees.
     pub hottest: f64,
-    /// Bytes that might be held.
+    /// Bytes of the budget.
     pub budget: u64,
-    /// The most that were.
+    /// The most bytes held.
     pub most_held: u64,
-    /// How often the system warned of short memory.
+    /// Memory warnings.
     pub warnings: u64,
     /// Seconds in which memory was short.
     pub short_seconds: u64,
-    /// The most seconds in a row in which more memory was in use than there was.
+    /// The most seconds in a row in which more memory was in use than existed.
     pub longest_overcommitment: u64,
-    /// Requests to a model that has followed the one before at other times, and whose first layer was in memory.
+    /// Predictable changes of the model whose first layer was in memory.
     pub ready_at_once: u64,
-    /// Of how many such requests.
+    /// Predictable changes of the model: those that had occurred before.
     pub changes: u64,
-    /// What the schedule has counted.
+    /// Counters of the scheduler.
     pub schedule: ScheduleCounters,
-    /// Deadlines of pinned tasks that were missed without a reason that no schedule can change.
+    /// Deadlines of pinned tasks that the scheduler could have met and did not.
     pub unexcused: u64,
-    /// How often something was as it must never be.
+    /// Violated invariants.
     pub violations: u64,
-    /// The first of these.
+    /// Descriptions of the first ones.
     pub examples: Vec<String>,
 }
 
-/// What came of the requests of one priority.
+/// Results of the requests of one priority.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassReport {
-    /// Which.
+    /// The priority.
     pub priority: Priority,
-    /// Requests that came.
+    /// Requests that arrived.
     pub arrived: u64,
-    /// That got all they wanted.
+    /// Requests that finished.
     pub done: u64,
-    /// That were refused because too many waited.
+    /// Requests that were refused because too many waited.
     pub refused: u64,
-    /// That ran or waited at the end.
+    /// Requests that ran or waited at the end.
     pub open: u64,
-    /// Tokens they got.
+    /// Tokens of their answers.
     pub tokens: u64,
     /// The share of deadlines that were met.
     pub met: f64,
-    /// Time to the first token: of half of them, and of all but one in a hundred.
+    /// The time to the first token: the median and the 99th percentile.
     pub first_token: (Duration, Duration),
 }
 
-/// What came of a model.
+/// Results of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelReport {
     /// Its name.
     pub name: String,
-    /// Layers it has.
+    /// Its layers.
     pub layers: usize,
-    /// Layers that were to be kept in memory.
+    /// Layers that the plan keeps resident.
     pub planned: usize,
-    /// The fewest that were.
+    /// The fewest resident layers.
     pub fewest_kept: usize,
-    /// How many are at the end.
+    /// Resident layers at the end.
     pub kept: usize,
-    /// Tokens it made.
+    /// Tokens it generated.
     pub tokens: u64,
-    /// Bytes that were read of it.
+    /// Bytes streamed from disk.
     pub streamed_bytes: u64,
-    /// How often layers were let go because memory got short or steps too dear.
+    /// Evictions because of memory pressure or slow steps.
     pub sheds: u64,
-    /// How often one came back.
+    /// Layers that were loaded again.
     pub growths: u64,
 }
 
-/// The value that a share of all are not above.
+/// Returns the quantile of sorted values.
 pub(super) fn quantile(sorted: &[Duration], share: f64) -> Duration {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * share).round() as usize).copied().unwrap_or_default()

@@ -1,3 +1,5 @@
+//! A simulated model with its queue and its governor.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -9,19 +11,19 @@ use firebox_memory::governor::{Event, Governor, GovernorConfig, Residency, Resid
 use firebox_memory::planner::{FEWEST_BUFFERS, Mode, Shape, plan, predict};
 use firebox_memory::{Account, Budget, Charge};
 
-/// Every model has room for so many tokens for itself; the rest is shared.
+/// Tokens of context reserved for each model. The rest is shared.
 pub(super) const RESERVED_TOKENS: u64 = 1024;
-/// Rows of a prompt that go through the layers beside tokens of others, which wait for them.
-const ROWS_BESIDE: usize = 16;
-/// Rows of a prompt that go through the layers alone: a quantum should not have to wait for one layer.
-const ROWS_ALONE: usize = 128;
+/// Rows of a prompt that share a pass with tokens of answers, which wait for them.
+const SHARED_PASS_ROWS: usize = 16;
+/// Rows of a prompt that have a pass of their own, so that a quantum does not wait for one layer.
+const PROMPT_PASS_ROWS: usize = 128;
 
-/// A request that was let in.
+/// An admitted request.
 #[derive(Debug)]
 pub(super) struct Request {
     pub traffic: usize,
     pub arrived: Duration,
-    /// Absent while it waits.
+    /// The task in the scheduler; `None` while it waits.
     pub task: Option<TaskId>,
     /// Rows of the prompt that are not in the cache yet.
     pub prompt: usize,
@@ -29,19 +31,19 @@ pub(super) struct Request {
     pub tokens: usize,
     pub kv_bytes: u64,
     pub kv: Option<Charge>,
-    /// Something that no schedule can change kept it from being in time.
+    /// Whether something beyond the scheduler's control delayed it.
     pub excused: bool,
-    /// What its own passes took.
+    /// The time of its own passes.
     pub spent: Duration,
 }
 
-/// All layers, once.
+/// A pass through all layers.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
     pub decoding: Vec<Ticket>,
     pub prompt: Option<(Ticket, usize)>,
     pub spent: Duration,
-    /// Whether it had to wait for the disk.
+    /// Whether it waited for the disk.
     pub waited: bool,
 }
 
@@ -51,31 +53,31 @@ impl Pass {
     }
 }
 
-/// Layers in memory.
-pub(super) struct Kept {
+/// The resident layers.
+pub(super) struct ResidentLayers {
     layers: Vec<Option<Charge>>,
     bytes: u64,
     budget: Budget,
 }
 
-impl Kept {
+impl ResidentLayers {
     pub fn count(&self) -> usize {
         self.layers.iter().flatten().count()
     }
 
-    /// Lets the last one go, where there is one.
-    pub fn let_last_go(&mut self) -> bool {
+    /// Evicts the last resident layer. Returns whether there was one.
+    pub fn evict_last(&mut self) -> bool {
         let last = self.layers.iter_mut().rev().find(|layer| layer.is_some());
         last.and_then(Option::take).is_some()
     }
 }
 
-impl Residency for Kept {
+impl Residency for ResidentLayers {
     fn layers(&self) -> usize {
         self.layers.len()
     }
 
-    fn is_kept(&self, layer: usize) -> bool {
+    fn is_resident(&self, layer: usize) -> bool {
         self.layers[layer].is_some()
     }
 
@@ -83,12 +85,12 @@ impl Residency for Kept {
         self.bytes
     }
 
-    fn keep(&mut self, layer: usize) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    fn load(&mut self, layer: usize) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.layers[layer] = Some(self.budget.charge(Account::Weights, self.bytes)?);
         Ok(())
     }
 
-    fn let_go(&mut self, layer: usize) {
+    fn evict(&mut self, layer: usize) {
         self.layers[layer] = None;
     }
 }
@@ -97,12 +99,12 @@ impl Residency for Kept {
 pub(super) struct Served {
     pub lane: LaneId,
     pub name: String,
-    /// Some of its requests have to be answered whatever happens, so that its layers are nobody else's reserve.
+    /// Whether some of its requests are pinned, so that other models cannot evict its layers.
     pub is_pinned: bool,
     pub queue: Queue,
     pub most_running: usize,
     pub requests: BTreeMap<Ticket, Request>,
-    pub kept: Kept,
+    pub kept: ResidentLayers,
     pub governor: Governor,
     pub planned: usize,
     pub fewest_kept: usize,
@@ -112,11 +114,11 @@ pub(super) struct Served {
     pub pass: Option<Pass>,
     pub tokens: u64,
     pub streamed_bytes: u64,
-    /// Layers that were read and are not computed yet.
+    /// Layers in the ring that were read and not yet computed.
     buffered: Vec<bool>,
     pub ring: usize,
     pub layer_bytes: u64,
-    /// What only its own sequences may remember in, as far as they do not.
+    /// The unused part of the memory reserved for its own sequences.
     reserve: Charge,
     reserve_bytes: u64,
     layer_seconds: f64,
@@ -125,7 +127,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// With what it is planned to keep in so much memory.
+    /// Creates a model with a plan for `memory`.
     pub fn new(
         lane: LaneId,
         model: &SimulatedModel,
@@ -147,14 +149,14 @@ impl Served {
         ];
         let reserve_bytes = RESERVED_TOKENS * shape.kv_bytes_per_token;
         let reserve = device.budget.charge(Account::Streams, reserve_bytes)?;
-        let mut kept = Kept {
+        let mut kept = ResidentLayers {
             layers: shape.parts.iter().map(|_| None).collect(),
             bytes: layer_bytes,
             budget: device.budget.clone(),
         };
         for &layer in &plan.kept_layers {
-            // The plan counts no ring where it keeps everything, and the ring is there for when it does not.
-            if kept.keep(layer).is_err() {
+            // A plan that keeps everything counts no ring, but the simulated model has one for later evictions.
+            if kept.load(layer).is_err() {
                 break;
             }
         }
@@ -192,28 +194,28 @@ impl Served {
         })
     }
 
-    /// Layers that can be let go of for something that is worth more.
-    pub fn spare_bytes(&self) -> u64 {
+    /// Returns the bytes that can be evicted for more valuable data.
+    pub fn evictable_bytes(&self) -> u64 {
         if self.is_pinned { 0 } else { self.kept.count() as u64 * self.layer_bytes }
     }
 
-    /// What is left of its own room.
+    /// Returns the unused bytes of its reserved context.
     pub fn reserved(&self) -> u64 {
         self.reserve.bytes()
     }
 
-    /// Gives so many bytes of its own room back to the budget, for a sequence that is about to take them.
-    pub fn lend(&mut self, bytes: u64) {
+    /// Releases bytes of the reserved context for a sequence that is about to take them.
+    pub fn release_reserve(&mut self, bytes: u64) {
         let left = self.reserve.bytes().saturating_sub(bytes);
-        // To give back never fails.
+        // Shrinking never fails.
         let _ = self.reserve.resize(left);
     }
 
-    /// Takes its own room back, when sequences are gone.
+    /// Takes the reserved context back after sequences have ended.
     pub fn refill(&mut self) {
         let used: u64 =
             self.requests.values().filter_map(|request| request.kv.as_ref()).map(Charge::bytes).sum();
-        // What others have taken meanwhile is waited for.
+        // If others hold that memory now, a later call takes it back.
         let _ = self.reserve.resize(self.reserve_bytes.saturating_sub(used));
     }
 
@@ -222,7 +224,7 @@ impl Served {
     }
 
     fn has(&self, layer: usize) -> bool {
-        self.kept.is_kept(layer) || self.buffered[layer]
+        self.kept.is_resident(layer) || self.buffered[layer]
     }
 
     pub fn readiness(&self) -> Readiness {
@@ -235,23 +237,23 @@ impl Served {
         }
     }
 
-    /// The layer to read next, where so many may be in the ring together.
+    /// Returns the layer to read next if the ring may hold `depth` layers.
     pub fn wanted(&self, depth: usize) -> Option<usize> {
         let in_ring = self.buffered.iter().filter(|buffered| **buffered).count();
-        // What is waited for is read even if others have to give up their buffers.
+        // A layer that blocks the pass is read even if another one loses its buffer.
         if in_ring >= depth.min(self.ring) && self.has(self.next_layer) {
             return None;
         }
         self.in_order().find(|&layer| !self.has(layer))
     }
 
-    /// All layers in the order in which they are needed.
+    /// Returns all layers in the order in which they are needed.
     fn in_order(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
         let (next, layers) = (self.next_layer, self.layers());
         (0..layers).map(move |ahead| (next + ahead) % layers)
     }
 
-    /// Makes room in the ring: a layer that was let go of may be needed before those that are in it.
+    /// Frees a buffer of the ring: an evicted layer may be needed before those that are in it.
     pub fn make_room(&mut self) {
         while self.buffered.iter().filter(|buffered| **buffered).count() >= self.ring {
             let Some(last) = self.in_order().rev().find(|&layer| self.buffered[layer]) else { return };
@@ -264,8 +266,7 @@ impl Served {
         self.streamed_bytes += self.layer_bytes;
     }
 
-    /// Those who go through the layers together next: all that have their prompt behind them, and a piece of the first
-    /// prompt.
+    /// Begins a pass over all requests that decode, and a chunk of the first prompt.
     pub fn begin_pass(&mut self) {
         if self.pass.is_some() {
             return;
@@ -273,27 +274,27 @@ impl Served {
         let running = || self.requests.iter().filter(|(_, request)| request.task.is_some());
         let decoding: Vec<Ticket> =
             running().filter(|(_, request)| request.prompt == 0).map(|(&ticket, _)| ticket).collect();
-        let most = if decoding.is_empty() { ROWS_ALONE } else { ROWS_BESIDE };
+        let most = if decoding.is_empty() { PROMPT_PASS_ROWS } else { SHARED_PASS_ROWS };
         let prompt = running()
             .find(|(_, request)| request.prompt > 0)
             .map(|(&ticket, request)| (ticket, request.prompt.min(most)));
         self.pass = Some(Pass { decoding, prompt, ..Pass::default() });
     }
 
-    /// What the next layer takes on a cool machine that reads nothing.
+    /// Returns the time of the next layer on a cool machine that reads nothing.
     pub fn layer_seconds(&self) -> f64 {
         let rows = self.pass.as_ref().map_or(1, Pass::rows);
         self.layer_seconds.max(rows as f64 * self.seconds_per_row)
     }
 
-    /// What a request takes on a cool machine with everything in memory and nobody beside it.
+    /// Returns the time of a request that runs alone on a cool machine with everything in memory.
     pub fn work_seconds(&self, prompt: usize, answer: usize) -> f64 {
-        let pieces = prompt.div_ceil(ROWS_ALONE) as f64;
+        let pieces = prompt.div_ceil(PROMPT_PASS_ROWS) as f64;
         let prompt = (pieces * self.layer_seconds).max(prompt as f64 * self.seconds_per_row);
         (prompt + answer as f64 * self.layer_seconds) * self.layers() as f64
     }
 
-    /// A layer is done. The pass, if it was its last.
+    /// Ends a layer. Returns the pass if this was its last layer.
     pub fn ran(&mut self, took: Duration) -> Option<Pass> {
         self.buffered[self.next_layer] = false;
         if let Some(pass) = &mut self.pass {
@@ -303,9 +304,9 @@ impl Served {
         if self.next_layer == 0 { self.pass.take() } else { None }
     }
 
-    /// Lets the governor look at a pass, or at a time in which there was none.
+    /// Lets the governor act on a pass, or on a time without one.
     pub fn govern(&mut self, pass: Option<&Pass>, time: Duration) {
-        // What has to answer whatever happens stays whatever happens.
+        // The layers of a pinned model stay resident.
         if self.is_pinned {
             return;
         }

@@ -1,8 +1,10 @@
+//! Counts during a simulation.
+
 use std::time::Duration;
 
 use crate::Priority;
 
-/// What is counted while hours pass.
+/// Counts during a simulation.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub classes: [ClassTally; Priority::ALL.len()],
@@ -18,7 +20,7 @@ pub(super) struct Tally {
     pub examples: Vec<String>,
 }
 
-/// What is counted of one priority.
+/// Counts of one priority.
 #[derive(Debug, Default)]
 pub(super) struct ClassTally {
     pub arrived: u64,

@@ -1,3 +1,5 @@
+//! Tests on simulated devices.
+
 use super::*;
 use crate::Priority;
 use firebox_memory::thermal::Heat;
@@ -29,7 +31,7 @@ fn sound(report: Report) -> Report {
 }
 
 #[test]
-fn a_day_on_a_phone_wrongs_nobody() {
+fn a_day_on_a_phone_violates_no_invariant() {
     let report = sound(simulate(&profile("iphone-a17"), &Mix::everyday(), 24.0, 1).unwrap());
     assert!(report.classes.iter().all(|class| class.done > 30 && class.refused == 0), "{report:#?}");
     assert!(class(&report, Priority::Pinned).met > 0.99, "{:?}", class(&report, Priority::Pinned));
@@ -37,7 +39,7 @@ fn a_day_on_a_phone_wrongs_nobody() {
 }
 
 #[test]
-fn hours_on_other_devices_wrong_nobody() {
+fn hours_on_other_devices_violate_no_invariant() {
     for device in &DEVICES[1..] {
         let report = simulate_from(&profile(device), &Mix::everyday(), NOON, minutes(120), 1).unwrap();
         assert!(class(&sound(report), Priority::Pinned).met > 0.99);
@@ -45,7 +47,7 @@ fn hours_on_other_devices_wrong_nobody() {
 }
 
 #[test]
-fn whatever_the_seed_and_the_load_nobody_is_wronged() {
+fn no_seed_and_load_violates_an_invariant() {
     for seed in 0..12 {
         let device = profile(DEVICES[seed as usize % DEVICES.len()]);
         let mix = Mix::everyday().times([1.0, 5.0, 25.0, 100.0][seed as usize % 4]);
@@ -53,9 +55,9 @@ fn whatever_the_seed_and_the_load_nobody_is_wronged() {
     }
 }
 
-/// Two minutes of more than four times what the device can do, by all priorities.
+/// Two minutes of more than four times what the device can do, of all priorities.
 #[test]
-fn overload_keeps_the_deadlines_of_the_most_urgent_and_starves_nobody() {
+fn overload_keeps_the_deadlines_of_the_most_urgent_and_starves_no_model() {
     let mix = Mix::everyday().times(80.0);
     for seed in [1, 2, 3] {
         let report = simulate_from(&profile("iphone-a17"), &mix, NOON, minutes(2), seed).unwrap();
@@ -70,7 +72,7 @@ fn overload_keeps_the_deadlines_of_the_most_urgent_and_starves_nobody() {
 }
 
 #[test]
-fn a_crowd_is_refused_only_at_the_limit_and_the_pinned_are_not() {
+fn requests_are_refused_only_at_the_limit_and_pinned_ones_never() {
     let mix = Mix::everyday().times(600.0);
     let report = sound(simulate_from(&profile("ipad-m3"), &mix, NOON, minutes(3), 1).unwrap());
     assert!(class(&report, Priority::Background).refused > 0, "{:#?}", report.classes);
@@ -79,7 +81,7 @@ fn a_crowd_is_refused_only_at_the_limit_and_the_pinned_are_not() {
 }
 
 #[test]
-fn a_phone_at_work_gets_hot_and_goes_on() {
+fn a_busy_phone_gets_hot_and_continues() {
     let mix = Mix::everyday().times(20.0);
     let report = sound(simulate_from(&profile("iphone-a17"), &mix, NOON, minutes(40), 4).unwrap());
     let share = |heat: Heat| report.heat[heat as usize].1;
@@ -88,7 +90,7 @@ fn a_phone_at_work_gets_hot_and_goes_on() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_day_and_another_another() {
+fn the_seed_determines_the_day() {
     let day = |seed| simulate_from(&profile("ipad-m3"), &Mix::everyday(), NOON, minutes(30), seed).unwrap();
     let first = day(1);
     assert_eq!(first, day(1));
@@ -96,7 +98,7 @@ fn the_same_seed_gives_the_same_day_and_another_another() {
 }
 
 #[test]
-fn what_is_wrong_with_a_profile_is_said() {
+fn invalid_profiles_are_refused_with_the_reason() {
     let text = std::fs::read_to_string(path("iphone-a17")).unwrap();
     for (from, to, word) in [
         ("cores = 6", "cores = 0", "cores"),

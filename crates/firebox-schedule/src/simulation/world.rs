@@ -1,3 +1,5 @@
+//! The event loop of a simulation.
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
@@ -15,23 +17,24 @@ use crate::{
     Change, Choice, LaneId, NextModel, Priority, Readiness, ScheduleConfig, Scheduler, Task, Ticket,
 };
 use firebox_memory::Account;
+use firebox_memory::planner::KV_PAGE_TOKENS;
 use firebox_memory::thermal::Heat;
 
-/// Keys and values come in pages of so many tokens.
-const PAGE: u64 = 128;
-/// Violations that are told in words.
-const MOST_EXAMPLES: usize = 20;
-/// A model that follows in so many of the cases is read ahead.
-const LIKELY: f64 = 0.3;
-/// The share of the deadlines of pinned tasks that may be missed without a reason.
-const MOST_UNEXCUSED: f64 = 0.01;
-/// A model that somebody waits for and that does not run for so long never will: no share of the machine is so small,
-/// and no disk so slow.
-const STUCK: Duration = Duration::from_secs(60);
-/// Seconds in which a governor has to bring down what is held when others have taken the memory.
-const MOST_OVERCOMMITTED: u64 = 3;
+/// Tokens of a page of keys and values.
+const PAGE: u64 = KV_PAGE_TOKENS as u64;
+/// The most violations that are described.
+const MAX_EXAMPLES: usize = 20;
+/// The probability from which on the next model is read ahead.
+const READ_AHEAD_PROBABILITY: f64 = 0.3;
+/// The share of the deadlines of pinned tasks that may be missed without an excuse.
+const MAX_UNEXCUSED: f64 = 0.01;
+/// The time after which a ready model that has not run counts as stuck: no share of the machine is so small, and no disk so
+/// slow.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+/// The seconds that a governor has to free memory when other programs have taken it.
+const MAX_OVERCOMMITTED_SECONDS: u64 = 3;
 
-/// Models on a device, and what is asked of them.
+/// Models on a device, and their load.
 pub(super) struct World {
     mix: Mix,
     device: Device,
@@ -41,8 +44,7 @@ pub(super) struct World {
     next_tick: Duration,
     scheduler: Scheduler,
     models: Vec<Served>,
-    running: Option<(usize, Duration)>,
-    /// What comes when, and how often it has been put in: of two at once the first.
+    /// The next arrivals, with the order of insertion as a tie-breaker.
     arrivals: BinaryHeap<Reverse<(Duration, u64, usize)>>,
     planned: u64,
     reading: Option<Reading>,
@@ -77,7 +79,6 @@ impl World {
             next_tick: TICK,
             scheduler,
             models,
-            running: None,
             arrivals: BinaryHeap::new(),
             planned: 0,
             reading: None,
@@ -93,17 +94,17 @@ impl World {
 
     pub fn run(&mut self, length: Duration) {
         while self.now < length {
-            self.happen();
+            self.handle_events();
             self.read_ahead();
-            match self.running.or_else(|| self.choose()) {
-                Some((model, until)) => self.run_layer(model, until),
+            match self.choose() {
+                Some(model) => self.run_layer(model),
                 None => self.wait(length),
             }
         }
     }
 
-    /// Everything that happens by now.
-    fn happen(&mut self) {
+    /// Handles all events up to now.
+    fn handle_events(&mut self) {
         if let Some(reading) = self.reading.take_if(|reading| reading.done <= self.now) {
             self.models[reading.model].has_read(reading.layer);
         }
@@ -111,7 +112,7 @@ impl World {
             && at <= self.now
         {
             self.arrivals.pop();
-            // An hour without such requests is asked again at its end.
+            // An hour without such requests is planned again at its end.
             if self.mix.traffic[traffic].per_hour[self.hour(at)] > 0.0 {
                 self.arrive(traffic);
             }
@@ -126,7 +127,7 @@ impl World {
         ((self.begin + at).as_secs() / 3600 % 24) as usize
     }
 
-    /// The next of a kind: at its rate in this hour, or in the next hour at its rate then.
+    /// Plans the next arrival of a kind, at the rate of this hour, or in a later hour at its rate.
     fn plan_arrival(&mut self, traffic: usize, from: Duration) {
         let mut from = from;
         for _ in 0..48 {
@@ -143,7 +144,7 @@ impl World {
             }
             from = next_hour;
         }
-        // Two quiet days; then it is looked again.
+        // Nothing arrives for two days; then it is planned again.
         if self.mix.traffic[traffic].per_hour.iter().any(|rate| *rate > 0.0) {
             self.planned += 1;
             self.arrivals.push(Reverse((from, self.planned, traffic)));
@@ -180,12 +181,12 @@ impl World {
         self.admit(index);
     }
 
-    /// Lets as many run as there is room for.
+    /// Lets as many requests run as memory allows.
     fn admit(&mut self, index: usize) {
         self.models[index].refill();
         let model = &self.models[index];
         let is_scarce = self.device.is_overcommitted() && !model.is_pinned;
-        // What others have taken already is given back at once, and half of what runs does that in a few looks.
+        // If others have taken memory, it has to be freed at once: half of the running requests pause at every check.
         let room = if is_scarce { model.queue.running().div_ceil(2).max(1) } else { self.room(index) };
         self.models[index].queue.set_room(room);
         for change in self.models[index].queue.update(self.now) {
@@ -196,20 +197,20 @@ impl World {
                     if let Some(task) = request.task.take() {
                         self.scheduler.remove(task);
                     }
-                    // It goes on from disk.
+                    // It resumes from disk.
                     request.kv.take_if(|_| is_scarce);
                 }
             }
         }
     }
 
-    /// For how many there is memory: what nobody holds, and layers that can be let go of.
+    /// Returns how many requests fit into memory, counting layers that can be evicted.
     fn room(&self, index: usize) -> usize {
         let running = self.models[index].queue.running();
         if self.models[index].queue.waiting() == 0 || running >= self.models[index].most_running {
             return running;
         }
-        let spare: u64 = self.models.iter().map(Served::spare_bytes).sum();
+        let spare: u64 = self.models.iter().map(Served::evictable_bytes).sum();
         let shared = self.device.budget.left().min(self.device.available()).saturating_add(spare);
         let model = &self.models[index];
         let mut left = model.reserved().saturating_add(shared);
@@ -229,12 +230,12 @@ impl World {
         let Some(request) = self.models[index].requests.get(&ticket) else { return };
         if request.kv.is_none() {
             let bytes = request.kv_bytes;
-            self.models[index].lend(bytes);
+            self.models[index].release_reserve(bytes);
             let charge = loop {
                 match self.device.budget.charge(Account::Streams, bytes) {
                     Ok(charge) => break Some(charge),
-                    // As in a fitted model, what sequences remember is worth more than layers that stay.
-                    Err(_) if self.let_go_for(index) => {}
+                    // As in a fitted model, keys and values are worth more than resident layers.
+                    Err(_) if self.evict_for(index) => {}
                     Err(_) => break None,
                 }
             };
@@ -254,19 +255,19 @@ impl World {
             .then(|| usual.saturating_sub(waited));
         let task = Task { priority: kind.priority, pace: kind.pace, first_by };
         request.task = Some(self.scheduler.add(self.now, lane, task));
-        self.foresee(index);
+        self.note_use(index);
     }
 
-    /// Lets go of the last layer of the model that keeps the most, this one last.
-    fn let_go_for(&mut self, index: usize) -> bool {
+    /// Evicts the last layer of the model with the most resident layers, this model last.
+    fn evict_for(&mut self, index: usize) -> bool {
         let most = (0..self.models.len())
-            .filter(|&model| self.models[model].spare_bytes() > 0)
+            .filter(|&model| self.models[model].evictable_bytes() > 0)
             .max_by_key(|&model| (model != index, self.models[model].kept.count()));
-        most.is_some_and(|model| self.models[model].kept.let_last_go())
+        most.is_some_and(|model| self.models[model].kept.evict_last())
     }
 
-    /// Notes that a model is in use.
-    fn foresee(&mut self, index: usize) {
+    /// Records that a model is in use.
+    fn note_use(&mut self, index: usize) {
         let name = self.models[index].name.clone();
         if self.next_model.likely(0.0).any(|model| model == name) {
             self.tally.changes += 1;
@@ -282,7 +283,7 @@ impl World {
         let heat = self.device.tick(self.now, load, &mut self.random);
         self.next_tick += TICK;
         for index in 0..self.models.len() {
-            // Nobody else looks at the memory of a model that does nothing.
+            // An idle model has no pass after which its governor would act.
             if self.models[index].readiness() == Readiness::Idle {
                 self.models[index].govern(None, TICK);
             }
@@ -295,7 +296,7 @@ impl World {
         self.check();
     }
 
-    /// Whether accounts and requests add up.
+    /// Checks that accounts and requests add up.
     fn check(&mut self) {
         if self.device.budget.most_held() > self.device.budget.total() {
             self.violate("more is held than the budget has".into());
@@ -308,7 +309,7 @@ impl World {
             }
             if self.models[index].readiness() == Readiness::Idle {
                 self.models[index].last_ran = self.now;
-            } else if self.now.saturating_sub(self.models[index].last_ran) > STUCK {
+            } else if self.now.saturating_sub(self.models[index].last_ran) > STUCK_AFTER {
                 self.models[index].last_ran = self.now;
                 self.violate(format!("{} has work and does not run", self.models[index].name));
             }
@@ -322,13 +323,12 @@ impl World {
 
     fn violate(&mut self, what: String) {
         self.tally.violations += 1;
-        if self.tally.examples.len() < MOST_EXAMPLES {
+        if self.tally.examples.len() < MAX_EXAMPLES {
             self.tally.examples.push(format!("{:.3} s: {what}", self.now.as_secs_f64()));
         }
     }
 
-    /// Lets the disk read what is needed next, in the order in which lanes are going to run, and then what usually
-    /// follows.
+    /// Lets the disk read what is needed next, in the order in which models will run, and then what usually follows.
     fn read_ahead(&mut self) {
         if self.reading.is_some() {
             return;
@@ -342,7 +342,8 @@ impl World {
         let of_lane = |lane: LaneId| models.iter().position(|model| model.lane == lane);
         let scheduled = self.scheduler.prefetch(self.now).filter_map(of_lane).find_map(wanted);
         let of_name = |name: &str| models.iter().position(|model| model.name == name);
-        let next = scheduled.or_else(|| self.next_model.likely(LIKELY).filter_map(of_name).find_map(wanted));
+        let next = scheduled
+            .or_else(|| self.next_model.likely(READ_AHEAD_PROBABILITY).filter_map(of_name).find_map(wanted));
         if let Some((model, layer)) = next {
             let speed = &self.device.profile.speed;
             let seconds =
@@ -354,18 +355,18 @@ impl World {
         }
     }
 
-    fn choose(&mut self) -> Option<(usize, Duration)> {
+    fn choose(&mut self) -> Option<usize> {
         let models = &self.models;
         let index = |lane: LaneId| models.iter().position(|model| model.lane == lane).unwrap_or(0);
         let choice = self.scheduler.choose(self.now, |lane| models[index(lane)].readiness());
         match choice {
-            Choice::Run { lane, until } => {
+            Choice::Run { lane, .. } => {
                 let index = index(lane);
                 if self.models[index].readiness() != Readiness::Ready {
                     self.violate(format!("{} runs and is not ready", self.models[index].name));
                     return None;
                 }
-                Some((index, until))
+                Some(index)
             }
             Choice::Wait { .. } => {
                 let ready = models.iter().find(|model| model.readiness() == Readiness::Ready);
@@ -378,7 +379,7 @@ impl World {
         }
     }
 
-    /// Nothing is ready: on to whatever happens next.
+    /// Advances to the next event because nothing is ready.
     fn wait(&mut self, end: Duration) {
         let arrival = self.arrivals.peek().map(|Reverse((at, ..))| *at);
         let read = self.reading.map(|reading| reading.done);
@@ -399,7 +400,7 @@ impl World {
         self.now = next;
     }
 
-    fn run_layer(&mut self, index: usize, until: Duration) {
+    fn run_layer(&mut self, index: usize) {
         let began = self.now;
         self.models[index].begin_pass();
         let profile = &self.device.profile;
@@ -412,7 +413,7 @@ impl World {
         let readiness = |lane: LaneId| {
             models.iter().find(|model| model.lane == lane).map_or(Readiness::Idle, Served::readiness)
         };
-        let wrong = self.monitor.look(&self.scheduler, began, took, lane, readiness);
+        let violation = self.monitor.look(&self.scheduler, began, took, lane, readiness);
         for model in &mut self.models {
             if model.readiness() == Readiness::Waiting
                 && let Some(pass) = &mut model.pass
@@ -420,23 +421,14 @@ impl World {
                 pass.waited = true;
             }
         }
-        if let Some(wrong) = wrong {
-            self.violate(wrong.to_string());
+        if let Some(violation) = violation {
+            self.violate(violation.to_string());
         }
         self.models[index].last_ran = self.now;
         self.scheduler.ran(self.now, lane, took, 1);
         if let Some(pass) = self.models[index].ran(took) {
             self.finish_pass(index, &pass);
         }
-        self.happen();
-        let models = &self.models;
-        let readiness = |lane: LaneId| {
-            models.iter().find(|model| model.lane == lane).map_or(Readiness::Idle, Served::readiness)
-        };
-        let leaves = readiness(lane) != Readiness::Ready
-            || self.now >= until
-            || self.scheduler.preempts(self.now, lane, readiness);
-        self.running = (!leaves).then_some((index, until));
     }
 
     fn finish_pass(&mut self, index: usize, pass: &Pass) {
@@ -464,7 +456,7 @@ impl World {
     fn token(&mut self, index: usize, ticket: Ticket, pass: &Pass) {
         let model = &mut self.models[index];
         let Some(request) = model.requests.get_mut(&ticket) else { return };
-        // Whoever was paused meanwhile computes it again.
+        // A request that was paused computes its cache again.
         let Some(task) = request.task else { return };
         let priority = self.mix.traffic[request.traffic].priority;
         let is_late = self.scheduler.due(task).is_some_and(|due| self.now > due);
@@ -507,12 +499,12 @@ impl World {
 
     pub fn report(mut self, seed: u64) -> Report {
         self.check();
-        if self.device.longest_overcommitment > MOST_OVERCOMMITTED {
+        if self.device.longest_overcommitment > MAX_OVERCOMMITTED_SECONDS {
             let seconds = self.device.longest_overcommitment;
             self.violate(format!("more memory was in use than there is for {seconds} s"));
         }
         let unexcused = self.tally.unexcused as f64 / self.tally.pinned_deadlines.max(1) as f64;
-        if unexcused > MOST_UNEXCUSED {
+        if unexcused > MAX_UNEXCUSED {
             self.violate(format!("{:.1} % of the pinned deadlines were missed", unexcused * 100.0));
         }
         let seconds = self.now.as_secs_f64().max(1e-9);

@@ -1,19 +1,21 @@
+//! The tasks of a model and its claim to the machine.
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::track::Track;
+use super::task_progress::TaskProgress;
 use super::{Priority, TaskId};
 
-/// What a new step weighs in the average of what steps take.
-const WEIGHT: f64 = 0.25;
+/// The weight of a new step in the average step time.
+const STEP_WEIGHT: f64 = 0.25;
 
-/// Why a lane should have the machine, the best reason first.
+/// The reason to run a model, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
-    /// It has waited for its part.
+    /// It has waited for its share.
     Share,
-    /// A deadline comes near.
+    /// A deadline is near.
     Due(Reverse<Priority>),
     /// It takes what is left.
     Spare(Reverse<Priority>),
@@ -21,31 +23,31 @@ pub(super) enum Rank {
     Ahead,
 }
 
-/// What a lane can say for itself; the smallest is the most urgent.
+/// The claim of a model to the machine. The smallest is the most urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
     pub rank: Rank,
-    /// A deadline, or since when it has waited.
+    /// A deadline, or the time since when it has waited.
     pub at: Duration,
-    /// Decides between the same.
+    /// Breaks ties.
     pub then: Duration,
 }
 
-/// One model, and who waits for it.
+/// A model with its tasks.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct ModelQueue {
     pub name: String,
-    pub tasks: BTreeMap<TaskId, Track>,
-    /// Since when it could have run; absent while it has nothing to do.
+    pub tasks: BTreeMap<TaskId, TaskProgress>,
+    /// The time since when it could have run; `None` while it has nothing to do.
     pub waits_since: Option<Duration>,
     pub last_ran: Duration,
-    /// What it ran since the last token.
+    /// The time it ran since the last token.
     spent: Duration,
-    /// What a token takes.
+    /// The average time of a token.
     step: Option<f64>,
 }
 
-impl Lane {
+impl ModelQueue {
     pub fn new(name: &str) -> Self {
         let (waits_since, last_ran, spent) = (None, Duration::ZERO, Duration::ZERO);
         Self { name: name.to_owned(), tasks: BTreeMap::new(), waits_since, last_ran, spent, step: None }
@@ -57,33 +59,34 @@ impl Lane {
         self.waits_since = Some(now);
     }
 
-    /// Tokens of one batch come together; the first of them says what they took. Prompts say nothing about a step.
+    /// Takes the time since the last token as a step. The tokens of a batch come together, and the first of them counts.
+    /// Prompts tell nothing about a step.
     pub fn stepped(&mut self, is_prompt: bool) {
         let spent = std::mem::take(&mut self.spent).as_secs_f64();
         if spent > 0.0 && !is_prompt {
             let step = self.step.get_or_insert(spent);
-            *step += (spent - *step) * WEIGHT;
+            *step += (spent - *step) * STEP_WEIGHT;
         }
     }
 
-    /// What the next token is going to take, or has taken already.
+    /// Returns the expected time of the next token, or the time it has taken already.
     pub fn step_time(&self) -> Duration {
         Duration::from_secs_f64(self.step.unwrap_or(0.0)).max(self.spent)
     }
 
-    /// The share of the machine that it takes to have a token every so often.
+    /// Returns the share of the machine that one token per `span` takes.
     pub fn demand(&self, span: Duration) -> f64 {
         self.step_time().as_secs_f64() / span.as_secs_f64().max(1e-9)
     }
 
-    /// The best claim of its tasks. A task whose deadline is farther away than `lead` is ahead of its pace.
+    /// Returns the best claim of its tasks. A task whose deadline is farther away than `lead` is ahead of its pace.
     pub fn claim(&self, now: Duration, lead: Duration) -> Option<Claim> {
         let soon = now.saturating_add(lead);
         let near = soon.saturating_add(self.step_time());
         self.tasks.values().map(|track| self.claim_of(track, soon, near)).min()
     }
 
-    fn claim_of(&self, track: &Track, soon: Duration, near: Duration) -> Claim {
+    fn claim_of(&self, track: &TaskProgress, soon: Duration, near: Duration) -> Claim {
         let claim = |rank, at| Claim { rank, at, then: at };
         let spare = |priority| claim(Rank::Spare(Reverse(priority)), self.last_ran);
         let due_rank = Rank::Due(Reverse(track.task.priority));
@@ -91,8 +94,8 @@ impl Lane {
             return spare(Priority::Background);
         }
         match track.due {
-            // How long a prompt takes is not known, so that a first token is never early. A long one is late sooner or
-            // later, and whoever reads along with another answer should not notice.
+            // The length of a prompt is unknown, so that a first token is never early. A long one misses its deadline sooner
+            // or later, and clients that read another answer should not notice.
             Some(due) if track.tokens == 0 => Claim { rank: due_rank, at: due.max(soon), then: due },
             Some(due) if due <= near => claim(due_rank, due),
             Some(due) => claim(Rank::Ahead, due),

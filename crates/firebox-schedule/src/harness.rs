@@ -1,4 +1,4 @@
-//! An engine with made models, which looks whether the scheduler does what it should.
+//! A simulated engine that checks the scheduler after every layer.
 
 #![cfg_attr(not(test), allow(dead_code, clippy::unwrap_used))] // Tests use the rest.
 
@@ -12,7 +12,7 @@ pub fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// A request and what came of it.
+/// A request and its tokens.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub id: TaskId,
@@ -23,13 +23,13 @@ pub struct Request {
     pub came: Vec<Duration>,
 }
 
-/// A model that takes as long as it is told.
+/// A model whose layers take a given time.
 #[derive(Debug, Clone)]
 pub struct Model {
     pub id: LaneId,
     pub layer: Duration,
     pub layers: usize,
-    /// How long the next layer takes to read where it is not in memory.
+    /// The time until the next layer is read, if it is not in memory.
     pub loading: Duration,
     pub is_idle: bool,
     pub requests: Vec<Request>,
@@ -51,17 +51,16 @@ impl Model {
 
 /// Models, a clock and a scheduler.
 #[derive(Debug)]
-pub struct Stage {
+pub struct Harness {
     pub scheduler: Scheduler,
     pub models: Vec<Model>,
     pub now: Duration,
     pub done: Vec<Request>,
     pub idle: Duration,
-    running: Option<(usize, Duration)>,
     monitor: Monitor,
 }
 
-impl Stage {
+impl Harness {
     pub fn new() -> Self {
         Self {
             scheduler: Scheduler::new(ScheduleConfig::default()),
@@ -69,12 +68,11 @@ impl Stage {
             now: Duration::ZERO,
             done: Vec::new(),
             idle: Duration::ZERO,
-            running: None,
             monitor: Monitor::default(),
         }
     }
 
-    /// A model whose tokens take so long, in layers.
+    /// Adds a model whose tokens take `token`, divided into layers.
     pub fn model(&mut self, token: Duration, layers: usize) -> usize {
         let id = self.scheduler.lane(&format!("model {}", self.models.len()));
         self.models.push(Model {
@@ -105,7 +103,6 @@ impl Stage {
     pub fn drop_model(&mut self, model: usize) {
         let model = self.models.remove(model);
         self.scheduler.drop_lane(model.id);
-        self.running = None;
     }
 
     pub fn run_until(&mut self, end: Duration) {
@@ -117,9 +114,9 @@ impl Stage {
         }
     }
 
-    /// One layer, or a wait; nothing where there is nothing to do or to wait for.
+    /// Runs a layer or waits. Returns false if there is nothing to do or to wait for.
     pub fn step(&mut self) -> bool {
-        let Some((model, until)) = self.running.or_else(|| self.chosen()) else {
+        let Some(model) = self.chosen() else {
             let next = self.models.iter().filter(|model| model.readiness(self.now) == Readiness::Waiting);
             let Some(next) = next.map(|model| model.there_at).min() else { return false };
             self.idle += next - self.now;
@@ -128,16 +125,11 @@ impl Stage {
         };
         self.run_layer(model);
         let models = &self.models;
-        let ready = |lane| models.iter().find(|model| model.id == lane).unwrap().readiness(self.now);
-        let leaves = ready(models[model].id) != Readiness::Ready
-            || self.now >= until
-            || self.scheduler.preempts(self.now, models[model].id, ready);
-        self.running = (!leaves).then_some((model, until));
         self.scheduler.prefetch(self.now).for_each(|lane| assert!(models.iter().any(|m| m.id == lane)));
         true
     }
 
-    fn chosen(&mut self) -> Option<(usize, Duration)> {
+    fn chosen(&mut self) -> Option<usize> {
         let (models, now) = (&self.models, self.now);
         let found = |lane| models.iter().position(|model| model.id == lane).unwrap();
         let choice = self.scheduler.choose(now, |lane| models[found(lane)].readiness(now));
@@ -146,7 +138,7 @@ impl Stage {
                 let model = found(lane);
                 assert_eq!(models[model].readiness(now), Readiness::Ready, "chose what cannot run");
                 assert!(until > now && until - now <= ms(50));
-                Some((model, until))
+                Some(model)
             }
             Choice::Wait { .. } => {
                 assert!(
@@ -164,8 +156,8 @@ impl Stage {
         self.now += took;
         let (models, running) = (&self.models, self.models[index].id);
         let readiness = |lane| models.iter().find(|model| model.id == lane).unwrap().readiness(began);
-        let wrong = self.monitor.look(&self.scheduler, began, took, running, readiness);
-        assert_eq!(wrong, None);
+        let violation = self.monitor.look(&self.scheduler, began, took, running, readiness);
+        assert_eq!(violation, None);
         let (now, scheduler) = (self.now, &mut self.scheduler);
         let model = &mut self.models[index];
         model.next_layer += 1;
@@ -194,7 +186,7 @@ impl Stage {
         self.scheduler.set_heat(heat);
     }
 
-    /// Tokens that requests of a model have got, done or not.
+    /// Returns the number of tokens of a request, finished or not.
     pub fn tokens(&self, id: TaskId) -> usize {
         let all = self.models.iter().flat_map(|model| &model.requests).chain(&self.done);
         all.filter(|request| request.id == id).map(|request| request.came.len()).sum()
