@@ -1,3 +1,5 @@
+//! Grammars in several notations.
+
 use llguidance::JsonCompileOptions;
 use llguidance::api::TopLevelGrammar;
 use serde::{Deserialize, Serialize};
@@ -5,16 +7,16 @@ use serde_json::{Map, Value, json};
 
 use super::{ConstraintError, gbnf};
 
-/// Grammars are written by people or made from a program's types; beyond this they are made to do harm.
-const LONGEST: usize = 1 << 20;
-/// Brackets within brackets, or values within values. Whoever reads a grammar goes down on the stack.
-const DEEPEST: usize = 100;
+/// The most bytes of a grammar. Grammars are written by people or derived from types; longer ones are attacks.
+const MAX_BYTES: usize = 1 << 20;
+/// The deepest nesting of brackets or values. Parsers of grammars are recursive.
+const MAX_DEPTH: usize = 100;
 
-/// Between two parts of a JSON text: nothing, a space, or a new line with its indentation. JSON allows any amount, and
-/// small models then write nothing else.
+/// Whitespace between the parts of a JSON text: nothing, a space, or a new line with its indentation. JSON allows any amount,
+/// and small models would generate it forever.
 const WHITESPACE: &str = r" |\n[ \t]{0,32}";
 
-/// What a text may be.
+/// The form that a text has to have.
 ///
 /// ```
 /// # use firebox_grammar::Grammar;
@@ -25,16 +27,15 @@ const WHITESPACE: &str = r" |\n[ \t]{0,32}";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grammar {
-    /// JSON that fits a schema. Properties come in the order in which the schema names them. A keyword that cannot be held
-    /// to is an error.
+    /// JSON that fits a schema. Properties come in the order of the schema. An unsupported keyword is an error.
     JsonSchema(Value),
     /// Any JSON object.
     JsonObject,
-    /// All of the text matches a regular expression.
+    /// A regular expression that matches the whole text.
     Regex(String),
-    /// A grammar as `llguidance` reads it, in the notation of Lark, beginning at `start`.
+    /// A grammar of `llguidance` in the notation of Lark, which begins at `start`.
     Lark(String),
-    /// A grammar as llama.cpp reads it, beginning at `root`.
+    /// A grammar of llama.cpp, which begins at `root`.
     Gbnf(String),
 }
 
@@ -48,20 +49,22 @@ impl Grammar {
         }
     }
 
-    /// What is wrong with it, in the parser's words.
+    /// Returns an error with the parser's reason.
     pub(super) fn error(&self, reason: &str) -> ConstraintError {
-        ConstraintError::Grammar { kind: self.kind(), reason: plain(reason) }
+        ConstraintError::Grammar { kind: self.kind(), reason: without_debug_info(reason) }
     }
 
     pub(super) fn compiled(&self) -> Result<TopLevelGrammar, ConstraintError> {
         match self {
             Self::JsonSchema(schema) => {
-                if deeper_than(schema, DEEPEST) {
-                    return Err(self.error(&format!("it is nested more than {DEEPEST} deep")));
+                if deeper_than(schema, MAX_DEPTH) {
+                    return Err(self.error(&format!("it is nested more than {MAX_DEPTH} deep")));
                 }
-                Ok(TopLevelGrammar::from_json_schema(spaced(schema.clone())))
+                Ok(TopLevelGrammar::from_json_schema(with_whitespace(schema.clone())))
             }
-            Self::JsonObject => Ok(TopLevelGrammar::from_json_schema(spaced(json!({ "type": "object" })))),
+            Self::JsonObject => {
+                Ok(TopLevelGrammar::from_json_schema(with_whitespace(json!({ "type": "object" }))))
+            }
             Self::Regex(expression) => {
                 self.check_text(expression)?;
                 if expression.is_empty() {
@@ -82,8 +85,8 @@ impl Grammar {
     }
 
     fn check_text(&self, text: &str) -> Result<(), ConstraintError> {
-        if text.len() > LONGEST {
-            return Err(self.error(&format!("its {} bytes are more than {LONGEST}", text.len())));
+        if text.len() > MAX_BYTES {
+            return Err(self.error(&format!("its {} bytes are more than {MAX_BYTES}", text.len())));
         }
         let (mut depth, mut deepest) = (0usize, 0);
         for byte in text.bytes() {
@@ -94,14 +97,14 @@ impl Grammar {
             }
             deepest = deepest.max(depth);
         }
-        if deepest > DEEPEST {
-            return Err(self.error(&format!("its brackets are nested more than {DEEPEST} deep")));
+        if deepest > MAX_DEPTH {
+            return Err(self.error(&format!("its brackets are nested more than {MAX_DEPTH} deep")));
         }
         Ok(())
     }
 }
 
-/// Whether there are more than so many values within values.
+/// Returns whether values are nested deeper than `most`.
 fn deeper_than(value: &Value, most: usize) -> bool {
     let mut open = vec![(value, 0)];
     while let Some((value, depth)) = open.pop() {
@@ -117,8 +120,8 @@ fn deeper_than(value: &Value, most: usize) -> bool {
     false
 }
 
-/// The schema with a word about whitespace, if it has none of its own.
-fn spaced(schema: Value) -> Value {
+/// Adds an option for whitespace to a schema that has none.
+fn with_whitespace(schema: Value) -> Value {
     let mut fields = match schema {
         Value::Object(fields) => fields,
         Value::Bool(true) => Map::new(),
@@ -136,8 +139,8 @@ fn spaced(schema: Value) -> Value {
     Value::Object(fields)
 }
 
-/// A reason without what was only meant for whoever looks into the parser.
-pub(super) fn plain(reason: &str) -> String {
+/// Removes the parser's debugging information from a reason.
+pub(super) fn without_debug_info(reason: &str) -> String {
     let end = ["<non-verbose/>", "<backtrace>", "<state>"].iter().filter_map(|mark| reason.find(mark)).min();
     reason[..end.unwrap_or(reason.len())].trim().to_owned()
 }

@@ -1,8 +1,7 @@
-//! Text that has to have a form: which tokens a grammar permits next.
+//! Constrained decoding: which tokens a grammar permits next.
 //!
-//! A [`Grammar`] says what a text may be, and a [`Constraint`] goes along with the text token by token. Before every choice
-//! it takes all tokens out of the running that the grammar does not permit there; which of the rest is chosen stays the
-//! model's and the sampler's affair.
+//! A [`Grammar`] describes a text, and a [`Constraint`] follows the text token by token. Before every choice it masks the
+//! tokens that the grammar does not permit; the model and the sampler choose among the rest.
 
 mod gbnf;
 mod grammar;
@@ -23,46 +22,46 @@ pub use grammar::Grammar;
 
 use vocabulary::Vocabulary;
 
-/// What `llguidance` says where a text could only go on by bytes that no token has.
-const NOTHING_LEFT: &str = "NoExtensionBias";
+/// The error of `llguidance` if the text could only continue with bytes that no token has.
+const NO_TOKEN_FITS: &str = "NoExtensionBias";
 
-/// Why a text cannot be held to a grammar.
+/// Why a text cannot follow a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConstraintError {
-    /// The grammar says nothing that could be followed, or asks for more than is spent on one.
+    /// The grammar is invalid, or exceeds a limit.
     #[error("the {kind} cannot be used: {reason}")]
     Grammar {
-        /// What it was given as.
+        /// The kind of grammar.
         kind: &'static str,
         /// What is wrong with it, and where.
         reason: String,
     },
-    /// The tokens of the model cannot be looked at by their bytes.
+    /// The bytes of the model's tokens are not known.
     #[error("the model's vocabulary cannot follow a grammar: {reason}")]
     Vocabulary {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Without a tokenizer nothing is known of what tokens spell.
+    /// Without a tokenizer the text of tokens is not known.
     #[error(
         "a grammar is about text, and the model has no tokenizer; put its tokenizer.json beside config.json"
     )]
     NoTokenizer,
-    /// The text cannot go on.
+    /// No token can follow.
     #[error("the answer cannot go on by its grammar: {reason}")]
     Stuck {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Of an answer that was paused, tokens are not there any more.
+    /// A paused answer lacks tokens.
     #[error(
         "{tokens} tokens of the answer are missing, and where its grammar is depends on them; resume it with what it said"
     )]
     Forgotten {
-        /// How many.
+        /// How many are missing.
         tokens: usize,
     },
-    /// A token that the grammar does not permit where it came.
+    /// The grammar does not permit a token.
     #[error("token {token} is not what the grammar permits there")]
     Refused {
         /// The token.
@@ -70,21 +69,20 @@ pub enum ConstraintError {
     },
 }
 
-/// A text in progress, and what its grammar says of the next token. A clone goes its own way.
+/// The position of a text in its grammar. Clones are independent.
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
     vocabulary: Arc<Vocabulary>,
-    /// Tokens that end the text, beside those the tokenizer knows.
+    /// Tokens that end the text in addition to the tokenizer's.
     ends: Vec<u32>,
     ended: bool,
 }
 
 impl Constraint {
-    /// A text that has not begun. It may be ended where the grammar says so, by the tokenizer's own tokens for that and by
-    /// any of `ends`.
+    /// Starts a text. Where the grammar permits, the tokenizer's end tokens and any of `ends` end it.
     ///
-    /// What a grammar may cost is bounded, in time and in memory; one that would go beyond is an error.
+    /// The time and the memory of a grammar are bounded; one that exceeds the bounds is an error.
     pub fn new(grammar: &Grammar, tokenizer: &Arc<Tokenizer>, ends: &[u32]) -> Result<Self, ConstraintError> {
         let compiled = grammar.compiled()?;
         let vocabulary = Vocabulary::of(tokenizer)?;
@@ -92,29 +90,29 @@ impl Constraint {
         let parser = parser.map_err(|error| grammar.error(&error.to_string()))?;
         let ends = ends.iter().copied().filter(|&end| !tokenizer.is_eos(end)).collect();
         let mut constraint = Self { matcher: Matcher::new(Ok(parser)), vocabulary, ends, ended: false };
-        // Some grammars are complete before anything was said.
+        // Some grammars are complete with an empty text.
         constraint.matcher.consume_tokens(&[]).map_err(|error| grammar.error(&error.to_string()))?;
         constraint.ended = constraint.matcher.is_stopped();
         Ok(constraint)
     }
 
-    /// Takes all tokens out of the running that are not permitted next: their logits become negative infinity. Permitted
-    /// ones keep theirs; one that is no number becomes the smallest, so that it is still chosen before those.
+    /// Masks the tokens that may not follow: their logits become negative infinity. Logits of permitted tokens stay; NaN
+    /// becomes the least finite number, so that such a token is still preferred to masked ones.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
         let permitted = self.permitted_next()?;
         let (words, rest) = logits.as_chunks_mut::<32>();
         let bits = permitted.as_slice();
         for (at, logits) in words.iter_mut().enumerate() {
-            keep(logits, bits.get(at).copied().unwrap_or(0));
+            mask_word(logits, bits.get(at).copied().unwrap_or(0));
         }
-        keep(rest, bits.get(words.len()).copied().unwrap_or(0));
+        mask_word(rest, bits.get(words.len()).copied().unwrap_or(0));
         if logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
             return Ok(());
         }
         Err(ConstraintError::Stuck { reason: "the model has none of the tokens that may follow".into() })
     }
 
-    /// Goes on by a token. One that ends the text has to come where the grammar permits it.
+    /// Advances by a token. An end token is accepted only where the grammar permits the end.
     pub fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         if self.ended {
             return Err(ConstraintError::Refused { token });
@@ -123,7 +121,7 @@ impl Constraint {
             self.ended = true;
             return Ok(());
         }
-        // A parser that meets what it does not permit is of no use any more.
+        // A parser fails for good when it consumes a token that is not permitted.
         if self.permitted(&[token]) == 0 {
             return Err(match self.matcher.get_error() {
                 Some(reason) => stuck(&reason),
@@ -135,12 +133,12 @@ impl Constraint {
         Ok(())
     }
 
-    /// Whether the text is complete, and nothing can follow.
+    /// Returns whether the text is complete and nothing can follow.
     pub fn ended(&self) -> bool {
         self.ended
     }
 
-    /// Whether the text is complete as it is, though more may follow.
+    /// Returns whether the text is complete, though more may follow.
     pub fn may_end(&mut self) -> Result<bool, ConstraintError> {
         if self.ended {
             return Ok(true);
@@ -148,12 +146,13 @@ impl Constraint {
         self.matcher.is_accepting().map_err(|error| stuck(&error.to_string()))
     }
 
-    /// What has to follow whatever the model thinks, as the tokenizer would have it. Possibly nothing.
+    /// Returns the tokens that have to follow whatever the model prefers, as the tokenizer would encode them. The list may be
+    /// empty.
     pub fn forced(&mut self) -> Vec<u32> {
         if self.ended { Vec::new() } else { self.matcher.compute_ff_tokens() }
     }
 
-    /// How many of these tokens may follow, one after the other.
+    /// Returns how many of these tokens may follow, one after the other.
     pub fn permitted(&mut self, tokens: &[u32]) -> usize {
         let known = self.vocabulary.factory().tok_env().tok_trie().vocab_size();
         let known = tokens.iter().take_while(|token| (**token as usize) < known).count();
@@ -165,7 +164,7 @@ impl Constraint {
             return Err(stuck("it is complete"));
         }
         let mut permitted =
-            self.matcher.compute_mask().map_err(|error| match error.to_string().contains(NOTHING_LEFT) {
+            self.matcher.compute_mask().map_err(|error| match error.to_string().contains(NO_TOKEN_FITS) {
                 true => stuck("no token of the vocabulary spells what has to follow"),
                 false => stuck(&error.to_string()),
             })?;
@@ -188,8 +187,8 @@ impl fmt::Debug for Constraint {
     }
 }
 
-/// Keeps those of up to 32 logits whose bits are set.
-fn keep(logits: &mut [f32], bits: u32) {
+/// Masks the logits, at most 32, whose bits are not set.
+fn mask_word(logits: &mut [f32], bits: u32) {
     if bits == 0 {
         logits.fill(f32::NEG_INFINITY);
         return;
@@ -204,5 +203,5 @@ fn keep(logits: &mut [f32], bits: u32) {
 }
 
 fn stuck(reason: &str) -> ConstraintError {
-    ConstraintError::Stuck { reason: grammar::plain(reason) }
+    ConstraintError::Stuck { reason: grammar::without_debug_info(reason) }
 }

@@ -1,3 +1,5 @@
+//! Tests of constraints and grammars.
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -33,7 +35,7 @@ pub(super) fn tokenizer(family: &str) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::new(checkpoint.text(), checkpoint.config()).unwrap())
 }
 
-/// A token for every byte, some words, and an end.
+/// Returns a tokenizer with a token for every byte, some words, and an end.
 pub(super) fn bytes() -> Arc<Tokenizer> {
     let mut moved = (0x100..).filter_map(char::from_u32);
     let mut letters: Vec<String> = (0..=255u8)
@@ -60,11 +62,11 @@ fn constraint(grammar: &Grammar, family: &str) -> Constraint {
     Constraint::new(grammar, &tokenizer(family), &[]).unwrap()
 }
 
-/// Whether a text is permitted to its end, byte by byte.
+/// Returns whether a text is permitted to its end, byte by byte.
 fn fits(grammar: &Grammar, text: &str) -> bool {
     thread_local!(static BYTES: Arc<Tokenizer> = bytes());
     let mut constraint = BYTES.with(|bytes| Constraint::new(grammar, bytes, &[]).unwrap());
-    // A vocabulary of bytes has them in order.
+    // The first 256 tokens are the bytes in order.
     let accepted = text.bytes().all(|byte| constraint.accept(u32::from(byte)).is_ok());
     accepted && constraint.may_end().unwrap()
 }
@@ -74,7 +76,7 @@ fn gbnf(text: &str) -> Grammar {
 }
 
 #[test]
-fn a_mask_leaves_what_may_follow() {
+fn a_mask_leaves_permitted_tokens() {
     for family in FAMILIES {
         let tokenizer = tokenizer(family);
         let mut constraint = Constraint::new(&Grammar::Regex("(ab|b)c".into()), &tokenizer, &[]).unwrap();
@@ -101,7 +103,7 @@ fn a_mask_leaves_what_may_follow() {
 }
 
 #[test]
-fn a_text_ends_where_its_grammar_does() {
+fn a_text_ends_where_its_grammar_permits() {
     let tokenizer = tokenizer("llama");
     let end = tokenizer.eos_ids()[0];
     let letter = tokenizer.encode_literal("x", false).unwrap();
@@ -120,7 +122,7 @@ fn a_text_ends_where_its_grammar_does() {
 }
 
 #[test]
-fn tokens_that_end_are_permitted_where_the_text_may_end() {
+fn end_tokens_are_permitted_where_the_text_may_end() {
     let tokenizer = tokenizer("llama");
     let spelled = |text: &str| *tokenizer.encode_literal(text, false).unwrap().last().unwrap();
     let (letter, also_ends) = (spelled("x"), spelled("y"));
@@ -138,20 +140,20 @@ fn tokens_that_end_are_permitted_where_the_text_may_end() {
 }
 
 #[test]
-fn tokens_that_are_none_are_refused() {
+fn unknown_tokens_are_refused() {
     let mut constraint = constraint(&Grammar::JsonObject, "qwen3");
     for token in [320, 100_000, u32::MAX] {
         assert_eq!(constraint.accept(token), Err(ConstraintError::Refused { token }));
     }
     assert_eq!(constraint.permitted(&[u32::MAX, 3]), 0);
     constraint.mask(&mut vec![0.0; 320]).unwrap();
-    // Fewer logits than tokens, and none at all.
+    // Fewer logits than tokens, and no logits.
     assert!(matches!(constraint.mask(&mut []), Err(ConstraintError::Stuck { .. })));
     constraint.mask(&mut vec![0.0; 320]).unwrap();
 }
 
 #[test]
-fn what_is_certain_is_forced() {
+fn forced_tokens_are_returned() {
     let schema = json!({
         "type": "object", "properties": { "temperature": { "type": "boolean" } },
         "required": ["temperature"], "additionalProperties": false,
@@ -169,7 +171,7 @@ fn what_is_certain_is_forced() {
 }
 
 #[test]
-fn what_is_wrong_with_a_grammar_is_said() {
+fn invalid_grammars_are_refused_with_the_reason() {
     let wrong = |grammar: Grammar, words: &[&str]| {
         let error = Constraint::new(&grammar, &tokenizer("llama"), &[]).unwrap_err();
         let said = error.to_string();
@@ -190,7 +192,7 @@ fn what_is_wrong_with_a_grammar_is_said() {
 }
 
 #[test]
-fn grammars_that_are_made_to_do_harm_are_refused_in_time() {
+fn malicious_grammars_are_refused_in_time() {
     let mut deep = json!({ "type": "string" });
     let mut deeper = json!({ "type": "string" });
     for level in 0..300 {
@@ -277,14 +279,14 @@ fn a_schema_of_a_hundred_kilobytes_is_not_too_large() {
 }
 
 #[test]
-fn grammars_of_llama_cpp_permit_what_they_say() {
+fn gbnf_grammars_permit_their_texts() {
     let arithmetic = gbnf(
         "root ::= (expr \"=\" ws term \"\\n\")+\nexpr ::= term ([-+*/] term)*\n\
          term ::= ident | num | \"(\" ws expr \")\" ws\nident ::= [a-z] [a-z0-9_]* ws\nnum ::= [0-9]+ ws\nws ::= [ \\t\\n]*",
     );
     assert!(fits(&arithmetic, "a1 +( 2*b) = 3\nx = y\n"));
     assert!(!fits(&arithmetic, "a + = 3\n") && !fits(&arithmetic, "(a=b\n"));
-    // A word that would swallow what follows it.
+    // A word that would swallow the text after it.
     let swallowing = gbnf("root ::= \"(\" root \")\" | [a-z]+ \"b\" | [a-z]* \"c\"{2}");
     for text in ["ab", "bb", "(abb)", "((xcc))", "cc", "(ccc)"] {
         assert!(fits(&swallowing, text), "{text}");
@@ -304,7 +306,7 @@ fn grammars_of_llama_cpp_permit_what_they_say() {
 }
 
 #[test]
-fn a_grammar_may_ask_for_special_tokens() {
+fn a_grammar_may_contain_special_tokens() {
     let tokenizer = tokenizer("qwen3");
     let (id, name) = (0..tokenizer.vocab_size() as u32)
         .find_map(|id| {
@@ -317,7 +319,7 @@ fn a_grammar_may_ask_for_special_tokens() {
         assert_eq!(constraint.permitted(&[id]), 1);
         constraint.accept(id).unwrap();
     }
-    // As text it is another.
+    // Written as text, it is a different sequence.
     let spelled = Grammar::Regex(format!("{}a", name.replace('|', "\\|")));
     assert_eq!(Constraint::new(&spelled, &tokenizer, &[]).unwrap().permitted(&[id]), 0);
 }
@@ -325,7 +327,7 @@ fn a_grammar_may_ask_for_special_tokens() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Without recursion a grammar is one word, and permits exactly what it says.
+    /// A grammar without recursion becomes one word and is exact.
     #[test]
     fn regular_grammars_are_exact(rule in rules(false), texts in prop::collection::vec("[abcd]{0,6}", 12)) {
         let grammar = gbnf(&format!("root ::= {}", rule.write()));
@@ -336,7 +338,7 @@ proptest! {
         }
     }
 
-    /// With recursion it permits nothing else, though perhaps not all.
+    /// A recursive grammar permits no other text, though perhaps not all of its own.
     #[test]
     fn nested_grammars_permit_nothing_else(rule in rules(true), texts in prop::collection::vec("[abc()]{0,7}", 12)) {
         let grammar = gbnf(&format!("root ::= {}", rule.write()));
@@ -348,9 +350,9 @@ proptest! {
     }
 }
 
-/// Vocabularies that cannot spell what a grammar asks for, or nothing at all.
+/// Vocabularies that cannot spell what a grammar requires, or anything.
 #[test]
-fn a_text_that_nothing_spells_is_stuck() {
+fn a_text_that_no_token_spells_is_stuck() {
     let of = |tokens: &[&str]| {
         let vocabulary = firebox_text::GgufVocabulary {
             model: "gpt2".into(),
@@ -374,7 +376,7 @@ fn a_text_that_nothing_spells_is_stuck() {
     }
 }
 
-/// A vocabulary as large as those of published models: the words of English and of programs, with the spaces before them.
+/// Returns a vocabulary of the size of published ones: words of English and of programs, with leading spaces.
 fn many_words(count: usize) -> Arc<Tokenizer> {
     let syllables = [
         "con", "ta", "ri", "on", "st", "er", "in", "pro", "le", "qu", "Ġthe", "Ġun", "ing", "_x", "mo", "lar",
@@ -386,7 +388,7 @@ fn many_words(count: usize) -> Arc<Tokenizer> {
     let mut seen: std::collections::HashSet<String> = letters.iter().cloned().collect();
     let mut at = 1usize;
     while letters.len() < count {
-        // Most words are of two to four parts, one in eight is a number.
+        // Most words have two to four parts, one in eight is a number.
         let mut rest = at.wrapping_mul(2_654_435_761) >> 7;
         let mut word = if at.is_multiple_of(8) { (rest % 100_000).to_string() } else { String::new() };
         for _ in 0..2 + rest % 3 {
@@ -415,7 +417,7 @@ fn many_words(count: usize) -> Arc<Tokenizer> {
 
 #[test]
 #[ignore = "measures; run alone, and in release"]
-fn what_a_mask_costs() {
+fn cost_of_a_mask() {
     let tokenizer = many_words(150_000);
     let began = Instant::now();
     Vocabulary::of(&tokenizer).unwrap();

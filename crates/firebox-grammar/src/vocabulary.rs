@@ -1,3 +1,5 @@
+//! The tokens of a tokenizer by their bytes.
+
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use firebox_text::Tokenizer;
@@ -8,50 +10,51 @@ use llguidance::toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInf
 
 use super::ConstraintError;
 
-/// Longer tokens are never permitted: a trie node counts its ancestors in ten bits.
-const LONGEST_TOKEN: usize = 1000;
+/// The longest token that is ever permitted: a trie node counts its ancestors in ten bits.
+const MAX_TOKEN_BYTES: usize = 1000;
 
-/// What may be spent on one grammar. All of these stop with an error where they are exceeded.
+/// Returns the limits of a grammar. Exceeding one is an error.
 fn limits() -> ParserLimits {
     ParserLimits {
-        // A state takes one or two kilobytes, and the default is half a gigabyte of them.
+        // A state takes one or two kilobytes; the default permits half a gigabyte.
         max_lexer_states: 50_000,
-        // A mask takes 10 ms or so where all of these are made. With the default, vocabularies with many tokens across the
-        // borders of words end answers that are nothing special.
+        // Computing all of these takes about 10 ms. The default ends ordinary answers with vocabularies that have many tokens
+        // across word boundaries.
         step_max_items: 250_000,
-        // Symbols of rules take a kilobyte or two each while they are made and joined, and the default is a gigabyte of them. Some
-        // more than these end in a panic.
+        // Symbols take a kilobyte or two each while they are built; the default permits a gigabyte. Slightly more than this
+        // panics.
         max_grammar_size: 65_000,
-        // What is wrong is said without the state of the parser, which means nothing to whoever wrote the grammar.
+        // The parser's state means nothing to the author of a grammar.
         verbose_errors: false,
         ..ParserLimits::default()
     }
 }
 
-/// A tokenizer's tokens by their bytes, as grammars look at them.
+/// The tokens of a tokenizer by their bytes.
 pub(super) struct Vocabulary {
     factory: ParserFactory,
 }
 
 impl Vocabulary {
-    /// That of a tokenizer: made once, and kept for as long as the tokenizer lives.
+    /// Returns the vocabulary of a tokenizer, which is built once and kept as long as the tokenizer exists.
     pub fn of(tokenizer: &Arc<Tokenizer>) -> Result<Arc<Self>, ConstraintError> {
-        static MADE: Mutex<Vec<(Weak<Tokenizer>, Arc<Vocabulary>)>> = Mutex::new(Vec::new());
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-        made.retain(|(tokenizer, _)| tokenizer.strong_count() > 0);
-        if let Some((_, known)) = made.iter().find(|(of, _)| std::ptr::eq(of.as_ptr(), &**tokenizer)) {
+        static VOCABULARIES: Mutex<Vec<(Weak<Tokenizer>, Arc<Vocabulary>)>> = Mutex::new(Vec::new());
+        let mut vocabularies = VOCABULARIES.lock().unwrap_or_else(PoisonError::into_inner);
+        vocabularies.retain(|(tokenizer, _)| tokenizer.strong_count() > 0);
+        if let Some((_, known)) = vocabularies.iter().find(|(of, _)| std::ptr::eq(of.as_ptr(), &**tokenizer))
+        {
             return Ok(known.clone());
         }
         let vocabulary = Arc::new(Self::new(tokenizer)?);
-        made.push((Arc::downgrade(tokenizer), vocabulary.clone()));
+        vocabularies.push((Arc::downgrade(tokenizer), vocabulary.clone()));
         Ok(vocabulary)
     }
 
     fn new(tokenizer: &Tokenizer) -> Result<Self, ConstraintError> {
         let unusable = |reason: String| ConstraintError::Vocabulary { reason };
         let words: Vec<Vec<u8>> =
-            (0..tokenizer.vocab_size() as u32).map(|id| spelled(tokenizer, id)).collect();
-        // Two tokens may share a node of the trie, but no trie has more nodes than this.
+            (0..tokenizer.vocab_size() as u32).map(|id| token_text(tokenizer, id)).collect();
+        // Tokens may share nodes of the trie, but it never has more nodes than this.
         let nodes: usize = words.iter().map(Vec::len).sum();
         if words.is_empty() || nodes >= 1 << 22 {
             return Err(unusable(format!("its {} tokens have {nodes} bytes", words.len())));
@@ -62,7 +65,7 @@ impl Vocabulary {
         if ends.len() > 1 {
             trie = trie.with_eos_tokens(ends);
         }
-        // Clones share what is in them, and the registry's weak reference is to another allocation.
+        // Clones of a tokenizer share their data, and the registry holds a weak reference to another allocation.
         let tokens: TokEnv = Arc::new(Tokens { tokenizer: tokenizer.clone(), trie });
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&tokens, InferenceCapabilities::default(), &slices)
@@ -77,17 +80,17 @@ impl Vocabulary {
     }
 }
 
-/// The bytes a token adds to a text; special ones are set apart by a byte that no text has.
-fn spelled(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+/// Returns the bytes of a token in a text. Control tokens begin with a byte that no text contains.
+fn token_text(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = match tokenizer.id_to_token(id) {
         Some(name) if tokenizer.is_control(id) => {
             [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat()
         }
-        // What stands for the unknown says nothing of what it stands for.
+        // The token for unknown text does not tell which text it stands for.
         _ if tokenizer.unk_id() == Some(id) => Vec::new(),
         _ => tokenizer.token_bytes(id).unwrap_or_default().to_vec(),
     };
-    if bytes.len() > LONGEST_TOKEN { Vec::new() } else { bytes }
+    if bytes.len() > MAX_TOKEN_BYTES { Vec::new() } else { bytes }
 }
 
 struct Tokens {
@@ -96,7 +99,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// A text in the midst of others, as the tokenizer has it.
+    /// Encodes a text as a continuation of other text.
     fn encode(&self, text: &str) -> Vec<u32> {
         let spells = |tokens: &[u32]| self.trie.decode_raw(tokens) == text.as_bytes();
         if let Ok(tokens) = self.tokenizer.encode_literal(text, false)
@@ -104,7 +107,7 @@ impl Tokens {
         {
             return tokens;
         }
-        // Some begin every text by a space; behind a line it begins no more.
+        // Some tokenizers add a space at the start of a text, but not after a line break.
         if let (Ok(line), Ok(both)) = (
             self.tokenizer.encode_literal("\n", false),
             self.tokenizer.encode_literal(&format!("\n{text}"), false),
@@ -133,7 +136,7 @@ mod tests {
     use crate::tests::tokenizer;
 
     #[test]
-    fn a_vocabulary_is_made_once_and_lives_as_long_as_its_tokenizer() {
+    fn a_vocabulary_is_built_once_and_lives_as_long_as_its_tokenizer() {
         let tokenizer = tokenizer("llama");
         let first = Vocabulary::of(&tokenizer).unwrap();
         assert!(Arc::ptr_eq(&first, &Vocabulary::of(&tokenizer).unwrap()));
@@ -145,7 +148,7 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// Whatever the family, a text is cut into tokens whose bytes are the text's.
+    /// For every family, the bytes of the tokens of a text are the text.
     #[test]
     fn tokens_of_every_family_spell_the_text() {
         for family in crate::tests::FAMILIES {
@@ -156,7 +159,7 @@ mod tests {
                 assert_eq!(tokens.tok_trie().decode_raw(&ids), text.as_bytes(), "{family}, {text:?}");
                 assert!(!ids.iter().any(|&id| tokens.tok_trie().is_special_token(id)), "{family}, {text:?}");
             }
-            // What no token spells has none, and is no reason to fail.
+            // Bytes that no token spells are no reason to fail.
             tokens.tokenize_bytes("é日本".as_bytes());
             tokens.tokenize_bytes(&[b'a', 0xE6, 0x97]);
         }

@@ -1,9 +1,8 @@
-//! What a program does, in numbers and on a timeline: one set of both for whoever looks, a server's `/metrics`, a console
-//! or a test.
+//! Metrics and a timeline of a program, for a server's `/metrics`, a console or a test.
 //!
-//! A [`Telemetry`] is handed to what reports; there is none for the whole process. Every model has [`Meters`], and so has
-//! every session, whose counts are part of its model's. What somebody knows anyway, such as what was read from disk or
-//! what a budget holds, is not counted again: it is [asked](Telemetry::ask) when somebody looks.
+//! A [`Telemetry`] is passed to whatever reports to it; there is no global one. Every model has [`Meters`], and so has every
+//! session, whose counts are added to its model's. Values that are known elsewhere, such as bytes read from disk or charged
+//! to a budget, are not counted twice: a [source](Telemetry::ask) adds them to each snapshot.
 
 mod histogram;
 mod meters;
@@ -27,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use firebox_memory::Budget;
 
-/// The numbers and the timeline of one program, or of one test. Clones are the same.
+/// The metrics and the timeline of a program or a test. Clones share them.
 ///
 /// ```
 /// use firebox_telemetry::{Counter, Telemetry, render};
@@ -46,7 +45,7 @@ pub struct Telemetry(Arc<Shared>);
 struct Shared {
     timeline: Timeline,
     faults: FaultsSeen,
-    // Only looked into when a model or a session begins, and when somebody looks.
+    // Locked only when a model or a session begins, and for snapshots.
     registry: Mutex<Registry>,
 }
 
@@ -60,13 +59,13 @@ struct Registry {
 struct Entry {
     meters: Arc<Meters>,
     sessions: Vec<Weak<Meters>>,
-    /// How many sessions there ever were.
+    /// The number of sessions that ever began.
     begun: u64,
-    /// By what they tell of.
+    /// Sources by topic.
     sources: BTreeMap<&'static str, Source>,
 }
 
-/// Fills in what it knows. False once it has nothing to say any more.
+/// Adds its values to a snapshot. Returns false once it has none any more.
 #[derive(Clone)]
 struct Source(Arc<dyn Fn(&mut ModelSnapshot) -> bool + Send + Sync>);
 
@@ -77,7 +76,7 @@ impl fmt::Debug for Source {
 }
 
 impl Telemetry {
-    /// The numbers of the model of that name, which may not have any yet.
+    /// Returns the meters of a model, which are created on the first call.
     pub fn model(&self, name: &str) -> Arc<Meters> {
         let mut registry = self.registry();
         if let Some(entry) = registry.models.get(name) {
@@ -90,7 +89,7 @@ impl Telemetry {
         meters
     }
 
-    /// Numbers for a session of a model that has no name but how many there were before it.
+    /// Returns meters for a session that is named by its number.
     pub fn next_session(&self, model: &Arc<Meters>) -> Arc<Meters> {
         let name = {
             let mut registry = self.registry();
@@ -103,8 +102,8 @@ impl Telemetry {
         self.session(model, &name)
     }
 
-    /// Numbers for a session of a model. They are told of for as long as somebody holds them; what they have counted stays
-    /// with the model.
+    /// Returns meters for a session of a model. Snapshots include them as long as they exist; their counts stay with the
+    /// model.
     pub fn session(&self, model: &Arc<Meters>, name: &str) -> Arc<Meters> {
         let (timeline, faults) = (self.0.timeline.clone(), self.0.faults.clone());
         let session = Arc::new(Meters::new(name, Some(model.clone()), timeline, faults));
@@ -115,8 +114,8 @@ impl Telemetry {
         session
     }
 
-    /// Asks somebody for numbers of a model whenever somebody looks, until the answer is false, and nobody else any more
-    /// `about` the same. Who answers must not look himself, and should not keep the model alive.
+    /// Adds a source that is asked for values of a model at each snapshot, until it returns false. It replaces the previous
+    /// source for the same topic. A source must not take a snapshot itself, and should not keep the model alive.
     pub fn ask(
         &self,
         model: &Meters,
@@ -128,29 +127,29 @@ impl Telemetry {
         }
     }
 
-    /// Tells of a budget from now on, in the place of one of that name.
+    /// Includes a budget in snapshots, in place of any of the same name.
     pub fn watch_budget(&self, name: &str, budget: &Budget) {
         self.registry().budgets.insert(name.to_owned(), budget.clone());
     }
 
-    /// Tells no longer of a model that is gone, nor of its budget.
+    /// Removes a model and its budget.
     pub fn forget(&self, model: &str) {
         let mut registry = self.registry();
         registry.models.remove(model);
         registry.budgets.remove(model);
     }
 
-    /// Page faults up to now are nobody's.
+    /// Ignores the page faults up to now.
     pub fn disregard_faults(&self) {
         self.0.faults.since_last();
     }
 
-    /// What happens when; off at first.
+    /// Returns the timeline, which is off at first.
     pub fn timeline(&self) -> &Timeline {
         &self.0.timeline
     }
 
-    /// Everything as it is now.
+    /// Takes a snapshot.
     pub fn snapshot(&self) -> Snapshot {
         let mut models = Vec::new();
         let mut asked = Vec::new();
@@ -163,7 +162,7 @@ impl Telemetry {
             }
             registry.budgets.iter().map(|(name, budget)| BudgetSnapshot::of(name, budget)).collect()
         };
-        // Nobody waits for who is asked, and who is asked may wait for others.
+        // Sources are asked without the lock, because they may wait for other locks.
         for (model, sources) in models.iter_mut().zip(asked) {
             let gone: Vec<_> = sources.into_values().filter(|source| !(source.0)(model)).collect();
             if !gone.is_empty()
@@ -176,7 +175,7 @@ impl Telemetry {
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
-        // Every change is a single insertion.
+        // Every change is a single insertion, so a poisoned lock holds consistent values.
         self.0.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,3 +1,5 @@
+//! The meters of a model or a session.
+
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,9 +10,9 @@ use super::{Counter, Gauge, Histogram, Kind};
 use firebox_memory::PageFaults;
 use firebox_memory::governor::Event;
 
-/// The numbers of one model, or of one session: what a session counts, its model counts too.
+/// The metrics of a model or a session. The counts of a session are added to its model's.
 ///
-/// Counting is one addition to an atomic number, two where there is a model above. Nobody has to look for it to work.
+/// Counting is one atomic addition, and a second one for a session's model, whether or not anything reads the counts.
 #[derive(Debug)]
 pub struct Meters {
     name: Arc<str>,
@@ -24,7 +26,7 @@ pub struct Meters {
 }
 
 impl Default for Meters {
-    /// Those of somebody who has no name and whom nobody asks.
+    /// Returns meters without a name that belong to no telemetry.
     fn default() -> Self {
         Self::new("", None, Timeline::default(), FaultsSeen::default())
     }
@@ -45,12 +47,12 @@ impl Meters {
         }
     }
 
-    /// Whose they are.
+    /// Returns the name of the model or session.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Counts `amount` more: things, bytes, or nanoseconds.
+    /// Adds to a counter: events, bytes, or nanoseconds.
     pub fn add(&self, counter: Counter, amount: u64) {
         self.counters[counter as usize].fetch_add(amount, Ordering::Relaxed);
         if let Some(above) = &self.above {
@@ -58,28 +60,28 @@ impl Meters {
         }
     }
 
-    /// Counts time.
+    /// Adds a time to a counter.
     pub fn add_time(&self, counter: Counter, time: Duration) {
         self.add(counter, nanos(time));
     }
 
-    /// What was counted so far.
+    /// Returns the value of a counter.
     pub fn count(&self, counter: Counter) -> u64 {
         self.counters[counter as usize].load(Ordering::Relaxed)
     }
 
-    /// Says what something is now. That says nothing about the model above.
+    /// Sets a gauge, here and not in the model above.
     pub fn set(&self, gauge: Gauge, value: u64) {
         self.gauges[gauge as usize].store(value as i64, Ordering::Relaxed);
     }
 
-    /// One more of something, here and in the model above, until what is returned is dropped.
+    /// Increments a gauge, here and in the model above, until the guard is dropped.
     pub fn hold(self: &Arc<Self>, gauge: Gauge) -> Held {
         self.change(gauge, 1);
         Held { meters: self.clone(), gauge }
     }
 
-    /// What something is now.
+    /// Returns the value of a gauge.
     pub fn level(&self, gauge: Gauge) -> u64 {
         self.gauges[gauge as usize].load(Ordering::Relaxed).max(0) as u64
     }
@@ -91,7 +93,7 @@ impl Meters {
         }
     }
 
-    /// Adds a value to a distribution: times in microseconds, for which there is [`took`](Self::took).
+    /// Adds a value to a distribution. For times see [`took`](Self::took).
     pub fn record(&self, histogram: Histogram, value: u64) {
         self.histograms[histogram as usize].record(value);
         if let Some(above) = &self.above {
@@ -104,13 +106,13 @@ impl Meters {
         self.record(histogram, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// How the values of something are distributed.
+    /// Returns a distribution.
     pub fn distribution(&self, histogram: Histogram) -> Distribution {
         self.histograms[histogram as usize].distribution()
     }
 
-    /// Counts a pass of so many rows over some sequences, and draws it: `Prefill`, `Decode` or `Verify`. Page faults since
-    /// any pass ended last are taken to be its own.
+    /// Counts and draws a pass of `rows` rows over some sequences: `Prefill`, `Decode` or `Verify`. All page faults since the
+    /// end of the last pass are counted as its own.
     pub fn passed(&self, kind: Kind, sequences: usize, rows: usize, began: Instant) {
         let ended = Instant::now();
         self.add(Counter::Passes, 1);
@@ -127,7 +129,7 @@ impl Meters {
         }
     }
 
-    /// Counts what a governor found or did, and draws it.
+    /// Counts and draws an event of a governor.
     pub fn governed(&self, event: &Event) {
         let micros = |time: &Duration| nanos(*time) / 1000;
         match event {
@@ -157,31 +159,31 @@ impl Meters {
         }
     }
 
-    /// Counts what was forgotten to make room, and draws it.
+    /// Counts and draws an eviction of turns.
     pub fn evicted(&self, turns: usize, tokens: usize) {
         self.add(Counter::EvictedTurns, turns as u64);
         self.add(Counter::EvictedTokens, tokens as u64);
         self.mark(Kind::Eviction, [turns as u64, tokens as u64]);
     }
 
-    /// When something begins that may be drawn; nothing where nothing is drawn.
+    /// Returns the start of something that may be drawn; `None` while the timeline is off.
     pub fn began(&self) -> Option<Instant> {
         self.timeline.is_on().then(Instant::now)
     }
 
-    /// Draws what began then and ends now.
+    /// Draws a span from `began` until now.
     pub fn drawn(&self, kind: Kind, numbers: [u64; 2], began: Option<Instant>) {
         if let Some(began) = began {
             self.timeline.span(kind, self.track, numbers, began, Instant::now());
         }
     }
 
-    /// Draws what begins now and ends when what is returned is dropped.
+    /// Draws a span from now until the guard is dropped.
     pub fn span(&self, kind: Kind, numbers: [u64; 2]) -> Span<'_> {
         Span { meters: self, kind, numbers, began: self.began() }
     }
 
-    /// Draws something that takes no time, or a level that changes.
+    /// Draws an event without duration, or a change of a level.
     pub fn mark(&self, kind: Kind, numbers: [u64; 2]) {
         if self.timeline.is_on() {
             let now = Instant::now();
@@ -189,19 +191,19 @@ impl Meters {
         }
     }
 
-    /// Where things are drawn.
+    /// Returns the timeline.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 }
 
-/// What the system had counted when a pass ended last, whosever it was. PageFaults come from all threads that a pass is
-/// shared among, so that those of two models that run at the same time cannot be told apart; none is counted twice.
+/// The page faults at the end of the last pass of any model. A pass runs on several threads, so the faults of models that run
+/// at the same time cannot be told apart; none is counted twice.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FaultsSeen(Arc<Mutex<Option<PageFaults>>>);
 
 impl FaultsSeen {
-    /// None where nobody has looked before.
+    /// Returns the faults since the last call, and none for the first one.
     pub fn since_last(&self) -> PageFaults {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = PageFaults::of_process();
@@ -212,12 +214,12 @@ impl FaultsSeen {
     }
 }
 
-/// Time as a number of nanoseconds, of which there are enough for six hundred years.
+/// Returns nanoseconds, which suffice for six hundred years.
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One of what a gauge counts, until it is dropped.
+/// Decrements a gauge when it is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted until it is dropped"]
 pub struct Held {
@@ -231,7 +233,7 @@ impl Drop for Held {
     }
 }
 
-/// Something that is drawn when it is dropped.
+/// Draws a span when it is dropped.
 #[derive(Debug)]
 #[must_use = "it is drawn when it is dropped"]
 pub struct Span<'a> {
@@ -242,7 +244,7 @@ pub struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// Says what came of it, where that was not known before.
+    /// Sets the numbers of the span, if they were not known before.
     pub fn numbers(&mut self, numbers: [u64; 2]) {
         self.numbers = numbers;
     }

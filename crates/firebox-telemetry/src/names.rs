@@ -1,21 +1,21 @@
-//! What is counted and measured, what it is called, and in what unit. There is no other list.
+//! The names, units and descriptions of all metrics and timeline events.
 
 use serde::{Deserialize, Serialize};
 
-/// What a number is a number of.
+/// The unit of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Things.
+    /// A number of events or things.
     Count,
     /// Bytes.
     Bytes,
-    /// Time: nanoseconds where it is kept, seconds where it is shown.
+    /// Time: stored in nanoseconds, exported in seconds.
     Seconds,
 }
 
 impl Unit {
-    /// What names that are shown end with.
+    /// Returns the suffix of exported names.
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Self::Count => "",
@@ -25,8 +25,7 @@ impl Unit {
     }
 }
 
-/// Makes the variants of an enum and their names, units and descriptions from one table. The description is what the
-/// documentation says.
+/// Defines an enum with names, units and descriptions from one table. The descriptions are also the documentation.
 macro_rules! names {
     ($(#[$about:meta])* $kind:ident { $($(#[doc = $help:literal])+ $variant:ident = $name:literal $unit:ident,)+ }) => {
         $(#[$about])*
@@ -36,23 +35,23 @@ macro_rules! names {
         }
 
         impl $kind {
-            /// All of them.
+            /// All metrics.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// How many there are.
+            /// The number of metrics.
             pub(super) const COUNT: usize = Self::ALL.len();
 
-            /// What it is called, without its unit.
+            /// Returns the name without its unit.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// What it is a number of.
+            /// Returns the unit.
             pub fn unit(self) -> Unit {
                 match self { $(Self::$variant => Unit::$unit,)+ }
             }
 
-            /// What it says, in a sentence.
+            /// Returns the description.
             pub fn help(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($help),+).trim_ascii(),)+ }
             }
@@ -61,65 +60,65 @@ macro_rules! names {
 }
 
 names! {
-    /// What only ever grows.
+    /// A counter, which only grows.
     Counter {
         /// Tokens of prompts that went through the layers.
         PromptTokens = "prompt_tokens" Count,
-        /// Tokens of prompts that were remembered, and did not have to go through the layers.
+        /// Tokens of prompts that were cached and did not go through the layers.
         CachedTokens = "cached_tokens" Count,
         /// Tokens that were generated.
         GeneratedTokens = "generated_tokens" Count,
-        /// Tokens that were drafted and went through the layers before it was their turn.
+        /// Drafted tokens that went through the layers.
         DraftedTokens = "drafted_tokens" Count,
-        /// Drafted tokens that were what the model chose.
+        /// Drafted tokens that the model accepted.
         AcceptedTokens = "accepted_tokens" Count,
-        /// Requests that came to an end of their own.
+        /// Requests that ended by themselves.
         FinishedRequests = "finished_requests" Count,
-        /// Requests that their caller gave up.
+        /// Requests that their client cancelled.
         CancelledRequests = "cancelled_requests" Count,
-        /// Requests that were not let into the queue.
+        /// Requests that the queue refused.
         RefusedRequests = "refused_requests" Count,
-        /// Requests that ended with an error.
+        /// Requests that failed.
         FailedRequests = "failed_requests" Count,
         /// Passes through the layers.
         Passes = "passes" Count,
         /// Rows of all passes: tokens, each as often as it went through the layers.
         Rows = "rows" Count,
-        /// Time that passes took.
+        /// Time of all passes.
         PassTime = "pass" Seconds,
-        /// Quanta of time that were given to the model.
+        /// Quanta of time that the model was given.
         Quanta = "quanta" Count,
-        /// Quanta that took longer than they should.
+        /// Quanta that overran.
         QuantumOverruns = "quantum_overruns" Count,
-        /// Tokens that came later than they should.
+        /// Tokens that missed their deadline.
         DeadlineSlips = "deadline_slips" Count,
-        /// Passes that were stopped between two layers for another model.
+        /// Passes that were preempted between two layers by another model.
         Preemptions = "preemptions" Count,
-        /// Sessions that were given less urgency because they fell behind.
+        /// Requests that were demoted because they fell behind.
         Demotions = "demotions" Count,
-        /// Turns that were forgotten to make room.
+        /// Turns that were evicted.
         EvictedTurns = "evicted_turns" Count,
-        /// Tokens whose keys and values were forgotten to make room.
+        /// Tokens whose keys and values were evicted.
         EvictedTokens = "evicted_tokens" Count,
-        /// Sessions that began behind a prefix that was computed before.
+        /// Sessions that began after a cached prefix.
         PrefixHits = "prefix_hits" Count,
-        /// Sessions that found no prefix to begin behind.
+        /// Sessions that found no cached prefix.
         PrefixMisses = "prefix_misses" Count,
         /// Changes to a head that was in memory.
         WarmHeadSwaps = "warm_head_swaps" Count,
-        /// Changes to a head that had to be waited for.
+        /// Changes to a head that was loaded first.
         ColdHeadSwaps = "cold_head_swaps" Count,
-        /// Changes to a head that another one, or none, stood in for.
+        /// Changes to a head for which another one, or none, stood in.
         HeadFallbacks = "head_fallbacks" Count,
-        /// Heads that were read into memory.
+        /// Heads that were loaded.
         HeadLoads = "head_loads" Count,
         /// Heads that could not be used.
         HeadFailures = "head_failures" Count,
-        /// Heads that left memory to make room.
+        /// Heads that were evicted.
         HeadEvictions = "head_evictions" Count,
-        /// Parts of the weights that were there when they were asked for, because they had been read ahead.
+        /// Parts of the weights that were read ahead in time.
         PrefetchHits = "prefetch_hits" Count,
-        /// Parts of the weights that had to be waited for.
+        /// Parts of the weights that a pass waited for.
         PrefetchMisses = "prefetch_misses" Count,
         /// Parts of the weights that were read.
         StreamedParts = "streamed_parts" Count,
@@ -129,101 +128,101 @@ names! {
         ReadTime = "read" Seconds,
         /// Time that passes spent waiting for weights.
         ReadWait = "read_wait" Seconds,
-        /// Parts of the weights that were let go of because memory was short or keeping them cost too much.
+        /// Parts of the weights that were evicted because memory was short or keeping them cost too much.
         ShedParts = "shed_parts" Count,
-        /// Parts of the weights that are kept since there was room again.
+        /// Parts of the weights that were loaded again.
         GrownParts = "grown_parts" Count,
         /// Times that memory was found short.
         MemoryWarnings = "memory_warnings" Count,
-        /// Times that keeping weights was found to cost more than it saves.
+        /// Times that resident weights were found to cost more than they save.
         Thrashes = "thrashes" Count,
-        /// Pages that were missing and were found in memory, while the model ran.
+        /// Page faults without a read from disk while the model ran.
         MinorFaults = "minor_faults" Count,
-        /// Pages that were missing and had to come from the disk, while the model ran.
+        /// Page faults with a read from disk while the model ran.
         MajorPageFaults = "major_faults" Count,
     }
 }
 
 names! {
-    /// What goes up and down.
+    /// A gauge, which goes up and down.
     Gauge {
-        /// Requests that are being answered.
+        /// Requests that run.
         RunningRequests = "running_requests" Count,
-        /// Requests that wait for their turn.
+        /// Requests that wait.
         WaitingRequests = "waiting_requests" Count,
-        /// Sessions there are.
+        /// Sessions that exist.
         Sessions = "sessions" Count,
         /// Sequences that may decode together.
         BatchLimit = "batch_limit" Count,
         /// Parts of the weights.
         Parts = "parts" Count,
-        /// Parts of the weights that are kept in memory.
+        /// Parts of the weights that are resident.
         KeptParts = "kept_parts" Count,
-        /// What the parts that are kept take.
+        /// Bytes of the resident parts.
         KeptWeights = "kept_weights" Bytes,
-        /// What experts take that stay in memory.
+        /// Bytes of the resident experts.
         KeptExperts = "kept_experts" Bytes,
         /// Buffers that parts are read into.
         ReadBuffers = "read_buffers" Count,
         /// Heads in memory.
         HeadsInMemory = "heads_in_memory" Count,
-        /// What the heads in memory take.
+        /// Bytes of the heads in memory.
         Heads = "heads" Bytes,
-        /// What keys and values take.
+        /// Bytes of keys and values.
         KeysAndValues = "keys_and_values" Bytes,
     }
 }
 
 names! {
-    /// What is measured again and again, and asked for by its distribution.
+    /// A histogram, exported as a distribution.
     Histogram {
-        /// From a request to its first token.
+        /// Time from a request to its first token.
         TimeToFirstToken = "time_to_first_token" Seconds,
-        /// From one token of a request to the next.
+        /// Time between two tokens of a request.
         InterToken = "inter_token" Seconds,
-        /// From a request to the moment when work on it begins.
+        /// Time from a request to the start of its work.
         QueueWait = "queue_wait" Seconds,
-        /// From stopping one model to running another.
+        /// Time from stopping one model to running another.
         ContextSwitch = "context_switch" Seconds,
-        /// From the wish for another head to having one. What it remembers is computed with the tokens that follow.
+        /// Time from asking for another head to having it. Its keys and values are computed with the tokens that follow.
         HeadSwap = "head_swap" Seconds,
-        /// Sequences of a pass that decodes.
+        /// Sequences of a decoding pass.
         BatchOccupancy = "batch_occupancy" Count,
     }
 }
 
-/// What an event of a timeline is.
+/// The shape of a timeline event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Shape {
-    /// Takes time.
+    /// A span of time.
     Span,
-    /// Takes none.
+    /// A moment.
     Mark,
     /// A number that holds until the next one.
     Level,
 }
 
-/// Makes the kinds of events, and what their numbers are called.
+/// Defines the kinds of events and the names of their numbers.
 macro_rules! kinds {
     ($($(#[doc = $help:literal])+ $kind:ident = $name:literal $shape:ident $category:literal [$($number:literal),*],)+) => {
-        /// What happens on a timeline, with two numbers at most.
+        /// A kind of timeline event, with two numbers at most.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Kind {
             $($(#[doc = $help])+ $kind,)+
         }
 
         impl Kind {
-            /// What it is called.
+            /// Returns the name.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$kind => $name,)+ }
             }
 
-            /// What it belongs to.
+            /// Returns the category.
             pub fn category(self) -> &'static str {
                 match self { $(Self::$kind => $category,)+ }
             }
 
-            /// What its numbers are called.
+            /// Returns the names of the numbers.
             pub fn numbers(self) -> &'static [&'static str] {
                 match self { $(Self::$kind => &[$($number),*],)+ }
             }
@@ -240,51 +239,51 @@ kinds! {
     Prefill = "prefill" Span "pass" ["sequences", "rows"],
     /// A pass of one token of each sequence.
     Decode = "decode" Span "pass" ["sequences", "rows"],
-    /// A pass whose logits are wanted for every one of several tokens.
+    /// A pass that computes logits of several tokens of a sequence.
     Verify = "verify" Span "pass" ["sequences", "rows"],
-    /// What another head remembers is computed from what the trunk has left.
+    /// Another head's keys and values are computed from the trunk's output.
     Replay = "replay" Span "pass" ["tokens"],
     /// One layer of a pass.
     Layer = "layer" Span "layer" ["layer", "rows"],
     /// Final norm and unembedding.
     Logits = "logits" Span "layer" ["rows"],
-    /// A part of the weights is read.
+    /// A read of a part of the weights.
     Read = "read" Span "io" ["part", "bytes"],
-    /// An expert is read.
+    /// A read of an expert.
     ReadExpert = "read expert" Span "io" ["expert", "bytes"],
     /// A pass waits for a part of the weights.
     Wait = "wait" Span "io" ["part"],
     /// A pass waits for an expert.
     WaitExpert = "wait for expert" Span "io" ["expert"],
-    /// A quantum of time that a model is given.
+    /// A quantum of a model.
     Quantum = "quantum" Span "schedule" ["sequences", "layers"],
-    /// Tokens were forgotten to make room.
+    /// Tokens were evicted.
     Eviction = "eviction" Mark "memory" ["turns", "tokens"],
-    /// A session begins behind a prefix that was computed before.
+    /// A session begins after a cached prefix.
     PrefixHit = "prefix hit" Mark "memory" ["tokens"],
-    /// Memory is getting short.
+    /// Memory is short.
     Short = "memory short" Mark "governor" ["available"],
     /// Memory is about to run out.
     Emergency = "emergency" Mark "governor" ["available"],
     /// Steps take longer than they should.
     Thrash = "thrash" Mark "governor" ["step_us", "major_faults"],
-    /// Parts of the weights were let go of.
+    /// Parts of the weights were evicted.
     Shed = "shed" Mark "governor" ["parts", "first"],
-    /// A part of the weights is kept.
+    /// A part of the weights was loaded.
     Grew = "grew" Mark "governor" ["part"],
-    /// A part of the weights was to be kept and could not be.
+    /// A part of the weights could not be loaded.
     Refused = "refused" Mark "governor" ["part"],
-    /// What a step takes with nothing kept was measured.
+    /// The time of a step without resident weights was measured.
     Learned = "learned" Mark "governor" ["step_us"],
     /// A sequence changes to another head.
     HeadSwap = "head swap" Span "heads" ["fallback"],
-    /// A head is read into memory.
+    /// A head is loaded.
     HeadLoad = "head load" Span "heads" ["ahead"],
-    /// A head left memory to make room.
+    /// A head was evicted.
     HeadEviction = "head eviction" Mark "heads" [],
-    /// A head could not be used, or was not there in time.
+    /// A head could not be used, or was not loaded in time.
     HeadFailure = "head failure" Mark "heads" [],
-    /// How many parts of the weights are kept.
+    /// The number of resident parts of the weights.
     KeptParts = "kept parts" Level "governor" ["parts"],
 }
 
@@ -295,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_plain_and_nobody_shares_one() {
+    fn names_are_plain_and_unique() {
         let counters = Counter::ALL.iter().map(|counter| (counter.name(), counter.help()));
         let gauges = Gauge::ALL.iter().map(|gauge| (gauge.name(), gauge.help()));
         let histograms = Histogram::ALL.iter().map(|histogram| (histogram.name(), histogram.help()));

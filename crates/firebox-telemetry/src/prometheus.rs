@@ -1,14 +1,13 @@
-//! Snapshots in the text format that Prometheus reads.
+//! Snapshots in the text format of Prometheus.
 
 use std::fmt::{self, Display, Write};
 
 use super::{Counter, Distribution, Gauge, Histogram, ProcessSnapshot, Snapshot, Unit};
 
-/// What a server says the text is.
+/// The content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A snapshot as Prometheus reads it. Sessions are left out: each would be a series of its own that is never heard of
-/// again.
+/// Renders a snapshot. Sessions are left out, because each would leave a series behind that never changes again.
 pub fn render(snapshot: &Snapshot) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -17,21 +16,21 @@ pub fn render(snapshot: &Snapshot) -> String {
 }
 
 impl Counter {
-    /// What it is called for Prometheus.
+    /// Returns the exported name.
     pub fn metric(self) -> String {
         format!("firebox_{}{}_total", self.name(), self.unit().suffix())
     }
 }
 
 impl Gauge {
-    /// What it is called for Prometheus.
+    /// Returns the exported name.
     pub fn metric(self) -> String {
         format!("firebox_{}{}", self.name(), self.unit().suffix())
     }
 }
 
 impl Histogram {
-    /// What it is called for Prometheus, without what the names of its parts end with.
+    /// Returns the exported name, without the suffixes of its series.
     pub fn metric(self) -> String {
         format!("firebox_{}{}", self.name(), self.unit().suffix())
     }
@@ -78,7 +77,7 @@ fn write_distribution(
 ) -> fmt::Result {
     let model = Escaped(model);
     for (bound, below) in distribution.below_powers() {
-        // Whole numbers below a bound are at most one less.
+        // Integers below a bound are at most one less.
         let bound = if unit == Unit::Seconds { bound } else { bound - 1 };
         let bound = shown(unit, bound, 1e6);
         writeln!(to, "{name}_bucket{{model=\"{model}\",le=\"{bound}\"}} {below}")?;
@@ -145,7 +144,7 @@ fn family(to: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
     writeln!(to, "# HELP {name} {help}\n# TYPE {name} {kind}")
 }
 
-/// A number in the unit in which it is shown. `each` is how many of what is kept make a second.
+/// Formats a number in its exported unit. `each` is the number of stored units in a second.
 fn shown(unit: Unit, value: u64, each: f64) -> String {
     match unit {
         Unit::Seconds => (value as f64 / each).to_string(),
@@ -153,7 +152,7 @@ fn shown(unit: Unit, value: u64, each: f64) -> String {
     }
 }
 
-/// The value of a label.
+/// The value of a label, with escapes.
 struct Escaped<'a>(&'a str);
 
 impl Display for Escaped<'_> {

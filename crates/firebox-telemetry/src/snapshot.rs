@@ -1,3 +1,5 @@
+//! Snapshots of all metrics.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -7,38 +9,38 @@ use super::{Counter, Distribution, Gauge, Histogram, Meters};
 use firebox_memory::PageFaults;
 use firebox_memory::{Account, Budget, process};
 
-/// Everything that is known at one moment.
+/// All metrics at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Of the process as a whole, as the system says.
+    /// The process as a whole, as the system reports it.
     pub process: ProcessSnapshot,
-    /// What memory is charged to.
+    /// The budgets.
     pub budgets: Vec<BudgetSnapshot>,
-    /// Of every model, by name.
+    /// The models, by name.
     pub models: Vec<ModelSnapshot>,
 }
 
 impl Snapshot {
-    /// The model of that name.
+    /// Returns the snapshot of a model.
     pub fn model(&self, name: &str) -> Option<&ModelSnapshot> {
         self.models.iter().find(|model| model.name == name)
     }
 }
 
-/// What the system says of the process, where it does.
+/// The memory of the process, where the system reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessSnapshot {
-    /// Bytes that are resident.
+    /// Resident bytes.
     pub resident_bytes: Option<u64>,
-    /// The most that were.
+    /// The most resident bytes so far.
     pub peak_resident_bytes: Option<u64>,
-    /// Bytes that no file backs.
+    /// Resident bytes that no file backs.
     pub anonymous_bytes: Option<u64>,
-    /// Bytes of mapped files.
+    /// Resident bytes of mapped files.
     pub mapped_file_bytes: Option<u64>,
-    /// Pages that were missing and found in memory.
+    /// Page faults without a read from disk.
     pub minor_faults: Option<u64>,
-    /// Pages that had to come from the disk.
+    /// Page faults with a read from disk.
     pub major_faults: Option<u64>,
 }
 
@@ -59,15 +61,15 @@ impl ProcessSnapshot {
 /// A budget.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetSnapshot {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Bytes in all; absent where it refuses nothing, and where it is a part of another.
+    /// Its size in bytes; `None` if it is unlimited or a slice of another.
     pub total: Option<u64>,
-    /// Bytes that are kept for it whatever others take, where it is a part of another.
+    /// Its reserved bytes, if it is a slice of another.
     pub reserved: Option<u64>,
-    /// The most that was ever held at once.
+    /// The most bytes that were held at once.
     pub most_held: u64,
-    /// Bytes that each account holds.
+    /// The bytes that each account holds.
     pub held: BTreeMap<Account, u64>,
 }
 
@@ -89,14 +91,14 @@ impl BudgetSnapshot {
 pub struct ModelSnapshot {
     /// Its name.
     pub name: String,
-    /// What it and all its sessions have counted, those that are gone too.
+    /// The counters and distributions of the model and all its sessions, including those that ended.
     #[serde(flatten)]
     pub meters: MeterSnapshot,
-    /// What is now.
+    /// The gauges.
     pub gauges: BTreeMap<Gauge, u64>,
-    /// Which parts of its weights are kept in memory, where they can be read from disk instead.
+    /// Whether each part of the weights is resident, if they can be streamed.
     pub kept: Vec<bool>,
-    /// The sessions it has, by name.
+    /// Its sessions, by name.
     pub sessions: BTreeMap<String, MeterSnapshot>,
 }
 
@@ -117,23 +119,23 @@ impl ModelSnapshot {
         }
     }
 
-    /// Adds to what was counted.
+    /// Adds to a counter.
     pub fn add(&mut self, counter: Counter, amount: u64) {
         *self.meters.counters.entry(counter).or_default() += amount;
     }
 
-    /// What was counted.
+    /// Returns the value of a counter.
     pub fn count(&self, counter: Counter) -> u64 {
         self.meters.counters.get(&counter).copied().unwrap_or(0)
     }
 }
 
-/// What was counted and measured of a model or a session.
+/// The counters and distributions of a model or a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeterSnapshot {
-    /// What was counted: things, bytes, or nanoseconds.
+    /// The counters: events, bytes, or nanoseconds.
     pub counters: BTreeMap<Counter, u64>,
-    /// What was measured again and again.
+    /// The distributions.
     pub histograms: BTreeMap<Histogram, Distribution>,
 }
 

@@ -1,3 +1,5 @@
+//! Tests of metrics, their export and the timeline.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +10,7 @@ use serde_json::Value;
 use super::*;
 
 #[test]
-fn two_telemetries_do_not_meet() {
+fn two_telemetries_share_nothing() {
     let (one, other) = (Telemetry::default(), Telemetry::default());
     one.model("same").add(Counter::Passes, 3);
     other.model("same").add(Counter::Passes, 4);
@@ -17,7 +19,7 @@ fn two_telemetries_do_not_meet() {
 }
 
 #[test]
-fn a_gauge_is_held() {
+fn a_gauge_is_held_until_its_guard_is_dropped() {
     let telemetry = Telemetry::default();
     let model = telemetry.model("a");
     let session = telemetry.session(&model, "1");
@@ -28,7 +30,7 @@ fn a_gauge_is_held() {
 }
 
 #[test]
-fn what_somebody_knows_is_asked_for() {
+fn sources_add_to_snapshots_until_they_return_false() {
     let telemetry = Telemetry::default();
     let meters = telemetry.model("a");
     let known = Arc::new(5);
@@ -49,7 +51,7 @@ fn what_somebody_knows_is_asked_for() {
     assert_eq!(parts(), 0);
 }
 
-/// A snapshot in which every kind of value occurs.
+/// Returns a snapshot with every kind of value.
 fn full() -> Snapshot {
     let telemetry = Telemetry::default();
     let budget = Budget::new(1 << 20);
@@ -75,7 +77,7 @@ fn full() -> Snapshot {
 }
 
 #[test]
-fn a_snapshot_goes_through_json() {
+fn a_snapshot_survives_json() {
     let snapshot = full();
     let text = serde_json::to_string(&snapshot).unwrap();
     assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);
@@ -83,7 +85,7 @@ fn a_snapshot_goes_through_json() {
 }
 
 #[test]
-fn a_part_of_a_budget_has_no_total_of_its_own() {
+fn a_slice_has_no_total_of_its_own() {
     let snapshot = full();
     let of = |name: &str| snapshot.budgets.iter().find(|budget| budget.name == name).unwrap();
     assert_eq!((of("host").total, of("host").reserved), (Some(1 << 20), None));
@@ -93,8 +95,8 @@ fn a_part_of_a_budget_has_no_total_of_its_own() {
 
 type Labels = BTreeMap<String, String>;
 
-/// The samples of an exposition, by name and labels, and the types of families. Panics where the text is not as the
-/// format says: <https://prometheus.io/docs/instrumenting/exposition_formats/>.
+/// Parses the samples of an exposition, by name and labels, and the types of families. Panics if the text violates the
+/// format: <https://prometheus.io/docs/instrumenting/exposition_formats/>.
 fn parse(text: &str) -> (BTreeMap<(String, Labels), f64>, BTreeMap<String, String>) {
     let is_name = |name: &str| {
         let mut letters = name.chars();
@@ -158,7 +160,7 @@ fn sample(line: &str) -> (String, Labels, String) {
 }
 
 #[test]
-fn prometheus_reads_it() {
+fn prometheus_parses_the_text() {
     let snapshot = full();
     let text = render(&snapshot);
     let (samples, types) = parse(&text);
@@ -193,7 +195,7 @@ fn prometheus_reads_it() {
             assert_eq!(buckets.last().unwrap().0, f64::INFINITY);
         }
     }
-    // A time lies below the bound that is beyond it, and so does a number of sequences.
+    // A time below a bound is counted in its bucket, and so is a number of sequences.
     let below = |name: &str, bound: &str| {
         let labels =
             [("model", "a"), ("le", bound)].map(|(label, value)| (label.to_owned(), value.to_owned()));
@@ -205,7 +207,7 @@ fn prometheus_reads_it() {
 }
 
 #[test]
-fn the_oldest_events_are_forgotten() {
+fn the_oldest_events_are_dropped() {
     let timeline = Timeline::default();
     let track = timeline.track("a");
     let now = Instant::now();
@@ -229,9 +231,9 @@ fn the_oldest_events_are_forgotten() {
     assert!(events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == thread.as_str()));
 }
 
-/// Who looks again and again is told everything once.
+/// A repeated query returns each event once.
 #[test]
-fn what_is_drawn_is_told_as_it_comes() {
+fn each_query_returns_the_new_events() {
     let timeline = Timeline::default();
     let track = timeline.track("a");
     assert_eq!((timeline.since(0, |_| true), timeline.now()), ((Vec::new(), 0), None));

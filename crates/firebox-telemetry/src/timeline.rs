@@ -1,3 +1,5 @@
+//! The timeline of a program.
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -9,22 +11,21 @@ use std::time::Instant;
 use super::names::{Kind, Shape};
 use super::trace;
 
-/// Events that are remembered unless told otherwise: ten megabytes, a minute and a half of a hundred tokens a second
-/// through 28 layers.
+/// The default number of events: ten megabytes, or a minute and a half of a hundred tokens per second through 28 layers.
 pub const TIMELINE_EVENTS: usize = 1 << 18;
 
-/// What happened when, on which thread: the newest events of a program, for a trace file.
+/// The newest events of a program with their threads, for a trace file.
 ///
-/// Where it is off, which it is at first, asking for that is all that is done. Clones are the same timeline.
+/// The timeline is off at first, and then costs one atomic read per event. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Tells it from all others of the process, the ones that are gone too.
+    /// Distinguishes it from all other timelines of the process, past ones included.
     id: u64,
     on: AtomicBool,
-    // A lock that nobody waits for takes a fifth of the time that is allowed, and events stay in order.
+    // A mutex without contention takes a fifth of the time that an event may take, and keeps events in order.
     state: Mutex<State>,
 }
 
@@ -42,18 +43,18 @@ struct State {
     most: usize,
     events: VecDeque<Event>,
     lost: u64,
-    lanes: Vec<String>,
+    rows: Vec<String>,
     /// Names of the models.
     tracks: Vec<String>,
 }
 
-/// Whose an event is.
+/// The model of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Track(u16);
 
-/// The row of a thread, in which its events are drawn.
+/// The row of a trace that holds the events of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Lane(u16);
+pub(super) struct TraceRow(u16);
 
 impl Track {
     pub(super) fn of(self, names: &[String]) -> &str {
@@ -61,7 +62,7 @@ impl Track {
     }
 }
 
-impl Lane {
+impl TraceRow {
     pub(super) fn number(self) -> u32 {
         self.0.into()
     }
@@ -71,43 +72,43 @@ impl Lane {
 pub(super) struct Event {
     pub kind: Kind,
     pub track: Track,
-    pub lane: Lane,
-    /// Nanoseconds since the timeline was switched on.
+    pub row: TraceRow,
+    /// Nanoseconds since the timeline was started.
     pub at: u64,
     pub took: u64,
     pub numbers: [u64; 2],
 }
 
-/// Something that happened, for who looks while it does.
+/// An event, for clients that poll the timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drawn {
-    /// What it was.
+    /// Its kind.
     pub kind: Kind,
-    /// The model it belongs to.
+    /// Its model.
     pub model: String,
-    /// Nanoseconds since the timeline was switched on.
+    /// Nanoseconds since the timeline was started.
     pub at: u64,
-    /// Nanoseconds it took; none for what takes no time.
+    /// Its duration in nanoseconds; 0 for events without duration.
     pub took: u64,
-    /// What its kind [says](Kind::numbers) they are.
+    /// Its numbers, whose names the kind [defines](Kind::numbers).
     pub numbers: [u64; 2],
 }
 
-/// What a file is written from.
+/// The contents of a trace file.
 pub(super) struct Recording {
     pub events: Vec<Event>,
-    pub lanes: Vec<String>,
+    pub rows: Vec<String>,
     pub tracks: Vec<String>,
     pub lost: u64,
 }
 
 thread_local! {
-    /// The lane of this thread in the timeline that it drew on last.
-    static LANE: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
+    /// The row of this thread in the timeline that it wrote to last.
+    static ROW: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
 }
 
 impl Timeline {
-    /// Remembers the newest `most` events from now on, and forgets all before.
+    /// Starts to record the newest `most` events, and drops all earlier ones.
     pub fn start(&self, most: usize) {
         let mut state = self.state();
         state.began = Some(Instant::now());
@@ -118,17 +119,17 @@ impl Timeline {
         self.0.on.store(true, Ordering::Relaxed);
     }
 
-    /// Remembers nothing more. What is remembered stays.
+    /// Stops recording. Recorded events are kept.
     pub fn stop(&self) {
         self.0.on.store(false, Ordering::Relaxed);
     }
 
-    /// Whether anything is remembered.
+    /// Returns whether events are recorded.
     pub fn is_on(&self) -> bool {
         self.0.on.load(Ordering::Relaxed)
     }
 
-    /// Who is called so.
+    /// Returns the track of a model.
     pub fn track(&self, name: &str) -> Track {
         let tracks = &mut self.state().tracks;
         let found = tracks.iter().position(|known| known == name).unwrap_or_else(|| {
@@ -138,19 +139,19 @@ impl Timeline {
         Track(u16::try_from(found).unwrap_or(u16::MAX))
     }
 
-    /// Adds what happened on this thread. Where it is a mark or a level the end does not count.
+    /// Records an event of this thread. Events without duration ignore the end.
     pub fn span(&self, kind: Kind, track: Track, numbers: [u64; 2], began: Instant, ended: Instant) {
         let mut state = self.state();
-        let lane = state.lane_of_thread(self.0.id);
-        state.push(kind, track, lane, numbers, [began, ended]);
+        let row = state.row_of_thread(self.0.id);
+        state.push(kind, track, row, numbers, [began, ended]);
     }
 
-    /// What is remembered of what happened since `from`, as far as it is of a kind that is wanted, and where to go on from.
-    /// 0 is when the timeline was switched on.
+    /// Returns the recorded events since position `from` whose kind is wanted, and the position for the next call. Position 0
+    /// is the start of the timeline.
     pub fn since(&self, from: u64, wanted: impl Fn(Kind) -> bool) -> (Vec<Drawn>, u64) {
         let state = self.state();
         let next = state.lost + state.events.len() as u64;
-        // Who comes from before it was switched on again gets all there is.
+        // A position from before the last start returns all events.
         let from = if from > next { 0 } else { from };
         let known = usize::try_from(from.saturating_sub(state.lost)).unwrap_or(usize::MAX);
         let events = state.events.iter().skip(known).filter(|event| wanted(event.kind));
@@ -164,12 +165,12 @@ impl Timeline {
         (drawn.collect(), next)
     }
 
-    /// Nanoseconds since it was switched on; nothing where it never was.
+    /// Returns nanoseconds since the start; `None` if the timeline was never started.
     pub fn now(&self) -> Option<u64> {
         Some(self.state().began?.elapsed().as_nanos() as u64)
     }
 
-    /// How many events are remembered, and how many were forgotten for them.
+    /// Returns the number of recorded events, and of those that were dropped for newer ones.
     pub fn counts(&self) -> (usize, u64) {
         let state = self.state();
         (state.events.len(), state.lost)
@@ -180,16 +181,16 @@ impl Timeline {
         let state = self.state();
         let recording = Recording {
             events: state.events.iter().copied().collect(),
-            lanes: state.lanes.clone(),
+            rows: state.rows.clone(),
             tracks: state.tracks.clone(),
             lost: state.lost,
         };
-        // Those who are drawing go on while the file is written.
+        // Events can be recorded while the file is written.
         drop(state);
         trace::write(&recording, to)
     }
 
-    /// The same, into a file.
+    /// Writes a trace to a file.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         let mut file = io::BufWriter::new(std::fs::File::create(path)?);
         self.write(&mut file)?;
@@ -197,30 +198,30 @@ impl Timeline {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked with the lock has left an event more or less.
+        // After a panic with the lock there is an event more or less, and nothing inconsistent.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    fn lane_of_thread(&mut self, timeline: u64) -> Lane {
-        LANE.with(|cached| match cached.get() {
-            (of, lane) if of == timeline => Lane(lane),
+    fn row_of_thread(&mut self, timeline: u64) -> TraceRow {
+        ROW.with(|cached| match cached.get() {
+            (of, row) if of == timeline => TraceRow(row),
             _ => {
-                let lane = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
-                if lane < u16::MAX {
+                let row = u16::try_from(self.rows.len()).unwrap_or(u16::MAX);
+                if row < u16::MAX {
                     let thread = std::thread::current();
-                    self.lanes.push(thread.name().map_or_else(|| format!("thread {lane}"), str::to_owned));
+                    self.rows.push(thread.name().map_or_else(|| format!("thread {row}"), str::to_owned));
                 }
-                cached.set((timeline, lane));
-                Lane(lane)
+                cached.set((timeline, row));
+                TraceRow(row)
             }
         })
     }
 
-    fn push(&mut self, kind: Kind, track: Track, lane: Lane, numbers: [u64; 2], [from, to]: [Instant; 2]) {
+    fn push(&mut self, kind: Kind, track: Track, row: TraceRow, numbers: [u64; 2], [from, to]: [Instant; 2]) {
         let Some(began) = self.began else { return };
-        // What began before it was switched on is cut off there.
+        // A span that began before the start is cut off there.
         let since = |instant: Instant| instant.saturating_duration_since(began).as_nanos() as u64;
         let (at, ended) = (since(from), since(to));
         let took = if kind.shape() == Shape::Span { ended.saturating_sub(at) } else { 0 };
@@ -228,6 +229,6 @@ impl State {
             self.events.pop_front();
             self.lost += 1;
         }
-        self.events.push_back(Event { kind, track, lane, at, took, numbers });
+        self.events.push_back(Event { kind, track, row, at, took, numbers });
     }
 }

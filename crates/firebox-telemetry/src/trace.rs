@@ -1,4 +1,4 @@
-//! Timelines in the format of Chrome's traces, which Perfetto opens too.
+//! Timelines in Chrome's trace format, which Perfetto opens too.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::names::Shape;
 use super::timeline::{Event, Recording};
 
-/// One entry of a trace.
+/// An entry of a trace.
 #[derive(Serialize)]
 struct Entry<'a> {
     name: &'a str,
@@ -21,7 +21,7 @@ struct Entry<'a> {
     dur: Option<f64>,
     pid: u32,
     tid: u32,
-    /// A mark is of its thread.
+    /// The scope of a mark: its thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     s: Option<&'a str>,
     args: Map<String, Value>,
@@ -29,9 +29,9 @@ struct Entry<'a> {
 
 pub(super) fn write(recording: &Recording, mut to: impl Write) -> io::Result<()> {
     to.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
-    let lanes = recording.lanes.iter().enumerate().map(|(lane, name)| lane_name(lane, name));
+    let rows = recording.rows.iter().enumerate().map(|(row, name)| row_name(row, name));
     let events = recording.events.iter().map(|event| entry(event, &recording.tracks));
-    for (at, entry) in lanes.chain(events).enumerate() {
+    for (at, entry) in rows.chain(events).enumerate() {
         to.write_all(if at == 0 { b"\n" } else { b",\n" })?;
         serde_json::to_writer(&mut to, &entry)?;
     }
@@ -39,7 +39,7 @@ pub(super) fn write(recording: &Recording, mut to: impl Write) -> io::Result<()>
     writeln!(to, "\n],\"otherData\":{{\"program\":\"firebox\",\"events_lost\":\"{lost}\"}}}}")
 }
 
-fn lane_name(lane: usize, name: &str) -> Entry<'static> {
+fn row_name(row: usize, name: &str) -> Entry<'static> {
     let args = Map::from_iter([("name".to_owned(), Value::from(name))]);
     Entry {
         name: "thread_name",
@@ -48,7 +48,7 @@ fn lane_name(lane: usize, name: &str) -> Entry<'static> {
         ts: 0.0,
         dur: None,
         pid: 1,
-        tid: lane as u32,
+        tid: row as u32,
         s: None,
         args,
     }
@@ -63,7 +63,7 @@ fn entry<'a>(event: &Event, tracks: &'a [String]) -> Entry<'a> {
     let track = event.track.of(tracks);
     if !track.is_empty() {
         if shape == Shape::Level {
-            // The levels of several models are drawn as one chart.
+            // The levels of several models share one chart.
             args = Map::from_iter([(track.to_owned(), Value::from(event.numbers[0]))]);
         } else {
             args.insert("model".to_owned(), track.into());
@@ -81,7 +81,7 @@ fn entry<'a>(event: &Event, tracks: &'a [String]) -> Entry<'a> {
         ts: micros(event.at),
         dur,
         pid: 1,
-        tid: event.lane.number(),
+        tid: event.row.number(),
         s,
         args,
     }

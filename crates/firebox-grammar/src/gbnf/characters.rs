@@ -1,9 +1,11 @@
+//! Sets of characters.
+
 use std::fmt::Write as _;
 
-/// All characters; what lies between the two are halves of characters in UTF-16.
+/// All characters; the gap between the ranges holds UTF-16 surrogates.
 const ALL: [(u32, u32); 2] = [(0, 0xD7FF), (0xE000, 0x10FFFF)];
 
-/// A set of characters, as ascending ranges that do not touch.
+/// A set of characters as ascending ranges that do not touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Characters {
     ranges: Vec<(u32, u32)>,
@@ -18,7 +20,7 @@ impl Characters {
         Self::range(character, character)
     }
 
-    /// From one to another, both included; none if they are the wrong way round.
+    /// Returns an inclusive range, and an empty set if its ends are reversed.
     pub fn range(first: char, last: char) -> Self {
         let (first, last) = (u32::from(first), u32::from(last));
         let all = ALL.iter().map(|&(from, to)| (from.max(first), to.min(last)));
@@ -29,7 +31,7 @@ impl Characters {
         self.ranges.is_empty()
     }
 
-    /// All of several sets.
+    /// Returns the union of several sets.
     pub fn joined(sets: impl IntoIterator<Item = Self>) -> Self {
         let mut ranges: Vec<(u32, u32)> = sets.into_iter().flat_map(|set| set.ranges).collect();
         ranges.sort_unstable();
@@ -43,7 +45,7 @@ impl Characters {
         Self { ranges: joined }
     }
 
-    /// How many ranges it has.
+    /// Returns the number of ranges.
     pub fn ranges(&self) -> usize {
         self.ranges.len()
     }
@@ -55,7 +57,7 @@ impl Characters {
         })
     }
 
-    /// Adds those of another set. Says how many ranges were looked at for that.
+    /// Adds another set. Returns the number of ranges that were visited.
     pub fn add(&mut self, other: &Self) -> usize {
         if self.contains(other) {
             return 1 + other.ranges();
@@ -90,7 +92,7 @@ impl Characters {
         })
     }
 
-    /// As a regular expression has it.
+    /// Writes the set for a regular expression.
     pub fn write(&self, out: &mut String) {
         let one = |out: &mut String, code: u32| match char::from_u32(code) {
             Some(plain) if plain.is_ascii_alphanumeric() => out.push(plain),
@@ -124,13 +126,13 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_touch_are_one() {
+    fn adjacent_ranges_are_joined() {
         assert_eq!(set(&[('c', 'd'), ('a', 'b'), ('x', 'x')]), set(&[('x', 'x'), ('a', 'd')]));
         assert!(set(&[('b', 'a')]).is_empty());
     }
 
     #[test]
-    fn others_are_all_that_is_left() {
+    fn the_complement_holds_all_other_characters() {
         let some = set(&[('\0', '\x1F'), ('"', '"'), ('\u{E000}', '\u{F000}')]);
         assert!(!some.meets(&some.others()));
         assert_eq!(Characters::joined([some.clone(), some.others()]), Characters::all());
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_already_is_added_without_looking_at_the_rest() {
+    fn adding_a_subset_visits_few_ranges() {
         let mut some = set(&[('a', 'c'), ('e', 'e'), ('g', 'g'), ('x', 'z')]);
         let before = some.clone();
         assert_eq!((some.add(&Characters::one('b')), &some), (2, &before));

@@ -1,16 +1,18 @@
+//! The limit of the cost of a translation.
+
 use std::cell::Cell;
 
 use super::characters::Characters;
 
-/// Ranges of characters that may be looked at for one grammar. What is looked at is what a translation costs: sets of characters
-/// become larger with every rule that they are handed on by, and rows of parts are looked at anew from each of their parts.
-const MOST: usize = 64 << 20;
+/// The most ranges of characters that may be visited for one grammar. They are what a translation costs: sets grow with every
+/// rule that passes them on, and sequences are visited again from each of their parts.
+const MAX_RANGES: usize = 64 << 20;
 
-/// A range in a set that is remembered counts for so many: it takes memory until the whole grammar is translated.
-const KEPT: usize = 16;
+/// The cost of a range in a stored set: it takes memory until the whole grammar is translated.
+const STORED_RANGE_COST: usize = 16;
 
-/// What has been spent on a grammar. Once that is too much, whatever goes on is to say as little as it can and to end, since what
-/// comes of it is of no use any more.
+/// The cost of a translation so far. Once it exceeds the limit, all steps return as soon as they can, because their results
+/// are discarded.
 #[derive(Debug, Default)]
 pub(super) struct Effort {
     spent: Cell<usize>,
@@ -32,18 +34,18 @@ impl Effort {
     }
 
     pub fn keep(&self, set: &Characters) {
-        self.spend(KEPT * (1 + set.ranges()));
+        self.spend(STORED_RANGE_COST * (1 + set.ranges()));
     }
 
     pub fn is_spent(&self) -> bool {
-        self.spent.get() > MOST
+        self.spent.get() > MAX_RANGES
     }
 
-    /// What is wrong, if too much has been spent.
+    /// Returns an error if the limit is exceeded.
     pub fn check(&self) -> Result<(), String> {
         if self.is_spent() {
             return Err(format!(
-                "more than {MOST} ranges of characters would have to be looked at; use fewer characters that stand alone, and \
+                "more than {MAX_RANGES} ranges of characters would have to be looked at; use fewer characters that stand alone, and \
                  put long rows of parts that can be left out or begin alike into rules of their own"
             ));
         }

@@ -1,23 +1,25 @@
+//! Facts about the rules of a grammar that decide its translation.
+
 use std::collections::VecDeque;
 
 use super::characters::Characters;
 use super::effort::Effort;
 use super::parser::{Node, Rules};
 
-/// What is to be known of a node that is a regular expression.
+/// The facts about a node that is a regular expression.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shape {
     pub may_be_empty: bool,
     first: Characters,
-    /// What may come behind a complete text and make it a longer one.
+    /// Characters that may follow a complete text and make it a longer one.
     next: Characters,
     all: Characters,
-    /// Whether the next character always says how to go on. Where it does not, `next` may lack some.
+    /// Whether the next character always decides how the text continues. Where it does not, `next` may be incomplete.
     plain: bool,
 }
 
 impl Shape {
-    /// What may come behind a complete text and make it, or the beginning of a longer one, go on.
+    /// Returns the characters that may follow a complete text and continue it, or the start of a longer one.
     pub fn longer(&self) -> &Characters {
         if self.plain { &self.next } else { &self.all }
     }
@@ -73,14 +75,14 @@ impl Shape {
     }
 }
 
-/// Rules that are to be looked at, each once however often it is asked for before that.
+/// A queue of rules, each of which is queued at most once.
 struct Queue {
     rules: VecDeque<usize>,
     waits: Vec<bool>,
 }
 
 impl Queue {
-    /// All of so many, the last one first: rules tend to come before those that they consist of.
+    /// Queues all rules, the last one first: rules tend to come before those they use.
     fn all(count: usize) -> Self {
         Self { rules: (0..count).rev().collect(), waits: vec![true; count] }
     }
@@ -98,12 +100,12 @@ impl Queue {
     }
 }
 
-/// What is to be known of a grammar's rules.
+/// The facts about the rules of a grammar.
 #[derive(Debug)]
 pub(super) struct Facts {
-    /// Of rules that are regular expressions: those that do not lead back to themselves, nor to any that do.
+    /// The rules that are regular expressions: those that reach no recursive rule.
     shapes: Vec<Option<Shape>>,
-    /// These, each behind those that it consists of.
+    /// The regular rules, each after those that it uses.
     regular: Vec<usize>,
     first: Vec<Characters>,
     may_be_empty: Vec<bool>,
@@ -133,7 +135,7 @@ impl Facts {
         facts
     }
 
-    /// What has been spent on the grammar. Facts are right as long as that is not too much.
+    /// Returns the cost so far. The facts are correct as long as its limit is not exceeded.
     pub fn effort(&self) -> &Effort {
         &self.effort
     }
@@ -142,7 +144,7 @@ impl Facts {
         &self.regular
     }
 
-    /// What may come behind a rule.
+    /// Returns the characters that may follow a rule.
     pub fn follow(&self, rule: usize) -> &Characters {
         &self.follow[rule]
     }
@@ -157,7 +159,7 @@ impl Facts {
         }
     }
 
-    /// That of a node, if it is a regular expression.
+    /// Returns the facts about a node, if it is a regular expression.
     pub fn shape(&self, node: &Node) -> Option<Shape> {
         if self.effort.is_spent() {
             return None;
@@ -189,12 +191,12 @@ impl Facts {
         })
     }
 
-    /// That of nodes one after the other.
+    /// Returns the facts about a sequence of nodes.
     pub fn shape_of_row(&self, parts: &[Node]) -> Option<Shape> {
         parts.iter().try_fold(Shape::empty(), |shape, part| Some(shape.then(self.shape(part)?, &self.effort)))
     }
 
-    /// What a node may begin with.
+    /// Returns the characters that a node may begin with.
     pub fn first(&self, node: &Node) -> Characters {
         let mut first = Characters::default();
         self.add_first(node, &mut first);
@@ -218,7 +220,7 @@ impl Facts {
         }
     }
 
-    /// Adds what nodes one after the other may begin with. Returns whether all of them may be empty.
+    /// Adds the characters that a sequence of nodes may begin with. Returns whether all of them may be empty.
     pub fn add_first_of_row(&self, parts: &[Node], first: &mut Characters) -> bool {
         parts.iter().all(|part| {
             self.add_first(part, first);
@@ -279,7 +281,7 @@ impl Facts {
         }
     }
 
-    /// Adds what may come behind the rules within a node behind which so much may come.
+    /// Adds the characters that may follow the rules within a node that `follow` may follow.
     fn follow_within(&mut self, node: &Node, follow: &Characters, changed: &mut Queue) {
         if self.effort.is_spent() {
             return;
@@ -321,7 +323,7 @@ impl Facts {
     }
 }
 
-/// The rules that a node consists of, each as often as it is there.
+/// Returns the rules that a node uses, each as often as it occurs.
 fn rules_in(node: &Node) -> Vec<usize> {
     let (mut found, mut open) = (Vec::new(), vec![node]);
     while let Some(node) = open.pop() {

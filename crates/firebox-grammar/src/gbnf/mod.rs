@@ -1,8 +1,8 @@
-//! Grammars of llama.cpp in the notation of Lark.
+//! Translates GBNF, the grammars of llama.cpp, to Lark.
 //!
-//! A grammar of llama.cpp is about single characters, one of `llguidance` about words that a lexer finds first, each as long
-//! as it can be. So as much of a rule as possible becomes one word; where a word could swallow the beginning of what
-//! follows it, it is taken apart. Words that begin alike at the same place are not: of these the longer one is found.
+//! GBNF describes single characters; `llguidance` describes words, which its lexer matches first, each as long as possible.
+//! As much of a rule as possible therefore becomes one word. A word that could swallow the beginning of the text after it is
+//! divided. Words that begin alike at the same position are not divided: the lexer finds the longer one.
 
 mod characters;
 mod effort;
@@ -17,14 +17,14 @@ use characters::Characters;
 use facts::Facts;
 use parser::{Node, Rules};
 
-/// How many parts at the end of a word are left to be words of their own, before all of it is taken apart.
-const CUTS: usize = 8;
+/// The most parts at the end of a word that become words of their own, before the whole word is divided.
+const MAX_CUTS: usize = 8;
 
-/// Bytes of a translation. It is read into structures many times as large, and a grammar that is no longer itself than it may be
-/// is a few times as long in the other notation.
-const LONGEST: usize = 1 << 20;
+/// The most bytes of a translation. A parser builds structures many times as large, and a grammar within its own limit grows
+/// a few times in translation.
+const MAX_BYTES: usize = 1 << 20;
 
-/// The same grammar, or what is wrong with it.
+/// Translates a grammar. The error describes what is wrong with it.
 pub fn to_lark(text: &str) -> Result<String, String> {
     let rules = Rules::parse(text)?;
     let facts = Facts::of(&rules);
@@ -32,9 +32,9 @@ pub fn to_lark(text: &str) -> Result<String, String> {
     let mut lark = Lark { rules: &rules, facts: &facts, words: HashMap::new(), text: String::new() };
     lark.write();
     facts.effort().check()?;
-    if lark.text.len() > LONGEST {
+    if lark.text.len() > MAX_BYTES {
         return Err(format!(
-            "taken apart it has {} bytes, more than {LONGEST}; put what is there several times, sets of characters above all, \
+            "taken apart it has {} bytes, more than {MAX_BYTES}; put what is there several times, sets of characters above all, \
              into rules of their own",
             lark.text.len()
         ));
@@ -45,7 +45,7 @@ pub fn to_lark(text: &str) -> Result<String, String> {
 struct Lark<'r> {
     rules: &'r Rules,
     facts: &'r Facts,
-    /// Numbers of words by what they are.
+    /// The number of each word.
     words: HashMap<String, usize>,
     text: String,
 }
@@ -67,7 +67,7 @@ impl Lark<'_> {
         }
     }
 
-    /// A node as rules have it, before what may follow.
+    /// Writes a node as part of a rule that `follow` may follow.
     fn node(&mut self, node: &Node, follow: &Characters) -> String {
         let effort = self.facts.effort();
         if effort.is_spent() {
@@ -77,7 +77,7 @@ impl Lark<'_> {
             return word;
         }
         match node {
-            // A single character is never longer than itself, so that it was a word already.
+            // A single character cannot be longer, so that it was a word already.
             Node::Characters(_) => word(node),
             Node::Token(name) => name.clone(),
             Node::Rule(rule) => format!("r{rule}"),
@@ -108,7 +108,7 @@ impl Lark<'_> {
             let rest = &parts[at..];
             let run = regular[at..].iter().take_while(|is_regular| **is_regular).count();
             effort.spend(1 + run);
-            let found = (2..=run).rev().take(CUTS).find_map(|count| {
+            let found = (2..=run).rev().take(MAX_CUTS).find_map(|count| {
                 let behind = self.first_of(&rest[count..], follow);
                 Some((self.word_before(&rest[..count], &behind)?, count))
             });
@@ -122,7 +122,7 @@ impl Lark<'_> {
         if written.is_empty() { "\"\"".into() } else { format!("({})", written.join(" ")) }
     }
 
-    /// What parts and then the rest may begin with.
+    /// Returns the characters that parts and then the rest may begin with.
     fn first_of(&self, parts: &[Node], follow: &Characters) -> Characters {
         let mut first = Characters::default();
         if self.facts.add_first_of_row(parts, &mut first) {
@@ -131,7 +131,7 @@ impl Lark<'_> {
         first
     }
 
-    /// Nodes one after the other as one word, if they can be and it ends where it should.
+    /// Writes a sequence of nodes as one word, if they are regular and the word ends where it should.
     fn word_before(&mut self, parts: &[Node], follow: &Characters) -> Option<String> {
         let shape = self.facts.shape_of_row(parts)?;
         if self.facts.effort().meet(shape.longer(), follow) {
@@ -140,12 +140,12 @@ impl Lark<'_> {
         let body = row(parts);
         let next = self.words.len();
         let number = *self.words.entry(body).or_insert(next);
-        // Words are not empty; whether there is one at all is for a rule to say.
+        // Words are not empty; an option in the rule expresses an empty text.
         Some(if shape.may_be_empty { format!("W{number}?") } else { format!("W{number}") })
     }
 }
 
-/// A regular node as words have it.
+/// Writes a regular node as part of a word.
 fn word(node: &Node) -> String {
     match node {
         Node::Characters(set) => {
@@ -164,7 +164,7 @@ fn word(node: &Node) -> String {
     }
 }
 
-/// Regular nodes one after the other, as words have them.
+/// Writes a sequence of regular nodes as part of a word.
 fn row(parts: &[Node]) -> String {
     match parts {
         [] => return "\"\"".into(),
@@ -203,7 +203,7 @@ fn times(least: u32, most: Option<u32>) -> String {
 mod tests {
     use super::*;
 
-    /// A rule of its own for each of so many kinds of objects, as a schema of them would have it.
+    /// Returns a grammar with a rule for each of `count` kinds of objects, as a schema would have it.
     fn objects(count: usize) -> String {
         let names: Vec<String> = (0..count).map(|at| format!("object-{at}")).collect();
         let object = |(at, name): (usize, &String)| {
@@ -219,17 +219,17 @@ mod tests {
         )
     }
 
-    /// A letter of Chinese that touches no other one.
+    /// Returns Chinese characters that do not touch each other.
     fn apart(number: usize) -> char {
         char::from_u32(0x3400 + 2 * number as u32).unwrap()
     }
 
     #[test]
-    fn long_grammars_of_a_plain_kind_are_translated() {
+    fn long_plain_grammars_are_translated() {
         let grammar = objects(900);
         assert!((90 << 10..128 << 10).contains(&grammar.len()), "{}", grammar.len());
         let lark = to_lark(&grammar).unwrap();
-        assert!(lark.len() < LONGEST / 2, "{}", lark.len());
+        assert!(lark.len() < MAX_BYTES / 2, "{}", lark.len());
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         to_lark(&format!("root ::= {}", words.join(" | "))).unwrap();
     }
 
-    /// What each rule may begin with is what all those behind it may, in ranges that do not touch.
+    /// Each rule may begin with what all rules after it begin with, in ranges that do not touch.
     #[test]
     fn sets_that_grow_from_rule_to_rule_are_refused_by_a_limit() {
         let rule = |at: usize| {
@@ -253,9 +253,9 @@ mod tests {
         assert!(reason.contains("more than 67108864 ranges of characters"), "{reason}");
     }
 
-    /// From each part on, as much of what follows as possible is looked at.
+    /// From each part on, as much of the following parts as possible is visited.
     #[test]
-    fn long_rows_that_swallow_each_other_are_refused_by_a_limit() {
+    fn long_sequences_that_swallow_each_other_are_refused_by_a_limit() {
         let part = format!("(\"{}\")? ", "abcdefghij".repeat(18));
         let grammar = format!("root ::= x root | \"a\"\nx ::= {}", part.repeat(600));
         assert!(Rules::parse(&grammar).is_ok());
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_too_long_is_refused_by_a_limit() {
+    fn long_translations_are_refused_by_a_limit() {
         let any = ". ".repeat(60_000);
         let grammar = format!("root ::= \"(\" root \")\" | {any}");
         let reason = to_lark(&grammar).unwrap_err();

@@ -1,40 +1,42 @@
+//! The parser of GBNF.
+
 use std::collections::HashMap;
 use std::iter::Peekable;
 use std::str::Chars;
 
 use super::characters::Characters;
 
-/// Longer grammars, and repetitions of more than this, are made to do harm.
-const LONGEST: usize = 128 << 10;
-const MOST_RULES: usize = 1000;
-const MOST_REPEATS: u32 = 10_000;
-/// Repetitions of repetitions, as in `x?*+`. Whoever reads a grammar goes down on the stack.
-const MOST_IN_A_ROW: usize = 4;
+/// Limits of a grammar. What exceeds them is an attack.
+const MAX_BYTES: usize = 128 << 10;
+const MAX_RULES: usize = 1000;
+const MAX_REPEATS: u32 = 10_000;
+/// Repetitions of repetitions, as in `x?*+`. Parsers of grammars are recursive.
+const MAX_NESTED_REPEATS: usize = 4;
 
-/// What a rule may be.
+/// A node of a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Node {
     Characters(Characters),
     Sequence(Vec<Node>),
     Choice(Vec<Node>),
-    /// As often as the first number at least, and at most as often as the second.
+    /// A repetition, at least and at most a number of times.
     Repeat(Box<Node>, u32, Option<u32>),
     Rule(usize),
     /// A token by its name.
     Token(String),
 }
 
-/// Rules by their numbers, the first of which is where a text begins.
+/// The rules by number. A text begins with the first.
 #[derive(Debug)]
 pub(super) struct Rules {
     pub bodies: Vec<Node>,
 }
 
 impl Rules {
-    /// Errors say line and column.
+    /// Parses a grammar. Errors name line and column.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if text.len() > LONGEST {
-            return Err(format!("its {} bytes are more than {LONGEST}", text.len()));
+        if text.len() > MAX_BYTES {
+            return Err(format!("its {} bytes are more than {MAX_BYTES}", text.len()));
         }
         let mut parser =
             Parser { text: text.chars().peekable(), line: 1, column: 1, names: Names::default() };
@@ -46,7 +48,7 @@ impl Rules {
 #[derive(Default)]
 struct Names {
     numbers: HashMap<String, usize>,
-    /// Where each was met first, and what it is once that is known.
+    /// The place of the first mention of each rule, and its node once it is defined.
     rules: Vec<(String, String, Option<Node>)>,
 }
 
@@ -86,8 +88,8 @@ impl Parser<'_> {
             self.skip(true);
             let body = self.choice(false)?;
             let number = self.names.number_at(&name, &place);
-            if self.names.rules.len() > MOST_RULES {
-                return Err(format!("it has more than {MOST_RULES} rules"));
+            if self.names.rules.len() > MAX_RULES {
+                return Err(format!("it has more than {MAX_RULES} rules"));
             }
             if self.names.rules[number].2.replace(body).is_some() {
                 return Err(format!("{place}: rule `{name}` is there twice"));
@@ -147,7 +149,7 @@ impl Parser<'_> {
     }
 
     fn repeated(&mut self, mut part: Node, nested: bool) -> Result<Node, String> {
-        for _ in 0..=MOST_IN_A_ROW {
+        for _ in 0..=MAX_NESTED_REPEATS {
             let (least, most) = match self.text.peek() {
                 Some('{') => self.times()?,
                 Some('*') => self.followed_by((0, None)),
@@ -158,10 +160,10 @@ impl Parser<'_> {
             self.skip(nested);
             part = Node::Repeat(Box::new(part), least, most);
         }
-        Err(self.wrong(&format!("more than {MOST_IN_A_ROW} repetitions of repetitions")))
+        Err(self.wrong(&format!("more than {MAX_NESTED_REPEATS} repetitions of repetitions")))
     }
 
-    /// What a sign means that is behind from now on.
+    /// Combines a repetition with the operator behind it.
     fn followed_by(&mut self, times: (u32, Option<u32>)) -> (u32, Option<u32>) {
         self.next();
         times
@@ -193,8 +195,8 @@ impl Parser<'_> {
         let mut count = None;
         while let Some(digit) = self.text.peek().and_then(|digit| digit.to_digit(10)) {
             let now = count.unwrap_or(0) * 10 + digit;
-            if now > MOST_REPEATS {
-                return Err(self.wrong(&format!("more than {MOST_REPEATS} repetitions")));
+            if now > MAX_REPEATS {
+                return Err(self.wrong(&format!("more than {MAX_REPEATS} repetitions")));
             }
             count = Some(now);
             self.next();
@@ -342,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn errors_name_their_place() {
         wrong("root ::= \"a", "line 1, column 12", "end of a text");
         wrong("root ::= a\n", "line 1, column 10", "no rule `a`");
         wrong("a ::= \"b\"", "it: ", "no rule `root`");
@@ -359,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_goes_on_behind_a_bar_and_within_brackets() {
+    fn a_rule_continues_after_a_bar_and_within_brackets() {
         let rules = Rules::parse("root ::= # first\n  \"a\" |\n  (\n \"b\"\n \"c\" ) # last\n\n\nx ::= root")
             .unwrap();
         assert_eq!(rules.bodies.len(), 2);
