@@ -21,16 +21,16 @@
 
 pub use firebox_runtime::{
     Account, AfterEviction, AttentionSinks, Begun, BranchId, BranchInfo, Branches, Budget, CacheError,
-    Capacity, Charge, Condenser, Condensing, Constraint, ConstraintError, Conversation, DRAFT_BRANCHES,
-    DRAFT_TOKENS, Device, Divergence, Draft, Drafter, EmbedOptions, EmbeddingVerification, Eviction,
-    EvictionPolicy, Extract, Finish, Generation, GenerationConfig, Grammar, HiddenReason, KvType,
-    LogProbabilities, LogitVerification, LookupDrafter, MajorPageFaults, MemoryError, Model, ModelDrafter,
-    OWN_HEAD, Origin, PageFaults, PagePool, Paused, Perplexity, PersistentPrefix, Piece, Pooling, Prefill,
-    PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Question, Ranked, Role, RuntimeError, Said,
-    Sampler, SamplerConfig, Saved, SavedSummary, ScheduleError, Script, Session, SlidingWindow, Speculation,
-    Summary, Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes,
-    available_devices, device, expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes,
-    parse_bytes, peak_resident_bytes, perplexity, resident_bytes, set_release_to_os, verify_against,
+    Capacity, Charge, Condenser, Condensing, Constraint, Conversation, DRAFT_BRANCHES, DRAFT_TOKENS, Device,
+    Divergence, Draft, Drafter, EmbedOptions, EmbeddingVerification, Eviction, EvictionPolicy, Extract,
+    Finish, Generation, GenerationConfig, Grammar, GrammarError, HiddenReason, KvType, LogProbabilities,
+    LogitVerification, LookupDrafter, MajorPageFaults, MemoryError, Model, ModelDrafter, OWN_HEAD, Origin,
+    PageFaults, PagePool, Paused, Perplexity, PersistentPrefix, Piece, Pooling, Prefill, PrefixLimits,
+    PrefixOptions, PrefixStats, PrefixTree, Question, Ranked, Role, RuntimeError, Said, Sampler,
+    SamplerConfig, Saved, SavedSummary, ScheduleError, Script, Session, SlidingWindow, Speculation, Summary,
+    Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device,
+    expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes, parse_bytes,
+    peak_resident_bytes, perplexity, resident_bytes, set_release_to_os, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.

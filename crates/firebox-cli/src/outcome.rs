@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use firebox_model::ModelError;
-use firebox_runtime::{ConstraintError, RuntimeError};
+use firebox_runtime::{GrammarError, RuntimeError};
 use firebox_server::ServerError;
 use firebox_store::StoreError;
 #[cfg(feature = "train")]
@@ -122,7 +122,7 @@ fn of_training(error: &TrainError) -> Option<u8> {
 fn of_runtime(error: &RuntimeError) -> Option<u8> {
     match error {
         RuntimeError::ContextFull { .. } => Some(OUT_OF_CONTEXT),
-        RuntimeError::Constraint(ConstraintError::Stuck { .. } | ConstraintError::Refused { .. }) => None,
+        RuntimeError::Constraint(GrammarError::Stuck { .. } | GrammarError::Refused { .. }) => None,
         RuntimeError::Constraint(_)
         | RuntimeError::Setting { .. }
         | RuntimeError::Device { .. }

@@ -5,7 +5,7 @@ use llguidance::api::TopLevelGrammar;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{ConstraintError, gbnf};
+use super::{GrammarError, gbnf};
 
 /// The most bytes of a grammar. Grammars are written by people or derived from types; longer ones are attacks.
 const MAX_BYTES: usize = 1 << 20;
@@ -50,11 +50,11 @@ impl Grammar {
     }
 
     /// Returns an error with the parser's reason.
-    pub(super) fn error(&self, reason: &str) -> ConstraintError {
-        ConstraintError::Grammar { kind: self.kind(), reason: without_debug_info(reason) }
+    pub(super) fn error(&self, reason: &str) -> GrammarError {
+        GrammarError::Grammar { kind: self.kind(), reason: without_debug_info(reason) }
     }
 
-    pub(super) fn compiled(&self) -> Result<TopLevelGrammar, ConstraintError> {
+    pub(super) fn compiled(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
             Self::JsonSchema(schema) => {
                 if deeper_than(schema, MAX_DEPTH) {
@@ -84,7 +84,7 @@ impl Grammar {
         }
     }
 
-    fn check_text(&self, text: &str) -> Result<(), ConstraintError> {
+    fn check_text(&self, text: &str) -> Result<(), GrammarError> {
         if text.len() > MAX_BYTES {
             return Err(self.error(&format!("its {} bytes are more than {MAX_BYTES}", text.len())));
         }

@@ -27,7 +27,7 @@ const NO_TOKEN_FITS: &str = "NoExtensionBias";
 
 /// Why a text cannot follow a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConstraintError {
+pub enum GrammarError {
     /// The grammar is invalid, or exceeds a limit.
     #[error("the {kind} cannot be used: {reason}")]
     Grammar {
@@ -83,7 +83,7 @@ impl Constraint {
     /// Starts a text. Where the grammar permits, the tokenizer's end tokens and any of `ends` end it.
     ///
     /// The time and the memory of a grammar are bounded; one that exceeds the bounds is an error.
-    pub fn new(grammar: &Grammar, tokenizer: &Arc<Tokenizer>, ends: &[u32]) -> Result<Self, ConstraintError> {
+    pub fn new(grammar: &Grammar, tokenizer: &Arc<Tokenizer>, ends: &[u32]) -> Result<Self, GrammarError> {
         let compiled = grammar.compiled()?;
         let vocabulary = Vocabulary::of(tokenizer)?;
         let parser = vocabulary.factory().create_parser(compiled);
@@ -98,7 +98,7 @@ impl Constraint {
 
     /// Masks the tokens that may not follow: their logits become negative infinity. Logits of permitted tokens stay; NaN
     /// becomes the least finite number, so that such a token is still preferred to masked ones.
-    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
         let permitted = self.permitted_next()?;
         let (words, rest) = logits.as_chunks_mut::<32>();
         let bits = permitted.as_slice();
@@ -109,13 +109,13 @@ impl Constraint {
         if logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
             return Ok(());
         }
-        Err(ConstraintError::Stuck { reason: "the model has none of the tokens that may follow".into() })
+        Err(GrammarError::Stuck { reason: "the model has none of the tokens that may follow".into() })
     }
 
     /// Advances by a token. An end token is accepted only where the grammar permits the end.
-    pub fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+    pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
         if self.ended {
-            return Err(ConstraintError::Refused { token });
+            return Err(GrammarError::Refused { token });
         }
         if self.ends.contains(&token) && self.may_end()? {
             self.ended = true;
@@ -125,7 +125,7 @@ impl Constraint {
         if self.permitted(&[token]) == 0 {
             return Err(match self.matcher.get_error() {
                 Some(reason) => stuck(&reason),
-                None => ConstraintError::Refused { token },
+                None => GrammarError::Refused { token },
             });
         }
         self.matcher.consume_token(token).map_err(|error| stuck(&error.to_string()))?;
@@ -139,7 +139,7 @@ impl Constraint {
     }
 
     /// Returns whether the text is complete, though more may follow.
-    pub fn may_end(&mut self) -> Result<bool, ConstraintError> {
+    pub fn may_end(&mut self) -> Result<bool, GrammarError> {
         if self.ended {
             return Ok(true);
         }
@@ -159,7 +159,7 @@ impl Constraint {
         if self.ended { 0 } else { self.matcher.validate_tokens(&tokens[..known]).unwrap_or(0) }
     }
 
-    fn permitted_next(&mut self) -> Result<SimpleVob, ConstraintError> {
+    fn permitted_next(&mut self) -> Result<SimpleVob, GrammarError> {
         if self.ended {
             return Err(stuck("it is complete"));
         }
@@ -202,6 +202,6 @@ fn mask_word(logits: &mut [f32], bits: u32) {
     }
 }
 
-fn stuck(reason: &str) -> ConstraintError {
-    ConstraintError::Stuck { reason: grammar::without_debug_info(reason) }
+fn stuck(reason: &str) -> GrammarError {
+    GrammarError::Stuck { reason: grammar::without_debug_info(reason) }
 }

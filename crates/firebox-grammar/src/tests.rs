@@ -109,7 +109,7 @@ fn a_text_ends_where_its_grammar_permits() {
     let letter = tokenizer.encode_literal("x", false).unwrap();
     let letter = *letter.last().unwrap();
     let mut constraint = Constraint::new(&Grammar::Regex("x{1,2}".into()), &tokenizer, &[]).unwrap();
-    assert_eq!(constraint.accept(end), Err(ConstraintError::Refused { token: end }));
+    assert_eq!(constraint.accept(end), Err(GrammarError::Refused { token: end }));
     constraint.accept(letter).unwrap();
     assert!(!constraint.ended() && constraint.may_end().unwrap());
     let mut other = constraint.clone();
@@ -143,12 +143,12 @@ fn end_tokens_are_permitted_where_the_text_may_end() {
 fn unknown_tokens_are_refused() {
     let mut constraint = constraint(&Grammar::JsonObject, "qwen3");
     for token in [320, 100_000, u32::MAX] {
-        assert_eq!(constraint.accept(token), Err(ConstraintError::Refused { token }));
+        assert_eq!(constraint.accept(token), Err(GrammarError::Refused { token }));
     }
     assert_eq!(constraint.permitted(&[u32::MAX, 3]), 0);
     constraint.mask(&mut vec![0.0; 320]).unwrap();
     // Fewer logits than tokens, and no logits.
-    assert!(matches!(constraint.mask(&mut []), Err(ConstraintError::Stuck { .. })));
+    assert!(matches!(constraint.mask(&mut []), Err(GrammarError::Stuck { .. })));
     constraint.mask(&mut vec![0.0; 320]).unwrap();
 }
 
@@ -175,7 +175,7 @@ fn invalid_grammars_are_refused_with_the_reason() {
     let wrong = |grammar: Grammar, words: &[&str]| {
         let error = Constraint::new(&grammar, &tokenizer("llama"), &[]).unwrap_err();
         let said = error.to_string();
-        assert!(matches!(error, ConstraintError::Grammar { .. }), "{said}");
+        assert!(matches!(error, GrammarError::Grammar { .. }), "{said}");
         assert!(words.iter().all(|word| said.contains(word)) && !said.contains('<'), "{said}");
     };
     wrong(Grammar::Regex("a(b".into()), &["regular expression", "unclosed group"]);
@@ -369,7 +369,7 @@ fn a_text_that_no_token_spells_is_stuck() {
         for grammar in [Grammar::Regex("bc".into()), Grammar::JsonObject, Grammar::Regex("[b-d]+".into())] {
             let mut constraint = Constraint::new(&grammar, &of(tokens), &[]).unwrap();
             let mut logits = vec![0.0; tokens.len() + 3];
-            assert!(matches!(constraint.mask(&mut logits), Err(ConstraintError::Stuck { .. })), "{tokens:?}");
+            assert!(matches!(constraint.mask(&mut logits), Err(GrammarError::Stuck { .. })), "{tokens:?}");
             assert!(constraint.mask(&mut logits).is_err() && constraint.accept(0).is_err());
             assert!(constraint.forced().is_empty() || constraint.permitted(&[0]) == 0);
         }

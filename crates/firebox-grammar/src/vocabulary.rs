@@ -8,7 +8,7 @@ use llguidance::api::ParserLimits;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
-use super::ConstraintError;
+use super::GrammarError;
 
 /// The longest token that is ever permitted: a trie node counts its ancestors in ten bits.
 const MAX_TOKEN_BYTES: usize = 1000;
@@ -37,7 +37,7 @@ pub(super) struct Vocabulary {
 
 impl Vocabulary {
     /// Returns the vocabulary of a tokenizer, which is built once and kept as long as the tokenizer exists.
-    pub fn of(tokenizer: &Arc<Tokenizer>) -> Result<Arc<Self>, ConstraintError> {
+    pub fn of(tokenizer: &Arc<Tokenizer>) -> Result<Arc<Self>, GrammarError> {
         static VOCABULARIES: Mutex<Vec<(Weak<Tokenizer>, Arc<Vocabulary>)>> = Mutex::new(Vec::new());
         let mut vocabularies = VOCABULARIES.lock().unwrap_or_else(PoisonError::into_inner);
         vocabularies.retain(|(tokenizer, _)| tokenizer.strong_count() > 0);
@@ -50,8 +50,8 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    fn new(tokenizer: &Tokenizer) -> Result<Self, ConstraintError> {
-        let unusable = |reason: String| ConstraintError::Vocabulary { reason };
+    fn new(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
+        let unusable = |reason: String| GrammarError::Vocabulary { reason };
         let words: Vec<Vec<u8>> =
             (0..tokenizer.vocab_size() as u32).map(|id| token_text(tokenizer, id)).collect();
         // Tokens may share nodes of the trie, but it never has more nodes than this.

@@ -4,7 +4,7 @@ use firebox_text::{Detokenizer, StopStrings, Tokenizer};
 
 use crate::generation::{Finish, GenerationConfig, Piece};
 use crate::paused::{Paused, Said};
-use crate::{Constraint, ConstraintError, LogProbabilities, RuntimeError, Sampler, likeliest};
+use crate::{Constraint, GrammarError, LogProbabilities, RuntimeError, Sampler, likeliest};
 
 /// What becomes of the logits of one request: tokens, their text, and an end. It knows neither a session nor a clock.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Answer {
         let forgotten = paused.tokens().saturating_sub(said.tokens.len());
         if let Some(constraint) = &mut constraint {
             if forgotten > 0 {
-                return Err(ConstraintError::Forgotten { tokens: forgotten }.into());
+                return Err(GrammarError::Forgotten { tokens: forgotten }.into());
             }
             for &token in said.tokens.iter().chain(paused.chosen().as_ref()) {
                 constraint.accept(token)?;
@@ -225,7 +225,7 @@ fn constraint(
         (Some(grammar), Some(tokenizer)) => {
             Ok(Some(Constraint::new(grammar, tokenizer, &config.end_tokens)?))
         }
-        (Some(_), None) => Err(ConstraintError::NoTokenizer.into()),
+        (Some(_), None) => Err(GrammarError::NoTokenizer.into()),
         (None, _) => Ok(None),
     }
 }

@@ -10,7 +10,7 @@ use firebox_text::TextError;
 use firebox_memory::MemoryError;
 use firebox_schedule::ScheduleError;
 
-use crate::ConstraintError;
+use crate::GrammarError;
 
 /// Why something could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub enum RuntimeError {
     Text(#[from] TextError),
     /// An answer could not be held to its grammar.
     #[error(transparent)]
-    Constraint(#[from] ConstraintError),
+    Constraint(#[from] GrammarError),
     /// The model has no tokenizer, and text was to be turned into tokens.
     #[error("{} has no tokenizer; put its tokenizer.json beside config.json", path.display())]
     NoTokenizer {

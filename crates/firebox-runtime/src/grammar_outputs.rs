@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::{
-    ConstraintError, Draft, Drafter, Finish, Generation, GenerationConfig, Grammar, LookupDrafter, Model,
+    Draft, Drafter, Finish, Generation, GenerationConfig, Grammar, GrammarError, LookupDrafter, Model,
     ModelDrafter, RuntimeError, Sampler, SamplerConfig, Session, Speculation, Summary, device,
 };
 
@@ -337,7 +337,7 @@ fn no_setting_gets_around_a_grammar() {
 fn an_answer_without_a_tokenizer_has_no_grammar() {
     let mut session = model("llama").session().unwrap();
     let begun = Generation::begin(&mut session, None, &[5], config(&Grammar::JsonObject, 0));
-    assert!(matches!(begun, Err(RuntimeError::Constraint(ConstraintError::NoTokenizer))));
+    assert!(matches!(begun, Err(RuntimeError::Constraint(GrammarError::NoTokenizer))));
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub use firebox_cache::{
     AfterEviction, AttentionSinks, CacheError, Eviction, EvictionPolicy, HiddenReason, KvType, PAGE_TOKENS,
     PagePool, Role, SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
 };
-pub use firebox_grammar::{Constraint, ConstraintError, Grammar};
+pub use firebox_grammar::{Constraint, Grammar, GrammarError};
 pub use firebox_kernels::instructions;
 use firebox_memory::process as memory;
 pub use firebox_memory::process::{

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use firebox_model::ModelError;
-use firebox_runtime::{CacheError, ConstraintError, MemoryError, RuntimeError, ScheduleError};
+use firebox_runtime::{CacheError, GrammarError, MemoryError, RuntimeError, ScheduleError};
 use firebox_text::TextError;
 use serde_json::{Value, json};
 
@@ -249,10 +249,10 @@ impl From<&RuntimeError> for ApiError {
             }
             // Generation got stuck in a grammar that nothing can satisfy.
             RuntimeError::Constraint(
-                ConstraintError::Grammar { .. }
-                | ConstraintError::Vocabulary { .. }
-                | ConstraintError::NoTokenizer
-                | ConstraintError::Stuck { .. },
+                GrammarError::Grammar { .. }
+                | GrammarError::Vocabulary { .. }
+                | GrammarError::NoTokenizer
+                | GrammarError::Stuck { .. },
             ) => Self { param: Some("response_format".into()), ..Self::invalid(message) },
             RuntimeError::Text(error) => Self::from(error),
             RuntimeError::Cache(CacheError::TurnTooLong { .. } | CacheError::FactsFull { .. })

@@ -160,7 +160,7 @@ impl Kept<'_> {
     fn let_last_go(&mut self) -> Reclaimed {
         let kept = (0..self.streamed.parts()).filter(|&part| self.streamed.is_resident(part));
         let Some(part) = kept.max_by_key(|&part| self.keeper.order[part]) else { return Reclaimed::Nothing };
-        self.let_go(part);
+        self.evict(part);
         if self.keeper.tenancy().is_none() {
             self.fit_ring();
         }
@@ -221,7 +221,7 @@ impl Kept<'_> {
         }
         // One charge becomes the other, so that nobody takes it in between.
         let charge = self.state.weights[other].take();
-        self.let_go(other);
+        self.evict(other);
         self.state.log(Event::Shed { layers: vec![other] }, self.streamed);
         self.state.weights[part] =
             charge.and_then(|mut charge| charge.resize(bytes).is_ok().then_some(charge));
