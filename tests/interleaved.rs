@@ -17,9 +17,7 @@ use firebox::store::{Checkpoint, ReadAt, ReadMethod, StoreError, StreamConfig};
 use firebox::{Account, Budget, Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
 use tempfile::TempDir;
 
-mod made;
-
-use made::Made;
+use firebox_testing::model::SyntheticModel;
 
 /// What the process takes is looked at, and what others do in it meanwhile would count.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -33,7 +31,7 @@ const MIB: u64 = 1 << 20;
 
 struct Models {
     folder: TempDir,
-    made: [Made; 3],
+    made: [SyntheticModel; 3],
 }
 
 impl Models {
@@ -41,7 +39,7 @@ impl Models {
     fn new(sizes: [usize; 3]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let made = [(sizes[0], 4), (sizes[1], 8), (sizes[2], 12)];
-        let made = made.map(|(size, layers)| Made::of_bytes(size << 20, layers, 512));
+        let made = made.map(|(size, layers)| SyntheticModel::with_bytes(size << 20, layers, 512));
         for (at, (name, made)) in NAMES.iter().zip(&made).enumerate() {
             made.write(&folder.path().join(name), at as u64).unwrap();
         }

@@ -1,9 +1,6 @@
 //! Any body at any route of the server, without a socket.
 #![no_main]
 
-#[path = "../checks/http_body.rs"]
-mod check;
-
 use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -23,5 +20,5 @@ static SERVER: LazyLock<(Router, Runtime)> = LazyLock::new(|| {
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let (program, runtime) = &*SERVER;
-    check::check(program, runtime, input);
+    firebox_testing::http_body::check(program, runtime, input);
 });

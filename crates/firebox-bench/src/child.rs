@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::figure::{Figures, Measured};
-use crate::group::Group;
 use crate::measures;
 use crate::measures::{heads, models, run};
 use crate::setup::Setup;
+use firebox_testing::control_group::ControlGroup;
 
 /// The option by which this program tells itself what to do.
 pub const OPTION: &str = "--task";
@@ -47,14 +47,14 @@ pub fn measured(name: &str, setup: &Setup) -> anyhow::Result<Measured> {
 }
 
 /// What a process answers, in a control group if one is named.
-pub fn asked<T: DeserializeOwned>(task: &Task, group: Option<&Group>) -> anyhow::Result<T> {
+pub fn asked<T: DeserializeOwned>(task: &Task, group: Option<&ControlGroup>) -> anyhow::Result<T> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(OPTION).arg(serde_json::to_string(task)?);
     answer(&mut command, group)
 }
 
 /// What a program says in its last line.
-pub fn answer<T: DeserializeOwned>(command: &mut Command, group: Option<&Group>) -> anyhow::Result<T> {
+pub fn answer<T: DeserializeOwned>(command: &mut Command, group: Option<&ControlGroup>) -> anyhow::Result<T> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = match group {
         Some(group) => group.spawn(command),

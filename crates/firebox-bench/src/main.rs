@@ -8,11 +8,7 @@ mod child;
 mod claim;
 mod energy;
 mod figure;
-#[path = "../../../tests/group/mod.rs"]
-mod group;
 mod machine;
-#[path = "../../../tests/made/mod.rs"]
-mod made;
 mod markers;
 mod measures;
 mod plots;

@@ -9,10 +9,10 @@ use firebox_train::cut_head;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::made::Made;
+use firebox_testing::model::SyntheticModel;
 
 /// What Qwen3-0.6B is like.
-const SHAPE: Made = Made {
+const SHAPE: SyntheticModel = SyntheticModel {
     layers: 28,
     hidden: 1024,
     inner: 3072,
@@ -24,7 +24,7 @@ const SHAPE: Made = Made {
 };
 
 /// One that takes no time, and whose figures mean nothing.
-const TINY: Made = Made {
+const TINY: SyntheticModel = SyntheticModel {
     layers: 8,
     hidden: 256,
     inner: 512,

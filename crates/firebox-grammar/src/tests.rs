@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 
 use super::*;
 
-#[path = "../../../fuzz/checks/grammar.rs"]
-mod check;
-
 #[test]
 fn the_fuzzing_corpus() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/grammar");
     let grammars = std::fs::read_dir(folder).unwrap();
     let translated = grammars
         .filter(|grammar| {
-            check::check(&std::fs::read(grammar.as_ref().unwrap().path()).unwrap(), gbnf::to_lark)
+            firebox_testing::gbnf::check(
+                &std::fs::read(grammar.as_ref().unwrap().path()).unwrap(),
+                gbnf::to_lark,
+            )
         })
         .count();
     assert!(translated > 0);

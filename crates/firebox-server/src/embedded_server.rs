@@ -120,10 +120,6 @@ impl EmbeddedServer {
 }
 
 #[cfg(test)]
-#[path = "../../../fuzz/checks/http_body.rs"]
-mod check;
-
-#[cfg(test)]
 mod tests {
     use std::path::Path;
 
@@ -155,7 +151,7 @@ mod tests {
         let answered = bodies
             .filter(|body| {
                 let body = std::fs::read(body.as_ref().unwrap().path()).unwrap();
-                check::check(&program, &runtime, &body)
+                firebox_testing::http_body::check(&program, &runtime, &body)
             })
             .count();
         assert!(answered > 0);

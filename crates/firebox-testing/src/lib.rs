@@ -1,3 +1,12 @@
-//! Helpers of the tests of several crates. Never published.
+//! Helpers of tests, fuzzing and benchmarks of several crates. Never published.
 
+#[cfg(feature = "text")]
+pub mod calls;
+#[cfg(feature = "text")]
+pub mod chat_template;
+pub mod control_group;
+pub mod gbnf;
 pub mod grammar;
+#[cfg(feature = "http")]
+pub mod http_body;
+pub mod model;

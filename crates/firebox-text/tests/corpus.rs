@@ -1,13 +1,10 @@
 //! Every input the fuzzers have kept, through the same checks: what once crashed stays mended.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
-#[path = "../../../fuzz/checks/calls.rs"]
-mod calls;
-#[path = "../../../fuzz/checks/chat_template.rs"]
-mod chat_template;
-
 use std::fs;
 use std::path::Path;
+
+use firebox_testing::{calls, chat_template};
 
 fn replay(target: &str, check: impl Fn(&[u8]) -> bool) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);

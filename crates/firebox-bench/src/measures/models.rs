@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::child::{self, Task};
 use crate::figure::{Declared, Figures, compared, spread, times};
-use crate::made::Made;
 use crate::setup::{Setup, once};
+use firebox_testing::model::SyntheticModel;
 
 /// The models in the order in which they are asked: what they are called, their part of the bytes, layers, tokens of the
 /// answer.
@@ -138,7 +138,7 @@ fn made(setup: &Setup, megabytes: usize) -> anyhow::Result<PathBuf> {
     let vocab = if megabytes < SMALL { 2048 } else { 32_000 };
     once(&folder, |folder| {
         for (seed, (name, part, layers, _)) in MODELS.into_iter().enumerate() {
-            let made = Made::of_bytes(megabytes * 1_000_000 * part / ALL_PARTS, layers, vocab);
+            let made = SyntheticModel::with_bytes(megabytes * 1_000_000 * part / ALL_PARTS, layers, vocab);
             made.write(&folder.join(name), seed as u64 + 1)?;
         }
         Ok(())

@@ -7,9 +7,9 @@ use firebox_store::Checkpoint;
 
 use crate::child::{self, Task};
 use crate::figure::{Declared, Figures, times};
-use crate::group::Group;
 use crate::measures::run::{Kept, Ran, Run};
 use crate::setup::Setup;
+use firebox_testing::control_group::ControlGroup;
 
 pub const FIGURES: &[Declared] = &[
     times("short_memory.mapped", "s/token", "reading all of it for every token"),
@@ -32,7 +32,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let checkpoint = Checkpoint::open(setup.plain())?;
     let bytes = checkpoint.tensors().map(|tensor| tensor.bytes).sum::<u64>() as f64;
     let room = (bytes * SHARE).max(setup.usual_or(0.0, PROGRAM));
-    let group = match Group::new("report", room as u64) {
+    let group = match ControlGroup::new("report", room as u64) {
         Ok(group) => group,
         Err(error)
             if matches!(

@@ -9,9 +9,6 @@ mod doctor;
 mod embed;
 mod fitting;
 mod grammar;
-#[cfg(target_os = "linux")]
-#[path = "../../../../tests/group/mod.rs"]
-mod group;
 mod head;
 mod hub;
 mod import;

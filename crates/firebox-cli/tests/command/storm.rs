@@ -3,8 +3,8 @@ use std::time::{Duration, Instant};
 
 use crate::args;
 use crate::fitting::model;
-use crate::group::Group;
 use crate::support::*;
+use firebox_testing::control_group::ControlGroup;
 
 /// What model, helper and their group are given, in MiB.
 const MEMORY: usize = 170;
@@ -44,7 +44,7 @@ fn a_storm_of_memory_pressure_is_weathered() {
     let memory = format!("{MEMORY}M");
     let common = args!["run", folder.path(), "--ids", "5,6,7", "-n", "150", "--temp", "0", "--json"];
     let plain = firebox_with(&common).ends_with(0).json()["tokens"].clone();
-    let group = Group::new("storm", LIMIT << 20).expect("the right to make control groups");
+    let group = ControlGroup::new("storm", LIMIT << 20).expect("the right to make control groups");
     let mut helper = Command::new(std::env::current_exe().unwrap());
     helper.args(["--exact", "storm::helper", "--ignored"]).env("FIREBOX_STORM_HELPER", "1");
     let mut helper = group.spawn(&mut helper).unwrap();

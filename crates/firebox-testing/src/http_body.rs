@@ -1,4 +1,4 @@
-//! Any body at any route: it is answered, or refused with a reason, and is never the server's fault.
+//! Checks that any body at any route is answered or refused with a reason, and never causes a server error.
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
 
-/// Those with an `{id}` are asked of a session that was just begun.
+/// The routes. Those with an `{id}` are requested for a new session.
 const ROUTES: [&str; 14] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -25,10 +25,10 @@ const ROUTES: [&str; 14] = [
     "/v1/sessions/{id}/facts",
 ];
 
-/// Longer answers there are none, of a model with a short context.
-const LONGEST: usize = 8 << 20;
+/// The most bytes of a response from a model with a short context.
+const MAX_BYTES: usize = 8 << 20;
 
-/// The first byte says the route, the rest is the body. Whether it was answered.
+/// Checks an input whose first byte selects the route; the rest is the body. Returns whether it succeeded.
 pub fn check(program: &Router, runtime: &Runtime, input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     let route = ROUTES[usize::from(*route) % ROUTES.len()];
@@ -76,5 +76,5 @@ async fn asked(program: Router, method: Method, path: &str, body: Vec<u8>) -> (S
         Err(never) => match never {},
     };
     let status = answer.status();
-    (status, to_bytes(answer.into_body(), LONGEST).await.expect("an answer that ends"))
+    (status, to_bytes(answer.into_body(), MAX_BYTES).await.expect("an answer that ends"))
 }

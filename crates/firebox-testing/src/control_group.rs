@@ -1,14 +1,14 @@
-//! A control group with a limit of memory of its own.
+//! A control group with a memory limit.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// Removed when it is dropped, if all of its processes have ended.
-pub struct Group(PathBuf);
+/// A control group, which is removed when it is dropped, if all of its processes have ended.
+pub struct ControlGroup(PathBuf);
 
-impl Group {
-    /// One of whichever version there is. It takes the right to make them, which root has.
+impl ControlGroup {
+    /// Creates a group of the version that is mounted. This takes the rights of root.
     pub fn new(name: &str, bytes: u64) -> io::Result<Self> {
         let (parent, limit) = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"]
             .into_iter()
@@ -22,13 +22,13 @@ impl Group {
         Ok(group)
     }
 
-    /// Starts a program in it.
+    /// Starts a program in the group.
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
         let mut child = command.spawn()?;
         match std::fs::write(self.0.join("cgroup.procs"), child.id().to_string()) {
             Ok(()) => Ok(child),
             Err(error) => {
-                // Without its limit it would measure something else.
+                // Without the limit the program would measure something else.
                 child.kill()?;
                 child.wait()?;
                 Err(error)
@@ -37,7 +37,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ControlGroup {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir(&self.0);
     }

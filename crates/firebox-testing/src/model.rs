@@ -1,4 +1,4 @@
-//! Models of random numbers, of any size, in the form that Hugging Face gives them.
+//! Models with random weights, of any size, in the format of Hugging Face.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -6,26 +6,33 @@ use std::path::Path;
 
 use serde_json::{Map, json};
 
-/// Values of a head of a Llama.
+/// The width of a head.
 const HEAD: usize = 64;
 
-/// What a model is like: a Llama or a Qwen3, its embedding tied, its weights bf16.
+/// The shape of a model: a Llama or a Qwen3 with tied embeddings and bf16 weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Made {
+pub struct SyntheticModel {
+    /// Layers.
     pub layers: usize,
+    /// The width of hidden states.
     pub hidden: usize,
+    /// The width within feed-forward networks.
     pub inner: usize,
+    /// Heads of queries.
     pub heads: usize,
+    /// Heads of keys and values.
     pub kv_heads: usize,
+    /// The width of a head.
     pub head_dim: usize,
+    /// Tokens of the vocabulary.
     pub vocab: usize,
-    /// Whether queries and keys are normed, which makes it a Qwen3.
+    /// Whether queries and keys are normed, as in Qwen3.
     pub has_normed_heads: bool,
 }
 
-impl Made {
-    /// One of so many layers that takes about as many bytes as it should.
-    pub fn of_bytes(bytes: usize, layers: usize, vocab: usize) -> Self {
+impl SyntheticModel {
+    /// Returns a Llama of `layers` layers that takes about `bytes`.
+    pub fn with_bytes(bytes: usize, layers: usize, vocab: usize) -> Self {
         let with = |hidden: usize| Self {
             layers,
             hidden,
@@ -44,7 +51,7 @@ impl Made {
         made
     }
 
-    /// Bytes of its weights.
+    /// Returns the bytes of its weights.
     pub fn bytes(&self) -> usize {
         self.tensors().iter().map(|(_, shape)| shape.iter().product::<usize>() * 2).sum()
     }
@@ -75,7 +82,7 @@ impl Made {
         tensors
     }
 
-    /// Writes it into a directory that is made for it.
+    /// Writes the model into a new directory.
     pub fn write(&self, folder: &Path, seed: u64) -> io::Result<()> {
         let Self { layers, hidden, inner, heads, kv_heads, head_dim, vocab, has_normed_heads } = *self;
         let (class, family) =
@@ -116,7 +123,7 @@ impl Made {
                 _ => (0..shape[0]).try_for_each(|_| file.write_all(&bf16(1.0)))?,
             }
         }
-        // What is not on the disk yet cannot be dropped from the page cache.
+        // Pages that were not written yet cannot be dropped from the page cache.
         file.into_inner()?.sync_all()
     }
 }
@@ -125,7 +132,7 @@ fn bf16(number: f32) -> [u8; 2] {
     ((number.to_bits() >> 16) as u16).to_le_bytes()
 }
 
-/// Numbers from -1 to 1.
+/// Random numbers from -1 to 1.
 struct Random(u64);
 
 impl Random {

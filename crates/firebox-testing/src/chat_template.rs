@@ -1,12 +1,12 @@
-//! A chat template of anybody's over a conversation of anybody's: it says the same twice, within bounds, or is an error.
+//! Checks that a chat template is deterministic and bounded, or fails with an error.
 
 use firebox_text::{ChatTemplate, Message, TemplateOptions};
 use serde_json::{Map, json};
 
-/// Longer prompts are refused by the template.
-const LONGEST: usize = 64 << 20;
+/// The most bytes that a template may produce.
+const MAX_BYTES: usize = 64 << 20;
 
-/// A template, a zero, and messages as JSON, without which there are some. Whether it has said something.
+/// Checks an input: a template, a zero, and messages as JSON, which have a default. Returns whether the template produced a prompt.
 pub fn check(input: &[u8]) -> bool {
     let (source, messages) = match input.iter().position(|byte| *byte == 0) {
         Some(at) => (&input[..at], &input[at + 1..]),
@@ -26,23 +26,23 @@ pub fn check(input: &[u8]) -> bool {
         said.into_iter().chain(more).collect()
     });
     let tools = vec![json!({"type": "function", "function": {"name": "weather", "parameters": {}}})];
-    let mut said = false;
+    let mut rendered = false;
     for tools in [None, Some(tools)] {
         let told = template.told(&messages, tools.as_deref().unwrap_or_default());
-        // The present would be another one the second time.
+        // The current time would differ between the two runs.
         let now = Some(std::time::UNIX_EPOCH);
         let options = TemplateOptions { tools, now, ..TemplateOptions::default() };
         let render = || template.render(&told, &options);
         match (render(), render()) {
             (Ok(one), Ok(other)) => {
                 assert_eq!(one, other);
-                assert!(one.len() <= LONGEST, "{} bytes", one.len());
-                said = true;
+                assert!(one.len() <= MAX_BYTES, "{} bytes", one.len());
+                rendered = true;
             }
             (Err(error), Err(_)) => assert!(!error.to_string().is_empty()),
             (one, other) => panic!("{one:?} and then {other:?}"),
         }
     }
     template.call_syntax();
-    said
+    rendered
 }

@@ -1,4 +1,4 @@
-//! An answer in any syntax of calls: how it is cut changes nothing, and calls are what they were said to be piece by piece.
+//! Checks the parsing of tool calls: the division of a stream changes nothing, and calls match their announced pieces.
 
 use firebox_text::{AnswerPart, CallReader, CallSyntax};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ const ALL: [CallSyntax; 8] = [
     CallSyntax::Fenced,
 ];
 
-/// The first byte says the syntax, the second how the text is cut. Whether a call was found.
+/// Checks an input whose first byte selects the syntax and whose second one divides the text. Returns whether it contains a call.
 pub fn check(input: &[u8]) -> bool {
     let [syntax, cut, text @ ..] = input else { return false };
     let text = String::from_utf8_lossy(text);
@@ -22,7 +22,7 @@ pub fn check(input: &[u8]) -> bool {
     let whole = read(syntax, [&*text]);
     let (mut pieces, mut rest) = (Vec::new(), &*text);
     while !rest.is_empty() {
-        // Lengths that follow each other differ, so that the same mark is met at different places.
+        // Successive lengths differ, so that marks are divided at different places.
         let length = (usize::from(*cut) + pieces.len()) % 7 + 1;
         let at = rest.char_indices().nth(length).map_or(rest.len(), |(at, _)| at);
         let (piece, behind) = rest.split_at(at);
