@@ -1,5 +1,5 @@
 use firebox_cache::{AfterEviction, CacheError, Role, TurnId, WholeTurns};
-use firebox_text::{ChatTemplate, Continued, TemplateOptions, TextError};
+use firebox_text::{ChatTemplate, TemplateOptions, TextError, TurnEncoder};
 use serde::{Deserialize, Serialize};
 
 use crate::turns::FACTS;
@@ -75,8 +75,8 @@ impl Script {
     }
 
     /// The parts that conversations are written from.
-    pub fn parts(&self) -> Result<Continued<'_>, RuntimeError> {
-        Ok(Continued::new(&self.template, self.model.tokenizer()?, &self.options))
+    pub fn parts(&self) -> Result<TurnEncoder<'_>, RuntimeError> {
+        Ok(TurnEncoder::new(&self.template, self.model.tokenizer()?, &self.options))
     }
 
     /// What comes before the first question, and stays whatever is forgotten.
@@ -88,7 +88,7 @@ impl Script {
                 // The template makes it part of the first question, which may be forgotten.
                 tokens.extend(parts.opening(None)?.unwrap_or_default());
                 if let Some(system) = system {
-                    tokens.extend(parts.told(system)?);
+                    tokens.extend(parts.system_message(system)?);
                 }
             }
         }
@@ -177,13 +177,13 @@ impl<'a> Conversation<'a> {
 
     /// Tells it something that stays when turns are forgotten. Returns the fact and its tokens.
     pub fn add_fact(&mut self, text: &str) -> Result<(TurnId, usize), RuntimeError> {
-        let tokens = self.script.parts()?.told(text)?;
+        let tokens = self.script.parts()?.system_message(text)?;
         Ok((self.session.add_fact(&tokens)?, tokens.len()))
     }
 
     /// Puts a fact in the place of another.
     pub fn supersede(&mut self, fact: TurnId, text: &str) -> Result<(TurnId, usize), RuntimeError> {
-        let tokens = self.script.parts()?.told(text)?;
+        let tokens = self.script.parts()?.system_message(text)?;
         Ok((self.session.supersede(fact, &tokens)?, tokens.len()))
     }
 

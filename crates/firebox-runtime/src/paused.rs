@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use firebox_cache::{CacheError, KvType, PagePool};
-use firebox_text::{HeldBack, StopStrings};
+use firebox_text::{DetokenizerState, StopStrings};
 use serde::{Deserialize, Serialize};
 
 use crate::answer::Answer;
@@ -35,7 +35,7 @@ pub struct Paused {
     biases: Vec<(u32, u32)>,
     /// How much of the random sequence was used.
     drawn: u64,
-    held_back: Option<HeldBack>,
+    held_back: Option<DetokenizerState>,
     held_for_stop: String,
     met: Option<String>,
     tokens: usize,
@@ -97,7 +97,7 @@ impl Paused {
             sampler: SamplerConfig { logit_bias: Default::default(), ..sampler },
             biases,
             drawn: answer.drawn(),
-            held_back: answer.detokenizer().map(|detokenizer| detokenizer.held_back().clone()),
+            held_back: answer.detokenizer().map(|detokenizer| detokenizer.state().clone()),
             held_for_stop: answer.stops().held().to_owned(),
             met: answer.stops().matched().map(str::to_owned),
             tokens: answer.count(),
@@ -184,7 +184,7 @@ impl Paused {
         StopStrings::new(self.stop.clone()).resume(self.held_for_stop.clone(), self.met.as_deref())
     }
 
-    pub(crate) fn held_back(&self) -> Option<&HeldBack> {
+    pub(crate) fn held_back(&self) -> Option<&DetokenizerState> {
         self.held_back.as_ref()
     }
 

@@ -53,7 +53,7 @@ impl ConversationRequest {
         app.check_grammar(grammar_field, self.config.grammar.as_ref(), &served).await?;
         let opening = opened.then(|| syntax.opening(self.tools.single_required()).into_owned());
         let tools = self.options.tools.clone();
-        let tool_calls = (tools.is_some() || syntax.is_everywhere()).then(|| ToolCallConfig {
+        let tool_calls = (tools.is_some() || syntax.is_always_marked()).then(|| ToolCallConfig {
             syntax,
             tools: tools.unwrap_or_default(),
             opening: opening.clone(),

@@ -105,7 +105,7 @@ impl ServedModel {
     pub fn prompt(&self, messages: &[Message], options: &TemplateOptions) -> Result<Vec<u32>, ApiError> {
         check_arguments_memory(messages)?;
         let (tokenizer, template) = (self.tokenizer()?, self.script.template());
-        let told = template.told(messages, options.tools.as_deref().unwrap_or_default());
+        let told = template.messages_with_tools(messages, options.tools.as_deref().unwrap_or_default());
         let mut tokens = template.encode(tokenizer, &told, options)?;
         tokens.splice(0..0, self.script.beginning()?);
         Ok(tokens)

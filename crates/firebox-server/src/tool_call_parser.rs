@@ -103,7 +103,7 @@ impl ToolCallParser {
         if let (Some(token), Some(tokenizer)) = (piece.token, tokenizer)
             && tokenizer.is_special(token)
             && let Some(name) = tokenizer.id_to_token(token)
-            && tool_calls.syntax.control().contains(&name)
+            && tool_calls.syntax.control_tokens().contains(&name)
         {
             answer_parts.extend(reader.push(name));
         }
@@ -126,8 +126,8 @@ impl ToolCallParser {
         for part in answer_parts {
             match part {
                 AnswerPart::Text(text) => parts.extend(text_part(&text)),
-                AnswerPart::Calling(_) if self.call_count > 0 && !tool_calls.parallel => {}
-                AnswerPart::Calling(name) => {
+                AnswerPart::CallStart(_) if self.call_count > 0 && !tool_calls.parallel => {}
+                AnswerPart::CallStart(name) => {
                     let id = match tool_calls.syntax {
                         CallSyntax::Listed => crate::ids::random_id()[..SHORT_ID_CHARS].to_owned(),
                         _ => format!("call_{}", crate::ids::random_id()),

@@ -1,7 +1,7 @@
 //! The tools of a request: which the model may call, and which it must.
 
 use firebox_runtime::Grammar;
-use firebox_text::{CallSyntax, can_be_called};
+use firebox_text::{CallSyntax, is_valid_tool_name};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
@@ -100,7 +100,7 @@ impl Tools {
             return None;
         }
         if let [tool] = required[..]
-            && syntax.names_before()
+            && syntax.names_tool_first()
         {
             return Some(Grammar::JsonSchema(parameters(&tool["function"])));
         }
@@ -115,8 +115,8 @@ impl Tools {
             definitions.insert(index.to_string(), parameters);
             calls.push(json!({
                 "type": "object",
-                "properties": { "name": { "const": function["name"] }, syntax.arguments(): { "$ref": place } },
-                "required": ["name", syntax.arguments()],
+                "properties": { "name": { "const": function["name"] }, syntax.arguments_key(): { "$ref": place } },
+                "required": ["name", syntax.arguments_key()],
                 "additionalProperties": false,
             }));
         }
@@ -124,7 +124,7 @@ impl Tools {
             1 => calls.remove(0),
             _ => json!({ "anyOf": calls }),
         };
-        let mut schema = match syntax.lists() {
+        let mut schema = match syntax.always_lists() {
             true => json!({ "type": "array", "items": call, "minItems": 1, "maxItems": 1 }),
             false => call,
         };
@@ -157,7 +157,7 @@ fn check_function(fields: &JsonFields<'_>, at: &str, tool: &Value) -> Result<(),
     }
     let function = tool.object("function")?.unwrap_or(tool);
     let name = function.required_string("name")?;
-    if !can_be_called(name) {
+    if !is_valid_tool_name(name) {
         return Err(function.error("name", format!("{name:?} may only have letters, digits, _ - . : and /")));
     }
     function.string("description")?;

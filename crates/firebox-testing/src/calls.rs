@@ -58,7 +58,7 @@ fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Ve
     for part in &all {
         match part {
             AnswerPart::Text(text) => assert!(begun.is_none() && !text.is_empty(), "{all:?}"),
-            AnswerPart::Calling(name) => assert_eq!(begun.replace((name, String::new())), None, "{all:?}"),
+            AnswerPart::CallStart(name) => assert_eq!(begun.replace((name, String::new())), None, "{all:?}"),
             AnswerPart::Arguments(piece) => begun.as_mut().expect("arguments of a call").1.push_str(piece),
             AnswerPart::Call(call) => {
                 let arguments = call.arguments.as_str().expect("a text").to_owned();

@@ -28,7 +28,7 @@ pub fn check(input: &[u8]) -> bool {
     let tools = vec![json!({"type": "function", "function": {"name": "weather", "parameters": {}}})];
     let mut rendered = false;
     for tools in [None, Some(tools)] {
-        let told = template.told(&messages, tools.as_deref().unwrap_or_default());
+        let told = template.messages_with_tools(&messages, tools.as_deref().unwrap_or_default());
         // The current time would differ between the two runs.
         let now = Some(std::time::UNIX_EPOCH);
         let options = TemplateOptions { tools, now, ..TemplateOptions::default() };

@@ -4,17 +4,17 @@ use crate::error::TextError;
 use std::collections::HashSet;
 use tokenizers::normalizers::Precompiled;
 
-/// Tables in use take a quarter of a megabyte. The check visits every entry with every byte, so its time is bounded by
-/// bounding the size.
-const LARGEST: usize = 4 << 20;
+/// The largest table. Tables in use take a quarter of a megabyte; the check visits every entry with every byte, so this bounds
+/// its time.
+const MAX_TABLE_BYTES: usize = 4 << 20;
 
 /// Reads a table: the length of a double-array trie, the trie, and the replacement texts it points at.
 ///
-/// The reader in `tokenizers` follows the trie without looking where it leads. So walk every path first: each must stay
+/// The reader in `tokenizers` follows the trie without bounds checks. All paths are therefore walked first: each must stay
 /// inside the table and end at the start of a character in the replacements.
 pub(crate) fn read(charsmap: &[u8]) -> Result<Precompiled, TextError> {
     let wrong = |reason| TextError::InvalidCharsmap { reason };
-    if charsmap.len() > LARGEST {
+    if charsmap.len() > MAX_TABLE_BYTES {
         return Err(wrong("it is larger than 4 MiB"));
     }
     let (length, rest) = charsmap.split_first_chunk::<4>().ok_or(wrong("it is shorter than its header"))?;
@@ -57,7 +57,7 @@ pub(crate) fn read(charsmap: &[u8]) -> Result<Precompiled, TextError> {
 struct Unit(u32);
 
 impl Unit {
-    /// What leads from the entry's place to its children, by exclusive or.
+    /// The xor offset from the entry's index to its children.
     fn offset(self) -> usize {
         let shift = (self.0 & (1 << 9)) >> 6;
         (self.0 as usize >> 10) << shift
@@ -76,10 +76,10 @@ impl Unit {
     }
 }
 
-/// Reads a table written in base 64, as `tokenizer.json` has it.
+/// Reads a table in base 64, as in `tokenizer.json`.
 pub(crate) fn read_base64(text: &str) -> Result<Precompiled, TextError> {
     let wrong = |reason| TextError::InvalidCharsmap { reason };
-    if text.len() / 4 * 3 > LARGEST {
+    if text.len() / 4 * 3 > MAX_TABLE_BYTES {
         return Err(wrong("it is larger than 4 MiB"));
     }
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn base64_is_the_same_table() -> Result<(), Box<dyn std::error::Error>> {
-        // A trie of 256 entries that leads nowhere, and replacements of every length modulo three.
+        // A trie of 256 entries without children, and replacements of every length modulo three.
         for texts in ["", "a", "ab", "abc\u{e9}"] {
             let mut bytes = 1024_u32.to_le_bytes().to_vec();
             bytes.resize(4 + 1024, 0);

@@ -1,21 +1,21 @@
-//! From a token's spelling to the bytes it stands for.
+//! Decoding of a token's spelling to its bytes.
 
 use crate::error::TextError;
 use serde_json::Value;
 
-/// The space of SentencePiece vocabularies.
+/// The character for a space in SentencePiece vocabularies.
 pub(crate) const SPACE_MARK: char = '\u{2581}';
 
-/// How token spellings become text, reduced to what can be done one token at a time.
+/// The conversion of token spellings to bytes, restricted to what can be done token by token.
 ///
-/// The decoders of `tokenizer.json` see a whole list of tokens; those that language models use look at one token, at
-/// whether it is the first, or at the start of the finished text. Nothing else is accepted.
+/// The decoders of `tokenizer.json` operate on a whole list of tokens. Those of language models depend only on one token, on
+/// whether it is the first, or on the start of the finished text. Others are rejected.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Decoding {
     steps: Vec<Step>,
-    /// Leading characters to drop from the finished text, and how many at most.
+    /// A leading character to strip from the finished text, and the most occurrences to strip.
     strip_start: Option<(char, usize)>,
-    /// Tokens end in a mark that stands for a space, except at the end of the text.
+    /// Tokens end in a suffix that represents a space, except at the end of the text.
     hold_trailing_space: bool,
 }
 
@@ -42,7 +42,7 @@ impl Decoding {
         Self { steps: vec![Step::ByteLevel], ..Self::default() }
     }
 
-    /// The decoding of SentencePiece vocabularies. `prefixed` says that encoding put a space before the text.
+    /// The decoding of SentencePiece vocabularies. `prefixed` says that encoding adds a space before the text.
     pub fn sentencepiece(prefixed: bool) -> Self {
         Self {
             steps: vec![
@@ -59,7 +59,7 @@ impl Decoding {
         Self { steps: vec![Step::WordPiece { prefix: "##".to_owned(), cleanup: true }], ..Self::default() }
     }
 
-    /// Reads the `decoder` of a `tokenizer.json`.
+    /// Parses the `decoder` of a `tokenizer.json`.
     pub fn from_json(decoder: Option<&Value>) -> Result<Self, TextError> {
         let mut decoding = Self::default();
         match decoder {
@@ -141,7 +141,7 @@ impl Decoding {
         self.hold_trailing_space
     }
 
-    /// The bytes of one token. `added` tokens were matched in plain text and are spelled in plain text.
+    /// The bytes of one token. `added` tokens are spelled in plain text.
     pub fn piece(&self, token: &str, added: bool, first: bool) -> Vec<u8> {
         let mut piece = Piece::Text(token.to_owned());
         for step in &self.steps {
@@ -204,9 +204,9 @@ pub(crate) fn byte_token(token: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok()
 }
 
-/// The byte that a character of a byte-level vocabulary stands for.
+/// The byte that a character of a byte-level vocabulary represents.
 ///
-/// Printable Latin-1 characters stand for themselves; the 68 others were moved, in order, to U+0100 and up.
+/// Printable Latin-1 characters represent themselves; the other 68 bytes are mapped, in order, to U+0100 and up.
 pub(crate) fn byte_level_byte(character: char) -> Option<u8> {
     match u32::from(character) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),

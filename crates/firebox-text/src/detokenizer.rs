@@ -1,15 +1,14 @@
-//! Text out of a stream of tokens, never half a character.
+//! Text from a stream of tokens, in whole characters.
 
 use serde::{Deserialize, Serialize};
 
 use crate::tokenizer::Tokenizer;
 
-/// Turns token ids into text as they come.
+/// Converts a stream of token ids to text.
 ///
-/// A character can be spread over several tokens; it is handed out when its last byte has come. Each push costs no more
-/// than the token's own bytes. Bytes that can never become a character turn into U+FFFD, one for each maximal broken run,
-/// as [`String::from_utf8_lossy`] has it. The pushes of a stream and its [`finish`](Self::finish), put together, are
-/// exactly [`Tokenizer::decode`] of all its ids.
+/// A character can span several tokens; it is returned when its last byte has arrived. A push costs no more than the token's
+/// bytes. Bytes that cannot form a character become U+FFFD, one per maximal invalid run, as in [`String::from_utf8_lossy`].
+/// The results of all pushes and of [`finish`](Self::finish) concatenate to exactly [`Tokenizer::decode`] of all ids.
 ///
 /// ```
 /// # use firebox_text::{GgufVocabulary, TextAssets, Tokenizer, TokenizerSource};
@@ -32,47 +31,47 @@ use crate::tokenizer::Tokenizer;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
-    held: HeldBack,
+    held: DetokenizerState,
 }
 
-/// What a [`Detokenizer`] has to remember of the tokens before, for another one to [go on](Detokenizer::resume) with.
+/// The state of a [`Detokenizer`], from which another one can [resume](Detokenizer::resume).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct HeldBack {
+pub struct DetokenizerState {
     first: bool,
-    /// Leading characters that may still be dropped.
+    /// Leading characters that may still be stripped.
     strip_left: usize,
     held_space: bool,
     pending: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// A stream that begins a text. With `skip_special`, control tokens leave no trace.
+    /// A stream at the beginning of a text. `skip_special` omits control tokens.
     pub fn new(tokenizer: &Tokenizer, skip_special: bool) -> Self {
         let strip_left = tokenizer.pieces().decoding().strip_start().map_or(0, |(_, count)| count);
-        let held = HeldBack { first: true, strip_left, held_space: false, pending: Vec::new() };
+        let held = DetokenizerState { first: true, strip_left, held_space: false, pending: Vec::new() };
         Self::resume(tokenizer, skip_special, held)
     }
 
-    /// A stream that goes on from text already shown: the space before its first word is kept.
+    /// A stream that continues text already shown: the space before its first word is kept.
     pub fn continuing(tokenizer: &Tokenizer, skip_special: bool) -> Self {
         let mut stream = Self::new(tokenizer, skip_special);
         (stream.held.first, stream.held.strip_left) = (false, 0);
         stream
     }
 
-    /// A stream that goes on where another one of the same tokenizer was.
-    pub fn resume(tokenizer: &Tokenizer, skip_special: bool, held: HeldBack) -> Self {
+    /// A stream that resumes from the state of another one of the same tokenizer.
+    pub fn resume(tokenizer: &Tokenizer, skip_special: bool, held: DetokenizerState) -> Self {
         Self { tokenizer: tokenizer.clone(), skip_special, held }
     }
 
-    /// Where it is.
-    pub fn held_back(&self) -> &HeldBack {
+    /// The current state.
+    pub fn state(&self) -> &DetokenizerState {
         &self.held
     }
 
-    /// Adds a token and returns the text that is now complete. Ids outside the vocabulary add nothing: models often
-    /// have more rows than their vocabulary has tokens.
+    /// Adds a token and returns the text that is now complete. Ids outside the vocabulary add nothing: models often have more
+    /// rows than their vocabulary has tokens.
     pub fn push(&mut self, id: u32) -> String {
         let tokenizer = self.tokenizer.clone();
         let pieces = tokenizer.pieces();
@@ -89,7 +88,7 @@ impl Detokenizer {
         self.trim(text)
     }
 
-    /// Ends the stream: a character that was never completed becomes U+FFFD.
+    /// Ends the stream: an incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         let rest = std::mem::take(&mut self.held.pending);
         let text = self.trim(String::from_utf8_lossy(&rest).into_owned());
@@ -120,7 +119,7 @@ impl Detokenizer {
         text
     }
 
-    /// Applies the rules about spaces at the start and at the end of the text.
+    /// Applies the rules for spaces at the start and at the end of the text.
     fn trim(&mut self, mut text: String) -> String {
         let decoding = self.tokenizer.pieces().decoding();
         if let Some((unwanted, _)) = decoding.strip_start()

@@ -1,30 +1,30 @@
-//! What can go wrong between text and token ids.
+//! Errors of the conversion between text and token ids.
 
 /// Every failure of this crate.
 ///
-/// The messages are written for the person who runs a model: they name the field that is wrong and what to do about it.
+/// Messages are written for users who run a model: they name the field that is wrong and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
-    /// The model came without any vocabulary.
+    /// The model has no vocabulary.
     #[error(
         "the model has no tokenizer: put `tokenizer.json` beside its weights, or use a GGUF file with a vocabulary"
     )]
     MissingTokenizer,
 
-    /// `tokenizer.json` could not be understood.
+    /// `tokenizer.json` is invalid.
     #[error("`tokenizer.json` is not usable: {reason}; download it again from where the model came from")]
     InvalidTokenizerJson {
-        /// What the parser or a consistency check objected to.
+        /// The objection of the parser or of a consistency check.
         reason: String,
     },
 
-    /// `tokenizer.json` asks for a decoder that cannot run one token at a time.
+    /// `tokenizer.json` uses a decoder that cannot run one token at a time.
     #[error("`tokenizer.json` uses the decoder `{decoder}`, which cannot be run token by token: {reason}")]
     UnsupportedDecoder {
         /// Type name of the decoder.
         decoder: String,
-        /// What about it is not supported.
+        /// The unsupported part.
         reason: &'static str,
     },
 
@@ -59,16 +59,16 @@ pub enum TextError {
         expected: usize,
     },
 
-    /// A vocabulary that cannot be used, for a reason not covered by a case of its own.
+    /// A vocabulary that cannot be used for another reason.
     #[error("`{field}` is not usable: {reason}")]
     InvalidVocabulary {
         /// The metadata key at fault.
         field: &'static str,
-        /// What is wrong with it.
+        /// The defect.
         reason: String,
     },
 
-    /// One token text stands for two ids.
+    /// Two ids have the same token text.
     #[error("the vocabulary holds `{token}` twice, as {first} and as {second}: the file is damaged")]
     DuplicateToken {
         /// The text.
@@ -99,25 +99,25 @@ pub enum TextError {
         index: usize,
         /// The rule as written.
         merge: String,
-        /// What is wrong with it.
+        /// The defect.
         reason: &'static str,
     },
 
     /// The normalization table of a SentencePiece model is malformed.
     #[error("the normalization table `precompiled_charsmap` is malformed: {reason}")]
     InvalidCharsmap {
-        /// What is wrong with it.
+        /// The defect.
         reason: &'static str,
     },
 
     /// The tokenizer refused a text.
     #[error("the text could not be tokenized: {reason}")]
     Encode {
-        /// What the tokenizer reported.
+        /// The tokenizer's message.
         reason: String,
     },
 
-    /// There is no chat template and no safe guess.
+    /// The model has no chat template, and none can be assumed.
     #[error(
         "the model has no chat template: pass a prompt as it stands with `--raw`, or name a template file with `--chat-template`"
     )]
@@ -133,7 +133,7 @@ pub enum TextError {
     /// The template itself refused the conversation.
     #[error("the model's chat template refused this conversation: {message}")]
     RefusedByTemplate {
-        /// The words of the template's `raise_exception`.
+        /// The argument of the template's `raise_exception`.
         message: String,
     },
 
@@ -153,7 +153,7 @@ pub enum TextError {
         limit: &'static str,
     },
 
-    /// A message holds content that the template cannot show.
+    /// A message has content that the template cannot render.
     #[error(
         "the model's chat template takes text only, but a message has a part of type `{kind}`: leave it out"
     )]

@@ -1,50 +1,50 @@
-//! Text in and out of language models.
+//! Tokenizers, chat templates and tool calls: text in and out of language models.
 //!
 //! - [`Tokenizer`]: a vocabulary, from `tokenizer.json` or from the metadata of a GGUF file;
-//! - [`Detokenizer`]: text from tokens that come one by one;
-//! - [`StopStrings`]: ends a generation at strings the caller named;
+//! - [`Detokenizer`]: text from a stream of tokens;
+//! - [`StopStrings`]: ends a generation at given strings;
 //! - [`ChatTemplate`]: the prompt for a conversation of [`Message`]s;
-//! - [`CallReader`]: calls of tools in what a model says.
+//! - [`CallReader`]: tool calls in a model's answer.
 //!
-//! Nothing here computes with tensors, and nothing trusts the files: malformed metadata is a [`TextError`].
+//! Nothing here computes with tensors. Files are not trusted: malformed metadata is a [`TextError`].
 
-mod budget;
-mod calls;
+mod backend;
 mod charsmap;
-mod column;
-mod continued;
-mod control;
+mod control_tokens;
+mod custom_model;
 mod decoding;
 mod detokenizer;
-mod engine;
 mod error;
-mod generation_tag;
-mod gguf;
-mod hub;
-mod hub_parts;
+mod gguf_vocabulary;
 mod merging;
 mod message;
-mod operators;
-mod own_model;
-mod pieces;
 mod pretokenizer;
-mod python;
-mod ranked;
-mod scored;
-mod special;
+mod ranked_bpe;
+mod scored_bpe;
+mod special_tokens;
 mod stop;
+mod string_column;
 mod template;
+mod template_generation_tag;
+mod template_limits;
+mod template_operators;
+mod template_python;
+mod token_table;
 mod tokenizer;
-mod unread;
+mod tokenizer_json;
+mod tokenizer_json_steps;
+mod tool_calls;
+mod turn_encoder;
+mod verbatim;
 mod vocabulary;
 
-pub use calls::{AnswerPart, CallReader, CallSyntax, can_be_called};
-pub use continued::Continued;
-pub use detokenizer::{Detokenizer, HeldBack};
-pub use engine::panic_message;
+pub use backend::panic_message;
+pub use detokenizer::{Detokenizer, DetokenizerState};
 pub use error::TextError;
 pub use firebox_store::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use message::{Content, ContentPart, FunctionCall, Message, ToolCall};
 pub use stop::StopStrings;
 pub use template::{ChatTemplate, TemplateOptions};
 pub use tokenizer::Tokenizer;
+pub use tool_calls::{AnswerPart, CallReader, CallSyntax, is_valid_tool_name};
+pub use turn_encoder::TurnEncoder;

@@ -1,35 +1,35 @@
-//! Neighbours become one token, the pair that comes first of all before any other.
+//! The merge loop of BPE: neighbours are merged in the order of their priority.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A run of text that is one token so far.
+/// A span of text that is one token so far.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Symbol {
     pub id: u32,
     pub start: usize,
-    /// In bytes; 0 once it was merged into its left neighbour.
+    /// Bytes; 0 once it was merged into its left neighbour.
     pub len: usize,
     previous: Option<usize>,
     next: Option<usize>,
 }
 
 impl Symbol {
-    /// Its first byte, and the one behind its last.
+    /// Its first byte and the one after its last.
     pub fn range(&self) -> (usize, usize) {
         (self.start, self.start + self.len)
     }
 }
 
-/// What two neighbours would become.
+/// A possible merge of two neighbours.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Merge {
-    /// The least merges first; of equal ones the leftmost.
+    /// Ordered by priority; of equal ones the leftmost is first.
     pub rank: u32,
     pub id: u32,
 }
 
-/// A text as a row of symbols.
+/// A text as a sequence of symbols.
 #[derive(Debug, Default)]
 pub(crate) struct Symbols(Vec<Symbol>);
 
@@ -38,7 +38,7 @@ impl Symbols {
         Self(Vec::with_capacity(count))
     }
 
-    /// Puts a token behind the others that stands for so many bytes.
+    /// Appends a token of so many bytes.
     pub fn push(&mut self, id: u32, len: usize) {
         let index = self.0.len();
         let previous = index.checked_sub(1);
@@ -52,7 +52,7 @@ impl Symbols {
         self.0.push(Symbol { id, start, len, previous, next: None });
     }
 
-    /// Merges neighbours until `offer` has nothing for any two of them.
+    /// Merges neighbours until `offer` returns nothing for any pair.
     pub fn merge(&mut self, offer: impl Fn(&Symbol, &Symbol) -> Option<Merge>) {
         let mut queue = BinaryHeap::with_capacity(self.0.len());
         let propose = |symbols: &[Symbol], left: usize, right: usize| {
@@ -63,7 +63,7 @@ impl Symbols {
         queue.extend((1..self.0.len()).filter_map(|right| propose(&self.0, right - 1, right)));
         let symbols = &mut self.0;
         while let Some(Reverse((_, left, len, id))) = queue.pop() {
-            // Symbols only grow, so that two that are as long as they were have not changed.
+            // Symbols only grow, so equal lengths mean that neither has changed.
             let Some(right) =
                 symbols[left].next.filter(|&right| symbols[left].len + symbols[right].len == len)
             else {
@@ -83,7 +83,7 @@ impl Symbols {
         }
     }
 
-    /// What is left of them, in order.
+    /// The remaining symbols, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Symbol> {
         self.0.iter().filter(|symbol| symbol.len > 0)
     }

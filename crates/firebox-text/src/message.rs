@@ -1,4 +1,4 @@
-//! Conversations, in the shape of OpenAI's chat API.
+//! Messages of a conversation, in the format of OpenAI's chat API.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -14,40 +14,40 @@ use serde_json::{Map, Value};
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what else the template knows.
+    /// The author: `system`, `user`, `assistant`, `tool`, or another role that the template knows.
     pub role: String,
-    /// What is said. An assistant that only calls tools says nothing.
+    /// The content; absent for an assistant that only calls tools.
     #[serde(default)]
     pub content: Option<Content>,
-    /// Name of the speaker, or of the tool that answers.
+    /// Name of the author, or of the tool that answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What the assistant thought before it spoke. What others call it, `reasoning` or `thinking`, stays in `extra`: there may be
-    /// several at once.
+    /// The assistant's reasoning before the answer. Other names for it, `reasoning` or `thinking`, stay in `extra`, because a
+    /// message may have several at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// Tools the assistant calls.
+    /// The assistant's tool calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub tool_calls: Vec<ToolCall>,
-    /// The call that a `tool` message answers.
+    /// The id of the call that a `tool` message answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// Fields beyond the common ones, handed to the template as they are.
+    /// Other fields, passed to the template unchanged.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
     /// Plain text.
     Text(String),
-    /// Text and other things, in order.
+    /// Text and other parts, in order.
     Parts(Vec<ContentPart>),
 }
 
-/// One piece of a message with several.
+/// One part of a message's content.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContentPart {
     /// `text`, `image_url`, `input_audio`, …
@@ -56,21 +56,21 @@ pub struct ContentPart {
     /// The text of a `text` part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The fields of the other kinds.
+    /// The fields of other kinds of parts.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
-/// One call of a tool.
+/// A tool call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// What the answer refers to.
+    /// The id that the tool's answer refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Always `function` so far.
     #[serde(rename = "type", default = "function_kind")]
     pub kind: String,
-    /// The function and what it is given.
+    /// The function and its arguments.
     pub function: FunctionCall,
 }
 
@@ -79,7 +79,7 @@ pub struct ToolCall {
 pub struct FunctionCall {
     /// Name of the function.
     pub name: String,
-    /// An object, or the same as a JSON string, which is how OpenAI's API has it. Templates see an object either way.
+    /// An object, or its JSON text, as in OpenAI's API. Templates see an object in both cases.
     #[serde(default)]
     pub arguments: Value,
 }
@@ -108,22 +108,22 @@ impl Message {
         }
     }
 
-    /// What the user says.
+    /// A message of the user.
     pub fn user(content: impl Into<Content>) -> Self {
         Self::new("user", content)
     }
 
-    /// What the model is told to be.
+    /// A system message.
     pub fn system(content: impl Into<Content>) -> Self {
         Self::new("system", content)
     }
 
-    /// What the model said.
+    /// A message of the assistant.
     pub fn assistant(content: impl Into<Content>) -> Self {
         Self::new("assistant", content)
     }
 
-    /// The text of the message, its parts joined by line breaks; empty if it says nothing.
+    /// The text of the message, with its parts joined by line breaks; empty if there is none.
     pub fn text(&self) -> String {
         match &self.content {
             None => String::new(),

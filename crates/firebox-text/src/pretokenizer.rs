@@ -1,4 +1,4 @@
-//! How GGUF's named pre-tokenizers split a text into words.
+//! GGUF's named pre-tokenizers, which split a text into words.
 
 use crate::error::TextError;
 use tokenizers::SplitDelimiterBehavior;
@@ -17,7 +17,7 @@ const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 const DEEPSEEK3_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 const DEEPSEEK_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+";
 const DEEPSEEK3_CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
-/// Cased letters of the scripts that have case, as the DeepSeek LLM vocabulary lists them.
+/// Letters of the scripts with upper and lower case, as listed by the DeepSeek LLM vocabulary.
 const DEEPSEEK_LETTERS: &str = concat!(
     r"\s?[",
     r"A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}",
@@ -51,16 +51,16 @@ const DIGITS: &str = r"\p{N}+";
 const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
 const DIGITS_TO_THREE: &str = r"\p{N}{1,3}";
 
-/// What `tokenizer.ggml.pre` stands for.
+/// The settings behind a value of `tokenizer.ggml.pre`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PreTokenizer {
-    /// Applied in turn, each to the pieces the former left; matches and the gaps between them all become words.
+    /// Patterns, each applied to the pieces that the previous one left; matches and the gaps between them become words.
     patterns: &'static [&'static str],
-    /// The text is brought into Unicode's composed form first.
+    /// Normalizes the text to Unicode's composed form first.
     compose: bool,
-    /// A word that is a token is that token, even where no merges lead there.
+    /// A word that is a token becomes that token, even if no merges lead to it.
     pub ignore_merges: bool,
-    /// The model wants its first token in front unless its metadata says otherwise.
+    /// A text begins with the model's first token, unless the metadata says otherwise.
     pub add_bos: bool,
 }
 
@@ -69,7 +69,7 @@ const fn plain(patterns: &'static [&'static str]) -> PreTokenizer {
 }
 
 impl PreTokenizer {
-    /// Looks up a name as `llama.cpp` writes it.
+    /// Looks up a name in `llama.cpp`'s spelling.
     pub fn named(name: &str) -> Result<Self, TextError> {
         Ok(match name {
             "" | "default" => plain(&[DEFAULT_PUNCTUATION, GPT2, DIGITS, THREE_DIGITS]),
@@ -116,7 +116,7 @@ impl PreTokenizer {
         self.compose.then(|| NFC.into())
     }
 
-    /// The splits, followed by the spelling of bytes as printable characters.
+    /// The splits, followed by the mapping of bytes to printable characters.
     pub fn splitter(&self) -> Result<PreTokenizerWrapper, TextError> {
         let mut steps = Vec::with_capacity(self.patterns.len() + 1);
         for pattern in self.patterns {

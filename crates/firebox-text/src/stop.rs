@@ -1,10 +1,9 @@
-//! Ending a generation at strings the caller named.
+//! Stop strings, which end a generation.
 
-/// Watches streamed text for stop strings.
+/// Searches streamed text for stop strings.
 ///
-/// Text is handed on as soon as it can no longer be part of a stop string; what still might be is held back. The match
-/// that *ends* first wins, since that is the one a stream meets first; of two that end together, the longer one. Text
-/// after a match is swallowed.
+/// Text is returned as soon as it cannot be part of a stop string; the rest is held back. The match that *ends* first wins,
+/// because a stream encounters it first; of two that end together, the longer one. Text after a match is dropped.
 ///
 /// ```
 /// use firebox_text::StopStrings;
@@ -22,13 +21,13 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Watches for any of `stops`. Empty strings are left out: they would stop before the first character.
+    /// Searches for any of `stops`. Empty strings are ignored, because they would match before the first character.
     pub fn new<S: Into<String>>(stops: impl IntoIterator<Item = S>) -> Self {
         let stops = stops.into_iter().map(Into::into).filter(|stop: &String| !stop.is_empty()).collect();
         Self { stops, held: String::new(), matched: None }
     }
 
-    /// Feeds the next piece of text and returns what may be shown.
+    /// Adds a piece of text and returns the text that may be shown.
     pub fn push(&mut self, piece: &str) -> String {
         if self.matched.is_some() || piece.is_empty() {
             return String::new();
@@ -49,19 +48,19 @@ impl StopStrings {
         std::mem::replace(&mut self.held, tail)
     }
 
-    /// Goes on where others of the same strings were: with what they [held](Self::held) back and which one was met.
+    /// Resumes from the state of another search for the same strings: the text it [held](Self::held) back and the match it found.
     pub fn resume(mut self, held: String, matched: Option<&str>) -> Self {
         self.held = held;
         self.matched = matched.and_then(|met| self.stops.iter().position(|stop| stop == met));
         self
     }
 
-    /// Text that may still be the beginning of one.
+    /// Held-back text that may be the beginning of a stop string.
     pub fn held(&self) -> &str {
         &self.held
     }
 
-    /// The stop string that was met, if any.
+    /// The stop string that was found, if any.
     pub fn matched(&self) -> Option<&str> {
         self.matched.map(|stop| self.stops[stop].as_str())
     }
@@ -92,7 +91,7 @@ impl StopStrings {
         best.map(|(index, start, _)| (index, start))
     }
 
-    /// Start of the longest tail that is the beginning of some stop string.
+    /// Start of the longest suffix that is the beginning of a stop string.
     fn possible_match_start(&self) -> usize {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let mut start = (self.held.len() + 1).saturating_sub(longest);

@@ -1,14 +1,14 @@
-//! From a conversation to the prompt a model was trained on.
+//! Chat templates: the prompt for a conversation in a model's format.
 
-use crate::budget::{self, LARGEST, TooLarge};
-use crate::calls::{CallSyntax, parted_thoughts, tools_in_system, tools_in_words};
-use crate::engine::shielded;
+use crate::backend::catch_panics;
 use crate::error::TextError;
 use crate::message::{Content, Message};
-use crate::operators::guarded;
-use crate::python::{self, Refusal};
-use crate::special;
+use crate::special_tokens;
+use crate::template_limits::{self, MAX_VALUE_BYTES, TooLarge};
+use crate::template_operators::guarded;
+use crate::template_python::{self, TemplateException};
 use crate::tokenizer::Tokenizer;
+use crate::tool_calls::{CallSyntax, split_reasoning, tools_as_text, tools_in_system_message};
 use firebox_store::TextAssets;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -19,33 +19,32 @@ use std::fmt;
 use std::io;
 use std::time::SystemTime;
 
-/// Steps a template may take: thousands of messages for a template that looks at every pair of them, about two seconds
-/// for one that never ends.
-const FUEL: u64 = 50_000_000;
-const RECURSION: usize = 100;
-/// For the engine's parser, which calls itself for every operator; untouched pages of it cost nothing.
+/// The most steps of a template: enough for thousands of messages in a template that compares every pair of them, and about two
+/// seconds for one that never ends.
+const MAX_STEPS: u64 = 50_000_000;
+const MAX_CALL_DEPTH: usize = 100;
+/// Stack size for the engine's parser, which recurses for every operator; untouched pages cost nothing.
 const PARSER_STACK: usize = 256 << 20;
 
 const DEFAULT: &str = "default";
-/// Some models have a second template, for conversations with tools.
+/// The name of the second template of some models, for conversations with tools.
 const WITH_TOOLS: &str = "tool_use";
 
 const PLAIN: &str = "{% for message in messages %}{{ message.content }}\n{% endfor %}";
 
 const TURN_START: &str = "<|im_start|>";
 const TURN_END: &str = "<|im_end|>";
-/// For models whose vocabulary was made for ChatML but which came without a template.
+/// For models without a template whose vocabulary contains ChatML's tokens.
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /// The chat template of a model.
 ///
-/// Renders as `apply_chat_template` of `transformers` does, in an environment with the same filters, functions and
-/// Python methods. Templates come from strangers, so they have limits: 256 KiB of source, 50 million steps, 100 calls deep,
-/// 64 MiB of output, 64 MiB for each value that is assigned or goes into or comes out of an operator (`~`, `+`, `*`), a
-/// method, or a filter that makes text, 256 levels for each of them, and 2 GiB for all that was built together. Not counted
-/// are copies that slices (`x[1:]`) make before they are assigned, none of them larger than what it is cut from, and the
-/// template's own text between tags where a loop writes it into a variable: 50 million steps are the only limit there.
-/// No namespace goes into another one by `set`.
+/// Renders like `apply_chat_template` of `transformers`, in an environment with the same filters, functions and Python methods.
+/// Templates are untrusted, so they have limits: 256 KiB of source, 50 million steps, 100 calls deep, 64 MiB of output, 64 MiB
+/// for each value that is assigned or is an operand or result of an operator (`~`, `+`, `*`), a method, or a filter that makes
+/// text, 256 levels of nesting in each of them, and 2 GiB for everything built together. Two things are limited only by the
+/// number of steps: copies by slices (`x[1:]`) before they are assigned, none larger than their source, and the template's own
+/// text between tags, where a loop writes it into a variable. A namespace cannot be assigned to an attribute of another.
 ///
 /// ```
 /// use firebox_text::{ChatTemplate, Message, TemplateOptions};
@@ -60,17 +59,17 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     has_tools_template: bool,
     calls: CallSyntax,
-    tools: ToolsIn,
+    tools: ToolPlacement,
     source: String,
-    /// `bos_token` and the like.
+    /// Variables such as `bos_token`.
     tokens: Map<String, Value>,
     content: ContentStyle,
 }
 
-/// What a template expects in `message.content`.
+/// The form of `message.content` that a template expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ContentStyle {
-    /// Text and lists of parts alike, or there is no telling.
+    /// Text or lists of parts; also if it cannot be determined.
     AsGiven,
     /// Text only.
     Text,
@@ -78,31 +77,31 @@ enum ContentStyle {
     Parts,
 }
 
-/// Where a template looks for tools.
+/// The place where a template looks for tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ToolsIn {
-    /// In the variable for them.
+enum ToolPlacement {
+    /// In the variable `tools`.
     Variable,
-    /// In a field of the system's message.
+    /// In a field of the system message.
     System,
     /// Nowhere.
     Words,
 }
 
-/// What a template is given beside the messages.
+/// The inputs of a template beside the messages.
 #[derive(Debug, Clone)]
 pub struct TemplateOptions {
     /// Tools the model may call, as JSON schemas.
     pub tools: Option<Vec<Value>>,
     /// Documents the model may refer to.
     pub documents: Option<Vec<Value>>,
-    /// End with the beginning of the assistant's answer. On by default.
+    /// Appends the beginning of the assistant's answer. On by default.
     pub add_generation_prompt: bool,
-    /// Asks a model that can think aloud to do so, or not to. Left to the template if `None`.
+    /// Enables or disables reasoning of models that support both; `None` leaves it to the template.
     pub enable_thinking: Option<bool>,
-    /// Further variables, for templates that know more.
+    /// Further variables of the template.
     pub variables: Map<String, Value>,
-    /// The time that `strftime_now` tells; the present if `None`.
+    /// The time for `strftime_now`; the current time if `None`.
     pub now: Option<SystemTime>,
 }
 
@@ -120,8 +119,8 @@ impl Default for TemplateOptions {
 }
 
 impl ChatTemplate {
-    /// The template of a model, with the one for conversations with tools where it has two; or else, if the vocabulary has
-    /// `<|im_start|>`, ChatML.
+    /// The template of a model, together with a separate one for conversations with tools if there is one. Without a template,
+    /// ChatML is used if the vocabulary has `<|im_start|>`.
     pub fn new(assets: &TextAssets, tokenizer: &Tokenizer) -> Result<Self, TextError> {
         let tokens = special_tokens(assets, tokenizer);
         match &assets.chat_template {
@@ -133,12 +132,12 @@ impl ChatTemplate {
         }
     }
 
-    /// For models without a template: what is said, line after line, with nobody named.
+    /// A fallback for models without a template: the contents line by line, without roles.
     pub fn plain() -> Result<Self, TextError> {
         Self::from_source(PLAIN, Map::new())
     }
 
-    /// A template from its source. `tokens` are the variables it finds special tokens in, such as `bos_token`.
+    /// A template from its source. `tokens` are variables for special tokens, such as `bos_token`.
     pub fn from_source(source: &str, tokens: Map<String, Value>) -> Result<Self, TextError> {
         Self::compile(source, None, tokens)
     }
@@ -157,8 +156,8 @@ impl ChatTemplate {
         let mut template = Self {
             environment,
             has_tools_template: with_tools.is_some(),
-            calls: CallSyntax::of(with_tools.unwrap_or(source)),
-            tools: ToolsIn::Variable,
+            calls: CallSyntax::from_template(with_tools.unwrap_or(source)),
+            tools: ToolPlacement::Variable,
             source: source.to_owned(),
             tokens,
             content: ContentStyle::AsGiven,
@@ -173,25 +172,27 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// How a model of this template writes calls of tools.
+    /// The syntax in which a model of this template writes tool calls.
     pub fn call_syntax(&self) -> CallSyntax {
         match self.tools {
-            ToolsIn::Variable => self.calls,
-            ToolsIn::System => CallSyntax::Functions,
-            ToolsIn::Words if self.calls.is_everywhere() => self.calls,
-            ToolsIn::Words => CallSyntax::Fenced,
+            ToolPlacement::Variable => self.calls,
+            ToolPlacement::System => CallSyntax::Functions,
+            ToolPlacement::Words if self.calls.is_always_marked() => self.calls,
+            ToolPlacement::Words => CallSyntax::Fenced,
         }
     }
 
-    /// A conversation as the template has to be given it for its tools to be in the prompt: as it is, or with them in the
-    /// system's message, or in words. Thoughts that a [reader](crate::CallReader) put into the text are
-    /// taken out of it where the template wants them apart.
-    pub fn told(&self, messages: &[Message], tools: &[Value]) -> Vec<Message> {
+    /// The messages in the form in which the template renders tools: unchanged, with tools in the system message, or with tools
+    /// described in text. Reasoning that a [reader](crate::CallReader) put into the text is moved to its field if the template
+    /// expects it there.
+    pub fn messages_with_tools(&self, messages: &[Message], tools: &[Value]) -> Vec<Message> {
         match self.tools {
-            ToolsIn::Variable if self.calls.is_everywhere() => messages.iter().map(parted_thoughts).collect(),
-            ToolsIn::Variable => messages.to_vec(),
-            ToolsIn::System => tools_in_system(messages, tools),
-            ToolsIn::Words => tools_in_words(messages, tools),
+            ToolPlacement::Variable if self.calls.is_always_marked() => {
+                messages.iter().map(split_reasoning).collect()
+            }
+            ToolPlacement::Variable => messages.to_vec(),
+            ToolPlacement::System => tools_in_system_message(messages, tools),
+            ToolPlacement::Words => tools_as_text(messages, tools),
         }
     }
 
@@ -201,10 +202,10 @@ impl ChatTemplate {
         self.render_values(messages, options)
     }
 
-    /// The token ids of the prompt for a conversation, safe to build from what strangers write.
+    /// The token ids of the prompt for a conversation, safe for untrusted messages.
     ///
-    /// Control tokens that the template writes, or that the assistant wrote before, are those tokens. Their spellings in
-    /// other messages, in tools and in documents are plain text: a user who types `<|im_end|>` ends nothing.
+    /// Control tokens written by the template, or earlier by the assistant, are encoded as such. Their spellings in other messages,
+    /// in tools and in documents are encoded as plain text: `<|im_end|>` typed by a user does not end a turn.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -215,7 +216,7 @@ impl ChatTemplate {
         tokenizer.control_tokens().encode(tokenizer, &prompt, false)
     }
 
-    /// The prompt for a conversation, with marks around what only poses as a control token.
+    /// The prompt for a conversation, with marks around spellings of control tokens in untrusted text.
     pub(crate) fn render_marked(
         &self,
         tokenizer: &Tokenizer,
@@ -261,11 +262,11 @@ impl ChatTemplate {
 
         let name = if self.has_tools_template && options.tools.is_some() { WITH_TOOLS } else { DEFAULT };
         let template = self.environment.get_template(name).map_err(|error| failure(&error))?;
-        budget::begin();
+        template_limits::begin();
         let mut prompt = Bounded { bytes: Vec::new(), full: false };
-        // minijinja 3.0.5 panics at `''[::-1]`.
+        // minijinja 3.0.5 panics on `''[::-1]`.
         let context = minijinja::Value::from(context);
-        let rendered = shielded(|| Ok(template.render_captured_to(context, &mut prompt)));
+        let rendered = catch_panics(|| Ok(template.render_captured_to(context, &mut prompt)));
         let rendered = rendered.map_err(|_| TextError::RenderChatTemplate {
             reason: "the template engine failed on it".to_owned(),
         })?;
@@ -277,7 +278,7 @@ impl ChatTemplate {
             .map_err(|error| TextError::RenderChatTemplate { reason: error.to_string() })
     }
 
-    /// A message as templates expect it.
+    /// A message in the form that templates expect.
     fn prepare(&self, message: &Message) -> Result<Value, TextError> {
         let mut value = json!(message);
         let content = match (&message.content, self.content) {
@@ -294,9 +295,9 @@ impl ChatTemplate {
         if let Some(content) = content {
             fields.insert("content".to_owned(), content);
         }
-        // As in `transformers`: many templates write "None" for what is null, and nothing for what is missing.
+        // As in `transformers`: many templates write "None" for null, and nothing for a missing field.
         fields.retain(|_, field| !field.is_null());
-        // Thoughts go by three names; templates read the first or, for gpt-oss, the second.
+        // Reasoning has three names; templates read the first or, for gpt-oss, the second.
         let names = ["reasoning_content", "thinking", "reasoning"];
         let thought = names.iter().find_map(|name| fields.get(*name).filter(|thought| thought.is_string()));
         if let Some(thought) = thought.cloned() {
@@ -314,8 +315,8 @@ impl ChatTemplate {
         Ok(value)
     }
 
-    /// Finds out where the template looks for tools by giving it one.
-    fn place_of_tools(&self) -> ToolsIn {
+    /// Determines where the template looks for tools by rendering it with one.
+    fn place_of_tools(&self) -> ToolPlacement {
         const MARK: &str = "firebox_probe";
         let parameters = json!({"type": "object", "properties": {}, "required": []});
         let function = json!({"name": MARK, "description": MARK, "parameters": parameters});
@@ -326,19 +327,19 @@ impl ChatTemplate {
         let question = [Message::user("a")];
         let options = TemplateOptions { tools: Some(tools.clone()), ..TemplateOptions::default() };
         if shows(&question, &options) {
-            return ToolsIn::Variable;
+            return ToolPlacement::Variable;
         }
-        let told = tools_in_system(&question, &tools);
-        if shows(&told, &TemplateOptions::default()) { ToolsIn::System } else { ToolsIn::Words }
+        let told = tools_in_system_message(&question, &tools);
+        if shows(&told, &TemplateOptions::default()) { ToolPlacement::System } else { ToolPlacement::Words }
     }
 
-    /// Finds out what the template takes for content by giving it one message each way.
+    /// Determines the form of content that the template expects by rendering a message in each form.
     fn probe(&self) -> ContentStyle {
         const MARK: &str = "firebox-probe";
         let shows = |content: Value| {
             let message = json!({"role": "user", "content": content});
             let options = TemplateOptions::default();
-            // A list printed as a list shows the names of its fields.
+            // A list rendered as a list shows the names of its fields.
             self.render_values(vec![message], &options).is_ok_and(|prompt| {
                 prompt.contains(MARK) && !prompt.contains("\"text\"") && !prompt.contains("'text'")
             })
@@ -365,17 +366,17 @@ fn environment() -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(python::method);
-    environment.set_formatter(python::write);
-    environment.add_test("iterable", python::is_iterable);
-    environment.add_test("sequence", python::is_sequence);
-    environment.add_filter("tojson", python::tojson);
-    environment.add_filter("length", python::length);
-    environment.add_filter("count", python::length);
-    environment.add_function("raise_exception", python::raise_exception);
-    budget::install(&mut environment);
-    environment.set_fuel(Some(FUEL));
-    environment.set_recursion_limit(RECURSION);
+    environment.set_unknown_method_callback(template_python::method);
+    environment.set_formatter(template_python::write);
+    environment.add_test("iterable", template_python::is_iterable);
+    environment.add_test("sequence", template_python::is_sequence);
+    environment.add_filter("tojson", template_python::tojson);
+    environment.add_filter("length", template_python::length);
+    environment.add_filter("count", template_python::length);
+    environment.add_function("raise_exception", template_python::raise_exception);
+    template_limits::install(&mut environment);
+    environment.set_fuel(Some(MAX_STEPS));
+    environment.set_recursion_limit(MAX_CALL_DEPTH);
     Ok(environment)
 }
 
@@ -409,27 +410,27 @@ fn special_tokens(assets: &TextAssets, tokenizer: &Tokenizer) -> Map<String, Val
     let mut tokens = Map::new();
     for (role, id) in roles {
         let by_id = || id.and_then(|id| tokenizer.id_to_token(id)).map(str::to_owned);
-        if let Some(token) = special::spelled(assets, role).or_else(by_id) {
+        if let Some(token) = special_tokens::spelled(assets, role).or_else(by_id) {
             tokens.insert(role.to_owned(), Value::String(token));
         }
     }
     tokens
 }
 
-/// A sign of a format becomes so many letters at most: `%c` is two that become a whole date.
-const LETTERS_PER_SIGN: usize = 64;
+/// The most letters that a character of a date format can become: `%c`, two characters, becomes a whole date.
+const MAX_EXPANSION: usize = 64;
 
 fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
-    budget::check(format.len().saturating_mul(LETTERS_PER_SIGN))?;
+    template_limits::check(format.len().saturating_mul(MAX_EXPANSION))?;
     let invalid = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, error.to_string());
     let time = jiff::Timestamp::try_from(now).map_err(invalid)?;
     let time = time.to_zoned(jiff::tz::TimeZone::system());
     let text = jiff::fmt::strtime::format(format, &time).map_err(invalid)?;
-    budget::charge(text.len())?;
+    template_limits::charge(text.len())?;
     Ok(text)
 }
 
-/// Collects output up to [`LARGEST`].
+/// Collects output up to [`MAX_VALUE_BYTES`].
 struct Bounded {
     bytes: Vec<u8>,
     full: bool,
@@ -437,7 +438,7 @@ struct Bounded {
 
 impl io::Write for Bounded {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + piece.len() > LARGEST {
+        if self.bytes.len() + piece.len() > MAX_VALUE_BYTES {
             self.full = true;
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -453,7 +454,7 @@ impl io::Write for Bounded {
 fn failure(error: &Error) -> TextError {
     let mut source = error.source();
     while let Some(inner) = source {
-        if let Some(Refusal(message)) = inner.downcast_ref() {
+        if let Some(TemplateException(message)) = inner.downcast_ref() {
             return TextError::RefusedByTemplate { message: message.clone() };
         }
         if let Some(TooLarge(limit)) = inner.downcast_ref() {

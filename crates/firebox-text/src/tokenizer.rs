@@ -1,18 +1,18 @@
 //! Text to token ids and back.
 
-use crate::control::{self, ControlTokens};
+use crate::backend::Backend;
+use crate::control_tokens::{self, ControlTokens};
 use crate::detokenizer::Detokenizer;
-use crate::engine::Engine;
 use crate::error::TextError;
-use crate::pieces::Pieces;
-use crate::special::{self, NamedTokens};
-use crate::{gguf, hub};
+use crate::special_tokens::{self, SpecialTokens};
+use crate::token_table::TokenTable;
+use crate::{gguf_vocabulary, tokenizer_json};
 use firebox_store::{TextAssets, TokenizerSource};
 use serde_json::Value;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// A model's vocabulary and the rules for using it. Cloning is cheap; clones share the vocabulary.
+/// A model's vocabulary and the rules of its use. Clones share the vocabulary.
 ///
 /// ```
 /// use firebox_text::{GgufVocabulary, TextAssets, Tokenizer, TokenizerSource};
@@ -37,11 +37,11 @@ pub struct Tokenizer {
 }
 
 struct Inner {
-    engine: Engine,
-    pieces: Pieces,
-    /// Ids put around a text, where that is not left to the post-processor of `tokenizer.json`.
+    backend: Backend,
+    pieces: TokenTable,
+    /// Ids put around a text, unless the post-processor of `tokenizer.json` does that.
     frame: Option<Frame>,
-    named: NamedTokens,
+    named: SpecialTokens,
     eos: Vec<u32>,
     adds_bos: bool,
     control: OnceLock<ControlTokens>,
@@ -54,13 +54,13 @@ pub(crate) struct Frame {
     pub after: Vec<u32>,
 }
 
-/// A vocabulary as its source describes it, before the other files of the model had their say.
+/// A vocabulary as its source describes it, before the model's other files are considered.
 pub(crate) struct Parsed {
-    pub engine: Engine,
-    pub pieces: Pieces,
+    pub backend: Backend,
+    pub pieces: TokenTable,
     pub frame: Option<Frame>,
-    pub named: NamedTokens,
-    /// Ids at which the vocabulary itself says a generation ends.
+    pub named: SpecialTokens,
+    /// Ids that end a generation according to the vocabulary.
     pub ends: Vec<u32>,
 }
 
@@ -69,42 +69,40 @@ impl Tokenizer {
     pub fn new(assets: &TextAssets, config: &Value) -> Result<Self, TextError> {
         let mut parsed = match &assets.tokenizer {
             None => return Err(TextError::MissingTokenizer),
-            Some(TokenizerSource::Json(bytes)) => hub::parse(bytes)?,
-            Some(TokenizerSource::Gguf(vocabulary)) => gguf::parse(vocabulary)?,
+            Some(TokenizerSource::Json(bytes)) => tokenizer_json::parse(bytes)?,
+            Some(TokenizerSource::Gguf(vocabulary)) => gguf_vocabulary::parse(vocabulary)?,
         };
-        special::complete(&mut parsed, assets, config);
-        let eos = special::ends(&parsed, assets, config);
-        let Parsed { engine, pieces, frame, named, .. } = parsed;
+        special_tokens::complete(&mut parsed, assets, config);
+        let eos = special_tokens::ends(&parsed, assets, config);
+        let Parsed { backend, pieces, frame, named, .. } = parsed;
         let mut tokenizer =
-            Inner { engine, pieces, frame, named, eos, adds_bos: false, control: OnceLock::new() };
+            Inner { backend, pieces, frame, named, eos, adds_bos: false, control: OnceLock::new() };
         let around_nothing = tokenizer.encode("", true, Injection::Parsed)?;
         tokenizer.adds_bos = named.bos.is_some() && around_nothing.first() == named.bos.as_ref();
         Ok(Self { inner: Arc::new(tokenizer) })
     }
 
-    /// Token ids of a text in which the spellings of special tokens *are* those tokens, as in a rendered chat template.
+    /// Encodes a text in which the spellings of special tokens *are* those tokens, such as a rendered chat template.
     ///
-    /// With `add_special`, the tokens the model wants around every text are added; leave them out for a rendered chat
-    /// template, which writes them itself.
+    /// `add_special` adds the tokens that the model expects around every text; rendered chat templates contain them already.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
         self.inner.encode(text, add_special, Injection::Parsed)
     }
 
-    /// Token ids of a text that is nothing but text: `<|im_end|>` typed by a user becomes the ordinary tokens of those
-    /// ten characters, so no text can pose as a control token. Nor can it pose as an added token that is a word of a
-    /// kind, such as `<tool_call>`.
+    /// Encodes untrusted text: `<|im_end|>` typed by a user becomes ordinary tokens of those ten characters. Added tokens such as
+    /// `<tool_call>` are spelled out in the same way.
     pub fn encode_literal(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
         self.inner.encode(text, add_special, Injection::Literal)
     }
 
-    /// Token ids of a text that goes on from another one. As [`encode`](Self::encode) has them, with nothing added: no
-    /// special tokens, and no space where the vocabulary puts one before every text.
+    /// Encodes a text that continues another one. Like [`encode`](Self::encode) without special tokens, and without the space that
+    /// some vocabularies add before every text.
     pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        control::piece(self, text, true, false)
+        control_tokens::piece(self, text, true, false)
     }
 
-    /// The text of some ids, special tokens left out if `skip_special`. Ids outside the vocabulary leave no trace;
-    /// bytes that are no UTF-8 become U+FFFD.
+    /// The text of some ids; `skip_special` omits special tokens. Ids outside the vocabulary are ignored; bytes that are not UTF-8
+    /// become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut stream = self.detokenizer(skip_special);
         let mut text = String::new();
@@ -114,53 +112,53 @@ impl Tokenizer {
         text + &stream.finish()
     }
 
-    /// A decoder for ids that come one by one.
+    /// A decoder for a stream of ids.
     pub fn detokenizer(&self, skip_special: bool) -> Detokenizer {
         Detokenizer::new(self, skip_special)
     }
 
-    /// The bytes a token adds in the middle of a text: possibly no whole character, possibly none at all.
+    /// The bytes that a token adds in the middle of a text, which may be an incomplete character, or none at all.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.inner.pieces.bytes(id)
     }
 
-    /// A token as the vocabulary spells it (`Ġhello`, `▁hello`, `<0x0A>`).
+    /// A token's spelling in the vocabulary (`Ġhello`, `▁hello`, `<0x0A>`).
     pub fn id_to_token(&self, id: u32) -> Option<&str> {
         self.inner.pieces.text(id)
     }
 
-    /// The id of a token as the vocabulary spells it.
+    /// The id of a token by its spelling in the vocabulary.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.inner.engine.token_to_id(token)
+        self.inner.backend.token_to_id(token)
     }
 
-    /// One past the highest id. A model may have more rows than that.
+    /// One past the highest id. A model may have more rows.
     pub fn vocab_size(&self) -> usize {
         self.inner.pieces.len()
     }
 
-    /// Whether a token is a control token rather than text.
+    /// Returns whether a token is a control token rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         self.inner.pieces.is_special(id)
     }
 
-    /// Whether a token means more than its text: control tokens do, and added tokens that are words of a kind
-    /// (`<tool_call>`) rather than runs of spaces.
+    /// Returns whether a token means more than its text. That holds for control tokens, and for added tokens such as `<tool_call>`
+    /// that are not runs of white space.
     pub fn is_control(&self, id: u32) -> bool {
         self.inner.pieces.is_control(id)
     }
 
-    /// Ids at which a generation ends, in ascending order.
+    /// Ids that end a generation, ascending.
     pub fn eos_ids(&self) -> &[u32] {
         &self.inner.eos
     }
 
-    /// Whether a generation ends at this id.
+    /// Returns whether an id ends a generation.
     pub fn is_eos(&self, id: u32) -> bool {
         self.inner.eos.binary_search(&id).is_ok()
     }
 
-    /// The token that begins a text, if the model has one.
+    /// The token at the beginning of a text, if the model has one.
     pub fn bos_id(&self) -> Option<u32> {
         self.inner.named.bos
     }
@@ -170,17 +168,17 @@ impl Tokenizer {
         self.inner.named.pad
     }
 
-    /// The token that stands for anything the vocabulary cannot spell, if there is one.
+    /// The token for text that the vocabulary cannot spell, if there is one.
     pub fn unk_id(&self) -> Option<u32> {
         self.inner.named.unk
     }
 
-    /// Whether [`encode`](Self::encode) with `add_special` begins with [`bos_id`](Self::bos_id).
+    /// Returns whether [`encode`](Self::encode) with `add_special` begins with [`bos_id`](Self::bos_id).
     pub fn adds_bos(&self) -> bool {
         self.inner.adds_bos
     }
 
-    pub(crate) fn pieces(&self) -> &Pieces {
+    pub(crate) fn pieces(&self) -> &TokenTable {
         &self.inner.pieces
     }
 
@@ -188,7 +186,7 @@ impl Tokenizer {
         self.inner.control.get_or_init(|| ControlTokens::new(self.inner.pieces.control_spellings()))
     }
 
-    pub(crate) fn named(&self) -> &NamedTokens {
+    pub(crate) fn named(&self) -> &SpecialTokens {
         &self.inner.named
     }
 }
@@ -213,13 +211,13 @@ impl Inner {
     fn encode(&self, text: &str, add_special: bool, injection: Injection) -> Result<Vec<u32>, TextError> {
         let by_engine = add_special && self.frame.is_none();
         let ids = match injection {
-            Injection::Parsed => self.engine.encode(text, by_engine)?,
+            Injection::Parsed => self.backend.encode(text, by_engine)?,
             Injection::Literal => {
-                let mut ids = self.engine.encode(text, false)?;
+                let mut ids = self.backend.encode(text, false)?;
                 if ids.iter().any(|&id| self.is_control(id)) {
-                    ids = self.engine.encode_literal(text, |id| self.is_control(id))?;
+                    ids = self.backend.encode_literal(text, |id| self.is_control(id))?;
                 }
-                if by_engine { self.engine.surround(ids)? } else { ids }
+                if by_engine { self.backend.surround(ids)? } else { ids }
             }
         };
         match &self.frame {
@@ -228,7 +226,7 @@ impl Inner {
         }
     }
 
-    /// The unknown token is special, yet stands for plain text the vocabulary cannot spell.
+    /// The unknown token is special, but it stands for plain text that the vocabulary cannot spell.
     fn is_control(&self, id: u32) -> bool {
         self.pieces.is_control(id) && Some(id) != self.named.unk
     }

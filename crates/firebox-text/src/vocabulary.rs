@@ -1,18 +1,18 @@
-//! The tokens of a model, by spelling and by id.
+//! A model's tokens by spelling and by id.
 
-use crate::column::Column;
 use crate::error::TextError;
+use crate::string_column::StringColumn;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::borrow::Cow;
 use std::hash::BuildHasher as _;
 
-/// Spellings end to end and ids, where `tokenizers` has two maps of strings.
+/// Spellings in one allocation and ids, in place of the two string maps of `tokenizers`.
 #[derive(Debug, Clone)]
 pub(crate) struct Vocabulary {
-    spellings: Column,
-    /// Of each spelling, never falling; none where each is where its spelling stands, as in most vocabularies.
+    spellings: StringColumn,
+    /// The id of each spelling in increasing order; empty if ids are consecutive, as in most vocabularies.
     ids: Vec<u32>,
-    /// Where spellings stand.
+    /// A hash table of indices of spellings.
     places: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
@@ -21,7 +21,7 @@ impl Vocabulary {
     pub fn new(mut tokens: Vec<(Cow<'_, str>, u32)>) -> Result<Self, TextError> {
         tokens.sort_by_key(|&(_, id)| id);
         let mut vocabulary = Self {
-            spellings: Column::default(),
+            spellings: StringColumn::default(),
             ids: Vec::with_capacity(tokens.len()),
             places: HashTable::with_capacity(tokens.len()),
             hasher: DefaultHashBuilder::default(),
@@ -41,7 +41,7 @@ impl Vocabulary {
         if let Some(first) = self.found(hash, token) {
             return Err(TextError::DuplicateToken { token: token.to_owned(), first, second: id });
         }
-        // Their spellings have an end each, which is counted in as many bits.
+        // Every spelling has a 32-bit end offset, so their number fits in 32 bits.
         let place = self.len() as u32;
         self.spellings.push(token.as_bytes())?;
         self.ids.push(id);
@@ -66,7 +66,7 @@ impl Vocabulary {
     pub fn token(&self, id: u32) -> Option<&str> {
         let place = match self.ids.get(id as usize) {
             _ if self.ids.is_empty() => id as usize,
-            // Gaps stand behind most of them.
+            // Most gaps are at the end.
             Some(&found) if found == id => id as usize,
             _ => self.ids.binary_search(&id).ok()?,
         };
@@ -84,8 +84,8 @@ impl Vocabulary {
     }
 }
 
-/// What stands at a place that was given out, which is never past the end.
-fn spelling(spellings: &Column, place: usize) -> &[u8] {
+/// The entry at an index that was handed out, so it is within bounds.
+fn spelling(spellings: &StringColumn, place: usize) -> &[u8] {
     spellings.get(place).unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! Every input the fuzzers have kept, through the same checks: what once crashed stays mended.
+//! The fuzzing corpus, run through the same checks as a regression test.
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
 use std::fs;

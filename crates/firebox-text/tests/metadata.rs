@@ -1,4 +1,4 @@
-//! Malformed vocabularies are errors that say what is wrong. The fuzz target `tokenizer_metadata` looks for more of them.
+//! Malformed vocabularies cause errors that name the defect. The fuzz target `tokenizer_metadata` searches for more of them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -46,7 +46,7 @@ fn small_json() -> Value {
     })
 }
 
-/// The same with a post-processor that begins every text with `<s>`.
+/// A file with a post-processor that begins every text with `<s>`.
 fn framed_json() -> Value {
     let mut json = small_json();
     let special = json!({"id": "<s>", "type_id": 0});
@@ -126,7 +126,7 @@ fn every_inconsistency_has_its_error() {
 }
 
 #[test]
-fn a_normalization_table_is_walked_before_use() {
+fn a_normalization_table_is_checked_before_use() {
     for charsmap in [
         vec![0],
         vec![0, 0, 0, 0],
@@ -170,7 +170,7 @@ fn tokenizer_json_is_checked() {
 }
 
 #[test]
-fn ends_and_beginnings_come_from_every_file() {
+fn special_tokens_are_collected_from_all_files() {
     let assets = json_assets(&small_json());
     let config = json!({"eos_token_id": 2, "bos_token_id": 3, "pad_token_id": -1});
     let tokenizer = Tokenizer::new(&assets, &config).unwrap();
@@ -190,9 +190,9 @@ fn ends_and_beginnings_come_from_every_file() {
     assert_eq!(tokenizer.token_bytes(2), Some(&b"ab"[..]));
 }
 
-/// As `transformers` 5.23.0 does, which drops both flags where there is a `tokenizer.json`.
+/// As in `transformers` 5.23.0, which ignores both flags if there is a `tokenizer.json`.
 #[test]
-fn the_post_processor_says_what_is_put_around_a_text() {
+fn the_post_processor_defines_the_tokens_around_a_text() {
     let flags = [None, Some(false), Some(true)];
     for (bos, eos) in flags.iter().flat_map(|bos| flags.map(|eos| (*bos, eos))) {
         let mut config = json!({"bos_token": "<s>", "eos_token": "</s>"});
@@ -227,7 +227,7 @@ fn a_model_without_a_template() {
 }
 
 #[test]
-fn a_template_for_tools_is_used_where_there_are_any() {
+fn a_template_for_tools_is_used_if_there_are_tools() {
     let tokenizer = from_gguf(small()).unwrap();
     let assets = TextAssets {
         chat_template: Some("plain".to_owned()),
@@ -241,7 +241,7 @@ fn a_template_for_tools_is_used_where_there_are_any() {
     };
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
     assert_eq!((rendered(None).as_str(), rendered(Some(vec![tool])).as_str()), ("plain", "[TOOL_CALLS]f"));
-    // Calls are written as that one has them.
+    // Calls have the syntax of that template.
     assert_eq!(template.call_syntax(), firebox_text::CallSyntax::Listed);
 }
 
@@ -328,7 +328,7 @@ prop_compose! {
     }
 }
 
-/// A real table with some bytes changed.
+/// A valid table with some bytes changed.
 fn damaged_charsmap(changes: Vec<(usize, u8)>) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/unigram.json");
     let fixture: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -342,7 +342,7 @@ fn damaged_charsmap(changes: Vec<(usize, u8)>) -> Vec<u8> {
 }
 
 proptest! {
-    /// Nothing gets as far as a panic inside the `tokenizers` crate.
+    /// No input causes a panic inside the `tokenizers` crate.
     #[test]
     fn any_vocabulary_works_or_is_refused(
         vocabulary in vocabularies(),

@@ -1,5 +1,4 @@
-//! What `tokenizers` panics over is an error, and nothing is printed. A test of its own process, for it replaces the panic
-//! hook.
+//! Panics of `tokenizers` become errors and print nothing. This test has its own process because it replaces the panic hook.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +12,7 @@ fn caught_panics_print_nothing() {
     std::panic::set_hook(Box::new(|_| {
         REPORTED.fetch_add(1, Ordering::Relaxed);
     }));
-    // What loading tries has no `q`, so the pattern is found out only later.
+    // Loading tries no text with `q`, so the faulty pattern is detected only later.
     let json = json!({
         "version": "1.0",
         "normalizer": {"type": "Replace", "pattern": {"Regex": "(?=q)"}, "content": "b"},

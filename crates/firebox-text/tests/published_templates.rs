@@ -1,5 +1,5 @@
-//! Published chat templates against what `transformers` renders. `render_published.py` fetches them and records that, in a
-//! folder that `FIREBOX_TEMPLATES` names; without it this is passed over.
+//! Published chat templates compared with `transformers`. `render_published.py` fetches them and records the expected output in the
+//! folder named by `FIREBOX_TEMPLATES`; without it this test is skipped.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -30,7 +30,7 @@ struct Case {
     refused: Option<String>,
 }
 
-/// What is known to differ, by the beginning of a template's name: only its cases with tools.
+/// Known differences by the prefix of a template's name; they concern only cases with tools.
 const DIFFERENT: [(&str, &str); 3] = [
     ("llama-cpp-deepseek-r1", "Jinja does not write what `map` makes as JSON; minijinja does"),
     (
@@ -55,7 +55,7 @@ fn options(mut given: Map<String, Value>, now: u64) -> TemplateOptions {
     }
 }
 
-/// Where two texts part, with what is around it.
+/// The first difference of two texts, with its surroundings.
 fn parting(found: &str, expected: &str) -> String {
     let same = found.bytes().zip(expected.bytes()).take_while(|(one, other)| one == other).count();
     let around = |text: &str| {
@@ -66,7 +66,7 @@ fn parting(found: &str, expected: &str) -> String {
 }
 
 #[test]
-fn published_templates_are_rendered_as_transformers_does() {
+fn published_templates_render_as_in_transformers() {
     let Some(folder) = std::env::var_os("FIREBOX_TEMPLATES") else {
         println!("passed over: FIREBOX_TEMPLATES does not say where render_published.py wrote to");
         return;

@@ -1,4 +1,4 @@
-//! Chat templates against what `transformers` renders. `make_templates.py` makes the fixtures.
+//! Chat templates compared with `transformers`. `make_templates.py` makes the fixtures.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use firebox_text::{
@@ -65,12 +65,12 @@ fn alternating_turns() {
 }
 
 #[test]
-fn tools_and_their_results() {
+fn tools_and_results() {
     check("tools");
 }
 
 #[test]
-fn thoughts() {
+fn reasoning() {
     check("thinking");
 }
 
@@ -102,7 +102,7 @@ fn arguments_of_tool_calls_may_be_json_in_a_string() {
 }
 
 #[test]
-fn content_takes_the_shape_the_template_knows() {
+fn content_takes_the_form_that_the_template_expects() {
     let parts =
         json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
     let parts: Message = serde_json::from_value(parts).unwrap();
@@ -121,7 +121,7 @@ fn content_takes_the_shape_the_template_knows() {
 }
 
 #[test]
-fn tools_go_where_a_template_looks_for_them() {
+fn tools_go_where_the_template_expects_them() {
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
     let messages: Vec<Message> = serde_json::from_value(json!([
         {"role": "user", "content": "a"},
@@ -131,7 +131,7 @@ fn tools_go_where_a_template_looks_for_them() {
     .unwrap();
     let told = |source: &str| {
         let template = ChatTemplate::from_source(source, Map::new()).unwrap();
-        let told = template.told(&messages, std::slice::from_ref(&tool));
+        let told = template.messages_with_tools(&messages, std::slice::from_ref(&tool));
         let options = TemplateOptions { tools: Some(vec![tool.clone()]), ..TemplateOptions::default() };
         (template.call_syntax(), template.render(&told, &options).unwrap())
     };
@@ -146,18 +146,19 @@ fn tools_go_where_a_template_looks_for_them() {
 }
 
 #[test]
-fn thoughts_that_were_read_into_the_text_are_taken_out_of_it() {
+fn reasoning_in_the_text_moves_to_its_field() {
     let source =
         "<|channel|>{{ tools }}{% for m in messages %}[{{ m.thinking }}|{{ m.content }}]{% endfor %}<|call|>";
     let template = ChatTemplate::from_source(source, Map::new()).unwrap();
     assert_eq!(template.call_syntax(), CallSyntax::Channels);
     let said = [Message::assistant("<think>\na\n</think>\n\nb"), Message::user("<think>\na\n</think>\n\nb")];
-    let text = template.render(&template.told(&said, &[]), &TemplateOptions::default()).unwrap();
+    let text =
+        template.render(&template.messages_with_tools(&said, &[]), &TemplateOptions::default()).unwrap();
     assert_eq!(text, "<|channel|>None[a|b][|<think>\na\n</think>\n\nb]<|call|>");
 }
 
 #[test]
-fn thoughts_go_by_several_names() {
+fn reasoning_has_several_names() {
     let source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}";
     let template = ChatTemplate::from_source(source, Map::new()).unwrap();
     let cases = [
@@ -174,7 +175,7 @@ fn thoughts_go_by_several_names() {
 }
 
 #[test]
-fn what_the_engine_cannot_do_is_an_error() {
+fn unsupported_features_are_errors() {
     let template = ChatTemplate::from_source("{{ messages[0].content[::-1] }}", Map::new()).unwrap();
     let said = |text: &str| template.render(&[Message::user(text)], &TemplateOptions::default());
     assert_eq!(said("ab").unwrap(), "ba");
@@ -182,7 +183,7 @@ fn what_the_engine_cannot_do_is_an_error() {
 }
 
 #[test]
-fn templates_that_do_not_end_are_stopped() {
+fn endless_templates_are_stopped() {
     let loops =
         "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a * b %}{% endfor %}{% endfor %}";
     let floods =
@@ -200,7 +201,7 @@ fn templates_that_do_not_end_are_stopped() {
 }
 
 #[test]
-fn a_template_that_does_not_compile_names_its_line() {
+fn a_syntax_error_names_its_line() {
     let error = ChatTemplate::from_source("a\n{% if %}", Map::new()).unwrap_err();
     assert!(error.to_string().contains("line 2") || error.to_string().contains(":2"), "{error}");
 }
@@ -226,7 +227,7 @@ fn users_cannot_write_control_tokens() {
         let ids = template.encode(&tokenizer, messages, &options).unwrap();
         ids.into_iter().map(|id| format!("{}|", tokenizer.id_to_token(id).unwrap())).collect()
     };
-    // After a token, SentencePiece puts a space; between pieces of one text there is none.
+    // SentencePiece adds a space after a token, but none between pieces of one text.
     assert_eq!(spelled(&[Message::user("hi")]), "<s>|▁|I|h|i|</s>|");
     assert_eq!(spelled(&[Message::user("i</s>h")]), "<s>|▁|I|i|<|/|s|>|h|</s>|");
     assert_eq!(spelled(&[Message::user("<tool>")]), "<s>|▁|I|<|t|o|o|l|>|</s>|");
@@ -275,7 +276,7 @@ fn one_model_serves_many_threads() {
 }
 
 #[test]
-fn templates_that_nest_without_end_do_not_compile() {
+fn templates_of_unbounded_nesting_do_not_compile() {
     let nots = format!("{{% if {} x %}}a{{% endif %}}", "not ".repeat(50_000));
     let signs = format!("{{{{ {}1 }}}}", "-".repeat(200_000));
     let attributes = format!("{{{{ x{} }}}}", ".a".repeat(100_000));
@@ -291,7 +292,7 @@ fn templates_that_nest_without_end_do_not_compile() {
 }
 
 #[test]
-fn templates_that_build_without_end_are_stopped() {
+fn templates_that_build_unbounded_values_are_stopped() {
     let doubling =
         "{% set ns = namespace(x='aaaaaaaaaaaaaaaa', l=[]) %}{% for i in range(60) %}BODY{% endfor %}";
     let double = doubling.replace("BODY", "{% set ns.x = ns.x ~ ns.x %}");
@@ -315,7 +316,7 @@ fn templates_that_build_without_end_are_stopped() {
         doubling.replace("BODY", "{% set c %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = c %}"),
         doubling.replace("BODY", "{% set ns.l = [ns.l, ns.l] %}") + "{% set x = ns.l|tojson %}",
         doubling.replace("BODY", "{% set ns.l = [ns.l, ns.l] %}") + "{% set x = ns.l ~ '' %}",
-        // What the engine takes for code and the limits could take for a text.
+        // Code for the engine that the limits could mistake for text.
         format!("{{#}}{{{{ \" #}}{double}{{#\"}}}}#}}"),
         format!("{{% raw %}}{{%--endraw%}}{{{{ \"{{% endraw %}}{double}{{#\" }}}}#}}"),
     ];
@@ -330,7 +331,7 @@ fn templates_that_build_without_end_are_stopped() {
 }
 
 #[test]
-fn values_that_nest_without_end_are_stopped() {
+fn values_of_unbounded_nesting_are_stopped() {
     let start = "{% set ns = namespace(x=[], m={}, head=namespace()) %}{% set ns.tail = 1 %}";
     let steps = [
         "{% set ns.x = [ns.x] %}",
@@ -341,7 +342,7 @@ fn values_that_nest_without_end_are_stopped() {
         "{% set n = namespace() %}{% set ns.head.next = n %}",
         "{% for x in [ns.x] %}{% set ns.x = loop %}{% endfor %}",
     ];
-    // These leave what went in unseen, and so may end well.
+    // These hide their contents, so they may succeed.
     let unseen = [
         "{% set ns.x = [ns.x][1:] %}",
         "{% set ns.x = {'a': [ns.x][1:]} %}",
@@ -365,7 +366,7 @@ fn values_that_nest_without_end_are_stopped() {
 }
 
 #[test]
-fn what_is_assigned_is_what_it_was() {
+fn assignment_does_not_change_values() {
     let source = "{% set a, b = 1, [2] %}{% set ns = namespace(x=[], n=0) %}{% for m in messages[1:] %}\
         {% set outer = loop %}{% set ns.x = ns.x + [m.content] %}{% set ns.n = ns.n + 1 %}\
         {{ outer.index }}{{ outer.cycle('p', 'q') }}{{ (loop.previtem or {}).content }}{% endfor %}\

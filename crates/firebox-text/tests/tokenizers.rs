@@ -1,5 +1,4 @@
-//! Tokenizers against what `tokenizers` and `sentencepiece` make of the same texts. `make_tokenizers.py` makes the
-//! fixtures.
+//! Tokenizers compared with `tokenizers` and `sentencepiece`. `make_tokenizers.py` makes the fixtures.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use firebox_text::{Detokenizer, GgufVocabulary, TextAssets, Tokenizer, TokenizerSource};
@@ -18,13 +17,13 @@ struct Fixture {
 #[derive(Deserialize)]
 struct Case {
     text: String,
-    /// With the spellings of added tokens taken for those tokens.
+    /// With the spellings of added tokens encoded as those tokens.
     ids: Option<Vec<u32>>,
-    /// The same, with what the model wants around a text.
+    /// `ids`, with the tokens that the model expects around a text.
     framed: Option<Vec<u32>>,
-    /// As nothing but text.
+    /// As plain text only.
     literal: Option<Vec<u32>>,
-    /// Of `ids`, or else of `literal`, without special tokens.
+    /// The decoded text of `ids`, or else of `literal`, without special tokens.
     decoded: Option<String>,
 }
 
@@ -147,7 +146,7 @@ fn word_piece() {
     check("wordpiece");
 }
 
-/// Ids one by one give the same text as all at once, and nothing is shown that is not final.
+/// Streaming decodes to the same text as decoding all ids at once, and shows no text that could still change.
 fn streams_equal_whole(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) {
     let mut stream = tokenizer.detokenizer(skip_special);
     let pushed: Vec<String> = ids.iter().map(|&id| stream.push(id)).collect();
@@ -186,7 +185,7 @@ proptest! {
         for (index, (_, tokenizer)) in all().iter().enumerate() {
             let ids = tokenizer.encode_literal(&text, false).unwrap();
             streams_equal_whole(tokenizer, &ids, false);
-            // Beyond these come vocabularies that compose, clean or lower the text.
+            // The remaining vocabularies normalize, clean or lower-case the text.
             let exact = [2, 3, 4, 5, 6].contains(&index);
             if exact {
                 prop_assert_eq!(&tokenizer.decode(&ids, false), &text);

@@ -1,36 +1,38 @@
+//! The reader of tool calls.
+
 use serde_json::Value;
 
-use super::channels::ChannelReader;
-use super::marked::MarkedReader;
+use super::channel_reader::ChannelReader;
+use super::declared_tools::Tools;
+use super::marker_reader::MarkerReader;
 use super::syntax::CallSyntax;
-use super::tools::Tools;
 use crate::message::FunctionCall;
 
-/// The longest name a tool can have before its arguments. A name beyond it is none.
-pub(super) const LONGEST_NAME: usize = 256;
+/// The longest name of a tool.
+pub(super) const MAX_TOOL_NAME: usize = 256;
 
-/// What a model said: a part of its text, or of a call of a tool.
+/// A part of a model's answer: of its text, or of a tool call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnswerPart {
     /// Text.
     Text(String),
-    /// A call of the tool of this name begins.
-    Calling(String),
-    /// What comes next of the arguments of the call that has begun. All of it together is one JSON text.
+    /// The beginning of a call of this tool.
+    CallStart(String),
+    /// The next part of the current call's arguments. All parts together are one JSON text.
     Arguments(String),
-    /// The call that has begun has come to its end: all of it, its arguments as a JSON text.
+    /// The end of the current call: the whole call, with its arguments as a JSON text.
     Call(FunctionCall),
 }
 
-/// Reads calls of tools out of text that comes in pieces.
+/// Reads tool calls in a stream of text.
 ///
-/// Text is handed on as soon as it can no longer be part of a call, and the arguments of a call as soon as it is certain that
-/// it is one: when its name and the beginning of its arguments are there. What looks like a call before that and is none
-/// is text. What is wrong later on remains a call, of arguments that are no JSON, and so does what the text ends in; whoever
-/// calls the tool has to look at them anyway. However the text is cut into pieces, the same calls and the same text come
-/// out, and where there are no calls the text is what went in; next to a call, whitespace is left out.
+/// Text is returned as soon as it cannot be part of a call, and the arguments of a call as soon as it is certain that it is one:
+/// once its name and the beginning of its arguments have arrived. Until then, text that turns out not to be a call is returned as
+/// text. Later errors leave it a call whose arguments are invalid JSON, and so does the end of the text; callers validate
+/// arguments anyway. Results do not depend on how the text is split, and text without calls is returned unchanged; white space
+/// next to a call is dropped.
 ///
-/// What [`CallSyntax::Channels`] thinks comes as text between `<think>` and `</think>`, which is how other families write it.
+/// Reasoning in [`CallSyntax::Channels`] is returned as text between `<think>` and `</think>`, like that of other families.
 ///
 /// ```
 /// use firebox_text::{CallReader, CallSyntax, AnswerPart};
@@ -39,7 +41,7 @@ pub enum AnswerPart {
 /// assert_eq!(reader.push("Let me look.\n<tool_"), [AnswerPart::Text("Let me look.".into())]);
 /// assert_eq!(reader.push("call>{\"name\": \"look\""), []);
 /// let begun = reader.push(", \"arguments\": {\"at\"");
-/// assert_eq!(begun, [AnswerPart::Calling("look".into()), AnswerPart::Arguments("{\"at\"".into())]);
+/// assert_eq!(begun, [AnswerPart::CallStart("look".into()), AnswerPart::Arguments("{\"at\"".into())]);
 /// let ended = reader.push(": 1}}");
 /// assert_eq!(ended[0], AnswerPart::Arguments(": 1}".into()));
 /// let AnswerPart::Call(call) = &ended[1] else { panic!() };
@@ -52,21 +54,21 @@ pub struct CallReader(Kind);
 
 #[derive(Debug, Clone)]
 enum Kind {
-    Marked(MarkedReader),
+    Marked(MarkerReader),
     Channels(ChannelReader),
 }
 
 impl CallReader {
-    /// Reads what is written in a syntax, by a model that was told of these tools in the form of OpenAI's API.
+    /// A reader for a syntax and the declared tools, in the form of OpenAI's API.
     pub fn new(syntax: CallSyntax, tools: &[Value]) -> Self {
         let tools = Tools::new(tools);
         Self(match syntax {
             CallSyntax::Channels => Kind::Channels(ChannelReader::new(tools)),
-            marked => Kind::Marked(MarkedReader::new(marked, tools)),
+            marked => Kind::Marked(MarkerReader::new(marked, tools)),
         })
     }
 
-    /// Takes the next piece of text, and returns what is certain now.
+    /// Adds a piece of text, and returns the parts that are certain now.
     pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
         match &mut self.0 {
             Kind::Marked(reader) => reader.push(piece),

@@ -1,11 +1,11 @@
-//! What of a template's source the engine does not read as tags.
+//! Parts of a template's source that the engine does not parse as tags.
 
-/// How much of `rest`, which begins with a brace, is a comment or a raw block; nothing if it is neither.
+/// The length of a comment or raw block at the beginning of `rest`, which begins with a brace; `None` if there is neither.
 ///
-/// This must be minijinja's own opinion: what is skipped here and read there has no limits.
-pub(crate) fn unread(rest: &str) -> Option<usize> {
+/// This must agree with minijinja's lexer: code skipped here but executed there would have no limits.
+pub(crate) fn verbatim_len(rest: &str) -> Option<usize> {
     if let Some(comment) = rest.strip_prefix("{#") {
-        // The end is looked for behind the beginning: `{#}` is no comment yet.
+        // The end is searched behind the opening: `{#}` is not a complete comment.
         return Some(comment.find("#}").map_or(rest.len(), |end| end + 4));
     }
     let tag = rest.strip_prefix("{%")?;
@@ -21,8 +21,8 @@ pub(crate) fn unread(rest: &str) -> Option<usize> {
     Some(rest.len())
 }
 
-/// The length of a tag that is nothing but its name, its opening bracket and that one's sign excepted. minijinja takes one
-/// sign on either side, and white space of ASCII alone.
+/// The length of a tag that consists of a name only, without its opening bracket and that bracket's sign. minijinja accepts one
+/// sign on either side, and only ASCII white space.
 fn basic_tag(tag: &str, name: &str) -> Option<usize> {
     let is_space = |character: char| character.is_ascii_whitespace();
     let rest = tag.trim_start_matches(is_space).strip_prefix(name)?.trim_start_matches(is_space);
@@ -32,7 +32,7 @@ fn basic_tag(tag: &str, name: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::unread;
+    use super::verbatim_len;
 
     #[test]
     fn comments_and_raw_blocks_end_where_the_engine_ends_them() {
@@ -51,7 +51,7 @@ mod tests {
             ("{", None),
         ];
         for (source, expected) in cases {
-            assert_eq!(unread(source).map(|length| &source[..length]), expected, "{source}");
+            assert_eq!(verbatim_len(source).map(|length| &source[..length]), expected, "{source}");
         }
     }
 }

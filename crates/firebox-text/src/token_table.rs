@@ -1,23 +1,23 @@
-//! What each token id stands for, laid out for lookups that allocate nothing.
+//! The table of tokens by id, for lookups without allocation.
 
-use crate::column::Column;
 use crate::decoding::Decoding;
 use crate::error::TextError;
+use crate::string_column::StringColumn;
 use crate::vocabulary::Vocabulary;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Gaps between ids are real (reserved slots), but an id far beyond the number of tokens is a damaged file, and a table
-/// indexed by it would be sized by that file's word alone.
-const SPARE_IDS: usize = 1 << 16;
+/// The most unused ids. Gaps between ids exist (reserved slots), but an id far beyond the number of tokens indicates a damaged
+/// file and would determine the size of the table.
+const MAX_UNUSED_IDS: usize = 1 << 16;
 
 /// One entry of a vocabulary.
-pub(crate) struct Entry<'a> {
+pub(crate) struct TokenEntry<'a> {
     pub id: u32,
     pub text: Cow<'a, str>,
     /// Matched in text as a whole, before the model sees it.
     pub added: bool,
-    /// A control token, left out of text shown to people.
+    /// A control token, omitted from text shown to users.
     pub special: bool,
 }
 
@@ -29,34 +29,34 @@ enum Kind {
     Special,
 }
 
-/// Token texts and the bytes they decode to, by id.
-pub(crate) struct Pieces {
-    /// What spells the first of them, where the model has its own.
+/// Texts of tokens and the bytes that they decode to, by id.
+pub(crate) struct TokenTable {
+    /// The model's vocabulary, which holds the first texts, if there is one.
     vocabulary: Option<Arc<Vocabulary>>,
-    /// How many it spells.
+    /// The number of texts that it holds.
     spelled: usize,
-    /// Of the others.
-    texts: Column,
-    decoded: Column,
+    /// The remaining texts.
+    texts: StringColumn,
+    decoded: StringColumn,
     kinds: Vec<Kind>,
     decoding: Decoding,
 }
 
-impl Pieces {
-    /// `vocabulary` is that of the model, if it is one of ours: what it spells is not kept twice.
+impl TokenTable {
+    /// `vocabulary` is that of the model, if it is one of ours; its texts are not stored twice.
     pub fn new(
-        mut entries: Vec<Entry<'_>>,
+        mut entries: Vec<TokenEntry<'_>>,
         vocabulary: Option<Arc<Vocabulary>>,
         decoding: Decoding,
     ) -> Result<Self, TextError> {
-        // Added tokens sort behind model tokens of the same id, and win: their text is the one matched in prompts.
+        // Added tokens sort behind model tokens of the same id and replace them, because their text is matched in prompts.
         entries.sort_by_key(|entry| (entry.id, entry.added));
-        let limit = entries.len().saturating_mul(4).saturating_add(SPARE_IDS);
+        let limit = entries.len().saturating_mul(4).saturating_add(MAX_UNUSED_IDS);
         let mut pieces = Self {
             vocabulary,
             spelled: 0,
-            texts: Column::default(),
-            decoded: Column::default(),
+            texts: StringColumn::default(),
+            decoded: StringColumn::default(),
             kinds: Vec::with_capacity(entries.len()),
             decoding,
         };
@@ -124,8 +124,8 @@ impl Pieces {
         self.kind(id) == Kind::Special
     }
 
-    /// Whether a token means more than its text: control tokens do, and added tokens that are words of a kind
-    /// (`<tool_call>`) rather than runs of spaces.
+    /// Returns whether a token means more than its text. That holds for control tokens, and for added tokens such as `<tool_call>`
+    /// that are not runs of white space.
     pub fn is_control(&self, id: u32) -> bool {
         match self.kind(id) {
             Kind::Special => true,
@@ -139,7 +139,7 @@ impl Pieces {
         ids.filter_map(|id| self.text(id))
     }
 
-    /// The token as the vocabulary spells it.
+    /// The token's spelling in the vocabulary.
     pub fn text(&self, id: u32) -> Option<&str> {
         if !self.contains(id) {
             return None;
@@ -150,7 +150,7 @@ impl Pieces {
         }
     }
 
-    /// The bytes the token adds in the middle of a text.
+    /// The bytes that the token adds in the middle of a text.
     pub fn bytes(&self, id: u32) -> Option<&[u8]> {
         if !self.contains(id) {
             return None;
@@ -158,7 +158,7 @@ impl Pieces {
         self.decoded.get(id as usize)
     }
 
-    /// The bytes the token adds at the very start of a text, where some decoders drop its leading space.
+    /// The bytes that the token adds at the start of a text, where some decoders strip a leading space.
     pub fn first_bytes(&self, id: u32) -> Option<Vec<u8>> {
         self.text(id).map(|text| self.decoding.piece(text, self.kind(id) != Kind::Model, true))
     }
@@ -172,24 +172,24 @@ impl Pieces {
 mod tests {
     use super::*;
 
-    fn entry(id: u32, text: &str, added: bool) -> Entry<'_> {
-        Entry { id, text: text.into(), added, special: false }
+    fn entry(id: u32, text: &str, added: bool) -> TokenEntry<'_> {
+        TokenEntry { id, text: text.into(), added, special: false }
     }
 
     #[test]
-    fn texts_are_those_of_the_entries_whatever_the_vocabulary_spells() {
+    fn texts_do_not_depend_on_the_vocabulary_that_holds_them() {
         let vocabulary = || {
             let tokens = [("a", 0), ("b", 1), ("c", 2), ("d", 3), ("f", 6)];
             Arc::new(Vocabulary::new(tokens.map(|(text, id)| (text.into(), id)).to_vec()).unwrap())
         };
-        let texts = |entries: Vec<Entry<'_>>, vocabulary| {
-            let pieces = Pieces::new(entries, vocabulary, Decoding::word_piece()).unwrap();
+        let texts = |entries: Vec<TokenEntry<'_>>, vocabulary| {
+            let pieces = TokenTable::new(entries, vocabulary, Decoding::word_piece()).unwrap();
             let texts = (0..8).map(|id| pieces.text(id).map(str::to_owned)).collect::<Vec<_>>();
             (pieces.spelled, texts)
         };
         let all =
             || vec![entry(0, "a", false), entry(1, "b", false), entry(2, "c", false), entry(3, "d", false)];
-        let with = |more: Vec<Entry<'static>>| all().into_iter().chain(more).collect::<Vec<_>>();
+        let with = |more: Vec<TokenEntry<'static>>| all().into_iter().chain(more).collect::<Vec<_>>();
         for (spelled, more) in [
             (4, vec![]),
             (4, vec![entry(6, "f", false), entry(7, "<g>", true)]),
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    fn again<'a>(of: &Entry<'a>) -> Entry<'a> {
-        Entry { text: of.text.clone(), ..*of }
+    fn again<'a>(of: &TokenEntry<'a>) -> TokenEntry<'a> {
+        TokenEntry { text: of.text.clone(), ..*of }
     }
 }

@@ -1,3 +1,5 @@
+//! Tests of the tool call reader.
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -25,8 +27,8 @@ fn tools() -> Vec<Value> {
 fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Vec<AnswerPart> {
     let mut reader = CallReader::new(syntax, &tools());
     let mut all: Vec<AnswerPart> = Vec::new();
-    let mut take = |said: Vec<AnswerPart>| {
-        for one in said {
+    let mut take = |parts: Vec<AnswerPart>| {
+        for one in parts {
             match (all.last_mut(), one) {
                 (Some(AnswerPart::Text(before)), AnswerPart::Text(text)) => before.push_str(&text),
                 (Some(AnswerPart::Arguments(before)), AnswerPart::Arguments(piece)) => {
@@ -44,51 +46,53 @@ fn read<'a>(syntax: CallSyntax, pieces: impl IntoIterator<Item = &'a str>) -> Ve
     all
 }
 
-/// Calls are what they are said to be piece by piece.
+/// Compares complete calls with the concatenation of their parts.
 #[track_caller]
-fn expect_whole(said: &[AnswerPart]) {
+fn expect_whole(parts: &[AnswerPart]) {
     let mut begun: Option<(&str, String)> = None;
-    for part in said {
+    for part in parts {
         match part {
-            AnswerPart::Text(text) => assert!(begun.is_none() && !text.is_empty(), "{said:?}"),
-            AnswerPart::Calling(name) => assert_eq!(begun.replace((name, String::new())), None, "{said:?}"),
+            AnswerPart::Text(text) => assert!(begun.is_none() && !text.is_empty(), "{parts:?}"),
+            AnswerPart::CallStart(name) => {
+                assert_eq!(begun.replace((name, String::new())), None, "{parts:?}")
+            }
             AnswerPart::Arguments(piece) => begun.as_mut().unwrap().1.push_str(piece),
             AnswerPart::Call(call) => {
                 let whole = (call.name.as_str(), call.arguments.as_str().unwrap().to_owned());
-                assert_eq!(begun.take(), Some(whole), "{said:?}");
+                assert_eq!(begun.take(), Some(whole), "{parts:?}");
             }
         }
     }
-    assert_eq!(begun, None, "{said:?}");
+    assert_eq!(begun, None, "{parts:?}");
 }
 
-/// Text as a string, and a call as its name and arguments, which are a text if they are no JSON.
+/// Text as a string, and a call as its name and arguments, which are a text if they are invalid JSON.
 #[track_caller]
 fn says(syntax: CallSyntax, text: &str, expected: Value) {
-    let said = read(syntax, [text]).into_iter().filter_map(|said| match said {
+    let parts = read(syntax, [text]).into_iter().filter_map(|parts| match parts {
         AnswerPart::Text(text) => Some(json!(text)),
         AnswerPart::Call(call) => {
             let arguments = call.arguments.as_str().unwrap();
             let value: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!(arguments));
             Some(json!([call.name, value]))
         }
-        AnswerPart::Calling(_) | AnswerPart::Arguments(_) => None,
+        AnswerPart::CallStart(_) | AnswerPart::Arguments(_) => None,
     });
-    assert_eq!(Value::from_iter(said), expected, "{syntax:?}: {text}");
+    assert_eq!(Value::from_iter(parts), expected, "{syntax:?}: {text}");
 }
 
 #[test]
-fn tags_are_around_objects_and_markup() {
+fn tags_enclose_objects_and_markup() {
     let says = |text: &str, expected| says(CallSyntax::Tagged, text, expected);
     let call = r#"{"name": "weather", "arguments": {"place": "Zürich </tool_call> \"}"}}"#;
     let place = json!(["weather", {"place": "Zürich </tool_call> \"}"}]);
     says(&format!("<tool_call>\n{call}\n</tool_call>"), json!([place]));
     says(&format!("I look.\n\n<tool_call>{call}</tool_call>\n "), json!(["I look.", place]));
     says(&format!("<tool_call>{call}</tool_call>\n<tool_call>{call}</tool_call>"), json!([place, place]));
-    // Some end where the object ends, and some go on.
+    // Some answers end with the object, and some continue.
     says(&format!("<tool_call>{call}\n"), json!([place]));
     says(&format!("<tool_call>{call}\n</tool_call>\nThere."), json!([place, "\nThere."]));
-    // Tools nobody spoke of are called all the same; the caller knows what to say.
+    // Undeclared tools are called too; the caller handles them.
     says(r#"<tool_call>{"name": "other"}</tool_call>"#, json!([["other", {}]]));
     let markup = "<tool_call>\n<function=weather>\n<parameter=place>\n12\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=deep>\n{\"a\": [1]}\n</parameter>\n</function>\n";
     let found = json!(["weather", {"place": "12", "days": 3, "deep": {"a": [1]}}]);
@@ -99,7 +103,7 @@ fn tags_are_around_objects_and_markup() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_is_text() {
+fn text_that_resembles_a_call_stays_text() {
     for text in [
         "<tool_call>",
         "<tool_call>\n{\"name\": \"weather\", \"arguments\": {",
@@ -135,11 +139,11 @@ fn what_only_looks_like_a_call_is_text() {
 }
 
 #[test]
-fn what_has_begun_as_a_call_remains_one() {
+fn a_call_that_began_stays_a_call() {
     let says = |text: &str, expected| says(CallSyntax::Tagged, text, expected);
     let begun = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"place\": \"Zü";
     says(begun, json!([["weather", "{\"place\": \"Zü"]]));
-    // A bracket that is missing is not missed.
+    // A missing bracket is tolerated.
     says(
         "<tool_call>{\"name\": \"noop\", \"arguments\": {\"a\": 1}</tool_call> b",
         json!([["noop", {"a": 1}], " b"]),
@@ -156,7 +160,7 @@ fn what_has_begun_as_a_call_remains_one() {
 }
 
 #[test]
-fn arguments_come_as_they_are_written() {
+fn arguments_are_returned_as_they_arrive() {
     let mut reader = CallReader::new(CallSyntax::Listed, &tools());
     let mut pieces = Vec::new();
     for piece in [
@@ -203,7 +207,7 @@ fn names_are_separated_from_arguments() {
                 &format!("I look.\n\n{begin}{call}\n{call}{end}\nb"),
                 json!(["I look.", found, found, "\nb"]),
             );
-            // Some leave out what is around all of them.
+            // Some answers omit the marks around all calls.
             says(syntax, call, json!([found]));
         }
         for text in [
@@ -219,7 +223,7 @@ fn names_are_separated_from_arguments() {
 }
 
 #[test]
-fn channels_are_told_apart() {
+fn channels_are_separated() {
     let says = |text: &str, expected| says(CallSyntax::Channels, text, expected);
     let thought = "<|channel|>analysis<|message|>I had better look.<|end|><|start|>assistant";
     let call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"place\": \"a\"}";
@@ -227,7 +231,7 @@ fn channels_are_told_apart() {
     let thinks = "<think>\nI had better look.\n</think>";
     says(&format!("{thought}{call}<|call|>"), json!([thinks, found]));
     says(&format!("{thought}{call}"), json!([thinks, found]));
-    // Whom it is for may stand before the channel.
+    // The recipient may precede the channel.
     says(
         " to=functions.weather<|channel|>commentary json<|message|>\n{\"place\": \"a\"} <|call|>",
         json!([found]),
@@ -241,7 +245,7 @@ fn channels_are_told_apart() {
         &format!("{thought}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{call}<|call|>"),
         json!([format!("{thinks}\n\nI look."), found]),
     );
-    // What is not ended properly.
+    // Messages without a proper end.
     says(
         "<|channel|>analysis<|message|>Hm<|channel|>final<|message|>So",
         json!(["<think>\nHm\n</think>\n\nSo"]),
@@ -251,7 +255,7 @@ fn channels_are_told_apart() {
     says("<|channel|>commentary to=functions.noop<|message|><|call|>", json!([["noop", {}]]));
     let any = "<|channel|>commentary to=functions <|constrain|>json<|message|>";
     says(&format!("{any}{{\"name\": \"noop\", \"arguments\": {{}}}}"), json!([["noop", {}]]));
-    // A model that is held to a form says nothing else.
+    // A constrained model writes nothing else.
     for text in ["{\"a\": 1}", "to be", " <|", "Plain."] {
         says(text, json!([text]));
     }
@@ -263,7 +267,7 @@ fn channels_are_told_apart() {
 }
 
 #[test]
-fn a_header_without_end_is_text() {
+fn a_header_without_an_end_is_text() {
     for mark in ["<|channel|>", "<|start|>", " \n<|channel|>"] {
         let text = format!("{mark}{}", "and so on, ".repeat(100));
         says(CallSyntax::Channels, &text, json!([text]));
@@ -273,7 +277,7 @@ fn a_header_without_end_is_text() {
 }
 
 #[test]
-fn an_answer_may_be_the_call() {
+fn a_whole_answer_can_be_a_call() {
     let call = r#"{"name": "weather", "parameters": {"place": "a"}}"#;
     let found = json!(["weather", {"place": "a"}]);
     for text in [call.to_owned(), format!("<|python_tag|>{call}"), format!("\n{call}\n")] {
@@ -305,8 +309,8 @@ fn lists_follow_their_mark() {
 }
 
 #[test]
-fn families_are_told_apart_by_their_templates() {
-    let of = |text: &str| CallSyntax::of(text);
+fn syntaxes_are_recognized_by_their_templates() {
+    let of = |text: &str| CallSyntax::from_template(text);
     assert_eq!(of("within <tool_call></tool_call> XML tags"), CallSyntax::Tagged);
     assert_eq!(of("{{ '[TOOL_CALLS] [' }}"), CallSyntax::Listed);
     assert_eq!(of("{{- \"<|python_tag|>\" + name }}"), CallSyntax::Bare);
@@ -319,18 +323,19 @@ fn families_are_told_apart_by_their_templates() {
 }
 
 #[test]
-fn marks_that_may_be_tokens_are_put_back() {
+fn marks_that_are_special_tokens_are_restored() {
     for syntax in ALL {
         for (mark, _) in syntax.marks() {
             let is_text = !mark.starts_with(['<', '[']);
-            assert!(is_text || syntax.control().contains(mark), "{syntax:?}: {mark}");
+            assert!(is_text || syntax.control_tokens().contains(mark), "{syntax:?}: {mark}");
         }
-        let [opens, closes] = ["<tool_call>", "</tool_call>"].map(|tag| syntax.control().contains(&tag));
+        let [opens, closes] =
+            ["<tool_call>", "</tool_call>"].map(|tag| syntax.control_tokens().contains(&tag));
         assert_eq!(opens, closes, "{syntax:?}");
     }
 }
 
-/// Texts that have the makings of calls.
+/// Texts made of fragments of calls.
 fn text() -> impl Strategy<Value = String> {
     let parts = [
         "<tool_call>",
@@ -406,13 +411,13 @@ proptest! {
             at.sort_unstable();
             let pieces: Vec<&str> = at.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
             prop_assert_eq!(&read(syntax, pieces), &whole, "{:?}", syntax);
-            // Without a call nothing is lost but what channels are written with.
-            if syntax != CallSyntax::Channels && !whole.iter().any(|said| matches!(said, AnswerPart::Call(_))) {
-                let said: String = whole.iter().map(|said| match said {
+            // Without a call, nothing but the marks of channels is lost.
+            if syntax != CallSyntax::Channels && !whole.iter().any(|part| matches!(part, AnswerPart::Call(_))) {
+                let text_parts: String = whole.iter().map(|part| match part {
                     AnswerPart::Text(text) => text.as_str(),
                     _ => "",
                 }).collect();
-                prop_assert_eq!(&said, &text, "{:?}", syntax);
+                prop_assert_eq!(&text_parts, &text, "{:?}", syntax);
             }
         }
     }
@@ -421,20 +426,20 @@ proptest! {
     fn a_call_is_read_back(place in "\\PC{0,12}", days in any::<i64>(), before in "[a-z \n]{0,6}") {
         let arguments = json!({"place": place, "days": days});
         for syntax in ALL {
-            let call = json!({"name": "weather", syntax.arguments(): arguments});
-            let call = if syntax.lists() { json!([call]) } else { call };
+            let call = json!({"name": "weather", syntax.arguments_key(): arguments});
+            let call = if syntax.always_lists() { json!([call]) } else { call };
             let before = match syntax {
                 CallSyntax::Bare | CallSyntax::Fenced | CallSyntax::Channels => "",
                 _ => before.as_str(),
             };
-            let named = syntax.names_before().then(|| (Some("weather"), arguments.to_string()));
+            let named = syntax.names_tool_first().then(|| (Some("weather"), arguments.to_string()));
             for (tool, call) in [(None, call.to_string())].into_iter().chain(named) {
-                let said = read(syntax, [before, &syntax.opening(tool), &call]);
-                let Some(AnswerPart::Call(found)) = said.last() else { panic!("{said:?}") };
+                let parts = read(syntax, [before, &syntax.opening(tool), &call]);
+                let Some(AnswerPart::Call(found)) = parts.last() else { panic!("{parts:?}") };
                 prop_assert_eq!(&found.name, "weather");
                 let found: Value = serde_json::from_str(found.arguments.as_str().unwrap()).unwrap();
                 prop_assert_eq!(&found, &arguments);
-                prop_assert_eq!(said.len(), 3 + usize::from(!before.trim().is_empty()));
+                prop_assert_eq!(parts.len(), 3 + usize::from(!before.trim().is_empty()));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Which ids begin, end, pad and stand in, gathered from all the files that say so.
+//! Special token ids by role, collected from all files of a model.
 
 use crate::tokenizer::Parsed;
 use firebox_store::TextAssets;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// Special tokens known by role.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct NamedTokens {
+pub(crate) struct SpecialTokens {
     pub bos: Option<u32>,
     pub eos: Option<u32>,
     pub unk: Option<u32>,
@@ -23,13 +23,13 @@ pub(crate) fn spelled(assets: &TextAssets, role: &str) -> Option<String> {
     })
 }
 
-/// Fills in what the vocabulary left open from the model's other files.
+/// Fills in the roles that the vocabulary leaves open from the model's other files.
 ///
-/// `add_bos_token` and `add_eos_token` of `tokenizer_config.json` are not asked: `transformers` 5 does not read them beside a
-/// `tokenizer.json`, whose post-processor says what is put around a text. The vocabulary of a GGUF file has its own.
+/// `add_bos_token` and `add_eos_token` of `tokenizer_config.json` are ignored: `transformers` 5 does not read them if there is a
+/// `tokenizer.json`, whose post-processor defines the tokens around a text. GGUF vocabularies have flags of their own.
 pub(crate) fn complete(parsed: &mut Parsed, assets: &TextAssets, config: &Value) {
     let lookup = |role: &str, id_key: &str, parsed: &Parsed| {
-        let by_name = spelled(assets, role).and_then(|token| parsed.engine.token_to_id(&token));
+        let by_name = spelled(assets, role).and_then(|token| parsed.backend.token_to_id(&token));
         by_name.or_else(|| ids_at(config, id_key, parsed).first().copied())
     };
     let named = parsed.named;
@@ -39,11 +39,11 @@ pub(crate) fn complete(parsed: &mut Parsed, assets: &TextAssets, config: &Value)
     parsed.named.unk = named.unk.or_else(|| lookup("unk_token", "unk_token_id", parsed));
 }
 
-/// Every id at which a generation ends, ascending.
+/// Every id that ends a generation, ascending.
 pub(crate) fn ends(parsed: &Parsed, assets: &TextAssets, config: &Value) -> Vec<u32> {
     let mut ends = parsed.ends.clone();
     ends.extend(parsed.named.eos);
-    ends.extend(spelled(assets, "eos_token").and_then(|token| parsed.engine.token_to_id(&token)));
+    ends.extend(spelled(assets, "eos_token").and_then(|token| parsed.backend.token_to_id(&token)));
     if let Some(generation) = &assets.generation_config {
         ends.extend(ids_at(generation, "eos_token_id", parsed));
     }
@@ -53,8 +53,8 @@ pub(crate) fn ends(parsed: &Parsed, assets: &TextAssets, config: &Value) -> Vec<
     ends
 }
 
-/// The ids under a key that holds one number or a list of them, at the top or in the `text_config` of a model with
-/// several modalities. Values that are no token of this vocabulary (-1 is in use for 'none') are passed over.
+/// The ids under a key that holds one number or a list of them, at the top level or in the `text_config` of a multimodal model.
+/// Values outside the vocabulary (such as -1 for 'none') are skipped.
 fn ids_at(file: &Value, key: &str, parsed: &Parsed) -> Vec<u32> {
     let places = [file.get(key), file.get("text_config").and_then(|text| text.get(key))];
     let Some(found) = places.into_iter().flatten().find(|value| !value.is_null()) else { return Vec::new() };

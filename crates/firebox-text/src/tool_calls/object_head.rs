@@ -1,19 +1,21 @@
-use super::reader::LONGEST_NAME;
+//! Recognizes a tool call by the beginning of its JSON object.
 
-/// What the beginning of an object tells of it.
+use super::reader::MAX_TOOL_NAME;
+
+/// The result of inspecting the beginning of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Head {
-    /// Nothing yet.
+pub(super) enum ObjectHead {
+    /// Undecided; more text is needed.
     More,
-    /// It is a call of this tool, whose arguments begin at this byte, within so many objects.
+    /// A call of this tool, whose arguments begin at byte `at`, nested in so many objects.
     Call { name: String, at: usize, objects: usize },
-    /// Only the whole of it will tell.
+    /// Only the complete object can tell.
     Whole,
 }
 
-/// Looks at a text that begins with `{`. A call is known by its beginning if the name comes before the arguments, and
-/// nothing before them but what kind of a call it is.
-pub(super) fn head(text: &str) -> Head {
+/// Inspects a text that begins with `{`. A call is recognized early if the name precedes the arguments, with only the kind or id
+/// of the call before them.
+pub(super) fn inspect_object(text: &str) -> ObjectHead {
     let mut cursor = Cursor { text, at: 1 };
     let mut name = None;
     let mut objects = 1;
@@ -23,23 +25,23 @@ pub(super) fn head(text: &str) -> Head {
             other => break other,
         }
     } {
-        Ok(Some(at)) => Head::Call { name: name.unwrap_or_default(), at, objects },
-        Ok(None) | Err(Stop::Short) => Head::More,
-        Err(Stop::Other) => Head::Whole,
+        Ok(Some(at)) => ObjectHead::Call { name: name.unwrap_or_default(), at, objects },
+        Ok(None) | Err(Stop::Short) => ObjectHead::More,
+        Err(Stop::Other) => ObjectHead::Whole,
     }
 }
 
-/// Whether an object of arguments may begin here, at `{`: nothing if more has to come to tell.
+/// Returns whether an object of arguments begins here, at `{`; `None` if more text is needed.
 pub(super) fn begins_object(text: &str) -> Option<bool> {
     let next = text.strip_prefix('{')?.trim_start().chars().next()?;
     Some(matches!(next, '"' | '}'))
 }
 
-/// Why there is nothing to be read.
+/// The reason why reading stopped.
 enum Stop {
-    /// The text ends before it.
+    /// The text ended.
     Short,
-    /// There is something else.
+    /// Something else was found.
     Other,
 }
 
@@ -48,7 +50,7 @@ struct Cursor<'t> {
     at: usize,
 }
 
-/// Reads a key and its value. Where the arguments begin, once that is known.
+/// Reads a key and its value. Returns the position of the arguments once it is known.
 fn entry(
     cursor: &mut Cursor<'_>,
     name: &mut Option<String>,
@@ -82,7 +84,7 @@ fn entry(
 }
 
 impl Cursor<'_> {
-    /// Goes past white space to this sign.
+    /// Skips white space up to this character.
     fn peek(&mut self, sign: u8) -> Result<(), Stop> {
         let rest = &self.text[self.at..];
         self.at += rest.len() - rest.trim_start().len();
@@ -93,21 +95,21 @@ impl Cursor<'_> {
         }
     }
 
-    /// Goes past this sign.
+    /// Skips white space and this character.
     fn sign(&mut self, sign: u8) -> Result<(), Stop> {
         self.peek(sign)?;
         self.at += 1;
         Ok(())
     }
 
-    /// A text in quotes, no longer than a name may be.
+    /// Reads a quoted string of at most the length of a name.
     fn string(&mut self) -> Result<String, Stop> {
         self.peek(b'"')?;
         let rest = &self.text.as_bytes()[self.at..];
         let mut escaped = false;
         for (at, &byte) in rest.iter().enumerate().skip(1) {
             match byte {
-                _ if at > LONGEST_NAME => return Err(Stop::Other),
+                _ if at > MAX_TOOL_NAME => return Err(Stop::Other),
                 _ if escaped => escaped = false,
                 b'\\' => escaped = true,
                 b'"' => {
@@ -127,16 +129,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_before_arguments_is_enough() {
+    fn a_name_before_arguments_identifies_a_call() {
         let call = |text: &str, name: &str, arguments: &str, objects| {
             let at = text.len() - arguments.len();
-            assert_eq!(head(text), Head::Call { name: name.into(), at, objects });
+            assert_eq!(inspect_object(text), ObjectHead::Call { name: name.into(), at, objects });
         };
         call(r#"{"name": "a\"", "arguments": { "x"#, "a\"", r#"{ "x"#, 1);
         call(r#"{"type":"function","function":{"name":"a","parameters":{}"#, "a", "{}", 2);
-        assert_eq!(head(r#"{"id": "1", "name": "a", "arguments":{"#), Head::More);
+        assert_eq!(inspect_object(r#"{"id": "1", "name": "a", "arguments":{"#), ObjectHead::More);
         for begun in ["{", "{\"na", "{\"name\" ", "{\"name\": \"a", "{\"name\": \"a\",", "{\"function\":"] {
-            assert_eq!(head(begun), Head::More, "{begun}");
+            assert_eq!(inspect_object(begun), ObjectHead::More, "{begun}");
         }
         let long = format!("{{\"name\": \"{}", "a".repeat(400));
         for other in [
@@ -152,8 +154,8 @@ mod tests {
             "{\"x\":",
             &long,
         ] {
-            let expected = if other == "{\"x\"" { Head::More } else { Head::Whole };
-            assert_eq!(head(other), expected, "{other}");
+            let expected = if other == "{\"x\"" { ObjectHead::More } else { ObjectHead::Whole };
+            assert_eq!(inspect_object(other), expected, "{other}");
         }
     }
 }

@@ -1,14 +1,14 @@
 //! `tokenizer.json`, the format of the Hugging Face `tokenizers` crate.
 
+use crate::backend::{Backend, Pipeline, catch_panics};
+use crate::custom_model::{CustomModel, WordTokenizer as _};
 use crate::decoding::Decoding;
-use crate::engine::{Engine, Pipeline, shielded};
 use crate::error::TextError;
-use crate::hub_parts;
-use crate::own_model::{Cut as _, OwnModel};
-use crate::pieces::{Entry, Pieces};
-use crate::ranked::{Options, RankedBpe};
-use crate::special::NamedTokens;
+use crate::ranked_bpe::{Options, RankedBpe};
+use crate::special_tokens::SpecialTokens;
+use crate::token_table::{TokenEntry, TokenTable};
 use crate::tokenizer::Parsed;
+use crate::tokenizer_json_steps;
 use crate::vocabulary::Vocabulary;
 use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -21,7 +21,7 @@ use tokenizers::{
     PreTokenizerWrapper, TruncationParams,
 };
 
-/// What is looked at before the vocabulary is read.
+/// The fields that are needed before the vocabulary is read.
 #[derive(Deserialize)]
 struct Outline {
     model: ModelOutline,
@@ -48,7 +48,7 @@ struct ModelOutline {
 }
 
 impl ModelOutline {
-    /// Whether it is what [`RankedBpe`] does.
+    /// Returns whether the model can be handled by [`RankedBpe`].
     fn is_ranked(&self) -> bool {
         let affixes = [&self.continuing_subword_prefix, &self.end_of_word_suffix];
         self.kind.as_deref() == Some("BPE")
@@ -57,7 +57,7 @@ impl ModelOutline {
     }
 }
 
-/// A file whose model is BPE over a list of merges. What is not used is read all the same: a file that is damaged there is damaged.
+/// A file whose model is BPE with a list of merges. Unused fields are parsed too, so that damage in them is detected.
 #[derive(Deserialize)]
 struct RankedFile<'a> {
     #[serde(default = "only_version")]
@@ -82,7 +82,7 @@ struct RankedFile<'a> {
 
 #[derive(Deserialize)]
 struct Added {
-    /// That of the model's token of the same spelling, or the next one.
+    /// The id of the model's token of the same spelling, or the next free one.
     #[serde(rename = "id")]
     _id: u32,
     #[serde(flatten)]
@@ -109,7 +109,7 @@ struct RankedModel<'a> {
     merges: Vec<MergeOutline<'a>>,
 }
 
-/// The parts of a model of another kind that are checked before `tokenizers`, which trusts them, reads it.
+/// The fields of other models that are checked before `tokenizers`, which trusts them, reads the file.
 #[derive(Deserialize)]
 struct OtherFile {
     model: OtherModel,
@@ -131,9 +131,9 @@ struct OtherModel {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum VocabularyOutline {
-    /// Of Unigram.
+    /// Of Unigram models.
     List(Vec<(String, f64)>),
-    /// Of the others.
+    /// Of other models.
     Table(IgnoredAny),
 }
 
@@ -142,11 +142,11 @@ enum MergeOutline<'a> {
     Line(Cow<'a, str>),
 }
 
-/// A text that is taken from where it stands.
+/// A text borrowed from the input if possible.
 #[derive(Deserialize)]
 struct Borrowed<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The entries of a table, as they stand.
+/// The entries of a table in file order.
 fn pairs<'de, D: Deserializer<'de>>(source: D) -> Result<Vec<(Cow<'de, str>, u32)>, D::Error> {
     struct Entries;
     impl<'de> Visitor<'de> for Entries {
@@ -167,7 +167,7 @@ fn pairs<'de, D: Deserializer<'de>>(source: D) -> Result<Vec<(Cow<'de, str>, u32
     source.deserialize_map(Entries)
 }
 
-/// Derived, it would be read into pieces first to see which it is.
+/// Implemented by hand, because the derived version would first buffer the value to find its variant.
 impl<'de: 'a, 'a> Deserialize<'de> for MergeOutline<'a> {
     fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
         struct Either;
@@ -207,7 +207,7 @@ impl MergeOutline<'_> {
         }
     }
 
-    /// Whether it says by which program the others were written.
+    /// Returns whether it is the version line of a merges file.
     fn is_heading(&self) -> bool {
         matches!(self, MergeOutline::Line(line) if line.starts_with("#version"))
     }
@@ -223,35 +223,38 @@ impl MergeOutline<'_> {
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, TextError> {
     let outline: Outline = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
     let steps = [&outline.normalizer, &outline.pre_tokenizer, &outline.post_processor];
-    steps.into_iter().chain(&outline.decoder).try_for_each(hub_parts::check)?;
+    steps.into_iter().chain(&outline.decoder).try_for_each(tokenizer_json_steps::check)?;
     let decoding = Decoding::from_json(outline.decoder.as_ref())?;
     if outline.model.is_ranked() {
         let (pipeline, unk) = ranked(bytes)?;
         let vocabulary = pipeline.get_model().0.vocabulary().clone();
         let entries = entries(&pipeline, vocabulary.iter().map(borrowed));
-        let pieces = Pieces::new(entries, Some(vocabulary.clone()), decoding)?;
-        return finished(Engine::Ranked(Box::new(pipeline)), pieces, unk);
+        let pieces = TokenTable::new(entries, Some(vocabulary.clone()), decoding)?;
+        return finished(Backend::Ranked(Box::new(pipeline)), pieces, unk);
     }
     let (pipeline, unk) = other(bytes)?;
-    let pieces =
-        Pieces::new(entries(&pipeline, pipeline.get_vocab(false).into_iter().map(owned)), None, decoding)?;
-    finished(Engine::Hub(Box::new(pipeline)), pieces, unk)
+    let pieces = TokenTable::new(
+        entries(&pipeline, pipeline.get_vocab(false).into_iter().map(owned)),
+        None,
+        decoding,
+    )?;
+    finished(Backend::Hub(Box::new(pipeline)), pieces, unk)
 }
 
 fn invalid(reason: &dyn fmt::Display) -> TextError {
     TextError::InvalidTokenizerJson { reason: reason.to_string() }
 }
 
-/// What went wrong within the reader of `tokenizers` is the file's fault.
+/// Attributes an error in the reader of `tokenizers` to the file.
 fn reading<T>(read: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
-    shielded(read).map_err(|error| match error {
+    catch_panics(read).map_err(|error| match error {
         TextError::Encode { reason } => TextError::InvalidTokenizerJson { reason },
         other => other,
     })
 }
 
-/// The pipeline of a file with BPE over a list of merges, and the spelling of its unknown token.
-fn ranked(bytes: &[u8]) -> Result<(Pipeline<OwnModel<RankedBpe>>, Option<String>), TextError> {
+/// The pipeline of a file with BPE merges, and the spelling of its unknown token.
+fn ranked(bytes: &[u8]) -> Result<(Pipeline<CustomModel<RankedBpe>>, Option<String>), TextError> {
     reading(|| {
         let file: RankedFile<'_> = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
         if file.version != only_version() {
@@ -273,7 +276,7 @@ fn ranked(bytes: &[u8]) -> Result<(Pipeline<OwnModel<RankedBpe>>, Option<String>
             ignore_merges: model.ignore_merges.unwrap_or(false),
         };
         let mut pipeline =
-            Pipeline::new(OwnModel(RankedBpe::new(Vocabulary::new(model.vocab)?, merges, options)?));
+            Pipeline::new(CustomModel(RankedBpe::new(Vocabulary::new(model.vocab)?, merges, options)?));
         pipeline.with_normalizer(file.normalizer).map_err(|error| invalid(&error))?;
         pipeline.with_pre_tokenizer(file.pre_tokenizer);
         pipeline.with_post_processor(file.post_processor);
@@ -283,28 +286,28 @@ fn ranked(bytes: &[u8]) -> Result<(Pipeline<OwnModel<RankedBpe>>, Option<String>
     })
 }
 
-/// The pipeline of a file with a model of `tokenizers`' own, and the spelling of its unknown token.
+/// The pipeline of a file with a model of the `tokenizers` crate, and the spelling of its unknown token.
 fn other(bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Option<String>), TextError> {
     let file: OtherFile = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
     check_model(&file.model)?;
     let unk = unknown_token(&file.model);
     drop(file);
     let mut pipeline = reading(|| tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| invalid(&error)))?;
-    // Both cut or fill what is encoded, for training in batches; a prompt is neither.
+    // Truncation and padding serve batches in training, not prompts.
     pipeline.with_padding(None);
     pipeline.with_truncation(None).map_err(|error| invalid(&error))?;
     Ok((pipeline, unk))
 }
 
-fn finished(engine: Engine, pieces: Pieces, unk: Option<String>) -> Result<Parsed, TextError> {
-    // Patterns of `Replace` that match between characters confuse the steps that come after them, which panic. Whether a
-    // pattern does depends on the text, so a few characters of every kind are tried. That some have no token is no fault.
+fn finished(backend: Backend, pieces: TokenTable, unk: Option<String>) -> Result<Parsed, TextError> {
+    // `Replace` patterns that match between characters make later steps panic. Whether one does depends on the text, so a few
+    // characters of every kind are tried. Characters without a token are no fault.
     for text in ["a", " a1.\n", "é▁ B"] {
-        engine.survives(text).map_err(|error| invalid(&error))?;
+        backend.check_text(text).map_err(|error| invalid(&error))?;
     }
-    let unk = unk.and_then(|token| engine.token_to_id(&token));
-    let named = NamedTokens { unk, ..NamedTokens::default() };
-    Ok(Parsed { engine, pieces, frame: None, named, ends: Vec::new() })
+    let unk = unk.and_then(|token| backend.token_to_id(&token));
+    let named = SpecialTokens { unk, ..SpecialTokens::default() };
+    Ok(Parsed { backend, pieces, frame: None, named, ends: Vec::new() })
 }
 
 fn borrowed((token, id): (&str, u32)) -> (Cow<'_, str>, u32) {
@@ -329,7 +332,7 @@ fn check_model(model: &OtherModel) -> Result<(), TextError> {
     Ok(())
 }
 
-/// The spelling of the token for what the model cannot spell.
+/// The spelling of the unknown token.
 fn unknown_token(model: &OtherModel) -> Option<String> {
     match (&model.unk_token, &model.vocab) {
         (Some(token), _) => Some(token.clone()),
@@ -341,12 +344,12 @@ fn unknown_token(model: &OtherModel) -> Option<String> {
 fn entries<'a, M: Model>(
     pipeline: &Pipeline<M>,
     tokens: impl Iterator<Item = (Cow<'a, str>, u32)>,
-) -> Vec<Entry<'a>> {
+) -> Vec<TokenEntry<'a>> {
     let added = pipeline.get_added_tokens_decoder();
     let special: HashSet<u32> = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();
-    let entry = |(text, id)| Entry { special: special.contains(&id), id, text, added: false };
-    let mut entries: Vec<Entry<'_>> = tokens.map(entry).collect();
-    entries.extend(added.into_iter().map(|(id, token)| Entry {
+    let entry = |(text, id)| TokenEntry { special: special.contains(&id), id, text, added: false };
+    let mut entries: Vec<TokenEntry<'_>> = tokens.map(entry).collect();
+    entries.extend(added.into_iter().map(|(id, token)| TokenEntry {
         id,
         special: token.special,
         text: token.content.into(),
@@ -384,7 +387,7 @@ mod tests {
         })
     }
 
-    /// A file of another content at a place of it, or without what was there.
+    /// A file with one value changed or removed.
     fn changed(place: &str, content: Option<Value>) -> Vec<u8> {
         let mut file = file();
         let (parent, field) = place.rsplit_once('/').unwrap();
@@ -396,17 +399,17 @@ mod tests {
         file.to_string().into_bytes()
     }
 
-    /// What becomes of a file, here and with `tokenizers`: whether it is read, and then the tokens of a text if it can spell that.
+    /// The result for a file here and with `tokenizers`: whether it is accepted, and the tokens of a text if it can be spelled.
     fn both(file: &[u8]) -> [Option<Option<Vec<u32>>>; 2] {
         let text = "abc ab<|end|>cxxab ba";
-        let ours = parse(file).ok().map(|parsed| parsed.engine.encode(text, true).ok());
+        let ours = parse(file).ok().map(|parsed| parsed.backend.encode(text, true).ok());
         let theirs = tokenizers::Tokenizer::from_bytes(file).ok();
         let ids = |encoding: tokenizers::Encoding| encoding.get_ids().to_vec();
         [ours, theirs.map(|theirs| theirs.encode_fast(text, true).map(ids).ok())]
     }
 
     #[test]
-    fn whole_files_are_read_as_tokenizers_reads_them() {
+    fn complete_files_are_read_as_by_tokenizers() {
         let without = [
             "/version",
             "/truncation",
@@ -454,9 +457,9 @@ mod tests {
         assert_eq!(ours, theirs);
     }
 
-    /// `tokenizers` takes the last; in a file that no program writes so, neither is sure to be meant.
+    /// `tokenizers` keeps the last one. No tool writes such files, so it is unknown which one is meant.
     #[test]
-    fn a_token_that_is_listed_twice_is_refused() {
+    fn a_duplicate_token_is_refused() {
         let file = file().to_string().replacen("\"b\":1", "\"b\":1,\"b\":8", 1);
         let error = parse(file.as_bytes()).err().unwrap();
         assert!(matches!(error, TextError::DuplicateToken { token, first: 1, second: 8 } if token == "b"));

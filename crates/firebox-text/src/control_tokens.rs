@@ -1,4 +1,4 @@
-//! Keeping what people write from posing as control tokens.
+//! Protection against control tokens spelled out in untrusted text.
 
 use crate::error::TextError;
 use crate::tokenizer::Tokenizer;
@@ -6,29 +6,29 @@ use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::{Bound, Range};
 
-/// Stand around a spelling that is to be read as plain text, from the message it is found in to the rendered prompt.
-/// Private-use characters: no vocabulary spells control tokens with them, and any in the messages are taken out first.
+/// Marks around a spelling that is to be encoded as plain text, from the message up to the rendered prompt. They are private-use
+/// characters: no vocabulary spells control tokens with them, and those in messages are removed first.
 const OPEN: char = '\u{E0F0}';
 const CLOSE: char = '\u{E0F1}';
 
-/// Whether a character is one of those around such a spelling. What escapes characters in a template must let it through.
+/// Returns whether a character is such a mark. Filters that escape characters must leave marks unchanged.
 pub(crate) fn is_mark(character: char) -> bool {
     matches!(character, OPEN | CLOSE)
 }
 
-/// The spellings that must not be taken for tokens when they come from outside.
+/// The spellings that must not become control tokens when they occur in untrusted text.
 #[derive(Debug, Default)]
 pub(crate) struct ControlTokens {
     by_first: HashMap<char, Family>,
-    /// Bytes of the longest one.
+    /// Bytes of the longest spelling.
     longest: usize,
 }
 
-/// Spellings with the same first character. Gemma has thousands.
+/// Spellings with a common first character. Gemma has thousands.
 #[derive(Debug, Default)]
 struct Family {
     spellings: BTreeSet<String>,
-    /// Their lengths in bytes, the longest first.
+    /// Their lengths in bytes, longest first.
     lengths: Vec<usize>,
 }
 
@@ -48,8 +48,8 @@ impl ControlTokens {
         Self { longest: longest.copied().unwrap_or(0), by_first }
     }
 
-    /// Marks every control token in the strings of a value, and in names of fields that are more than letters and digits:
-    /// plain ones are left alone, since templates look them up.
+    /// Marks every control token in the strings of a value, and in field names that are not plain identifiers; templates look up
+    /// plain ones.
     pub fn mark(&self, value: &mut Value) {
         match value {
             Value::String(text) => *text = self.marked(text),
@@ -65,7 +65,7 @@ impl ControlTokens {
         }
     }
 
-    /// Marks a message. Templates join the texts of its parts, and the end of one makes no token with the next one either.
+    /// Marks a message. Templates join the texts of its parts, so the end of one part must not form a token with the next either.
     pub fn mark_message(&self, message: &mut Value) {
         self.mark(message);
         let parts = message.get_mut("content").and_then(Value::as_array_mut);
@@ -78,8 +78,8 @@ impl ControlTokens {
         texts.into_iter().for_each(|text| self.close(text));
     }
 
-    /// Puts a mark behind what could be the beginning of a token at the end of a text: before the white space there, which
-    /// templates take away.
+    /// Inserts a mark behind a possible beginning of a token at the end of a text, before trailing white space, which templates
+    /// strip.
     fn close(&self, text: &mut String) {
         let ends = [text.trim_end().len(), text.len()];
         if let Some(end) = ends.into_iter().find(|end| self.ends_within(&text[..*end])) {
@@ -87,7 +87,7 @@ impl ControlTokens {
         }
     }
 
-    /// Whether a text ends with the beginning of a token.
+    /// Returns whether a text ends with the beginning of a token.
     fn ends_within(&self, text: &str) -> bool {
         let mut places = text.char_indices().rev().take_while(|(at, _)| text.len() - at < self.longest);
         places.any(|(at, first)| {
@@ -115,7 +115,7 @@ impl ControlTokens {
         marked
     }
 
-    /// Where there are tokens in a text.
+    /// The ranges of tokens in a text.
     pub fn places(&self, text: &str) -> impl Iterator<Item = Range<usize>> {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -138,7 +138,7 @@ impl ControlTokens {
         candidates.find(|candidate| family.spellings.contains(*candidate))
     }
 
-    /// Ids of a prompt rendered from marked messages, or of a part of one that others have begun.
+    /// Encodes a prompt rendered from marked messages. `begun` says that it continues an encoded text.
     pub fn encode(&self, tokenizer: &Tokenizer, prompt: &str, begun: bool) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut rest = prompt;
@@ -152,7 +152,7 @@ impl ControlTokens {
             }
             let Some(mark) = at_mark.chars().next() else { break };
             rest = &at_mark[mark.len_utf8()..];
-            // A template that cuts strings can leave a mark on its own. It still keeps its two sides apart.
+            // A template that slices strings can leave a single mark, which still separates its two sides.
             let token =
                 self.at_start(rest).filter(|token| mark == OPEN && rest[token.len()..].starts_with(CLOSE));
             if let Some(token) = token {
@@ -165,8 +165,8 @@ impl ControlTokens {
     }
 }
 
-/// Ids of one piece of a prompt. SentencePiece puts a space before every text, so a piece that is not the first is
-/// encoded after a line break, and the ids of the line break are taken off again.
+/// Encodes one piece of a prompt. SentencePiece adds a space before every text, so a later piece is encoded behind a line break
+/// whose ids are removed again.
 pub(crate) fn piece(
     tokenizer: &Tokenizer,
     text: &str,
@@ -211,7 +211,7 @@ mod tests {
                 let mut parts = token.char_indices().map(|(end, _)| &token[..end]);
                 parts.any(|part| is_suffix(&part))
             });
-            // A whole token at the end is marked before anybody asks.
+            // A complete token at the end is marked before this check.
             prop_assume!(!tokens.iter().any(|token| text.ends_with(token.as_str())));
             prop_assert_eq!(control.ends_within(&text), within);
         }

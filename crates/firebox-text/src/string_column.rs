@@ -1,15 +1,15 @@
-//! Many short strings without an allocation of their own.
+//! Many short strings in one allocation.
 
 use crate::error::TextError;
 
 /// Strings stored end to end.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Column {
+pub(crate) struct StringColumn {
     bytes: Vec<u8>,
     ends: Vec<u32>,
 }
 
-impl Column {
+impl StringColumn {
     pub fn push(&mut self, value: &[u8]) -> Result<(), TextError> {
         self.bytes.extend_from_slice(value);
         let end = u32::try_from(self.bytes.len()).map_err(|_| TextError::InvalidVocabulary {
@@ -30,7 +30,7 @@ impl Column {
         self.ends.len()
     }
 
-    /// Lets go of the room for more.
+    /// Releases unused capacity.
     pub fn shrink(&mut self) {
         self.bytes.shrink_to_fit();
         self.ends.shrink_to_fit();

@@ -1,25 +1,25 @@
-//! How much a template may build.
+//! Limits on the values that a template may build.
 
-use crate::operators::{EACH, FIT, KEPT, STORED, TEXT};
-use crate::python;
+use crate::template_operators::{EACH, FIT, KEPT, STORED, TEXT};
+use crate::template_python;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, filters, functions};
 use std::cell::Cell;
 
 /// Far more text than any context holds.
-pub(crate) const LARGEST: usize = 64 << 20;
-/// Copies included, so that templates may append to one string many times.
-const TOTAL: usize = 2 << 30;
-/// What an item of a list takes at least.
-const ITEM: usize = 16;
-const DEEPEST: usize = 256;
+pub(crate) const MAX_VALUE_BYTES: usize = 64 << 20;
+/// Includes copies, so that templates may append to one string many times.
+const MAX_TOTAL_BYTES: usize = 2 << 30;
+/// The least size counted for an item of a list.
+const ITEM_BYTES: usize = 16;
+const MAX_DEPTH: usize = 256;
 
 thread_local! {
-    /// Bytes built by the template that this thread renders.
-    static BUILT: Cell<usize> = const { Cell::new(0) };
+    /// Bytes built so far by the template that this thread renders.
+    static BYTES_BUILT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The limit that a template crossed.
+/// The limit that a template exceeded.
 #[derive(Debug, thiserror::Error)]
 #[error("the template exceeded its {0}")]
 pub(crate) struct TooLarge(pub &'static str);
@@ -30,37 +30,37 @@ fn too_large(limit: &'static str) -> Error {
 
 /// Begins a rendering on this thread.
 pub(crate) fn begin() {
-    BUILT.set(0);
+    BYTES_BUILT.set(0);
 }
 
-/// Refuses what is larger than [`LARGEST`].
+/// Refuses values larger than [`MAX_VALUE_BYTES`].
 pub(crate) fn check(size: usize) -> Result<(), Error> {
-    if size > LARGEST { Err(too_large("64 MiB for one value")) } else { Ok(()) }
+    if size > MAX_VALUE_BYTES { Err(too_large("64 MiB for one value")) } else { Ok(()) }
 }
 
 pub(crate) fn charge(size: usize) -> Result<(), Error> {
     check(size)?;
-    let built = BUILT.get().saturating_add(size);
-    BUILT.set(built);
-    if built > TOTAL { Err(too_large("2 GiB for all values")) } else { Ok(()) }
+    let built = BYTES_BUILT.get().saturating_add(size);
+    BYTES_BUILT.set(built);
+    if built > MAX_TOTAL_BYTES { Err(too_large("2 GiB for all values")) } else { Ok(()) }
 }
 
-/// About how long a value is when written.
-pub(crate) fn weigh(value: &Value) -> Result<usize, Error> {
+/// The approximate length of a value as text.
+pub(crate) fn check_size(value: &Value) -> Result<usize, Error> {
     let mut size = 0;
     add(value, &mut size, 0)?;
     Ok(size)
 }
 
 fn add(value: &Value, size: &mut usize, depth: usize) -> Result<(), Error> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply"));
     }
-    *size = size.saturating_add(value.as_str().map_or(ITEM, str::len));
+    *size = size.saturating_add(value.as_str().map_or(ITEM_BYTES, str::len));
     check(*size)?;
     let kind = value.kind();
     if matches!(kind, ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
-        check(value.len().unwrap_or(0).saturating_mul(ITEM))?;
+        check(value.len().unwrap_or(0).saturating_mul(ITEM_BYTES))?;
         for item in value.try_iter()? {
             add(&item, size, depth + 1)?;
             if kind == ValueKind::Map {
@@ -71,38 +71,38 @@ fn add(value: &Value, size: &mut usize, depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The filter around operands and results: fails for what is too large.
+/// The filter around operands and results: fails for values that are too large.
 pub(crate) fn fit(value: &Value) -> Result<Value, Error> {
     match value.as_str() {
         Some(text) => charge(text.len())?,
         None if matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) => {
-            weigh(value)?;
-            charge(ITEM * value.len().unwrap_or(1))?;
+            check_size(value)?;
+            charge(ITEM_BYTES * value.len().unwrap_or(1))?;
         }
         None => {}
     }
     Ok(value.clone())
 }
 
-/// The filter around what a variable is to hold: no deeper than [`DEEPEST`], because whatever drops it calls itself at every
-/// level, and nothing of it put off. What is put off holds what it comes from, of which nothing is to be seen.
+/// The filter around assigned values. Refuses values deeper than [`MAX_DEPTH`], because dropping one recurses once per level, and
+/// evaluates lazy values, whose depth cannot be seen.
 pub(crate) fn kept(value: &Value) -> Result<Value, Error> {
-    weigh(value)?;
-    Ok(settled(value, false)?.unwrap_or_else(|| value.clone()))
+    check_size(value)?;
+    Ok(materialized(value, false)?.unwrap_or_else(|| value.clone()))
 }
 
-/// The same for an attribute of a namespace. A loop can put one namespace into the next one, each of them shallow when it is
-/// looked at, and what `loop` holds is not to be seen.
+/// The filter around values assigned to an attribute of a namespace. A loop can nest namespaces, each of them shallow when it
+/// is checked, and the contents of `loop` cannot be seen.
 fn stored(value: &Value) -> Result<Value, Error> {
-    weigh(value)?;
-    Ok(settled(value, true)?.unwrap_or_else(|| value.clone()))
+    check_size(value)?;
+    Ok(materialized(value, true)?.unwrap_or_else(|| value.clone()))
 }
 
-/// A value in which what was put off is a list; nothing if there is no such thing in it. It has been weighed.
-fn settled(value: &Value, is_stored: bool) -> Result<Option<Value>, Error> {
+/// A copy in which lazy sequences are lists; `None` if there are none. The value's size has been checked.
+fn materialized(value: &Value, is_stored: bool) -> Result<Option<Value>, Error> {
     let kind = value.kind();
     if kind == ValueKind::Map {
-        return settled_map(value, is_stored);
+        return materialized_map(value, is_stored);
     }
     if !matches!(kind, ValueKind::Seq | ValueKind::Iterable) {
         return Ok(None);
@@ -111,19 +111,19 @@ fn settled(value: &Value, is_stored: bool) -> Result<Option<Value>, Error> {
     let mut items = Vec::new();
     for item in value.try_iter()?.checked() {
         let item = item?;
-        let new = settled(&item, is_stored)?;
+        let new = materialized(&item, is_stored)?;
         changes |= new.is_some();
         items.push(new.unwrap_or(item));
     }
     if !changes {
         return Ok(None);
     }
-    charge(ITEM * items.len())?;
+    charge(ITEM_BYTES * items.len())?;
     Ok(Some(items.into()))
 }
 
-/// The same for a dictionary. What only looks like one, as `loop` does, is more than its items.
-fn settled_map(value: &Value, is_stored: bool) -> Result<Option<Value>, Error> {
+/// A copy of a dictionary without lazy values. Objects that only resemble dictionaries, such as `loop`, are more than their items.
+fn materialized_map(value: &Value, is_stored: bool) -> Result<Option<Value>, Error> {
     let kind = value.as_object().map_or("", |object| object.type_name());
     if is_stored && ["::Namespace", "::Loop"].iter().any(|name| kind.ends_with(name)) {
         let reason = "neither a namespace nor `loop` can be put into a namespace";
@@ -134,18 +134,18 @@ fn settled_map(value: &Value, is_stored: bool) -> Result<Option<Value>, Error> {
     }
     let mut changed = Vec::new();
     for key in value.try_iter()? {
-        if let (Some(name), Some(new)) = (key.as_str(), settled(&value.get_item(&key)?, is_stored)?) {
+        if let (Some(name), Some(new)) = (key.as_str(), materialized(&value.get_item(&key)?, is_stored)?) {
             changed.push((name.to_owned(), new));
         }
     }
     if changed.is_empty() {
         return Ok(None);
     }
-    charge(ITEM * value.len().unwrap_or(0))?;
+    charge(ITEM_BYTES * value.len().unwrap_or(0))?;
     functions::dict(Some(value.clone()), changed.into_iter().collect()).map(Some)
 }
 
-/// The filter `chain`. minijinja's looks into what it was given only when it is asked, and one may hold another without end.
+/// The filter `chain`. minijinja's evaluates its arguments lazily, so chains could nest without end.
 fn chain(state: &State<'_, '_>, value: Value, others: Rest<Value>) -> Result<Value, Error> {
     let chained = filters::chain(state, value, others)?;
     match chained.kind() {
@@ -154,12 +154,12 @@ fn chain(state: &State<'_, '_>, value: Value, others: Rest<Value>) -> Result<Val
     }
 }
 
-/// Checks a call before it is made, by what its arguments would make at most. The first argument is the value the filter
-/// or method is called on.
+/// Checks a call before it is made, by an upper bound of the result's size. The first argument is the value that the filter or
+/// method is called on.
 pub(crate) fn before(name: &str, args: &[Value], is_method: bool) -> Result<(), Error> {
     let mut all = 0_usize;
     for arg in args {
-        all = all.saturating_add(weigh(arg)?);
+        all = all.saturating_add(check_size(arg)?);
     }
     check(all)?;
     let text = |index: usize| args.get(index).map(Value::to_string).unwrap_or_default();
@@ -173,16 +173,16 @@ pub(crate) fn before(name: &str, args: &[Value], is_method: bool) -> Result<(), 
         "join" => {
             let (items, joiner) = if is_method { (1, 0) } else { (0, 1) };
             let count = args.get(items).map_or(0, |items| items.len().unwrap_or(all));
-            // Named or not, the joiner is no longer than all arguments.
+            // The joiner, named or not, is no longer than all arguments together.
             count.saturating_mul(text(joiner).len())
         }
-        "batch" | "slice" => numbers().saturating_mul(ITEM),
+        "batch" | "slice" => numbers().saturating_mul(ITEM_BYTES),
         "format" => {
             let pattern = text(0);
             let widths = pattern.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
             let written =
                 widths.fold(0_usize, |sum, digits| sum.saturating_add(digits.parse().unwrap_or(usize::MAX)));
-            // A width may be an argument, and each one may be used many times.
+            // A width may be an argument, and every argument may be used many times.
             let given = if pattern.contains('*') || pattern.contains(":{") { numbers() } else { 0 };
             let uses = pattern.matches(['%', '{']).count();
             written.saturating_add(given.saturating_mul(uses)).saturating_add(all.saturating_mul(uses))
@@ -192,7 +192,7 @@ pub(crate) fn before(name: &str, args: &[Value], is_method: bool) -> Result<(), 
     check(size.saturating_add(all))
 }
 
-/// The number an argument is, or those among named arguments.
+/// The number of an argument, or the largest one among named arguments.
 fn whole_numbers(value: &Value) -> Vec<usize> {
     let number = |value: &Value| value.is_integer().then(|| value.as_usize().unwrap_or(0));
     if value.kind() != ValueKind::Map {
@@ -202,12 +202,12 @@ fn whole_numbers(value: &Value) -> Vec<usize> {
     keys.filter_map(|key| number(&value.get_item(&key).ok()?)).collect()
 }
 
-/// Puts the limits around the filters whose result may be larger than what they are given, or a copy of it.
+/// Wraps filters whose result can be larger than their input, or a copy of it, with the limits.
 pub(crate) fn install(environment: &mut Environment<'_>) {
     environment.add_filter(FIT, fit);
-    // Weighed first: there may be more in it than anybody can look at.
-    environment.add_filter(TEXT, |value: &Value| python::operand(&fit(value)?));
-    environment.add_filter(EACH, python::each);
+    // Size is checked first, because the value may be too large to traverse.
+    environment.add_filter(TEXT, |value: &Value| template_python::operand(&fit(value)?));
+    environment.add_filter(EACH, template_python::each);
     environment.add_filter(KEPT, kept);
     environment.add_filter(STORED, stored);
     let filters = [
@@ -226,7 +226,7 @@ pub(crate) fn install(environment: &mut Environment<'_>) {
         ("reverse", Value::from_function(filters::reverse)),
         ("slice", Value::from_function(filters::slice)),
         ("sort", Value::from_function(filters::sort)),
-        ("string", Value::from_function(python::string)),
+        ("string", Value::from_function(template_python::string)),
         ("sum", Value::from_function(filters::sum)),
         ("title", Value::from_function(filters::title)),
         ("trim", Value::from_function(filters::trim)),

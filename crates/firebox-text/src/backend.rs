@@ -1,9 +1,9 @@
-//! The `tokenizers` crate behind one small surface.
+//! A small interface to the `tokenizers` crate.
 
+use crate::custom_model::{CustomModel, WordTokenizer as _};
 use crate::error::TextError;
-use crate::own_model::{Cut as _, OwnModel};
-use crate::ranked::RankedBpe;
-use crate::scored::ScoredBpe;
+use crate::ranked_bpe::RankedBpe;
+use crate::scored_bpe::ScoredBpe;
 use crate::vocabulary::Vocabulary;
 use std::any::Any;
 use std::cell::Cell;
@@ -15,60 +15,59 @@ use tokenizers::{
     PreTokenizerWrapper, TokenizerImpl,
 };
 
-/// A tokenizer of the `tokenizers` crate with some model.
+/// A tokenizer of the `tokenizers` crate with a model of type `M`.
 pub(crate) type Pipeline<M> =
     TokenizerImpl<M, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// Every kind of tokenizer this crate drives.
-pub(crate) enum Engine {
-    /// A model of `tokenizers`' own.
+/// The kinds of tokenizers that this crate uses.
+pub(crate) enum Backend {
+    /// A model of the `tokenizers` crate.
     Hub(Box<tokenizers::Tokenizer>),
-    /// BPE over a list of merges.
-    Ranked(Box<Pipeline<OwnModel<RankedBpe>>>),
-    /// SentencePiece BPE, whose order of merging `tokenizers` cannot express.
-    Scored(Box<Pipeline<OwnModel<ScoredBpe>>>),
+    /// BPE with a list of merges.
+    Ranked(Box<Pipeline<CustomModel<RankedBpe>>>),
+    /// SentencePiece BPE, whose merge order `tokenizers` cannot express.
+    Scored(Box<Pipeline<CustomModel<ScoredBpe>>>),
 }
 
-/// The same of every kind of tokenizer.
+/// Evaluates an expression for every kind of tokenizer.
 macro_rules! with_pipeline {
-    ($engine:expr, $pipeline:ident => $same:expr) => {
-        match $engine {
-            Engine::Hub($pipeline) => $same,
-            Engine::Ranked($pipeline) => $same,
-            Engine::Scored($pipeline) => $same,
+    ($backend:expr, $pipeline:ident => $same:expr) => {
+        match $backend {
+            Backend::Hub($pipeline) => $same,
+            Backend::Ranked($pipeline) => $same,
+            Backend::Scored($pipeline) => $same,
         }
     };
 }
 
-impl Engine {
+impl Backend {
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
-        shielded(|| with_pipeline!(self, pipeline => ids(pipeline.encode_fast(text, add_special))))
+        catch_panics(|| with_pipeline!(self, pipeline => ids(pipeline.encode_fast(text, add_special))))
     }
 
-    /// Whether the steps around the model come through a text at all; that the model cannot spell it is no fault.
-    pub fn survives(&self, text: &str) -> Result<(), TextError> {
-        shielded(|| {
+    /// Checks that the steps around the model can process a text; a text that the model cannot spell is no fault.
+    pub fn check_text(&self, text: &str) -> Result<(), TextError> {
+        catch_panics(|| {
             let _ = with_pipeline!(self, pipeline => pipeline.encode_fast(text, true).is_ok());
             Ok(())
         })
     }
 
-    /// Encodes without looking for added tokens. Where the model itself spells a token for which `is_control` holds,
-    /// that token is taken apart.
+    /// Encodes without matching added tokens. Tokens of the model for which `is_control` holds are split.
     pub fn encode_literal(
         &self,
         text: &str,
         is_control: impl Fn(u32) -> bool,
     ) -> Result<Vec<u32>, TextError> {
-        shielded(|| with_pipeline!(self, pipeline => literal(pipeline, text, is_control)))
+        catch_panics(|| with_pipeline!(self, pipeline => literal(pipeline, text, is_control)))
     }
 
-    /// Puts the tokens around `ids` that the post-processor adds to every text.
+    /// Adds the tokens that the post-processor puts around every text.
     pub fn surround(&self, ids: Vec<u32>) -> Result<Vec<u32>, TextError> {
-        shielded(|| with_pipeline!(self, pipeline => surround(pipeline, ids)))
+        catch_panics(|| with_pipeline!(self, pipeline => surround(pipeline, ids)))
     }
 
-    /// The tokens of a model of ours.
+    /// The vocabulary of our own models.
     pub fn vocabulary(&self) -> Option<&Arc<Vocabulary>> {
         match self {
             Self::Hub(_) => None,
@@ -83,7 +82,7 @@ impl Engine {
 
     /// Adds tokens that are matched in plain text. Their ids are those of the model's tokens of the same spelling.
     pub fn add_tokens(&mut self, tokens: Vec<AddedToken>) -> Result<(), TextError> {
-        shielded(|| {
+        catch_panics(|| {
             let added = with_pipeline!(self, pipeline => pipeline.add_tokens(tokens));
             added.map(|_| ()).map_err(encode_error)
         })
@@ -91,32 +90,31 @@ impl Engine {
 }
 
 thread_local! {
-    /// Whether a panic of this thread becomes an error, so that there is nothing to print about it.
-    static SHIELDED: Cell<bool> = const { Cell::new(false) };
+    /// Set while a panic of this thread is converted to an error, so that the hook prints nothing.
+    static CATCHING_PANIC: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `tokenizers` code that is fed from files. What is known to panic there is checked beforehand; this keeps what
-/// is not known from taking the process down.
-pub(crate) fn shielded<T>(work: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
+/// Runs `tokenizers` code on data from files. Known causes of panics are checked beforehand; this converts unknown ones to errors.
+pub(crate) fn catch_panics<T>(work: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = take_hook();
         set_hook(Box::new(move |panic| {
-            if !SHIELDED.get() {
+            if !CATCHING_PANIC.get() {
                 before(panic);
             }
         }));
     });
-    let was = SHIELDED.replace(true);
+    let was = CATCHING_PANIC.replace(true);
     let caught = catch_unwind(AssertUnwindSafe(work));
-    SHIELDED.set(was);
+    CATCHING_PANIC.set(was);
     caught.unwrap_or_else(|panic| {
         let said = panic_message(&*panic);
         Err(TextError::Encode { reason: format!("the tokenizer's data made it fail ({said})") })
     })
 }
 
-/// What a panic that was caught has said.
+/// The message of a caught panic.
 pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let said = panic.downcast_ref::<String>().map(String::as_str);
     said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it does not say why")

@@ -1,29 +1,29 @@
-//! SentencePiece BPE: the pair that makes the token with the best score merges first.
+//! SentencePiece BPE: the pair whose token has the best score merges first.
 
+use crate::custom_model::WordTokenizer;
 use crate::error::TextError;
 use crate::merging::{Merge, Symbol, Symbols};
-use crate::own_model::Cut;
 use crate::vocabulary::Vocabulary;
 use std::sync::Arc;
 use tokenizers::Result;
 
 /// The model of `tokenizer.ggml.model = "llama"`.
 ///
-/// `tokenizers` has BPE over a ranked list of merges. A vocabulary with scores has no such list: any two neighbours
-/// whose concatenation is a token may merge, and equal scores go left to right. Rebuilding a list orders ties
-/// otherwise, and takes several times the memory of the vocabulary; doing as SentencePiece does is exact and small.
+/// The BPE of `tokenizers` has a ranked list of merges. A vocabulary with scores has none: any two neighbours whose concatenation
+/// is a token may merge, and equal scores merge from left to right. A reconstructed list would order ties differently and take
+/// several times the memory of the vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct ScoredBpe {
     vocabulary: Arc<Vocabulary>,
     scores: Vec<f32>,
-    /// Whether a token may come out of merging, by id. Control, unknown and byte tokens may not.
+    /// Whether merging may produce a token, by id. Control, unknown and byte tokens may not be produced.
     mergeable: Vec<bool>,
     bytes: [Option<u32>; 256],
     unk: Option<u32>,
 }
 
 impl ScoredBpe {
-    /// `scores` and `mergeable` have one entry for each token, and no two tokens are equal.
+    /// `scores` and `mergeable` have one entry per token, and no two tokens are equal.
     pub fn new(
         tokens: &[String],
         scores: Vec<f32>,
@@ -46,25 +46,25 @@ impl ScoredBpe {
 
     fn merged(&self, text: &str) -> Symbols {
         let mut symbols = Symbols::with_capacity(text.len());
-        // What a character is, and whether it is anything, is asked once nothing merges any more.
+        // Single characters are looked up after all merges.
         text.chars().for_each(|character| symbols.push(u32::MAX, character.len_utf8()));
         symbols.merge(|left, right| self.offer(text, left, right));
         symbols
     }
 }
 
-/// Numbers that fall where scores rise.
+/// A key that decreases as scores increase.
 fn rank(score: f32) -> u32 {
     let bits = score.to_bits();
     if score.is_sign_negative() { bits } else { !bits & (u32::MAX >> 1) }
 }
 
-impl Cut for ScoredBpe {
+impl WordTokenizer for ScoredBpe {
     fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    fn cut(&self, word: &str) -> Result<Vec<(u32, (usize, usize))>> {
+    fn tokenize_word(&self, word: &str) -> Result<Vec<(u32, (usize, usize))>> {
         let mut tokens = Vec::new();
         let mut after_unknown = false;
         for symbol in self.merged(word).iter() {
@@ -77,7 +77,7 @@ impl Cut for ScoredBpe {
                 let ids = text.bytes().filter_map(|byte| self.bytes[usize::from(byte)]);
                 tokens.extend(ids.map(|id| (id, range)));
             } else if let Some(unk) = self.unk {
-                // A run of unknown characters is one unknown token.
+                // A run of unknown characters becomes one unknown token.
                 after_unknown = true;
                 if !was_unknown {
                     tokens.push((unk, range));
@@ -93,16 +93,18 @@ impl Cut for ScoredBpe {
 #[cfg(test)]
 mod tests {
     use super::ScoredBpe;
-    use crate::own_model::OwnModel;
+    use crate::custom_model::CustomModel;
     use tokenizers::Model;
 
-    fn model(vocabulary: &[(&str, f32)]) -> OwnModel<ScoredBpe> {
+    fn model(vocabulary: &[(&str, f32)]) -> CustomModel<ScoredBpe> {
         let tokens: Vec<String> = vocabulary.iter().map(|(token, _)| (*token).to_owned()).collect();
         let scores = vocabulary.iter().map(|(_, score)| *score).collect();
-        OwnModel(ScoredBpe::new(&tokens, scores, vec![true; vocabulary.len()], [None; 256], Some(0)).unwrap())
+        CustomModel(
+            ScoredBpe::new(&tokens, scores, vec![true; vocabulary.len()], [None; 256], Some(0)).unwrap(),
+        )
     }
 
-    fn pieces(model: &OwnModel<ScoredBpe>, text: &str) -> Vec<String> {
+    fn pieces(model: &CustomModel<ScoredBpe>, text: &str) -> Vec<String> {
         model.tokenize(text).unwrap().into_iter().map(|token| token.value).collect()
     }
 

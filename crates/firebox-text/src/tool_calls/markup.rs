@@ -1,11 +1,13 @@
+//! Calls in the markup of Qwen3-Coder and GLM.
+
 use serde_json::Map;
 
-use super::reader::LONGEST_NAME;
-use super::tools::{Tools, function_call};
+use super::declared_tools::{Tools, function_call};
+use super::reader::MAX_TOOL_NAME;
 use crate::message::FunctionCall;
 
-/// A call in markup, as between `<tool_call>` and `</tool_call>`: that of Qwen3-Coder, `<function=NAME>` around
-/// `<parameter=NAME>VALUE</parameter>`, or that of GLM, a name before `<arg_key>NAME</arg_key><arg_value>VALUE</arg_value>`.
+/// Parses the markup between `<tool_call>` and `</tool_call>`: Qwen3-Coder writes `<function=NAME>` around
+/// `<parameter=NAME>VALUE</parameter>`, and GLM a name before `<arg_key>NAME</arg_key><arg_value>VALUE</arg_value>`.
 pub(super) fn call(text: &str, tools: &Tools) -> Option<FunctionCall> {
     let text = text.trim();
     if let Some(rest) = text.strip_prefix("<function=") {
@@ -17,7 +19,7 @@ pub(super) fn call(text: &str, tools: &Tools) -> Option<FunctionCall> {
             arguments.insert(key.to_owned(), tools.value(name, key, line(&value[..end])));
             rest = &value[end..];
         }
-        return can_be_called(name).then(|| function_call(name, arguments));
+        return is_valid_tool_name(name).then(|| function_call(name, arguments));
     }
     let (name, mut rest) = text.split_at(text.find("<arg_key>").unwrap_or(text.len()));
     let name = name.trim();
@@ -28,18 +30,18 @@ pub(super) fn call(text: &str, tools: &Tools) -> Option<FunctionCall> {
         arguments.insert(key.to_owned(), tools.value(name, key, value));
         rest = after;
     }
-    can_be_called(name).then(|| function_call(name, arguments))
+    is_valid_tool_name(name).then(|| function_call(name, arguments))
 }
 
-/// A value without the ends of lines that set it apart.
+/// Strips one line break from either end of a value.
 fn line(value: &str) -> &str {
     let value = value.strip_prefix('\n').unwrap_or(value);
     value.strip_suffix('\n').unwrap_or(value)
 }
 
-/// Whether a tool of this name can be told from what is around it in answers of all families: letters, digits, `_`, `-`, `.`,
+/// Returns whether a tool's name can be recognized in the answers of all families: it consists of letters, digits, `_`, `-`, `.`,
 /// `:` and `/`.
-pub fn can_be_called(name: &str) -> bool {
+pub fn is_valid_tool_name(name: &str) -> bool {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
-    !name.is_empty() && name.len() <= LONGEST_NAME && name.chars().all(fits)
+    !name.is_empty() && name.len() <= MAX_TOOL_NAME && name.chars().all(fits)
 }

@@ -1,40 +1,42 @@
+//! The reader of syntaxes in which a mark precedes a call.
+
 use serde_json::Value;
 
-use super::head::{Head, begins_object, head};
-use super::json::{Extent, JsonEnd};
+use super::declared_tools::Tools;
+use super::json_scanner::{Extent, JsonScanner};
 use super::markup;
-use super::markup::can_be_called;
-use super::reader::{AnswerPart, LONGEST_NAME};
-use super::said::Said;
+use super::markup::is_valid_tool_name;
+use super::object_head::{ObjectHead, begins_object, inspect_object};
+use super::part_queue::PartQueue;
+use super::reader::{AnswerPart, MAX_TOOL_NAME};
 use super::syntax::{
     ARGUMENTS, CALL_BEGIN, CALL_END, CALL_ID, CALLS_BEGIN, CALLS_END, CallSyntax, FENCE, FUNCTIONS_END,
     SEPARATOR, TAG_END,
 };
-use super::tools::Tools;
 use crate::message::FunctionCall;
 
-/// What stands behind an opening fence where calls are within.
-const FENCED: [&str; 6] = ["", "json", "tool_call", "tool_calls", "tool_code", "tool"];
-/// The longest that may stand between what opens a call of DeepSeek's and its arguments: a name, and marks around it.
-const LONGEST_HEADER: usize = LONGEST_NAME + 64;
+/// The info strings of fences that can contain calls.
+const CALL_FENCES: [&str; 6] = ["", "json", "tool_call", "tool_calls", "tool_code", "tool"];
+/// The longest header of a DeepSeek call: a name, and marks around it.
+const MAX_HEADER: usize = MAX_TOOL_NAME + 64;
 
-/// Reads what is text up to a mark that opens calls.
+/// Separates text from calls, which begin with a mark.
 #[derive(Debug, Clone)]
-pub(super) struct MarkedReader {
+pub(super) struct MarkerReader {
     syntax: CallSyntax,
     tools: Tools,
-    /// What is neither text nor a call so far.
+    /// Text that is not yet known to be text or a call.
     held: String,
     state: State,
-    /// Whitespace that is left out if a call or the end comes next.
+    /// White space that is dropped if a call or the end follows.
     space: String,
     /// Whether there was text since the last call, or since the beginning.
-    spoke: bool,
+    has_text: bool,
     called: bool,
-    said: Said,
+    parts: PartQueue,
 }
 
-/// Where in a text a call may be.
+/// The kind of context in which a call may occur.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Region {
     Tag,
@@ -46,12 +48,12 @@ pub(super) enum Region {
 }
 
 impl Region {
-    /// Whether only tools that are there are called, because much else looks like a call.
+    /// Returns whether only declared tools count as calls, because other text looks like calls too.
     fn is_strict(self) -> bool {
         matches!(self, Self::Bare | Self::Fence)
     }
 
-    /// What may stand behind a call, in this order.
+    /// The marks that may follow a call, in this order.
     fn closing(self) -> &'static [&'static str] {
         match self {
             Self::Tag => &[TAG_END],
@@ -63,7 +65,7 @@ impl Region {
         }
     }
 
-    /// What comes behind a call in it.
+    /// The state behind a call.
     fn behind(self, listed: bool) -> State {
         if listed { State::Next { region: self } } else { State::Closing(self.closing()) }
     }
@@ -71,70 +73,70 @@ impl Region {
 
 #[derive(Debug, Clone)]
 enum State {
-    Saying,
-    /// `held` begins with what opened it, so many bytes.
+    Text,
+    /// `held` begins with the opening mark, of `opened` bytes.
     Within {
         region: Region,
         opened: usize,
     },
-    /// `held` has a value at this place that may be a call, or several.
+    /// `held` has a value at `at` that may be one or more calls.
     Value {
         region: Region,
         at: usize,
-        end: JsonEnd,
+        end: JsonScanner,
         listed: bool,
     },
-    /// `held` has a name of a tool at this place, and its arguments follow.
+    /// `held` has the name of a tool at `at`, followed by its arguments.
     Named {
         at: usize,
     },
-    /// `held` begins with what comes next of the arguments of a call, which is in so many objects.
+    /// `held` begins with the next part of a call's arguments, which are nested in so many objects.
     Arguments {
         region: Region,
-        end: JsonEnd,
+        end: JsonScanner,
         objects: usize,
         listed: bool,
     },
-    /// Behind the arguments, in what objects they are in.
+    /// Behind the arguments, within the objects that contain them.
     Behind {
         region: Region,
-        end: JsonEnd,
+        end: JsonScanner,
         listed: bool,
     },
     /// In a list, behind one of its calls.
     Next {
         region: Region,
     },
-    /// Between a call and what closes it, if anything does.
+    /// Between a call and its closing marks, which are optional.
     Closing(&'static [&'static str]),
-    /// In a fence around something else.
-    Foreign,
+    /// In a fence with other content.
+    OtherFence,
 }
 
-/// Whether there is more to do with what is held.
+/// Whether the held text can be processed further.
 enum Step {
     Again,
     Wait,
 }
 
-impl MarkedReader {
+impl MarkerReader {
     pub fn new(syntax: CallSyntax, tools: Tools) -> Self {
         Self {
             syntax,
             tools,
             held: String::new(),
-            state: State::Saying,
+            state: State::Text,
             space: String::new(),
-            spoke: false,
+            has_text: false,
             called: false,
-            said: Said::default(),
+            parts: PartQueue::default(),
         }
     }
 
     pub fn push(&mut self, piece: &str) -> Vec<AnswerPart> {
         self.held.push_str(piece);
         while let Step::Again = self.step() {}
-        self.said.take()
+        self.parts.take()
     }
 
     pub fn finish(&mut self) -> Vec<AnswerPart> {
@@ -143,54 +145,54 @@ impl MarkedReader {
                 if let Some(call) = markup::call(&self.held[opened..], &self.tools)
                     && self.held[opened..].contains("</function>")
                 {
-                    self.called(self.held.len(), &[call], State::Saying);
+                    self.called(self.held.len(), &[call], State::Text);
                 }
             }
-            State::Arguments { .. } => self.said.end(),
+            State::Arguments { .. } => self.parts.end(),
             State::Next { .. } if matches!(self.held.trim(), "" | ",") => self.held.clear(),
             State::Closing(_) if self.held.trim().is_empty() => self.held.clear(),
             _ => {}
         }
         let rest = std::mem::take(&mut self.held);
-        self.say(&rest);
-        self.state = State::Saying;
+        self.emit_text(&rest);
+        self.state = State::Text;
         let space = std::mem::take(&mut self.space);
-        if self.spoke || !self.called {
-            self.said.text(&space);
+        if self.has_text || !self.called {
+            self.parts.text(&space);
         }
-        self.said.take()
+        self.parts.take()
     }
 
     fn step(&mut self) -> Step {
         match self.state.clone() {
-            State::Saying => self.saying(),
+            State::Text => self.find_opening(),
             State::Within { region: Region::Separated, opened } => self.separated(opened),
             State::Within { region, opened } => self.within(region, opened),
-            State::Value { region, at, mut end, listed } => match end.look(&self.held[at..]) {
+            State::Value { region, at, mut end, listed } => match end.scan(&self.held[at..]) {
                 Extent::More => {
                     self.state = State::Value { region, at, end, listed };
                     Step::Wait
                 }
                 Extent::Ends(length) => self.value(region, at, at + length, listed),
-                Extent::Broken(length) => self.no_call(region, at + length),
+                Extent::Broken(length) => self.not_a_call(region, at + length),
             },
             State::Named { at } => self.named(at),
             State::Arguments { region, mut end, objects, listed } => {
-                let (piece, is_over) = self.passed(&mut end);
-                self.said.arguments(&piece);
+                let (piece, is_over) = self.take_scanned(&mut end);
+                self.parts.arguments(&piece);
                 if !is_over {
                     self.state = State::Arguments { region, end, objects, listed };
                     return Step::Wait;
                 }
-                self.said.end();
+                self.parts.end();
                 self.state = match objects {
                     0 => region.behind(listed),
-                    _ => State::Behind { region, end: JsonEnd::within(objects), listed },
+                    _ => State::Behind { region, end: JsonScanner::within(objects), listed },
                 };
                 Step::Again
             }
             State::Behind { region, mut end, listed } => {
-                if !self.passed(&mut end).1 {
+                if !self.take_scanned(&mut end).1 {
                     self.state = State::Behind { region, end, listed };
                     return Step::Wait;
                 }
@@ -199,21 +201,21 @@ impl MarkedReader {
             }
             State::Next { region } => self.next(region),
             State::Closing(marks) => self.closing(marks),
-            State::Foreign => self.foreign(),
+            State::OtherFence => self.other_fence(),
         }
     }
 
-    /// Looks for what opens a call.
-    fn saying(&mut self) -> Step {
-        if !self.spoke && self.syntax.is_bare() {
+    /// Searches for the opening of a call.
+    fn find_opening(&mut self) -> Step {
+        if !self.has_text && self.syntax.is_bare() {
             let start = self.held.len() - self.held.trim_start().len();
             match self.held[start..].chars().next() {
                 None => {
-                    self.say_to(start);
+                    self.emit_text_to(start);
                     return Step::Wait;
                 }
                 Some('{' | '[') => {
-                    self.say_to(start);
+                    self.emit_text_to(start);
                     self.state = State::Within { region: Region::Bare, opened: 0 };
                     return Step::Again;
                 }
@@ -224,33 +226,33 @@ impl MarkedReader {
             let rest = &self.held[at..];
             for &(mark, region) in self.syntax.marks() {
                 if rest.starts_with(mark) {
-                    self.say_to(at);
+                    self.emit_text_to(at);
                     self.state = State::Within { region, opened: mark.len() };
                     return Step::Again;
                 }
             }
             if self.syntax.marks().iter().any(|(mark, _)| mark.starts_with(rest)) {
-                self.say_to(at);
+                self.emit_text_to(at);
                 return Step::Wait;
             }
         }
-        self.say_to(self.held.len());
+        self.emit_text_to(self.held.len());
         Step::Wait
     }
 
-    /// Looks what follows what opened a call.
+    /// Inspects the text behind an opening mark.
     fn within(&mut self, region: Region, opened: usize) -> Step {
         let mut opened = opened;
         if region == Region::Fence {
             let Some(line) = self.held[opened..].find('\n') else {
                 let kind = self.held[opened..].trim();
-                if FENCED.iter().any(|fenced| fenced.starts_with(kind)) {
+                if CALL_FENCES.iter().any(|fenced| fenced.starts_with(kind)) {
                     return Step::Wait;
                 }
-                return self.no_call(region, opened);
+                return self.not_a_call(region, opened);
             };
-            if !FENCED.contains(&self.held[opened..opened + line].trim()) {
-                return self.no_call(region, opened);
+            if !CALL_FENCES.contains(&self.held[opened..opened + line].trim()) {
+                return self.not_a_call(region, opened);
             }
             opened += line + 1;
         }
@@ -274,49 +276,51 @@ impl MarkedReader {
                 let Some(end) = self.held[at..].find(TAG_END) else { return Step::Wait };
                 let end = at + end;
                 match markup::call(&self.held[at..end], &self.tools) {
-                    Some(call) => self.called(end + TAG_END.len(), &[call], State::Saying),
-                    None => self.no_call(region, end),
+                    Some(call) => self.called(end + TAG_END.len(), &[call], State::Text),
+                    None => self.not_a_call(region, end),
                 }
             }
-            (Some(_), _) => self.no_call(region, at),
+            (Some(_), _) => self.not_a_call(region, at),
         }
     }
 
-    /// Looks whether an object is a call, or failing that, whether the value is that the object is the first of.
+    /// Checks whether an object is a call, or else whether the whole value, whose first object it is, consists of calls.
     fn object(&mut self, region: Region, value: usize, object: usize, listed: bool) -> Step {
-        match head(&self.held[object..]) {
-            Head::More => Step::Wait,
-            Head::Call { name, at, objects } if !region.is_strict() || self.tools.has(&name) => {
+        match inspect_object(&self.held[object..]) {
+            ObjectHead::More => Step::Wait,
+            ObjectHead::Call { name, at, objects } if !region.is_strict() || self.tools.has(&name) => {
                 self.begin(object + at, &name);
-                self.state = State::Arguments { region, end: JsonEnd::default(), objects, listed };
+                self.state = State::Arguments { region, end: JsonScanner::default(), objects, listed };
                 Step::Again
             }
-            Head::Call { .. } | Head::Whole => self.whole(region, value, listed && value == object),
+            ObjectHead::Call { .. } | ObjectHead::Whole => {
+                self.whole(region, value, listed && value == object)
+            }
         }
     }
 
-    /// Waits for all of a value.
+    /// Waits for a complete value.
     fn whole(&mut self, region: Region, at: usize, listed: bool) -> Step {
-        self.state = State::Value { region, at, end: JsonEnd::default(), listed };
+        self.state = State::Value { region, at, end: JsonScanner::default(), listed };
         Step::Again
     }
 
-    /// Looks for the arguments behind a name.
+    /// Searches for the arguments behind a name.
     fn named(&mut self, at: usize) -> Step {
         let rest = &self.held[at..];
-        let end = rest.find(['{', '\n', '<', '`']).unwrap_or(rest.len()).min(LONGEST_NAME);
+        let end = rest.find(['{', '\n', '<', '`']).unwrap_or(rest.len()).min(MAX_TOOL_NAME);
         if end == rest.len() {
             return Step::Wait;
         }
-        if rest.as_bytes()[end] != b'{' || !can_be_called(name(&rest[..end])) {
+        if rest.as_bytes()[end] != b'{' || !is_valid_tool_name(name(&rest[..end])) {
             let end = rest.ceil_char_boundary(end);
-            return self.no_call(Region::List, at + end);
+            return self.not_a_call(Region::List, at + end);
         }
         let tool = name(&rest[..end]).to_owned();
         self.called_by_name(Region::List, &tool, at + end)
     }
 
-    /// Looks for the name and the arguments of a call of DeepSeek's.
+    /// Searches for the name and the arguments of a DeepSeek call.
     fn separated(&mut self, opened: usize) -> Step {
         let region = Region::Separated;
         let mut at = opened;
@@ -327,16 +331,16 @@ impl MarkedReader {
             } else if CALL_BEGIN.starts_with(rest) {
                 return Step::Wait;
             } else {
-                return self.no_call(region, opened);
+                return self.not_a_call(region, opened);
             }
         }
         let rest = &self.held[at..];
-        let longest = rest.ceil_char_boundary(LONGEST_HEADER);
+        let longest = rest.ceil_char_boundary(MAX_HEADER);
         let end = rest.find('{').unwrap_or(rest.len()).min(longest);
         if let Some(closed) = rest[..end].find(CALL_END) {
-            return self.no_call(region, at + closed);
+            return self.not_a_call(region, at + closed);
         }
-        if end == rest.len() && end < longest.max(LONGEST_HEADER) {
+        if end == rest.len() && end < longest.max(MAX_HEADER) {
             return Step::Wait;
         }
         let header = rest[..end].trim();
@@ -348,33 +352,34 @@ impl MarkedReader {
                 let tool = tool.to_owned();
                 self.called_by_name(region, &tool, at + end)
             }
-            None => self.no_call(region, at + end),
+            None => self.not_a_call(region, at + end),
         }
     }
 
-    /// Begins a call whose arguments stand at this place, if they do.
+    /// Begins a call if its arguments begin at this position.
     fn called_by_name(&mut self, region: Region, tool: &str, at: usize) -> Step {
         match begins_object(&self.held[at..]) {
             None => Step::Wait,
-            Some(false) => self.no_call(region, at + 1),
+            Some(false) => self.not_a_call(region, at + 1),
             Some(true) => {
                 self.begin(at, tool);
-                self.state = State::Arguments { region, end: JsonEnd::default(), objects: 0, listed: false };
+                self.state =
+                    State::Arguments { region, end: JsonScanner::default(), objects: 0, listed: false };
                 Step::Again
             }
         }
     }
 
-    /// Looks whether a value is a call.
+    /// Checks whether a value is a call.
     fn value(&mut self, region: Region, at: usize, end: usize, listed: bool) -> Step {
         let value = serde_json::from_str::<Value>(&self.held[at..end]).ok();
         match value.and_then(|value| self.tools.calls(&value, region.is_strict())) {
             Some(calls) => self.called(end, &calls, region.behind(listed)),
-            None => self.no_call(region, end),
+            None => self.not_a_call(region, end),
         }
     }
 
-    /// Looks for one more call in a list.
+    /// Searches for another call in a list.
     fn next(&mut self, region: Region) -> Step {
         let at = self.past_space(0);
         match self.held[at..].chars().next() {
@@ -396,43 +401,43 @@ impl MarkedReader {
         Step::Again
     }
 
-    /// Where the white space ends that begins there.
+    /// The end of the white space at a position.
     fn past_space(&self, at: usize) -> usize {
         self.held.len() - self.held[at..].trim_start().len()
     }
 
-    /// Takes what is held for a part of a value, up to where it ends, and says whether it does.
-    fn passed(&mut self, end: &mut JsonEnd) -> (String, bool) {
-        let (length, is_over) = match end.look(&self.held) {
+    /// Removes the held part of a value, up to its end. Returns that part and whether the value ended.
+    fn take_scanned(&mut self, end: &mut JsonScanner) -> (String, bool) {
+        let (length, is_over) = match end.scan(&self.held) {
             Extent::More => (self.held.len(), false),
             Extent::Ends(length) | Extent::Broken(length) => (length, true),
         };
-        end.passed();
+        end.discard_scanned();
         (self.held.drain(..length).collect(), is_over)
     }
 
-    /// Takes up to so many bytes for the beginning of a call.
+    /// Removes the first bytes up to `end` as the beginning of a call.
     fn begin(&mut self, end: usize, tool: &str) {
         self.held.drain(..end);
         self.space.clear();
-        (self.spoke, self.called) = (false, true);
-        self.said.begin(tool);
+        (self.has_text, self.called) = (false, true);
+        self.parts.begin(tool);
     }
 
-    /// Takes up to so many bytes for calls.
+    /// Removes the first bytes up to `end` as complete calls.
     fn called(&mut self, end: usize, calls: &[FunctionCall], then: State) -> Step {
         self.held.drain(..end);
         self.space.clear();
-        (self.spoke, self.called) = (false, true);
-        calls.iter().for_each(|call| self.said.call(call));
+        (self.has_text, self.called) = (false, true);
+        calls.iter().for_each(|call| self.parts.call(call));
         self.state = then;
         Step::Again
     }
 
-    /// Takes up to so many bytes for text, what opened them included.
-    fn no_call(&mut self, region: Region, end: usize) -> Step {
-        self.say_to(end);
-        self.state = if region == Region::Fence { State::Foreign } else { State::Saying };
+    /// Returns the first bytes up to `end` as text, the opening mark included.
+    fn not_a_call(&mut self, region: Region, end: usize) -> Step {
+        self.emit_text_to(end);
+        self.state = if region == Region::Fence { State::OtherFence } else { State::Text };
         Step::Again
     }
 
@@ -446,51 +451,51 @@ impl MarkedReader {
         } else if marks.iter().any(|mark| mark.starts_with(rest)) {
             return Step::Wait;
         } else {
-            self.state = State::Saying;
+            self.state = State::Text;
         }
         Step::Again
     }
 
-    /// Goes on to the end of a fence.
-    fn foreign(&mut self) -> Step {
+    /// Passes text on up to the end of a fence.
+    fn other_fence(&mut self) -> Step {
         if let Some(at) = self.held.find(FENCE) {
-            self.say_to(at + FENCE.len());
-            self.state = State::Saying;
+            self.emit_text_to(at + FENCE.len());
+            self.state = State::Text;
             return Step::Again;
         }
         let kept = self.held.trim_end_matches('`').len();
-        self.say_to(kept);
+        self.emit_text_to(kept);
         Step::Wait
     }
 
-    /// Takes up to so many bytes of what is held for text.
-    fn say_to(&mut self, end: usize) {
+    /// Passes the first bytes of the held text on as text.
+    fn emit_text_to(&mut self, end: usize) {
         let rest = self.held.split_off(end);
         let text = std::mem::replace(&mut self.held, rest);
-        self.say(&text);
+        self.emit_text(&text);
     }
 
-    fn say(&mut self, text: &str) {
+    fn emit_text(&mut self, text: &str) {
         let kept = text.trim_end().len();
         if kept > 0 {
             let said = std::mem::take(&mut self.space) + &text[..kept];
-            self.spoke = true;
-            self.said.text(&said);
+            self.has_text = true;
+            self.parts.text(&said);
         }
         self.space.push_str(&text[kept..]);
     }
 }
 
-/// A name of a tool without what stands between it and its arguments.
+/// The name of a tool without the marks between it and its arguments.
 fn name(text: &str) -> &str {
     let end = [ARGUMENTS, CALL_ID].iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
     text[..end].trim()
 }
 
-/// The name of a tool before or behind the mark that separates it: what it is comes before the name, if that is said.
+/// The name of a tool around its separator: it stands behind it if the kind of the call precedes it, else before it.
 fn separated_name(header: &str) -> Option<&str> {
     let (before, behind) = header.split_once(SEPARATOR)?;
     let behind = behind.find(FENCE).map_or(behind, |fence| &behind[..fence]).trim();
     let name = if behind.is_empty() { before.trim() } else { behind };
-    can_be_called(name).then_some(name)
+    is_valid_tool_name(name).then_some(name)
 }

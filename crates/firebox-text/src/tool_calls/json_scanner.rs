@@ -1,42 +1,43 @@
-/// Finds the end of a JSON value that comes in pieces. It knows brackets and strings; what is between them the parser
-/// looks at.
+//! Finds the end of a JSON value in streamed text.
+
+/// Finds the end of a streamed JSON value by tracking brackets and strings. Everything between them is left to the parser.
 #[derive(Debug, Clone, Default)]
-pub(super) struct JsonEnd {
-    /// Bytes that were looked at.
+pub(super) struct JsonScanner {
+    /// The number of bytes already scanned.
     seen: usize,
-    /// Brackets that wait for theirs.
+    /// Open brackets.
     open: Vec<u8>,
     in_string: bool,
     escaped: bool,
 }
 
-/// Brackets within brackets, beyond which nobody means well.
-const DEEPEST: usize = 100;
+/// The deepest nesting of brackets.
+const MAX_DEPTH: usize = 100;
 
-/// What is known of the value.
+/// The state of the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// More has to come.
+    /// Incomplete.
     More,
-    /// It ends before this byte.
+    /// The value ends before this byte.
     Ends(usize),
-    /// This byte belongs to no value.
+    /// The byte at this position cannot be part of the value.
     Broken(usize),
 }
 
-impl JsonEnd {
-    /// Looks for the end of so many objects that have begun before.
+impl JsonScanner {
+    /// Begins inside of so many objects.
     pub fn within(objects: usize) -> Self {
         Self { open: vec![b'{'; objects], ..Self::default() }
     }
 
-    /// What was looked at is gone: the next text begins behind it.
-    pub fn passed(&mut self) {
+    /// Forgets the scanned text, which the caller removed: the next text begins behind it.
+    pub fn discard_scanned(&mut self) {
         self.seen = 0;
     }
 
-    /// Looks at a text that begins with `{` or `[`, or where this left off, and with what was looked at before.
-    pub fn look(&mut self, text: &str) -> Extent {
+    /// Scans a text that begins with the value, or with the part that was scanned before.
+    pub fn scan(&mut self, text: &str) -> Extent {
         for (at, &byte) in text.as_bytes().iter().enumerate().skip(self.seen) {
             self.seen = at + 1;
             if self.in_string {
@@ -54,7 +55,7 @@ impl JsonEnd {
                     continue;
                 }
                 b'{' | b'[' => {
-                    if self.open.len() == DEEPEST {
+                    if self.open.len() == MAX_DEPTH {
                         return self.broken(at);
                     }
                     self.open.push(byte);

@@ -1,18 +1,20 @@
+//! A queue of parts of an answer.
+
 use serde_json::Value;
 
 use super::reader::AnswerPart;
 use crate::message::FunctionCall;
 
-/// What is certain of an answer and was not handed on yet.
+/// Parts of an answer that were not returned yet.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Said {
+pub(super) struct PartQueue {
     parts: Vec<AnswerPart>,
-    /// The call that has begun: its tool, and its arguments so far.
+    /// The current call: its tool, and its arguments so far.
     calling: Option<(String, String)>,
 }
 
-impl Said {
-    /// Hands on what there is.
+impl PartQueue {
+    /// Returns and removes all parts.
     pub fn take(&mut self) -> Vec<AnswerPart> {
         std::mem::take(&mut self.parts)
     }
@@ -27,11 +29,11 @@ impl Said {
 
     /// Begins a call.
     pub fn begin(&mut self, tool: &str) {
-        self.parts.push(AnswerPart::Calling(tool.to_owned()));
+        self.parts.push(AnswerPart::CallStart(tool.to_owned()));
         self.calling = Some((tool.to_owned(), String::new()));
     }
 
-    /// Goes on with the arguments of the call that has begun.
+    /// Appends to the arguments of the current call.
     pub fn arguments(&mut self, piece: &str) {
         let Some((_, arguments)) = &mut self.calling else { return };
         arguments.push_str(piece);
@@ -42,13 +44,13 @@ impl Said {
         }
     }
 
-    /// Ends the call that has begun, if one has.
+    /// Ends the current call, if there is one.
     pub fn end(&mut self) {
         let Some((name, arguments)) = self.calling.take() else { return };
         self.parts.push(AnswerPart::Call(FunctionCall { name, arguments: Value::String(arguments) }));
     }
 
-    /// A call that came at once.
+    /// Adds a complete call.
     pub fn call(&mut self, call: &FunctionCall) {
         self.begin(&call.name);
         self.arguments(call.arguments.as_str().unwrap_or("{}"));

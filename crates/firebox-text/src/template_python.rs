@@ -1,16 +1,16 @@
-//! What chat templates borrow from Python.
+//! Python functions and methods that chat templates use.
 
-use crate::budget;
-use crate::control::is_mark;
+use crate::control_tokens::is_mark;
+use crate::template_limits;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, escape_formatter, filters};
 use std::fmt::Write;
 
-/// Nesting beyond this is no JSON that a template means to write.
-const DEEPEST: usize = 128;
+/// The deepest nesting that `tojson` writes.
+const MAX_DEPTH: usize = 128;
 
-/// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: Python's `json.dumps`, as
-/// `transformers` offers it to templates.
+/// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: Python's `json.dumps`, as provided by
+/// `transformers`.
 pub(crate) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let named: Option<bool> = kwargs.get("ensure_ascii")?;
     let ascii = named.unwrap_or_else(|| args.first().is_some_and(Value::is_true));
@@ -30,9 +30,9 @@ pub(crate) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
         Some(_) => return Err(invalid("tojson: `separators` are two strings")),
     };
     let mut writer = JsonWriter { text: String::new(), ascii, indent, between, after_key, sort_keys };
-    budget::weigh(value)?;
+    template_limits::check_size(value)?;
     writer.value(value, 0)?;
-    budget::charge(writer.text.len())?;
+    template_limits::charge(writer.text.len())?;
     Ok(writer.text)
 }
 
@@ -47,10 +47,10 @@ struct JsonWriter {
 
 impl JsonWriter {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(invalid("tojson: the value is nested too deeply"));
         }
-        budget::check(self.text.len())?;
+        template_limits::check(self.text.len())?;
         match value.kind() {
             ValueKind::None => self.text.push_str("null"),
             ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
@@ -146,8 +146,8 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// A float as Python's `repr` writes it: the shortest digits that read back as the same number, with an exponent below
-/// 1e-4 and from 1e16.
+/// A float in the format of Python's `repr`: the shortest digits that parse to the same number, with an exponent below 1e-4 and
+/// from 1e16 on.
 fn python_float(float: f64) -> String {
     if float.is_nan() {
         return "NaN".to_owned();
@@ -166,7 +166,7 @@ fn python_float(float: f64) -> String {
     if plain.contains('.') { plain } else { format!("{plain}.0") }
 }
 
-/// Methods of Python values: those of minijinja's own collection, and the few that chat templates use beyond it.
+/// Methods of Python values: those of minijinja's own collection, and others that chat templates use.
 pub(crate) fn method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -175,9 +175,9 @@ pub(crate) fn method(
 ) -> Result<Value, Error> {
     if value.kind() == ValueKind::String {
         let all: Vec<Value> = std::iter::once(value).chain(args).cloned().collect();
-        budget::before(name, &all, true)?;
+        template_limits::before(name, &all, true)?;
     }
-    budget::fit(&unbounded(state, value, name, args)?)
+    template_limits::fit(&unbounded(state, value, name, args)?)
 }
 
 fn unbounded(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
@@ -213,7 +213,7 @@ fn unbounded(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// Upper case for each letter that does not follow a letter.
+/// Upper case for every letter that does not follow a letter.
 fn title(text: &str) -> String {
     let mut titled = String::with_capacity(text.len());
     let mut in_word = false;
@@ -227,20 +227,20 @@ fn title(text: &str) -> String {
     titled
 }
 
-/// The test `iterable`: unlike in minijinja, not even an empty loop runs over nothing at all.
+/// The test `iterable`. Unlike in minijinja, an undefined value is not iterable.
 pub(crate) fn is_iterable(value: &Value) -> bool {
     is_sequence(value) || value.kind() == ValueKind::Iterable
 }
 
-/// The test `sequence`, which in Python holds for all that has a length and items: strings and dictionaries as well.
+/// The test `sequence`. As in Python it holds for everything with a length and items, strings and dictionaries included.
 pub(crate) fn is_sequence(value: &Value) -> bool {
     value.is_undefined() || matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
 }
 
-/// Writes a value into the prompt. Only floats look different from what minijinja makes of them.
+/// Writes a value into the prompt. Only floats differ from minijinja's format.
 pub(crate) fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    // What goes into a variable by `{% set %}` passes here as well.
-    budget::charge(budget::weigh(value)?)?;
+    // Values of `{% set %}` blocks pass here as well.
+    template_limits::charge(template_limits::check_size(value)?)?;
     match text(value)? {
         Some(text) => out.write_str(&text).map_err(Error::from),
         None => escape_formatter(out, state, value),
@@ -260,17 +260,17 @@ pub(crate) fn operand(value: &Value) -> Result<Value, Error> {
     Ok(text(value)?.map_or_else(|| value.clone(), Value::from))
 }
 
-/// The filters `length` and `count`, for which what is not there has a length.
+/// The filters `length` and `count`, which accept undefined values.
 pub(crate) fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
-/// The filter around what loops go over. minijinja takes nothing for a list of nothing.
+/// The filter around values that loops iterate over. minijinja accepts `none` as an empty list.
 pub(crate) fn each(value: &Value) -> Result<Value, Error> {
     if value.is_none() { Err(invalid("None is nothing to loop over")) } else { Ok(value.clone()) }
 }
 
-/// What Python's `str` makes of a value; nothing where minijinja does the same because there are no floats in it.
+/// The text of a value in the format of Python's `str`; `None` if it contains no floats, because minijinja's format is equal then.
 fn text(value: &Value) -> Result<Option<String>, Error> {
     if !has_float(value, 0)? {
         return Ok(None);
@@ -281,7 +281,7 @@ fn text(value: &Value) -> Result<Option<String>, Error> {
 }
 
 fn has_float(value: &Value, depth: usize) -> Result<bool, Error> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(invalid("the value is nested too deeply"));
     }
     Ok(match value.kind() {
@@ -304,7 +304,7 @@ fn any(
     Ok(false)
 }
 
-/// Python's `repr`. What is in it was weighed before, and is not too deep.
+/// The format of Python's `repr`. Size and depth of the value have been checked.
 fn represent(value: &Value, text: &mut String) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Number => text.push_str(&number(value)),
@@ -326,7 +326,7 @@ fn represent(value: &Value, text: &mut String) -> Result<(), Error> {
             }
             text.push('}');
         }
-        // A string in quotes, and `None`, `True` and `False`.
+        // A quoted string, and `None`, `True` and `False`.
         _ => {
             // Writing to a string cannot fail.
             let _ = write!(text, "{value:?}");
@@ -335,14 +335,14 @@ fn represent(value: &Value, text: &mut String) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a template gave to `raise_exception`.
+/// The message given to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Refusal(pub String);
+pub(crate) struct TemplateException(pub String);
 
 pub(crate) fn raise_exception(message: Option<Value>) -> Result<String, Error> {
     let message = message.map(|message| message.to_string()).unwrap_or_default();
-    Err(invalid(message.clone()).with_source(Refusal(message)))
+    Err(invalid(message.clone()).with_source(TemplateException(message)))
 }
 
 fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -354,7 +354,7 @@ mod tests {
     use super::python_float;
 
     #[test]
-    fn floats_are_written_as_python_does() {
+    fn floats_are_formatted_as_in_python() {
         let cases = [
             (1.0, "1.0"),
             (0.1, "0.1"),

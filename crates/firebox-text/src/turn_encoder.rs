@@ -1,39 +1,39 @@
-//! Conversations that are written message by message, each behind what a sequence has remembered.
+//! Conversations encoded turn by turn, each behind the tokens that a sequence holds already.
 
-use crate::control::ControlTokens;
+use crate::control_tokens::ControlTokens;
 use crate::error::TextError;
 use crate::message::Message;
 use crate::template::{ChatTemplate, TemplateOptions};
 use crate::tokenizer::Tokenizer;
 
-/// What stands for messages whose text does not matter. Templates trim, so there is no space around it.
-const ASKED: &str = "firebox-asked";
-const ANSWERED: &str = "firebox-answered";
-const TOLD: &str = "firebox-told";
+/// Placeholders for messages whose text does not matter. Templates trim, so they have no surrounding spaces.
+const QUESTION: &str = "firebox-asked";
+const ANSWER: &str = "firebox-answered";
+const NOTE: &str = "firebox-told";
 
-/// The parts that a template writes conversations from, for those who do not write them anew with every message because
-/// what came before is remembered, or forgotten, or is followed by something else than it was.
+/// Encodes the parts of a conversation one by one, for callers that do not render it anew with every message because earlier
+/// turns are cached, evicted, or followed by other text than the template writes.
 ///
-/// Where a template writes a conversation from left to right, the parts of it are what it writes as a whole.
+/// For templates that write a conversation from left to right, the parts concatenate to the whole prompt.
 #[derive(Debug, Clone, Copy)]
-pub struct Continued<'a> {
+pub struct TurnEncoder<'a> {
     template: &'a ChatTemplate,
     tokenizer: &'a Tokenizer,
     options: &'a TemplateOptions,
 }
 
-impl<'a> Continued<'a> {
-    /// By a template, in a model's tokens.
+impl<'a> TurnEncoder<'a> {
+    /// An encoder for a template and a tokenizer.
     pub fn new(template: &'a ChatTemplate, tokenizer: &'a Tokenizer, options: &'a TemplateOptions) -> Self {
         Self { template, tokenizer, options }
     }
 
-    /// What comes before the first question. Nothing where a template does not tell what it is from the question.
+    /// The tokens before the first question; `None` if the template does not separate them from the question.
     pub fn opening(&self, system: Option<&str>) -> Result<Option<Vec<u32>>, TextError> {
         let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
-        messages.push(Message::user(ASKED));
+        messages.push(Message::user(QUESTION));
         let (whole, question) =
-            (self.written(&messages, true)?, self.behind_answer(&messages[messages.len() - 1])?);
+            (self.render(&messages, true)?, self.after_answer(&messages[messages.len() - 1])?);
         let shows =
             |text: &str| system.is_none_or(|system| text.contains(self.control().marked(system).trim()));
         match whole.strip_suffix(&question) {
@@ -44,78 +44,77 @@ impl<'a> Continued<'a> {
         }
     }
 
-    /// A question behind an answer that was closed, up to where the next answer begins.
+    /// A question behind a closed answer, up to the beginning of the next answer.
     pub fn question(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.encode(&self.behind_answer(&Message::user(text))?)
+        self.encode(&self.after_answer(&Message::user(text))?)
     }
 
-    /// What comes behind an answer, whatever follows.
+    /// The tokens that close an answer, independent of what follows.
     pub fn closing(&self) -> Result<Vec<u32>, TextError> {
-        self.encode(&self.closed()?)
+        self.encode(&self.answer_end()?)
     }
 
-    /// Something that nobody has asked and the model is to know, behind an answer that was closed. A template that has no
-    /// place for it there gets a line of text.
-    pub fn told(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let next = Message::user(ASKED);
+    /// A system message behind a closed answer. Templates that allow none there get a line of text.
+    pub fn system_message(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let next = Message::user(QUESTION);
         let messages =
-            [Message::user(ASKED), Message::assistant(ANSWERED), Message::system(TOLD), next.clone()];
+            [Message::user(QUESTION), Message::assistant(ANSWER), Message::system(NOTE), next.clone()];
         let marked = self.control().marked(text);
-        // Not at the end of a conversation, where some templates write what ends a text.
-        let written = match self.written(&messages, true) {
+        // Not rendered as the last message, because some templates then add an end-of-text token.
+        let written = match self.render(&messages, true) {
             Ok(written) => {
-                // Some templates put it before everything else, or leave it out.
-                let rest = behind(&written, ANSWERED).and_then(|rest| {
-                    let (closed, next) = (self.closed().ok()?, self.behind_answer(&next).ok()?);
+                // Some templates move it to the front, or omit it.
+                let rest = text_after(&written, ANSWER).and_then(|rest| {
+                    let (closed, next) = (self.answer_end().ok()?, self.after_answer(&next).ok()?);
                     rest.strip_prefix(&*closed)?.strip_suffix(&*next)
                 });
-                rest.filter(|rest| rest.contains(TOLD)).map(|rest| rest.replace(TOLD, marked.trim()))
+                rest.filter(|rest| rest.contains(NOTE)).map(|rest| rest.replace(NOTE, marked.trim()))
             }
             Err(_) => None,
         };
         self.encode(&written.unwrap_or_else(|| marked.trim().to_owned() + "\n"))
     }
 
-    fn closed(&self) -> Result<String, TextError> {
-        let spoken = [Message::user(ASKED), Message::assistant(ANSWERED)];
-        let alone = self.written(&spoken, false)?;
+    fn answer_end(&self) -> Result<String, TextError> {
+        let spoken = [Message::user(QUESTION), Message::assistant(ANSWER)];
+        let alone = self.render(&spoken, false)?;
         let [asked, answered] = spoken;
-        let next = Message::user(TOLD);
-        let first = self.written(std::slice::from_ref(&next), true)?;
-        let followed = self.written(&[asked, answered, next], true)?;
-        let (alone, followed) = (behind(&alone, ANSWERED), behind(&followed, ANSWERED));
+        let next = Message::user(NOTE);
+        let first = self.render(std::slice::from_ref(&next), true)?;
+        let followed = self.render(&[asked, answered, next], true)?;
+        let (alone, followed) = (text_after(&alone, ANSWER), text_after(&followed, ANSWER));
         let (Some(alone), Some(followed)) = (alone, followed) else { return Ok(String::new()) };
         let common = alone.chars().zip(followed.chars()).take_while(|(one, other)| one == other);
         let common: usize = common.map(|(letter, _)| letter.len_utf8()).sum();
         let shared = self.uncut(alone, common).min(self.uncut(followed, common));
-        // Some templates close an answer only where something follows. What does is written as at the beginning then.
+        // Some templates close an answer only if something follows, and write that as at the beginning.
         let whole = followed.strip_suffix(&*first).map(str::len);
         let tokens = self.control().places(followed).map(|token| token.start);
         let mut ends = std::iter::once(shared).chain(whole).chain(tokens);
         let end = ends.find(|end| {
             let question = &followed[*end..];
-            question.contains(TOLD) && first.ends_with(question)
+            question.contains(NOTE) && first.ends_with(question)
         });
         Ok(followed[..end.unwrap_or(shared)].to_owned())
     }
 
-    /// A place in a text, or where the token begins that it would cut: tokens that differ may begin alike.
+    /// `place`, or the start of the token that it would split: different tokens may have a common prefix.
     fn uncut(&self, text: &str, place: usize) -> usize {
         let mut tokens = self.control().places(text);
         tokens.find(|token| token.end > place).map_or(place, |token| token.start.min(place))
     }
 
-    /// A message behind an answer, without what closes that, up to where the next answer begins.
-    fn behind_answer(&self, message: &Message) -> Result<String, TextError> {
-        let messages = [Message::user(ASKED), Message::assistant(ANSWERED), message.clone()];
-        let written = self.written(&messages, true)?;
-        let rest = behind(&written, ANSWERED).ok_or_else(|| TextError::RenderChatTemplate {
+    /// The text of a message behind an answer, without the answer's end, up to the beginning of the next answer.
+    fn after_answer(&self, message: &Message) -> Result<String, TextError> {
+        let messages = [Message::user(QUESTION), Message::assistant(ANSWER), message.clone()];
+        let written = self.render(&messages, true)?;
+        let rest = text_after(&written, ANSWER).ok_or_else(|| TextError::RenderChatTemplate {
             reason: "an answer is not to be seen in the conversation that it is part of".into(),
         })?;
-        Ok(rest.strip_prefix(&*self.closed()?).unwrap_or(rest).to_owned())
+        Ok(rest.strip_prefix(&*self.answer_end()?).unwrap_or(rest).to_owned())
     }
 
-    fn written(&self, messages: &[Message], prompts: bool) -> Result<String, TextError> {
+    fn render(&self, messages: &[Message], prompts: bool) -> Result<String, TextError> {
         let options = TemplateOptions { add_generation_prompt: prompts, ..self.options.clone() };
         self.template.render_marked(self.tokenizer, messages, &options)
     }
@@ -129,8 +128,8 @@ impl<'a> Continued<'a> {
     }
 }
 
-/// What comes behind the first of what may be many: what is written later may have the same letters.
-fn behind<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
+/// The text behind the first occurrence of a mark; later text may contain it too.
+fn text_after<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
     text.find(mark).map(|at| &text[at + mark.len()..])
 }
 
@@ -142,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Byte-level, with control tokens of several families.
+    /// A byte-level tokenizer with control tokens of several families.
     fn tokenizer() -> Tokenizer {
         let letters = (0u32..256).map(|byte| match byte {
             33..=126 | 161..=172 | 174..=255 => char::from_u32(byte),
@@ -175,23 +174,23 @@ mod tests {
 
     const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
         {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    /// Thinks before the last answer only, as Qwen's do.
+    /// Adds reasoning to the last answer only, like Qwen's templates.
     const THINKING: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
         {% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n\
         {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    /// Knows no system message but the first, which is part of the first question.
+    /// Accepts a system message only at the beginning, and merges it into the first question.
     const MERGED: &str = "<s>{% for m in messages %}{% if m.role == 'system' %}{% if not loop.first %}\
         {{ raise_exception('no') }}{% endif %}{% elif m.role == 'user' %}[INST] \
         {% if messages[0].role == 'system' and loop.index0 == 1 %}{{ messages[0].content }}\n\n{% endif %}\
         {{ m.content | trim }}[/INST]{% else %}{{ m.content }}</s>{% endif %}{% endfor %}";
-    /// Ends a text that nothing follows, as Phi's do.
+    /// Adds an end-of-text token to a conversation that ends with an answer, like Phi's templates.
     const ENDED: &str = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}\
         {% if add_generation_prompt %}<|assistant|>\n{% else %}<|endoftext|>{% endif %}";
-    /// Closes an answer only where something follows, as OLMo's do.
+    /// Closes an answer only if something follows, like OLMo's templates.
     const PARTED: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
         {% if m.role != 'assistant' or not loop.last %}<|im_end|>\n{% else %}<|endoftext|>{% endif %}\
         {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    /// Says what a model is to be where nobody else does.
+    /// Adds a default system message.
     const INTRODUCED: &str =
         "{% if messages[0].role != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}";
 
@@ -200,12 +199,12 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_what_the_whole_is() {
+    fn parts_concatenate_to_the_whole_prompt() {
         let (tokenizer, options) = (tokenizer(), TemplateOptions::default());
         let introduced = [INTRODUCED, PARTED].concat();
         for source in [CHATML, THINKING, MERGED, ENDED, PARTED, introduced.as_str()] {
             let template = template(source);
-            let parts = Continued::new(&template, &tokenizer, &options);
+            let parts = TurnEncoder::new(&template, &tokenizer, &options);
             for system in [None, Some("Be brief.")] {
                 if source == MERGED && system.is_some() {
                     assert_eq!(parts.opening(system).unwrap(), None);
@@ -214,7 +213,7 @@ mod tests {
                 let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
                 let mut tokens = parts.opening(system).unwrap().unwrap();
                 for round in 0..3 {
-                    // What poses as a control token is none.
+                    // The spelling of a control token in a question is plain text.
                     let question = format!("Nr. {round}<|im_end|>?");
                     messages.push(Message::user(question.as_str()));
                     tokens.extend(parts.question(&question).unwrap());
@@ -229,11 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_stands_behind_an_answer() {
+    fn a_system_message_follows_a_closed_answer() {
         let (tokenizer, options) = (tokenizer(), TemplateOptions::default());
         let told = |source: &str| {
             let template = template(source);
-            let tokens = Continued::new(&template, &tokenizer, &options).told("It rains<|im_end|>").unwrap();
+            let tokens = TurnEncoder::new(&template, &tokenizer, &options)
+                .system_message("It rains<|im_end|>")
+                .unwrap();
             (tokenizer.decode(&tokens, false), tokens)
         };
         for source in [CHATML, PARTED] {

@@ -1,11 +1,11 @@
-//! The steps of `tokenizer.json` around its model.
+//! Checks of the steps around the model in `tokenizer.json`.
 
 use crate::charsmap;
 use crate::error::TextError;
 use serde_json::Value;
 
-/// Checks what `tokenizers` takes on trust and would panic over. Steps hold other steps, so every part of the JSON is
-/// looked at; its reader has bounded how deep that goes.
+/// Checks assumptions of `tokenizers` whose violation would panic. Steps can contain steps, so every part of the JSON is
+/// visited; its parser has bounded the depth.
 pub(crate) fn check(part: &Value) -> Result<(), TextError> {
     let fields = match part {
         Value::Array(parts) => return parts.iter().try_for_each(check),

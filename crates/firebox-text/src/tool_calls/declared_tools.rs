@@ -1,18 +1,20 @@
+//! The declared tools, against which calls are checked.
+
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
 use crate::message::FunctionCall;
 
-/// The tools that may be called, as far as calls have to be compared with them.
+/// The declared tools, as far as reading calls needs them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tools {
-    /// By name, the parameters that are texts whatever they look like.
+    /// For each name, the parameters whose type is text.
     known: HashMap<String, Vec<String>>,
 }
 
 impl Tools {
-    /// Those of a request, in the form of OpenAI's API or without its `function`.
+    /// The tools of a request, in the form of OpenAI's API, with or without its `function`.
     pub fn new(tools: &[Value]) -> Self {
         let known = tools.iter().filter_map(|tool| {
             let function = tool.get("function").unwrap_or(tool);
@@ -24,18 +26,18 @@ impl Tools {
         Self { known: known.collect() }
     }
 
-    /// Whether there are any.
+    /// Returns whether there are any.
     pub fn any(&self) -> bool {
         !self.known.is_empty()
     }
 
-    /// Whether one of this name is there.
+    /// Returns whether a tool of this name is declared.
     pub fn has(&self, name: &str) -> bool {
         self.known.contains_key(name)
     }
 
-    /// The calls that a value says, in an object or a list of objects; nothing if it says anything else. With `strict`
-    /// they are of tools that are there.
+    /// The calls that a value, an object or a list of objects, represents; `None` if it represents anything else. `strict` requires
+    /// that their tools are declared.
     pub fn calls(&self, value: &Value, strict: bool) -> Option<Vec<FunctionCall>> {
         let values = match value {
             Value::Array(values) => &values[..],
@@ -61,7 +63,7 @@ impl Tools {
         Some(function_call(name, arguments))
     }
 
-    /// A value that was written without quotes.
+    /// Converts an unquoted value.
     pub fn value(&self, tool: &str, parameter: &str, text: &str) -> Value {
         let is_text = self.known.get(tool).is_some_and(|texts| texts.iter().any(|text| text == parameter));
         let text_value = || Value::String(text.to_owned());
@@ -73,13 +75,13 @@ impl Tools {
     }
 }
 
-/// A call with its arguments as a JSON text, which is how OpenAI's API has them.
+/// A call with its arguments as a JSON text, as in OpenAI's API.
 pub(super) fn function_call(name: &str, arguments: Map<String, Value>) -> FunctionCall {
     FunctionCall { name: name.to_owned(), arguments: Value::String(Value::Object(arguments).to_string()) }
 }
 
-/// Whether a parameter may be a text: by its type, by one of several schemas for it (`Optional[str]` of Python is two), or by
-/// the values it may have.
+/// Returns whether a parameter may be a text: by its type, by one of several schemas for it (such as Python's `Optional[str]`), or by
+/// its permitted values.
 fn is_text(schema: &Value) -> bool {
     let list = |key: &str| schema.get(key).and_then(Value::as_array).into_iter().flatten();
     match schema.get("type") {

@@ -1,11 +1,13 @@
+//! Tools and calls as plain text, for templates without support for them.
+
 use serde_json::Value;
 
 use super::syntax::{FUNCTIONS, FUNCTIONS_END};
 use crate::message::{Content, FunctionCall, Message};
 
-/// A conversation with its tools in words, for models whose template knows of none: tools, calls and what the tools
-/// answered become text that [`CallSyntax::Fenced`](super::CallSyntax::Fenced) reads.
-pub(crate) fn tools_in_words(messages: &[Message], tools: &[Value]) -> Vec<Message> {
+/// Describes tools in text, for models whose template does not support them: tools, calls and results become text that
+/// [`CallSyntax::Fenced`](super::CallSyntax::Fenced) reads.
+pub(crate) fn tools_as_text(messages: &[Message], tools: &[Value]) -> Vec<Message> {
     let mut told: Vec<Message> = Vec::with_capacity(messages.len());
     let mut answers = false;
     for message in messages {
@@ -24,27 +26,27 @@ pub(crate) fn tools_in_words(messages: &[Message], tools: &[Value]) -> Vec<Messa
             message.content = Some(call.into());
         }
         match told.last_mut() {
-            // Many templates want the two to take turns.
+            // Many templates require alternating roles.
             Some(last) if after_answers && message.role == "user" => {
                 last.content = Some(format!("{}\n{}", last.text(), message.text()).into());
             }
             _ => told.push(message),
         }
     }
-    if let Some(words) = words(tools) {
-        // Not every template takes a system's message, and each takes a user's.
+    if let Some(words) = describe_tools(tools) {
+        // Every template accepts user messages, but not every one a system message.
         let at = told.iter().position(|message| message.role == "system");
         match at.or_else(|| told.iter().position(|message| message.role == "user")) {
-            Some(at) => before(&mut told[at], &words),
+            Some(at) => prepend(&mut told[at], &words),
             None => told.insert(0, Message::user(words)),
         }
     }
     told
 }
 
-/// A conversation with its tools in a field of the system's message, where Phi-4-mini's template looks for them. Calls and
-/// what the tools answered become text that [`CallSyntax::Functions`](super::CallSyntax::Functions) reads.
-pub(crate) fn tools_in_system(messages: &[Message], tools: &[Value]) -> Vec<Message> {
+/// Puts tools into a field of the system message, where Phi-4-mini's template expects them. Calls and results become text that
+/// [`CallSyntax::Functions`](super::CallSyntax::Functions) reads.
+pub(crate) fn tools_in_system_message(messages: &[Message], tools: &[Value]) -> Vec<Message> {
     let mut told = messages.to_vec();
     for message in &mut told {
         if message.role == "tool" {
@@ -67,7 +69,7 @@ pub(crate) fn tools_in_system(messages: &[Message], tools: &[Value]) -> Vec<Mess
     told
 }
 
-/// The field of a message that tools are in.
+/// The field of a message that holds tools.
 const TOOL_FIELD: &str = "tools";
 
 /// A call as an object.
@@ -77,8 +79,8 @@ fn object(call: &FunctionCall) -> String {
     format!("{{\"name\": {name}, \"arguments\": {arguments}}}")
 }
 
-/// What is said of the tools, if there are any.
-fn words(tools: &[Value]) -> Option<String> {
+/// The description of the tools, if there are any.
+fn describe_tools(tools: &[Value]) -> Option<String> {
     if tools.is_empty() {
         return None;
     }
@@ -93,7 +95,7 @@ fn words(tools: &[Value]) -> Option<String> {
     Some(words)
 }
 
-fn before(message: &mut Message, words: &str) {
+fn prepend(message: &mut Message, words: &str) {
     message.content = Some(match message.content.take() {
         Some(Content::Parts(mut parts)) => {
             parts.insert(0, crate::message::ContentPart::text(words));
@@ -115,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_their_answers_become_turns() {
+    fn calls_and_results_become_alternating_turns() {
         let call = json!({"id": "1", "function": {"name": "f\"", "arguments": "{\"a\": 1}"}});
-        let told = tools_in_words(
+        let told = tools_as_text(
             &messages(json!([
                 {"role": "user", "content": "b"},
                 {"role": "assistant", "content": null, "tool_calls": [call, call]},
@@ -139,22 +141,22 @@ mod tests {
         ];
         assert_eq!(turns, expected);
         assert!(told.iter().all(|message| message.tool_calls.is_empty()));
-        // What it is told it said is what is understood when it says it.
+        // The text of a call in the prompt is read as a call in an answer.
         let tools = [json!({"function": {"name": "f\""}})];
         let parts = CallReader::new(CallSyntax::Fenced, &tools).push(&turns[1].1);
         assert_eq!(parts.iter().filter(|part| matches!(part, AnswerPart::Call(_))).count(), 2, "{parts:?}");
     }
 
     #[test]
-    fn tools_are_told_of_once_and_nothing_changes_without() {
+    fn tools_are_described_once_and_plain_conversations_stay_unchanged() {
         let plain = messages(json!([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]));
-        assert_eq!(tools_in_words(&plain, &[]), plain);
+        assert_eq!(tools_as_text(&plain, &[]), plain);
         let tool = json!({"type": "function", "function": {"name": "f"}});
-        let told = tools_in_words(&plain, &[tool]);
+        let told = tools_as_text(&plain, &[tool]);
         assert!(told[0].text().contains("{\"name\":\"f\"}") && told[0].text().ends_with("\n\na"));
         assert_eq!(told[1], plain[1]);
-        assert_eq!(tools_in_words(&[], &[json!({"name": "f"})]).len(), 1);
-        let asked = tools_in_words(&[Message::user("What time is it?")], &[json!({"name": "now"})]);
+        assert_eq!(tools_as_text(&[], &[json!({"name": "f"})]).len(), 1);
+        let asked = tools_as_text(&[Message::user("What time is it?")], &[json!({"name": "now"})]);
         assert!(asked[0].text().contains("\"now\"") && asked[0].text().ends_with("What time is it?"));
     }
 }

@@ -1,14 +1,16 @@
+//! The syntaxes of tool calls, by model family.
+
 use std::borrow::Cow;
 
-use super::marked::Region;
+use super::marker_reader::Region;
 
-/// How a family of models writes calls of tools.
+/// The syntax in which a family of models writes tool calls.
 ///
 /// ```
 /// use firebox_text::CallSyntax;
 ///
-/// assert_eq!(CallSyntax::of("… within <tool_call></tool_call> XML tags …"), CallSyntax::Tagged);
-/// assert_eq!(CallSyntax::of("{% for message in messages %}…"), CallSyntax::Fenced);
+/// assert_eq!(CallSyntax::from_template("… within <tool_call></tool_call> XML tags …"), CallSyntax::Tagged);
+/// assert_eq!(CallSyntax::from_template("{% for message in messages %}…"), CallSyntax::Fenced);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallSyntax {
@@ -22,17 +24,17 @@ pub enum CallSyntax {
     Functions,
     /// DeepSeek-V3.1: `<｜tool▁call▁begin｜>`, a name, `<｜tool▁sep｜>` and arguments.
     Separated,
-    /// DeepSeek-V3 and R1: the same with `function` before the name, and arguments in a fence of backticks.
+    /// DeepSeek-V3 and R1: like `Separated`, with `function` before the name, and arguments in a fence of backticks.
     SeparatedFence,
-    /// gpt-oss: messages in channels, of which one that is addressed to a tool is a call. What it thinks is in a channel too.
+    /// gpt-oss: messages in channels; those addressed to a tool are calls. Reasoning has a channel too.
     Channels,
-    /// Nothing is known: an answer that is an object, or one in a fence of backticks, that calls a tool which is there.
+    /// Unknown: an answer that is an object, or one in a fence of backticks, that calls a declared tool.
     Fenced,
 }
 
 impl CallSyntax {
-    /// That of a model by the text of its chat template.
-    pub fn of(template: &str) -> Self {
+    /// Determines the syntax from a model's chat template.
+    pub fn from_template(template: &str) -> Self {
         let has = |mark: &str| template.contains(mark);
         if has(SEPARATOR) {
             if has("```json") { Self::SeparatedFence } else { Self::Separated }
@@ -51,9 +53,9 @@ impl CallSyntax {
         }
     }
 
-    /// Control tokens that tell calls apart from text. Whoever makes text of tokens leaves them out, so they have to be
-    /// put back before the text is read.
-    pub fn control(self) -> &'static [&'static str] {
+    /// Control tokens that mark calls. A detokenizer that omits special tokens drops them, so they have to be restored before the text
+    /// is read.
+    pub fn control_tokens(self) -> &'static [&'static str] {
         match self {
             Self::Tagged => &[TAG, TAG_END],
             Self::Bare => &[PYTHON, TAG, TAG_END],
@@ -67,14 +69,13 @@ impl CallSyntax {
         }
     }
 
-    /// Whether there are such tokens in every answer, with tools or without.
-    pub fn is_everywhere(self) -> bool {
+    /// Returns whether these tokens occur in every answer, with or without tools.
+    pub fn is_always_marked(self) -> bool {
         self == Self::Channels
     }
 
-    /// What an answer begins with that is a call of this tool, or of any, and nothing else. Behind it are the
-    /// arguments if there is a tool and the syntax [names it before](Self::names_before), or else an object of name and
-    /// arguments.
+    /// The beginning of an answer that is only a call of this tool, or of any tool. It is followed by the arguments if there is a tool
+    /// and the syntax [names it first](Self::names_tool_first), else by an object of name and arguments.
     pub fn opening(self, tool: Option<&str>) -> Cow<'static, str> {
         match (self, tool) {
             (Self::Tagged, _) => "<tool_call>\n".into(),
@@ -93,25 +94,25 @@ impl CallSyntax {
         }
     }
 
-    /// Whether the name of a tool stands before its arguments instead of beside them.
-    pub fn names_before(self) -> bool {
+    /// Returns whether the name of a tool precedes its arguments, rather than being a field beside them.
+    pub fn names_tool_first(self) -> bool {
         matches!(self, Self::Separated | Self::SeparatedFence | Self::Channels)
     }
 
-    /// What the arguments of a call are called in its object.
-    pub fn arguments(self) -> &'static str {
+    /// The key of the arguments in a call's object.
+    pub fn arguments_key(self) -> &'static str {
         match self {
             Self::Bare => "parameters",
             _ => "arguments",
         }
     }
 
-    /// Whether calls are in a list even if there is one.
-    pub fn lists(self) -> bool {
+    /// Returns whether even a single call is written as a list.
+    pub fn always_lists(self) -> bool {
         matches!(self, Self::Listed | Self::Functions)
     }
 
-    /// What opens calls, and how it goes on then.
+    /// The opening marks of calls and the contexts that they open.
     pub(super) fn marks(self) -> &'static [(&'static str, Region)] {
         match self {
             Self::Tagged => &[(TAG, Region::Tag)],
@@ -121,7 +122,7 @@ impl CallSyntax {
             Self::Separated | Self::SeparatedFence => {
                 &[(CALLS_BEGIN, Region::Separated), (CALL_BEGIN, Region::Separated)]
             }
-            // DeepSeek's own templates tell of no tools, but its models know their marks.
+            // DeepSeek's own templates do not mention tools, but its models know the marks.
             Self::Fenced => &[
                 (FENCE, Region::Fence),
                 (TAG, Region::Tag),
@@ -132,7 +133,7 @@ impl CallSyntax {
         }
     }
 
-    /// Whether an answer may begin with the object itself.
+    /// Returns whether an answer may begin with the object itself.
     pub(super) fn is_bare(self) -> bool {
         matches!(self, Self::Bare | Self::Fenced)
     }
@@ -148,7 +149,7 @@ pub(super) const FENCE: &str = "```";
 pub(super) const FUNCTIONS: &str = "<|tool_call|>";
 pub(super) const FUNCTIONS_END: &str = "<|/tool_call|>";
 pub(super) const FUNCTOOLS: &str = "functools";
-/// Behind the tools that Phi-4-mini is told of.
+/// Follows the tools in Phi-4-mini's prompt.
 const TOOL_FIELD_END: &str = "<|/tool|>";
 pub(super) const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
 pub(super) const CALLS_END: &str = "<｜tool▁calls▁end｜>";
@@ -162,5 +163,5 @@ pub(super) const MESSAGE: &str = "<|message|>";
 pub(super) const END: &str = "<|end|>";
 pub(super) const CALL: &str = "<|call|>";
 pub(super) const RETURN: &str = "<|return|>";
-/// Whom messages are addressed to that call the caller's tools, before the name of a tool.
+/// The recipient of messages that call tools, before the name of a tool.
 pub(super) const RECIPIENT: &str = "functions";

@@ -1,40 +1,40 @@
-//! Where templates build strings with operators.
+//! Limits on operators of templates: filters inserted into a template's source.
 
 use crate::error::TextError;
-use crate::generation_tag::{name, renamed};
-use crate::unread::unread;
+use crate::template_generation_tag::{name, renamed};
+use crate::verbatim::verbatim_len;
 use std::ops::Range;
 
-/// The filter that passes a value on if it is not too large.
+/// The filter that passes a value unless it is too large.
 pub(crate) const FIT: &str = "__fit";
 
-/// The same for an operand of `~`, which becomes text.
+/// Like [`FIT`], for an operand of `~`, which is converted to text.
 pub(crate) const TEXT: &str = "__text";
 
-/// The filter that passes on what a loop can go over.
+/// The filter around the value that a loop iterates over.
 pub(crate) const EACH: &str = "__each";
 
-/// The filter that passes on what a variable is to hold.
+/// The filter around a value assigned to a variable.
 pub(crate) const KEPT: &str = "__kept";
 
-/// The same for an attribute of a namespace.
+/// The filter around a value assigned to an attribute of a namespace.
 pub(crate) const STORED: &str = "__stored";
 
-/// Templates in use take less than a tenth of this.
-const LONGEST: usize = 256 << 10;
-/// The engine's parser, and what drops its tree, calls itself once per operator and once per `elif`.
-const TOKENS: usize = 8_000;
-const ELIFS: usize = 1_000;
+/// The longest source of a template. Templates in use take less than a tenth of this.
+const MAX_SOURCE_BYTES: usize = 256 << 10;
+/// The most tokens between brackets and the most `elif` branches. The engine's parser, and the drop of its tree, recurse once per operator and once per `elif`.
+const MAX_CHAIN_TOKENS: usize = 8_000;
+const MAX_ELIFS: usize = 1_000;
 
-/// Puts the filter [`FIT`] on the operands and on the result of every `~`, `+` and `*`, [`EACH`] on what loops go over, and
-/// [`KEPT`] or [`STORED`] on what is assigned. [Renames](renamed) what the engine has by other names.
+/// Inserts the filter [`FIT`] around operands and results of every `~`, `+` and `*`, [`EACH`] around values that loops iterate
+/// over, and [`KEPT`] or [`STORED`] around assigned values. [Renames](renamed) what the engine has by other names.
 ///
-/// minijinja has no hook for operators, and concatenation is what builds strings without a limit. The filter stands at
-/// the end of an operand, where it binds tighter than any operator, or behind brackets around a whole chain of operators,
-/// so that nothing changes its meaning. No line changes its number.
+/// minijinja has no hook for operators, and concatenation can build strings without a limit. The filter is appended to an
+/// operand, where it binds tighter than any operator, or follows brackets around a whole chain of operators, so the meaning
+/// stays the same. Line numbers do not change.
 pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
     let invalid = |reason: &str| TextError::InvalidChatTemplate { reason: reason.to_owned() };
-    if source.len() > LONGEST {
+    if source.len() > MAX_SOURCE_BYTES {
         return Err(invalid("it is longer than 256 KiB"));
     }
     let mut edits = Vec::new();
@@ -44,12 +44,12 @@ pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
         let start = at + found;
         let rest = &source[start..];
         at = start + 1;
-        if let Some(length) = unread(rest) {
+        if let Some(length) = verbatim_len(rest) {
             at = start + length;
         } else if rest.starts_with("{{") || rest.starts_with("{%") {
             let mut tag = Tag::new(source, start + 2, &mut edits);
             let (end, tokens) = tag.scan(if rest.starts_with("{{") { "}}" } else { "%}" });
-            if tokens > TOKENS {
+            if tokens > MAX_CHAIN_TOKENS {
                 return Err(invalid("one of its tags has more than 8000 words and signs"));
             }
             at = end;
@@ -60,7 +60,7 @@ pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
             elifs += usize::from(name(tag).starts_with("elif"));
         }
     }
-    if elifs > ELIFS {
+    if elifs > MAX_ELIFS {
         return Err(invalid("it has more than 1000 `elif`"));
     }
     edits.sort_by_key(|(place, _)| place.start);
@@ -75,19 +75,19 @@ pub(crate) fn guarded(source: &str) -> Result<String, TextError> {
     Ok(text)
 }
 
-/// What is to be written in place of what.
+/// Text to insert, by position.
 type Edit = (Range<usize>, &'static str);
 
-/// What the next word belongs to.
+/// The role of the next word.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Link {
     #[default]
     Nothing,
-    /// It names an attribute or a filter.
+    /// The name of an attribute or a filter.
     Name,
-    /// It names a test.
+    /// The name of a test.
     Test,
-    /// It may be the argument of a test, which takes one without brackets.
+    /// Possibly the argument of a test, which needs no brackets.
     Argument,
 }
 
@@ -95,52 +95,52 @@ enum Link {
 #[derive(Clone, Copy, Default)]
 struct Chain {
     start: Option<usize>,
-    /// Where the factors begin that multiply up to the present.
+    /// The start of the factors of the current product.
     term: Option<usize>,
     has_operand: bool,
     concatenates: bool,
     multiplies: bool,
     term_multiplies: bool,
-    /// The operator before the present term, if there is one.
+    /// The operator before the current term, if any.
     before: Option<char>,
     link: Link,
 }
 
-/// What a tag does with a value.
+/// The use of a value in a tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Goes over it.
+    /// Iterates over it.
     For,
     /// Assigns it.
     Set,
-    /// Assigns it, and maybe others, within a scope.
+    /// Assigns it, and possibly others, within a scope.
     With,
     Other,
 }
 
-/// Where that value is.
+/// The position of that value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Held {
-    /// There is none, or it has been dealt with.
+    /// There is none, or it has been handled.
     Nothing,
-    /// It comes behind `in` or `=`.
+    /// Behind `in` or `=`.
     Wanted,
     /// It begins here.
     From(usize),
-    /// It is what filters make of the text up to `endset`.
+    /// The filtered text up to `endset`.
     Filtered,
 }
 
 struct Tag<'a> {
     source: &'a str,
     at: usize,
-    /// End of the token before.
+    /// End of the previous token.
     behind: usize,
     outer: Vec<Chain>,
     chain: Chain,
     kind: Kind,
     held: Held,
-    /// Whether an attribute is assigned to.
+    /// Whether the target of the assignment is an attribute.
     dotted: bool,
     edits: &'a mut Vec<Edit>,
 }
@@ -161,7 +161,7 @@ impl<'a> Tag<'a> {
         Self { source, at, behind: at, outer, chain: Chain::default(), kind, held, dotted: false, edits }
     }
 
-    /// Reads up to the closing bracket. Returns the place behind it and the number of tokens.
+    /// Reads up to the closing bracket. Returns the position behind it and the number of tokens.
     fn scan(&mut self, closing: &str) -> (usize, usize) {
         let mut tokens = 0;
         loop {
@@ -186,7 +186,7 @@ impl<'a> Tag<'a> {
         (self.source.len(), tokens)
     }
 
-    /// Takes one token and returns its length.
+    /// Reads one token and returns its length.
     fn token(&mut self, rest: &str, first: char) -> usize {
         match first {
             '\'' | '"' => {
@@ -256,13 +256,13 @@ impl<'a> Tag<'a> {
         }
     }
 
-    /// Takes the sign before or behind a value that is assigned.
+    /// Handles the sign before or behind an assigned value.
     fn assignment(&mut self, sign: char) {
         match (sign, self.held) {
             ('=', Held::Wanted) => self.held = Held::From(self.at + 1),
             (',', Held::From(_)) => {
                 self.end_held();
-                // A second value of the same assignment, or the name of the next one.
+                // A second value of the assignment, or the name of the next one.
                 self.held = if self.kind == Kind::Set { Held::From(self.at + 1) } else { Held::Wanted };
             }
             _ => {}
@@ -309,7 +309,7 @@ impl<'a> Tag<'a> {
         }
     }
 
-    /// A word, literal or bracket that a value begins with.
+    /// Handles a word, literal or bracket at the beginning of a value.
     fn operand(&mut self) {
         if self.chain.link == Link::Argument {
             self.chain.link = Link::Nothing;
@@ -356,7 +356,7 @@ impl<'a> Tag<'a> {
         self.chain.link = Link::Nothing;
     }
 
-    /// Ends a term before this operator, if there is one.
+    /// Ends a term before an operator, if there is one.
     fn end_term(&mut self, after: Option<char>) {
         let signs = [self.chain.before, after];
         if self.chain.term_multiplies {
@@ -399,7 +399,7 @@ mod tests {
     use super::{EACH, FIT, KEPT, STORED, TEXT, guarded};
 
     #[test]
-    fn every_operand_and_result_is_guarded() {
+    fn all_operands_and_results_are_guarded() {
         let cases = [
             ("{{ a ~ b }}", "{{ (a|T ~ b|T)|F }}"),
             ("{{ a ~ b + c ~ d }}", "{{ (a|T ~ b|F + c|F ~ d|T)|F }}"),

@@ -1,4 +1,4 @@
-//! Models that are not of `tokenizers`, within its pipeline.
+//! Adapters of our own models to the pipeline of the `tokenizers` crate.
 
 use crate::vocabulary::Vocabulary;
 use std::collections::HashMap;
@@ -7,23 +7,23 @@ use std::sync::Arc;
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::{Model, Result, Token};
 
-/// Cuts words into tokens.
-pub(crate) trait Cut {
+/// Splits words into tokens.
+pub(crate) trait WordTokenizer {
     fn vocabulary(&self) -> &Arc<Vocabulary>;
 
-    /// Ids, and the bytes of the word that each stands for: from the first to behind the last.
-    fn cut(&self, word: &str) -> Result<Vec<(u32, (usize, usize))>>;
+    /// Returns ids, each with the byte range of the word that it covers.
+    fn tokenize_word(&self, word: &str) -> Result<Vec<(u32, (usize, usize))>>;
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct OwnModel<C>(pub C);
+pub(crate) struct CustomModel<C>(pub C);
 
-impl<C: Cut> Model for OwnModel<C> {
+impl<C: WordTokenizer> Model for CustomModel<C> {
     type Trainer = BpeTrainer;
 
     fn tokenize(&self, word: &str) -> Result<Vec<Token>> {
         let token = |(id, range)| Token::new(id, self.id_to_token(id).unwrap_or_default(), range);
-        Ok(self.0.cut(word)?.into_iter().map(token).collect())
+        Ok(self.0.tokenize_word(word)?.into_iter().map(token).collect())
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {

@@ -1,17 +1,17 @@
 //! Vocabularies from the `tokenizer.ggml.*` keys of GGUF files.
 
+use crate::backend::{Backend, Pipeline, catch_panics};
 use crate::charsmap;
+use crate::custom_model::CustomModel;
 use crate::decoding::{Decoding, SPACE_MARK, byte_token};
-use crate::engine::{Engine, Pipeline, shielded};
 use crate::error::TextError;
-use crate::hub;
-use crate::own_model::OwnModel;
-use crate::pieces::{Entry, Pieces};
 use crate::pretokenizer::PreTokenizer;
-use crate::ranked::{Options, RankedBpe};
-use crate::scored::ScoredBpe;
-use crate::special::NamedTokens;
+use crate::ranked_bpe::{Options, RankedBpe};
+use crate::scored_bpe::ScoredBpe;
+use crate::special_tokens::SpecialTokens;
+use crate::token_table::{TokenEntry, TokenTable};
 use crate::tokenizer::{Frame, Parsed};
+use crate::tokenizer_json;
 use crate::vocabulary::Vocabulary;
 use firebox_store::GgufVocabulary;
 use std::collections::HashMap;
@@ -53,13 +53,13 @@ impl TokenType {
     }
 }
 
-/// A vocabulary whose arrays agree and whose special ids exist.
+/// A vocabulary with consistent arrays and existing special ids.
 struct Checked<'a> {
     source: &'a GgufVocabulary,
     tokens: Vec<String>,
     types: Vec<TokenType>,
     scores: Vec<f32>,
-    named: NamedTokens,
+    named: SpecialTokens,
 }
 
 pub(crate) fn parse(source: &GgufVocabulary) -> Result<Parsed, TextError> {
@@ -67,7 +67,7 @@ pub(crate) fn parse(source: &GgufVocabulary) -> Result<Parsed, TextError> {
     if let Some(json) = &source.huggingface_json {
         return checked.embedded(json);
     }
-    shielded(|| match source.model.as_str() {
+    catch_panics(|| match source.model.as_str() {
         "gpt2" if source.pre.as_deref() == Some("gemma4") => checked.raw_bpe(),
         "gpt2" => checked.byte_level_bpe(),
         "gemma4" => checked.raw_bpe(),
@@ -97,7 +97,7 @@ impl<'a> Checked<'a> {
             false => vec![TokenType::Normal; count],
         };
         let scores = match length("tokenizer.ggml.scores", source.scores.len())? {
-            // Adding zero turns the negative zero into the positive one, so that the two tie.
+            // Adding zero turns negative zero into positive zero, so that the two compare equal.
             true => source.scores.iter().map(|score| score + 0.0).collect(),
             false => vec![0.0; count],
         };
@@ -108,17 +108,17 @@ impl<'a> Checked<'a> {
             });
         }
         let tokens = (0..count).map(|id| match source.tokens[id].as_str() {
-            // Nothing can be spelled with an empty token; it only has to keep its place.
+            // An empty token cannot be matched; it only reserves its id.
             "" => format!("[EMPTY_{id}]"),
             token => token.to_owned(),
         });
         let mut checked =
-            Self { source, tokens: tokens.collect(), types, scores, named: NamedTokens::default() };
+            Self { source, tokens: tokens.collect(), types, scores, named: SpecialTokens::default() };
         checked.named = checked.named_tokens()?;
         Ok(checked)
     }
 
-    /// For models of which nothing else finds it.
+    /// Refuses duplicate tokens, for models that do not detect them on their own.
     fn require_distinct(&self) -> Result<(), TextError> {
         let mut seen: HashMap<&str, u32> = HashMap::with_capacity(self.tokens.len());
         for (id, token) in (0..).zip(&self.tokens) {
@@ -129,7 +129,7 @@ impl<'a> Checked<'a> {
         Ok(())
     }
 
-    fn named_tokens(&self) -> Result<NamedTokens, TextError> {
+    fn named_tokens(&self) -> Result<SpecialTokens, TextError> {
         let source = self.source;
         let count = self.tokens.len();
         let given = [
@@ -148,7 +148,7 @@ impl<'a> Checked<'a> {
                 return Err(TextError::TokenOutOfRange { field, id, vocab_size: count });
             }
         }
-        // What a kind of vocabulary means when the keys are absent: the ids its first models had.
+        // Defaults for absent keys: the ids of the first models of each kind.
         let usual = |id: u32, kinds: &[TokenType]| {
             self.types.get(id as usize).filter(|kind| kinds.contains(kind)).map(|_| id)
         };
@@ -160,7 +160,7 @@ impl<'a> Checked<'a> {
             "bert" => (usual(101, &control), None, usual(100, &unknown)),
             _ => (None, None, None),
         };
-        Ok(NamedTokens {
+        Ok(SpecialTokens {
             bos: source.bos.or(source.cls).or(bos),
             eos: source.eos.or(eos),
             unk: source.unk.or(unk),
@@ -168,11 +168,11 @@ impl<'a> Checked<'a> {
         })
     }
 
-    /// The `tokenizer.json` a converter put into the file: exact, where the other keys only describe.
+    /// The `tokenizer.json` that a converter embedded in the file: exact, where the other keys only approximate.
     fn embedded(self, json: &str) -> Result<Parsed, TextError> {
         self.require_distinct()?;
-        let mut parsed = hub::parse(json.as_bytes())?;
-        parsed.named = NamedTokens { unk: parsed.named.unk.or(self.named.unk), ..self.named };
+        let mut parsed = tokenizer_json::parse(json.as_bytes())?;
+        parsed.named = SpecialTokens { unk: parsed.named.unk.or(self.named.unk), ..self.named };
         parsed.ends = self.ends();
         if self.source.add_bos.is_some() || self.source.add_eos.is_some() {
             parsed.frame = Some(self.frame(false, false));
@@ -184,7 +184,7 @@ impl<'a> Checked<'a> {
         self.tokens.iter().cloned().zip(0..).collect()
     }
 
-    fn ranked(&self, options: Options) -> Result<Pipeline<OwnModel<RankedBpe>>, TextError> {
+    fn ranked(&self, options: Options) -> Result<Pipeline<CustomModel<RankedBpe>>, TextError> {
         let vocabulary = Vocabulary::new(self.tokens.iter().map(|token| token.into()).zip(0..).collect())?;
         let merges = self.source.merges.iter().enumerate().map(|(index, merge)| {
             // A token may begin with a space of its own.
@@ -195,7 +195,7 @@ impl<'a> Checked<'a> {
             })?;
             Ok((&merge[..first + space], &merge[first + space + 1..]))
         });
-        Ok(Pipeline::new(OwnModel(RankedBpe::new(vocabulary, merges, options)?)))
+        Ok(Pipeline::new(CustomModel(RankedBpe::new(vocabulary, merges, options)?)))
     }
 
     fn text_of(&self, id: Option<u32>) -> Option<String> {
@@ -212,10 +212,10 @@ impl<'a> Checked<'a> {
         pipeline.with_normalizer(splitting.normalizer()).map_err(invalid)?;
         pipeline.with_pre_tokenizer(Some(splitting.splitter()?));
         let frame = self.frame(splitting.add_bos, false);
-        self.finish(Engine::Ranked(Box::new(pipeline)), Decoding::byte_level(), frame)
+        self.finish(Backend::Ranked(Box::new(pipeline)), Decoding::byte_level(), frame)
     }
 
-    /// Gemma 4: merges over plain UTF-8 with spaces marked, and byte tokens for what they cannot spell.
+    /// Gemma 4: merges over plain UTF-8 with marked spaces, and byte tokens for other characters.
     fn raw_bpe(self) -> Result<Parsed, TextError> {
         let mut pipeline = self.ranked(Options {
             unk_token: self.text_of(self.named.unk),
@@ -225,7 +225,7 @@ impl<'a> Checked<'a> {
         })?;
         pipeline.with_normalizer(Some(mark_spaces()?)).map_err(invalid)?;
         let frame = self.frame(true, false);
-        self.finish(Engine::Ranked(Box::new(pipeline)), Decoding::sentencepiece(false), frame)
+        self.finish(Backend::Ranked(Box::new(pipeline)), Decoding::sentencepiece(false), frame)
     }
 
     fn sentencepiece_bpe(mut self) -> Result<Parsed, TextError> {
@@ -240,7 +240,7 @@ impl<'a> Checked<'a> {
         let mergeable = self.types.iter().map(|kind| !apart.contains(kind)).collect();
         let scores = std::mem::take(&mut self.scores);
         let model = ScoredBpe::new(&self.tokens, scores, mergeable, bytes, self.named.unk)?;
-        let mut pipeline = Pipeline::new(OwnModel(model));
+        let mut pipeline = Pipeline::new(CustomModel(model));
         let mut steps = self.cleaning(false)?;
         if prefixed {
             steps.push(Prepend::new(SPACE_MARK.to_string()).into());
@@ -248,7 +248,7 @@ impl<'a> Checked<'a> {
         steps.push(mark_spaces()?);
         pipeline.with_normalizer(Some(Sequence::new(steps))).map_err(invalid)?;
         let frame = self.frame(true, false);
-        self.finish(Engine::Scored(Box::new(pipeline)), Decoding::sentencepiece(prefixed), frame)
+        self.finish(Backend::Scored(Box::new(pipeline)), Decoding::sentencepiece(prefixed), frame)
     }
 
     fn unigram(self) -> Result<Parsed, TextError> {
@@ -256,7 +256,7 @@ impl<'a> Checked<'a> {
         let prefixed = self.source.add_space_prefix.unwrap_or(true);
         let byte_fallback = self.types.contains(&TokenType::Byte);
         let pieces = (0..self.tokens.len()).map(|id| match self.types[id] {
-            // As in SentencePiece: better than anything the model could put together.
+            // As in SentencePiece: preferred over anything that the model could compose.
             TokenType::UserDefined => (self.tokens[id].clone(), 0.0),
             _ => (self.tokens[id].clone(), f64::from(self.scores[id])),
         });
@@ -272,7 +272,7 @@ impl<'a> Checked<'a> {
         let scheme = if prefixed { PrependScheme::Always } else { PrependScheme::Never };
         pipeline.with_pre_tokenizer(Some(Metaspace::new(SPACE_MARK, scheme, true)));
         let frame = self.frame(false, true);
-        self.finish(Engine::Hub(Box::new(pipeline.into())), Decoding::sentencepiece(prefixed), frame)
+        self.finish(Backend::Hub(Box::new(pipeline.into())), Decoding::sentencepiece(prefixed), frame)
     }
 
     fn word_piece(mut self) -> Result<Parsed, TextError> {
@@ -283,7 +283,7 @@ impl<'a> Checked<'a> {
             reason: "a WordPiece vocabulary needs a token for unknown words".to_owned(),
         })?;
         let model = WordPiece::builder().vocab(self.table()).unk_token(unk).build().map_err(invalid)?;
-        // The format of most files says nothing about case. A vocabulary with upper case in it was made for it.
+        // Most files do not tell whether text is lower-cased. A vocabulary with upper case must be cased.
         let cased = (self.tokens.iter().zip(&self.types))
             .any(|(token, kind)| *kind == TokenType::Normal && token.bytes().all(|b| b.is_ascii_uppercase()));
         let mut pipeline = Pipeline::new(ModelWrapper::WordPiece(model));
@@ -297,10 +297,10 @@ impl<'a> Checked<'a> {
             before: self.named.bos.filter(|_| self.source.add_bos != Some(false)).into_iter().collect(),
             after: sep.filter(|_| self.source.add_sep != Some(false)).into_iter().collect(),
         };
-        self.finish(Engine::Hub(Box::new(pipeline.into())), Decoding::word_piece(), frame)
+        self.finish(Backend::Hub(Box::new(pipeline.into())), Decoding::word_piece(), frame)
     }
 
-    /// GGUF marks the beginnings of words where WordPiece marks their continuations.
+    /// GGUF marks the beginnings of words, and WordPiece marks continuations.
     fn spell_continuations(&mut self) -> Result<(), TextError> {
         for (token, kind) in self.tokens.iter_mut().zip(&self.types) {
             let bracketed = token.starts_with('[') && token.ends_with(']');
@@ -315,7 +315,7 @@ impl<'a> Checked<'a> {
         self.require_distinct()
     }
 
-    /// Normalization that the metadata asks for, before spaces are marked.
+    /// Normalization requested by the metadata, applied before spaces are marked.
     fn cleaning(&self, by_default: bool) -> Result<Vec<NormalizerWrapper>, TextError> {
         let mut steps: Vec<NormalizerWrapper> = Vec::new();
         if let Some(charsmap) =
@@ -324,7 +324,7 @@ impl<'a> Checked<'a> {
             steps.push(charsmap::read(charsmap)?.into());
         }
         if self.source.remove_extra_whitespaces.unwrap_or(by_default) {
-            // Spaces alone: other white space is a character like any.
+            // Spaces only: other white space is treated like any character.
             for (spaces, instead) in [("^ +| +$", ""), (" {2,}", " ")] {
                 let spaces = ReplacePattern::Regex(spaces.to_owned());
                 steps.push(Replace::new(spaces, instead).map_err(invalid)?.into());
@@ -342,8 +342,8 @@ impl<'a> Checked<'a> {
         }
     }
 
-    /// Ids that end a generation: those the metadata names, and control tokens that end a turn in the well-known chat
-    /// formats, which converters often leave unnamed.
+    /// Ids that end a generation: those named by the metadata, and control tokens that end a turn in well-known chat formats,
+    /// which converters often omit.
     fn ends(&self) -> Vec<u32> {
         let named = [self.source.eos, self.source.eot, self.source.eom, self.named.eos];
         let mut ends: Vec<u32> = named.into_iter().flatten().collect();
@@ -374,23 +374,23 @@ impl<'a> Checked<'a> {
         ends
     }
 
-    fn finish(self, mut engine: Engine, decoding: Decoding, frame: Frame) -> Result<Parsed, TextError> {
+    fn finish(self, mut backend: Backend, decoding: Decoding, frame: Frame) -> Result<Parsed, TextError> {
         let ends = self.ends();
         let listed = [self.named.bos, self.named.eos, self.named.pad, self.source.eot, self.source.eom];
         let mut added = Vec::new();
         let mut entries = Vec::with_capacity(self.tokens.len());
         for ((id, token), kind) in (0..).zip(self.tokens).zip(self.types) {
-            // A token in a special role is special whatever its type says.
+            // A token in a special role is special, whatever its type.
             let special = kind.is_special() || listed.contains(&Some(id));
             let matched = special || kind == TokenType::UserDefined;
             if matched {
                 added.push(AddedToken::from(token.clone(), special).normalized(false));
             }
-            entries.push(Entry { id, text: token.into(), added: matched, special });
+            entries.push(TokenEntry { id, text: token.into(), added: matched, special });
         }
-        engine.add_tokens(added)?;
-        let pieces = Pieces::new(entries, engine.vocabulary().cloned(), decoding)?;
-        Ok(Parsed { engine, pieces, frame: Some(frame), named: self.named, ends })
+        backend.add_tokens(added)?;
+        let pieces = TokenTable::new(entries, backend.vocabulary().cloned(), decoding)?;
+        Ok(Parsed { backend, pieces, frame: Some(frame), named: self.named, ends })
     }
 }
 
