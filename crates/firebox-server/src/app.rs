@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use firebox_runtime::engine::Engine;
 use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Constraint, Grammar, RuntimeError};
 use tokio::sync::Semaphore;
-use utoipa_axum::router::OpenApiRouter;
 
 use crate::allowed_origins::AllowedOrigins;
 use crate::api_keys::ApiKeys;
@@ -64,5 +64,5 @@ impl App {
     }
 }
 
-/// Routes of one group, with their description.
-pub(crate) type Routes = OpenApiRouter<Arc<App>>;
+/// Routes of one group.
+pub(crate) type Routes = Router<Arc<App>>;

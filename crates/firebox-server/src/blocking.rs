@@ -1,6 +1,6 @@
 //! Runs blocking work outside the async runtime, optionally while holding a permit.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Semaphore;
 
@@ -8,24 +8,38 @@ use crate::error::ApiError;
 
 /// Runs blocking work on a thread of its own.
 pub(crate) async fn blocking<R: Send + 'static>(
-    act: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
+    work: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
 ) -> Result<R, ApiError> {
-    match tokio::task::spawn_blocking(act).await {
-        Ok(done) => done,
-        Err(_) => Err(ApiError::internal("the request failed; see the server's log")),
-    }
+    let result = Arc::new(Mutex::new(None));
+    let slot = result.clone();
+    run(Box::new(move || {
+        let done = work();
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+    }))
+    .await?;
+    let done = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    done.unwrap_or_else(|| Err(failed()))
+}
+
+/// The part of [`blocking`] that does not depend on the types of the work, so that tokio's tasks are compiled once.
+async fn run(work: Box<dyn FnOnce() + Send>) -> Result<(), ApiError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| failed())
+}
+
+fn failed() -> ApiError {
+    ApiError::internal("the request failed; see the server's log")
 }
 
 /// Runs blocking work while holding a permit. Work that has started keeps its permit until it ends, even if the
 /// client disconnects, so that a client cannot run several at once by asking and leaving.
 pub(crate) async fn with_permit<R: Send + 'static>(
     semaphore: &Arc<Semaphore>,
-    act: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
+    work: impl FnOnce() -> Result<R, ApiError> + Send + 'static,
 ) -> Result<R, ApiError> {
     let permit = semaphore.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
     blocking(move || {
         let _permit = permit;
-        act()
+        work()
     })
     .await
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
+use axum::routing;
 use firebox_text::{Message, TemplateOptions};
 use serde_json::Value;
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::completion_format::{CompletionFormat, CompletionStream};
@@ -17,6 +17,7 @@ use crate::extract::{Caller, JsonBody};
 use crate::json_fields::{JsonFields, kind};
 use crate::response_meta::ResponseMeta;
 use crate::sampling_params::{self, ResponseOptions};
+#[cfg(test)]
 use crate::schema::{ChatCompletion, ChatRequest, StreamEvent};
 use crate::sse;
 use crate::tools::Tools;
@@ -24,18 +25,18 @@ use crate::tools::Tools;
 const MAX_LOGPROBS: u64 = 20;
 
 pub(crate) fn routes() -> Routes {
-    Routes::new().routes(routes!(complete))
+    Routes::new().route("/v1/chat/completions", routing::post(complete))
 }
 
 /// Answers in a conversation, whole or streamed.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/chat/completions",
     tag = "text",
     request_body = ChatRequest,
     responses((status = 200, description = "The answers, or events with their parts", content((ChatCompletion = "application/json"), (StreamEvent = "text/event-stream"))), ApiError)
-)]
-async fn complete(
+))]
+pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     Caller(scope): Caller,
     JsonBody(body): JsonBody,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
+use axum::routing;
 use serde_json::Value;
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
@@ -17,6 +17,7 @@ use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
 use crate::response_meta::ResponseMeta;
 use crate::sampling_params::{self, ResponseOptions};
+#[cfg(test)]
 use crate::schema::{Completion, CompletionRequest, StreamEvent};
 use crate::served_model::ServedModel;
 use crate::sse;
@@ -26,7 +27,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_LOGPROBS: u64 = 20;
 
 pub(crate) fn routes() -> Routes {
-    Routes::new().routes(routes!(complete))
+    Routes::new().route("/v1/completions", routing::post(complete))
 }
 
 /// A prompt as text or tokens.
@@ -45,14 +46,14 @@ impl Prompt {
 }
 
 /// Continues texts.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/completions",
     tag = "text",
     request_body = CompletionRequest,
     responses((status = 200, description = "How the texts go on, or events with its parts", content((Completion = "application/json"), (StreamEvent = "text/event-stream"))), ApiError)
-)]
-async fn complete(
+))]
+pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     Caller(scope): Caller,
     JsonBody(body): JsonBody,

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::routing;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use firebox_runtime::{EmbedOptions, Ranked};
 use firebox_text::Tokenizer;
 use serde_json::{Value, json};
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::blocking::{blocking, with_permit};
@@ -18,6 +18,7 @@ use crate::completions::{Prompt, prompts};
 use crate::error::ApiError;
 use crate::extract::JsonBody;
 use crate::json_fields::JsonFields;
+#[cfg(test)]
 use crate::schema::{EmbeddingList, EmbeddingRequest, Ranking, RerankRequest};
 use crate::tokens::check_token_ids;
 
@@ -28,18 +29,24 @@ const MAX_TEXTS: usize = 2048;
 const BATCH_TOKENS: usize = 1024;
 
 pub(crate) fn routes() -> Routes {
-    Routes::new().routes(routes!(embed)).routes(routes!(rerank)).routes(routes!(rerank_short))
+    Routes::new()
+        .route("/v1/embeddings", routing::post(embed))
+        .route("/v1/rerank", routing::post(rerank))
+        .route("/rerank", routing::post(rerank_short))
 }
 
 /// Embeds texts.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/embeddings",
     tag = "vectors",
     request_body = EmbeddingRequest,
     responses((status = 200, description = "A vector for every text", body = EmbeddingList), ApiError)
-)]
-async fn embed(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+))]
+pub(crate) async fn embed(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
     let fields = JsonFields::new(&body)?;
     let selected = app.catalog.find(fields.string("model")?).await?;
     let given = prompts(&fields, "input")?;
@@ -100,26 +107,29 @@ async fn embed(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<
 }
 
 /// An alias of `/v1/rerank`.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/rerank",
     tag = "vectors",
     request_body = RerankRequest,
     responses((status = 200, description = "The documents, best first", body = Ranking), ApiError)
-)]
-async fn rerank_short(app: State<Arc<App>>, asked: JsonBody) -> Result<Json<Value>, ApiError> {
+))]
+pub(crate) async fn rerank_short(app: State<Arc<App>>, asked: JsonBody) -> Result<Json<Value>, ApiError> {
     rerank(app, asked).await
 }
 
 /// Ranks documents by relevance to a query.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/rerank",
     tag = "vectors",
     request_body = RerankRequest,
     responses((status = 200, description = "The documents, best first", body = Ranking), ApiError)
-)]
-async fn rerank(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+))]
+pub(crate) async fn rerank(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
     let fields = JsonFields::new(&body)?;
     let selected = app.catalog.find(fields.string("model")?).await?;
     let query = fields.required_string("query")?.to_owned();

@@ -11,6 +11,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use axum::routing;
 use firebox_model::StreamedWeights;
 use firebox_runtime::engine::UnderWay;
 use firebox_runtime::telemetry::{Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot};
@@ -20,7 +21,6 @@ use futures_core::Stream;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::{MissedTickBehavior, interval};
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
@@ -39,29 +39,29 @@ const MAX_MERGED_NS: u64 = 50_000_000;
 const FIRST_SNAPSHOT_EVENTS: usize = 400;
 
 pub(crate) fn routes() -> Routes {
-    Routes::new().routes(routes!(state)).routes(routes!(events))
+    Routes::new().route("/v1/engine", routing::get(state)).route("/v1/engine/events", routing::get(events))
 }
 
 /// A snapshot of models, memory and schedule.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get,
     path = "/v1/engine",
     tag = "server",
     responses((status = 200, description = "A snapshot", body = Object), ApiError)
-)]
-async fn state(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+))]
+pub(crate) async fn state(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let (value, _) = blocking(move || snapshot(&app, 0, true)).await?;
     Ok(Json(value))
 }
 
 /// Streams snapshots four times a second, with the events since the previous one.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get,
     path = "/v1/engine/events",
     tag = "server",
     responses((status = 200, description = "Snapshots", body = String, content_type = "text/event-stream"), ApiError)
-)]
-async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+))]
+pub(crate) async fn events(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let Some(watcher) = app.watchers.enter(app.telemetry.timeline()) else {
         let message = format!("{MAX_WATCHERS} clients watch the engine, the most allowed; close one");
         return Err(ApiError::too_many(message));

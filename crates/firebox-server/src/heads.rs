@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::routing;
 use firebox_runtime::heads::{HeadRack, HeadState};
 use serde_json::{Value, json};
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
@@ -14,34 +14,38 @@ use crate::error::ApiError;
 use crate::extract::JsonBody;
 use crate::json_fields::JsonFields;
 use crate::served_model::ServedModel;
+#[cfg(test)]
 use crate::sessions::schema::{HeadEntry, HeadList, LoadHead};
 
 pub(crate) fn routes() -> Routes {
-    Routes::new().routes(routes!(list, load))
+    Routes::new().route("/v1/heads", routing::get(list).post(load))
 }
 
 /// The heads of all models.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get,
     path = "/v1/heads",
     tag = "models",
     responses((status = 200, description = "All there are", body = HeadList), ApiError)
-)]
-async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+))]
+pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let heads =
         blocking(move || Ok(app.catalog.served().flat_map(|served| entries_of(served)).collect::<Vec<_>>()));
     Ok(Json(json!({ "object": "list", "data": heads.await? })))
 }
 
 /// Loads a head into memory before it is needed, or evicts it.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/heads",
     tag = "models",
     request_body = LoadHead,
     responses((status = 200, description = "The head as it is then", body = HeadEntry), ApiError)
-)]
-async fn load(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+))]
+pub(crate) async fn load(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
     let fields = JsonFields::new(&body)?;
     let served = app.catalog.find(fields.string("model")?).await?.served;
     let name = fields.required_string("head")?.to_owned();

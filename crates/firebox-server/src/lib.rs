@@ -55,6 +55,7 @@ mod response_meta;
 mod responses;
 mod router;
 mod sampling_params;
+#[cfg(test)]
 mod schema;
 mod served_model;
 mod server;

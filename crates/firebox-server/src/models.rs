@@ -4,41 +4,43 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::routing::get;
+use axum::routing;
 use serde_json::{Value, json};
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::error::ApiError;
 use crate::extract::PathParams;
+#[cfg(test)]
 use crate::schema::{ModelEntry, ModelList};
 
 pub(crate) fn routes() -> Routes {
     // Some names contain a `/`, which not every client escapes.
-    let named = Routes::new().routes(routes!(model)).route("/v1/models/{owner}/{*name}", get(owned));
-    named.routes(routes!(models))
+    let named = Routes::new()
+        .route("/v1/models/{model}", routing::get(model))
+        .route("/v1/models/{owner}/{*name}", routing::get(owned));
+    named.route("/v1/models", routing::get(models))
 }
 
 /// Lists the models, and their heads as `model:head`.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get,
     path = "/v1/models",
     tag = "models",
     responses((status = 200, description = "All there are", body = ModelList), ApiError)
-)]
-async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+))]
+pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": app.catalog.values(app.started) }))
 }
 
 /// A model or head.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get,
     path = "/v1/models/{model}",
     tag = "models",
     params(("model" = String, Path, description = "A model, or `model:head`")),
     responses((status = 200, description = "The model", body = ModelEntry), ApiError)
-)]
-async fn model(
+))]
+pub(crate) async fn model(
     State(app): State<Arc<App>>,
     PathParams(model): PathParams<String>,
 ) -> Result<Json<Value>, ApiError> {

@@ -2,6 +2,7 @@
 
 mod input;
 mod output;
+#[cfg(test)]
 mod schema;
 
 use std::sync::Arc;
@@ -9,9 +10,9 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
+use axum::routing;
 use firebox_runtime::Grammar;
 use serde_json::{Value, json};
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::chat;
@@ -20,10 +21,12 @@ use crate::error::ApiError;
 use crate::extract::{Caller, JsonBody};
 use crate::json_fields::JsonFields;
 use crate::sampling_params::{self, ResponseOptions};
+#[cfg(test)]
 use crate::schema::StreamEvent;
 use crate::sse;
 use crate::tools::Tools;
 use output::Output;
+#[cfg(test)]
 use schema::{ResponseBody, ResponseRequest};
 
 /// Fields of chat completions, with their names here.
@@ -39,11 +42,11 @@ const CHAT_ONLY_FIELDS: [(&str, &str); 5] = [
 const FORMAT_FIELD: &str = "text.format";
 
 pub(crate) fn routes() -> Routes {
-    Routes::new().routes(routes!(respond))
+    Routes::new().route("/v1/responses", routing::post(respond))
 }
 
 /// Answers a conversation in the newer form of OpenAI's API, whole or in events. Nothing is stored.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/responses",
     tag = "text",
@@ -53,8 +56,8 @@ pub(crate) fn routes() -> Routes {
             content((ResponseBody = "application/json"), (StreamEvent = "text/event-stream"))),
         ApiError
     )
-)]
-async fn respond(
+))]
+pub(crate) async fn respond(
     State(app): State<Arc<App>>,
     Caller(scope): Caller,
     JsonBody(body): JsonBody,

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::http::Uri;
 use axum::middleware::from_fn_with_state;
-use axum::{Extension, Router};
-use utoipa::OpenApi as _;
 
 use crate::app::{App, Routes};
 use crate::error::ApiError;
-use crate::openapi::{Common, OpenApiDocument};
 use crate::{
     chat, completions, console, deadline, embeddings, engine_state, heads, health, metrics, middleware,
     models, openapi, responses, sessions, tokens,
@@ -17,10 +15,7 @@ use crate::{
 
 /// Routes that need no key.
 fn public_routes() -> Routes {
-    Routes::with_openapi(Common::openapi())
-        .merge(health::routes())
-        .merge(openapi::routes())
-        .merge(console::routes())
+    Routes::new().merge(health::routes()).merge(openapi::routes()).merge(console::routes())
 }
 
 /// Routes that compute. They need a key and are subject to the request timeout.
@@ -49,10 +44,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let keyed = inference
         .merge(status_routes())
         .route_layer(from_fn_with_state(app.clone(), middleware::authenticate));
-    let (router, document) = public_routes().merge(keyed).split_for_parts();
-    let router = router
+    let router = public_routes()
+        .merge(keyed)
         .fallback(|uri: Uri| async move { ApiError::no_route(uri.path()) })
-        .layer(Extension(OpenApiDocument::new(&document)))
         .with_state(app.clone());
     // The outermost layer also covers responses that no route produces, such as the fallback's.
     Router::new().fallback_service(router).layer(from_fn_with_state(app, middleware::check_origin))

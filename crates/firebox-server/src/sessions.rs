@@ -3,6 +3,7 @@
 mod answer_stream;
 mod archive;
 pub(crate) mod registry;
+#[cfg(test)]
 pub(crate) mod schema;
 mod session_request;
 mod session_tree;
@@ -13,9 +14,9 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
+use axum::routing;
 use firebox_runtime::Capacity;
 use serde_json::{Value, json};
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
@@ -31,30 +32,30 @@ const MAX_FACTS: usize = 256;
 
 pub(crate) fn routes() -> Routes {
     Routes::new()
-        .routes(routes!(list, begin))
-        .routes(routes!(get, end))
-        .routes(routes!(say_in))
-        .routes(routes!(fork))
-        .routes(routes!(rewind))
-        .routes(routes!(head))
-        .routes(routes!(turn))
-        .routes(routes!(add_fact))
-        .routes(routes!(supersede))
-        .routes(routes!(switch))
-        .routes(routes!(promote))
-        .routes(routes!(drop_branch))
-        .routes(routes!(save))
-        .routes(routes!(remove_saved))
+        .route("/v1/sessions", routing::get(list).post(begin))
+        .route("/v1/sessions/{id}", routing::get(get).delete(end))
+        .route("/v1/sessions/{id}/say", routing::post(say_in))
+        .route("/v1/sessions/{id}/fork", routing::post(fork))
+        .route("/v1/sessions/{id}/rewind", routing::post(rewind))
+        .route("/v1/sessions/{id}/head", routing::post(head))
+        .route("/v1/sessions/{id}/turns/{turn}", routing::post(turn))
+        .route("/v1/sessions/{id}/facts", routing::post(add_fact))
+        .route("/v1/sessions/{id}/facts/{fact}", routing::post(supersede))
+        .route("/v1/sessions/{id}/branches/{branch}", routing::post(switch))
+        .route("/v1/sessions/{id}/branches/{branch}/promote", routing::post(promote))
+        .route("/v1/sessions/{id}/branches/{branch}", routing::delete(drop_branch))
+        .route("/v1/sessions/{id}/save", routing::post(save))
+        .route("/v1/sessions/saved/{name}", routing::delete(remove_saved))
 }
 
 /// The sessions of the key, and the names of its saved ones.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get,
     path = "/v1/sessions",
     tag = "sessions",
     responses((status = 200, description = "Those there are", body = schema::SessionList), ApiError)
-)]
-async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> JsonResult {
+))]
+pub(crate) async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> JsonResult {
     let summary = |held: Arc<registry::SessionHandle>| {
         let mut value = held.value();
         if let Value::Object(fields) = &mut value {
@@ -70,14 +71,18 @@ async fn list(State(app): State<Arc<App>>, Caller(scope): Caller) -> JsonResult 
 }
 
 /// Creates a session, or restores a saved one.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions",
     tag = "sessions",
     request_body = schema::NewSession,
     responses((status = 200, description = "The session", body = schema::Session), ApiError)
-)]
-async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, JsonBody(body): JsonBody) -> JsonResult {
+))]
+pub(crate) async fn begin(
+    State(app): State<Arc<App>>,
+    Caller(scope): Caller,
+    JsonBody(body): JsonBody,
+) -> JsonResult {
     let fields = JsonFields::new(&body)?;
     let selected = app.catalog.find(fields.string("model")?).await?;
     let engine = app.engine.clone();
@@ -128,40 +133,40 @@ async fn begin(State(app): State<Arc<App>>, Caller(scope): Caller, JsonBody(body
 }
 
 /// A session with its turns, facts and branches.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get,
     path = "/v1/sessions/{id}",
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "The session", body = schema::Session), ApiError)
-)]
-async fn get(request: SessionRequest) -> JsonResult {
+))]
+pub(crate) async fn get(request: SessionRequest) -> JsonResult {
     Ok(Json(request.find()?.value()))
 }
 
 /// Deletes a session. Its saved files stay.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     delete,
     path = "/v1/sessions/{id}",
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     responses((status = 200, description = "It is gone", body = schema::Deleted), ApiError)
-)]
-async fn end(SessionRequest { app, scope, params: id }: SessionRequest) -> JsonResult {
+))]
+pub(crate) async fn end(SessionRequest { app, scope, params: id }: SessionRequest) -> JsonResult {
     app.sessions.end(&scope, &id)?;
     Ok(Json(json!({ "id": id, "object": "session", "deleted": true })))
 }
 
 /// Sends a message to a session and answers it, whole or streamed.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/say",
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     request_body = schema::SessionQuestion,
     responses((status = 200, description = "The answer, or events with its parts", content((schema::SessionAnswer = "application/json"), (String = "text/event-stream"))), ApiError)
-)]
-async fn say_in(request: SessionRequest, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+))]
+pub(crate) async fn say_in(request: SessionRequest, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     sse::respond(body["stream"] == true, sse::DONE, answer(request, body)).await
 }
 
@@ -193,44 +198,44 @@ async fn answer(request: SessionRequest, body: Value) -> Result<Response, ApiErr
 }
 
 /// Forks the active branch, before a turn or at its end, and switches to the fork.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/fork",
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     request_body = schema::ForkAt,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn fork(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+))]
+pub(crate) async fn fork(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
     let turn = number(&JsonFields::new(&body)?, "turn")?;
     request.change(move |tree| tree.fork(turn).map(drop)).await
 }
 
 /// Rewinds the active branch to before a turn.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/rewind",
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     request_body = schema::RewindTo,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn rewind(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+))]
+pub(crate) async fn rewind(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
     let fields = JsonFields::new(&body)?;
     let turn = number(&fields, "turn")?.ok_or_else(|| fields.error("turn", "is missing"))?;
     request.change(move |tree| tree.rewind(turn)).await
 }
 
 /// Selects the head that answers; null selects the model's own.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/head",
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     request_body = schema::WearHead,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn head(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+))]
+pub(crate) async fn head(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
     let head = JsonFields::new(&body)?.string("head")?.map(str::to_owned);
     let (guard, swap) = request.lock()?.change(move |tree| tree.set_head(head.as_deref())).await?;
     let mut value = guard.release().value();
@@ -239,94 +244,97 @@ async fn head(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
 }
 
 /// Pins or hides a turn.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/turns/{turn}",
     tag = "sessions",
     params(("id" = String, Path, description = "The session"), ("turn" = u64, Path, description = "The turn")),
     request_body = schema::MarkTurn,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn turn(request: SessionRequest<(String, String)>, JsonBody(body): JsonBody) -> JsonResult {
+))]
+pub(crate) async fn turn(request: SessionRequest<(String, String)>, JsonBody(body): JsonBody) -> JsonResult {
     let fields = JsonFields::new(&body)?;
     let (pinned, hidden) = (fields.boolean("pinned")?, fields.boolean("hidden")?);
     request.change("turn", move |tree, turn| tree.mark(turn, pinned, hidden)).await
 }
 
 /// Adds a fact.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/facts",
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     request_body = schema::FactText,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn add_fact(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+))]
+pub(crate) async fn add_fact(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
     let text = fact(&JsonFields::new(&body)?)?;
     request.change(move |tree| tree.add_fact(&text).map(drop)).await
 }
 
 /// Supersedes a fact.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/facts/{fact}",
     tag = "sessions",
     params(("id" = String, Path, description = "The session"), ("fact" = u64, Path, description = "The fact")),
     request_body = schema::FactText,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn supersede(request: SessionRequest<(String, String)>, JsonBody(body): JsonBody) -> JsonResult {
+))]
+pub(crate) async fn supersede(
+    request: SessionRequest<(String, String)>,
+    JsonBody(body): JsonBody,
+) -> JsonResult {
     let text = fact(&JsonFields::new(&body)?)?;
     request.change("fact", move |tree, old| tree.supersede(old, &text).map(drop)).await
 }
 
 /// Switches to another branch.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/branches/{branch}",
     tag = "sessions",
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn switch(request: SessionRequest<(String, String)>) -> JsonResult {
+))]
+pub(crate) async fn switch(request: SessionRequest<(String, String)>) -> JsonResult {
     request.change("branch", SessionTree::switch).await
 }
 
 /// Replaces a branch's parent by the branch.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/branches/{branch}/promote",
     tag = "sessions",
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn promote(request: SessionRequest<(String, String)>) -> JsonResult {
+))]
+pub(crate) async fn promote(request: SessionRequest<(String, String)>) -> JsonResult {
     request.change("branch", SessionTree::promote).await
 }
 
 /// Deletes a branch and its descendants.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     delete,
     path = "/v1/sessions/{id}/branches/{branch}",
     tag = "sessions",
     params(("id" = String, Path, description = "The session"), ("branch" = u64, Path, description = "The branch")),
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn drop_branch(request: SessionRequest<(String, String)>) -> JsonResult {
+))]
+pub(crate) async fn drop_branch(request: SessionRequest<(String, String)>) -> JsonResult {
     request.change("branch", SessionTree::drop_branch).await
 }
 
 /// Saves the active branch to a file, from which this or another process may continue.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/v1/sessions/{id}/save",
     tag = "sessions",
     params(("id" = String, Path, description = "The session")),
     request_body = schema::SaveAs,
     responses((status = 200, description = "The session as it is then", body = schema::Session), ApiError)
-)]
-async fn save(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
+))]
+pub(crate) async fn save(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
     let fields = JsonFields::new(&body)?;
     let app = request.app.clone();
     let owner = app.keys.owner(&request.scope);
@@ -348,14 +356,14 @@ async fn save(request: SessionRequest, JsonBody(body): JsonBody) -> JsonResult {
 }
 
 /// Deletes a saved session. Sessions restored from it stay.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     delete,
     path = "/v1/sessions/saved/{name}",
     tag = "sessions",
     params(("name" = String, Path, description = "What it was saved as")),
     responses((status = 200, description = "It is gone", body = schema::Deleted), ApiError)
-)]
-async fn remove_saved(SessionRequest { app, scope, params: name }: SessionRequest) -> JsonResult {
+))]
+pub(crate) async fn remove_saved(SessionRequest { app, scope, params: name }: SessionRequest) -> JsonResult {
     let folder = app.sessions.archive.folder(&app.keys.owner(&scope))?;
     let path = archive::file(&folder, &name, "name")?;
     let gone = json!({ "id": name, "object": "session", "deleted": true });

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::routing;
 use firebox_text::Tokenizer;
 use serde_json::{Value, json};
-use utoipa_axum::routes;
 
 use crate::app::{App, Routes};
 use crate::blocking::blocking;
@@ -14,22 +14,26 @@ use crate::chat;
 use crate::error::ApiError;
 use crate::extract::JsonBody;
 use crate::json_fields::JsonFields;
+#[cfg(test)]
 use crate::schema::{DetokenizeRequest, Detokenized, TokenizeRequest, Tokens};
 use crate::tools::Tools;
 
 pub(crate) fn routes() -> Routes {
-    Routes::new().routes(routes!(tokenize)).routes(routes!(detokenize))
+    Routes::new().route("/tokenize", routing::post(tokenize)).route("/detokenize", routing::post(detokenize))
 }
 
 /// Tokenizes a text, or the prompt of a conversation.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/tokenize",
     tag = "tokens",
     request_body = TokenizeRequest,
     responses((status = 200, description = "The tokens", body = Tokens), ApiError)
-)]
-async fn tokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+))]
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
     let fields = JsonFields::new(&body)?;
     let served = app.catalog.find(fields.string("model")?).await?.served;
     let context = served.context;
@@ -47,14 +51,17 @@ async fn tokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resu
 }
 
 /// Decodes tokens to text.
-#[utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post,
     path = "/detokenize",
     tag = "tokens",
     request_body = DetokenizeRequest,
     responses((status = 200, description = "The text", body = Detokenized), ApiError)
-)]
-async fn detokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+))]
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
     let fields = JsonFields::new(&body)?;
     let served = app.catalog.find(fields.string("model")?).await?.served;
     let tokens = fields.tokens("tokens", fields.required_list("tokens")?)?;

@@ -35,7 +35,7 @@ enum AnswerEvent {
 /// An answer in a session. A task of its own runs it to its end and then returns the session. A client that
 /// disconnects cancels the answer; the text so far stays in the session.
 #[derive(Debug)]
-pub(super) struct AnswerStream {
+pub(crate) struct AnswerStream {
     events: Receiver<AnswerEvent>,
     is_over: bool,
 }

@@ -179,13 +179,13 @@ fn is_draft(file: &str) -> bool {
 }
 
 /// Returns the file of a saved session.
-pub(super) fn file(folder: &Path, name: &str, field: &str) -> Result<PathBuf, ApiError> {
+pub(crate) fn file(folder: &Path, name: &str, field: &str) -> Result<PathBuf, ApiError> {
     check_name(name, field)?;
     Ok(path_of(folder, name))
 }
 
 /// Rejects names that could mean anything else to a file system.
-pub(super) fn check_name(name: &str, field: &str) -> Result<(), ApiError> {
+pub(crate) fn check_name(name: &str, field: &str) -> Result<(), ApiError> {
     if is_name(name) {
         return Ok(());
     }
@@ -198,14 +198,14 @@ pub(super) fn check_name(name: &str, field: &str) -> Result<(), ApiError> {
 }
 
 /// Removes a saved session.
-pub(super) fn remove(path: &Path, name: &str) -> Result<(), ApiError> {
+pub(crate) fn remove(path: &Path, name: &str) -> Result<(), ApiError> {
     files::remove_file(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => no_saved(name),
         _ => ApiError::internal(format!("the saved session {name:?} cannot be removed: {error}")),
     })
 }
 
-pub(super) fn no_saved(name: &str) -> ApiError {
+pub(crate) fn no_saved(name: &str) -> ApiError {
     ApiError::not_found(format!("there is no saved session {name:?}"))
 }
 

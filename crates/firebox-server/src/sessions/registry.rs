@@ -52,12 +52,12 @@ pub(crate) struct SessionRegistry {
     idle_timeout: Duration,
     held: Arc<SessionMap>,
     /// Saved sessions.
-    pub(super) archive: Archive,
+    pub(crate) archive: Archive,
 }
 
 /// A session and its last state, which can be read while an answer is generated.
 #[derive(Debug)]
-pub(super) struct SessionHandle {
+pub(crate) struct SessionHandle {
     pub id: String,
     scope: String,
     created: u64,
@@ -75,7 +75,7 @@ struct CachedView {
 
 /// Exclusive access to a session.
 #[derive(Debug)]
-pub(super) struct SessionGuard {
+pub(crate) struct SessionGuard {
     pub held: Arc<SessionHandle>,
     pub tree: OwnedMutexGuard<SessionTree>,
 }
@@ -97,7 +97,7 @@ impl SessionRegistry {
     }
 
     /// Adds a session that `make` creates on a blocking thread.
-    pub(super) async fn begin(
+    pub(crate) async fn begin(
         &self,
         scope: &str,
         served: Arc<ServedModel>,
@@ -142,12 +142,12 @@ impl SessionRegistry {
     }
 
     /// Returns the sessions of a scope.
-    pub(super) fn of_scope(&self, scope: &str) -> Vec<Arc<SessionHandle>> {
+    pub(crate) fn of_scope(&self, scope: &str) -> Vec<Arc<SessionHandle>> {
         self.held().values().filter(|held| held.scope == scope).cloned().collect()
     }
 
     /// Finds a session of a scope. Those of other scopes count as missing.
-    pub(super) fn find(&self, scope: &str, id: &str) -> Result<Arc<SessionHandle>, ApiError> {
+    pub(crate) fn find(&self, scope: &str, id: &str) -> Result<Arc<SessionHandle>, ApiError> {
         let found = self.held().get(id).filter(|held| held.scope == scope).cloned();
         let held = found.ok_or_else(|| ApiError::not_found(format!("there is no session {id:?}")))?;
         held.view().used = Instant::now();
@@ -155,7 +155,7 @@ impl SessionRegistry {
     }
 
     /// Finds a session and locks it.
-    pub(super) fn lock(&self, scope: &str, id: &str) -> Result<SessionGuard, ApiError> {
+    pub(crate) fn lock(&self, scope: &str, id: &str) -> Result<SessionGuard, ApiError> {
         let held = self.find(scope, id)?;
         let tree = held.tree.clone().try_lock_owned().map_err(|_| {
             ApiError::conflict("the session is busy with another request; wait until it ends")
@@ -163,7 +163,7 @@ impl SessionRegistry {
         Ok(SessionGuard { held, tree })
     }
 
-    pub(super) fn end(&self, scope: &str, id: &str) -> Result<(), ApiError> {
+    pub(crate) fn end(&self, scope: &str, id: &str) -> Result<(), ApiError> {
         let held = self.find(scope, id)?;
         self.held().remove(&held.id);
         Ok(())

@@ -15,11 +15,11 @@ use crate::error::ApiError;
 use crate::extract::{Caller, PathParams};
 
 /// The response of a session's route.
-pub(super) type JsonResult = Result<Json<Value>, ApiError>;
+pub(crate) type JsonResult = Result<Json<Value>, ApiError>;
 
 /// A request about a session of the caller, or something in it, by the parameters of its path.
 #[derive(Debug)]
-pub(super) struct SessionRequest<T = String> {
+pub(crate) struct SessionRequest<T = String> {
     pub app: Arc<App>,
     pub scope: String,
     pub params: T,

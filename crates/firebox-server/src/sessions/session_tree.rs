@@ -23,7 +23,7 @@ const MAX_BRANCHES: usize = 64;
 
 /// Options of a new session.
 #[derive(Debug)]
-pub(super) struct SessionOptions {
+pub(crate) struct SessionOptions {
     pub system: Option<String>,
     pub facts: Vec<String>,
     pub head: Option<String>,
@@ -42,7 +42,7 @@ struct SavedNote {
 
 /// A persistent conversation: a session and a transcript for every branch.
 #[derive(Debug)]
-pub(super) struct SessionTree {
+pub(crate) struct SessionTree {
     pub served: Arc<ServedModel>,
     tree: Branches,
     transcripts: BTreeMap<BranchId, Transcript>,
@@ -55,7 +55,7 @@ pub(super) struct SessionTree {
 
 /// A question for the engine. Its session is a fork of the stored one, so that a failed answer changes nothing.
 #[derive(Debug)]
-pub(super) struct PreparedQuestion {
+pub(crate) struct PreparedQuestion {
     pub session: Session,
     pub prompt: Vec<u32>,
     /// Tokens left for the answer.
@@ -66,7 +66,7 @@ pub(super) struct PreparedQuestion {
 
 /// A question that is being answered.
 #[derive(Debug)]
-pub(super) struct PendingQuestion {
+pub(crate) struct PendingQuestion {
     branch: BranchId,
     turn: TurnId,
     text: String,

@@ -13,7 +13,7 @@ const ENTRY_OVERHEAD: usize = 256;
 
 /// What was said in one branch, including the newest evicted turns.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Transcript {
+pub(crate) struct Transcript {
     pub entries: Vec<Entry>,
     /// The selected head; absent for the model's own.
     pub head: Option<String>,
@@ -23,7 +23,7 @@ pub(super) struct Transcript {
 
 /// A turn of a session with its text.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     /// Id of the turn in the session.
     pub turn: u64,
     pub kind: Kind,
@@ -41,7 +41,7 @@ pub(super) struct Entry {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// The part before the first question.
     Opening,
     Fact,
@@ -50,7 +50,7 @@ pub(super) enum Kind {
 
 /// The model's answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     pub text: String,
     /// The head that answered; absent for the model's own.
     pub head: Option<String>,
@@ -159,7 +159,7 @@ impl Transcript {
 }
 
 /// Returns the tokens of turns and of facts.
-pub(super) fn token_counts(session: &Session) -> (usize, usize) {
+pub(crate) fn token_counts(session: &Session) -> (usize, usize) {
     let of = |kind: TurnKind| {
         session.all_turns().filter(|turn| turn.kind == kind).map(|turn| turn.tokens).sum::<usize>()
     };
