@@ -1,40 +1,37 @@
 //! Products, as `firebox-kernels` has them.
 
-/// As in `firebox-kernels`, whose own file reaches for Burn.
-#[derive(Debug, Clone, Copy)]
-pub struct Grouping {
-    pub inputs: usize,
-    pub group: usize,
-    pub four_bits: bool,
-    pub tiled: bool,
-}
-
-pub const TILE_ROWS: usize = 16;
-
-impl Grouping {
-    pub fn row_words(&self) -> usize {
-        if self.four_bits { self.inputs.div_ceil(32) * 4 } else { self.inputs.div_ceil(4) }
-    }
-
-    pub fn groups(&self) -> usize {
-        self.inputs.div_ceil(self.group)
-    }
-}
-
+#[path = "../../crates/firebox-kernels/src/linear/activation_block.rs"]
+mod activation_block;
 #[path = "../../crates/firebox-kernels/src/linear/activations.rs"]
 mod activations;
 #[path = "../../crates/firebox-kernels/src/linear/blocks.rs"]
 mod blocks;
-#[path = "../../crates/firebox-kernels/src/linear/gemv.rs"]
-mod gemv;
-#[path = "../../crates/firebox-kernels/src/linear/q6k.rs"]
-mod q6k;
-#[path = "../../crates/firebox-kernels/src/linear/panel.rs"]
-mod panel;
-#[path = "../../crates/firebox-kernels/src/linear/plain.rs"]
-mod plain;
+#[path = "../../crates/firebox-kernels/src/linear/decode.rs"]
+mod decode;
 #[path = "../../crates/firebox-kernels/src/linear/gemm.rs"]
 mod gemm;
+#[path = "../../crates/firebox-kernels/src/linear/gemv.rs"]
+mod gemv;
+#[path = "../../crates/firebox-kernels/src/linear/grouping.rs"]
+mod grouping;
+#[path = "../../crates/firebox-kernels/src/linear/integer_tile.rs"]
+mod integer_tile;
+#[path = "../../crates/firebox-kernels/src/linear/multiplicand.rs"]
+mod multiplicand;
+#[path = "../../crates/firebox-kernels/src/linear/multiply.rs"]
+mod multiply;
+#[path = "../../crates/firebox-kernels/src/linear/panel.rs"]
+mod panel;
+#[path = "../../crates/firebox-kernels/src/linear/place.rs"]
+mod place;
+#[path = "../../crates/firebox-kernels/src/linear/plain.rs"]
+mod plain;
+#[path = "../../crates/firebox-kernels/src/linear/q6k.rs"]
+mod q6k;
+#[path = "../../crates/firebox-kernels/src/linear/row_block.rs"]
+mod row_block;
+#[path = "../../crates/firebox-kernels/src/linear/row_group.rs"]
+mod row_group;
 #[path = "../../crates/firebox-kernels/src/linear/tiles.rs"]
 mod tiles;
 #[path = "../../crates/firebox-kernels/src/linear/uneven.rs"]
@@ -43,11 +40,14 @@ mod uneven;
 /// Products of weights in buffers that end where the weight does.
 #[cfg(test)]
 mod tests {
-    use super::Grouping;
+    use super::grouping::Grouping;
     use super::activations::Activations;
     use super::blocks::{Block, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     use super::plain::{Bf16, F16, F32, PlainRows};
-    use super::gemm::{FloatWeight, IntegerWeight, Multiplicand, decode, multiply};
+    use super::decode::decode;
+    use super::gemm::{FloatWeight, IntegerWeight};
+    use super::multiplicand::Multiplicand;
+    use super::multiply::multiply;
     use super::tiles::{EightBit, FourBit, Tiles};
     use super::uneven::UnevenRows;
 

@@ -1,5 +1,5 @@
-//! The allocator of Firebox's programs, which keeps the memory of one operation for the next. The system's gives large pieces
-//! back at once, and every page of a prompt's intermediate results would be cleared by the kernel again and again.
+//! The allocator of Firebox's programs, which keeps freed memory for the next operation. The system allocator returns large
+//! blocks to the kernel at once, which then clears every page of a prompt's intermediate results again and again.
 //!
 //! ```
 //! #[global_allocator]
@@ -8,7 +8,7 @@
 //! fn main() {
 //!     let pages = vec![0u8; 1 << 20];
 //!     drop(pages);
-//!     firebox_allocator::give_back();
+//!     firebox_allocator::release_to_os();
 //! }
 //! ```
 
@@ -19,55 +19,55 @@ use libmimalloc_sys::{
     mi_zalloc_aligned,
 };
 
-/// What mimalloc aligns everything to that is not smaller.
-const ALIGNED_ANYWAY: usize = 16;
+/// Alignment of all blocks that are at least as large.
+const NATURAL_ALIGNMENT: usize = 16;
 
-/// mimalloc, asked for an alignment only where it would not have it anyway.
+/// mimalloc, called with an alignment only if its blocks would not have it anyway.
 ///
-/// The crate `mimalloc` asks for one every time, and from 8 to 512 KiB room is made for it: powers of two, as pages of keys and
-/// values and many results are, then take a quarter more.
+/// The crate `mimalloc` always passes an alignment, for which mimalloc reserves space from 8 to 512 KiB: powers of two, as
+/// pages of keys and values and many results are, then take a quarter more.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Allocator;
 
-/// Whether mimalloc aligns a block of so many bytes as is wanted without being asked.
+/// Whether mimalloc aligns a block of `size` bytes to `align` by default.
 #[inline]
-fn is_aligned_anyway(size: usize, align: usize) -> bool {
-    align <= ALIGNED_ANYWAY && align <= size
+fn is_naturally_aligned(size: usize, align: usize) -> bool {
+    align <= NATURAL_ALIGNMENT && align <= size
 }
 
-// SAFETY: blocks are as large as was asked for and are nobody else's until they are freed, all of which is mimalloc's word. It
-// aligns blocks of 16 bytes and more to 16, and smaller ones to the powers of two that they are not smaller than, which is what
-// is relied on where no alignment is asked for. Whatever it hands out may be freed and made larger by whoever it was asked by.
+// SAFETY: mimalloc guarantees that blocks are as large as requested and belong to the caller until they are freed. It aligns
+// blocks of 16 bytes and more to 16, and smaller ones to the largest power of two that fits them, which is all that is relied
+// on where no alignment is passed. Its blocks may be freed and reallocated from any thread.
 unsafe impl GlobalAlloc for Allocator {
-    // SAFETY: nothing is asked of the caller beyond what the trait asks.
+    // SAFETY: the caller fulfils the trait's contract; there is no further one.
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let (size, align) = (layout.size(), layout.align());
-        // SAFETY: any size may be asked for, and any alignment that a layout has.
+        // SAFETY: mimalloc accepts any size, and any alignment of a layout.
         let block = unsafe {
-            if is_aligned_anyway(size, align) { mi_malloc(size) } else { mi_malloc_aligned(size, align) }
+            if is_naturally_aligned(size, align) { mi_malloc(size) } else { mi_malloc_aligned(size, align) }
         };
         block.cast()
     }
 
-    // SAFETY: nothing is asked of the caller beyond what the trait asks.
+    // SAFETY: the caller fulfils the trait's contract; there is no further one.
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let (size, align) = (layout.size(), layout.align());
-        // SAFETY: any size may be asked for, and any alignment that a layout has.
+        // SAFETY: mimalloc accepts any size, and any alignment of a layout.
         let block = unsafe {
-            if is_aligned_anyway(size, align) { mi_zalloc(size) } else { mi_zalloc_aligned(size, align) }
+            if is_naturally_aligned(size, align) { mi_zalloc(size) } else { mi_zalloc_aligned(size, align) }
         };
         block.cast()
     }
 
-    // SAFETY: the caller hands over a block of this allocator, with the layout that it has, as the trait asks.
+    // SAFETY: the trait requires a block of this allocator and its layout.
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let align = layout.align();
-        // SAFETY: the caller hands over a block of this allocator, which is not used any more if another one is returned.
+        // SAFETY: the block is from this allocator and is not used again if another one is returned.
         let block = unsafe {
-            if is_aligned_anyway(size, align) {
+            if is_naturally_aligned(size, align) {
                 mi_realloc(block.cast(), size)
             } else {
                 mi_realloc_aligned(block.cast(), size, align)
@@ -76,18 +76,17 @@ unsafe impl GlobalAlloc for Allocator {
         block.cast()
     }
 
-    // SAFETY: the caller hands over a block of this allocator, as the trait asks.
+    // SAFETY: the trait requires a block of this allocator.
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, _: Layout) {
-        // SAFETY: the caller hands over a block of this allocator that nobody uses any more.
+        // SAFETY: the block is from this allocator and is not used again.
         unsafe { mi_free(block.cast()) }
     }
 }
 
-/// Gives memory back to the system that was freed and is kept for what comes next: what this thread has, and what all threads
-/// share.
-pub fn give_back() {
-    // SAFETY: it takes no memory that is in use, from whichever thread it is called.
+/// Returns freed memory to the operating system: that of the calling thread and that which all threads share.
+pub fn release_to_os() {
+    // SAFETY: `mi_collect` may be called from any thread and leaves memory in use alone.
     unsafe { mi_collect(true) }
 }
 
@@ -100,9 +99,9 @@ mod tests {
 
     use super::*;
 
-    /// Bytes that a block of so many takes.
+    /// Returns the bytes that a block of this layout takes.
     fn taken(layout: Layout) -> usize {
-        // SAFETY: the block is of this layout, and freed when nobody uses it any more.
+        // SAFETY: the block has this layout and is not used after it is freed.
         unsafe {
             let block = Allocator.alloc(layout);
             let taken = mi_usable_size(block.cast());
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn powers_of_two_take_no_more_than_they_are() {
+    fn powers_of_two_have_no_overhead() {
         for align in [1, 2, 4, 8, 16] {
             for size in (4..24).map(|power| 1 << power) {
                 let layout = Layout::from_size_align(size, align).unwrap();
@@ -123,14 +122,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_are_aligned_whole_and_what_they_were(
+        fn blocks_are_aligned_zeroed_and_preserved(
             size in prop_oneof![1usize..200, 1usize..1 << 20],
             grown in prop_oneof![1usize..200, 1usize..1 << 20],
             align in (0u32..14).prop_map(|power| 1usize << power),
             zeroed: bool,
         ) {
             let layout = Layout::from_size_align(size, align).unwrap();
-            // SAFETY: blocks are used as large as they were asked for, and freed once, with the layout that they have.
+            // SAFETY: accesses stay within the requested sizes, and the block is freed once, with its layout.
             unsafe {
                 let block = if zeroed { Allocator.alloc_zeroed(layout) } else { Allocator.alloc(layout) };
                 prop_assert!(!block.is_null() && block.addr() % align == 0);
@@ -148,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Bytes of this process that no file backs.
+    /// Returns the anonymous resident memory of this process in bytes.
     #[cfg(target_os = "linux")]
     fn resident() -> usize {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -158,18 +157,18 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_was_freed_is_kept_until_it_is_given_back() {
+    fn freed_memory_is_kept_until_it_is_released() {
         const MUCH: usize = 128 << 20;
         let layout = Layout::from_size_align(MUCH, 1).unwrap();
         let before = resident();
-        // SAFETY: the block is of this layout, and freed when nobody uses it any more.
+        // SAFETY: the block has this layout and is not used after it is freed.
         unsafe {
             let block = Allocator.alloc(layout);
             block.write_bytes(1, MUCH);
             Allocator.dealloc(block, layout);
         }
         assert!(resident() > before + MUCH / 2);
-        give_back();
+        release_to_os();
         assert!(resident() < before + MUCH / 2);
     }
 }

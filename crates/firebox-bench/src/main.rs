@@ -77,7 +77,7 @@ fn names() -> clap::builder::PossibleValuesParser {
 }
 
 fn main() -> ExitCode {
-    firebox_runtime::set_release_to_os(firebox_allocator::give_back);
+    firebox_runtime::set_release_to_os(firebox_allocator::release_to_os);
     let args = Args::parse();
     let done = match &args.task {
         Some(task) => child::perform(task).map(|answer| {
@@ -201,8 +201,8 @@ fn conditions(machine: &Machine, setup: &Setup, minutes: f64) -> Vec<String> {
 /// Writes the images into a folder. Returns where they are, as Markdown has it.
 fn images(report: &Report, folder: &Path, prefix: &str) -> anyhow::Result<Vec<(String, &'static str)>> {
     let images = [
-        ("cleared.svg", "Every figure beside its bar", plots::cleared(&report.claims, &report.figures)?),
-        ("sweep.svg", "Speed by how many layers are kept", plots::swept(&report.figures)?),
+        ("cleared.svg", "Every figure beside its bar", plots::cleared(&report.claims, &report.figures)),
+        ("sweep.svg", "Speed by how many layers are kept", plots::swept(&report.figures)),
     ];
     let mut drawn = Vec::new();
     for (name, what, image) in images {

@@ -6,6 +6,6 @@ use std::process::ExitCode;
 static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
 fn main() -> ExitCode {
-    firebox_runtime::set_release_to_os(firebox_allocator::give_back);
+    firebox_runtime::set_release_to_os(firebox_allocator::release_to_os);
     firebox_cli::run()
 }

@@ -13,9 +13,9 @@ use crate::simd::{Lanes, normal_cdf, sigmoid, tanh};
 pub enum Activation {
     /// `x * sigmoid(x)`
     Silu,
-    /// By the error function.
+    /// With the error function.
     Gelu,
-    /// By its tanh approximation.
+    /// With the tanh approximation.
     GeluTanh,
     /// `x * sigmoid(1.702 * x)`
     GeluQuick,
@@ -28,13 +28,13 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Applies the nonlinearity to every element, in Burn's operations.
+    /// Applies the function to every element, in Burn's operations.
     pub fn forward<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Silu => activation::silu(x),
             Self::Gelu => activation::gelu(x),
-            // Burn's own approximation cubes with a float power, which shader languages leave undefined
-            // for negative numbers.
+            // Burn's approximation cubes with a float power, which shader languages leave undefined for
+            // negative numbers.
             Self::GeluTanh => {
                 let cube = x.clone().square().mul(x.clone());
                 let inner = cube.mul_scalar(0.044_715).add(x.clone());
@@ -49,10 +49,10 @@ impl Activation {
     }
 }
 
-/// Of the argument of the tanh approximation.
+/// `2 * sqrt(2 / π)`, a factor of the tanh approximation.
 const TWICE_ROOT_2_OVER_PI: f32 = 1.595_769;
 
-/// A nonlinearity that is known when the loop around it is compiled, of every lane.
+/// A lane-wise function that is known at compile time.
 pub(crate) trait Curve {
     fn value<L: Lanes>(x: L) -> L;
 
@@ -108,7 +108,7 @@ impl Curve for Gelu {
 impl Curve for GeluTanh {
     #[inline(always)]
     fn value<L: Lanes>(x: L) -> L {
-        // `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which does not cancel where the tangent is near -1.
+        // `(1 + tanh(u)) / 2` equals `sigmoid(2 u)`, which does not cancel where tanh is near -1.
         let cube = x.mul(x).mul(x);
         let inner = L::splat(TWICE_ROOT_2_OVER_PI).mul(x.mul_add(cube, L::splat(0.044_715)));
         x.mul(sigmoid(inner))
@@ -144,7 +144,7 @@ impl Curve for GeluQuick {
 impl Curve for Relu {
     #[inline(always)]
     fn value<L: Lanes>(x: L) -> L {
-        // Lets NaN through, as Burn's does.
+        // Passes NaN through, as Burn does.
         L::where_less(x, L::zero(), L::zero(), x)
     }
 

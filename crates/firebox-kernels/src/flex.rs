@@ -1,15 +1,15 @@
-//! What versions for Flex have in common.
+//! Helpers shared by the Flex versions of the operations.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Dispatch, DispatchDevice};
 use burn::tensor::{Device, Element, Shape, TensorData};
 
-/// Whether tensors of a device are those of Flex.
+/// Whether a device is Flex without autodiff.
 pub(crate) fn is_flex(device: &Device) -> bool {
     matches!(device.as_dispatch(), DispatchDevice::Flex(_))
 }
 
-/// Whether a device has versions of its own of this crate's operations, beside the references.
+/// Whether a device has native versions of this crate's operations besides the references.
 pub(crate) fn has_native_ops(device: &Device) -> bool {
     match device.as_dispatch() {
         DispatchDevice::Flex(_) => true,
@@ -20,7 +20,8 @@ pub(crate) fn has_native_ops(device: &Device) -> bool {
     }
 }
 
-/// The CPU device to compute on beside `device`: itself where it is one. Gradients are followed where they were.
+/// Returns the CPU device to use beside `device`: `device` itself if it is a CPU. Keeps autodiff if `device`
+/// records gradients.
 pub fn host_device(device: &Device) -> Device {
     match device.clone().without_autodiff().as_dispatch() {
         DispatchDevice::Flex(_) => device.clone(),
@@ -31,27 +32,27 @@ pub fn host_device(device: &Device) -> Device {
     }
 }
 
-/// Where the operations of this crate are looked up by device.
+/// The backend that looks up an operation by the device of its tensors.
 pub(crate) type DispatchBackend = Dispatch;
 
-/// The tensor with its elements in order, wherever they begin: to be read. Takes the tensor, because the layout of another
-/// handle is memory of its own.
+/// Returns the tensor with contiguous elements, starting at any offset, for reading. Takes the tensor by
+/// value, because cloning a handle allocates a copy of its layout.
 pub(crate) fn contiguous(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
-/// The same with nothing beside them, so that its storage is what it holds. One that nobody else holds can be written to
-/// in place.
+/// Returns the tensor with contiguous elements and nothing else in its storage. An unshared result can be
+/// written in place.
 pub(crate) fn compact(tensor: FlexTensor) -> FlexTensor {
     let bytes = tensor.layout().num_elements() * tensor.dtype().size();
     let is_whole = tensor.is_contiguous() && tensor.bytes().len() == bytes;
     if is_whole { tensor } else { tensor.to_contiguous() }
 }
 
-/// The bytes of a contiguous tensor.
+/// Returns the bytes of a contiguous tensor.
 ///
 /// # Panics
-/// If it is not: nothing would be read, and nobody would notice.
+/// If the tensor is not contiguous.
 pub(crate) fn bytes(tensor: &FlexTensor) -> &[u8] {
     let Some((start, end)) = tensor.layout().contiguous_offsets() else {
         panic!("a tensor of {:?} whose elements are not in order", tensor.layout().shape());
@@ -60,10 +61,10 @@ pub(crate) fn bytes(tensor: &FlexTensor) -> &[u8] {
     &tensor.bytes()[start * size..end * size]
 }
 
-/// The elements of a contiguous tensor, as whatever is as long as they are.
+/// Returns the elements of a contiguous tensor as values of type `T`.
 ///
 /// # Panics
-/// If the tensor's elements are of another length, or do not lie where such elements may.
+/// If the size of `T` differs from the tensor's elements, or its alignment does not fit.
 pub(crate) fn elements<T: bytemuck::Pod>(tensor: &FlexTensor) -> &[T] {
     assert_eq!(size_of::<T>(), tensor.dtype().size(), "a tensor of {:?}", tensor.dtype());
     bytemuck::cast_slice(bytes(tensor))

@@ -1,10 +1,11 @@
-//! Tensor operations that Burn does not have, or not at the speed of the memory.
+//! Tensor operations that Burn lacks, or that run faster than Burn's.
 //!
-//! Each operation is a plain function on tensors. On Flex it runs a version of its own, and most do on accelerators
-//! (CubeCL). Everywhere else the reference in Burn's operations runs, which is also what the tests compare with.
+//! Each operation is a plain function on tensors. Flex, Burn's CPU backend, has a version of every operation,
+//! and accelerators (CubeCL) have one of most. Other devices run the reference, which is written in Burn's
+//! operations and which the tests compare with.
 //!
-//! Gradients flow through all of them. On Flex under autodiff most operations are one step of the graph each, with a
-//! way back of its own (feature `autodiff`); elsewhere the references are what is differentiated.
+//! All operations are differentiable. On Flex with autodiff (feature `autodiff`) most operations are one node
+//! of the graph with a backward pass of its own; elsewhere autodiff differentiates the reference.
 
 pub mod activation;
 pub mod attention;
@@ -32,11 +33,11 @@ pub use flex::host_device;
 pub use linear::Grouping;
 pub use simd::instructions;
 
-/// Runs a computation of many operations on a device where it runs best.
+/// Runs a computation of many operations on the thread where it runs best.
 ///
-/// On the CPU that is a thread of the pool that the operations share their work with: called from any other, every
-/// single operation would hand its work over and sleep until it is done. Accelerators order operations by the thread
-/// that asks for them, and a computation that came from another thread every time could overtake itself.
+/// On the CPU that is a thread of rayon's pool: from any other thread, every operation would hand its work
+/// over and sleep until it is done. Accelerators run `work` on the calling thread, because they order
+/// operations by thread: a computation that changed threads could overtake itself.
 pub fn on_pool<R: Send>(device: &Device, work: impl FnOnce() -> R + Send) -> R {
     let on_flex = flex::is_flex(device);
     #[cfg(feature = "autodiff")]

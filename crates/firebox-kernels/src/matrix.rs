@@ -1,36 +1,36 @@
-//! Products of matrices in f32.
+//! Matrix products in f32.
 
 use rayon::prelude::*;
 
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
-/// Terms of a sum that are added up in registers: what is multiplied from the right stays in the first-level cache
-/// for all rows.
+/// Terms of a sum that are added in registers: a strip of the right operand stays in the L1 cache for all
+/// rows.
 const BLOCK_TERMS: usize = 192;
 
-/// Vectors of columns that are computed piece_rows at most.
+/// Most vectors of columns that are computed together.
 const MAX_VECTORS: usize = 3;
 
 /// Multiplications below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 17;
 
-/// Several pieces for each thread, so that one which is interrupted does not hold up the others.
+/// Pieces per thread, so that an interrupted thread does not delay the others.
 const PIECES_PER_THREAD: usize = 2;
 
-/// Fewest rows of a piece: every piece gathers all that is multiplied from the right anew.
+/// Least rows of a piece: every piece loads the whole right operand.
 const PIECE_ROWS: usize = 48;
 
-/// What is multiplied from the left.
+/// The left operand.
 #[derive(Clone, Copy)]
 pub(crate) struct Left<'a> {
     values: &'a [f32],
     stride: usize,
-    /// Whether a row of `values` is a column.
+    /// Whether `values` holds the transpose.
     transposed: bool,
 }
 
 impl<'a> Left<'a> {
-    /// A matrix whose rows begin `stride` apart.
+    /// A matrix whose rows start `stride` elements apart.
     pub fn new(values: &'a [f32], stride: usize) -> Self {
         Self { values, stride, transposed: false }
     }
@@ -40,20 +40,20 @@ impl<'a> Left<'a> {
         Self { values, stride, transposed: true }
     }
 
-    /// Without the first rows.
+    /// Returns the matrix without its first rows.
     fn after(self, rows: usize) -> Self {
         let start = if self.transposed { rows } else { rows * self.stride };
         Self { values: &self.values[start.min(self.values.len())..], ..self }
     }
 }
 
-/// What is multiplied from the right.
+/// The right operand.
 pub(crate) trait Right: Sync {
-    /// Sixteen numbers of a row from a column on, with zeros behind the last.
+    /// Loads sixteen elements of a row from `column` on, padded with zeros.
     fn sixteen<L: Lanes>(&self, row: usize, column: usize) -> L;
 }
 
-/// A matrix of f32 as it lies.
+/// A row-major matrix of f32.
 pub(crate) struct RowMajor<'a> {
     pub values: &'a [f32],
     pub stride: usize,
@@ -75,7 +75,7 @@ impl Right for RowMajor<'_> {
     }
 }
 
-/// Rows, terms of every sum, and columns of a product.
+/// Rows, terms of each sum, and columns of a product.
 #[derive(Clone, Copy)]
 pub(crate) struct Size {
     pub rows: usize,
@@ -83,14 +83,14 @@ pub(crate) struct Size {
     pub columns: usize,
 }
 
-/// `left · right`, `[rows, columns]`, by all threads.
+/// Returns `left · right`, `[rows, columns]`, computed by all threads.
 pub(crate) fn multiply<R: Right>(left: Left<'_>, right: &R, size: Size) -> Vec<f32> {
     let mut product = vec![0.0; size.rows * size.columns];
     add_product(left, right, size, &mut product);
     product
 }
 
-/// The same added to what is there already.
+/// Adds `left · right` to `product`, by all threads.
 pub(crate) fn add_product<R: Right>(left: Left<'_>, right: &R, size: Size, product: &mut [f32]) {
     let Size { rows, terms, columns } = size;
     if rows * terms * columns == 0 {
@@ -124,7 +124,7 @@ impl<R: Right> Kernel for Piece<'_, R> {
 #[repr(align(64))]
 struct Panel([[[f32; LANES]; MAX_VECTORS]; BLOCK_TERMS]);
 
-/// Adds `left · right` to rows that begin `stride` apart, by the calling thread.
+/// Adds `left · right` to rows that start `stride` elements apart, on the calling thread.
 #[inline(always)]
 pub(crate) fn add<L: Lanes, R: Right>(
     left: Left<'_>,
@@ -136,7 +136,7 @@ pub(crate) fn add<L: Lanes, R: Right>(
     let mut panel = Panel([[[0.0; LANES]; MAX_VECTORS]; BLOCK_TERMS]);
     let mut column = 0;
     while column < size.columns {
-        // Three vectors where two would leave a single one behind them.
+        // Three vectors where two would leave a single one.
         let vectors = match (size.columns - column).div_ceil(LANES) {
             1 => 1,
             3 => 3,
@@ -147,7 +147,7 @@ pub(crate) fn add<L: Lanes, R: Right>(
             for (term, panel) in panel.0[..count].iter_mut().enumerate() {
                 for (vector, panel) in panel[..vectors].iter_mut().enumerate() {
                     let column = column + vector * LANES;
-                    // Beyond the last column only where a row ends within the vectors.
+                    // Beyond the last column only if a row ends within the vectors.
                     *panel = right.sixteen::<L>(first + term, column).store();
                 }
             }
@@ -163,7 +163,7 @@ pub(crate) fn add<L: Lanes, R: Right>(
     }
 }
 
-/// Some columns and some terms of all sums.
+/// A block of columns and terms.
 struct Strip<'a> {
     left: Left<'a>,
     /// The first term.
@@ -175,7 +175,7 @@ struct Strip<'a> {
 }
 
 impl Strip<'_> {
-    /// As many rows at a time as the registers have room for.
+    /// Adds the products of all rows, as many at a time as fit the registers.
     #[inline(always)]
     fn add_all<L: Lanes, const VECTORS: usize>(&self, rows: usize, sums: &mut [f32]) {
         let mut row = 0;
@@ -197,7 +197,7 @@ impl Strip<'_> {
     #[allow(clippy::needless_range_loop)] // A term is of all rows at once.
     fn add<L: Lanes, const VECTORS: usize, const ROWS: usize>(&self, row: usize, sums: &mut [f32]) {
         let Self { left, first, panel, column, columns, stride } = *self;
-        // Arrays of their own for the vectors: the compiler keeps those in registers.
+        // One array per vector, so that the compiler keeps them in registers.
         let (mut sums0, mut sums1, mut sums2) = ([L::zero(); ROWS], [L::zero(); ROWS], [L::zero(); ROWS]);
         let mut straight: [&[f32]; ROWS] = [&[]; ROWS];
         if !left.transposed {
@@ -244,7 +244,7 @@ impl Strip<'_> {
     }
 }
 
-/// Adds to as many numbers as there are.
+/// Adds to the first elements of `numbers`.
 #[inline(always)]
 fn add_to<L: Lanes>(numbers: &mut [f32], sums: L) {
     match numbers.first_chunk_mut() {
@@ -269,7 +269,7 @@ mod tests {
             let Self(name, size, transposed) = self;
             let Size { rows, terms, columns } = size;
             let number = |i: usize| (i * 37 % 23) as f32 / 11.0 - 1.0;
-            // Rows longer than what is used of them.
+            // Rows longer than the part that is used.
             let stride = if transposed { rows + 3 } else { terms + 3 };
             let a: Vec<f32> = (0..stride * rows.max(terms)).map(number).collect();
             let b: Vec<f32> = (0..terms * (columns + 2)).map(|i| number(i * 5)).collect();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_lanes_multiplies_matrices() {
+    fn every_instruction_set_multiplies_matrices() {
         for (rows, terms, columns) in [(1, 1, 1), (7, 5, 16), (6, 200, 33), (13, 400, 48), (9, 30, 100)] {
             for transposed in [false, true] {
                 on_each_instruction_set(|name| Check(name, Size { rows, terms, columns }, transposed));

@@ -1,9 +1,9 @@
-//! The threads of the pool at work together on many short operations.
+//! Shares short operations among the threads of rayon's pool.
 //!
-//! A step of decoding is some hundred products with short work for one thread between them. A thread of rayon's pool that
-//! has nothing to do looks for a few dozen rounds and then sleeps, and waking it can take as long as a small product does:
-//! some 40 µs on a virtual machine. So while there is work every now and then, threads look on for longer, and who waits for the
-//! last piece of a product does not sleep at once.
+//! A decode step runs some hundred matrix products with little single-threaded work between them. An idle
+//! thread of rayon's pool polls a few dozen times and then sleeps, and waking it takes up to 40 µs on a
+//! virtual machine, as long as a small product. While work keeps arriving, threads therefore poll for longer,
+//! and a thread that waits for the last piece of a product spins before it sleeps.
 
 use std::cell::Cell;
 use std::hint::spin_loop;
@@ -14,39 +14,38 @@ use std::time::{Duration, Instant};
 
 use rayon::{Scope, Yield};
 
-/// For how long a thread looks on that has found nothing: longer than what one thread does alone between two operations,
-/// or between two steps.
+/// Time that a thread polls without finding work: longer than the single-threaded work between two operations
+/// or two steps.
 const SPIN_TIME: Duration = Duration::from_micros(500);
 
-/// For how long it looks at most, whatever it finds. One that waits for something of another computation may begin to look
-/// too, and waits for so much longer at most.
+/// Longest time that a thread polls, whether it finds work or not. This bounds the delay of a thread that
+/// began to poll while it waited for another computation.
 const MAX_POLL_TIME: Duration = Duration::from_millis(100);
 
-/// Polls between two that are told the time and let others have the core.
+/// Polls between two checks of the clock, each of which yields the core to other threads.
 const POLLS_PER_YIELD: usize = 8;
 
-/// Pauses between two looks, which touch what the other threads write.
+/// Spin-loop hints between two polls: a poll reads memory that the other threads write.
 const PAUSES_PER_POLL: usize = 16;
 
-/// Threads that have a role. Where there are several pools all count together: too many in one, and the others sleep as
-/// rayon's threads do.
+/// Threads that poll or compute, over all pools: with several pools some threads sleep as rayon's usually do.
 static ACTIVE_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static ROLE: Cell<Role> = const { Cell::new(Role::Idle) };
 }
 
-/// What a thread does that is not to sleep.
+/// Role of a thread of the pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Idle,
-    /// Polls for work, or does what it has found.
+    /// Polls for work, or runs the work it found.
     Polls,
-    /// Others wait for what it computes: it is not to begin looking.
+    /// Computes something that other threads wait for, and must not start to poll.
     Computes,
 }
 
-/// Runs something on a thread of the pool, and has the others look for work as long as some comes.
+/// Runs `work` on a thread of the pool while the other threads poll for work to share.
 pub(crate) fn run_on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     rayon::scope(|_| {
         let _computes = RoleGuard::begin(Role::Computes);
@@ -57,11 +56,11 @@ pub(crate) fn run_on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Has all threads work on some pieces, each of which takes the next one when it has done one.
+/// Runs `work` on every piece. Threads take the next piece as they finish one.
 pub(crate) fn parallel_for_each<T: Send>(pieces: impl IntoIterator<Item = T>, work: impl Fn(T) + Sync) {
     let mut pieces = pieces.into_iter();
     let Some(first) = pieces.next() else { return };
-    // Most operations of a step of one sequence are one piece: no list of it, and nobody to be told.
+    // Most operations of a single-sequence step have one piece, which needs neither a list nor other threads.
     let Some(second) = pieces.next() else { return work(first) };
     let pieces: Vec<Mutex<Option<T>>> =
         [first, second].into_iter().chain(pieces).map(|piece| Mutex::new(Some(piece))).collect();
@@ -77,12 +76,12 @@ pub(crate) fn parallel_for_each<T: Send>(pieces: impl IntoIterator<Item = T>, wo
     if helpers == 0 {
         return take_all();
     }
-    // Also while the scope waits for its helpers.
+    // Keeps the role while the scope waits for its helpers.
     let _computes = RoleGuard::begin(Role::Computes);
     rayon::scope(|scope| {
         spawn_helpers(scope, helpers, &take_all);
         take_all();
-        // Should it take longer, the scope waits as rayon does.
+        // After `SPIN_TIME` the scope waits as rayon does.
         spin_while(|| {
             spin_loop();
             left.load(Ordering::Acquire) > 0
@@ -90,7 +89,8 @@ pub(crate) fn parallel_for_each<T: Send>(pieces: impl IntoIterator<Item = T>, wo
     });
 }
 
-/// Has so many others help, of whom the first two spawn_helpers the rest in turn: many that sleep are not woken by one.
+/// Spawns `helpers` helpers as a tree: the first two spawn the others, so that one thread does not have to
+/// wake all.
 fn spawn_helpers<'scope>(scope: &Scope<'scope>, helpers: usize, help: &'scope (impl Fn() + Sync)) {
     let of_first = helpers.div_ceil(2);
     for helpers in [of_first, helpers - of_first].into_iter().filter(|helpers| *helpers > 0) {
@@ -117,7 +117,7 @@ fn poll_for_work() {
     }
 }
 
-/// Goes on as long as there is reason to, but not for long.
+/// Spins while `condition` holds, for at most `SPIN_TIME`.
 fn spin_while(mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
     while began.elapsed() < SPIN_TIME {
@@ -128,7 +128,7 @@ fn spin_while(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A piece that is under way, done when it is dropped.
+/// Counts a piece as done when dropped.
 struct Completion<'a>(&'a AtomicUsize);
 
 impl Drop for Completion<'_> {
@@ -137,7 +137,7 @@ impl Drop for Completion<'_> {
     }
 }
 
-/// A thread has a role until this is dropped, and then the one before.
+/// Gives the thread a role and restores the previous one when dropped.
 struct RoleGuard {
     before: Role,
 }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_piece_is_worked_on_once() {
+    fn every_piece_runs_once() {
         for count in [0, 1, 2, 7, 100] {
             let mut pieces = vec![0; count];
             run_on_pool(|| parallel_for_each(pieces.iter_mut().enumerate(), |(at, piece)| *piece += at + 1));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_panics_is_told_when_all_have_ended() {
+    fn a_panic_propagates_after_all_pieces_have_ended() {
         let ended = AtomicUsize::new(0);
         let shared = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             parallel_for_each(0..16, |at| {
@@ -190,6 +190,6 @@ mod tests {
         assert!(shared.is_err());
         let before = ended.load(Ordering::Relaxed);
         thread::sleep(Duration::from_millis(20));
-        assert_eq!(ended.load(Ordering::Relaxed), before, "pieces go on behind one's back");
+        assert_eq!(ended.load(Ordering::Relaxed), before, "pieces still ran after the panic propagated");
     }
 }

@@ -338,7 +338,7 @@ proptest! {
 
     /// Keys of a pass, turned as attention has them, over what somebody else may hold too.
     #[test]
-    fn what_is_assigned_is_what_a_cast_would_write(
+    fn assign_equals_cast_and_slice_assign(
         heads in 1usize..4,
         head_dim in 1usize..70,
         from in 0usize..3,
@@ -371,7 +371,7 @@ proptest! {
 
     /// Whoever sees what is no number gathers none, and nobody else notices.
     #[test]
-    fn no_numbers(case in cases(300), what in 0usize..4, at in 0usize..1000) {
+    fn nan_reaches_only_rows_that_see_it(case in cases(300), what in 0usize..4, at in 0usize..1000) {
         let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX][what];
         let place = |count: usize| at * (count - 1) / 1000;
         let put = |tensor: Tensor<3>| {
@@ -426,7 +426,7 @@ fn case() -> Case {
 
 /// Bytes are always numbers, so a row's scale says that there was one that is none.
 #[test]
-fn bytes_do_not_hide_what_is_no_number() {
+fn quantized_bytes_preserve_nan() {
     const HEAD_DIM: usize = 10;
     let clean = random([2, 3, HEAD_DIM], 8);
     for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -194,7 +194,7 @@ proptest! {
 
     /// As on the CPU, of which other tests say who sees what. The reference multiplies what is hidden as well.
     #[test]
-    fn who_sees_what_is_no_number_has_none(
+    fn nan_reaches_only_rows_that_see_it(
         case in cases(), odd in odd_numbers(), what in 0usize..3, at in 0usize..1000, element in 0usize..1000,
     ) {
         let place = |shape: [usize; 3]| [element % shape[0], at * (shape[1] - 1) / 999, element % shape[2]];
@@ -222,7 +222,7 @@ fn odd_numbers() -> impl Strategy<Value = f32> {
 
 /// As the reference has it of a row that sees everything, on devices that split the span among cubes as well.
 #[test]
-fn a_part_of_a_span_does_not_hide_what_is_no_number() {
+fn parts_of_a_span_preserve_nan() {
     for (storage, softcap) in [
         (Storage::F32, None),
         (Storage::F16, Some(20.0)),
@@ -257,7 +257,7 @@ fn sizes_of_models() {
 
 /// Rows before the span see nothing of it.
 #[test]
-fn nothing_visible_is_nothing_gathered() {
+fn nothing_visible_gives_zeros() {
     let floats = Storage::F32;
     let case = Case { rows: 3, first: 10, own: 8, positions: 5, keys: floats, values: floats, ..usual() };
     for device in devices_with_own() {
@@ -314,7 +314,7 @@ fn hidden_positions_hold_anything() {
 
 /// As long as the span is not split: a row gathers the same to the last bit alone and among others.
 #[test]
-fn rows_do_not_see_each_other() {
+fn rows_are_independent() {
     let case =
         Case { rows: 9, positions: 300, own: 250, keys: Storage::F32, values: Storage::F32, ..usual() };
     let span = case.span();
@@ -486,7 +486,7 @@ fn parts_that_are_no_numbers_show_in_what_is_merged() {
 
 /// Bytes are always numbers, so a row's scale says that there was one that is none.
 #[test]
-fn bytes_do_not_hide_what_is_no_number() {
+fn quantized_bytes_preserve_nan() {
     for head_dim in [1, 6, 64] {
         let clean = random([2, 3, head_dim], 8);
         for odd in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -21,7 +21,7 @@ const FORMATS: [(BlockFormat, BlockType); 8] = [
 ];
 
 #[test]
-fn blocks_stand_for_the_numbers_the_store_decodes() {
+fn products_match_the_blocks_the_store_decodes() {
     let device = Device::flex();
     for (format, stored) in FORMATS {
         assert_eq!((format.inputs(), format.bytes()), (stored.block_len(), stored.block_bytes()));
@@ -69,7 +69,7 @@ fn weight(format: BlockFormat, outputs: usize, blocks: usize) -> Tensor<2, Int> 
 
 /// A row's result is the same to the last bit alone and among others, whatever panels the outputs fall into.
 #[test]
-fn rows_do_not_see_each_other() {
+fn rows_are_independent() {
     for (format, _) in FORMATS {
         for (outputs, blocks) in [(7, 3), (16, 1), (17, 9), (40, 2), (70, 1)] {
             let weight = weight(format, outputs, blocks);

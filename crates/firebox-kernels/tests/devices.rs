@@ -317,7 +317,7 @@ fn several_weights_at_once() {
 
 /// Few rows or many: what a row gives does not depend on the ones beside it.
 #[test]
-fn rows_do_not_see_each_other() {
+fn rows_are_independent() {
     let grouping = Grouping { inputs: 96, group: 32, four_bits: true, tiled: true };
     let (words, scales) = grouped(50, grouping, 1);
     let x = random([70, grouping.inputs], 2);
@@ -349,7 +349,7 @@ fn no_rows_give_no_rows() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_in_its_row() {
+fn nan_stays_in_its_row() {
     let grouping = Grouping { inputs: 70, group: 32, four_bits: true, tiled: true };
     let (words, scales) = grouped(33, grouping, 1);
     for rows in [3, 20] {
@@ -380,7 +380,7 @@ fn assert_numbers<const D: usize>(found: Tensor<D>, expected: Tensor<D>, of: &st
 }
 
 #[test]
-fn what_is_not_a_number_spreads_between_products_as_in_the_references() {
+fn nan_spreads_as_in_the_references() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let spoiled = random([3, 40], 1).slice_fill([1..2, 4..5], special);
         let (other, weight, taps) = (random([3, 40], 2), random([40], 3), random([40, 2], 4));
@@ -415,7 +415,7 @@ fn what_is_not_a_number_spreads_between_products_as_in_the_references() {
 
 /// In a query, a key, a value, a step or a decay of the second of three tokens.
 #[test]
-fn what_is_not_a_number_spreads_in_the_delta_rule_as_in_the_reference() {
+fn nan_spreads_in_the_delta_rule_as_in_the_reference() {
     let heads = Heads { key_heads: 1, value_heads: 1, key_width: 10, value_width: 20, tiled: false };
     for (part, at) in [(0, 4), (0, 14), (0, 24), (1, 0), (2, 0)] {
         let mut parts = [random([3, 40], 1), random([3, 1], 2), random([3, 1], 3)];
@@ -440,7 +440,7 @@ fn what_is_not_a_number_spreads_in_the_delta_rule_as_in_the_reference() {
 }
 
 #[test]
-fn other_layouts_of_memory_are_read_right() {
+fn strided_tensors_are_supported() {
     let (x, weight) = (random([40, 6], 1), random([64, 40], 2));
     let expected = linear::reference::multiply(x.clone().transpose(), weight.clone().narrow(0, 8, 20));
     for device in devices() {

@@ -118,7 +118,7 @@ proptest! {
 
     /// A row's result is the same to the last bit alone and among others, in any order.
     #[test]
-    fn rows_do_not_see_each_other(
+    fn rows_are_independent(
         rows in 1usize..140, outputs in 1usize..40, grouping in grouping(), seed in 0u64..1000,
         from in 0usize..140, count in 1usize..140,
     ) {
@@ -155,7 +155,7 @@ fn threads_do_not_change_a_bit() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_in_its_row() {
+fn nan_stays_in_its_row() {
     let weight = matrix(33, 70, 1);
     let clean = matrix(3, 70, 2);
     for bad in [f32::NAN, f32::INFINITY] {
@@ -175,7 +175,7 @@ fn no_rows_give_no_rows() {
 }
 
 #[test]
-fn other_layouts_of_memory_are_read_right() {
+fn strided_tensors_are_supported() {
     let (x, weight) = (matrix(40, 6, 1), matrix(64, 40, 2));
     let expected = reference::multiply(x.clone().transpose(), weight.clone().narrow(0, 8, 20));
     assert_close(multiply(x.transpose(), weight.narrow(0, 8, 20)), expected, tolerance(40, 1.0));
@@ -183,7 +183,7 @@ fn other_layouts_of_memory_are_read_right() {
 
 /// Several weights at once are the same to the last bit as one after the other, none with outputs among them.
 #[test]
-fn weights_do_not_see_each_other() {
+fn weights_are_independent() {
     for rows in [1, 3, 20] {
         let grouping = |four_bits| Grouping { inputs: 320, group: 32, four_bits, tiled: true };
         let x = matrix(rows, 320, 1);

@@ -1,3 +1,5 @@
+//! Attention on the CPU.
+
 use std::ops::Range;
 
 use burn::backend::Flex;
@@ -7,10 +9,14 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::kernel::{Accumulator, Block, Problem, SpanRows, Tile};
-use super::kv_tensor::KvPrimitive;
+use super::kv_tensor::{KvPrimitive, KvTensor};
 use super::merge::PartialOutputs;
+use super::ops::AttentionOps;
+use super::output::AttentionOutput;
+use super::params::AttentionParams;
 use super::rows::{StoredRows, Strided, prefetch_bytes};
-use super::{AttentionOps, AttentionOutput, AttentionParams, AttentionSequence, KvTensor, Span, Visibility};
+use super::span::{AttentionSequence, Span};
+use super::visibility::Visibility;
 use crate::flex::{compact, contiguous, dims, elements, tensor};
 use crate::simd::{Kernel, Lanes, dispatch};
 use crate::thread_pool::parallel_for_each;
@@ -20,14 +26,14 @@ const ON_FLEX: &str = "all tensors of an attention are on one device";
 /// Multiplications below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 17;
 
-/// Queries that pass over the same keys together: enough for reading keys to cost little beside multiplying
-/// them, few enough to stay in the second-level cache with what they gather.
+/// Queries that read the same keys together: enough to make reading keys cheap beside multiplying them, few
+/// enough to stay in the L2 cache with their accumulators.
 const TILE_QUERIES: usize = 128;
 
-/// Blocks that a thread gathers from before what they gave is put together.
+/// Blocks that each thread processes before the accumulators are merged.
 const BLOCKS_PER_THREAD: usize = 8;
 
-/// Bytes of a head that are asked for before they are written over.
+/// Largest number of bytes of a head that are prefetched before they are overwritten.
 const MAX_PREFETCH_BYTES: usize = 1024;
 
 impl AttentionOps for Flex {
@@ -69,8 +75,8 @@ impl AttentionOps for Flex {
         let bytes: &mut [i8] = bytemuck::cast_slice_mut(&mut words);
         let rows = bytes.chunks_exact_mut(4 * words_per_row).zip(&mut scales);
         for ((bytes, scale), values) in rows.zip(elements::<f32>(&values).chunks_exact(head_dim)) {
-            // As integers, magnitudes compare as they do as numbers, and what is no number is the largest: bytes cannot
-            // say that there was any, so the scale does.
+            // As integers, the bits of magnitudes compare as the magnitudes do, and NaN is the largest. Bytes
+            // cannot represent NaN, so the scale does.
             let highest = values.iter().fold(0, |highest, value| value.abs().to_bits().max(highest));
             *scale = f32::from_bits(highest) / 127.0;
             let divisor = if *scale == 0.0 { 1.0 } else { *scale };
@@ -83,10 +89,10 @@ impl AttentionOps for Flex {
     }
 }
 
-/// See [`batch_attention`](super::batch_attention): all spans of a sequence as one, and all sequences at once.
+/// See [`batch_attention`](super::batch_attention).
 ///
 /// # Panics
-/// If the tensors are not all on Flex, as operations of Burn do for tensors of different devices.
+/// If the tensors are not all on Flex, as Burn's operations do for tensors of different devices.
 pub(super) fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> AttentionOutput {
     let query = contiguous(query.try_into_primitive::<Flex>().expect(ON_FLEX));
     assert_eq!(query.dtype(), DType::F32, "queries are f32");
@@ -106,8 +112,7 @@ pub(super) fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -
     }
 }
 
-/// Writes numbers of f32 over the positions from `at` on, as whatever is stored: f32 or f16, with room for them and of the
-/// same heads.
+/// Writes f32 values over the positions from `at` on, as f32 or f16. Shapes have been checked.
 ///
 /// # Panics
 /// If the tensors are not on Flex.
@@ -117,7 +122,7 @@ pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3
     let ([heads, positions, width], [_, count, _]) = (dims(&stored), dims(&added));
     let added = Strided::rows(added);
     let row = width * stored.dtype().size();
-    // More than fits the cache would push out what was asked for first.
+    // Prefetching more than fits the cache would evict what was prefetched first.
     if (1..=MAX_PREFETCH_BYTES).contains(&(count * row)) {
         let (bytes, every, part) = (stored.bytes(), positions * row, at * row..(at + count) * row);
         dispatch(PrefetchHeads { bytes, every, part });
@@ -143,8 +148,8 @@ pub(super) fn assign(stored: Tensor<3>, at: usize, added: Tensor<3>) -> Tensor<3
     Tensor::from_primitive::<Flex>(stored)
 }
 
-/// Asks for what is about to be written over, a part of every head: written one after the other, each would wait for the
-/// memory.
+/// Prefetches the bytes of every head that are about to be overwritten. Without it each write would wait for
+/// the memory.
 struct PrefetchHeads<'a> {
     bytes: &'a [u8],
     /// Bytes of a head.
@@ -201,7 +206,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Some rows and one head of keys, and where their results go: a slice for every row.
+/// Some rows of one key head, and a slice of the results for every row.
 struct Task<'a> {
     kv_head: usize,
     rows: Range<usize>,
@@ -222,7 +227,8 @@ impl Task<'_> {
     }
 }
 
-/// What so many rows of each problem gather, one problem after the other. All have the same heads.
+/// Returns the outputs and log-sum-exps of the given number of rows of each problem, one problem after the
+/// other. All have the same heads.
 fn compute(problems: &[(Problem<'_>, usize)]) -> (Vec<f32>, Vec<f32>) {
     let elements = |(problem, rows): &(Problem<'_>, usize)| rows * problem.heads * problem.head_dim;
     let positions = |problem: &Problem<'_>| problem.spans.iter().map(|span| span.positions).sum::<usize>();
@@ -248,7 +254,7 @@ fn compute(problems: &[(Problem<'_>, usize)]) -> (Vec<f32>, Vec<f32>) {
     } else if all.len() >= 2 * threads {
         parallel_for_each(&mut all, |(problem, task)| dispatch(AllBlocks { problem, task }));
     } else {
-        // Too few for all threads: the blocks apart, and put together in their order.
+        // Too few tasks for all threads: threads share the blocks of a task and merge them in order.
         for (problem, task) in &mut all {
             compute_in_waves(problem, task, threads);
         }
@@ -257,7 +263,7 @@ fn compute(problems: &[(Problem<'_>, usize)]) -> (Vec<f32>, Vec<f32>) {
     (output, log_sum_exp)
 }
 
-/// Cuts the rows into tiles for every head of keys.
+/// Splits the rows into tiles for every key head.
 fn tasks<'a>(
     problem: &Problem<'_>,
     rows: usize,
@@ -269,7 +275,7 @@ fn tasks<'a>(
     let tile_rows = (TILE_QUERIES / sharing).max(1);
     let tiles = rows.div_ceil(tile_rows);
     let mut tasks = Vec::with_capacity(tiles * kv_heads);
-    // Tiles of the same keys follow each other, so that they find them in the cache.
+    // Tiles of the same keys follow each other and find them in the cache.
     for kv_head in 0..kv_heads {
         for tile in 0..tiles {
             let rows = tile * tile_rows..rows.min((tile + 1) * tile_rows);
@@ -287,7 +293,7 @@ fn tasks<'a>(
     tasks
 }
 
-/// A task from beginning to end.
+/// Runs a whole task on one thread.
 struct AllBlocks<'a, 'b> {
     problem: &'a Problem<'a>,
     task: &'a mut Task<'b>,
@@ -312,8 +318,8 @@ impl Kernel for AllBlocks<'_, '_> {
     }
 }
 
-/// A task by all threads: as many blocks at a time as keep them busy, so that what blocks give takes room for a few of
-/// them however long the spans are.
+/// Runs one task on all threads, in waves of as many blocks as keep them busy: memory for accumulators does
+/// not grow with the length of the spans.
 fn compute_in_waves(problem: &Problem<'_>, task: &mut Task<'_>, threads: usize) {
     let blocks: Vec<Block> = problem.blocks(&task.rows).collect();
     let mut tiles: Vec<_> = (0..blocks.len().min(threads * BLOCKS_PER_THREAD))
@@ -329,7 +335,7 @@ fn compute_in_waves(problem: &Problem<'_>, task: &mut Task<'_>, threads: usize) 
     task.finish(&all, problem.head_dim);
 }
 
-/// What a tile gathers from one block.
+/// Attends to one block.
 struct OneBlock<'a, 'b> {
     tile: &'a mut Tile<'b>,
     block: Block,
@@ -343,7 +349,7 @@ impl Kernel for OneBlock<'_, '_> {
     }
 }
 
-/// What blocks of a wave have given, added in their order.
+/// Merges the accumulators of a wave in order.
 struct MergeBlocks<'a, 'b> {
     parts: &'a [(Tile<'b>, Accumulator)],
     all: &'a mut Accumulator,
@@ -372,7 +378,7 @@ mod tests {
         (0..count).map(|i| (i * step % 23) as f32 / 11.0 - 1.0).collect()
     }
 
-    /// What a query of the last rows gathers, in f64.
+    /// Expected output and log-sum-exp of a query, computed in f64.
     fn expected(
         problem: &Problem<'_>,
         values: &[f32],
@@ -405,9 +411,9 @@ mod tests {
         (output.into_iter().map(|value| value / total).collect(), total.ln())
     }
 
-    /// The processor of a test machine takes the widest lanes; others have to be right too.
+    /// Test machines use the widest instruction set; the others must be right too.
     #[test]
-    fn every_kind_of_lanes_attends() {
+    fn every_instruction_set_attends() {
         for head_dim in [16, 80, 83] {
             let queries = ramp(ROWS * HEADS * head_dim, 5);
             let keys = ramp(KV_HEADS * POSITIONS * head_dim, 7);
@@ -444,9 +450,9 @@ mod tests {
         }
     }
 
-    /// How many queries share what is read decides whether it is converted first, and for how many at a time.
+    /// The number of queries decides whether rows are converted before or while they are read.
     #[test]
-    fn a_row_alone_gathers_the_same_on_every_kind_of_lanes() {
+    fn a_row_alone_has_the_same_bits() {
         for head_dim in [16, 80, 83] {
             let queries = ramp(ROWS * HEADS * head_dim, 5);
             let shape = [KV_HEADS, POSITIONS, head_dim];

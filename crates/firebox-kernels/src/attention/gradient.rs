@@ -1,33 +1,36 @@
-//! Attention that gradients flow back through.
+//! Attention with a backward pass of its own.
 //!
-//! Weights are not kept. The way back computes them again, block by block, from the logarithm of their sum.
+//! The softmax weights are not stored. The backward pass recomputes them block by block from the log-sum-exp.
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
 use rayon::prelude::*;
 
-use super::kv_tensor::KvPrimitive;
-use super::{AttentionOps, AttentionParams, KvTensor, Span, Visibility};
+use super::kv_tensor::{KvPrimitive, KvTensor};
+use super::ops::AttentionOps;
+use super::params::AttentionParams;
+use super::span::Span;
+use super::visibility::Visibility;
 use crate::flex::{dims, elements, tensor};
 use crate::graph::{Wanted, operand, record, records};
 use crate::matrix::{Left, RowMajor, Size, add};
 use crate::simd::{Kernel, LANES, Lanes, dispatch, exp, tanh};
 
-/// Rows whose weights are computed rows_per_piece.
+/// Rows of a block.
 const BLOCK_ROWS: usize = 64;
 
-/// Positions whose weights are computed rows_per_piece: with those of [`BLOCK_ROWS`] they stay in the second-level cache.
+/// Positions of a block: its weights and those of [`BLOCK_ROWS`] rows stay in the L2 cache.
 const BLOCK_POSITIONS: usize = 256;
 
-/// Whether gradients may be wanted of what is attended with or to.
+/// Whether queries, keys or values are on a device that records gradients.
 pub(super) fn recorded(query: &Tensor<3>, spans: &[Span]) -> bool {
     let of = |stored: &KvTensor| matches!(stored, KvTensor::Float(values) if records(&values.device()));
     records(&query.device()) || spans.iter().any(|span| of(&span.keys) || of(&span.values))
 }
 
-/// What rows gather from the one span of an attention as training has it, `[rows, heads, head_dim]`; nothing if this
-/// is another one.
+/// Attention over a single span of f32 without sinks, `[rows, heads, head_dim]`. Returns `None` in all other
+/// cases.
 pub(super) fn attention(
     query: &Tensor<3>,
     spans: &[Span],
@@ -63,7 +66,7 @@ pub(super) fn attention(
     }))
 }
 
-/// An attention that has been computed.
+/// The operands and results of a forward pass.
 struct ForwardState {
     /// `[rows, heads, head_dim]`
     query: FlexTensor,
@@ -80,7 +83,7 @@ struct ForwardState {
 }
 
 impl ForwardState {
-    /// The gradients of queries, keys and values.
+    /// Returns the gradients of queries, keys and values.
     fn backward(&self, gradient: &FlexTensor) -> [FlexTensor; 3] {
         let [rows, heads, head_dim] = dims(&self.query);
         let [kv_heads, positions, _] = dims(&self.keys);
@@ -110,13 +113,13 @@ impl ForwardState {
     }
 }
 
-/// Those that are wanted.
+/// Keeps the gradients that are wanted.
 fn only<const N: usize>(gradients: [FlexTensor; N], wanted: Wanted<N>) -> [Option<FlexTensor>; N] {
     let mut wanted = wanted.into_iter();
     gradients.map(|gradient| wanted.next().is_some_and(|wanted| wanted).then_some(gradient))
 }
 
-/// Some rows, what they attended to, and what they gathered.
+/// The forward pass of one sequence and the gradient of its output.
 struct Sequence<'a> {
     /// `[rows, heads, head_dim]`
     query: &'a [f32],
@@ -124,24 +127,24 @@ struct Sequence<'a> {
     values: &'a [f32],
     /// `[rows, heads, head_dim]`
     output: &'a [f32],
-    /// Of the output.
+    /// Gradient of the output.
     gradient: &'a [f32],
     /// `[rows, heads]`
     log_sum_exp: &'a [f32],
     rows: usize,
     positions: usize,
-    /// Of queries and of keys.
+    /// Query heads and key heads.
     heads: [usize; 2],
     head_dim: usize,
-    /// From one head of keys or values to the next, and from one position to the next.
+    /// Strides of heads and positions of keys and values.
     steps: [usize; 2],
-    /// The position of the first key.
+    /// Position of the first key.
     position: usize,
     visible: Option<&'a Visibility>,
     params: AttentionParams,
 }
 
-/// What one head of queries adds to gradients: `[rows, head_dim]`, and twice `[positions, head_dim]`.
+/// Gradients from one query head: `[rows, head_dim]` and twice `[positions, head_dim]`.
 struct HeadGradients {
     query_grad: Vec<f32>,
     key_grad: Vec<f32>,
@@ -149,7 +152,7 @@ struct HeadGradients {
 }
 
 impl Sequence<'_> {
-    /// Adds the gradients of queries, keys and values, which lie as those do.
+    /// Adds the gradients of queries, keys and values, in the layout of their operands.
     fn backward(&self, query_grad: &mut [f32], key_grad: &mut [f32], value_grad: &mut [f32]) {
         let Self { heads: [heads, kv_heads], head_dim, steps: [head_step, position_step], .. } = *self;
         let sharing = heads / kv_heads;
@@ -174,7 +177,7 @@ impl Sequence<'_> {
         }
     }
 
-    /// The keys or values of a head, with zeros where they are hidden: what is stored there may be no number.
+    /// Returns the keys or values of a head, with zeros at hidden positions, which may hold NaN.
     fn head(&self, stored: &[f32], kv_head: usize) -> Vec<f32> {
         let Self { head_dim, steps: [head_step, position_step], .. } = *self;
         let mut rows = vec![0.0; self.positions * head_dim];
@@ -187,7 +190,7 @@ impl Sequence<'_> {
     }
 }
 
-/// Adds rows to others that begin `step` apart.
+/// Adds rows to rows that start `step` elements apart.
 fn add_rows(to: &mut [f32], step: usize, rows: &[f32], width: usize) {
     for (to, row) in to.chunks_mut(step).zip(rows.chunks_exact(width)) {
         for (to, number) in to.iter_mut().zip(row) {
@@ -196,7 +199,7 @@ fn add_rows(to: &mut [f32], step: usize, rows: &[f32], width: usize) {
     }
 }
 
-/// One head of queries.
+/// The backward pass of one query head.
 struct Head<'a> {
     sequence: &'a Sequence<'a>,
     head: usize,
@@ -273,19 +276,19 @@ impl Kernel for Head<'_> {
     }
 }
 
-/// The weights of a block and their gradients, `[BLOCK_ROWS, BLOCK_POSITIONS]`; before, products of queries and keys, and of
-/// gradients and values.
+/// Softmax weights of a block and their gradients, `[BLOCK_ROWS, BLOCK_POSITIONS]`. Before
+/// [`weigh`](Self::weigh) they hold the products of queries and keys, and of gradients and values.
 struct Weights {
     params: AttentionParams,
-    /// What is added to the score of every position: -inf where it is hidden.
+    /// Mask that is added to the scores: -inf where a position is hidden.
     hidden: Vec<f32>,
     weights: Vec<f32>,
     gradients: Vec<f32>,
 }
 
 impl Weights {
-    /// Turns products into weights and into the gradients of products. `output_dot` is the gradient of the row's output
-    /// times the output, `seen` what the row sees of the block's positions.
+    /// Turns products into weights and into gradients of the products. `output_dot` is the dot product of the
+    /// row's output and its gradient, `seen` the range of the block's positions that the row sees.
     #[inline(always)]
     fn weigh<L: Lanes>(
         &mut self,
@@ -329,7 +332,7 @@ impl Weights {
     }
 }
 
-/// For every position, and for a vector beyond the last.
+/// Returns the mask of every position, and of one vector beyond the last.
 fn hidden(positions: usize, visible: Option<&Visibility>) -> Vec<f32> {
     let mut hidden = vec![0.0; positions + LANES];
     if let Some(visible) = visible {
@@ -342,7 +345,7 @@ fn hidden(positions: usize, visible: Option<&Visibility>) -> Vec<f32> {
     hidden
 }
 
-/// The transpose of rows of such a width.
+/// Returns the transpose of rows of `width` elements.
 fn transposed(rows: &[f32], width: usize) -> Vec<f32> {
     let count = rows.len() / width;
     let mut transposed = vec![0.0; rows.len()];

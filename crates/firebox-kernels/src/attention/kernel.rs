@@ -1,22 +1,23 @@
-//! Some queries over one block of positions.
+//! Attention of a tile of queries over one block of positions.
 //!
-//! A position that a query does not see takes no part in its sums at all: what is stored there may be no number.
+//! Hidden positions are skipped, not multiplied by zero: they may hold NaN.
 
 use std::ops::Range;
 
+use super::params::{AttentionParams, BLOCK};
 use super::products::{QueryKeyProducts, WeightedValues};
 use super::rows::{ConvertedRows, PrefetchRows, StoredRows};
-use super::{AttentionParams, BLOCK, Visibility};
+use super::visibility::Visibility;
 use crate::simd::{LANES, Lanes, exp, tanh};
 
-/// Positions whose keys or values are held in the first-level cache together.
+/// Positions whose keys or values stay in the L1 cache together.
 const PANEL_POSITIONS: usize = 32;
 
-/// With more groups of queries that are computed in registers together than this, converting a row once into the
-/// cache beats converting it again for each of them.
+/// Most groups of queries that convert stored rows on the fly. With more groups, converting a row once into
+/// the cache is faster.
 const MAX_IN_PLACE_GROUPS: usize = 3;
 
-/// What all blocks of one attention have in common.
+/// One attention over several spans.
 pub(super) struct Problem<'a> {
     /// `[rows, heads, head_dim]`
     pub queries: &'a [f32],
@@ -27,12 +28,12 @@ pub(super) struct Problem<'a> {
     pub params: AttentionParams,
 }
 
-/// A span, as the kernel reads it.
+/// A span as the kernel reads it.
 pub(super) struct SpanRows {
     pub keys: StoredRows,
     pub values: StoredRows,
     pub positions: usize,
-    /// The position of the first key.
+    /// Position of the first key.
     pub position: usize,
     pub visible: Option<Visibility>,
 }
@@ -41,22 +42,22 @@ pub(super) struct SpanRows {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Block {
     pub span: usize,
-    /// Counted from the start of the span.
+    /// Index of the block within its span.
     pub index: usize,
 }
 
 impl Problem<'_> {
-    /// Query heads that share a head of keys.
+    /// Query heads per key head.
     pub fn sharing(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// The width of a head in whole vectors.
+    /// Head dimension, padded to whole vectors.
     fn width(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Blocks of which some rows may see something, in order.
+    /// Returns the blocks that any of `rows` may see, in order.
     pub fn blocks(&self, rows: &Range<usize>) -> impl Iterator<Item = Block> {
         self.spans.iter().enumerate().flat_map(|(span, span_rows)| {
             let seen = |row| self.params.visible(row, span_rows.position, span_rows.positions);
@@ -65,7 +66,7 @@ impl Problem<'_> {
         })
     }
 
-    /// Room for what some rows gather with one head of keys.
+    /// Returns a zeroed accumulator for the queries of `rows` that share a key head.
     pub fn new_accumulator(&self, rows: &Range<usize>) -> Accumulator {
         let queries = rows.len() * self.sharing();
         Accumulator {
@@ -76,24 +77,24 @@ impl Problem<'_> {
     }
 }
 
-/// What some queries have accumulator, not yet divided by the sums of their weights.
+/// Running softmax of some queries: sums of weighted values, not yet divided by the sums of weights.
 pub(super) struct Accumulator {
     /// `[queries, width]`
     pub sums: Vec<f32>,
-    /// The highest score of each; weights are relative to it.
+    /// Highest score of each query; weights are relative to it.
     pub highest: Vec<f32>,
-    /// The sum of the weights of each; zero where nothing was visible.
+    /// Sum of the weights of each query; zero where nothing was visible.
     pub totals: Vec<f32>,
 }
 
 impl Accumulator {
-    /// Of one row of sums.
+    /// Length of a row of `sums`.
     #[inline(always)]
     fn width(&self) -> usize {
         self.sums.len() / self.totals.len().max(1)
     }
 
-    /// Takes in what the next block has given.
+    /// Merges the accumulator of the next block.
     #[inline(always)]
     pub fn add(&mut self, next: &Self) {
         let width = self.width();
@@ -120,7 +121,7 @@ impl Accumulator {
         }
     }
 
-    /// Writes the results of one query: its output, and the logarithm of the sum of its weights.
+    /// Writes a query's output and returns its log-sum-exp.
     #[inline(always)]
     pub fn finish(&self, query: usize, output: &mut [f32]) -> f32 {
         let total = self.totals[query];
@@ -136,19 +137,19 @@ impl Accumulator {
     }
 }
 
-/// The queries of some consecutive rows that share a head of keys, and room to compute with them.
+/// The queries of consecutive rows that share a key head, with scratch space.
 pub(super) struct Tile<'a> {
     problem: &'a Problem<'a>,
     kv_head: usize,
     rows: Range<usize>,
     width: usize,
-    /// `[queries, width]`: row by row, the heads that share the keys; zeros beyond the width of a head.
+    /// `[queries, width]`: row by row, the query heads that share the key head, padded with zeros.
     queries: Vec<f32>,
-    /// `[queries, BLOCK]`: scores, and later weights, of the visible positions of a block.
+    /// `[queries, BLOCK]`: scores, then weights, of the visible positions of a block.
     scores: Vec<f32>,
-    /// What each query sees of the visible positions of a block.
+    /// The slots that each query sees.
     seen: Vec<Range<usize>>,
-    /// `[PANEL_POSITIONS, width]`: keys or values that are not stored as they are computed with. Empty until there are some.
+    /// `[PANEL_POSITIONS, width]`: scratch for converted keys or values; empty until it is needed.
     panel: Vec<f32>,
     /// The visible positions of a block, as indices from the start of its span.
     slots: Vec<usize>,
@@ -177,8 +178,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Replaces what `accumulator` holds by what the queries gather from one block. The keys of the next one are on their way
-    /// then.
+    /// Overwrites `accumulator` with the attention of the queries to one block, and prefetches the keys of
+    /// the next.
     #[inline(always)]
     pub fn process_block<L: Lanes>(
         &mut self,
@@ -206,7 +207,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Finds the visible positions of a block and what each query sees of them. Returns what any of them sees.
+    /// Finds the visible positions of a block and the slots that each query sees. Returns the slots that any
+    /// query sees.
     #[inline(always)]
     fn find_visible(&mut self, span_rows: &SpanRows, block: usize) -> Range<usize> {
         let problem = self.problem;
@@ -236,7 +238,7 @@ impl<'a> Tile<'a> {
         from.min(to)..to
     }
 
-    /// The scores of some slots, before they are scaled: of the first of a block, or of later ones.
+    /// Computes the unscaled scores of some slots. `first` is whether they are the first of the block.
     #[inline(always)]
     fn score_panel<L: Lanes>(&mut self, span_rows: &SpanRows, slots: Range<usize>, first: bool) {
         let (problem, head, width) = (self.problem, self.kv_head, self.width);
@@ -261,7 +263,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Turns the scores of a query into weights relative to the highest, which it returns with their sum.
+    /// Turns the scores of a query into weights relative to the highest. Returns the highest score and the
+    /// sum of the weights.
     #[inline(always)]
     fn softmax<L: Lanes>(&mut self, query: usize) -> (f32, f32) {
         let AttentionParams { scale, softcap, .. } = self.problem.params;
@@ -269,7 +272,7 @@ impl<'a> Tile<'a> {
         if seen.is_empty() {
             return (f32::NEG_INFINITY, 0.0);
         }
-        // Vectors lie at the same slots for every query, so that the weights are always summed in one order.
+        // Vectors start at the same slots for every query, so that weights are always summed in one order.
         let vectors = seen.start / LANES..seen.end.div_ceil(LANES);
         let scores = &mut self.scores[query * BLOCK..][..BLOCK];
         for scores in &mut scores.as_chunks_mut::<LANES>().0[vectors.clone()] {
@@ -291,7 +294,7 @@ impl<'a> Tile<'a> {
         for score in highest.store() {
             highest_score = highest_score.max(score);
         }
-        // Where all scores are -inf, what is subtracted does not matter if only it is finite.
+        // Where all scores are -inf, any finite base works.
         let base = if highest_score == f32::NEG_INFINITY { 0.0 } else { highest_score };
         let mut total = L::zero();
         for scores in scores.iter_mut() {
@@ -302,7 +305,7 @@ impl<'a> Tile<'a> {
         (highest_score, total.sum())
     }
 
-    /// Asks the memory for the first keys of a block.
+    /// Prefetches the first keys of a block.
     #[inline(always)]
     pub fn prefetch_keys<L: Lanes>(&self, block: Block) {
         let span_rows = &self.problem.spans[block.span];
@@ -314,8 +317,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Rows to ask the memory for meanwhile. Those that are read in span_rows ask for the ones behind them, so that nobody has
-    /// asked for the first.
+    /// Returns the rows to prefetch during a computation. Rows that are read in place prefetch those behind
+    /// them, so only the first ones are left.
     #[inline(always)]
     fn prefetch<'s, L: Lanes>(
         &self,
@@ -333,7 +336,7 @@ impl<'a> Tile<'a> {
         Some(PrefetchRows { stored, head, positions, head_dim })
     }
 
-    /// Adds the weighted values of some slots, likewise. `next` is the block after this one.
+    /// Adds the weighted values of some slots. `next` is the following block.
     #[inline(always)]
     fn sum_panel<L: Lanes>(
         &mut self,
@@ -368,13 +371,13 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// Whether so many queries read rows where they are stored.
+/// Whether rows are read in place for this number of queries.
 #[inline(always)]
 fn in_place<L: Lanes>(stored: &StoredRows, queries: usize) -> bool {
     matches!(stored, StoredRows::F32(_)) || queries <= MAX_IN_PLACE_GROUPS * L::TILE_ROWS
 }
 
-/// Rows of some slots, converted and with zeros behind them.
+/// Converts the rows of some slots, padded with zeros.
 #[inline(always)]
 fn convert<'a, L: Lanes>(
     stored: &StoredRows,

@@ -1,17 +1,17 @@
-//! Merging of what was gathered from several spans.
+//! Merges the outputs of attention over several spans.
 
 use rayon::prelude::*;
 
 use crate::simd::{Kernel, Lanes, dispatch};
 
-/// Numbers below which a second thread costs more than it gains.
+/// Elements below which a second thread costs more than it gains.
 const SINGLE_THREAD_WORK: usize = 1 << 16;
 
-/// PartialOutputs of the same rows, of a number of heads each.
+/// Outputs of the same rows over different spans.
 pub(super) struct PartialOutputs<'a> {
     /// `[parts, rows * heads, head_dim]`
     pub outputs: &'a [f32],
-    /// `[parts, rows * heads]`, and possibly once more, for sinks.
+    /// `[parts, rows * heads]`, and one more entry for sinks if there are any.
     pub log_sum_exps: &'a [f32],
     /// Rows times heads.
     pub queries: usize,
@@ -19,7 +19,7 @@ pub(super) struct PartialOutputs<'a> {
 }
 
 impl PartialOutputs<'_> {
-    /// The merged outputs and logarithms.
+    /// Returns the merged outputs and log-sum-exps.
     pub fn merge(&self) -> (Vec<f32>, Vec<f32>) {
         let mut outputs = vec![0.0; self.queries * self.head_dim];
         let mut log_sum_exps = vec![0.0; self.queries];
@@ -39,7 +39,7 @@ impl PartialOutputs<'_> {
     }
 }
 
-/// Some consecutive queries.
+/// Merges some consecutive queries.
 struct Merge<'a> {
     parts: &'a PartialOutputs<'a>,
     first: usize,
@@ -57,7 +57,7 @@ impl Kernel for Merge<'_> {
             for sums in log_sum_exps.chunks_exact(queries) {
                 highest = highest.max(sums[query]);
             }
-            // Where nothing was visible, what is subtracted does not matter if only it is finite.
+            // Where nothing was visible, any finite base works.
             let base = if highest == f32::NEG_INFINITY { 0.0 } else { highest };
             let mut total = 0.0;
             for sums in log_sum_exps.chunks_exact(queries) {
@@ -68,7 +68,7 @@ impl Kernel for Merge<'_> {
             let parts = outputs.chunks_exact(queries * head_dim).zip(log_sum_exps.chunks_exact(queries));
             for (part, sums) in parts {
                 let weight = (sums[query] - base).exp() / total;
-                // A part without weight may hold what is no number.
+                // A part without weight may hold NaN.
                 if sums[query] == f32::NEG_INFINITY {
                     continue;
                 }

@@ -1,8 +1,8 @@
-//! Attention of some rows of one sequence over keys and values that may lie in several places.
+//! Attention of the rows of one sequence over keys and values in one or more spans of memory.
 //!
-//! Each place is a [`Span`]. [`span_attention`] gathers from one of them and says with what weight, and [`merge`]
-//! combines what several have given into what one long span would have given. So nothing is copied to be read
-//! together.
+//! Each contiguous stretch is a [`Span`]. [`span_attention`] attends to one span and returns the log-sum-exp
+//! of its scores with the output; [`merge`] combines several outputs into the one that a single long span
+//! would have given. Nothing is copied to make spans contiguous.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -10,114 +10,36 @@ mod flex;
 #[cfg(feature = "autodiff")]
 mod gradient;
 mod kernel;
+mod kv_assign;
+mod kv_quantize;
 mod kv_tensor;
 mod merge;
+mod ops;
+mod output;
+mod params;
 mod products;
 pub mod reference;
 mod rows;
+mod span;
 mod visibility;
 
 pub use kv_tensor::KvTensor;
+pub use output::AttentionOutput;
+pub use params::{AttentionParams, BLOCK};
+pub use span::{AttentionSequence, Span};
 pub use visibility::Visibility;
 
-use std::ops::Range;
-
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, backend_extension};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::Tensor;
 
 use crate::flex::{DispatchBackend, has_native_ops, is_flex};
-use kv_tensor::KvPrimitive;
+use ops::AttentionOps;
+use params::MAX_HEAD_DIM;
 
-/// Positions that are computed with as one piece, counted from the start of a span.
+/// Attention of queries `[rows, heads, head_dim]` over all spans, `[rows, heads * head_dim]`. Consecutive
+/// query heads share a key head. `sinks` holds one score per head, which adds to the sum of the softmax and
+/// contributes no value.
 ///
-/// On the CPU a result depends, in its last bits, on where these pieces begin. Whoever hands over only the end
-/// of what is cached lets it begin at a multiple of this to get the result of handing over all.
-pub const BLOCK: usize = 256;
-
-/// The widest head that accelerators have a version for.
-const MAX_HEAD_DIM: usize = 512;
-
-/// What a row sees, and how scores are made.
-///
-/// A row sees no position after its own.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionParams {
-    /// The position of the first row; the others follow it.
-    pub position: usize,
-    /// How many positions a row sees, its own included; absent means all.
-    pub window: Option<usize>,
-    /// Multiplies queries times keys.
-    pub scale: f32,
-    /// `cap * tanh(score / cap)` on the scores.
-    pub softcap: Option<f32>,
-}
-
-impl AttentionParams {
-    /// What the row sees of `positions` keys, the first of which is at `position`, as indices from the first.
-    pub(crate) fn visible(&self, row: usize, position: usize, positions: usize) -> Range<usize> {
-        let end = self.position + row + 1;
-        let start = self.window.map_or(0, |window| end.saturating_sub(window));
-        let index = |at: usize| at.saturating_sub(position).min(positions);
-        index(start)..index(end)
-    }
-}
-
-/// Keys and values of consecutive positions.
-#[derive(Debug, Clone)]
-pub struct Span {
-    /// What queries are multiplied with.
-    pub keys: KvTensor,
-    /// What is gathered.
-    pub values: KvTensor,
-    /// The position of the first key.
-    pub position: usize,
-    /// Which positions may be seen; absent means all.
-    pub visible: Option<Visibility>,
-}
-
-impl Span {
-    /// How many positions it holds.
-    pub fn len(&self) -> usize {
-        self.keys.positions()
-    }
-
-    /// Whether it holds none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Panics unless queries of this shape can attend to it.
-    fn check(&self, heads: usize, head_dim: usize) {
-        let [keys, values] = [&self.keys, &self.values].map(|stored| stored.check(heads, head_dim));
-        assert_eq!(keys, values, "as many heads and positions of keys as of values");
-    }
-}
-
-/// What rows have gathered from one span or several.
-#[derive(Debug, Clone)]
-pub struct AttentionOutput {
-    /// The weighted mean of the values, `[rows, heads, head_dim]`; zeros where nothing was visible.
-    pub output: Tensor<3>,
-    /// The logarithm of the sum of all weights, `[rows, heads]`; -inf where nothing was visible.
-    pub log_sum_exp: Tensor<2>,
-}
-
-impl AttentionOutput {
-    fn nothing(shape: [usize; 3], device: &Device) -> Self {
-        let [rows, heads, _] = shape;
-        Self {
-            output: Tensor::zeros(shape, (device, DType::F32)),
-            log_sum_exp: Tensor::full([rows, heads], f32::NEG_INFINITY, (device, DType::F32)),
-        }
-    }
-}
-
-/// From queries `[rows, heads, head_dim]`, what the rows gather from all spans, `[rows, heads * head_dim]`.
-/// Query heads share key heads in consecutive runs. `sinks` are scores, one for each head, that take part in
-/// the sum of the weights and weigh nothing.
-///
-/// On the CPU a row's result does not depend on the rows beside it or on the number of threads.
+/// On the CPU a row's result does not depend on the other rows or on the number of threads.
 pub fn attention(
     query: Tensor<3>,
     spans: &[Span],
@@ -155,24 +77,15 @@ pub fn attention(
     merge_with_sinks(parts, sinks).output.reshape([rows, heads * head_dim])
 }
 
-/// Consecutive rows of one sequence, and what they gather from.
-#[derive(Debug, Clone)]
-pub struct AttentionSequence {
-    /// How many rows.
-    pub rows: usize,
-    /// What the sequence remembers.
-    pub spans: Vec<Span>,
-    /// What the rows see of it.
-    pub params: AttentionParams,
-}
-
-/// What the rows of several sequences gather, each from its own spans, `[rows, heads * head_dim]`: as [`attention`] has it
-/// for every part alone. `query` is `[rows, heads, head_dim]`, the rows of one part after those of another.
+/// Attention of several sequences, each over its own spans, `[rows, heads * head_dim]`; equal to
+/// [`attention`] for each sequence. `query` is `[rows, heads, head_dim]`, the rows of one sequence after
+/// those of another.
 ///
-/// On the CPU threads meet once for all parts. On accelerators nothing is copied to be put together.
+/// On the CPU the threads synchronise once for all sequences. On accelerators nothing is copied to join the
+/// sequences.
 ///
 /// # Panics
-/// If the parts have other rows than the queries.
+/// If the sequences do not have as many rows as the queries.
 pub fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> Tensor<2> {
     let [rows, heads, head_dim] = query.dims();
     assert_eq!(parts.iter().map(|part| part.rows).sum::<usize>(), rows, "parts of other rows");
@@ -202,7 +115,7 @@ pub fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> Tenso
     }
 }
 
-/// Whether gradients on the CPU may be wanted of what is attended with or to.
+/// Whether queries, keys or values are on a device that records gradients on the CPU.
 fn recorded(_query: &Tensor<3>, _spans: &[Span]) -> bool {
     #[cfg(feature = "autodiff")]
     return gradient::recorded(_query, _spans);
@@ -210,10 +123,10 @@ fn recorded(_query: &Tensor<3>, _spans: &[Span]) -> bool {
     false
 }
 
-/// What the rows gather from one span; see [`attention`].
+/// Attention over one span; see [`attention`].
 ///
 /// # Panics
-/// If shapes contradict each other or a dtype is none that [`KvTensor`] names.
+/// If shapes contradict each other, or a dtype is none that [`KvTensor`] names.
 pub fn span_attention(query: Tensor<3>, span: &Span, params: AttentionParams) -> AttentionOutput {
     let [rows, heads, head_dim] = query.dims();
     let positions = span.len();
@@ -237,15 +150,15 @@ pub fn span_attention(query: Tensor<3>, span: &Span, params: AttentionParams) ->
     AttentionOutput { output: Tensor::from_dispatch(output), log_sum_exp: Tensor::from_dispatch(log_sum_exp) }
 }
 
-/// What the same rows would have gathered from the spans of all parts together.
+/// Merges outputs of the same rows over different spans into the output over all spans.
 ///
 /// # Panics
-/// If there is no part, or the parts differ in shape.
+/// If `parts` is empty, or the outputs differ in shape.
 pub fn merge(parts: Vec<AttentionOutput>) -> AttentionOutput {
     merge_with_sinks(parts, None)
 }
 
-/// The same with sinks; see [`attention`].
+/// [`merge`] with sinks; see [`attention`].
 pub fn merge_with_sinks(mut parts: Vec<AttentionOutput>, sinks: Option<Tensor<1>>) -> AttentionOutput {
     assert!(!parts.is_empty(), "nothing to merge");
     if parts.len() == 1 && sinks.is_none() || parts[0].output.dims()[0] == 0 {
@@ -256,7 +169,7 @@ pub fn merge_with_sinks(mut parts: Vec<AttentionOutput>, sinks: Option<Tensor<1>
     assert!(parts.iter().all(|part| part.output.dims() == shape), "parts of one shape");
     let (mut outputs, mut sums): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|part| (part.output, part.log_sum_exp)).unzip();
-    // Sinks are one more part, but for having gathered nothing.
+    // Sinks count as one more log-sum-exp without an output.
     sums.extend(sinks.map(|sinks| sinks.reshape([1, heads]).expand([rows, heads])));
     if !has_native_ops(&outputs[0].device()) {
         return reference::merge(outputs, sums);
@@ -268,26 +181,4 @@ pub fn merge_with_sinks(mut parts: Vec<AttentionOutput>, sinks: Option<Tensor<1>
         rows,
     );
     AttentionOutput { output: Tensor::from_dispatch(output), log_sum_exp: Tensor::from_dispatch(log_sum_exp) }
-}
-
-/// The operations of backends that have versions of their own.
-#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
-pub(crate) trait AttentionOps: Backend {
-    fn span_attention(
-        query: FloatTensor<Self>,
-        #[extension_type] keys: KvPrimitive<Self>,
-        #[extension_type] values: KvPrimitive<Self>,
-        position: usize,
-        visible: Option<Visibility>,
-        params: AttentionParams,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// Parts of `rows` rows, one after the other; logarithms beyond those of the outputs belong to sinks.
-    fn merge(
-        outputs: FloatTensor<Self>,
-        log_sum_exps: FloatTensor<Self>,
-        rows: usize,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    fn quantize(values: FloatTensor<Self>) -> (IntTensor<Self>, FloatTensor<Self>);
 }

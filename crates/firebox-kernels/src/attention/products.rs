@@ -1,33 +1,33 @@
-//! QueryKeyProducts of a few queries with a few keys, and of their weights with values, in registers.
+//! Products of queries with keys, and of weights with values, in registers.
 //!
-//! Every score is one vector accumulator that runs over the width of a head in order and is summed by a fixed
-//! tree; every gathered number is one sum over the visible positions of a block in order. How many queries are
-//! computed together changes which numbers are in registers at the same time, and not a bit of them.
+//! Each score is one vector accumulator that runs over the head dimension in order and is summed by a fixed
+//! tree. Each output element is one sum over the visible positions of a block in order. The number of queries
+//! that share registers therefore does not change a bit of the result.
 
 use std::ops::Range;
 
-use super::BLOCK;
+use super::params::BLOCK;
 use super::rows::{PrefetchRows, Row, Rows};
 use crate::simd::{LANES, Lanes};
 
 /// Keys that are multiplied with the same queries while both are in registers.
 const KEYS_PER_STEP: usize = 4;
 
-/// Queries to multiply with the keys of some slots of a block.
+/// Queries, and the slots of a block whose keys they are multiplied with.
 pub(super) struct QueryKeyProducts<'a> {
     /// `[queries, width]`
     pub queries: &'a [f32],
-    /// The slots that each query sees.
+    /// Slots that each query sees.
     pub seen: &'a [Range<usize>],
     pub slots: Range<usize>,
-    /// Of a head, in whole vectors.
+    /// Head dimension in whole vectors.
     pub width: usize,
-    /// What is read next, unless rows ask for those behind them.
+    /// Rows to prefetch meanwhile, unless reading the rows prefetches those behind them.
     pub prefetch: Option<PrefetchRows<'a>>,
 }
 
 impl QueryKeyProducts<'_> {
-    /// Writes into `[queries, BLOCK]` the products with the keys of the slots, as far as queries see them.
+    /// Writes the products with the visible keys to `[queries, BLOCK]`.
     #[inline(always)]
     pub fn score<L: Lanes, R: Rows>(&self, keys: &R, scores: &mut [f32]) {
         let count = self.seen.len();
@@ -76,12 +76,12 @@ impl QueryKeyProducts<'_> {
         let last = slots.len() - 1;
         let mut key = (start - slots.start) / KEYS_PER_STEP * KEYS_PER_STEP;
         while slots.start + key < end {
-            // Keys beyond the last are that one again; what they give is not looked at.
+            // Past the last key, the last one is repeated and its scores are ignored.
             let key0 = keys.row(key, chunks);
             let key1 = keys.row((key + 1).min(last), chunks);
             let key2 = keys.row((key + 2).min(last), chunks);
             let key3 = keys.row((key + 3).min(last), chunks);
-            // Four arrays rather than one of arrays: the compiler keeps these in registers.
+            // Four arrays instead of an array of arrays, so that the compiler keeps them in registers.
             let mut sums0 = [L::zero(); QUERIES];
             let mut sums1 = [L::zero(); QUERIES];
             let mut sums2 = [L::zero(); QUERIES];
@@ -113,21 +113,21 @@ impl QueryKeyProducts<'_> {
     }
 }
 
-/// Weights to multiply with the values of some slots of a block.
+/// Weights, and the slots of a block whose values they are multiplied with.
 pub(super) struct WeightedValues<'a> {
     /// `[queries, BLOCK]`
     pub weights: &'a [f32],
-    /// The slots that each query sees.
+    /// Slots that each query sees.
     pub seen: &'a [Range<usize>],
     pub slots: Range<usize>,
-    /// Of a head, in whole vectors.
+    /// Head dimension in whole vectors.
     pub width: usize,
-    /// What is read next, unless rows ask for those behind them.
+    /// Rows to prefetch meanwhile, unless reading the rows prefetches those behind them.
     pub prefetch: Option<PrefetchRows<'a>>,
 }
 
 impl WeightedValues<'_> {
-    /// Adds to `[queries, width]` the weighted values of the slots, as far as each query sees them.
+    /// Adds the weighted values of the visible slots to `[queries, width]`.
     #[inline(always)]
     pub fn sum<L: Lanes, R: Rows>(&self, values: &R, sums: &mut [f32]) {
         let count = self.seen.len();
@@ -167,7 +167,8 @@ impl WeightedValues<'_> {
             start = start.max(starts[i]);
             end = end.min(ends[i]);
         }
-        // What all see, together; what only some see before and behind it, one query at a time.
+        // Slots that all queries see are processed together, and those that only some see one query at a
+        // time.
         let common = start < end;
         for i in 0..QUERIES {
             let before = if common { start } else { ends[i] };
@@ -181,7 +182,7 @@ impl WeightedValues<'_> {
         }
     }
 
-    /// Adds the values of slots that all of a few queries see.
+    /// Adds the values of slots that all `QUERIES` queries see.
     #[inline(always)]
     fn sum_slots<L: Lanes, R: Rows, const QUERIES: usize>(
         &self,
@@ -205,7 +206,7 @@ impl WeightedValues<'_> {
         }
     }
 
-    /// The same for one or four vectors of the width.
+    /// [`sum_slots`](Self::sum_slots) for one or four vectors of the head dimension.
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A position is of all weights at once.
     fn sum_columns<L: Lanes, R: Rows, const QUERIES: usize, const COLUMNS: usize>(
@@ -219,7 +220,7 @@ impl WeightedValues<'_> {
         let (count, chunks) = (seen.len(), self.width / LANES);
         let index = seen.start - self.slots.start;
         let mut weights: [&[f32]; QUERIES] = [&[]; QUERIES];
-        // Four arrays rather than one of arrays: the compiler keeps these in registers.
+        // Four arrays instead of an array of arrays, so that the compiler keeps them in registers.
         let mut sums0 = [L::zero(); QUERIES];
         let mut sums1 = [L::zero(); QUERIES];
         let mut sums2 = [L::zero(); QUERIES];

@@ -1,13 +1,16 @@
-//! What attention means, in Burn's own operations.
+//! Reference implementation of attention in Burn's operations.
 
 use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
 
-use super::{AttentionOutput, AttentionParams, KvTensor, Span};
+use super::kv_tensor::KvTensor;
+use super::output::AttentionOutput;
+use super::params::AttentionParams;
+use super::span::Span;
 
-/// See [`span_attention`](super::span_attention). There is at least one row and one position.
+/// See [`span_attention`](super::span_attention). Needs at least one row and one position.
 pub fn span_attention(query: Tensor<3>, span: &Span, params: AttentionParams) -> AttentionOutput {
     let [rows, heads, head_dim] = query.dims();
-    let (keys, values) = (span.keys.dequantize(head_dim), span.values.dequantize(head_dim));
+    let (keys, values) = (dequantize(&span.keys, head_dim), dequantize(&span.values, head_dim));
     let [kv_heads, positions, _] = keys.dims();
     let sharing = heads / kv_heads;
     let query = query.cast(DType::F32).reshape([rows, kv_heads, sharing, head_dim]);
@@ -20,12 +23,12 @@ pub fn span_attention(query: Tensor<3>, span: &Span, params: AttentionParams) ->
         let by_row = scores.reshape([kv_heads, sharing, rows, positions]);
         scores = by_row.add(mask.unsqueeze()).reshape([kv_heads, sharing * rows, positions]);
     }
-    // Where nothing is visible, the highest is -inf, and subtracting that from itself is not what is wanted.
+    // Clamped, because -inf - -inf would be NaN where nothing is visible.
     let highest = scores.clone().max_dim(2).clamp_min(f32::MIN);
     let weights = scores.sub(highest.clone()).exp();
     let total = weights.clone().sum_dim(2);
     let nothing = total.clone().equal_elem(0.0);
-    // Some weight is 1 wherever anything is visible.
+    // The total is at least 1 wherever anything is visible, because the highest score has weight 1.
     let output = weights.matmul(values).div(total.clone().clamp_min(0.5));
     let log_sum_exp = total.clamp_min(0.5).log().add(highest).mask_fill(nothing, f32::NEG_INFINITY);
     let output = output.reshape([kv_heads, sharing, rows, head_dim]).permute([2, 0, 1, 3]);
@@ -33,7 +36,7 @@ pub fn span_attention(query: Tensor<3>, span: &Span, params: AttentionParams) ->
     AttentionOutput { output: output.reshape([rows, heads, head_dim]), log_sum_exp }
 }
 
-/// See [`merge`](super::merge). Sums beyond the outputs belong to sinks.
+/// See [`merge`](super::merge). Log-sum-exps beyond the outputs are sinks.
 pub fn merge(outputs: Vec<Tensor<3>>, log_sum_exps: Vec<Tensor<2>>) -> AttentionOutput {
     let sums = Tensor::stack::<3>(log_sum_exps, 0);
     let highest = sums.clone().max_dim(0).clamp_min(f32::MIN);
@@ -52,12 +55,13 @@ pub fn quantize(values: Tensor<3>) -> KvTensor {
     let [kv_heads, positions, head_dim] = values.dims();
     let words = head_dim.div_ceil(4);
     let scales = values.clone().abs().max_dim(2).div_scalar(127.0);
-    // A row of zeros has no scale to divide by; its bytes are zeros.
+    // A row of zeros would divide by a scale of zero.
     let divisors = scales.clone().mask_fill(scales.clone().equal_elem(0.0), 1.0);
-    // Zeros, unless a number is infinite or none: bytes cannot say so, and not every backend's maximum does.
+    // Makes the scale NaN if a value is infinite or NaN: bytes cannot represent that, and not every
+    // backend's maximum does.
     let scales = scales.add(values.clone().mul_scalar(0.0).sum_dim(2));
     let bytes = values.div(divisors).round().clamp(-127.0, 127.0);
-    // Not every backend makes an integer of what is no number.
+    // Not every backend converts NaN to an integer.
     let bytes = bytes.clone().mask_fill(bytes.is_nan(), 0.0).int().cast(IntDType::I32);
     let padding = words * 4 - head_dim;
     let bytes = if padding == 0 {
@@ -69,7 +73,7 @@ pub fn quantize(values: Tensor<3>) -> KvTensor {
     let bytes = bytes.reshape([kv_heads, positions, words, 4]);
     let byte = |index: usize| {
         let byte = bytes.clone().narrow(3, index, 1);
-        // The last one keeps its sign: what is shifted has to fit a word, or some backends panic.
+        // The last byte keeps its sign: some backends panic if the shifted value exceeds a word.
         let byte = if index < 3 { byte.bitwise_and_scalar(0xFF) } else { byte };
         byte.bitwise_left_shift_scalar(8 * index as i32)
     };
@@ -80,8 +84,15 @@ pub fn quantize(values: Tensor<3>) -> KvTensor {
     }
 }
 
-/// The numbers that words of bytes stand for, `[kv_heads, positions, head_dim]` in f32.
-pub fn dequantize(words: Tensor<3, Int>, scales: Tensor<2>, head_dim: usize) -> Tensor<3> {
+/// See [`KvTensor::dequantize`]: `[kv_heads, positions, head_dim]` in f32.
+pub fn dequantize(stored: &KvTensor, head_dim: usize) -> Tensor<3> {
+    match stored {
+        KvTensor::Float(values) => values.clone().cast(DType::F32),
+        KvTensor::Bytes { words, scales } => dequantize_bytes(words.clone(), scales.clone(), head_dim),
+    }
+}
+
+fn dequantize_bytes(words: Tensor<3, Int>, scales: Tensor<2>, head_dim: usize) -> Tensor<3> {
     let [kv_heads, positions, count] = words.dims();
     let bytes = (0..4)
         .map(|byte| words.clone().bitwise_right_shift_scalar(8 * byte).bitwise_and_scalar(0xFF))
@@ -91,7 +102,7 @@ pub fn dequantize(words: Tensor<3, Int>, scales: Tensor<2>, head_dim: usize) -> 
     integers.float().cast(DType::F32).mul(scales.unsqueeze_dim(2))
 }
 
-/// 0 where visible and -inf elsewhere; absent where all is visible.
+/// Returns 0 where visible and -inf elsewhere, or `None` if everything is visible.
 fn mask(
     rows: usize,
     positions: usize,

@@ -1,4 +1,4 @@
-//! Rows of stored keys or values, as f32: converted vector by vector whenever they are read, or before.
+//! Rows of stored keys or values, converted to f32 while they are read or before.
 
 use std::ops::Range;
 
@@ -10,28 +10,28 @@ use super::kv_tensor::KvPrimitive;
 use crate::flex::{contiguous, dims};
 use crate::simd::{LANES, Lanes, f16_to_f32};
 
-/// Rows of keys or values, by their place in a list of positions.
+/// Rows of keys or values, by index into a list of positions.
 ///
-/// Traits rather than closures: only what is inlined into a function compiled for the processor's features is
-/// compiled for them itself, and closures stay functions of their own.
+/// A trait instead of closures: a closure is a function of its own and would not be compiled for the
+/// instruction set of the function that calls it.
 pub(super) trait Rows {
     type Row<'a>: Row
     where
         Self: 'a;
 
-    /// The first vectors of a row.
+    /// Returns the first `chunks` vectors of a row.
     fn row(&self, index: usize, chunks: usize) -> Self::Row<'_>;
 }
 
-/// One row, read vector by vector.
+/// A row that is read vector by vector.
 pub(super) trait Row: Copy {
     fn chunk<L: Lanes>(self, chunk: usize) -> L;
 
-    /// Asks for what is stored some rows after a vector.
+    /// Prefetches what is stored [`PREFETCH_DISTANCE`] behind a vector.
     fn prefetch<L: Lanes>(self, chunk: usize);
 }
 
-/// Bytes between what is read and what is asked for: about what arrives while the memory answers.
+/// Bytes between a read and its prefetch: about what arrives during the latency of the memory.
 const PREFETCH_DISTANCE: usize = 4096;
 
 #[inline(always)]
@@ -39,10 +39,10 @@ fn prefetch<L: Lanes, T>(vector: &[T; LANES]) {
     L::prefetch(vector.as_ptr().cast::<u8>().wrapping_add(PREFETCH_DISTANCE));
 }
 
-/// Bytes that arrive together.
+/// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
-/// Asks the memory for some bytes.
+/// Prefetches some bytes.
 #[inline(always)]
 pub(super) fn prefetch_bytes<L: Lanes>(bytes: &[u8]) {
     for line in bytes.chunks(CACHE_LINE) {
@@ -50,7 +50,7 @@ pub(super) fn prefetch_bytes<L: Lanes>(bytes: &[u8]) {
     }
 }
 
-/// Rows of a head that are converted next, and so are not asked for by those before them.
+/// Rows of a head that are converted next.
 pub(super) struct PrefetchRows<'a> {
     pub stored: &'a StoredRows,
     pub head: usize,
@@ -59,7 +59,8 @@ pub(super) struct PrefetchRows<'a> {
 }
 
 impl PrefetchRows<'_> {
-    /// Asks for as large a share of the rows as some of all queries are: whoever asks for more at once waits.
+    /// Prefetches the share of the rows that `queries` are of `all` queries: prefetching everything at once
+    /// would stall.
     #[inline(always)]
     pub fn issue<L: Lanes>(&self, queries: Range<usize>, all: usize) {
         let Self { stored, head, positions, head_dim } = self;
@@ -70,7 +71,7 @@ impl PrefetchRows<'_> {
     }
 }
 
-/// What is stored for every head and position, read where it lies.
+/// Stored keys or values, read in place.
 pub(super) enum StoredRows {
     F32(Strided),
     F16(Strided),
@@ -98,13 +99,13 @@ impl StoredRows {
         }
     }
 
-    /// How many heads there are.
+    /// Returns the number of heads.
     pub fn heads(&self) -> usize {
         let (Self::F32(rows) | Self::F16(rows) | Self::Bytes { bytes: rows, .. }) = self;
         rows.tensor.layout().shape().dims::<3>()[0]
     }
 
-    /// Rows that lie within [`PREFETCH_DISTANCE`].
+    /// Returns the number of rows within [`PREFETCH_DISTANCE`].
     #[inline(always)]
     pub fn rows_within_prefetch(&self, width: usize) -> usize {
         let bytes = match self {
@@ -115,7 +116,7 @@ impl StoredRows {
         PREFETCH_DISTANCE / bytes.max(1)
     }
 
-    /// Asks for a row.
+    /// Prefetches a row.
     #[inline(always)]
     fn prefetch<L: Lanes>(&self, head: usize, position: usize, width: usize) {
         let (row, bytes): (&[u8], usize) = match self {
@@ -126,7 +127,7 @@ impl StoredRows {
         prefetch_bytes::<L>(&row[..bytes]);
     }
 
-    /// Converts a row, of which `row` takes as much as it has room for.
+    /// Converts the first elements of a row into `row`.
     #[inline(always)]
     pub fn convert<L: Lanes>(&self, head: usize, position: usize, row: &mut [f32]) {
         let width = row.len();
@@ -160,7 +161,7 @@ impl StoredRows {
     }
 }
 
-/// A tensor whose first dimensions are heads and positions, with steps in elements between them.
+/// A tensor whose first dimensions are heads and positions, with their strides in elements.
 pub(super) struct Strided {
     tensor: FlexTensor,
     start: usize,
@@ -169,7 +170,7 @@ pub(super) struct Strided {
 }
 
 impl Strided {
-    /// `[heads, positions, width]` with rows that are contiguous; a copy if they are not.
+    /// Takes `[heads, positions, width]`; copies it unless its rows are contiguous.
     pub fn rows(tensor: FlexTensor) -> Self {
         let strides = tensor.layout().strides();
         if strides[2] == 1 && strides[0] >= 0 && strides[1] >= 0 {
@@ -180,7 +181,7 @@ impl Strided {
         Self::contiguous(tensor, positions * width, width)
     }
 
-    /// `[heads, positions]`.
+    /// Takes `[heads, positions]`.
     fn elements(tensor: FlexTensor) -> Self {
         let strides = tensor.layout().strides();
         if strides[0] >= 0 && strides[1] >= 0 {
@@ -196,7 +197,7 @@ impl Strided {
         Self { start: tensor.layout().start_offset(), head, position, tensor }
     }
 
-    /// All elements from those of a head and position on.
+    /// Returns all elements from the given head and position on.
     #[inline(always)]
     pub fn starting_at<T: bytemuck::Pod>(&self, head: usize, position: usize) -> &[T] {
         let elements: &[T] = bytemuck::cast_slice(self.tensor.bytes());
@@ -204,7 +205,7 @@ impl Strided {
     }
 }
 
-/// Rows of f32, one after the other.
+/// Converted rows of f32, one after the other.
 pub(super) struct ConvertedRows<'a> {
     pub values: &'a [f32],
     pub width: usize,
@@ -222,9 +223,9 @@ impl Rows for ConvertedRows<'_> {
     }
 }
 
-/// Rows where they are stored.
+/// Rows in their stored form.
 pub(super) struct RowsInPlace<'a, T> {
-    /// Of one head, from its first position on.
+    /// Elements of one head, from its first position on.
     elements: &'a [T],
     stride: usize,
     positions: &'a [usize],
@@ -261,7 +262,7 @@ impl Row for &[[f32; LANES]] {
     }
 }
 
-/// Bits of half-precision numbers.
+/// f16 as bits.
 impl Rows for RowsInPlace<'_, u16> {
     type Row<'a>
         = &'a [[u16; LANES]]
@@ -286,7 +287,7 @@ impl Row for &[[u16; LANES]] {
     }
 }
 
-/// Bytes and the scale of each row.
+/// Rows of bytes with one scale each.
 pub(super) struct BytesInPlace<'a> {
     bytes: RowsInPlace<'a, i8>,
     scales: &'a [f32],
@@ -325,7 +326,7 @@ impl Row for ScaledBytes<'_> {
 }
 
 impl Strided {
-    /// The rows of a head at some positions.
+    /// Returns the rows of a head at some positions.
     #[inline(always)]
     pub fn in_place<'a, T: bytemuck::Pod>(
         &'a self,
@@ -335,7 +336,7 @@ impl Strided {
         RowsInPlace { elements: self.starting_at(head, 0), stride: self.position, positions }
     }
 
-    /// The same for bytes with scales.
+    /// Returns the rows of bytes of a head at some positions, with their scales.
     #[inline(always)]
     pub fn bytes_in_place<'a>(
         &'a self,

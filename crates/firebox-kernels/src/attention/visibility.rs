@@ -1,20 +1,22 @@
+//! Visibility masks of spans.
+
 use std::sync::Arc;
 
-/// Which positions of a span may be seen: one bit for each, the lowest bit of the first word first. Positions
-/// beyond the last word are not visible.
+/// Mask of the visible positions of a span: one bit per position, starting at the lowest bit of the first
+/// word. Positions beyond the last word are hidden.
 ///
 /// Clones share the bits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Visibility(Arc<[u64]>);
 
 impl Visibility {
-    /// The bits themselves.
+    /// The words of the mask.
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     pub(super) fn words(&self) -> &[u64] {
         &self.0
     }
 
-    /// Whether the position at an index from the start of the span may be seen.
+    /// Whether the position at `index` from the start of the span is visible.
     #[inline(always)]
     pub fn contains(&self, index: usize) -> bool {
         match self.0.get(index / 64) {

@@ -11,11 +11,10 @@ use super::{ConvolutionOps, ConvolutionParams};
 use crate::flex::{contiguous, dims, elements, tensor};
 use crate::simd::{Kernel, LANES, Lanes, dispatch, f64_math, sigmoid};
 
-/// Channels whose sums are kept in registers rows_per_piece.
+/// Channels whose sums are kept in registers together.
 const BLOCK: usize = 2 * LANES;
 
-/// Channels times tokens that one thread computes before another takes part: some tens of microseconds, several
-/// times what waking a thread costs.
+/// Channels times tokens below which a second thread costs more than it gains.
 const PIECE_ELEMENTS: usize = 1 << 14;
 
 impl ConvolutionOps for Flex {
@@ -33,12 +32,12 @@ impl ConvolutionOps for Flex {
     }
 }
 
-/// What is summed.
+/// Element type of the inputs.
 trait Term: Element + bytemuck::Pod + Send + Sync {
     const ZERO: Self;
 }
 
-/// What sums are made in.
+/// Element type of the sums.
 trait Sum: Term + Add<Output = Self> + Mul<Output = Self> {
     fn silu<L: Lanes>(sums: &mut [Self; BLOCK]);
 }
@@ -97,7 +96,7 @@ fn compute<T: Term, S: Sum + From<T>>(
     (tensor(sums, [count, channels]), tensor(kept, [before, channels]))
 }
 
-/// The earlier tokens and then the new ones.
+/// The earlier tokens followed by the new ones.
 struct Padded<'a, T> {
     earlier: &'a [T],
     x: &'a [T],
@@ -116,7 +115,7 @@ impl<T> Padded<'_, T> {
     }
 }
 
-/// Some tokens, from the `first` on.
+/// Some tokens, from `first` on.
 struct Piece<'a, T, S> {
     rows: &'a Padded<'a, T>,
     taps: &'a [T],
@@ -133,10 +132,10 @@ impl<T: Term, S: Sum + From<T>> Kernel for Piece<'_, T, S> {
         let mut weights = vec![[S::ZERO; BLOCK]; kernel];
         for start in (0..channels).step_by(BLOCK) {
             let width = BLOCK.min(channels - start);
-            // Channels side by side, once for all tokens.
+            // Transposes the taps once for all tokens.
             let block_taps = &taps[start * kernel..][..width * kernel];
             if kernel == 4 && width == BLOCK {
-                // The usual kernel: a number known here makes the compiler shuffle vectors.
+                // The usual kernel size: a constant lets the compiler use shuffles.
                 spread::<T, S, 4>(block_taps, &mut weights);
             } else {
                 for (tap, weights) in weights.iter_mut().enumerate() {
@@ -161,7 +160,7 @@ impl<T: Term, S: Sum + From<T>> Kernel for Piece<'_, T, S> {
                     S::silu::<L>(&mut sums);
                 }
                 let result = &mut result[start..][..width];
-                // A length known here spares a call for every block.
+                // A constant length avoids a call for every block.
                 match result.first_chunk_mut::<BLOCK>() {
                     Some(whole) => *whole = sums,
                     None => result.copy_from_slice(&sums[..width]),

@@ -1,4 +1,4 @@
-//! A causal convolution of every channel by itself.
+//! Causal depthwise convolution.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -10,22 +10,22 @@ use burn::tensor::{DType, Tensor, activation};
 
 use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 
-/// What becomes of the weighted sums.
+/// Precision and activation of a convolution.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ConvolutionParams {
-    /// Whether sums of f32 are made and returned in f64.
+    /// Whether sums of f32 inputs are computed and returned in f64.
     pub exact: bool,
-    /// Whether each sum is multiplied by its sigmoid.
+    /// Whether SiLU is applied to the sums.
     pub silu: bool,
 }
 
-/// Each channel's weighted sum over the last tokens, the token itself included, of `[tokens, channels]`.
+/// Causal depthwise convolution of `[tokens, channels]`.
 ///
-/// `taps` is `[channels, kernel]`, from the oldest token to the token itself. `earlier`, `[kernel - 1, channels]`, is
-/// what came before the first token, and zero where it is absent. Returns the sums, and the last `kernel - 1` tokens
-/// as `earlier` for the next.
+/// `taps` is `[channels, kernel]`, from the oldest token to the token itself. `earlier`, `[kernel - 1,
+/// channels]`, holds the tokens before the first; absent means zeros. Returns the sums, and the last `kernel
+/// - 1` tokens as `earlier` for the next call.
 ///
-/// A token's result does not depend on how many come with it.
+/// A token's result does not depend on the number of tokens in the call.
 pub fn convolve(
     x: Tensor<2>,
     earlier: Option<Tensor<2>>,
@@ -38,7 +38,7 @@ pub fn convolve(
         Some(earlier) => earlier.cast(dtype),
         None => Tensor::zeros([kernel - 1, channels], (&device, dtype)),
     };
-    // Accelerators have a version in f32.
+    // The accelerator version computes in f32.
     let own = match dtype {
         DType::F32 => {
             let all_have =
@@ -60,7 +60,7 @@ pub fn convolve(
     (Tensor::from_dispatch(sums), Tensor::from_dispatch(kept))
 }
 
-/// The same in Burn's operations.
+/// Reference implementation in Burn's operations.
 pub fn reference(
     x: Tensor<2>,
     earlier: Tensor<2>,
@@ -69,7 +69,7 @@ pub fn reference(
 ) -> (Tensor<2>, Tensor<2>) {
     let [count, channels] = x.dims();
     let [before, _] = earlier.dims();
-    // Burn neither joins nor cuts out no rows at all.
+    // Burn cannot concatenate or slice zero rows.
     let (padded, kept) = if before == 0 {
         (x, earlier)
     } else {

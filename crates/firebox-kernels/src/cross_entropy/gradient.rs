@@ -1,4 +1,4 @@
-//! Losses that gradients flow back through.
+//! Losses with a backward pass of their own.
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
@@ -88,7 +88,7 @@ fn loss(
     })
 }
 
-/// In f32 and contiguous.
+/// Returns the tensor in f32 with contiguous elements.
 fn single(numbers: FlexTensor) -> FlexTensor {
     let numbers =
         if numbers.dtype() == DType::F32 { numbers } else { Flex::float_cast(numbers, FloatDType::F32) };

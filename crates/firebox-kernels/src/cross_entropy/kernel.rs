@@ -4,30 +4,30 @@ use rayon::prelude::*;
 
 use crate::simd::{Kernel, LANES, Lanes, dispatch, exp};
 
-/// Elements that one thread computes before another takes part.
+/// Elements below which a second thread costs more than it gains.
 const PIECE_ELEMENTS: usize = 1 << 15;
 
-/// What rows of logits are compared with.
+/// The target of a loss.
 #[derive(Clone, Copy)]
 pub(super) enum Target<'a> {
-    /// One index of each row.
+    /// One class index per row.
     Targets(&'a [usize]),
-    /// As many logits.
+    /// Logits of a teacher.
     Teacher(&'a [f32]),
 }
 
-/// Rows of logits and what they should be.
+/// Rows of logits and their targets.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub logits: &'a [f32],
     pub vocabulary: usize,
     pub target: Target<'a>,
-    /// What logits are multiplied with before anything else.
+    /// Factor of all logits.
     pub inverse_temperature: f32,
 }
 
 impl<'a> Rows<'a> {
-    /// The loss of every row whose weight is not zero.
+    /// Returns the loss of every row; zero for rows without weight.
     pub fn losses(self, weights: &[f32]) -> Vec<f32> {
         let mut losses = vec![0.0; weights.len()];
         let rows_per_piece = PIECE_ELEMENTS.div_ceil(self.vocabulary.max(1));
@@ -39,7 +39,7 @@ impl<'a> Rows<'a> {
         losses
     }
 
-    /// The gradient of the logits, from that of every row's loss.
+    /// Returns the gradient of the logits from those of the losses.
     pub fn gradient(self, loss_grads: &[f32]) -> Vec<f32> {
         let mut gradient = vec![0.0; self.logits.len()];
         let rows_per_piece = PIECE_ELEMENTS.div_ceil(self.vocabulary.max(1));
@@ -52,7 +52,7 @@ impl<'a> Rows<'a> {
         gradient
     }
 
-    /// Without the first rows.
+    /// Returns the rows without the first ones.
     fn skip_rows(self, rows: usize) -> Self {
         let target = match self.target {
             Target::Targets(targets) => Target::Targets(&targets[rows..]),
@@ -126,7 +126,7 @@ impl Kernel for Gradient<'_> {
     }
 }
 
-/// Up to sixteen numbers, with others behind them that have no share in anything.
+/// Loads up to sixteen logits, padded with the lowest f32, whose exponential is zero.
 #[inline(always)]
 fn load<L: Lanes>(numbers: &[f32]) -> L {
     match numbers.first_chunk() {
@@ -139,7 +139,7 @@ fn load<L: Lanes>(numbers: &[f32]) -> L {
     }
 }
 
-/// The logarithm of the sum of the exponentials of logits times a inverse_temperature.
+/// Returns the log-sum-exp of the logits times `inverse_temperature`.
 #[inline(always)]
 fn log_sum_exp<L: Lanes>(logits: &[f32], inverse_temperature: f32) -> f32 {
     let mut highest = L::splat(f32::MIN);
@@ -158,7 +158,7 @@ fn log_sum_exp<L: Lanes>(logits: &[f32], inverse_temperature: f32) -> f32 {
     base * inverse_temperature + total.sum().ln()
 }
 
-/// Adds every logit's probability times a factor.
+/// Adds the probability of every logit times a factor.
 #[inline(always)]
 fn add_probabilities<L: Lanes>(
     logits: &[f32],
@@ -181,7 +181,7 @@ fn add_probabilities<L: Lanes>(
     }
 }
 
-/// How much higher the teacher's logits are than the student's, on the teacher's average.
+/// Returns the expectation, over the teacher's distribution, of the teacher's logits minus the student's.
 #[inline(always)]
 fn divergence<L: Lanes>(student: &[f32], teacher: &[f32], inverse_temperature: f32, teacher_sum: f32) -> f32 {
     let mut total = L::zero();
@@ -189,7 +189,7 @@ fn divergence<L: Lanes>(student: &[f32], teacher: &[f32], inverse_temperature: f
         let (student, teacher): (L, L) = (load(student), load(teacher));
         let share = exp(L::splat(-teacher_sum).mul_add(teacher, L::splat(inverse_temperature)));
         let higher = teacher.sub(student).mul(L::splat(inverse_temperature));
-        // A logit of -inf has no share, whatever the other is.
+        // A teacher logit of -inf contributes nothing, whatever the student's is.
         total = total.add(L::where_less(L::zero(), share, share.mul(higher), L::zero()));
     }
     total.sum()

@@ -1,4 +1,4 @@
-//! How far the logits of a model are from what they should be.
+//! Losses of logits against targets or against a teacher.
 
 #[cfg(feature = "autodiff")]
 mod gradient;
@@ -11,11 +11,10 @@ use burn::tensor::{Int, Tensor};
 #[cfg(feature = "autodiff")]
 use crate::{flex::is_flex, graph};
 
-/// The mean over rows of the negative logarithm of the probability that `[rows, vocabulary]` logits give to the
-/// `targets` of `[rows]`, each row counting as much as its weight says: zero for one that is not to be learned.
-/// Zero where all weights are.
+/// Weighted mean over rows of the negative log-likelihood of `targets` (`[rows]`) under logits `[rows,
+/// vocabulary]`. A weight of zero excludes a row; the loss is zero if all weights are.
 ///
-/// Gradients flow to the logits alone.
+/// Gradients flow to the logits only.
 ///
 /// # Panics
 /// If a target is beyond the vocabulary.
@@ -27,11 +26,11 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weights: Tensor
     reference::cross_entropy(logits, targets, weights)
 }
 
-/// The mean over rows of the divergence (Kullback and Leibler's) of a student's distribution from a teacher's, both
-/// of logits `[rows, vocabulary]` divided by the temperature, each row counting as much as its weight says.
+/// Weighted mean over rows of the Kullback-Leibler divergence of a student's distribution from a teacher's,
+/// for logits `[rows, vocabulary]` divided by the temperature.
 ///
-/// Gradients flow to the student's logits alone. They shrink with the square of the temperature: multiply the result
-/// by that square to keep them as large as those of other losses.
+/// Gradients flow to the student's logits only. They shrink with the square of the temperature: multiply the
+/// result by it to keep their size.
 pub fn divergence(student: Tensor<2>, teacher: Tensor<2>, weights: Tensor<1>, temperature: f32) -> Tensor<1> {
     #[cfg(feature = "autodiff")]
     if is_flex(&student.device()) || graph::records(&student.device()) {

@@ -1,4 +1,4 @@
-//! What the losses mean, in Burn's own operations.
+//! Reference implementation of the losses in Burn's operations.
 
 use burn::tensor::{Int, Tensor, activation};
 
@@ -16,7 +16,7 @@ pub fn divergence(student: Tensor<2>, teacher: Tensor<2>, weights: Tensor<1>, te
     weighted_mean(teacher.clone().exp().mul(teacher.sub(student)).sum_dim(1), weights)
 }
 
-/// Of `[rows, 1]`.
+/// Returns the weighted mean of `[rows, 1]`.
 fn weighted_mean(losses: Tensor<2>, weights: Tensor<1>) -> Tensor<1> {
     let rows = weights.dims()[0];
     let total = weights.clone().sum();

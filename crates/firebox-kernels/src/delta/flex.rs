@@ -1,3 +1,5 @@
+//! The gated delta rule on the CPU.
+
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
@@ -17,7 +19,7 @@ impl DeltaOps for Flex {
         heads: Heads,
         logarithmic: bool,
     ) -> (FlexTensor, FlexTensor) {
-        // The memory is written in place where nobody else holds it.
+        // The memory is updated in place if it is not shared.
         let mut memory = compact(memory);
         let [mixed, step, decay, rate, bias] = [mixed, step, decay, rate, bias].map(contiguous);
         let [count, channels] = dims(&mixed);
@@ -59,7 +61,7 @@ fn by_token(read: &[f32], count: usize, heads: Heads) -> Vec<f32> {
     by_token
 }
 
-/// What all heads read.
+/// Inputs of all heads.
 struct Inputs<'a> {
     mixed: &'a [f64],
     step: &'a [f32],
@@ -70,18 +72,18 @@ struct Inputs<'a> {
     logarithmic: bool,
 }
 
-/// Tokens whose queries and keys are kept at hand, in a fraction of the second-level cache.
+/// Tokens whose queries and keys are kept in a fraction of the L2 cache.
 const TOKENS: usize = 32;
 
-/// Columns of a matrix that go through the tokens together. They touch no other column, and with 128 rows they fill
-/// half of a first-level cache.
+/// Columns of a matrix that pass through the tokens together. Columns are independent, and with 128 rows
+/// these fill half of an L1 cache.
 const COLUMNS: usize = 2 * DOUBLES;
 
-/// Columns of a matrix that go through a single token together, where they lie: a matrix that is read only once from
-/// far away comes fastest in long pieces.
+/// Columns that pass through a single token together, in place: a matrix that is read once is read fastest in
+/// long pieces.
 const WIDE_COLUMNS: usize = 8 * DOUBLES;
 
-/// One head's tokens and matrix.
+/// The tokens and the matrix of one head.
 struct Head<'a> {
     inputs: &'a Inputs<'a>,
     head: usize,
@@ -139,7 +141,7 @@ impl Kernel for Head<'_> {
                 let width = COLUMNS.min(value_width - start);
                 for (columns, row) in columns.iter_mut().zip(matrix.chunks_exact(value_width)) {
                     let row = &row[start..][..width];
-                    // A length known here spares a call for every row.
+                    // A constant length avoids a call for every row.
                     match row.first_chunk::<COLUMNS>() {
                         Some(whole) => *columns = *whole,
                         None => columns[..width].copy_from_slice(row),
@@ -158,26 +160,26 @@ impl Kernel for Head<'_> {
     }
 }
 
-/// How much a token lets be kept, and how far it corrects.
+/// Decay and step size of a token.
 #[derive(Clone, Copy, Default)]
 struct Gate {
     decay: f64,
     step: f64,
 }
 
-/// The tokens that some columns go through.
+/// The tokens that columns pass through.
 struct Through<'a> {
     queries: &'a [f64],
     keys: &'a [f64],
     gates: &'a [Gate],
-    /// The first token's value; that of the next begins a stride later.
+    /// The first token's value; those of the next tokens follow at `stride`.
     values: &'a [f64],
     stride: usize,
 }
 
 impl Through<'_> {
-    /// Every pass over the columns corrects them towards one token and makes them forget for the next, so that a
-    /// token costs one pass and not two.
+    /// Each pass over the columns corrects them towards one token and decays them for the next, so that a
+    /// token costs one pass instead of two.
     #[inline(always)]
     fn run<L: Lanes>(
         &self,
@@ -219,7 +221,7 @@ impl Through<'_> {
         }
     }
 
-    /// Takes columns through the first token alone, by the operations of [`run`](Self::run) in the same order.
+    /// Passes columns through the first token, with the operations of [`run`](Self::run) in the same order.
     #[inline(always)]
     fn once<D: Doubles>(&self, matrix: &mut [f64], start: usize, read: &mut [f32]) {
         const VECTORS: usize = WIDE_COLUMNS / DOUBLES;
@@ -323,7 +325,7 @@ fn correct<D: Doubles>(
     store(sums, found);
 }
 
-/// [`correct`], and [`forget`] for the next token, by the same operations in the same order.
+/// [`correct`], and [`forget`] for the next token, with the same operations in the same order.
 #[inline(always)]
 fn correct_and_forget<D: Doubles>(
     columns: &mut [[f64; COLUMNS]],
@@ -372,7 +374,7 @@ fn unit(vector: &[f64], scale: f64, result: &mut [f64]) {
     }
 }
 
-/// `ln(1 + eˣ)`, and x itself above 20, as in Burn and where such models are trained.
+/// `ln(1 + eˣ)`, or x above 20, as in Burn and in the models' training code.
 #[inline(always)]
 fn softplus(x: f64) -> f64 {
     if x > 20.0 { x } else { f64_math::exp(x).ln_1p() }
@@ -391,7 +393,7 @@ mod tests {
         (0..count).map(|i| (i * step % 23) as f64 / 11.0 - 1.0).collect()
     }
 
-    /// The rule as it is written down, one element at a time.
+    /// The rule one element at a time.
     fn plainly(inputs: &Inputs<'_>, matrix: &mut [f64], read: &mut [f32]) {
         let Heads { key_width, value_width, .. } = HEADS;
         for token in 0..COUNT {
@@ -439,7 +441,7 @@ mod tests {
             for (found, expected) in read.iter().zip(expected.1) {
                 assert!((found - expected).abs() < 1e-6, "{name}: {found} instead of {expected}");
             }
-            // One by one, columns take another way.
+            // Single tokens use other code for wide columns.
             let (mut one_by_one, channels) = (ramp(key_width * value_width, 7), HEADS.channels());
             for (token, expected) in read.chunks_exact(value_width).enumerate() {
                 let alone = Inputs {
@@ -457,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_lanes_corrects() {
+    fn every_instruction_set_corrects() {
         let Heads { key_width, value_width, .. } = HEADS;
         let mixed = ramp(COUNT * HEADS.channels(), 5);
         let narrow = |values: Vec<f64>| -> Vec<f32> { values.iter().map(|value| *value as f32).collect() };

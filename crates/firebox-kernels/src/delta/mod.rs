@@ -1,4 +1,4 @@
-//! The gated delta rule: a matrix per head that forgets by a gate and is corrected towards every token.
+//! The gated delta rule: a matrix per head that decays by a gate and is corrected towards every token.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -11,18 +11,18 @@ use burn::tensor::{DType, Tensor};
 
 use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 
-/// Added to the square of a query's or key's length.
+/// Added to the squared length of a query or key.
 const EPSILON: f64 = 1e-6;
 
-/// The widest key that accelerators have a version for.
+/// Largest key width that the accelerator kernel supports.
 const MAX_KEY_WIDTH: usize = 3072;
 
-/// How the channels of a token are split into heads.
+/// Layout of a token's channels in heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
     /// Heads of queries and of keys.
     pub key_heads: usize,
-    /// Heads of values, a multiple of the key heads: as many matrices.
+    /// Heads of values, a multiple of the key heads; each has a matrix.
     pub value_heads: usize,
     /// Width of a query or key.
     pub key_width: usize,
@@ -32,39 +32,38 @@ pub struct Heads {
     pub tiled: bool,
 }
 
-/// What the rule reads for some tokens.
+/// Inputs of the rule for some tokens.
 #[derive(Debug, Clone)]
 pub struct Tokens {
-    /// The queries of all key heads, their keys, and the values of all value heads, `[tokens, channels]` in f64,
-    /// or in f32 on devices that have nothing wider. Queries and keys may have any length, and count as if they had
-    /// length one.
+    /// Queries of all key heads, then keys, then values of all value heads, `[tokens, channels]` in f64, or
+    /// in f32 on devices without f64. Queries and keys are normalised to length one.
     pub mixed: Tensor<2>,
-    /// How far to correct, before the sigmoid, `[tokens, value heads]` in f32.
+    /// Step size of the correction before the sigmoid, `[tokens, value heads]` in f32.
     pub step: Tensor<2>,
-    /// How much to forget, before the bias and the softplus, `[tokens, value heads]` in f32.
+    /// Decay before the bias and the softplus, `[tokens, value heads]` in f32.
     pub decay: Tensor<2>,
 }
 
-/// How fast every head forgets, in f32.
+/// Decay parameters of every head, in f32.
 #[derive(Debug, Clone)]
 pub struct DecayParams {
-    /// Multiplies a token's decay, `[value heads]`: a negative number, or the logarithm of its opposite.
+    /// Factor of a token's decay, `[value heads]`: a negative number, or the logarithm of its negation.
     pub rate: Tensor<1>,
-    /// Added to a token's decay, `[value heads]`
+    /// Added to a token's decay, `[value heads]`.
     pub bias: Tensor<1>,
-    /// Whether `rate` is the logarithm.
+    /// Whether `rate` is a logarithm.
     pub logarithmic: bool,
 }
 
-/// Takes the memory `[value heads, key width, value width]`, zero where it is absent, through the tokens: forget,
-/// correct, read. Returns what was read, `[tokens, value heads * value width]` rounded to f32, and the memory after
-/// the last token, in f64. Accelerators compute in f32 and have the memory in f32 too, because few of them know f64 and
+/// Runs the memory `[value heads, key width, value width]` (zero if absent) through the tokens: decay,
+/// correct, read. Returns the reads, `[tokens, value heads * value width]` rounded to f32, and the memory
+/// after the last token, in f64. Accelerators compute and keep the memory in f32, because few support f64 and
 /// fewer are fast at it.
 ///
-/// A token's result does not depend on how many come with it, to the last bit. That is why many tokens take the same
-/// steps as one: the form that works on chunks of tokens by matrix products sums what a chunk contributes before it
-/// meets the memory, and so rounds differently wherever the chunks are cut. What many tokens gain here is that some
-/// columns of a matrix stay in the first-level cache for all of them.
+/// A token's result does not depend, to the last bit, on the number of tokens in the call. Many tokens
+/// therefore take the same steps as one: the chunked form sums the contributions of a chunk before they meet
+/// the memory, so its rounding depends on where chunks begin. With many tokens, a few columns of a matrix
+/// stay in the L1 cache for all of them.
 pub fn delta_rule(
     tokens: Tokens,
     decay_params: DecayParams,

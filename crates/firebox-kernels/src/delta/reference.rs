@@ -1,10 +1,10 @@
-//! What the rule means, in Burn's own operations.
+//! Reference implementation in Burn's operations.
 
 use burn::tensor::{DType, Tensor, activation};
 
 use super::{DecayParams, EPSILON, Heads, Tokens};
 
-/// See [`delta_rule`](super::delta_rule). Computes in the float that the memory has.
+/// See [`delta_rule`](super::delta_rule). Computes in the dtype of the memory.
 pub fn delta_rule(
     tokens: Tokens,
     decay_params: DecayParams,
@@ -48,7 +48,7 @@ pub fn delta_rule(
 }
 
 impl Heads {
-    /// Gives every value head the key head it belongs to.
+    /// Returns the key head of every value head.
     fn for_values(&self, heads: Tensor<3>) -> Tensor<3> {
         let of_value = (0..self.value_heads).map(|head| heads.clone().narrow(0, self.key_head(head), 1));
         Tensor::cat(of_value.collect(), 0)

@@ -12,7 +12,7 @@ use crate::thread_pool::parallel_for_each;
 impl GateOps for Flex {
     fn gated(gate: FlexTensor, up: FlexTensor, activation: Activation) -> FlexTensor {
         assert_eq!(dims::<2>(&gate), dims::<2>(&up), "gate and up differ in shape");
-        // Over the gate's own memory where nobody else holds it.
+        // Written over the gate if it is not shared.
         let (mut gate, up) = (compact(gate), contiguous(up));
         let up: &[f32] = elements(&up);
         let pieces = gate.storage_mut::<f32>().chunks_mut(PIECE_ELEMENTS).zip(up.chunks(PIECE_ELEMENTS));
@@ -37,7 +37,7 @@ impl GateOps for Flex {
     }
 }
 
-/// Makes a gate the product.
+/// Overwrites a gate with the product.
 struct Product<'a> {
     gate: &'a mut [f32],
     up: &'a [f32],
@@ -67,7 +67,7 @@ fn multiply<L: Lanes, C: Curve>(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         *gate = C::value(L::load(gate)).mul(L::load(up)).store();
     }
-    // The rest as a vector too, so that an element's bits do not depend on where it stands.
+    // The rest as a vector too, so that an element's bits do not depend on its index.
     let (mut last_gate, mut last_up) = ([0.0; LANES], [0.0; LANES]);
     last_gate[..gate_rest.len()].copy_from_slice(gate_rest);
     last_up[..up_rest.len()].copy_from_slice(up_rest);
@@ -75,7 +75,7 @@ fn multiply<L: Lanes, C: Curve>(gate: &mut [f32], up: &[f32]) {
     gate_rest.copy_from_slice(&product[..gate_rest.len()]);
 }
 
-/// Some rows of a gate and an up.
+/// Rows of a gate followed by an up.
 struct Halves<'a> {
     both: &'a [f32],
     product: &'a mut [f32],
@@ -112,7 +112,7 @@ mod tests {
             Activation::Relu => x.max(0.0),
             Activation::ReluSquared => x.max(0.0).powi(2),
             Activation::Tanh => x.tanh(),
-            // Tested where its share is computed.
+            // Tested beside `normal_cdf`.
             Activation::Gelu => f64::NAN,
         }
     }
@@ -131,7 +131,7 @@ mod tests {
             for ((found, gate), up) in product.iter().zip(&gate).zip(&up) {
                 let (x, found) = (f64::from(*gate), f64::from(*found));
                 let expected = exactly(activation, x) * f64::from(*up);
-                // What is rounded before an exponential counts as often as the exponent is large.
+                // The relative error of an exponential grows with its argument.
                 let relative =
                     4e-7 + 2e-7 * x.abs().powi(if activation == Activation::GeluTanh { 3 } else { 1 });
                 let close = (found - expected).abs() <= relative * expected.abs() + 1e-35;
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_lanes_gates() {
+    fn every_instruction_set_gates() {
         for activation in [
             Activation::Silu,
             Activation::GeluTanh,

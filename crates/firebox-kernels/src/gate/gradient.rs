@@ -1,4 +1,4 @@
-//! The gate that gradients flow back through.
+//! The gate with a backward pass of its own.
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
@@ -67,7 +67,7 @@ fn backward_of_halves(gradient: FlexTensor, both: &FlexTensor, activation: Activ
     tensor(both_grad, [rows, twice])
 }
 
-/// Some elements.
+/// Gradients of some elements.
 struct Slopes<'a> {
     gradient: &'a [f32],
     gate: &'a [f32],
@@ -107,7 +107,7 @@ impl Slopes<'_> {
     }
 }
 
-/// Some rows of a gate and an up.
+/// Gradients of rows of a gate followed by an up.
 struct SlopesOfHalves<'a> {
     gradient: &'a [f32],
     both: &'a [f32],
@@ -128,7 +128,7 @@ impl Kernel for SlopesOfHalves<'_> {
     }
 }
 
-/// Up to sixteen numbers, with zeros behind them.
+/// Loads up to sixteen numbers, padded with zeros.
 #[inline(always)]
 fn load<L: Lanes>(numbers: &[f32]) -> L {
     match numbers.first_chunk() {

@@ -1,4 +1,4 @@
-//! One half of a network's inner width opens and closes the other.
+//! The gate of a feed-forward network.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -15,14 +15,13 @@ use crate::flex::{DispatchBackend, has_native_ops};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 
-/// Elements that one thread computes before another takes part: some tens of microseconds, several times what
-/// waking a thread costs.
+/// Elements below which a second thread costs more than it gains.
 const PIECE_ELEMENTS: usize = 1 << 16;
 
-/// `activation(gate) * up` of two tensors `[rows, width]`.
+/// Returns `activation(gate) * up` for two tensors `[rows, width]`.
 ///
-/// On the CPU the activation's factor is within 3e-7 of the exact one, and an element's bits depend on nothing but
-/// its own gate and up.
+/// On the CPU the error of the activation is below 3e-7, and an element's bits depend only on its own gate
+/// and up.
 pub fn gated(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2> {
     #[cfg(feature = "autodiff")]
     if graph::records(&gate.device()) || graph::records(&up.device()) {
@@ -38,7 +37,7 @@ pub fn gated(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2
     ))
 }
 
-/// The same of one tensor `[rows, 2 * width]`, whose rows are a gate and then an up.
+/// [`gated`] for one tensor `[rows, 2 * width]` whose rows are a gate followed by an up.
 pub fn gated_halves(both: Tensor<2>, activation: Activation) -> Tensor<2> {
     #[cfg(feature = "autodiff")]
     if graph::records(&both.device()) {
@@ -51,7 +50,7 @@ pub fn gated_halves(both: Tensor<2>, activation: Activation) -> Tensor<2> {
     Tensor::from_dispatch(<DispatchBackend as GateOps>::gated_halves(both.into_dispatch(), activation))
 }
 
-/// `activation(gate) * up` in Burn's operations.
+/// Reference implementation in Burn's operations.
 pub fn reference(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2> {
     activation.forward(gate).mul(up)
 }

@@ -1,19 +1,20 @@
-//! Rows of activations, as numbers and as integers.
+//! Activations as floats and as integers.
 
 use std::sync::OnceLock;
 
+use super::activation_block::{ActivationBlock, activation_blocks};
 use super::panel::{CHUNK, IntegerRows, QUADS};
-use super::q6k::{ActivationBlock, activation_blocks};
+use super::row_group::{QuantizedChunk, RowGroup, row_groups};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 use crate::thread_pool::parallel_for_each;
 
-/// How exactly activations become integers.
+/// Width of the integers that activations are rounded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IntegerWidth {
-    /// Off by at most a 65,000th of a chunk's largest, far less than weights of eight bits are by their own width.
+    /// Error of at most 1/65,000 of the largest activation of a chunk, far below that of 8-bit weights.
     I16,
-    /// Off by at most a 254th. Weights of four bits are off by up to a sixteenth: what this adds is a 250th of the
-    /// variance of that, and it takes half of the multiplications.
+    /// Error of at most 1/254 of the largest activation of a chunk. 4-bit weights have errors of up to 1/16:
+    /// this adds 1/250 to their variance and halves the multiplications.
     I8,
 }
 
@@ -22,7 +23,7 @@ impl IntegerWidth {
         if W::I8_ACTIVATIONS { Self::I8 } else { Self::I16 }
     }
 
-    /// The largest integer an activation becomes: its bytes fit signed ones.
+    /// Largest integer of an activation; each of its bytes fits a signed byte.
     fn max_value(self) -> f32 {
         match self {
             Self::I16 => 32_512.0,
@@ -31,99 +32,30 @@ impl IntegerWidth {
     }
 }
 
-/// Elements from which on a second thread is worth waking.
+/// Elements from which a second thread is worth waking.
 const SINGLE_THREAD_ELEMENTS: usize = 1 << 15;
-
-/// Rows of a [`RowGroup`] that others follow: those that meet two panels at once where there are registers for so many.
-const GROUP_ROWS: usize = 6;
-
-/// Rows up to which the last ones, or the only ones, are one [`RowGroup`]: what a tile meets at once.
-pub(super) const MAX_GROUP_ROWS: usize = 8;
 
 /// Chunks of a row that a thread rounds at a time.
 const PIECE_CHUNKS: usize = 32;
 
-/// `[rows, inputs]`, padded with zeros to whole chunks.
+/// Activations `[rows, inputs]`, padded with zeros to whole chunks.
 pub(super) struct Activations<'a> {
     pub rows: usize,
-    /// Inputs of a row with its padding.
+    /// Length of a row with its padding.
     pub padded: usize,
     pub values: &'a [f32],
 }
 
-/// Rows as integers with a scale for every chunk, by row_groups. No integer sum of a chunk can overflow.
+/// Activations rounded to integers with one scale per chunk, in groups of rows. Integer sums of a chunk
+/// cannot overflow.
 pub(super) struct Quantized {
     pub rows: usize,
-    /// Of a row.
+    /// Chunks of a row.
     pub chunks: usize,
     integers: Vec<QuantizedChunk>,
-    /// The same as [long blocks](IntegerRows::ROW_BLOCKS) want it, once one did: there is only one such format.
+    /// The layout for weights in [row blocks](IntegerRows::ROW_BLOCKS), computed on first use. Only one
+    /// format has it.
     row_blocks: OnceLock<Vec<ActivationBlock>>,
-}
-
-/// A few rows, chunk by chunk, as they are multiplied: the chunks that meet the same weights lie side by side, because
-/// there are too few registers for pointers to every row.
-#[derive(Clone, Copy)]
-pub(super) struct RowGroup<'a> {
-    /// The first row.
-    pub first: usize,
-    pub rows: usize,
-    /// The first chunk of every row, then the second ones.
-    pub integers: &'a [QuantizedChunk],
-}
-
-/// One chunk of a row.
-#[derive(Clone, Copy, Default)]
-pub(super) struct QuantizedChunk {
-    /// In the form that products take on this processor.
-    pub quads: [[u32; 2]; QUADS],
-    /// The sums of the first and the second half: what an offset of the weights counts times.
-    pub sums: [i32; 2],
-    /// No number if an activation is infinite or none.
-    pub scale: f32,
-}
-
-impl QuantizedChunk {
-    /// Of both halves. An activation that is no number makes integers of any size, whose sums may wrap: the scale says
-    /// so.
-    #[inline(always)]
-    pub fn sum(&self) -> i32 {
-        self.sums[0].wrapping_add(self.sums[1])
-    }
-
-    /// What a weight's zero of so much takes away from a product.
-    #[inline(always)]
-    pub fn offset(&self, zero: i32) -> u32 {
-        self.sum().wrapping_mul(-zero) as u32
-    }
-
-    /// The same of half a chunk.
-    #[inline(always)]
-    pub fn half_offset(&self, zero: i32, half: usize) -> u32 {
-        self.sums[half].wrapping_mul(-zero) as u32
-    }
-}
-
-impl<'a> RowGroup<'a> {
-    /// From one chunk on, those of `ROWS` of these rows.
-    #[inline(always)]
-    pub fn chunks<const ROWS: usize>(
-        self,
-        row: usize,
-        from: usize,
-    ) -> impl Iterator<Item = &'a [QuantizedChunk; ROWS]> {
-        let chunks = self.integers.get(from * self.rows..).unwrap_or_default();
-        chunks.chunks_exact(self.rows).map_while(move |chunk| chunk[row..].first_chunk())
-    }
-}
-
-/// The row_groups of so many rows, each with its first one.
-fn row_groups(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    let whole = rows.saturating_sub(MAX_GROUP_ROWS).div_ceil(GROUP_ROWS);
-    let last = rows - whole * GROUP_ROWS;
-    (0..whole)
-        .map(|few| (few * GROUP_ROWS, GROUP_ROWS))
-        .chain((last > 0).then_some((whole * GROUP_ROWS, last)))
 }
 
 impl Quantized {
@@ -134,7 +66,8 @@ impl Quantized {
         })
     }
 
-    /// Rows for weights in long blocks, the first block of every row first. There is one few of them.
+    /// Returns the layout for weights in row blocks: the first block of every row, then the second ones.
+    /// Needs a single row group.
     pub fn row_blocks<L: Lanes, W: IntegerRows>(&self) -> &[ActivationBlock] {
         self.row_blocks
             .get_or_init(|| self.row_groups().next().map(activation_blocks::<L, W>).unwrap_or_default())
@@ -174,15 +107,15 @@ impl Activations<'_> {
 
 #[cfg(test)]
 impl Activations<'_> {
-    /// As products on these lanes take them.
+    /// Quantizes on the given lanes.
     pub fn quantize_on<L: Lanes>(&self, width: IntegerWidth) -> Quantized {
         self.quantize_by(width, |pieces| pieces.into_iter().for_each(Kernel::run::<L>))
     }
 }
 
-/// Some chunks of a few rows.
+/// Some chunks of a row group.
 struct Piece<'a> {
-    /// Of every row, from the first of the chunks on.
+    /// The values of every row, from the first chunk on.
     values: Vec<&'a [f32]>,
     width: IntegerWidth,
     integers: &'a mut [QuantizedChunk],
@@ -206,10 +139,10 @@ fn quantize_chunk<L: Lanes>(values: &[f32; CHUNK], width: IntegerWidth) -> Quant
     let (halves, _) = values.as_chunks::<LANES>();
     let (first, second) = (L::load(&halves[0]), L::load(&halves[1]));
     let peak = L::max_magnitude(first, second);
-    // Zero, unless an element is infinite or no number.
+    // Zero, or NaN if an element is infinite or NaN.
     let poison = peak * 0.0;
     let scale = peak / width.max_value();
-    // Smaller than this, the inverse of the scale would be infinite; and nothing that small changes a sum.
+    // For smaller scales the inverse would be infinite; values that small do not change a sum.
     let inverse = L::splat(if scale > 1e-36 { 1.0 / scale } else { 0.0 });
     let (first, second) = (first.mul(inverse).round(), second.mul(inverse).round());
     let sums = L::word_sums(first, second);
@@ -242,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_stand_for_their_numbers() {
+    fn quantization_errors_are_bounded() {
         let values: [f32; CHUNK] = std::array::from_fn(|i| (i as f32 * 1.7).sin() * 3.0 - 0.5);
         let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
         for (width, parts) in ROUNDINGS {
@@ -270,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_spoils_the_scale() {
+    fn nan_and_infinity_make_the_scale_nan() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = [1.0; CHUNK];
             values[17] = bad;

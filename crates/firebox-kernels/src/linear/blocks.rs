@@ -1,4 +1,4 @@
-//! The block formats of GGUF files, unpacked from where they lie.
+//! The block formats of GGUF files, unpacked in place.
 
 use std::marker::PhantomData;
 
@@ -6,7 +6,7 @@ use super::panel::{
     BLOCK_CHUNKS, CHUNK, IntegerRows, Strip, UnpackTarget, nibble_chunk, nibbles, prefetch_ahead,
     signed_bytes,
 };
-use super::q6k::RowBlock;
+use super::row_block::RowBlock;
 use crate::simd::{LANES, Lanes, VECTOR_BYTES};
 
 /// A block format.
@@ -24,7 +24,7 @@ pub enum BlockFormat {
 }
 
 impl BlockFormat {
-    /// Inputs of one block.
+    /// Returns the inputs of a block.
     pub fn inputs(self) -> usize {
         match self {
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
@@ -32,7 +32,7 @@ impl BlockFormat {
         }
     }
 
-    /// Bytes of one block.
+    /// Returns the bytes of a block.
     pub fn bytes(self) -> usize {
         match self {
             Self::Q8_0 => Q8_0::BYTES,
@@ -47,7 +47,7 @@ impl BlockFormat {
     }
 }
 
-/// How a format lays out its blocks.
+/// Layout of a block format.
 pub(super) trait Block: Sync {
     const BYTES: usize;
     const CHUNKS: usize;
@@ -57,13 +57,13 @@ pub(super) trait Block: Sync {
     const HAS_MINIMUM: bool = false;
     const ROW_BLOCKS: bool = false;
 
-    /// One block of a row, where blocks are [long](IntegerRows::ROW_BLOCKS).
+    /// Returns one block of a row, in formats with [row blocks](IntegerRows::ROW_BLOCKS).
     #[inline(always)]
     fn row_block<L: Lanes>(_bytes: &[u8]) -> RowBlock<L> {
         RowBlock::zero()
     }
 
-    /// Unpacks some chunks, whole blocks of them and at most [`BLOCK_CHUNKS`], from those bytes of sixteen rows.
+    /// Unpacks up to [`BLOCK_CHUNKS`] chunks, in whole blocks, of sixteen rows.
     fn unpack<L: Lanes>(strip: &Strip<'_>, chunks: usize, unpacked: &mut impl UnpackTarget<L>);
 }
 
@@ -79,7 +79,7 @@ impl<'a, B: Block> BlockRows<'a, B> {
         Self { bytes, inputs, format: PhantomData }
     }
 
-    /// Bytes of some chunks.
+    /// Returns the bytes of some chunks.
     #[inline(always)]
     fn bytes_of(chunks: usize) -> usize {
         chunks / B::CHUNKS * B::BYTES
@@ -230,7 +230,7 @@ impl Block for Q4K {
     }
 }
 
-/// Sixteen bytes that two chunks share, one in the low nibbles and the next in the high.
+/// Unpacks sixteen bytes that two chunks share, the first in the low nibbles.
 #[inline(always)]
 fn shared_nibbles<L: Lanes>(
     columns: [L::Words; 4],
@@ -300,7 +300,7 @@ impl Block for Q6K {
     #[inline(always)]
     fn unpack<L: Lanes>(strip: &Strip<'_>, _: usize, unpacked: &mut impl UnpackTarget<L>) {
         let scale = strip.halves::<L>(208);
-        // Sixteen signed bytes, two for every chunk.
+        // Sixteen signed bytes, two for each chunk.
         for (k, column) in strip.columns::<L>(192).into_iter().enumerate() {
             let numbers = [
                 L::to_floats(L::sar::<24>(L::shl::<24>(column))),
@@ -312,7 +312,7 @@ impl Block for Q6K {
                 unpacked.scale(2 * k + at / 2, at % 2, number.mul(scale));
             }
         }
-        // Half a block is 128 inputs: four chunks, whose low nibbles take 64 bytes and whose high pairs 32.
+        // Half a block has 128 inputs in four chunks: 64 bytes of low nibbles and 32 bytes of high bit pairs.
         let pairs = L::splat_word(0x3030_3030);
         for half in 0..2 {
             for part in 0..2 {
@@ -334,7 +334,7 @@ impl Block for Q6K {
     }
 }
 
-/// Some bytes of a block.
+/// Loads a vector of bytes from a block.
 #[inline(always)]
 fn vector<L: Lanes>(bytes: &[u8], at: usize) -> L::Words {
     match bytes[at..].first_chunk::<VECTOR_BYTES>() {
@@ -343,7 +343,7 @@ fn vector<L: Lanes>(bytes: &[u8], at: usize) -> L::Words {
     }
 }
 
-/// The low and the high nibbles of 64 bytes, and of the 64 behind those.
+/// Returns the low and high nibbles of 64 bytes, then those of the next 64.
 #[inline(always)]
 fn row_nibbles<L: Lanes>(bytes: &[u8], at: usize) -> [L::Words; 4] {
     let mask = L::splat_word(0x0F0F_0F0F);
@@ -356,7 +356,7 @@ fn row_nibbles<L: Lanes>(bytes: &[u8], at: usize) -> [L::Words; 4] {
     ]
 }
 
-/// Nibbles of sixteen bytes with a fifth bit each, low nibbles first.
+/// Unpacks sixteen bytes of nibbles with a fifth bit each, low nibbles first.
 #[inline(always)]
 fn five_bit_chunk<L: Lanes>(
     strip: &Strip<'_>,
@@ -376,7 +376,7 @@ fn five_bit_chunk<L: Lanes>(
     unpacked.bytes(chunk, 1, high);
 }
 
-/// The lowest four bits of every word, one to each byte, as the fifth bit there.
+/// Moves the lowest four bits of each word to the fifth bit of its four bytes.
 #[inline(always)]
 fn spread_fifth_bits<L: Lanes>(words: L::Words) -> L::Words {
     let words = L::and(words, L::splat_word(0x0F));
@@ -384,8 +384,8 @@ fn spread_fifth_bits<L: Lanes>(words: L::Words) -> L::Words {
     L::shl::<4>(L::and(apart, L::splat_word(0x0101_0101)))
 }
 
-/// The scales and minimum values of a Q4_K or Q5_K block: six bits each, eight of both in twelve bytes, the upper bits
-/// of the later ones spread over the earlier.
+/// Unpacks the scales and minimums of a Q4_K or Q5_K block: eight of each in twelve bytes, six bits each, the
+/// upper bits of the later ones stored in the earlier bytes.
 #[inline(always)]
 fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, unpacked: &mut impl UnpackTarget<L>) {
     let [halves, first, second, third] = strip.columns::<L>(0);
@@ -406,7 +406,7 @@ fn six_bit_scales<L: Lanes>(strip: &Strip<'_>, unpacked: &mut impl UnpackTarget<
     }
 }
 
-/// The unsigned bytes of every word as numbers.
+/// Converts the unsigned bytes of every word to floats.
 #[inline(always)]
 fn four_bytes<L: Lanes>(words: L::Words) -> [L; 4] {
     let mask = L::splat_word(0xFF);

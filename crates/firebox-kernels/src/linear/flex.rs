@@ -1,13 +1,19 @@
+//! Products on the CPU.
+
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
 
 use super::activations::Activations;
 use super::blocks::BlockFormat;
-use super::gemm::{self, Multiplicand};
+use super::flex_weight::{FlexWeight, ON_FLEX};
+use super::grouping::Grouping;
+use super::multiplicand::Multiplicand;
+use super::multiply;
+use super::ops::{BlockOps, LinearOps};
 use super::panel::CHUNK;
 use super::prepared::PreparedWeight;
-use super::{BlockOps, Grouping, LinearOps, Weight};
+use super::weight::Weight;
 use crate::flex::{contiguous, dims, elements, tensor};
 
 impl LinearOps for Flex {
@@ -40,7 +46,7 @@ impl BlockOps for Flex {
 /// See [`multiply_each`](super::multiply_each).
 ///
 /// # Panics
-/// If the tensors are not all on Flex, as operations of Burn do for tensors of different devices.
+/// If the tensors are not all on Flex, as Burn's operations do for tensors of different devices.
 pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     let prepared: Vec<PreparedWeight> =
         weights.into_iter().map(|weight| FlexWeight::from(weight).into()).collect();
@@ -53,60 +59,14 @@ pub(super) fn multiply_prepared(x: Tensor<2>, weights: &[&PreparedWeight]) -> Ve
     products.into_iter().map(Tensor::from_primitive::<Flex>).collect()
 }
 
-const ON_FLEX: &str = "all tensors of a product are on one device";
-
-/// A weight as Flex has it.
-#[derive(Clone)]
-pub(super) enum FlexWeight {
-    Dense(FlexTensor),
-    Grouped { words: FlexTensor, scales: FlexTensor, grouping: Grouping },
-    Blocks { bytes: FlexTensor, format: BlockFormat },
-}
-
-impl From<Weight> for FlexWeight {
-    /// # Panics
-    /// If the tensors are not on Flex.
-    fn from(weight: Weight) -> Self {
-        match weight {
-            Weight::Dense(weight) => Self::Dense(weight.try_into_primitive::<Flex>().expect(ON_FLEX)),
-            Weight::Grouped { words, scales, grouping } => Self::Grouped {
-                words: words.try_into_primitive::<Flex>().expect(ON_FLEX),
-                scales: scales.try_into_primitive::<Flex>().expect(ON_FLEX),
-                grouping,
-            },
-            Weight::Blocks { bytes, format } => {
-                Self::Blocks { bytes: bytes.try_into_primitive::<Flex>().expect(ON_FLEX), format }
-            }
-        }
-    }
-}
-
-impl FlexWeight {
-    /// `[outputs, inputs]`
-    pub fn shape(&self) -> (usize, usize) {
-        match self {
-            Self::Dense(weight) => {
-                let [outputs, inputs] = dims(weight);
-                (outputs, inputs)
-            }
-            Self::Grouped { words, grouping, .. } => (dims::<2>(words)[0], grouping.inputs),
-            Self::Blocks { bytes, format } => {
-                let [outputs, row_bytes] = dims(bytes);
-                assert!(row_bytes.is_multiple_of(format.bytes()), "rows are whole blocks");
-                (outputs, row_bytes / format.bytes() * format.inputs())
-            }
-        }
-    }
-}
-
 pub(super) fn one(x: FlexTensor, weight: FlexWeight) -> FlexTensor {
     let mut products = each(x, &[&weight.into()]);
-    // One weight has one product.
+    // There is one weight, so there is one product.
     products.swap_remove(0)
 }
 
 /// # Panics
-/// If x is not f32, or the rows of x and of a weight differ in length.
+/// If `x` is not f32, or its rows and those of a weight differ in length.
 pub(super) fn each(x: FlexTensor, weights: &[&PreparedWeight]) -> Vec<FlexTensor> {
     assert_eq!(x.dtype(), DType::F32, "activations are f32");
     let x = contiguous(x);
@@ -128,7 +88,7 @@ pub(super) fn each(x: FlexTensor, weights: &[&PreparedWeight]) -> Vec<FlexTensor
         assert_eq!(inputs, weight_inputs, "the rows of x and of the weight differ in length");
         factors.push((&**multiplicand, outputs));
     }
-    let products = gemm::multiply(&Activations { rows, padded, values }, &factors);
+    let products = multiply::multiply(&Activations { rows, padded, values }, &factors);
     let products = products.into_iter().zip(factors);
     products.map(|(values, (_, outputs))| tensor(values, [rows, outputs])).collect()
 }

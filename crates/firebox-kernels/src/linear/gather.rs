@@ -1,22 +1,22 @@
-//! Rows of a weight of small integers as numbers, on the CPU. Every token's embedding is one: a dozen operations of Burn would
-//! take sixty microseconds more of a step.
+//! Rows of a weight of small integers as f32 on the CPU, as for the embedding of each token: a dozen of
+//! Burn's operations would add 60 µs to a step.
 
 use burn::backend::Flex;
 use burn::tensor::{Int, Tensor};
 use half::f16;
 
-use super::{Grouping, NIBBLE_CHUNK, RowIndices};
+use super::grouping::{Grouping, NIBBLE_CHUNK, RowIndices};
 use crate::flex::{contiguous, dims, elements, tensor};
 
 const ON_FLEX: &str = "words and scales are on one device";
 
-/// Bytes of a chunk of nibbles: the low ones are its first half, the high ones its second.
+/// Bytes of a chunk of nibbles: low nibbles are its first half, high nibbles its second.
 const CHUNK_BYTES: usize = NIBBLE_CHUNK / 2;
 
 /// See [`gather_grouped`](super::gather_grouped), for scales of f16.
 ///
 /// # Panics
-/// If words and scales are not on Flex, there is no row of an index, or rows are shorter than a grouping says.
+/// If words and scales are not on Flex, an index is out of range, or rows are shorter than `grouping` says.
 pub(super) fn rows(
     words: Tensor<2, Int>,
     scales: Tensor<2>,

@@ -1,68 +1,29 @@
-//! Rows of activations times panels of a weight.
+//! Products of many rows of activations with panels of a weight.
 //!
-//! The product of an activation row and a weight row is one lane of an accumulator, taken over the inputs in one order:
-//! integers as they come, numbers in the sixteen chains of a [`FloatPanel`], block by block. How many rows are computed
-//! together, by how many threads, and which other outputs are in the panel changes the speed and never the result.
+//! The product of an activation row and a weight row is one lane of an accumulator, summed over the inputs in
+//! a fixed order: integers in sequence, floats in the sixteen chains of a [`FloatPanel`], block by block. The
+//! number of rows, the number of threads and the other outputs of a panel change the speed, never the result.
 
 use std::marker::PhantomData;
 
-use super::activations::{Activations, IntegerWidth, Quantized, QuantizedChunk, RowGroup};
+use super::activations::{Activations, IntegerWidth, Quantized};
 use super::gemv;
+use super::integer_tile::IntegerTile;
+use super::multiplicand::{Input, Multiplicand, Part};
 use super::panel::{
-    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, HALF_QUADS, IntegerPanel,
-    IntegerRows, OUTPUTS, QUADS, TILE_OUTPUTS,
+    BLOCK, BLOCK_CHUNKS, BLOCK_STEPS, FloatPanel, FloatRows, Floats, IntegerPanel, IntegerRows, OUTPUTS,
+    TILE_OUTPUTS,
 };
+use super::place::Place;
 use super::q6k;
 #[cfg(feature = "autodiff")]
 use super::unpack::{Unpack, UnpackIntegers};
-use crate::simd::{self, Kernel, LANES, Lanes, dispatch};
-use crate::thread_pool::parallel_for_each;
+use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
-/// Multiplications below which a second thread costs more than it gains.
-const SINGLE_THREAD_WORK: usize = 1 << 17;
-
-/// Multiplications below which a piece costs more to take than there is to wait for whoever took the last one.
-const SMALLEST_PIECE: usize = 1 << 16;
-
-/// A weight that can be multiplied with.
-pub(super) trait Multiplicand: Sync {
-    /// How it meets activations: as integers, or as numbers.
-    fn integer_width(&self) -> Option<IntegerWidth>;
-
-    /// The rows it has in the memory, at minimum those of one panel, where so many are wanted.
-    fn padded_rows(&self, outputs: usize) -> usize {
-        outputs.max(OUTPUTS)
-    }
-
-    /// Multiplies all rows with consecutive outputs.
-    fn multiply(&self, x: &Input<'_>, part: Part<'_>);
-
-    /// The numbers of up to sixteen whole rows of so many inputs.
-    #[cfg(feature = "autodiff")]
-    fn unpack(&self, place: Place, inputs: usize, values: &mut [f32]);
-}
-
-/// The activations in every form that a weight asks for.
-pub(super) struct Input<'a> {
-    pub numbers: &'a Activations<'a>,
-    pub as_i16: Option<Quantized>,
-    pub as_i8: Option<Quantized>,
-}
-
-/// Some consecutive outputs.
-pub(super) struct Part<'a> {
-    /// The first of them.
-    pub first: usize,
-    /// Rows of the weight, as [`Multiplicand::padded_rows`] has them.
-    pub weight_rows: usize,
-    /// For every row the results of these outputs, zero before.
-    pub results: Vec<&'a mut [f32]>,
-}
-
-/// A weight of numbers.
+/// A weight that is multiplied as floats.
 pub(super) struct FloatWeight<W>(pub W);
 
-/// A weight of integers.
+/// A weight that is multiplied as integers.
 pub(super) struct IntegerWeight<W>(pub W);
 
 impl<W: FloatRows> Multiplicand for FloatWeight<W> {
@@ -97,98 +58,8 @@ impl<W: IntegerRows> Multiplicand for IntegerWeight<W> {
     }
 }
 
-/// `x · weightᵀ` for several weights of so many outputs: `[rows, outputs]` each. The weights are worked on together;
-/// each has at minimum the rows of one panel, wanted or not.
-pub(super) fn multiply(x: &Activations<'_>, weights: &[(&dyn Multiplicand, usize)]) -> Vec<Vec<f32>> {
-    let mut results: Vec<Vec<f32>> = weights.iter().map(|(_, outputs)| vec![0.0; x.rows * outputs]).collect();
-    let total: usize = weights.iter().map(|(_, outputs)| outputs).sum();
-    if x.rows == 0 || x.padded == 0 || total == 0 {
-        return results;
-    }
-    let rounded = |width| {
-        let wanted = weights.iter().any(|(weight, _)| weight.integer_width() == Some(width));
-        wanted.then(|| x.quantize(width))
-    };
-    let input = Input { numbers: x, as_i16: rounded(IntegerWidth::I16), as_i8: rounded(IntegerWidth::I8) };
-    let single = x.rows * x.padded * total < SINGLE_THREAD_WORK;
-    let threads = if single { 1 } else { rayon::current_num_threads() };
-    let smallest = (SMALLEST_PIECE / (x.rows * x.padded)).next_multiple_of(TILE_OUTPUTS);
-    let mut parts = Vec::new();
-    let mut left = total;
-    for (&(weight, outputs), result) in weights.iter().zip(&mut results) {
-        let mut rows: Vec<&mut [f32]> = result.chunks_mut(outputs.max(1)).collect();
-        let mut first = 0;
-        while first < outputs {
-            let piece = piece(left, threads, smallest).min(outputs - first);
-            let results = rows.iter_mut().map(|row| row.split_off_mut(..piece).unwrap_or_default()).collect();
-            parts.push((weight, Part { first, weight_rows: weight.padded_rows(outputs), results }));
-            first += piece;
-            left -= piece;
-        }
-    }
-    if single {
-        for (weight, part) in parts {
-            weight.multiply(&input, part);
-        }
-    } else {
-        parallel_for_each(parts, |(weight, part)| weight.multiply(&input, part));
-    }
-    results
-}
-
-/// How many of the outputs that are left come next. Ever fewer: threads that take the last pieces end at almost the same time,
-/// also where one of them was interrupted.
-fn piece(left: usize, threads: usize, smallest: usize) -> usize {
-    let share = if threads > 1 { left.div_ceil(2 * threads) } else { left };
-    share.next_multiple_of(TILE_OUTPUTS).max(smallest)
-}
-
-/// The numbers that the rows of a weight stand for, `[outputs, inputs]`.
-pub(super) fn decode<W: IntegerRows>(weight: &W, outputs: usize) -> Vec<f32> {
-    let mut values = vec![0.0; outputs * weight.inputs()];
-    if values.is_empty() {
-        return values;
-    }
-    dispatch(Decode { weight, outputs, values: &mut values });
-    values
-}
-
-/// Where a panel's sums go.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    /// The first row of the weight in the panel.
-    pub row: usize,
-    /// Lanes before the first that is wanted: the last panel of a weight reaches back over the one before.
-    pub skipped: usize,
-    /// The first wanted output, within the part.
-    at: usize,
-}
-
-impl Place {
-    #[inline(always)]
-    pub fn new(first: usize, at: usize, weight_rows: usize) -> Self {
-        let row = (first + at).min(weight_rows - OUTPUTS);
-        Self { row, skipped: first + at - row, at }
-    }
-
-    /// Adds a panel's sums to a row of results, as far as that goes.
-    #[inline(always)]
-    pub fn add<L: Lanes>(self, results: &mut [f32], sums: L) {
-        let Some(results) = results.get_mut(self.at..) else { return };
-        match results.first_chunk_mut() {
-            Some(whole) if self.skipped == 0 => *whole = L::load(whole).add(sums).store(),
-            _ => {
-                let sums = sums.store();
-                for (result, sum) in results.iter_mut().zip(sums.iter().skip(self.skipped)) {
-                    *result += sum;
-                }
-            }
-        }
-    }
-}
-
-/// The sums of one row with two panels. They are kept beside each other until they are whole: rows of results can lie so
-/// far apart that all of them meet in a few lines of the cache.
+/// Sums of one row with two panels. They are kept together until a row is complete, because rows of results
+/// can be so far apart that they share a few cache sets.
 type Sums = [Floats; 2];
 
 /// One block of two panels.
@@ -196,13 +67,13 @@ trait Tile<L: Lanes> {
     /// Adds the products of `ROWS` rows from `row` on to their sums.
     fn multiply<const ROWS: usize>(&self, row: usize, sums: &mut [Sums]);
 
-    /// All rows, as many at a time as the registers have room for.
+    /// Multiplies all rows, as many at a time as fit the registers.
     #[inline(always)]
     fn multiply_all(&self, sums: &mut [Sums]) {
         let mut row = 0;
         while row < sums.len() {
             let some = &mut sums[row..];
-            // The last ones in pieces that are alike: a single row leaves the multiplication waiting for itself.
+            // The last rows are split evenly: a single row would wait for its own additions.
             row += match some.len() {
                 rest if L::TILE_ROWS >= 6 && (rest == 6 || rest > 8) => {
                     self.multiply::<6>(row, &mut some[..6]);
@@ -237,7 +108,7 @@ fn add<L: Lanes, const ROWS: usize>(sums: &mut [Sums], first: [L; ROWS], second:
     }
 }
 
-/// Adds whole sums to the results and begins anew.
+/// Adds the sums to the results and resets them.
 #[inline(always)]
 fn hand_over<L: Lanes>(sums: &mut [Sums], places: (Place, Place), results: &mut [&mut [f32]]) {
     for (sums, results) in sums.iter_mut().zip(results) {
@@ -291,7 +162,7 @@ impl<L: Lanes> Tile<L> for FloatTile<'_> {
             let start = (row + i) * x.padded + block * BLOCK;
             steps[i] = x.values[start..][..count * LANES].as_chunks().0;
         }
-        // Arrays of their own for the two panels: the compiler keeps those in registers.
+        // One array per panel, so that the compiler keeps them in registers.
         let (mut totals0, mut totals1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
         for lane in 0..LANES {
             let (mut sums0, mut sums1) = ([L::zero(); ROWS], [L::zero(); ROWS]);
@@ -313,7 +184,7 @@ impl<L: Lanes> Tile<L> for FloatTile<'_> {
     }
 }
 
-/// Products with a weight that is unpacked.
+/// Products of integer activations with an unpacked weight.
 pub(super) struct IntegerProduct<'a, W> {
     pub x: &'a Quantized,
     pub weight: &'a W,
@@ -349,7 +220,7 @@ impl<W: IntegerRows> Kernel for IntegerProduct<'_, W> {
     }
 }
 
-/// The products of a few rows without a panel.
+/// Products of a few rows without a panel.
 #[inline(always)]
 fn few_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     x: &Quantized,
@@ -363,17 +234,6 @@ fn few_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     } else if let Some(x) = x.row_groups().next() {
         gemv::integer_rows::<L, W, ROWS>(x, weight, first, weight_rows, results);
     }
-}
-
-/// Integer sums of some rows with a panel, as [`QuantizedChunk::dot`](crate::simd::Integers::dot) takes them.
-type Dots<L, const ROWS: usize> = [[<L as simd::Integers>::Words; 2]; ROWS];
-
-/// One block of two panels of integers.
-pub(super) struct IntegerTile<'a, W> {
-    pub few: RowGroup<'a>,
-    pub block: usize,
-    pub panels: &'a (IntegerPanel, IntegerPanel),
-    format: PhantomData<W>,
 }
 
 impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
@@ -412,79 +272,14 @@ impl<L: Lanes, W: IntegerRows> Tile<L> for IntegerTile<'_, W> {
     }
 }
 
-impl<W: IntegerRows> IntegerTile<'_, W> {
-    /// The integers of a chunk times those of both panels, or of one half of it where halves have scales of their own.
-    #[inline(always)]
-    #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
-    pub fn dots<L: Lanes, const ROWS: usize>(
-        &self,
-        chunk: usize,
-        half: usize,
-        x: &[QuantizedChunk; ROWS],
-    ) -> (Dots<L, ROWS>, Dots<L, ROWS>) {
-        let (panel0, panel1) = self.panels;
-        let zero = L::splat_word(0);
-        let (mut dots0, mut dots1) = ([[zero; 2]; ROWS], [[zero; 2]; ROWS]);
-        for i in 0..ROWS {
-            let offset = if W::HALF_SCALES { x[i].half_offset(W::ZERO, half) } else { x[i].offset(W::ZERO) };
-            (dots0[i][1], dots1[i][1]) = (L::splat_word(offset), L::splat_word(offset));
-        }
-        let quads = if W::HALF_SCALES { HALF_QUADS } else { QUADS };
-        for quad in half * quads..(half + 1) * quads {
-            let weight0 = panel0.quads[chunk][quad].words::<L>();
-            let weight1 = panel1.quads[chunk][quad].words::<L>();
-            for i in 0..ROWS {
-                let quad = &x[i].quads[quad];
-                dots0[i] = L::dot_quads(dots0[i], weight0, quad, W::I8_ACTIVATIONS);
-                dots1[i] = L::dot_quads(dots1[i], weight1, quad, W::I8_ACTIVATIONS);
-            }
-        }
-        (dots0, dots1)
-    }
-}
-
-struct Decode<'a, W> {
-    weight: &'a W,
-    outputs: usize,
-    /// `[outputs, inputs]`
-    values: &'a mut [f32],
-}
-
-impl<W: IntegerRows> Kernel for Decode<'_, W> {
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let inputs = self.weight.inputs();
-        let mut panel = IntegerPanel::default();
-        for (index, values) in self.values.chunks_mut(OUTPUTS * inputs).enumerate() {
-            let place = Place::new(0, index * OUTPUTS, self.outputs.max(OUTPUTS));
-            for block in 0..inputs.div_ceil(BLOCK) {
-                self.weight.unpack::<L, _>(place.row, block, &mut panel);
-                for (lane, values) in values.chunks_exact_mut(inputs).enumerate() {
-                    let values = &mut values[block * BLOCK..inputs.min((block + 1) * BLOCK)];
-                    for (input, value) in values.iter_mut().enumerate() {
-                        *value = number::<W>(&panel, input, place.skipped + lane);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// What one integer of a panel stands for.
-fn number<W: IntegerRows>(panel: &IntegerPanel, input: usize, lane: usize) -> f32 {
-    let (chunk, input) = (input / CHUNK, input % CHUNK);
-    let byte = panel.quads[chunk][input / 4].0[lane].to_le_bytes()[input % 4];
-    let half = if W::HALF_SCALES { input / (CHUNK / 2) } else { 0 };
-    let minimum = if W::HAS_MINIMUM { panel.minimum[chunk].0[lane] } else { 0.0 };
-    (i32::from(byte) - W::ZERO) as f32 * panel.scales[chunk][half].0[lane] + minimum
-}
-
 #[cfg(test)]
 mod tests {
     use std::ops::RangeInclusive;
 
     use super::*;
     use crate::linear::blocks::{Block, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    use crate::linear::decode::decode;
+    use crate::linear::panel::CHUNK;
     use crate::linear::plain::{Bf16, F16, F32, PlainRows};
     use crate::simd::on_each_instruction_set;
 
@@ -492,10 +287,10 @@ mod tests {
     const INPUTS: usize = 768;
     const OUTPUTS: usize = 41;
 
-    /// Those that are multiplied on their own, and every count that follows others or ends a tile.
+    /// All row counts with code of their own, and all that end a tile.
     const ROWS: RangeInclusive<usize> = 1..=14;
 
-    /// None of two such bytes is the exponent of an infinity in half precision.
+    /// Bytes that do not form an infinite f16.
     fn bytes(count: usize) -> Vec<u8> {
         (0..count).map(|i| (i * 37 % 120) as u8).collect()
     }
@@ -510,7 +305,7 @@ mod tests {
         Part { first: 0, weight_rows: OUTPUTS, results }
     }
 
-    /// Products of several rows on some lanes, which have to be those of each row alone.
+    /// Checks that several rows give the bits of each row alone, and returns the products.
     fn alike(rows: usize, name: &str, product: impl Fn(&Activations<'_>, &mut [f32])) -> Vec<f32> {
         let values = activations(rows);
         let of = |values: &[f32]| {
@@ -542,7 +337,7 @@ mod tests {
                     let x = x.quantize_on::<L>(IntegerWidth::for_weight::<W>());
                     IntegerProduct { x: &x, weight: self.weight, part: part(x.rows, results) }.run::<L>();
                 });
-                // What activations are off by adds up like a random walk.
+                // The errors of activations add up like a random walk.
                 let off = if W::I8_ACTIVATIONS { 1e-2 } else { 4e-5 };
                 check(self.name, &found, &numbers, rows, largest * off * (INPUTS as f32).sqrt());
             }
@@ -579,42 +374,27 @@ mod tests {
         }
     }
 
+    /// Test machines use the widest instruction set; the others must be right too.
     #[test]
-    fn pieces_become_smaller_and_end_with_small_ones() {
-        for (threads, smallest, total) in [(1, 32, 5000), (2, 64, 151_936), (2, 32, 1000), (7, 96, 40_961)] {
-            let (mut left, mut pieces) = (total, Vec::new());
-            while left > 0 {
-                pieces.push(piece(left, threads, smallest).min(left));
-                left -= pieces[pieces.len() - 1];
-            }
-            assert!(pieces.is_sorted_by(|a, b| a >= b), "{pieces:?}");
-            assert!(pieces[0] <= total.div_ceil(threads).max(smallest), "{pieces:?}");
-            assert!(threads == 1 || pieces[pieces.len() - 1] <= smallest, "{pieces:?}");
-            assert!(pieces.len() <= 1 + total / smallest, "{pieces:?}");
-        }
+    fn every_instruction_set_multiplies_integers() {
+        check_block_format::<Q8_0>();
+        check_block_format::<Q4_0>();
+        check_block_format::<Q4_1>();
+        check_block_format::<Q5_0>();
+        check_block_format::<Q5_1>();
+        check_block_format::<Q4K>();
+        check_block_format::<Q5K>();
+        check_block_format::<Q6K>();
     }
 
-    /// The processor of a test machine takes the widest lanes; others have to be right too.
-    #[test]
-    fn every_kind_of_lanes_multiplies_integers() {
-        every_kind_multiplies::<Q8_0>();
-        every_kind_multiplies::<Q4_0>();
-        every_kind_multiplies::<Q4_1>();
-        every_kind_multiplies::<Q5_0>();
-        every_kind_multiplies::<Q5_1>();
-        every_kind_multiplies::<Q4K>();
-        every_kind_multiplies::<Q5K>();
-        every_kind_multiplies::<Q6K>();
-    }
-
-    fn every_kind_multiplies<B: Block>() {
+    fn check_block_format<B: Block>() {
         let blocks = bytes(OUTPUTS * INPUTS / (B::CHUNKS * CHUNK) * B::BYTES);
         let weight = BlockRows::<B>::new(&blocks, INPUTS);
         on_each_instruction_set(|name| Integer { name, weight: &weight });
     }
 
     #[test]
-    fn every_kind_of_lanes_multiplies_numbers() {
+    fn every_instruction_set_multiplies_numbers() {
         let numbers: Vec<f32> = (0..OUTPUTS * INPUTS).map(|i| (i * 31 % 64) as f32 / 32.0 - 1.0).collect();
         let single: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         let weight = PlainRows::<F32>::new(&single, INPUTS);

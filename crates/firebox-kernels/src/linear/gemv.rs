@@ -1,14 +1,14 @@
-//! A single row of activations times a weight, or a few, the case of decoding: the same sums as with many rows, to the
-//! last bit, and nothing between the memory and the multiplication.
+//! Products of one row or a few rows of activations, as in decoding: the bits of [`gemm`](super::gemm),
+//! without a panel between memory and multiplication.
 
-use super::activations::{QuantizedChunk, RowGroup};
-use super::gemm::Place;
 use super::panel::{
     BLOCK_CHUNKS, BLOCK_STEPS, FloatRows, Floats, HALF_QUADS, IntegerRows, OUTPUTS, UnpackTarget,
 };
+use super::place::Place;
+use super::row_group::{QuantizedChunk, RowGroup};
 use crate::simd::{COLUMN_BYTES, LANES, Lanes};
 
-/// The products of a single row, whose weights are read in the order of the memory and never unpacked.
+/// Product of a single row with a float weight, which is read in memory order and never unpacked.
 #[inline(always)]
 pub(super) fn float_row<L: Lanes, W: FloatRows>(
     x: &[f32],
@@ -19,7 +19,7 @@ pub(super) fn float_row<L: Lanes, W: FloatRows>(
 ) {
     let (steps, _) = x.as_chunks::<LANES>();
     let blocks = steps.len().div_ceil(BLOCK_STEPS);
-    // For every block the sums of sixteen outputs, a vector of lanes each.
+    // For every block, one vector of partial sums for each of sixteen outputs.
     let mut sums = vec![[Floats::default(); OUTPUTS]; blocks];
     for at in (0..result.len()).step_by(OUTPUTS) {
         let place = Place::new(first, at, weight_rows);
@@ -36,7 +36,7 @@ pub(super) fn float_row<L: Lanes, W: FloatRows>(
     }
 }
 
-/// The lanes of sixteen vectors added up in their order, one sum for each vector.
+/// Sums the lanes of each of sixteen vectors in order.
 #[inline(always)]
 fn across<L: Lanes>(vectors: &[Floats; OUTPUTS]) -> L {
     let bytes = bytemuck::bytes_of(vectors);
@@ -49,7 +49,7 @@ fn across<L: Lanes>(vectors: &[Floats; OUTPUTS]) -> L {
     total
 }
 
-/// What a few rows take from a block while it is unpacked, in place of a panel.
+/// The target that a block is unpacked into: products with a few rows instead of a panel.
 struct RowsBlock<'a, L: Lanes, const ROWS: usize> {
     x: &'a [[QuantizedChunk; ROWS]],
     small: bool,
@@ -59,7 +59,7 @@ struct RowsBlock<'a, L: Lanes, const ROWS: usize> {
 }
 
 impl<L: Lanes, const ROWS: usize> RowsBlock<'_, L, ROWS> {
-    /// Every chunk of a block overwrites what the one before has left.
+    /// Initial values; every chunk of a block is overwritten before it is read.
     #[inline(always)]
     fn nothing(small: bool) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl<L: Lanes, const ROWS: usize> UnpackTarget<L> for RowsBlock<'_, L, ROWS> {
     }
 }
 
-/// The products of a few rows, whose weights are multiplied while they are unpacked.
+/// Products of a few rows with an integer weight, which is multiplied while it is unpacked.
 #[inline(always)]
 pub(super) fn integer_rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     x: RowGroup<'_>,

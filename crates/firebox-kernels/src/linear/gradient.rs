@@ -1,4 +1,4 @@
-//! Products that gradients flow back through.
+//! Products with a backward pass of their own.
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
@@ -6,17 +6,20 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Int, Tensor};
 use rayon::prelude::*;
 
-use super::flex::{FlexWeight, each, one};
-use super::gemm::Place;
+use super::blocks::BlockFormat;
+use super::flex::{each, one};
+use super::flex_weight::FlexWeight;
+use super::ops::BlockOps;
 use super::panel::OUTPUTS;
+use super::place::Place;
 use super::plain::{Bf16, Columns, F16, F32};
 use super::prepared::PreparedWeight;
-use super::{BlockFormat, BlockOps, Weight};
+use super::weight::Weight;
 use crate::flex::{bytes, dims, elements, tensor};
 use crate::graph::{self, Operand, integers, operand};
 use crate::matrix::{self, Left, RowMajor, Size};
 
-/// Numbers of a packed weight that are unpacked rows_per_piece, four bytes each.
+/// Elements of a packed weight that are unpacked at a time, four bytes each.
 const UNPACKED_NUMBERS: usize = 1 << 20;
 
 /// See [`multiply_each`](super::multiply_each).
@@ -29,7 +32,7 @@ pub(super) fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>
     parts.map(|((product, weight), operand)| record(x.clone(), weight, operand, product)).collect()
 }
 
-/// The same for one weight.
+/// See [`multiply`](super::multiply).
 pub(super) fn multiply(x: Tensor<2>, weight: Weight) -> Tensor<2> {
     let (x, (weight, operand)) = (operand(x), taken(weight));
     let product = one(x.numbers(), weight.clone());
@@ -47,7 +50,7 @@ pub(super) fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> T
     }
 }
 
-/// A weight as Flex has it, and as an operand where it may have a gradient.
+/// Returns the weight as tensors of Flex, and as an operand if it can have a gradient.
 fn taken(weight: Weight) -> (FlexWeight, Option<Operand>) {
     match weight {
         Weight::Dense(weight) => {
@@ -65,7 +68,7 @@ fn taken(weight: Weight) -> (FlexWeight, Option<Operand>) {
 fn record(x: Operand, weight: FlexWeight, operand: Option<Operand>, product: FlexTensor) -> Tensor<2> {
     match operand {
         Some(operand) => {
-            // A frozen weight's gradient is never wanted, and what it would take need not be kept.
+            // A frozen weight needs no gradient, so the activations need not be kept.
             let numbers = operand.is_tracked().then(|| x.numbers());
             let dtype = operand.numbers().dtype();
             graph::record([x, operand], product, move |gradient, [x_grad, weight_grad]| {
@@ -103,7 +106,7 @@ fn input_gradient(gradient: &FlexTensor, weight: &FlexWeight) -> FlexTensor {
     tensor(product, [rows, inputs])
 }
 
-/// The same for a packed weight, of which some rows at a time are unpacked.
+/// [`input_gradient`] for a packed weight, unpacked a few rows at a time.
 fn packed_gradient(gradient: &[f32], weight: &FlexWeight, size: Size) -> Vec<f32> {
     let Size { rows, terms: outputs, columns: inputs } = size;
     let mut product = vec![0.0; rows * inputs];

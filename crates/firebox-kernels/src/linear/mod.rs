@@ -1,126 +1,53 @@
-//! Products with weights of `[outputs, inputs]`, as checkpoints store them.
+//! Products with weights of `[outputs, inputs]`, in the formats of checkpoints.
 
+mod activation_block;
 mod activations;
 mod blocks;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
+mod decode;
 mod flex;
+mod flex_weight;
 mod gather;
 mod gemm;
 mod gemv;
 #[cfg(feature = "autodiff")]
 mod gradient;
+mod grouping;
+mod integer_tile;
+mod multiplicand;
+mod multiply;
+mod ops;
 mod panel;
+mod place;
 mod plain;
 mod prepared;
 mod q6k;
 pub mod reference;
+mod row_block;
+mod row_group;
 mod tiles;
 mod uneven;
 #[cfg(feature = "autodiff")]
 mod unpack;
+mod weight;
 
 pub use blocks::BlockFormat;
+pub use grouping::{Grouping, NIBBLE_CHUNK, TILE_ROWS};
 pub use prepared::PreparedWeight;
+pub use reference::in_rows;
+pub use weight::Weight;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Device, Int, Tensor};
+
+use ops::{BlockOps, LinearOps};
 
 use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 
-/// Inputs whose nibbles are stored together: byte `i` of 16 holds input `i` low and input `i + 16` high.
-pub const NIBBLE_CHUNK: usize = 32;
-
-/// Rows of a weight that lie side by side where it is [`tiled`](Grouping::tiled).
-pub const TILE_ROWS: usize = 16;
-
-/// How a weight of small integers is laid out: rows of packed integers, viewed as 32-bit words, and a
-/// half-precision scale for every group of inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grouping {
-    /// Inputs of a row; the last group may be short.
-    pub inputs: usize,
-    /// Inputs that share a scale. Whole chunks of [`NIBBLE_CHUNK`] where rows are in tiles.
-    pub group: usize,
-    /// Nibbles offset by eight, in whole chunks of [`NIBBLE_CHUNK`]; otherwise signed bytes.
-    pub four_bits: bool,
-    /// Whether rows are in tiles of [`TILE_ROWS`]: of each tile the first words of all rows, then the second ones, and
-    /// scales likewise. The last tile has as many rows as are left. Otherwise one row comes after the other.
-    ///
-    /// The CPU multiplies with tiles, and turns anything else for every product. Accelerators want rows: see [`in_rows`].
-    pub tiled: bool,
-}
-
-impl Grouping {
-    /// 32-bit words that a row takes at minimum.
-    pub fn row_words(&self) -> usize {
-        if self.four_bits {
-            self.inputs.div_ceil(NIBBLE_CHUNK) * NIBBLE_CHUNK / 8
-        } else {
-            self.inputs.div_ceil(4)
-        }
-    }
-
-    /// Scales of a row.
-    pub fn groups(&self) -> usize {
-        self.inputs.div_ceil(self.group)
-    }
-}
-
-/// Where a row is among those that lie beside it, see [`Grouping::tiled`].
-#[derive(Clone, Copy)]
-struct RowIndices {
-    /// The first of them.
-    first: usize,
-    lane: usize,
-    lanes: usize,
-}
-
-impl RowIndices {
-    fn in_tile(index: usize, rows: usize) -> Self {
-        let lane = index % TILE_ROWS;
-        let first = index - lane;
-        Self { first, lane, lanes: TILE_ROWS.min(rows - first) }
-    }
-
-    fn contiguous(index: usize) -> Self {
-        Self { first: index, lane: 0, lanes: 1 }
-    }
-
-    /// Where the row's elements are, of which every row has `width`.
-    fn indices(self, width: usize) -> impl Iterator<Item = usize> {
-        (0..width).map(move |at| self.first * width + at * self.lanes + self.lane)
-    }
-}
-
-/// A weight of `[outputs, inputs]` in one of the forms that can be multiplied with.
-#[derive(Debug, Clone)]
-pub enum Weight {
-    /// f32, f16 or bf16.
-    Dense(Tensor<2>),
-    /// Small integers with scales.
-    Grouped {
-        /// `[outputs, words]`
-        words: Tensor<2, Int>,
-        /// `[outputs, groups]`
-        scales: Tensor<2>,
-        /// How both are laid out.
-        grouping: Grouping,
-    },
-    /// GGUF blocks.
-    Blocks {
-        /// `[outputs, bytes of a row]`, 8-bit unsigned integers.
-        bytes: Tensor<2, Int>,
-        /// What the bytes mean.
-        format: BlockFormat,
-    },
-}
-
 impl Weight {
-    /// `x · weightᵀ`, as [`multiply`] has it.
+    /// Returns `x · weightᵀ`; see [`multiply`].
     pub fn multiply(self, x: Tensor<2>) -> Tensor<2> {
         match self {
             Self::Dense(weight) => multiply(x, weight),
@@ -129,27 +56,27 @@ impl Weight {
         }
     }
 
-    /// The same made ready for products that come again and again, where its device has a use for that.
+    /// Prepares the weight for repeated products. Returns `None` on devices that do not benefit.
     pub fn prepare(self) -> Option<PreparedWeight> {
         let device = match &self {
             Self::Dense(weight) => weight.device(),
             Self::Grouped { words, .. } => words.device(),
             Self::Blocks { bytes, .. } => bytes.device(),
         };
-        is_flex(&device).then(|| flex::FlexWeight::from(self).into())
+        is_flex(&device).then(|| flex_weight::FlexWeight::from(self).into())
     }
 
-    /// Whether gradients of the weight itself may be wanted.
+    /// Whether the weight itself may have a gradient.
     #[cfg(feature = "autodiff")]
     fn is_recorded(&self) -> bool {
         matches!(self, Self::Dense(weight) if graph::records(&weight.device()))
     }
 }
 
-/// The products of the same activations with several weights, each as [`multiply`] has it.
+/// Products of the same activations with several weights, each as [`multiply`] gives it.
 ///
-/// On the CPU the weights are worked on together: threads meet once, and activations are made ready once. On accelerators
-/// a few rows meet weights of one form in one launch.
+/// On the CPU all weights are processed together: threads synchronise once, and activations are quantized
+/// once. On accelerators a few rows meet weights of one format in one launch.
 pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     #[cfg(feature = "autodiff")]
     if graph::records(&x.device()) || weights.iter().any(Weight::is_recorded) {
@@ -165,7 +92,8 @@ pub fn multiply_each(x: Tensor<2>, weights: Vec<Weight>) -> Vec<Tensor<2>> {
     weights.into_iter().map(|weight| weight.multiply(x.clone())).collect()
 }
 
-/// The same for weights that are [ready](Weight::prepare), and activations on a device that [takes](accepts_prepared) those.
+/// [`multiply_each`] for [prepared](Weight::prepare) weights, on a device that [accepts](accepts_prepared)
+/// them.
 ///
 /// # Panics
 /// If the activations are on another device.
@@ -173,18 +101,19 @@ pub fn multiply_prepared(x: Tensor<2>, weights: &[&PreparedWeight]) -> Vec<Tenso
     flex::multiply_prepared(x, weights)
 }
 
-/// Whether activations on a device are multiplied with weights that are ready: on the CPU, unless gradients are followed.
+/// Whether activations on a device can be multiplied with prepared weights: on the CPU without autodiff.
 pub fn accepts_prepared(device: &Device) -> bool {
     is_flex(device)
 }
 
-/// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of f32, f16 or bf16.
+/// Returns `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32, for a weight of f32, f16 or
+/// bf16.
 ///
-/// On the CPU a row's result does not depend on the rows beside it or on the number of threads. On
-/// accelerators few rows and many are added up in different orders.
+/// On the CPU a row's result does not depend on the other rows or on the number of threads. Accelerators add
+/// in different orders for few rows and for many.
 ///
 /// # Panics
-/// On the CPU, if the weight is of another dtype.
+/// On the CPU, if the weight has another dtype.
 pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "autodiff")]
     if graph::records(&x.device()) || graph::records(&weight.device()) {
@@ -196,7 +125,8 @@ pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(<DispatchBackend as LinearOps>::multiply(x.into_dispatch(), weight.into_dispatch()))
 }
 
-/// The same for a weight of small integers: `words` is `[outputs, words]`, `scales` is `[outputs, groups]`.
+/// [`multiply`] for a weight of small integers: `words` is `[outputs, words]`, `scales` is `[outputs,
+/// groups]`.
 pub fn multiply_grouped(
     x: Tensor<2>,
     words: Tensor<2, Int>,
@@ -208,7 +138,7 @@ pub fn multiply_grouped(
     if graph::records(&device) {
         return gradient::multiply(x, Weight::Grouped { words, scales, grouping });
     }
-    // Accelerators unpack whole chunks with one scale.
+    // The accelerator kernels unpack whole chunks with one scale.
     if !has_native_ops(&device) || !(is_flex(&device) || grouping.group.is_multiple_of(NIBBLE_CHUNK)) {
         return reference::multiply_grouped(x, words, scales, grouping);
     }
@@ -222,10 +152,10 @@ pub fn multiply_grouped(
     ))
 }
 
-/// The same for a weight of GGUF blocks: `bytes` is `[outputs, bytes of a row]`, 8-bit unsigned integers.
+/// [`multiply`] for a weight of GGUF blocks: `bytes` is `[outputs, bytes of a row]`, 8-bit unsigned integers.
 ///
 /// # Panics
-/// On devices other than the CPU, which have no version of it; see [`multiplies_blocks`].
+/// On devices other than the CPU; see [`multiplies_blocks`].
 pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
     #[cfg(feature = "autodiff")]
     if graph::records(&x.device()) {
@@ -238,7 +168,7 @@ pub fn multiply_blocks(x: Tensor<2>, bytes: Tensor<2, Int>, format: BlockFormat)
     ))
 }
 
-/// The numbers that rows of GGUF blocks stand for: `[rows, inputs]` in f32. For the same devices.
+/// Decodes rows of GGUF blocks to `[rows, inputs]` in f32, on the devices of [`multiply_blocks`].
 pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2> {
     #[cfg(feature = "autodiff")]
     if graph::records(&bytes.device()) {
@@ -247,19 +177,7 @@ pub fn dequantize_blocks(bytes: Tensor<2, Int>, format: BlockFormat) -> Tensor<2
     Tensor::from_dispatch(<DispatchBackend as BlockOps>::dequantize_blocks(bytes.into_dispatch(), format))
 }
 
-/// A weight of small integers with one row after the other, which is how accelerators read it.
-pub fn in_rows(
-    words: Tensor<2, Int>,
-    scales: Tensor<2>,
-    grouping: Grouping,
-) -> (Tensor<2, Int>, Tensor<2>, Grouping) {
-    if !grouping.tiled {
-        return (words, scales, grouping);
-    }
-    (reference::in_rows(words), reference::in_rows(scales), Grouping { tiled: false, ..grouping })
-}
-
-/// The numbers that rows of a weight of small integers stand for: `[indices, inputs]` in f32.
+/// Decodes the given rows of a weight of small integers to `[indices, inputs]` in f32.
 pub fn gather_grouped(
     words: Tensor<2, Int>,
     scales: Tensor<2>,
@@ -278,46 +196,21 @@ pub fn gather_grouped(
     reference::dequantize(words, scales, Grouping { tiled: false, ..grouping })
 }
 
-/// Whether a device computes with GGUF blocks as they are.
+/// Whether a device multiplies with GGUF blocks.
 pub fn multiplies_blocks(device: &Device) -> bool {
     is_cpu(device)
 }
 
-/// Whether a device multiplies with tiles of rows as they are.
+/// Whether a device multiplies with tiled weights.
 pub fn multiplies_tiles(device: &Device) -> bool {
     is_cpu(device)
 }
 
-/// Whether the operations of a device are those for Flex, gradients or not.
+/// Whether a device is Flex, with or without autodiff.
 fn is_cpu(device: &Device) -> bool {
     #[cfg(feature = "autodiff")]
     if graph::records(device) {
         return true;
     }
     is_flex(device)
-}
-
-/// The operations of backends that have versions of their own.
-#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
-pub(crate) trait LinearOps: Backend {
-    fn multiply(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    fn multiply_grouped(
-        x: FloatTensor<Self>,
-        words: IntTensor<Self>,
-        scales: FloatTensor<Self>,
-        grouping: Grouping,
-    ) -> FloatTensor<Self>;
-}
-
-/// The operations on blocks, which only the CPU has.
-#[backend_extension(Flex)]
-pub(crate) trait BlockOps: Backend {
-    fn multiply_blocks(
-        x: FloatTensor<Self>,
-        bytes: IntTensor<Self>,
-        format: BlockFormat,
-    ) -> FloatTensor<Self>;
-
-    fn dequantize_blocks(bytes: IntTensor<Self>, format: BlockFormat) -> FloatTensor<Self>;
 }

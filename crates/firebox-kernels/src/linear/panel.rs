@@ -1,19 +1,19 @@
-//! A few outputs of a weight, unpacked for the multiplication: lanes are outputs, so that an activation meets
-//! sixteen of them at once and no sum ever runs across lanes.
+//! Sixteen outputs of a weight, unpacked for multiplication. Lanes are outputs, so an activation meets
+//! sixteen of them at once and no sum runs across lanes.
 
-use super::q6k::RowBlock;
+use super::row_block::RowBlock;
 use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 
-/// Outputs of one panel.
+/// Outputs of a panel.
 pub(super) const OUTPUTS: usize = LANES;
 
-/// Outputs that are unpacked and multiplied together: two panels, so that a loaded activation is used twice.
+/// Outputs that are multiplied together: two panels, so that each loaded activation is used twice.
 pub(super) const TILE_OUTPUTS: usize = 2 * OUTPUTS;
 
-/// Inputs that are unpacked together: what is unpacked for two panels stays in the first-level cache.
+/// Inputs that are unpacked at a time: two panels of them stay in the L1 cache.
 pub(super) const BLOCK: usize = 256;
 
-/// Inputs that share a scale of the activations, and the unit that packed weights come in.
+/// Inputs that share a scale of the activations; packed weights come in whole chunks.
 pub(super) const CHUNK: usize = 32;
 
 /// Chunks of a block.
@@ -22,16 +22,16 @@ pub(super) const BLOCK_CHUNKS: usize = BLOCK / CHUNK;
 /// Vectors of consecutive inputs in a block.
 pub(super) const BLOCK_STEPS: usize = BLOCK / LANES;
 
-/// Bytes that travel through the caches together.
+/// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
-/// Inputs of a chunk by fours: as many bytes as a word has.
+/// Groups of four inputs in a chunk, one word of bytes each.
 pub(super) const QUADS: usize = CHUNK / 4;
 
-/// Those of half a chunk, which is what sixteen bytes or sixteen nibbles are.
+/// Groups of four inputs in half a chunk.
 pub(super) const HALF_QUADS: usize = QUADS / 2;
 
-/// Sixteen numbers, where a vector load meets one line of the cache.
+/// Sixteen floats, aligned to a cache line.
 #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct Floats(pub [f32; LANES]);
@@ -41,11 +41,11 @@ pub(super) struct Floats(pub [f32; LANES]);
 #[repr(C, align(64))]
 pub(super) struct Words(pub [u32; LANES]);
 
-/// The numbers of one block of inputs, for sixteen outputs.
+/// The floats of one block of inputs for sixteen outputs.
 ///
-/// Inputs are sixteen apart: `inputs[lane][step]` is input `16 * step + lane`. That is how a vector of consecutive
-/// inputs adds them up, lane by lane, so that a single row of activations can be multiplied without a panel and give the
-/// same bits. It also keeps chains of additions short.
+/// Inputs are interleaved: `inputs[lane][step]` is input `16 * step + lane`. A vector of consecutive inputs
+/// adds them up in the same order, lane by lane, so a single row multiplied without a panel gives the same
+/// bits. Interleaving also keeps chains of additions short.
 #[derive(Clone)]
 pub(super) struct FloatPanel {
     pub inputs: [[Floats; BLOCK_STEPS]; LANES],
@@ -57,14 +57,14 @@ impl Default for FloatPanel {
     }
 }
 
-/// The integers of one block of inputs and their scales, for sixteen outputs.
+/// The integers of one block of inputs for sixteen outputs, with their scales.
 #[derive(Clone)]
 pub(super) struct IntegerPanel {
     /// Unsigned bytes.
     pub quads: [[Words; QUADS]; BLOCK_CHUNKS],
-    /// Of the first and the second half of every chunk; only the first where a chunk has one scale.
+    /// Scales of the two halves of every chunk; only the first is used if a chunk has one scale.
     pub scales: [[Floats; 2]; BLOCK_CHUNKS],
-    /// Added to every number, in formats that have it.
+    /// Minimums that are added to every number, in formats that have them.
     pub minimum: [Floats; BLOCK_CHUNKS],
 }
 
@@ -85,7 +85,7 @@ impl FloatPanel {
     }
 }
 
-/// Some bytes of sixteen consecutive rows.
+/// A range of bytes of sixteen consecutive rows.
 #[derive(Clone, Copy)]
 pub(super) struct Strip<'a> {
     bytes: &'a [u8],
@@ -95,8 +95,8 @@ pub(super) struct Strip<'a> {
 }
 
 impl<'a> Strip<'a> {
-    /// `width` bytes of sixteen rows of `stride` bytes, each from `offset` on. `next` is how many rows further on the
-    /// tile begins that comes next.
+    /// Takes `width` bytes from `offset` on, of sixteen rows of `stride` bytes. The next tile starts `next`
+    /// rows further on and is prefetched.
     #[inline(always)]
     pub fn new(rows: &'a [u8], row: usize, stride: usize, offset: usize, width: usize, next: usize) -> Self {
         let start = row * stride + offset;
@@ -108,10 +108,10 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// Sixteen bytes of every row from `at` on, turned into columns.
+    /// Returns sixteen bytes of every row from `at` on, transposed to columns.
     ///
-    /// Asks for as many bytes of the rows that come next, in the order of the memory rather than that of the
-    /// unpacking: memory is fastest that way, and what has arrived in a cache can be read in any order.
+    /// Prefetches as many bytes of the next tile in memory order, which is faster than the order of
+    /// unpacking.
     #[inline(always)]
     pub fn columns<L: Lanes>(&self, at: usize) -> [L::Words; 4] {
         for line in 0..OUTPUTS * COLUMN_BYTES / CACHE_LINE {
@@ -120,7 +120,7 @@ impl<'a> Strip<'a> {
         L::columns(&self.bytes[at..], self.stride)
     }
 
-    /// Sixty-four bytes of every row, as four times sixteen.
+    /// Returns sixty-four bytes of every row, as four times sixteen.
     #[inline(always)]
     pub fn wide_columns<L: Lanes>(&self, at: usize) -> [[L::Words; 4]; 4] {
         for line in 0..4 * OUTPUTS * COLUMN_BYTES / CACHE_LINE {
@@ -129,7 +129,7 @@ impl<'a> Strip<'a> {
         L::wide_columns(&self.bytes[at..], self.stride)
     }
 
-    /// The same where rows have fewer bytes left: zeros follow those.
+    /// [`columns`](Self::columns) at the end of the rows, padded with zeros.
     #[inline(always)]
     pub fn last_columns<L: Lanes>(&self, at: usize) -> [L::Words; 4] {
         let mut ends = [[0; COLUMN_BYTES]; OUTPUTS];
@@ -140,7 +140,7 @@ impl<'a> Strip<'a> {
         L::columns(ends.as_flattened(), COLUMN_BYTES)
     }
 
-    /// A half-precision number of every row.
+    /// Returns an f16 of every row as floats.
     #[inline(always)]
     pub fn halves<L: Lanes>(&self, at: usize) -> L {
         let mut bits = [0; LANES];
@@ -151,7 +151,7 @@ impl<'a> Strip<'a> {
         L::from_f16(&bits)
     }
 
-    /// A word of every row.
+    /// Returns a word of every row.
     #[inline(always)]
     pub fn words<L: Lanes>(&self, at: usize) -> L::Words {
         let mut words = [0; LANES];
@@ -164,26 +164,26 @@ impl<'a> Strip<'a> {
     }
 }
 
-/// A weight of `[outputs, inputs]` that unpacks to floating-point numbers.
+/// A weight of `[outputs, inputs]` that unpacks to floats.
 pub(super) trait FloatRows: Sync {
-    /// Unpacks one block of inputs of sixteen rows from `row` on; what lies beyond the last input becomes zero.
+    /// Unpacks one block of sixteen rows from `row` on, with zeros beyond the last input.
     fn unpack<L: Lanes>(&self, row: usize, block: usize, panel: &mut FloatPanel);
 
-    /// The products of one block of a row with so many steps of activations, summed lane by lane. What lies beyond the
-    /// last input is zero.
+    /// Returns the lane-wise sums of products of one block of a row with `x`. Inputs beyond the last are
+    /// zero.
     fn block_sums<L: Lanes>(&self, row: usize, block: usize, x: &[[f32; LANES]]) -> L;
 }
 
-/// Where the integers of a block go.
+/// The destination of an unpacked block of integers.
 pub(super) trait UnpackTarget<L: Lanes> {
     /// Rows of a tile.
     const ROWS: usize;
 
-    /// Four unsigned bytes of every output at a time, the first or the second half of a chunk's sixteen.
+    /// Takes four unsigned bytes of every output at a time, for half a chunk.
     fn bytes(&mut self, chunk: usize, half: usize, quads: [L::Words; HALF_QUADS]);
-    /// The scale of a chunk, or of one of its halves.
+    /// Takes the scale of a chunk or of one of its halves.
     fn scale(&mut self, chunk: usize, half: usize, scale: L);
-    /// What is added to every number of a chunk.
+    /// Takes the minimum that is added to every number of a chunk.
     fn minimum(&mut self, chunk: usize, minimum: L);
 }
 
@@ -209,10 +209,10 @@ impl<L: Lanes> UnpackTarget<L> for IntegerPanel {
     }
 }
 
-/// Bytes between what is read and what is asked for: about what arrives while the memory answers.
+/// Bytes between a read and its prefetch: about what arrives during the latency of the memory.
 pub(super) const PREFETCH_DISTANCE: usize = 8192;
 
-/// Asks for what lies as far behind some bytes as memory takes to answer.
+/// Prefetches as many bytes, [`PREFETCH_DISTANCE`] further on.
 #[inline(always)]
 pub(super) fn prefetch_ahead<L: Lanes>(bytes: &[u8]) {
     for line in 0..bytes.len().div_ceil(CACHE_LINE) {
@@ -224,26 +224,26 @@ pub(super) fn prefetch_ahead<L: Lanes>(bytes: &[u8]) {
 pub(super) trait IntegerRows: Sync {
     /// Whether the halves of a chunk have scales of their own.
     const HALF_SCALES: bool = false;
-    /// The byte that stands for zero, or for `minimum` where there is one.
+    /// The byte that stands for zero, or for the minimum if there is one.
     const ZERO: i32;
-    /// Whether something is added to every number.
+    /// Whether a minimum is added to every number.
     const HAS_MINIMUM: bool = false;
-    /// Whether it meets small integers, see [`IntegerWidth`](super::activations::IntegerWidth).
+    /// Whether activations are rounded to 8 bits; see [`IntegerWidth`](super::activations::IntegerWidth).
     const I8_ACTIVATIONS: bool = false;
     /// Whether a few rows of activations are multiplied with it row by row, see [`q6k`](super::q6k). Such
-    /// weights meet small integers, have scales for halves of chunks, and nothing is added to their numbers.
+    /// weights take 8-bit activations, have scales for half chunks, and no minimums.
     const ROW_BLOCKS: bool = false;
 
     fn inputs(&self) -> usize;
 
-    /// One block of a row, where it is `ROW_BLOCKS`.
+    /// Returns one block of a row, if `ROW_BLOCKS` is set.
     #[inline(always)]
     fn row_block<L: Lanes>(&self, _row: usize, _block: usize) -> RowBlock<L> {
         RowBlock::zero()
     }
 
-    /// Unpacks one block of inputs of sixteen rows from `row` on. What lies beyond the last input may be any integer:
-    /// activations are zero there.
+    /// Unpacks one block of sixteen rows from `row` on. Integers beyond the last input may be anything,
+    /// because the activations there are zero.
     fn unpack<L: Lanes, U: UnpackTarget<L>>(&self, row: usize, block: usize, unpacked: &mut U);
 }
 
@@ -271,7 +271,7 @@ impl Words {
     }
 }
 
-/// The low and the high nibbles of every byte.
+/// Returns the low and the high nibbles of every byte.
 #[inline(always)]
 pub(super) fn nibbles<L: Lanes>(columns: [L::Words; 4]) -> ([L::Words; 4], [L::Words; 4]) {
     let mask = L::splat_word(0x0F0F_0F0F);
@@ -283,7 +283,7 @@ pub(super) fn nibbles<L: Lanes>(columns: [L::Words; 4]) -> ([L::Words; 4], [L::W
     (low, high)
 }
 
-/// The nibbles of sixteen bytes of every row as a chunk: low nibbles are its first sixteen inputs.
+/// Unpacks the nibbles of sixteen bytes of every row as a chunk: low nibbles are its first sixteen inputs.
 #[inline(always)]
 pub(super) fn nibble_chunk<L: Lanes>(
     columns: [L::Words; 4],
@@ -295,7 +295,7 @@ pub(super) fn nibble_chunk<L: Lanes>(
     unpacked.bytes(chunk, 1, high);
 }
 
-/// Signed bytes, made unsigned by adding 128.
+/// Converts signed bytes to unsigned ones by adding 128.
 #[inline(always)]
 pub(super) fn signed_bytes<L: Lanes>(columns: [L::Words; 4]) -> [L::Words; 4] {
     let turn = L::splat_word(0x8080_8080);

@@ -9,9 +9,10 @@ use crate::simd::{COLUMN_BYTES, Integers, LANES, Lanes};
 pub(super) trait Format: Sync {
     /// Numbers in a 32-bit word.
     const PER_WORD: usize;
-    /// A column of words as the numbers in its lower and upper half; the same twice where a word is one number.
+    /// Converts a column of words to the numbers in their lower and upper halves; both are the same if a word
+    /// is one number.
     fn numbers<L: Lanes>(column: L::Words) -> (L, L);
-    /// Sixteen consecutive numbers.
+    /// Loads sixteen consecutive numbers.
     fn sixteen<L: Lanes>(bytes: &[u8]) -> L;
 }
 
@@ -63,10 +64,10 @@ impl Format for Bf16 {
     }
 }
 
-/// Bytes between what is read and what is asked for: about what arrives while the memory answers.
+/// Bytes between a read and its prefetch: about what arrives during the latency of the memory.
 const PREFETCH_DISTANCE: usize = 4096;
 
-/// Rows of numbers, one after the other.
+/// Contiguous rows of floats.
 pub(super) struct PlainRows<'a, F> {
     bytes: &'a [u8],
     inputs: usize,
@@ -115,7 +116,7 @@ impl<F: Format> FloatRows for PlainRows<'_, F> {
     }
 }
 
-/// The same rows, as what is multiplied from the right.
+/// The rows as the right operand of a [`matrix`](crate::matrix) product.
 #[cfg(feature = "autodiff")]
 pub(super) struct Columns<'a, F>(PlainRows<'a, F>);
 
@@ -142,10 +143,10 @@ impl<F: Format> crate::matrix::Right for Columns<'_, F> {
     }
 }
 
-/// The first `count` inputs of a block.
+/// Unpacks the first `count` inputs of a block.
 #[inline(always)]
 pub(super) fn unpack_strip<L: Lanes, F: Format>(strip: &Strip<'_>, count: usize, panel: &mut FloatPanel) {
-    // Inputs in a column's bytes.
+    // Inputs in the bytes of a column.
     let step = 4 * F::PER_WORD;
     let whole = count / step;
     for part in 0..whole {

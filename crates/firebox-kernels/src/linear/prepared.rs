@@ -1,4 +1,4 @@
-//! Weights as the CPU multiplies with them.
+//! Weights prepared for repeated products on the CPU.
 
 use std::fmt;
 
@@ -6,18 +6,20 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, TensorData};
 use bytes::Bytes;
 
-use super::Grouping;
 use super::blocks::{BlockFormat, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use super::flex::FlexWeight;
-use super::gemm::{self, FloatWeight, IntegerWeight, Multiplicand};
+use super::decode;
+use super::flex_weight::FlexWeight;
+use super::gemm::{FloatWeight, IntegerWeight};
+use super::grouping::Grouping;
+use super::multiplicand::Multiplicand;
 use super::panel::{CHUNK, IntegerRows, OUTPUTS};
 use super::plain::{Bf16, F16, F32, PlainRows};
 use super::tiles::{EightBit, FourBit, Tiles};
 use super::uneven::UnevenRows;
 use crate::flex::{bytes, contiguous, dims};
 
-/// A weight that has been made ready for products. What its tensors say of themselves lies in a dozen places of the memory, and a
-/// token's weights push all of them out of the caches; here it lies in one.
+/// A weight prepared for repeated products. The metadata of its tensors is spread over a dozen allocations,
+/// which the weights of each token evict from the caches; here it is in one place.
 #[derive(Clone)]
 pub struct PreparedWeight {
     outputs: usize,
@@ -25,7 +27,7 @@ pub struct PreparedWeight {
     form: Form,
 }
 
-/// In all of them the bytes are in order, with the rows of one panel at minimum unless rows are in tiles.
+/// The bytes of all forms are contiguous and hold at least one panel of rows, except in tiles.
 #[derive(Clone)]
 enum Form {
     Dense {
@@ -62,7 +64,7 @@ impl fmt::Debug for PreparedWeight {
 
 impl From<FlexWeight> for PreparedWeight {
     /// # Panics
-    /// If a weight's tensors contradict each other.
+    /// If the weight's tensors contradict each other.
     fn from(weight: FlexWeight) -> Self {
         let (outputs, inputs) = weight.shape();
         let form = match weight {
@@ -100,7 +102,7 @@ impl PreparedWeight {
     }
 
     /// # Panics
-    /// If a dense weight is neither f32, f16 nor bf16.
+    /// If a dense weight is not f32, f16 or bf16.
     pub(super) fn multiplicand(&self) -> Box<dyn Multiplicand + '_> {
         match &self.form {
             Form::Dense { numbers, dtype } => match dtype {
@@ -125,14 +127,14 @@ impl PreparedWeight {
         }
     }
 
-    /// The numbers that GGUF blocks stand for, `[outputs, inputs]`.
+    /// Decodes GGUF blocks to `[outputs, inputs]`; `None` for other formats.
     pub(super) fn decode_blocks(&self) -> Option<Vec<f32>> {
         let Form::Blocks { bytes, format } = &self.form else { return None };
         Some(visit_blocks(bytes, *format, self.inputs, DecodeBlocks { outputs: self.outputs }))
     }
 }
 
-/// A contiguous tensor that somebody reads.
+/// Keeps a contiguous tensor alive as the owner of its bytes.
 struct TensorBytes(FlexTensor);
 
 impl AsRef<[u8]> for TensorBytes {
@@ -141,12 +143,12 @@ impl AsRef<[u8]> for TensorBytes {
     }
 }
 
-/// The bytes of a contiguous tensor, which stays as long as they do.
+/// Returns the bytes of a contiguous tensor without a copy.
 fn tensor_bytes(tensor: FlexTensor) -> Bytes {
     Bytes::from_owner(TensorBytes(tensor))
 }
 
-/// A contiguous matrix with rows for at minimum one panel.
+/// Returns a contiguous matrix with at least one panel of rows.
 fn pad_to_panel(matrix: FlexTensor) -> FlexTensor {
     let matrix = contiguous(matrix);
     let [rows, width] = dims(&matrix);
@@ -158,7 +160,7 @@ fn pad_to_panel(matrix: FlexTensor) -> FlexTensor {
     FlexTensor::from_data(TensorData::from_bytes_vec(padded, [OUTPUTS, width], matrix.dtype()))
 }
 
-/// Something to do with a weight of any block format.
+/// An operation on a weight of any block format.
 trait BlockFormatVisitor<'a> {
     type Result;
     fn run(self, weight: impl IntegerRows + 'a) -> Self::Result;
@@ -182,7 +184,7 @@ impl<'a> BlockFormatVisitor<'a> for DecodeBlocks {
     type Result = Vec<f32>;
 
     fn run(self, weight: impl IntegerRows + 'a) -> Vec<f32> {
-        gemm::decode(&weight, self.outputs)
+        decode::decode(&weight, self.outputs)
     }
 }
 

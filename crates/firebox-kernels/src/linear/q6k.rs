@@ -1,83 +1,24 @@
-//! Weights in blocks of 256 inputs with a scale for every sixteen, whose rows are multiplied with a few rows of activations as they
-//! lie in the memory: nothing is turned into columns but sums.
+//! Products with blocks of 256 inputs that have a scale for every sixteen (Q6_K). A few rows of activations
+//! are multiplied with the rows of the weight in memory order; only the sums are transposed.
 //!
-//! What a block comes to is added up as [`Lanes::sums`] adds across lanes. Panels add in the same order, see [`SUM_ORDER`], so that
-//! the sums are the same to the last bit.
+//! The sums of a block are added across lanes by [`Lanes::sums`]. Panels add in the same order, see
+//! [`SUM_ORDER`], so both give the same bits.
 
-use super::activations::{QuantizedChunk, RowGroup};
-use super::gemm::IntegerTile;
-use super::panel::{BLOCK_CHUNKS, CHUNK, IntegerRows};
-use crate::simd::{LANES, Lanes, VECTOR_BYTES};
+use super::activation_block::ActivationBlock;
+use super::integer_tile::IntegerTile;
+use super::panel::{BLOCK_CHUNKS, IntegerRows};
+use super::row_block::{BLOCK_VECTORS, RowBlock, half_of_quarter};
+use super::row_group::QuantizedChunk;
+use crate::simd::Lanes;
 
-/// Vectors of bytes that a block is.
-const BLOCK_VECTORS: usize = 4;
-
-/// Rows of the weight whose sums across lanes are found side by side.
+/// Rows of the weight whose sums across lanes are computed together.
 const WEIGHT_ROWS: usize = 4;
 
-/// In which order quarters of vectors are added up, and then what comes of the vectors: the first two, the last two, then what
-/// those have come to.
+/// Order in which the quarters of a vector are added, and then the vectors: the first two, the last two, then
+/// both sums.
 pub(super) const SUM_ORDER: [usize; BLOCK_VECTORS] = [0, 2, 1, 3];
 
-/// What a quarter of a vector has: the chunk, and which half of it. Its sum goes to lane `BLOCK_VECTORS * quarter + vector`.
-#[inline(always)]
-pub(super) fn half_of_quarter(vector: usize, quarter: usize) -> (usize, usize) {
-    (2 * vector + quarter / 2, quarter % 2)
-}
-
-/// One block of one row.
-pub(super) struct RowBlock<L: Lanes> {
-    /// Unsigned bytes in their order, none above 127.
-    pub bytes: [L::Words; BLOCK_VECTORS],
-    /// By lanes, see [`half_of_quarter`].
-    pub scales: L,
-}
-
-impl<L: Lanes> RowBlock<L> {
-    /// Zeros.
-    #[inline(always)]
-    pub fn zero() -> Self {
-        Self { bytes: [L::splat_word(0); BLOCK_VECTORS], scales: L::zero() }
-    }
-}
-
-/// A block of a row of activations, which are small.
-#[derive(Clone)]
-#[repr(C, align(64))]
-pub(super) struct ActivationBlock {
-    integers: [[i8; VECTOR_BYTES]; BLOCK_VECTORS],
-    /// By lanes.
-    scales: [f32; LANES],
-    /// What a weight's zero takes away, by lanes.
-    offsets: [u32; LANES],
-}
-
-/// The first block of every row, then the second ones.
-pub(super) fn activation_blocks<L: Lanes, W: IntegerRows>(x: RowGroup<'_>) -> Vec<ActivationBlock> {
-    let nothing = ActivationBlock {
-        integers: [[0; VECTOR_BYTES]; BLOCK_VECTORS],
-        scales: [0.0; LANES],
-        offsets: [0; LANES],
-    };
-    let mut blocks = vec![nothing; x.integers.len() / BLOCK_CHUNKS];
-    for (at, to) in blocks.iter_mut().enumerate() {
-        let (block, row) = (at / x.rows, at % x.rows);
-        let chunk = |chunk: usize| &x.integers[(block * BLOCK_CHUNKS + chunk) * x.rows + row];
-        for (index, to) in to.integers.as_flattened_mut().chunks_exact_mut(CHUNK).enumerate() {
-            for (quad, to) in chunk(index).quads.iter().zip(to.as_chunks_mut().0) {
-                *to = L::small_integers(quad);
-            }
-        }
-        for lane in 0..LANES {
-            let (index, half) = half_of_quarter(lane % BLOCK_VECTORS, lane / BLOCK_VECTORS);
-            to.scales[lane] = chunk(index).scale;
-            to.offsets[lane] = chunk(index).half_offset(W::ZERO, half);
-        }
-    }
-    blocks
-}
-
-/// The products of a few rows.
+/// Products of a few rows.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // A row of the weight meets all rows.
 pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
@@ -93,7 +34,7 @@ pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
         for (block, x) in x.as_chunks::<ROWS>().0.iter().enumerate() {
             let mut products = [[L::zero(); WEIGHT_ROWS]; ROWS];
             for together in 0..WEIGHT_ROWS {
-                // The last one again where there are fewer.
+                // Past the last row, the last one is repeated.
                 let held = weight.row_block::<L>(first + at + together.min(count - 1), block);
                 for i in 0..ROWS {
                     products[i][together] = multiply::<L>(&held, &x[i]);
@@ -114,7 +55,7 @@ pub(super) fn rows<L: Lanes, W: IntegerRows, const ROWS: usize>(
     }
 }
 
-/// What the lanes of a block come to together, with both panels of a tile: added up as the lanes of a row's block are.
+/// Returns the sums of a block with both panels of a tile, added in the order of [`rows`].
 #[inline(always)]
 pub(super) fn tile<L: Lanes, W: IntegerRows, const ROWS: usize>(
     tile: &IntegerTile<'_, W>,
@@ -131,7 +72,7 @@ pub(super) fn tile<L: Lanes, W: IntegerRows, const ROWS: usize>(
         let mut of_quarters = [[[L::zero(); ROWS]; 2]; 2];
         for (at, quarter) in SUM_ORDER.into_iter().enumerate() {
             let (chunk, half) = half_of_quarter(vector, quarter);
-            // There is one: rows are whole blocks.
+            // Always present, because rows are whole blocks.
             let Some(x) = x[chunk] else { continue };
             let (dots0, dots1) = tile.dots::<L, ROWS>(chunk, half, x);
             let scale0 = panel0.scales[chunk][half].lanes::<L>();
@@ -161,7 +102,7 @@ fn add<L: Lanes, const ROWS: usize>(sums: &mut [[L; ROWS]; 2], added: [[L; ROWS]
     }
 }
 
-/// What the lanes of a block come to.
+/// Returns the products of a block by lane, before they are added across lanes.
 #[inline(always)]
 fn multiply<L: Lanes>(held: &RowBlock<L>, x: &ActivationBlock) -> L {
     let mut sums = held.bytes;

@@ -1,10 +1,9 @@
-//! What the operations mean, in Burn's own. Runs wherever there is no version for the device, differentiable
-//! where the device is, and is what tests compare with.
+//! Reference implementation in Burn's operations, for devices without a native version and for the tests.
 
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::{Grouping, NIBBLE_CHUNK, RowIndices, TILE_ROWS};
+use super::grouping::{Grouping, NIBBLE_CHUNK, RowIndices, TILE_ROWS};
 
 /// See [`multiply`](super::multiply).
 pub fn multiply(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
@@ -21,9 +20,9 @@ pub fn multiply_grouped(
     x.matmul(dequantize(words, scales, grouping).transpose())
 }
 
-/// The numbers that rows of words and their scales stand for: `[rows, inputs]` in f32.
+/// Decodes rows of words and their scales to `[rows, inputs]` in f32.
 pub fn dequantize(words: Tensor<2, Int>, scales: Tensor<2>, grouping: Grouping) -> Tensor<2> {
-    let (words, scales, Grouping { inputs, group, four_bits, .. }) = super::in_rows(words, scales, grouping);
+    let (words, scales, Grouping { inputs, group, four_bits, .. }) = in_rows(words, scales, grouping);
     let [rows, word_count] = words.dims();
     let bytes = (0..4)
         .map(|byte| words.clone().bitwise_right_shift_scalar(8 * byte).bitwise_and_scalar(0xFF))
@@ -40,7 +39,7 @@ pub fn dequantize(words: Tensor<2, Int>, scales: Tensor<2>, grouping: Grouping) 
         bytes.bitwise_xor_scalar(0x80).sub_scalar(0x80)
     };
     let groups = scales.dims()[1];
-    // The last group may be shorter, so scales are laid out in full and then cut.
+    // The last group may be shorter, so the scales are expanded in full and then cut.
     let scales = scales
         .cast(DType::F32)
         .reshape([rows, groups, 1])
@@ -50,8 +49,20 @@ pub fn dequantize(words: Tensor<2, Int>, scales: Tensor<2>, grouping: Grouping) 
     integers.narrow(1, 0, inputs).float().cast(DType::F32).mul(scales)
 }
 
-/// Rows in tiles, see [`Grouping::tiled`], one after the other.
-pub fn in_rows<K: Basic>(tiles: Tensor<2, K>) -> Tensor<2, K> {
+/// Returns a weight of small integers with contiguous rows, the layout of accelerators.
+pub fn in_rows(
+    words: Tensor<2, Int>,
+    scales: Tensor<2>,
+    grouping: Grouping,
+) -> (Tensor<2, Int>, Tensor<2>, Grouping) {
+    if !grouping.tiled {
+        return (words, scales, grouping);
+    }
+    (untile(words), untile(scales), Grouping { tiled: false, ..grouping })
+}
+
+/// Converts [tiles](Grouping::tiled) to contiguous rows.
+fn untile<K: Basic>(tiles: Tensor<2, K>) -> Tensor<2, K> {
     let [rows, width] = tiles.dims();
     let whole = rows - rows % TILE_ROWS;
     let turned = |from: usize, rows: usize, of_tile: usize| {
@@ -68,7 +79,7 @@ pub fn in_rows<K: Basic>(tiles: Tensor<2, K>) -> Tensor<2, K> {
     if parts.is_empty() { tiles } else { Tensor::cat(parts, 0) }
 }
 
-/// Some rows of those that are in tiles, one after the other.
+/// Returns some rows of tiles as contiguous rows.
 pub fn rows_of_tiles<K: Basic>(tiles: Tensor<2, K>, indices: &[usize]) -> Tensor<2, K> {
     let [rows, width] = tiles.dims();
     let mut places = Vec::with_capacity(indices.len() * width);

@@ -1,33 +1,36 @@
-//! Weights of signed bytes or nibbles with a half-precision scale for every group of inputs, sixteen rows side by side
-//! in the memory as they are in a panel: what is read is multiplied with as it comes.
+//! Weights of signed bytes or nibbles with an f16 scale for every group of inputs, whose tiles of sixteen
+//! rows have the layout of a panel in memory and are multiplied as they are read.
 //!
-//! The same sums as with a panel, to the last bit.
+//! The sums have the bits of the panels' sums.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
-use super::activations::{IntegerWidth, MAX_GROUP_ROWS, Quantized, QuantizedChunk, RowGroup};
-use super::gemm::{Input, IntegerProduct, Multiplicand, Part, Place};
+use super::activations::{IntegerWidth, Quantized};
+use super::gemm::IntegerProduct;
+use super::grouping::{Grouping, TILE_ROWS};
+use super::multiplicand::{Input, Multiplicand, Part};
 use super::panel::{
     BLOCK_CHUNKS, CHUNK, HALF_QUADS, IntegerRows, OUTPUTS, PREFETCH_DISTANCE, QUADS, UnpackTarget,
 };
+use super::place::Place;
+use super::row_group::{MAX_GROUP_ROWS, QuantizedChunk, RowGroup};
 #[cfg(feature = "autodiff")]
 use super::unpack::{Unpack, UnpackIntegers};
-use super::{Grouping, TILE_ROWS};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 
 const _: () = assert!(TILE_ROWS == OUTPUTS && OUTPUTS == LANES);
 
-/// How many bits an integer has.
+/// Width of the integers.
 pub(super) trait BitWidth: Sync {
     /// The byte that stands for zero.
     const ZERO: i32;
-    /// Whether it meets small integers, see [`IntegerWidth`].
+    /// Whether activations are rounded to 8 bits; see [`IntegerWidth`].
     const I8_ACTIVATIONS: bool;
-    /// Words of a row that a chunk takes.
+    /// Words of a row in a chunk.
     const WORDS: usize;
 
-    /// The unsigned bytes of the chunk that these words begin with.
+    /// Returns the unsigned bytes of the chunk at the start of `words`.
     fn quads<L: Lanes>(words: &[[u32; LANES]]) -> [L::Words; QUADS];
 }
 
@@ -42,7 +45,7 @@ impl BitWidth for EightBit {
     #[inline(always)]
     fn quads<L: Lanes>(words: &[[u32; LANES]]) -> [L::Words; QUADS] {
         let (mut quads, turn) = ([L::splat_word(0); QUADS], L::splat_word(0x8080_8080));
-        // There are no others, here and below: rows are as long as whole chunks.
+        // Never taken, here and below: rows are whole chunks.
         let Some(words) = words.first_chunk::<QUADS>() else { return quads };
         for k in 0..QUADS {
             quads[k] = L::xor(L::load_words(&words[k]), turn);
@@ -51,7 +54,7 @@ impl BitWidth for EightBit {
     }
 }
 
-/// Nibbles offset by eight, in whole chunks: the first half of a chunk is low, the second high.
+/// Nibbles offset by eight: the first half of a chunk is low, the second high.
 pub(super) struct FourBit;
 
 impl BitWidth for FourBit {
@@ -72,16 +75,16 @@ impl BitWidth for FourBit {
     }
 }
 
-/// Rows of packed integers by sixteen, word by word: the first words of all sixteen, then the second ones.
+/// Tiles of sixteen rows of packed integers: the first words of all sixteen rows, then the second ones.
 pub(super) struct Tiles<'a, B> {
     words: Cow<'a, [u32]>,
-    /// The same by groups.
+    /// Scales by group, in the same order.
     scales: Cow<'a, [u16]>,
-    /// Rows of the tiles that are whole.
+    /// Rows in whole tiles.
     whole: usize,
-    /// The tile of the rows that are left, with zeros for those that it lacks.
+    /// The last tile, padded with zeros to sixteen rows.
     last: (Vec<u32>, Vec<u16>),
-    /// Whole chunks.
+    /// Words of a row, in whole chunks.
     row_words: usize,
     groups: usize,
     grouping: Grouping,
@@ -99,8 +102,8 @@ struct Tile<'a> {
 }
 
 impl<'a, B: BitWidth> Tiles<'a, B> {
-    /// `rows` rows with an equal part of the words and scales each, in tiles or one row after the other. Those are
-    /// copied, and so are rows that end within a chunk.
+    /// Takes `rows` rows with an equal share of words and scales, in tiles or contiguous. Contiguous rows,
+    /// and rows that end within a chunk, are copied.
     ///
     /// # Panics
     /// If there are too few words or scales.
@@ -126,7 +129,7 @@ impl<'a, B: BitWidth> Tiles<'a, B> {
         Self { words, scales, whole, last, row_words, groups, grouping, bits: PhantomData }
     }
 
-    /// Sixteen rows from a multiple of sixteen on.
+    /// Returns the tile that starts at `row`, a multiple of sixteen.
     #[inline(always)]
     fn tile(&self, row: usize) -> Tile<'_> {
         let (words, scales) = if row < self.whole {
@@ -145,7 +148,7 @@ impl<'a, B: BitWidth> Tiles<'a, B> {
     }
 }
 
-/// Tiles of longer rows, which go on with zeros.
+/// Pads the rows of tiles with zeros.
 fn pad_rows(tiles: &[u32], width: usize, wanted: usize) -> Vec<u32> {
     let mut pad_rows = Vec::with_capacity(tiles.len() / width * wanted);
     for tile in tiles.chunks(TILE_ROWS * width) {
@@ -155,7 +158,7 @@ fn pad_rows(tiles: &[u32], width: usize, wanted: usize) -> Vec<u32> {
     pad_rows
 }
 
-/// A tile of fewer than sixteen rows, with zeros for the others.
+/// Pads a tile to sixteen rows with zeros.
 fn pad_tile<T: Copy + Default>(tile: &[T], width: usize) -> Vec<T> {
     let mut pad_tile = vec![T::default(); if tile.is_empty() { 0 } else { TILE_ROWS * width }];
     let rows = tile.len() / width.max(1);
@@ -165,7 +168,7 @@ fn pad_tile<T: Copy + Default>(tile: &[T], width: usize) -> Vec<T> {
     pad_tile
 }
 
-/// Rows one after the other as tiles, with zeros for the rows that the last one lacks.
+/// Converts contiguous rows to tiles, padded with zeros.
 fn transpose_rows<T: Copy + Default>(rows: &[T], width: usize) -> Vec<T> {
     let width = width.max(1);
     let mut tiles = vec![T::default(); (rows.len() / width).next_multiple_of(TILE_ROWS) * width];
@@ -180,7 +183,7 @@ fn transpose_rows<T: Copy + Default>(rows: &[T], width: usize) -> Vec<T> {
     tiles
 }
 
-/// The unsigned bytes of the chunk that these words begin with. Asks for what comes later.
+/// Returns the unsigned bytes of the chunk at the start of `words`, and prefetches later words.
 #[inline(always)]
 fn read_chunk<L: Lanes, B: BitWidth>(words: &[[u32; LANES]]) -> [L::Words; QUADS] {
     let ahead = words.as_ptr().cast::<u8>().wrapping_add(PREFETCH_DISTANCE);
@@ -222,7 +225,7 @@ impl<B: BitWidth> Multiplicand for Tiles<'_, B> {
 
     fn multiply(&self, x: &Input<'_>, part: Part<'_>) {
         let Some(x) = (if B::I8_ACTIVATIONS { &x.as_i8 } else { &x.as_i16 }) else { return };
-        // With more rows a panel that stays in the first-level cache is worth filling.
+        // With more rows, filling a panel in the L1 cache pays off.
         if x.rows <= MAX_GROUP_ROWS {
             dispatch(TileProduct { x, weight: self, part });
         } else {
@@ -236,7 +239,7 @@ impl<B: BitWidth> Multiplicand for Tiles<'_, B> {
     }
 }
 
-/// Products with a few rows.
+/// Products of a few rows with tiles.
 struct TileProduct<'a, W> {
     x: &'a Quantized,
     weight: &'a W,
@@ -270,7 +273,7 @@ impl<B: BitWidth> Kernel for TileProduct<'_, Tiles<'_, B>> {
 }
 
 impl Tile<'_> {
-    /// Adds the products of `ROWS` rows of activations from `row` on to their results. Returns how many they were.
+    /// Adds the products of `ROWS` rows of activations from `row` on to their results. Returns `ROWS`.
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // A chunk is of all rows at once.
     fn multiply<L: Lanes, B: BitWidth, const ROWS: usize>(
@@ -288,7 +291,7 @@ impl Tile<'_> {
             let chunks = x.chunks::<ROWS>(row, block * BLOCK_CHUNKS).zip(words.chunks_exact(B::WORDS));
             for (x, words) in chunks {
                 if chunks_of_group == 0 {
-                    // A group of inputs has scales.
+                    // Every group has a scale.
                     scale = scales.next().map_or(L::zero(), L::from_f16);
                     chunks_of_group = self.chunks_per_group;
                 }
@@ -296,7 +299,7 @@ impl Tile<'_> {
                 let quads = read_chunk::<L, B>(words);
                 for i in 0..ROWS {
                     let QuantizedChunk { quads: integers, scale: x_scale, .. } = &x[i];
-                    // Every half has a sum of its own: a product does not wait for all others.
+                    // Separate sums for the halves shorten the chains of additions.
                     let (mut first, mut second) = ([zero, L::splat_word(x[i].offset(B::ZERO))], [zero; 2]);
                     for k in 0..HALF_QUADS {
                         first = L::dot_quads(first, quads[k], &integers[k], B::I8_ACTIVATIONS);
@@ -333,7 +336,7 @@ mod tests {
         (0..count as u32).map(|i| i.wrapping_mul(0x9E37_79B9) ^ i.rotate_left(17)).collect()
     }
 
-    /// No infinities.
+    /// Scales without infinities.
     fn scales(count: usize) -> Vec<u16> {
         (0..count).map(|i| 0x2800 + (i * 131 % 0x800) as u16).collect()
     }
@@ -371,7 +374,7 @@ mod tests {
         }
     }
 
-    fn few_are_like_many<B: BitWidth>(four_bits: bool) {
+    fn check_few_rows<B: BitWidth>(four_bits: bool) {
         for group in [32, 96] {
             let grouping = grouping(group, four_bits, true);
             let (words, scales) = (words(ROWS * grouping.row_words()), scales(ROWS * grouping.groups()));
@@ -381,13 +384,13 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_have_the_sums_of_many_on_every_kind_of_lanes() {
-        few_are_like_many::<FourBit>(true);
-        few_are_like_many::<EightBit>(false);
+    fn few_rows_have_the_bits_of_many() {
+        check_few_rows::<FourBit>(true);
+        check_few_rows::<EightBit>(false);
     }
 
     #[test]
-    fn rows_that_are_turned_are_the_same_tiles() {
+    fn transposed_rows_equal_tiles() {
         for four_bits in [false, true] {
             let in_rows = grouping(32, four_bits, false);
             let (width, groups) = (in_rows.row_words(), in_rows.groups());

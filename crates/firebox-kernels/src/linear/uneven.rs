@@ -1,6 +1,6 @@
-//! Weights of small integers whose groups are not whole chunks, as the numbers they stand for.
+//! Weights of small integers whose groups are not whole chunks, multiplied as floats.
 
-use super::Grouping;
+use super::grouping::Grouping;
 use super::panel::{BLOCK, CHUNK, FloatPanel, FloatRows, OUTPUTS, Strip};
 use super::plain::{F32, unpack_strip};
 use crate::simd::{LANES, Lanes, f16_to_f32};
@@ -8,10 +8,10 @@ use crate::simd::{LANES, Lanes, f16_to_f32};
 /// Bytes of a chunk of nibbles.
 const NIBBLE_BYTES: usize = CHUNK / 2;
 
-/// Rows of packed integers, one after the other.
+/// Contiguous rows of packed integers.
 pub(super) struct UnevenRows<'a> {
     bytes: &'a [u8],
-    /// Bytes from one row to the next.
+    /// Bytes between rows.
     stride: usize,
     /// `[outputs, groups]`
     scales: &'a [u16],

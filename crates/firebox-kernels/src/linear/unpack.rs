@@ -1,15 +1,15 @@
-//! Rows of a weight as numbers, in the order of the rows.
+//! Decoding weights to rows of f32, for gradients.
 
-use super::gemm::Place;
 use super::panel::{
     BLOCK, BLOCK_STEPS, CHUNK, FloatPanel, FloatRows, Floats, HALF_QUADS, IntegerPanel, IntegerRows, OUTPUTS,
 };
+use super::place::Place;
 use crate::simd::{Kernel, LANES, Lanes};
 
-/// Bytes from an input of a panel to the next.
+/// Bytes between two inputs of a panel.
 const STRIDE: usize = BLOCK_STEPS * size_of::<Floats>();
 
-/// Up to sixteen rows of a weight, whole ones, and where their numbers go.
+/// Up to sixteen whole rows of a weight, and the destination of their values.
 pub(super) struct Unpack<'a, W> {
     pub weight: &'a W,
     pub place: Place,
@@ -18,7 +18,7 @@ pub(super) struct Unpack<'a, W> {
     pub values: &'a mut [f32],
 }
 
-/// The same for a weight of integers.
+/// [`Unpack`] for a weight of integers.
 pub(super) struct UnpackIntegers<'a, W>(pub Unpack<'a, W>);
 
 impl<W: FloatRows> Kernel for Unpack<'_, W> {
@@ -46,7 +46,7 @@ impl<W: IntegerRows> Kernel for UnpackIntegers<'_, W> {
     }
 }
 
-/// What the integers of a panel stand for.
+/// Converts the integers of a panel to floats.
 #[inline(always)]
 fn convert<L: Lanes, W: IntegerRows>(integers: &IntegerPanel, panel: &mut FloatPanel) {
     let (zero, byte) = (L::splat(W::ZERO as f32), L::splat_word(0xFF));
@@ -70,7 +70,7 @@ fn convert<L: Lanes, W: IntegerRows>(integers: &IntegerPanel, panel: &mut FloatP
     }
 }
 
-/// Writes a panel into rows, whose inputs are its lanes' and not its vectors'.
+/// Transposes a panel into rows.
 #[inline(always)]
 fn store<L: Lanes>(panel: &FloatPanel, place: Place, block: usize, inputs: usize, values: &mut [f32]) {
     let bytes: &[u8] = bytemuck::cast_slice(panel.inputs.as_slice());

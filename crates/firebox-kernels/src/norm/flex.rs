@@ -1,3 +1,5 @@
+//! RMS normalisation on the CPU.
+
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 
@@ -6,13 +8,12 @@ use crate::flex::{compact, contiguous, dims, elements, tensor};
 use crate::simd::{Kernel, LANES, Lanes, dispatch};
 use crate::thread_pool::parallel_for_each;
 
-/// Elements that one thread normalises before another takes part: some ten microseconds, more than waking a thread
-/// costs.
+/// Elements below which a second thread costs more than it gains.
 pub(super) const PIECE_ELEMENTS: usize = 1 << 16;
 
 impl NormOps for Flex {
     fn rms_norm(x: FlexTensor, weight: FlexTensor, epsilon: f64, offset: f32) -> FlexTensor {
-        // Over x where nobody else holds it.
+        // Written over `x` if it is not shared.
         let (mut x, weight) = (compact(x), contiguous(weight));
         let width = x.layout().shape().last().copied();
         let weight: &[f32] = elements(&weight);
@@ -33,7 +34,7 @@ impl NormOps for Flex {
         offset: f32,
     ) -> (FlexTensor, FlexTensor) {
         assert_eq!(dims::<2>(&x), dims::<2>(&residual), "what is added differs in shape");
-        // The sum is written over x where nobody else holds it.
+        // The sum is written over `x` if it is not shared.
         let (mut sum, residual, weight) = (compact(x), contiguous(residual), contiguous(weight));
         let [rows, width] = dims(&sum);
         let (residual, weight): (&[f32], &[f32]) = (elements(&residual), elements(&weight));
@@ -51,7 +52,7 @@ impl NormOps for Flex {
     }
 }
 
-/// Some rows.
+/// Normalises some rows.
 struct Norm<'a> {
     rows: &'a mut [f32],
     weight: &'a [f32],
@@ -74,7 +75,7 @@ impl Kernel for Norm<'_> {
     }
 }
 
-/// Some rows, with what is added to them first.
+/// Adds and normalises some rows.
 struct AddNorm<'a> {
     sum: &'a mut [f32],
     residual: &'a [f32],
@@ -101,7 +102,7 @@ impl Kernel for AddNorm<'_> {
     }
 }
 
-/// In four vectors of sums, so that an addition need not wait for the one before it.
+/// Returns the sum of squares, in four vectors to shorten the chains of additions.
 #[inline(always)]
 pub(super) fn sum_of_squares<L: Lanes>(row: &[f32]) -> f32 {
     let (vectors, rest) = row.as_chunks::<LANES>();

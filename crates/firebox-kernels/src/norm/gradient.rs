@@ -1,4 +1,4 @@
-//! The norm that gradients flow back through.
+//! RMS normalisation with a backward pass of its own.
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
@@ -37,7 +37,7 @@ fn backward(
     let mut weight_grad = vec![0.0; width];
     if rows * width > 0 {
         let piece = PIECE_ELEMENTS.div_ceil(width) * width;
-        // What every piece adds to the weight's gradient, added in the order of the pieces.
+        // Contributions of the pieces to the weight's gradient, added in order.
         let mut parts = vec![0.0; (rows * width).div_ceil(piece) * width];
         let pieces = gradient.par_chunks(piece).zip(x.par_chunks(piece)).zip(x_grad.par_chunks_mut(piece));
         pieces.zip(parts.par_chunks_mut(width)).for_each(|(((gradient, x), x_grad), weight_grad)| {
@@ -71,7 +71,7 @@ impl Kernel for Rows<'_> {
         for ((gradient, x), x_grad) in rows.zip(x_grad.chunks_exact_mut(width)) {
             let mean_square = sum_of_squares::<L>(x) / width as f32;
             let scale = 1.0 / (mean_square + epsilon as f32).sqrt();
-            // The gradient of the normed row, first without what flows through the scale.
+            // The gradient without the part that flows through the scale.
             let numbers = gradient.iter().zip(x).zip(weight);
             for ((x_grad, weight_grad), ((gradient, x), weight)) in
                 x_grad.iter_mut().zip(weight_grad.iter_mut()).zip(numbers)

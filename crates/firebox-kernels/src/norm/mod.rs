@@ -1,4 +1,4 @@
-//! Division by the root of the mean square.
+//! RMS normalisation.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) mod cube;
@@ -15,9 +15,9 @@ use crate::flex::{DispatchBackend, has_native_ops, is_flex};
 #[cfg(feature = "autodiff")]
 use crate::graph;
 
-/// `x / sqrt(mean(x²) + epsilon) * (weight + offset)` over the last dimension.
+/// Returns `x / sqrt(mean(x²) + epsilon) * (weight + offset)` over the last dimension.
 ///
-/// On the CPU and on accelerators a row's bits do not depend on the rows beside it.
+/// On the CPU and on accelerators a row's bits do not depend on the other rows.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Tensor<D> {
     if is_flex(&x.device()) && is_flex(&weight.device()) {
         let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
@@ -45,7 +45,7 @@ fn normed_rows(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, offset: f32) -> Te
     ))
 }
 
-/// The sum of two tensors `[rows, width]`, and the sum [normalised](rms_norm).
+/// Returns the sum of two tensors `[rows, width]`, and the [normalised](rms_norm) sum.
 pub fn add_rms_norm(
     x: Tensor<2>,
     residual: Tensor<2>,
@@ -74,7 +74,7 @@ pub fn add_rms_norm(
 
 #[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")))]
 pub(crate) trait NormOps: Backend {
-    /// Of `[rows, width]`, on Flex over the last dimension of any.
+    /// Takes `[rows, width]`, on Flex any rank.
     fn rms_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -1,4 +1,4 @@
-//! What the norm means, in Burn's own operations.
+//! Reference implementation in Burn's operations.
 
 use burn::tensor::Tensor;
 

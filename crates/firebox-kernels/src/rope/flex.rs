@@ -1,3 +1,5 @@
+//! Rotation on the CPU.
+
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 
@@ -6,13 +8,12 @@ use crate::flex::{compact, contiguous, dims, elements};
 use crate::simd::{Kernel, Lanes, dispatch};
 use crate::thread_pool::parallel_for_each;
 
-/// Elements that one thread rotates before another takes part: some ten microseconds, more than waking a thread
-/// costs.
+/// Elements below which a second thread costs more than it gains.
 const PIECE_ELEMENTS: usize = 1 << 16;
 
 impl RopeOps for Flex {
     fn rotate(heads: FlexTensor, cos: FlexTensor, sin: FlexTensor, interleaved: bool) -> FlexTensor {
-        // Turned in place where nobody else holds the heads.
+        // Rotated in place if the heads are not shared.
         let (mut heads, cos, sin) = (compact(heads), contiguous(cos), contiguous(sin));
         let [rows, count, head_dim] = dims(&heads);
         let [angled, _, pairs] = dims(&cos);
@@ -45,7 +46,7 @@ impl RopeOps for Flex {
     }
 }
 
-/// Keys that all turn by the same angles.
+/// Rotates keys by the same angles.
 struct Shift<'a> {
     heads: &'a mut [f32],
     head_dim: usize,
@@ -63,7 +64,7 @@ impl Kernel for Shift<'_> {
     }
 }
 
-/// Some rows.
+/// Rotates some rows.
 struct Rotation<'a> {
     heads: &'a mut [f32],
     count: usize,
@@ -87,7 +88,7 @@ impl Kernel for Rotation<'_> {
     }
 }
 
-/// Turns the pairs of one head, one angle each.
+/// Rotates the pairs of one head.
 #[inline(always)]
 fn turn(head: &mut [f32], cos: &[f32], sin: &[f32], interleaved: bool) {
     if interleaved {

@@ -1,4 +1,4 @@
-//! The rotation that gradients flow back through.
+//! Rotation with a backward pass of its own.
 
 use burn::backend::Flex;
 use burn::backend::ops::FloatTensorOps;
@@ -18,7 +18,7 @@ pub(super) fn rotate(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleav
     let (cos, sin) = (cos.numbers(), sin.numbers());
     let rotated = Flex::rotate(heads.numbers(), cos.clone(), sin.clone(), interleaved);
     record([heads], rotated, move |gradient, _| {
-        // Back by the same angles.
+        // The inverse rotation: the same angles with the sine negated.
         let back = Flex::float_neg(sin.clone());
         [Some(Flex::rotate(gradient, cos.clone(), back, interleaved))]
     })

@@ -1,4 +1,4 @@
-//! Rotation of pairs of elements by the angle of their position.
+//! Rotary position embeddings.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
@@ -16,9 +16,9 @@ use crate::flex::{DispatchBackend, has_native_ops};
 use crate::graph;
 use crate::norm::rms_norm;
 
-/// Rotates the first elements of every head of `[rows, heads, head_dim]`, as many as twice the `pairs` of
-/// `cos` and `sin`, which are `[rows, 1, pairs]`. A pair is element `i` with element `i + pairs`, or, if
-/// `interleaved`, element `2i` with element `2i + 1`.
+/// Rotates the first `2 * pairs` elements of every head of `[rows, heads, head_dim]`. `cos` and `sin` are
+/// `[rows, 1, pairs]`. A pair is element `i` with element `i + pairs`, or element `2i` with element `2i + 1`
+/// if `interleaved`.
 pub fn rotate(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleaved: bool) -> Tensor<3> {
     #[cfg(feature = "autodiff")]
     if graph::records(&heads.device()) {
@@ -35,7 +35,7 @@ pub fn rotate(heads: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>, interleaved: boo
     ))
 }
 
-/// Heads [normalised](rms_norm) and then [rotated](rotate). On accelerators that is one step.
+/// [Normalises](rms_norm) and then [rotates](rotate) heads, in one launch on accelerators.
 pub fn rotate_normed(
     heads: Tensor<3>,
     weight: Tensor<1>,
@@ -52,11 +52,11 @@ pub fn rotate_normed(
     rotate(rms_norm(heads, weight, epsilon, offset), cos, sin, interleaved)
 }
 
-/// Rotates cached keys `[kv_heads, positions, head_dim]` on to other positions: all by the same angles, of which
-/// `cos` and `sin` are `[pairs]`. Pairs are those of [`rotate`].
+/// Rotates cached keys `[kv_heads, positions, head_dim]` by the same angles, whose `cos` and `sin` are
+/// `[pairs]`. Pairs are those of [`rotate`].
 ///
-/// A key rotated to a position and then by the angles of a distance is the key rotated to the position that far
-/// on, so positions that have been left free can be closed up without computing keys again.
+/// Rotating a key by the angles of a distance moves it by that distance, so gaps in a cache can be closed
+/// without recomputing keys.
 pub fn rotate_by(keys: Tensor<3>, cos: Tensor<1>, sin: Tensor<1>, interleaved: bool) -> Tensor<3> {
     if !has_native_ops(&keys.device()) || keys.shape().num_elements() == 0 {
         return reference::rotate_by(keys, cos, sin, interleaved);

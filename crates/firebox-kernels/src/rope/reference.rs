@@ -1,4 +1,4 @@
-//! What the rotation means, in Burn's own operations.
+//! Reference implementation in Burn's operations.
 
 use burn::tensor::Tensor;
 

@@ -1,3 +1,5 @@
+//! Lanes of two 256-bit registers.
+
 use std::arch::x86_64::{
     __m128i, __m256, _CMP_LT_OQ, _MM_HINT_T0, _mm_add_ps, _mm_loadl_epi64, _mm_loadu_si128, _mm_movehl_ps,
     _mm_movelh_ps, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_ps, _mm256_add_epi32, _mm256_add_ps,
@@ -10,7 +12,7 @@ use std::arch::x86_64::{
 use super::doubles::Doubles256;
 use super::{Kernel, LANES, Lanes};
 
-/// Two 256-bit registers. Made only within [`run`].
+/// Two 256-bit registers. Created only within [`run`].
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(pub(super) __m256, pub(super) __m256);
 
@@ -26,9 +28,9 @@ pub(super) fn run(kernel: impl Kernel) {
     kernel.run::<Avx2>();
 }
 
-// SAFETY, for every block below: the only way to these functions is `run`, whose caller has made sure that the
-// processor has AVX2, FMA and F16C; and every pointer comes from a reference to an array as long as the two
-// halves loaded from or stored to it.
+// SAFETY, for every block below: these functions are reached only through `run`, whose caller has checked
+// that the processor has AVX2, FMA and F16C; and every pointer comes from a reference to an array as long as
+// the two halves loaded or stored.
 impl Lanes for Avx2 {
     type Doubles = Doubles256;
 
@@ -171,7 +173,7 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn prefetch(address: *const u8) {
-        // SAFETY: a prefetch of an address that is not mapped does nothing.
+        // SAFETY: a prefetch of an unmapped address does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
 }

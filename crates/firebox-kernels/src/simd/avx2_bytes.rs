@@ -1,3 +1,5 @@
+//! Byte operations with AVX2.
+
 use std::arch::x86_64::{
     __m128i, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_setr_epi8, _mm_shuffle_epi8,
     _mm_unpackhi_epi64, _mm256_add_epi32, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_loadu_si256,
@@ -12,9 +14,9 @@ use super::bytes::{RowBytes, VECTOR_BYTES, small_of_pairs};
 /// Two 256-bit registers.
 type Pair = (__m256i, __m256i);
 
-// SAFETY, for every block below: the only way to these functions is `avx2::run`, whose caller has made sure that
-// the processor has AVX2, FMA and F16C; and every pointer comes from a reference to an array as long as what is
-// loaded from it.
+// SAFETY, for every block below: these functions are reached only through `avx2::run`, whose caller has
+// checked that the processor has AVX2, FMA and F16C; and every pointer comes from a reference to an array as
+// long as the load.
 impl RowBytes for Avx2 {
     #[inline(always)]
     fn load_bytes(bytes: &[u8; VECTOR_BYTES]) -> Pair {

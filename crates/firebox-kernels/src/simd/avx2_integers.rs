@@ -1,3 +1,5 @@
+//! Integer operations with AVX2.
+
 use std::arch::x86_64::{
     __m128i, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256,
     _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cvtepi32_ps,
@@ -14,9 +16,9 @@ use super::{COLUMN_BYTES, Integers, LANES};
 /// Two 256-bit registers.
 type Pair = (__m256i, __m256i);
 
-// SAFETY, for every block below: the only way to these functions is `avx2::run`, whose caller has made sure that
-// the processor has AVX2, FMA and F16C; and every pointer comes from a reference to an array as long as what is
-// loaded from or stored to it.
+// SAFETY, for every block below: these functions are reached only through `avx2::run`, whose caller has
+// checked that the processor has AVX2, FMA and F16C; and every pointer comes from a reference to an array as
+// long as the load or store.
 impl Integers for Avx2 {
     type Words = Pair;
 
@@ -176,7 +178,7 @@ impl Integers for Avx2 {
     }
 }
 
-/// Adds the products of 16-bit integers, two of them to a word.
+/// Adds the products of 16-bit integers, two in each word.
 #[inline(always)]
 fn add_pairs(sum: Pair, a: Pair, b: Pair) -> Pair {
     // SAFETY: see the implementation of `Integers`.
@@ -206,7 +208,7 @@ fn concat(low: __m128i, high: __m128i) -> __m256i {
     unsafe { _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high) }
 }
 
-/// The words of four registers, turned within every half: register `k` has the words `k` of each, side by side.
+/// Transposes the words of four registers within each half: register `k` of the result has word `k` of each.
 #[inline(always)]
 fn transposed(a: __m256i, b: __m256i, c: __m256i, d: __m256i) -> [__m256i; 4] {
     // SAFETY: see the implementation of `Integers`.

@@ -1,3 +1,5 @@
+//! Lanes of one 512-bit register.
+
 use std::arch::x86_64::{
     __m128i, __m256i, __m512, _CMP_LT_OQ, _MM_HINT_T1, _mm_cvtsi128_si32, _mm_loadu_si128, _mm_max_epu32,
     _mm_prefetch, _mm_shuffle_epi32, _mm_storeu_ps, _mm256_castsi256_si128, _mm256_extracti128_si256,
@@ -13,7 +15,7 @@ use std::arch::x86_64::{
 use super::doubles::Doubles512;
 use super::{Kernel, LANES, Lanes};
 
-/// One 512-bit register. Made only within [`run`].
+/// One 512-bit register. Created only within [`run`].
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(pub(super) __m512);
 
@@ -32,9 +34,9 @@ pub(super) fn run(kernel: impl Kernel) {
     kernel.run::<Avx512>();
 }
 
-// SAFETY, for every block below: the only way to these functions is `run`, whose caller has made sure that the
-// processor has AVX-512 F, BW, VL and VNNI; and every pointer comes from a reference to an array as long as what is
-// loaded from or stored to it.
+// SAFETY, for every block below: these functions are reached only through `run`, whose caller has checked
+// that the processor has AVX-512 F, BW, VL and VNNI; and every pointer comes from a reference to an array as
+// long as the load or store.
 impl Lanes for Avx512 {
     type Doubles = Doubles512;
 
@@ -177,8 +179,8 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn prefetch(address: *const u8) {
-        // Into the second level: where it differed from the first, products were faster.
-        // SAFETY: a prefetch of an address that is not mapped does nothing.
+        // Into the L2 cache, which was faster than L1 where they differed.
+        // SAFETY: a prefetch of an unmapped address does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
     }
 }

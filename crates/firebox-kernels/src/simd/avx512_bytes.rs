@@ -1,3 +1,5 @@
+//! Byte operations with AVX-512.
+
 use std::arch::x86_64::{
     __m128i, __m512i, _mm_loadu_si128, _mm_setr_epi8, _mm_shuffle_epi8, _mm512_add_epi32,
     _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_loadu_si512, _mm512_setr_epi32,
@@ -9,9 +11,9 @@ use super::LANES;
 use super::avx512::Avx512;
 use super::bytes::{RowBytes, VECTOR_BYTES};
 
-// SAFETY, for every block below: the only way to these functions is `avx512::run`, whose caller has made sure
-// that the processor has AVX-512 F, BW, VL and VNNI; and every pointer comes from a reference to an array as long
-// as what is loaded from it.
+// SAFETY, for every block below: these functions are reached only through `avx512::run`, whose caller has
+// checked that the processor has AVX-512 F, BW, VL and VNNI; and every pointer comes from a reference to an
+// array as long as the load.
 impl RowBytes for Avx512 {
     #[inline(always)]
     fn load_bytes(bytes: &[u8; VECTOR_BYTES]) -> __m512i {

@@ -1,3 +1,5 @@
+//! Integer operations with AVX-512.
+
 use std::arch::x86_64::{
     __m128i, __m512i, _mm_cvtsi32_si128, _mm_cvtsi128_si32, _mm_loadu_si128, _mm_storeu_si128,
     _mm_unpackhi_epi32, _mm_unpacklo_epi32, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512,
@@ -12,9 +14,9 @@ use std::arch::x86_64::{
 use super::avx512::Avx512;
 use super::{COLUMN_BYTES, Integers, LANES};
 
-// SAFETY, for every block below: the only way to these functions is `avx512::run`, whose caller has made sure
-// that the processor has AVX-512 F, BW, VL and VNNI; and every pointer comes from a reference to an array as long
-// as what is loaded from or stored to it.
+// SAFETY, for every block below: these functions are reached only through `avx512::run`, whose caller has
+// checked that the processor has AVX-512 F, BW, VL and VNNI; and every pointer comes from a reference to an
+// array as long as the load or store.
 impl Integers for Avx512 {
     type Words = __m512i;
 
@@ -242,7 +244,7 @@ impl Integers for Avx512 {
     }
 }
 
-/// Four quarters as one vector.
+/// Joins four quarters to a vector.
 #[inline(always)]
 fn concat(first: __m128i, second: __m128i, third: __m128i, fourth: __m128i) -> __m512i {
     // SAFETY: see the implementation of `Integers`.
@@ -252,7 +254,7 @@ fn concat(first: __m128i, second: __m128i, third: __m128i, fourth: __m128i) -> _
     }
 }
 
-/// The words of four vectors, turned within every quarter: vector `k` has the words `k` of each, side by side.
+/// Transposes the words of four vectors within each quarter: vector `k` of the result has word `k` of each.
 #[inline(always)]
 fn transposed(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
     // SAFETY: see the implementation of `Integers`.
@@ -268,7 +270,7 @@ fn transposed(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
     }
 }
 
-/// The quarters of four vectors, turned: the first vector has the first quarter of each.
+/// Transposes the quarters of four vectors: the first vector of the result has the first quarter of each.
 #[inline(always)]
 fn across(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
     // SAFETY: see the implementation of `Integers`.

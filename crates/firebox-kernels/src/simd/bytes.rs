@@ -1,35 +1,38 @@
-//! Sixty-four bytes side by side, as a row of packed weights has them.
+//! Vectors of sixty-four bytes in the order of a row of packed weights.
 
 use super::{Integers, LANES, Portable};
 
 /// Bytes of a vector.
 pub(crate) const VECTOR_BYTES: usize = 4 * LANES;
 
-/// Words that a quarter of a vector has, which is what processors add across fastest.
+/// Words of a quarter of a vector, within which processors add fastest.
 const QUARTER: usize = LANES / 4;
 
-/// Operations on bytes that lie in the order of a row.
+/// Operations on bytes in row order.
 pub(crate) trait RowBytes: Integers {
     fn load_bytes(bytes: &[u8; VECTOR_BYTES]) -> Self::Words;
-    /// The first half of the words, twice.
+    /// Repeats the first half of the words.
     fn duplicate_lower(words: Self::Words) -> Self::Words;
-    /// The second half of the words, twice.
+    /// Repeats the second half of the words.
     fn duplicate_upper(words: Self::Words) -> Self::Words;
-    /// Shifts the words of the first half left by so many bits, and those of the second by others.
+    /// Shifts the words of the first half left by `LOWER` bits and those of the second half by `UPPER`.
     fn shl_halves<const LOWER: u32, const UPPER: u32>(words: Self::Words) -> Self::Words;
-    /// The same to the right.
+    /// Shifts the words of the first half right by `LOWER` bits and those of the second half by `UPPER`.
     fn shr_halves<const LOWER: u32, const UPPER: u32>(words: Self::Words) -> Self::Words;
 
-    /// For every word the sum of the products of its four unsigned bytes, all of them below 128, with four integers.
+    /// Returns for every word the sum of the products of its four unsigned bytes, all below 128, with four
+    /// integers.
     fn dot_bytes(bytes: Self::Words, integers: &[i8; VECTOR_BYTES]) -> Self::Words;
 
-    /// What every four words of four vectors add up to: word `4 * quarter + vector` is that of one quarter of one vector.
+    /// Sums every four words of four vectors: word `4 * quarter + vector` of the result is the sum of one
+    /// quarter of one vector.
     fn sums_of_quarters(vectors: [Self::Words; 4]) -> Self::Words;
 
-    /// Signed bytes as numbers: first those of which the index is a multiple of four, then the ones behind those, and so on.
+    /// Converts signed bytes to floats, transposed: first those whose index is a multiple of four, then the
+    /// ones after them, and so on.
     fn from_i8_transposed(values: &[i8; LANES]) -> Self;
 
-    /// The four integers of a [quad](Integers::quads), none of them below -127 or above 127.
+    /// Returns the four integers of a [quad](Integers::quads), which are between -127 and 127.
     fn small_integers(quad: &[u32; 2]) -> [i8; 4];
 }
 
@@ -111,7 +114,7 @@ impl RowBytes for Portable {
     }
 }
 
-/// Small integers that lie in [pairs](super::integers::pair_quads).
+/// Returns small integers from the layout of [`pair_quads`](super::integers::pair_quads).
 #[inline(always)]
 pub(super) fn small_of_pairs([even, odd]: &[u32; 2]) -> [i8; 4] {
     [*even as i8, *odd as i8, (even >> 16) as i8, (odd >> 16) as i8]
@@ -122,7 +125,7 @@ mod tests {
     use super::*;
     use crate::simd::{Kernel, Lanes, on_each_instruction_set};
 
-    /// Every operation on bytes that differ, against the portable one.
+    /// Compares every operation with the portable one.
     struct Check(&'static str);
 
     impl Kernel for Check {
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_worked_on_alike_everywhere() {
+    fn byte_operations_match_the_portable_ones() {
         on_each_instruction_set(Check);
     }
 }

@@ -1,21 +1,21 @@
-//! Curves from zero to one.
+//! Sigmoid and normal distribution.
 
 use super::{Lanes, exp};
 
-/// `1 / (1 + e⁻ˣ)` within four units in the last place, and zero below -87.3.
+/// `1 / (1 + e⁻ˣ)` within four units in the last place; zero below -87.3.
 #[inline(always)]
 pub(crate) fn sigmoid<L: Lanes>(x: L) -> L {
     let one = L::splat(1.0);
-    // Of a number that is not positive: the exponential of a large one would be all that is left of the sum.
+    // The exponential of a non-positive number: a large exponential would cancel the 1.
     let small = exp(L::zero().sub(x).min(x));
     L::where_less(x, L::zero(), small, one).div(one.add(small))
 }
 
-/// The normal distribution's share below `x`, within 2e-7.
+/// Cumulative distribution function of the standard normal distribution, within 2e-7.
 #[inline(always)]
 pub(crate) fn normal_cdf<L: Lanes>(x: L) -> L {
-    /// The share of the smaller side, over the density and `outward`, as a polynomial in `outward` stretched onto
-    /// -1 to 1: Chebyshev interpolation over distances up to 14.7.
+    /// The smaller tail divided by the density and by `outward`, as a polynomial in `outward` scaled to -1 to
+    /// 1: Chebyshev interpolation for distances up to 14.7.
     const RATIO: [f32; 11] = [
         5.597_093e-6,
         6.542_44e-6,
@@ -29,7 +29,7 @@ pub(crate) fn normal_cdf<L: Lanes>(x: L) -> L {
         0.327_002_9,
         0.569_911_56,
     ];
-    /// Beyond, the smaller share is zero.
+    /// Distance beyond which the tail is zero.
     const FARTHEST: f32 = 14.5;
     let one = L::splat(1.0);
     let size = L::splat(FARTHEST).min(L::zero().sub(x).max(x));
@@ -66,11 +66,11 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_lanes_has_sigmoids() {
+    fn every_instruction_set_has_sigmoids() {
         on_each_instruction_set(CheckSigmoid);
     }
 
-    /// Against Simpson's rule over the density, upwards from where it vanishes.
+    /// Compares with Simpson's rule over the density, from where it vanishes upwards.
     struct CheckShare(&'static str);
 
     impl Kernel for CheckShare {
@@ -84,7 +84,7 @@ mod tests {
                 share += width / 6.0 * (density(x) + 4.0 * density(x + width / 2.0) + density(x + width));
                 let x = (x + width) as f32;
                 let below = f64::from(normal_cdf(L::splat(x)).store()[step % 16]);
-                // The square's rounding counts as often as the density's exponent is large.
+                // The rounding error of the square grows with the exponent of the density.
                 let relative = 5e-7 + 1.2e-7 * f64::from(x * x / 2.0);
                 let tolerance = relative * share + f64::from(f32::MIN_POSITIVE);
                 assert!((below - share).abs() <= tolerance, "{}: {below} for {x}", self.0);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_lanes_has_normal_shares() {
+    fn every_instruction_set_has_normal_shares() {
         on_each_instruction_set(CheckShare);
     }
 }

@@ -1,4 +1,4 @@
-//! Eight f64 lanes, beside the sixteen of f32, for what is too sensitive for those.
+//! Vectors of eight f64, for computations that f32 is too coarse for.
 
 /// Lanes of one vector of doubles.
 pub(crate) const DOUBLES: usize = 8;
@@ -13,7 +13,7 @@ pub(crate) trait Doubles: Copy {
     fn store(self, values: &mut [f64; DOUBLES]);
 }
 
-/// In plain Rust, for the compiler to vectorize.
+/// Portable Rust that the compiler vectorizes.
 #[derive(Clone, Copy)]
 pub(crate) struct PortableDoubles([f64; DOUBLES]);
 
@@ -38,7 +38,7 @@ impl Doubles for PortableDoubles {
 
     #[inline(always)]
     fn mul_add(mut self, a: Self, b: Self) -> Self {
-        // Without hardware for it, a fused operation is a call into the C library for every lane.
+        // Without an FMA instruction, `mul_add` calls the C library for every lane.
         const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
         for lane in 0..DOUBLES {
             let sum = &mut self.0[lane];
@@ -67,17 +67,17 @@ mod x86 {
 
     const HALF: usize = DOUBLES / 2;
 
-    /// Two 256-bit registers. Made only within `avx2::run`.
+    /// Two 256-bit registers. Created only within `avx2::run`.
     #[derive(Clone, Copy)]
     pub(in crate::simd) struct Doubles256(__m256d, __m256d);
 
-    /// One 512-bit register. Made only within `avx512::run`.
+    /// One 512-bit register. Created only within `avx512::run`.
     #[derive(Clone, Copy)]
     pub(in crate::simd) struct Doubles512(__m512d);
 
-    // SAFETY, for every block below: these types are reached only through the kind of lanes they belong to, so only
-    // within its `run`, whose caller has made sure that the processor has AVX2 and FMA, or AVX-512 F; and every
-    // pointer comes from a reference to an array as long as what is loaded from or stored to it.
+    // SAFETY, for every block below: these types are reached only through their kind of lanes and so only
+    // within its `run`, whose caller has checked that the processor has AVX2 and FMA, or AVX-512 F; and every
+    // pointer comes from a reference to an array as long as the load or store.
     impl Doubles for Doubles256 {
         #[inline(always)]
         fn splat(value: f64) -> Self {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_doubles_calculates() {
+    fn every_instruction_set_computes_doubles() {
         on_each_instruction_set(Check);
     }
 }

@@ -1,24 +1,24 @@
-//! Functions of one f64 in nothing but sums, products, comparisons and shifts.
+//! Functions of one f64, built from sums, products, comparisons and shifts.
 //!
-//! A loop over them vectorizes, which a loop over calls into the C library does not. No operation is fused, so that
-//! every processor computes the same bits, whatever the width of its vectors and wherever a slice ends.
+//! Loops over them vectorize, unlike loops over calls of the C library. No operation is fused, so every
+//! processor computes the same bits, whatever the width of its vectors and wherever a slice ends.
 
-/// `eˣ` to within two units in the last place, through subnormal numbers to zero and up to infinity.
+/// `eˣ` within two units in the last place, including subnormal numbers, zero and infinity.
 #[inline(always)]
 pub(crate) fn exp(x: f64) -> f64 {
-    // Adding it leaves a number's nearest integer in the last bits.
+    // Adding it leaves the nearest integer in the lowest bits.
     const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
-    // So few bits that an integer times it is exact, and what is missing.
+    // `ln 2`, split so that an integer times the high part is exact.
     const LN_2_HIGH: f64 = 2_977_044_471.0 / 4_294_967_296.0;
     const LN_2_LOW: f64 = 1.908_214_929_270_587_8e-10;
     const BIAS: u64 = 1023;
-    // Beyond these the result is zero or infinite. NaN is neither below nor above.
+    // Beyond these limits the result is zero or infinite. NaN passes both comparisons.
     let x = if x < -746.0 { -746.0 } else { x };
     let x = if x > 710.0 { 710.0 } else { x };
     let shifted = x * std::f64::consts::LOG2_E + ROUND;
     let count = shifted - ROUND;
     let rest = (x - count * LN_2_HIGH) - count * LN_2_LOW;
-    // The exponential series, as long as it shows within half a doubling.
+    // Terms of the exponential series that matter within half a doubling.
     let tail = rest * (1.0 / 6_227_020_800.0) + 1.0 / 479_001_600.0;
     let tail = tail * rest + 1.0 / 39_916_800.0;
     let tail = tail * rest + 1.0 / 3_628_800.0;
@@ -31,13 +31,13 @@ pub(crate) fn exp(x: f64) -> f64 {
     let tail = tail * rest + 1.0 / 6.0;
     let tail = tail * rest + 0.5;
     let power = 1.0 + (rest + rest * rest * tail);
-    // Two factors, because the exponent of one would not reach all results.
+    // Two factors, because one exponent does not reach all results.
     let exponents = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(2 * BIAS);
     let half = exponents >> 1;
     power * f64::from_bits(half << 52) * f64::from_bits(exponents.wrapping_sub(half) << 52)
 }
 
-/// `1 / (1 + e⁻ˣ)`, with its relative precision kept where it approaches zero.
+/// `1 / (1 + e⁻ˣ)`, with full relative precision near zero.
 #[inline(always)]
 pub(crate) fn sigmoid(x: f64) -> f64 {
     let small = exp(-x.abs());

@@ -1,18 +1,18 @@
-//! Functions of every lane, from the operations that all kinds of lanes have.
+//! Lane-wise functions, built from the operations of all kinds of lanes.
 
 use super::Lanes;
 
-/// Adding this rounds to the nearest integer, as it leaves no bits for a fraction.
+/// Adding it rounds to the nearest integer, because no bits are left for a fraction.
 const ROUND: f32 = 12_582_912.0;
 
-/// `ln 2` in few enough bits that an integer times it is exact, and what is missing.
+/// `ln 2`, split so that an integer times the high part is exact.
 const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = (std::f64::consts::LN_2 - 355.0 / 512.0) as f32;
 
-/// Below, the exponential is no normal number any more.
+/// Below it the exponential is subnormal.
 const LOWEST: f32 = -87.3;
 
-/// Beyond, a factor of the exponential is no finite number any more.
+/// Above it a factor of the exponential is infinite.
 const HIGHEST: f32 = 88.3;
 
 /// `eˣ` within two units in the last place; zero below -87.3 and no larger than at 88.3; NaN for NaN.
@@ -23,7 +23,7 @@ pub(crate) fn exp<L: Lanes>(x: L) -> L {
     let rounded = L::splat(ROUND).mul_add(clamped, L::splat(std::f32::consts::LOG2_E));
     let n = rounded.sub(L::splat(ROUND));
     let r = clamped.mul_add(n, L::splat(-LN_2_HIGH)).mul_add(n, L::splat(-LN_2_LOW));
-    // The series, as far as its terms are more than rounding.
+    // Terms of the series that exceed the rounding error.
     let series = L::splat(1.0 / 720.0).mul_add(r, L::splat(1.0 / 5040.0));
     let series = L::splat(1.0 / 120.0).mul_add(r, series);
     let series = L::splat(1.0 / 24.0).mul_add(r, series);
@@ -34,10 +34,10 @@ pub(crate) fn exp<L: Lanes>(x: L) -> L {
     L::where_less(x, L::splat(LOWEST), L::zero(), series.mul(rounded.power_of_two()))
 }
 
-/// The hyperbolic tangent, within a few units in the last place; NaN for NaN.
+/// The hyperbolic tangent within a few units in the last place; NaN for NaN.
 #[inline(always)]
 pub(crate) fn tanh<L: Lanes>(x: L) -> L {
-    /// Below, the difference of the formula loses bits and the series needs few terms.
+    /// Below it the formula cancels, and the series needs few terms.
     const SMALL: f32 = 0.3;
     let magnitude = L::zero().sub(x).max(x);
     let square = x.mul(x);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_lanes_has_exponentials() {
+    fn every_instruction_set_has_exponentials() {
         on_each_instruction_set(Check);
     }
 }

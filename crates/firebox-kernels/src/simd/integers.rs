@@ -1,33 +1,33 @@
-//! Sixteen 32-bit words beside the sixteen floats: columns of packed weights, and exact products of 16-bit integers.
+//! Vectors of sixteen 32-bit words: columns of packed weights, and exact products of 16-bit integers.
 
 use super::{LANES, Lanes, Portable, f16_to_f32};
 
 /// Bytes that [`Integers::columns`] takes from every row.
 pub(crate) const COLUMN_BYTES: usize = 16;
 
-/// Operations on words of the same width as a vector of floats.
+/// Operations on words as wide as a vector of floats.
 ///
-/// A word stands for whatever its user packs into it: four bytes, two 16-bit integers, or one of 32 bits.
+/// A word holds four bytes, two 16-bit integers or one 32-bit integer.
 pub(crate) trait Integers: Copy {
     type Words: Copy;
 
     fn splat_word(bits: u32) -> Self::Words;
     fn load_words(words: &[u32; LANES]) -> Self::Words;
     fn store_words(words: Self::Words) -> [u32; LANES];
-    /// Sixteen unsigned 16-bit integers, each in the low half of a word.
+    /// Widens sixteen unsigned 16-bit integers to words.
     fn widen(integers: &[u16; LANES]) -> Self::Words;
 
-    /// Four words of each of sixteen rows that begin `stride` bytes apart, turned: the first vector has the first word
-    /// of every row.
+    /// Loads four words of each of sixteen rows that start `stride` bytes apart, transposed: the first vector
+    /// has the first word of every row.
     ///
     /// # Panics
-    /// If the last row ends before.
+    /// If `bytes` ends before the last row.
     fn columns(bytes: &[u8], stride: usize) -> [Self::Words; 4];
 
-    /// The same for sixteen words of each row, which takes fewer steps than four times four.
+    /// [`columns`](Self::columns) for sixteen words of each row, which takes fewer steps than four calls.
     ///
     /// # Panics
-    /// If the last row ends before.
+    /// If `bytes` ends before the last row.
     #[inline(always)]
     fn wide_columns(bytes: &[u8], stride: usize) -> [[Self::Words; 4]; 4] {
         [
@@ -38,9 +38,9 @@ pub(crate) trait Integers: Copy {
         ]
     }
 
-    /// Adds as 32-bit integers.
+    /// Adds 32-bit integers.
     fn add_words(a: Self::Words, b: Self::Words) -> Self::Words;
-    /// The sums of all words of two vectors. They may wrap.
+    /// Returns the sums of all words of two vectors. They may wrap.
     #[inline(always)]
     fn word_sums(first: Self::Words, second: Self::Words) -> [i32; 2] {
         [first, second].map(|words| {
@@ -63,15 +63,15 @@ pub(crate) trait Integers: Copy {
     /// Shifts signed words right.
     fn sar<const BITS: u32>(words: Self::Words) -> Self::Words;
 
-    /// The nearest integers, of numbers whose magnitude is below 2²².
+    /// Rounds numbers of magnitudes below 2²² to the nearest integers.
     fn round(self) -> Self::Words;
 
-    /// Sixteen integers by fours, as [`dot_quads`](Self::dot_quads) takes them. They are at least -32,640 and at most
+    /// Groups sixteen integers by fours for [`dot_quads`](Self::dot_quads). They are between -32,640 and
     /// 32,639.
     fn quads(integers: Self::Words) -> [[u32; 2]; 4];
 
-    /// Adds the products of the four unsigned bytes of every word with the same four integers, in two sums that
-    /// [`dot`](Self::dot) makes one. Where integers are `small`, none is below -127 or above 127.
+    /// Adds the products of the four unsigned bytes of every word with the same four integers, in two sums
+    /// that [`dot`](Self::dot) combines. If `small`, the integers are between -127 and 127.
     fn dot_quads(
         sums: [Self::Words; 2],
         bytes: Self::Words,
@@ -79,14 +79,14 @@ pub(crate) trait Integers: Copy {
         small: bool,
     ) -> [Self::Words; 2];
 
-    /// What the two sums stand for.
+    /// Combines the two sums of [`dot_quads`](Self::dot_quads).
     fn dot(sums: [Self::Words; 2]) -> Self::Words;
 
-    /// Signed words as numbers.
+    /// Converts signed words to floats.
     fn to_floats(words: Self::Words) -> Self;
-    /// Words as the bits of numbers.
+    /// Reinterprets words as floats.
     fn as_floats(words: Self::Words) -> Self;
-    /// The low and the high halves of words as half-precision numbers.
+    /// Converts the low and the high halves of words from f16.
     fn half_floats(words: Self::Words) -> (Self, Self);
 }
 
@@ -209,8 +209,8 @@ impl Integers for Portable {
     }
 }
 
-/// Of every four integers the first and third, then the second and fourth, as the halves of words: where they meet
-/// bytes that are widened to 16 bits, those come apart into even and odd ones.
+/// Packs the first and third of every four integers into one word, and the second and fourth into another:
+/// bytes widened to 16 bits separate into even and odd ones likewise.
 #[inline(always)]
 pub(super) fn pair_quads(integers: &[u32; LANES]) -> [[u32; 2]; 4] {
     let mut quads = [[0; 2]; 4];
@@ -220,7 +220,7 @@ pub(super) fn pair_quads(integers: &[u32; LANES]) -> [[u32; 2]; 4] {
     quads
 }
 
-/// The products of bytes 0 and 2 with two 16-bit integers.
+/// Returns the sum of the products of bytes 0 and 2 with two 16-bit integers.
 #[inline(always)]
 fn dot_pair(bytes: u32, pair: u32) -> u32 {
     let (low, high) = (bytes & 0xFF, bytes >> 16 & 0xFF);
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use crate::simd::{Kernel, on_each_instruction_set};
 
-    /// Every operation on words that differ in all their bits, against the portable one.
+    /// Compares every operation with the portable one.
     struct Check(&'static str);
 
     impl Kernel for Check {
@@ -267,7 +267,7 @@ mod tests {
                 for (small, limit) in [(false, 32_640), (true, 128)] {
                     let integers = b.map(|b| b as i32 % limit);
                     let quads = L::quads(L::load_words(&integers.map(|integer| integer as u32)));
-                    // Not too large to be multiplied as the upper part of a sum.
+                    // Small enough to be shifted as the upper part of a sum.
                     let sums = [L::splat_word(0), L::sar::<8>(z)];
                     for (quad, integers) in quads.iter().zip(integers.as_chunks::<4>().0) {
                         let dots = L::store_words(L::dot(L::dot_quads(sums, x, quad, small)));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_worked_on_alike_everywhere() {
+    fn integer_operations_match_the_portable_ones() {
         on_each_instruction_set(Check);
     }
 }

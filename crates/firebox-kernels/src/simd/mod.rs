@@ -1,7 +1,7 @@
-//! Sixteen f32 lanes on whatever the processor has, chosen when the program runs.
+//! Vectors of sixteen f32 on the widest instruction set of the processor, chosen at run time.
 //!
-//! All versions compute the same operations in the same order. They differ in the last bit only where the
-//! processor has no fused multiply-add.
+//! All versions compute the same operations in the same order. Results differ only in the last bit, and only
+//! on processors without fused multiply-add.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -38,7 +38,7 @@ pub(crate) trait Lanes: RowBytes {
     /// Vectors of f64 on the same processor.
     type Doubles: Doubles;
 
-    /// Rows of activations whose sums fit the registers beside those of two vectors of outputs.
+    /// Rows of activations whose sums fit the registers beside two vectors of outputs.
     const TILE_ROWS: usize;
 
     fn zero() -> Self;
@@ -50,24 +50,24 @@ pub(crate) trait Lanes: RowBytes {
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
-    /// The larger; `other` where one of them is NaN.
+    /// The larger of both; `other` if one of them is NaN.
     fn max(self, other: Self) -> Self;
-    /// The smaller; `other` where one of them is NaN.
+    /// The smaller of both; `other` if one of them is NaN.
     fn min(self, other: Self) -> Self;
-    /// `yes` where `a < b`, and `no` elsewhere, NaN included.
+    /// Selects `yes` where `a < b`, and `no` elsewhere or if one is NaN.
     fn where_less(a: Self, b: Self, yes: Self, no: Self) -> Self;
-    /// `2ⁿ` for lanes that hold `1.5 · 2²³ + n`, with `n` from -126 to 127: in such a number, the lowest bits are
-    /// those of the integer `n`.
+    /// `2ⁿ` for lanes that hold `1.5 · 2²³ + n` with `n` from -126 to 127: the lowest bits of such a number
+    /// are the integer `n`.
     fn power_of_two(self) -> Self;
     /// `self + a * b`
     fn mul_add(self, a: Self, b: Self) -> Self;
     fn store(self) -> [f32; LANES];
 
-    /// Asks for the cache line at an address, which need not be valid.
+    /// Prefetches the cache line at an address, which need not be valid.
     #[inline(always)]
     fn prefetch(_address: *const u8) {}
 
-    /// The sum of all lanes, by halves: the same tree on every processor.
+    /// Returns the sum of all lanes, by halves: the same tree on every processor.
     #[inline(always)]
     fn sum(self) -> f32 {
         let mut lanes = self.store();
@@ -81,8 +81,8 @@ pub(crate) trait Lanes: RowBytes {
         lanes[0]
     }
 
-    /// The largest magnitude in two vectors; no number if there is one that is none: the bits of those are larger than
-    /// those of infinity.
+    /// Returns the largest magnitude in two vectors, or NaN if one of them has a NaN, whose bits exceed those
+    /// of infinity.
     #[inline(always)]
     fn max_magnitude(first: Self, second: Self) -> f32 {
         let (first, second) = (first.store(), second.store());
@@ -100,24 +100,25 @@ pub(crate) trait Lanes: RowBytes {
         f32::from_bits(bits[0])
     }
 
-    /// The sums of four vectors, each by the tree of [`Lanes::sum`].
+    /// Returns the sums of four vectors, each by the tree of [`Lanes::sum`].
     #[inline(always)]
     fn sums(vectors: [Self; 4]) -> [f32; 4] {
         [vectors[0].sum(), vectors[1].sum(), vectors[2].sum(), vectors[3].sum()]
     }
 }
 
-/// A computation that can run on any kind of lanes.
+/// A computation that is generic over the kind of lanes.
 pub(crate) trait Kernel {
     fn run<L: Lanes>(self);
 }
 
-/// Runs a computation on the widest lanes of this processor.
+/// Runs a computation on the widest lanes of the processor.
 pub(crate) fn dispatch(kernel: impl Kernel) {
     #[cfg(target_arch = "x86_64")]
     {
         if avx512::available() {
-            // SAFETY: `available` has just asked the processor for every feature the function is compiled with.
+            // SAFETY: `available` has checked that the processor has every feature the function is compiled
+            // with.
             return unsafe { avx512::run(kernel) };
         }
         if avx2::available() {
@@ -128,8 +129,8 @@ pub(crate) fn dispatch(kernel: impl Kernel) {
     kernel.run::<Portable>();
 }
 
-/// What the CPU's versions of operations are compiled for, of what this processor has: `avx512`, `avx2`, or `portable`
-/// where it has neither.
+/// Returns the instruction set that the CPU's operations use on this processor: `avx512`, `avx2` or
+/// `portable`.
 pub fn instructions() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
@@ -143,14 +144,15 @@ pub fn instructions() -> &'static str {
     "portable"
 }
 
-/// Runs a computation on every kind of lanes that this processor has, handing each its name.
+/// Runs a computation on every kind of lanes that the processor has, by name.
 #[cfg(test)]
 pub(crate) fn on_each_instruction_set<K: Kernel>(mut kernel: impl FnMut(&'static str) -> K) {
     kernel("portable").run::<Portable>();
     #[cfg(target_arch = "x86_64")]
     {
         if avx2::available() {
-            // SAFETY: `available` has just asked the processor for every feature the function is compiled with.
+            // SAFETY: `available` has checked that the processor has every feature the function is compiled
+            // with.
             unsafe { avx2::run(kernel("avx2")) };
         }
         if avx512::available() {
@@ -160,11 +162,11 @@ pub(crate) fn on_each_instruction_set<K: Kernel>(mut kernel: impl FnMut(&'static
     }
 }
 
-/// The number that half-precision bits stand for. Written with integer and float arithmetic only, so that it
-/// vectorizes and needs no processor support.
+/// Converts f16 bits to f32 with integer and float arithmetic only, which vectorizes without processor
+/// support.
 #[inline(always)]
 pub(crate) fn f16_to_f32(bits: u16) -> f32 {
-    // Shifting the exponent into place leaves it 112 too low; the multiplication mends that, for subnormal
+    // Shifting the exponent into place leaves it 112 too low; the multiplication corrects that, for subnormal
     // numbers too. Infinity and NaN need all exponent bits set.
     const RESCALE: f32 = f32::from_bits((127 + 112) << 23);
     let magnitude = u32::from(bits & 0x7FFF) << 13;
@@ -231,7 +233,7 @@ mod tests {
             for n in -126..=127 {
                 assert_eq!(L::splat(12_582_912.0 + n as f32).power_of_two().store()[5], 2f32.powi(n));
             }
-            // Sums that depend on the order of the additions.
+            // Sums that depend on the order of additions.
             let vectors: [[f32; LANES]; 4] =
                 std::array::from_fn(|k| std::array::from_fn(|i| 1.0 / (1 + i * i + 3 * k) as f32));
             let vectors = vectors.map(|vector| L::load(&vector));
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn half_precision_bits_become_their_number() {
+    fn f16_bits_convert_to_f32() {
         for bits in 0..=u16::MAX {
             let (found, expected) = (f16_to_f32(bits), f16::from_bits(bits).to_f32());
             assert!(

@@ -1,7 +1,9 @@
+//! Lanes in portable Rust.
+
 use super::doubles::PortableDoubles;
 use super::{LANES, Lanes, f16_to_f32};
 
-/// Lanes in plain Rust, for the compiler to vectorize.
+/// Portable Rust that the compiler vectorizes.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; LANES]);
 
@@ -84,7 +86,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
-        // Without hardware for it, a fused operation is a call into the C library for every lane.
+        // Without an FMA instruction, `mul_add` calls the C library for every lane.
         const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
         Self(std::array::from_fn(|i| {
             if FUSED { a.0[i].mul_add(b.0[i], self.0[i]) } else { self.0[i] + a.0[i] * b.0[i] }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use firebox_allocator::give_back;
+use firebox_allocator::release_to_os;
 
 /// How long threads and connections may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,9 +34,9 @@ impl Footprint {
     pub fn quiet(last: Option<&Self>) -> Self {
         let began = Instant::now();
         loop {
-            give_back();
+            release_to_os();
             // Each thread keeps free memory, and those of the pool stay.
-            rayon::broadcast(|_| give_back());
+            rayon::broadcast(|_| release_to_os());
             let now = Self::now();
             let calm = last.is_some_and(|last| now.threads <= last.threads && now.files <= last.files);
             let waited = if last.is_some() { END_TIMEOUT } else { END_TIMEOUT / 5 };

@@ -21,8 +21,11 @@ use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::kv_tensor::KvPrimitive;
-use super::{AttentionOps, AttentionParams, AttentionSequence, KvTensor, MAX_HEAD_DIM, Span, Visibility};
+use super::kv_tensor::{KvPrimitive, KvTensor};
+use super::ops::AttentionOps;
+use super::params::{AttentionParams, MAX_HEAD_DIM};
+use super::span::{AttentionSequence, Span};
+use super::visibility::Visibility;
 use crate::cube::{cubes, dims, element, floats, integers, is_cube, primitive, room, zeroed};
 use blocks::{
     How, PlaceLaunch, Reading, ScoresLaunch, SizesLaunch, StridesLaunch, UNITS, attend_blocks, attend_several,

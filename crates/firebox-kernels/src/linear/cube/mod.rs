@@ -17,7 +17,10 @@ use burn_cubecl::cubecl::{self, prelude::*};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{Grouping, LinearOps, NIBBLE_CHUNK, Weight, in_rows};
+use super::grouping::{Grouping, NIBBLE_CHUNK};
+use super::ops::LinearOps;
+use super::reference::in_rows;
+use super::weight::Weight;
 use crate::cube::{dims, floats, integers, primitive, zeroed};
 
 /// Up to so many rows, reading the weight once for each, from a cache that the row before has filled, is faster than tiles
