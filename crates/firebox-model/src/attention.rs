@@ -1,3 +1,5 @@
+//! Grouped-query attention.
+
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 use firebox_cache::AttentionCache;
@@ -35,7 +37,7 @@ struct SeparateInput {
 }
 
 /// Queries, keys and values of some rows, `[rows, heads, head_dim]`, and the gate of the output.
-struct Projected {
+struct Projections {
     query: Tensor<3>,
     key: Tensor<3>,
     value: Tensor<3>,
@@ -75,14 +77,14 @@ impl Attention {
         })
     }
 
-    /// From `[rows, hidden_size]` to the same. `caches` are those of the rows' groups, in order.
+    /// Maps `[rows, hidden_size]` to `[rows, hidden_size]`. `caches` are those of the rows' groups, in order.
     pub(crate) fn forward<'c>(
         &self,
         x: Tensor<2>,
         rows: &Rows,
         caches: impl Iterator<Item = AttentionCache<'c>>,
     ) -> Tensor<2> {
-        let Projected { query, key, value, gate } = self.project(x, rows);
+        let Projections { query, key, value, gate } = self.project(x, rows);
         let AttentionConfig { scale, softcap, window, .. } = self.config;
         let mut caches: Vec<_> = caches.collect();
         for (group, cache) in rows.groups.iter().zip(&mut caches) {
@@ -91,7 +93,8 @@ impl Attention {
             };
             cache.append(of_group(&key), of_group(&value));
         }
-        // Only now: where sequences share a page, what one reads of it would make the next write a copy.
+        // After all writes: where sequences share a page, reading it for one would make the write of the next
+        // a copy.
         let parts: Vec<AttentionSequence> = rows
             .groups
             .iter()
@@ -110,7 +113,7 @@ impl Attention {
         self.output.forward(attended)
     }
 
-    fn project(&self, x: Tensor<2>, rows: &Rows) -> Projected {
+    fn project(&self, x: Tensor<2>, rows: &Rows) -> Projections {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
         let [count, _] = x.dims();
         let kv_width = kv_heads * head_dim;
@@ -141,6 +144,6 @@ impl Attention {
             (None, Some(rope)) => rope.rotate(heads),
             (None, None) => heads,
         };
-        Projected { query: placed(&self.query_norm, query), key: placed(&self.key_norm, key), value, gate }
+        Projections { query: placed(&self.query_norm, query), key: placed(&self.key_norm, key), value, gate }
     }
 }

@@ -1,10 +1,11 @@
-//! What a decoder is made of. A family file fills this in from a `config.json`; the modules are built from it.
+//! Configuration of a decoder. A family file fills it in from a `config.json`, and the modules are built from
+//! it.
 
 use serde::Serialize;
 
 pub use firebox_kernels::Activation;
 
-/// A whole decoder.
+/// Configuration of a decoder.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DecoderConfig {
     /// The `model_type` of its family.
@@ -15,30 +16,30 @@ pub struct DecoderConfig {
     pub hidden_size: usize,
     /// Positions the model was trained for.
     pub max_positions: usize,
-    /// Multiplies embeddings.
+    /// Factor of the embeddings.
     pub embedding_scale: Option<f32>,
-    /// The position schemes its attention layers refer to by index.
+    /// Position schemes, which attention layers refer to by index.
     pub ropes: Vec<RopeConfig>,
-    /// From first to last.
+    /// Layers, from first to last.
     pub blocks: Vec<BlockConfig>,
-    /// Before the unembedding.
+    /// Norm before the unembedding.
     pub final_norm: NormConfig,
     /// Whether the unembedding is the embedding.
     pub tied_embeddings: bool,
-    /// `cap * tanh(logit / cap)` on the logits.
+    /// Applies `cap * tanh(logit / cap)` to the logits.
     pub logit_softcap: Option<f32>,
-    /// How its tensors are called.
+    /// Names of its tensors.
     pub names: TensorNames,
 }
 
 /// Tensor names outside the blocks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TensorNames {
-    /// What stands before every name but the unembedding's, such as `model.`
+    /// Prefix of all names but the unembedding's, such as `model.`
     pub prefix: String,
     /// The unembedding's name without `.weight`.
     pub unembedding: String,
-    /// Tensors that start with one of these belong to parts this engine does not run.
+    /// Prefixes of tensors that belong to parts which are not run.
     pub foreign: Vec<String>,
 }
 
@@ -48,44 +49,44 @@ impl Default for TensorNames {
     }
 }
 
-/// One layer: norm, mixer, norm, feed-forward, each with a residual around it.
+/// Configuration of a layer: norm, mixer, norm and feed-forward, with residual connections.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BlockConfig {
-    /// Before the mixer.
+    /// Norm before the mixer.
     pub mixer_norm: NormConfig,
-    /// What moves information between positions.
+    /// The mixer.
     pub mixer: MixerConfig,
-    /// On the mixer's output, before it joins the residual.
+    /// Norm of the mixer's output, before it is added to the residual.
     pub mixer_output_norm: Option<NormConfig>,
-    /// Before the feed-forward.
+    /// Norm before the feed-forward network.
     pub feed_forward_norm: NormConfig,
-    /// What works on each position alone.
+    /// The feed-forward network.
     pub feed_forward: FeedForwardConfig,
-    /// On the feed-forward's output, before it joins the residual.
+    /// Norm of the feed-forward network's output, before it is added to the residual.
     pub feed_forward_output_norm: Option<NormConfig>,
 }
 
-/// A root-mean-square norm.
+/// Configuration of an RMS norm.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NormConfig {
-    /// Its name within the block, without `.weight`.
+    /// Name within the block, without `.weight`.
     pub name: String,
-    /// How many elements are normalised together.
+    /// Number of elements that are normalised together.
     pub width: usize,
     /// Added to the mean square.
     pub epsilon: f64,
-    /// Added to the stored weight; 1 where the checkpoint stores weights around zero.
+    /// Added to the stored weight; 1 if the checkpoint stores weights around zero.
     pub weight_offset: f32,
 }
 
 impl NormConfig {
-    /// The same norm under another name and width.
+    /// Returns the norm with another name and width.
     pub(crate) fn named(&self, name: &str, width: usize) -> Self {
         Self { name: name.into(), width, ..self.clone() }
     }
 }
 
-/// What moves information between positions.
+/// Configuration of a mixer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MixerConfig {
@@ -95,7 +96,7 @@ pub enum MixerConfig {
     GatedDeltaNet(DeltaNetConfig),
 }
 
-/// Grouped-query attention.
+/// Configuration of grouped-query attention.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttentionConfig {
     /// Width of the hidden state.
@@ -106,19 +107,19 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
-    /// Multiplies queries times keys.
+    /// Factor of the products of queries and keys.
     pub scale: f32,
-    /// How many positions are visible, the query's own included.
+    /// Number of visible positions, the query's own included.
     pub window: Option<usize>,
-    /// `cap * tanh(score / cap)` on the scores.
+    /// Applies `cap * tanh(score / cap)` to the scores.
     pub softcap: Option<f32>,
-    /// Which of the model's position schemes applies, if any.
+    /// Index of the position scheme, if any.
     pub rope: Option<usize>,
     /// Norm of every query head and every key head.
     pub head_norm: Option<NormConfig>,
-    /// Whether the query projection carries a gate for the output beside every head.
+    /// Whether the query projection also yields a gate of the output.
     pub gated: bool,
-    /// How the projections are stored.
+    /// Layout of the projections.
     pub projections: AttentionProjections,
     /// Whether queries, keys and values have a bias.
     pub input_bias: bool,
@@ -126,7 +127,7 @@ pub struct AttentionConfig {
     pub output_bias: bool,
 }
 
-/// How queries, keys and values are stored.
+/// Layout of the query, key and value projections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionProjections {
@@ -136,7 +137,7 @@ pub enum AttentionProjections {
     Fused,
 }
 
-/// The gated delta rule with its causal convolution.
+/// Configuration of the gated delta rule with its causal convolution.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DeltaNetConfig {
     /// Width of the hidden state.
@@ -151,34 +152,34 @@ pub struct DeltaNetConfig {
     pub value_dim: usize,
     /// Taps of the convolution.
     pub kernel: usize,
-    /// On the convolution's output.
+    /// Activation of the convolution.
     pub activation: Activation,
     /// Norm of every value head, before the gate.
     pub norm: NormConfig,
-    /// Whether `A_log` holds the decay `-exp(A_log)` already.
+    /// Whether `A_log` already holds the decay `-exp(A_log)`.
     pub decay_stored: bool,
     /// Whether value head `h` belongs to key head `h % key_heads` (and not `h / (value_heads / key_heads)`).
     pub value_heads_tiled: bool,
 }
 
-/// What works on each position alone.
+/// Configuration of a feed-forward network.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum FeedForwardConfig {
     /// `down(activation(gate(x)) * up(x))`
     Gated(GatedConfig),
-    /// Several gated networks, a few of which are chosen for each position.
+    /// Several gated networks, a few of which are chosen for each token.
     MixtureOfExperts(ExpertsConfig),
 }
 
-/// A gated feed-forward network.
+/// Configuration of a gated feed-forward network.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GatedConfig {
     /// Width of the hidden state.
     pub hidden_size: usize,
-    /// Width inside.
+    /// Inner width.
     pub inner_size: usize,
-    /// On the gate.
+    /// Activation of the gate.
     pub activation: Activation,
     /// Whether all three projections have a bias.
     pub bias: bool,
@@ -186,33 +187,33 @@ pub struct GatedConfig {
     pub fused: bool,
 }
 
-/// A mixture of gated networks.
+/// Configuration of a mixture of experts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ExpertsConfig {
-    /// What one expert is.
+    /// Configuration of an expert.
     pub expert: GatedConfig,
-    /// How many there are.
+    /// Number of experts.
     pub experts: usize,
-    /// How many work on each position.
+    /// Number of experts per token.
     pub chosen: usize,
-    /// Whether the weights of the chosen are scaled to sum to one.
+    /// Whether the weights of the chosen experts are scaled to sum to one.
     pub normalised: bool,
 }
 
-/// Rotary positions.
+/// Configuration of rotary position embeddings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RopeConfig {
-    /// How many elements of a head are rotated; one more where that is odd.
+    /// Number of rotated elements of a head; rounded up to an even number.
     pub width: usize,
     /// Base of the frequencies.
     pub theta: f64,
-    /// How the frequencies are stretched.
+    /// Scaling of the frequencies.
     pub scaling: RopeScaling,
-    /// Which elements form a pair.
+    /// Pairing of the elements.
     pub layout: RopeLayout,
 }
 
-/// Which elements of a head are rotated together.
+/// Pairing of the rotated elements of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeLayout {
@@ -222,25 +223,25 @@ pub enum RopeLayout {
     Interleaved,
 }
 
-/// How rotary frequencies are stretched beyond the trained length.
+/// Scaling of rotary frequencies beyond the trained length.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// Positions divided by a factor.
     Linear {
         /// The divisor.
         factor: f32,
     },
-    /// A base that grows with the sequence, once it is longer than trained.
+    /// A base that grows with the sequence beyond the trained length.
     Dynamic {
-        /// How fast.
+        /// Growth factor.
         factor: f64,
         /// The trained length.
         original: usize,
     },
-    /// Low frequencies divided, high ones kept, a ramp between.
+    /// Low frequencies are divided, high ones kept, with a ramp between.
     Yarn {
         /// The divisor.
         factor: f64,
@@ -248,14 +249,14 @@ pub enum RopeScaling {
         original: usize,
         /// Rotations over the trained length above which a frequency is kept.
         beta_fast: f64,
-        /// Rotations below which it is divided.
+        /// Rotations below which a frequency is divided.
         beta_slow: f64,
         /// Whether the ramp's ends are rounded to whole dimensions.
         truncate: bool,
-        /// Multiplies cosines and sines.
+        /// Factor of cosines and sines.
         attention_factor: f32,
     },
-    /// By wavelength against the trained length.
+    /// Depends on the ratio of wavelength and trained length.
     Llama3 {
         /// The divisor of long wavelengths.
         factor: f32,
@@ -266,20 +267,20 @@ pub enum RopeScaling {
         /// The trained length.
         original: usize,
     },
-    /// A divisor of its own for every frequency, one set for short and one for long sequences.
+    /// A divisor for every frequency, one set for short and one for long sequences.
     LongRope {
-        /// Up to the trained length.
+        /// Divisors up to the trained length.
         short: Vec<f32>,
-        /// Beyond it.
+        /// Divisors beyond it.
         long: Vec<f32>,
         /// The trained length.
         original: usize,
-        /// Multiplies cosines and sines.
+        /// Factor of cosines and sines.
         attention_factor: f32,
     },
-    /// A divisor of its own for every frequency.
+    /// A divisor for every frequency.
     Factors {
-        /// One for each pair.
+        /// One divisor for each pair.
         factors: Vec<f32>,
     },
 }

@@ -1,3 +1,5 @@
+//! The gated delta rule as a mixer.
+
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use firebox_cache::RecurrentState;
@@ -13,11 +15,11 @@ use crate::norm::RmsNorm;
 use crate::rows::Rows;
 use crate::weights::{Learned, Weights};
 
-/// The gated delta rule: a matrix per head that forgets by a gate and is corrected towards every token.
+/// The gated delta rule as a mixer.
 ///
-/// The projections run on the device. What lies between them runs on the CPU, up to the norm in f64, and the state
-/// stays there: what is read from it is often a small difference of large terms that the norm behind it scales up
-/// again, so that f32 and a shader's exponentials show in the fourth digit of the logits.
+/// The projections run on the device. The rest runs on the CPU, up to the norm in f64, and the state stays
+/// there: reads are often small differences of large terms, which the norm scales up again, so f32 and a
+/// shader's exponentials would show in the fourth digit of the logits.
 #[derive(Module, Debug)]
 pub struct GatedDeltaNet {
     mixed: Linear,
@@ -28,7 +30,7 @@ pub struct GatedDeltaNet {
     norm: RmsNorm,
     /// `[channels, 1, kernel]`
     convolution: Param<Tensor<3>>,
-    /// As the checkpoint has it: a logarithm, or the decay itself.
+    /// As in the checkpoint: a logarithm, or the decay itself.
     decay_rate: Param<Tensor<1>>,
     decay_bias: Param<Tensor<1>>,
     #[module(skip)]
@@ -56,7 +58,7 @@ impl GatedDeltaNet {
         })
     }
 
-    /// From `[rows, hidden_size]` to the same. `states` are those of the rows' groups, in order.
+    /// Maps `[rows, hidden_size]` to `[rows, hidden_size]`. `states` are those of the rows' groups, in order.
     pub(crate) fn forward<'c>(
         &self,
         x: Tensor<2>,
@@ -87,7 +89,7 @@ impl GatedDeltaNet {
         self.output.forward(gated.to_device(&device))
     }
 
-    /// Each channel's weighted sum over the last tokens, this one included, in f64.
+    /// Returns each channel's causal convolution in f64.
     fn convolve(&self, mixed: Tensor<2>, state: &mut RecurrentState) -> Tensor<2> {
         let silu = self.config.activation == Activation::Silu;
         let params = ConvolutionParams { exact: true, silu };
@@ -97,7 +99,7 @@ impl GatedDeltaNet {
         if silu { sums } else { self.config.activation.forward(sums) }
     }
 
-    /// Takes the state through some tokens. Returns `[tokens, value heads * value width]`.
+    /// Runs the state through some tokens. Returns `[tokens, value heads * value width]`.
     fn recur(&self, tokens: Tokens, state: &mut RecurrentState) -> Tensor<2> {
         let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = self.config;
         let heads = Heads {
@@ -119,7 +121,7 @@ impl GatedDeltaNet {
 }
 
 impl DeltaNetConfig {
-    /// Channels of the convolution: queries, keys and values.
+    /// Returns the channels of the convolution: queries, keys and values.
     pub(crate) fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }

@@ -1,3 +1,5 @@
+//! Sentence encoders and classifiers.
+
 use std::cell::RefCell;
 
 use burn::module::{Module, Param};
@@ -13,46 +15,46 @@ use crate::matrix::Matrix;
 use crate::pooling::{Pooling, of_length_one};
 use crate::weights::Weights;
 
-/// What a sentence encoder is made of.
+/// Configuration of a sentence encoder.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EncoderConfig {
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Width of the hidden state.
     pub hidden_size: usize,
-    /// Width inside the feed-forward networks.
+    /// Inner width of the feed-forward networks.
     pub inner_size: usize,
-    /// How many layers it has.
+    /// Number of layers.
     pub layers: usize,
     /// Attention heads.
     pub heads: usize,
-    /// The longest text, in tokens.
+    /// Length of the longest text in tokens.
     pub max_positions: usize,
-    /// Kinds of text that are told apart: the first and the second of a pair.
+    /// Number of token types, which distinguish the two texts of a pair.
     pub token_types: usize,
     /// Added to the variance.
     pub epsilon: f64,
-    /// Of the feed-forward networks.
+    /// Activation of the feed-forward networks.
     pub activation: Activation,
 }
 
-/// What goes through an encoder at once: a text, or two of which the second is read with the first in view.
+/// Input of an encoder: a text, or a pair of texts that are read together.
 #[derive(Debug, Clone, Copy)]
 pub struct EncoderInput<'a> {
-    /// All tokens, special ones included.
+    /// All tokens, including special ones.
     pub tokens: &'a [u32],
-    /// Where the second text begins.
+    /// Index of the second text's first token.
     pub second: usize,
 }
 
 impl<'a> EncoderInput<'a> {
-    /// One text.
+    /// Returns the input of a single text.
     pub fn new(tokens: &'a [u32]) -> Self {
         Self { tokens, second: tokens.len() }
     }
 }
 
-/// A bidirectional encoder that turns a text into one vector.
+/// A bidirectional encoder that turns a text into a vector.
 #[derive(Module, Debug)]
 pub struct Encoder {
     words: Matrix,
@@ -67,7 +69,7 @@ pub struct Encoder {
     device: Device,
 }
 
-/// Says of a text, or of a pair, what it is.
+/// Classifies a text or a pair.
 #[derive(Module, Debug)]
 struct Classifier {
     pooler: Linear,
@@ -96,7 +98,7 @@ struct LayerNorm {
 }
 
 impl Encoder {
-    /// Builds a checkpoint's modules over its weights.
+    /// Loads the encoder from a checkpoint.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
         let config = match Architecture::from_json(checkpoint.config())? {
             Architecture::Encoder(config) => config,
@@ -111,7 +113,7 @@ impl Encoder {
         };
         let taken = RefCell::default();
         let root = Weights::new(checkpoint, device, &taken);
-        // Checkpoints of a larger model keep the encoder under its name.
+        // Checkpoints of larger models have the encoder under a prefix.
         let prefix = if root.has("bert.embeddings.word_embeddings.weight") { "bert." } else { "" };
         let weights = root.within(prefix);
         let width = config.hidden_size;
@@ -142,7 +144,7 @@ impl Encoder {
             device: device.clone(),
             config,
         };
-        // Poolers and task heads of other uses, and an index buffer that older libraries saved.
+        // Poolers, other task heads, and an index buffer of older libraries.
         let foreign = |name: &str| {
             let name = name.strip_prefix(prefix).unwrap_or(name);
             ["pooler.", "cls.", "classifier."].iter().any(|head| name.starts_with(head))
@@ -152,17 +154,17 @@ impl Encoder {
         Ok(encoder)
     }
 
-    /// What it is made of.
+    /// Returns the configuration.
     pub fn config(&self) -> &EncoderConfig {
         &self.config
     }
 
-    /// The hidden state of every token, `[tokens, hidden_size]`.
+    /// Returns the hidden state of every token, `[tokens, hidden_size]`.
     pub fn forward(&self, tokens: &[u32]) -> Result<Tensor<2>, ModelError> {
         self.forward_together(&[EncoderInput::new(tokens)])
     }
 
-    /// The same for several inputs at once, one behind the other. None sees another.
+    /// [`forward`](Self::forward) for several independent inputs, one after the other.
     pub fn forward_together(&self, inputs: &[EncoderInput<'_>]) -> Result<Tensor<2>, ModelError> {
         let EncoderConfig { vocab_size, max_positions, token_types, .. } = self.config;
         let (mut words, mut positions, mut types) = (Vec::new(), Vec::new(), Vec::new());
@@ -200,17 +202,17 @@ impl Encoder {
         Ok(hidden)
     }
 
-    /// The mean of the hidden states, scaled to length one: `[hidden_size]`.
+    /// Returns the mean of the hidden states, normalised to length one: `[hidden_size]`.
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor<1>, ModelError> {
         Ok(of_length_one(Pooling::Mean.pool(self.forward(tokens)?)))
     }
 
-    /// How many labels it was trained to tell apart; none if it has no classifier.
+    /// Returns the number of labels, or `None` without a classifier.
     pub fn labels(&self) -> Option<usize> {
         self.classifier.as_ref().map(|classifier| classifier.labels)
     }
 
-    /// What its classifier says of each input: `[inputs, labels]`. Nothing if it has none.
+    /// Returns the label scores of each input, `[inputs, labels]`, or `None` without a classifier.
     pub fn classify(&self, inputs: &[EncoderInput<'_>]) -> Result<Option<Tensor<2>>, ModelError> {
         let Some(classifier) = &self.classifier else { return Ok(None) };
         let hidden = self.forward_together(inputs)?;

@@ -1,3 +1,5 @@
+//! Heads: replacements of a decoder's last layers.
+
 use std::any::Any;
 use std::cell::RefCell;
 use std::path::Path;
@@ -16,62 +18,62 @@ use crate::slot::Slot;
 use crate::weights::Weights;
 use crate::{Decoder, ModelError};
 
-/// What stands in place of a decoder's layers from its split on, with what comes after them.
+/// Replaces a decoder's layers from its split on, with the norm and unembedding behind them.
 ///
-/// Heads of one decoder share all layers before the split, its trunk, and so whatever passes through those.
+/// Heads of one decoder share its trunk, the layers before the split, and thus the cache of those layers.
 #[derive(Debug)]
 pub struct Head {
     id: Arc<str>,
     form: HeadForm,
     split: usize,
-    /// Empty where they can be built and nobody has put the head on.
+    /// Empty slots of blocks that can be built and are not in use.
     blocks: Vec<Slot<Block>>,
     source: Option<Source>,
     bridge: Option<Bridge>,
     final_norm: RmsNorm,
-    /// Absent where the decoder's serves.
+    /// `None` if the decoder's unembedding is used.
     unembedding: Option<Arc<Matrix>>,
-    /// Goes when all else is gone.
+    /// Dropped last.
     kept_with: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
-/// What blocks are built from.
+/// Source of blocks that are built on use.
 #[derive(Debug)]
 struct Source {
     tensors: Arc<dyn Tensors + Send + Sync>,
     checkpoint: Checkpoint,
 }
 
-/// What a head is made of.
+/// Structure of a head.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum HeadForm {
-    /// Layers of its own. Tensors that it does not have are the model's.
+    /// Layers of its own. Missing tensors are the model's.
     Blocks,
-    /// The model's layers, with changes of low rank.
+    /// The model's layers with low-rank adapters.
     Adapter {
-        /// What the changes count.
+        /// Scale of the adapters.
         scale: f32,
     },
-    /// A small network in place of all layers from the split on.
+    /// A small network that replaces all layers from the split on.
     Bridge {
-        /// Its inner width.
+        /// Inner width.
         width: usize,
     },
-    /// Says what a text is instead of continuing it. It reads what the trunk made of the last token.
+    /// Classifies a text from the trunk's hidden state of the last token.
     Classifier {
-        /// What it may be.
+        /// Labels, in the order of the scores.
         labels: Vec<String>,
     },
 }
 
 impl HeadForm {
-    /// Whether there are layers from the split on.
+    /// Whether the head has layers.
     pub(crate) fn has_blocks(&self) -> bool {
         matches!(self, Self::Blocks | Self::Adapter { .. })
     }
 
-    /// Refuses what would have nothing in it.
+    /// Rejects invalid forms.
     pub(crate) fn check(&self) -> Result<(), ModelError> {
         let (field, reason) = match self {
             Self::Bridge { width: 0 } => ("width", "0; a bridge has to be wider"),
@@ -90,7 +92,7 @@ impl HeadForm {
     }
 }
 
-/// Tensors in place of others.
+/// Tensors that replace those of the model.
 #[derive(Debug)]
 pub(crate) struct Overlaid<'a> {
     pub over: &'a dyn Tensors,
@@ -116,19 +118,18 @@ impl Tensors for Overlaid<'_> {
         self.holder(name).weight(name)
     }
 
-    /// Of what is in the place of others: all of it has to be used.
+    /// Returns the replacing tensors only: all of them must be used.
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         self.over.names()
     }
 }
 
-/// The matrix that scores labels.
+/// Name of the matrix that scores labels.
 pub(crate) const CLASSIFIER: &str = "classifier.weight";
 
 impl Head {
-    /// Builds a head of a decoder over `tensors`, which are under the names of the model's own. What it does not have is
-    /// taken from the checkpoint that the decoder was built over. `id` is that of no other head: what a sequence
-    /// remembers is kept under it.
+    /// Loads a head of a decoder from `tensors`, which have the model's names. Missing tensors are taken from
+    /// the decoder's checkpoint. `id` must be unique to this head: caches are stored under it.
     pub fn load(
         id: &str,
         tensors: Arc<dyn Tensors + Send + Sync>,
@@ -146,12 +147,12 @@ impl Head {
         let head = Self::over(id, form, split, config, &root, |name| tensors.info(name).is_some())?;
         root.all_taken(|_| false)?;
         let head = head.over_source(Source { tensors, checkpoint: checkpoint.clone() }, decoder.device());
-        // Only now: a split stays, and a head that cannot be loaded has no say in where.
+        // Last, because the split is permanent and a head that fails to load must not set it.
         decoder.split_at(split)?;
         Ok(head)
     }
 
-    /// `is_own` says whether a tensor is the head's.
+    /// Builds a head. `is_own` tells whether a tensor is the head's.
     fn over(
         id: &str,
         form: &HeadForm,
@@ -188,8 +189,8 @@ impl Head {
         })
     }
 
-    /// Lets go of blocks that can be built again over what lies in memory: of many heads few are worn. On other devices
-    /// they are what is in memory.
+    /// Drops blocks that can be rebuilt over mapped memory, because few of many heads are in use at a time.
+    /// On other devices the blocks are the only copy.
     fn over_source(mut self, source: Source, device: &Device) -> Self {
         if *device == Device::flex() {
             self.blocks.iter().for_each(|slot| slot.set(None));
@@ -198,39 +199,39 @@ impl Head {
         self
     }
 
-    /// Builds its layers over the decoder's, where it can build them and has not, so that the next pass need not.
+    /// Builds the layers now if they can be built, so that the next pass need not.
     pub fn build(&self, decoder: &Decoder) -> Result<(), ModelError> {
         (self.split..self.split + self.blocks.len())
             .try_for_each(|layer| self.block(layer, decoder).map(drop))
     }
 
-    /// Has something live for as long as the head does, be it worn by whomever: what was charged for its memory. Only the
-    /// first is taken.
+    /// Keeps `companion`, such as a memory charge, alive as long as the head. Only the first call has an
+    /// effect.
     pub fn keep_with(&self, companion: impl Any + Send + Sync) {
         let _ = self.kept_with.set(Box::new(companion));
     }
 
-    /// Which one it is.
+    /// Returns the identifier.
     pub fn id(&self) -> &Arc<str> {
         &self.id
     }
 
-    /// What it is made of.
+    /// Returns the form.
     pub fn form(&self) -> &HeadForm {
         &self.form
     }
 
-    /// Whether it says what a text is instead of continuing it.
+    /// Whether the head classifies instead of continuing the text.
     pub fn is_classifier(&self) -> bool {
         matches!(self.form, HeadForm::Classifier { .. })
     }
 
-    /// Whether it has layers, which remember something of a sequence.
+    /// Whether the head has layers, which have caches.
     pub fn has_blocks(&self) -> bool {
         self.form.has_blocks()
     }
 
-    /// What is in the place of one of the decoder's layers from the split on; nothing where it goes without them.
+    /// Returns the replacement of a layer from the split on, or `None` if the head has no layers.
     pub(crate) fn block(&self, layer: usize, decoder: &Decoder) -> Result<Option<Arc<Block>>, ModelError> {
         let Some(slot) = layer.checked_sub(self.split).and_then(|index| self.blocks.get(index)) else {
             return Ok(None);
@@ -242,7 +243,7 @@ impl Head {
         Ok(Some(slot.fill(Arc::new(decoder.config().load_block(layer, &root)?))))
     }
 
-    /// From hidden states after its last layer to what its unembedding reads.
+    /// Applies the bridge, if there is one, and the final norm to the hidden states after the last layer.
     pub(crate) fn completed(&self, hidden: Tensor<2>) -> Tensor<2> {
         self.final_norm.forward(match &self.bridge {
             Some(bridge) => bridge.forward(hidden),
@@ -256,7 +257,7 @@ impl Head {
 }
 
 impl DecoderConfig {
-    /// What a head's own unembedding is called, whether or not the model's is the embedding.
+    /// Returns the name of a head's own unembedding, whether or not the model's is tied.
     pub(crate) fn own_unembedding_name(&self) -> String {
         format!("{}.weight", self.names.unembedding)
     }
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_built_when_the_head_is_put_on_or_somebody_goes_through_them() {
+    fn layers_are_built_on_request_or_first_use() {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
         let checkpoint = Checkpoint::open(fixture).unwrap();
         let decoder = Decoder::load(&checkpoint, &Device::flex()).unwrap();

@@ -1,3 +1,5 @@
+//! Weight matrices in any storage format.
+
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Int, Tensor};
 use firebox_kernels::Grouping;
@@ -5,7 +7,7 @@ use firebox_kernels::linear::{self, BlockFormat, PreparedWeight, Weight};
 
 use crate::prepared::LazyPreparedWeight;
 
-/// A weight of `[outputs, inputs]`, in whatever form it is stored.
+/// A weight of `[outputs, inputs]` in any storage format.
 #[derive(Module, Debug)]
 pub enum Matrix {
     /// Floating-point numbers.
@@ -17,14 +19,14 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32.
+    /// Returns `x · weightᵀ`, from `[rows, inputs]` to `[rows, outputs]` in f32.
     pub fn multiply(&self, x: Tensor<2>) -> Tensor<2> {
         let mut products = Self::multiply_each(x, &[self]);
-        // One weight has one product.
+        // There is one weight, so there is one product.
         products.swap_remove(0)
     }
 
-    /// The products of the same activations with several of them.
+    /// Returns the products of the same activations with several matrices.
     pub(crate) fn multiply_each(x: Tensor<2>, matrices: &[&Self]) -> Vec<Tensor<2>> {
         if linear::accepts_prepared(&x.device()) {
             let prepared: Option<Vec<&PreparedWeight>> =
@@ -57,7 +59,7 @@ impl Matrix {
         }
     }
 
-    /// The rows of the given indices, `[indices, inputs]` in f32.
+    /// Returns the rows of the given indices, `[indices, inputs]` in f32.
     pub fn gather(&self, indices: Tensor<1, Int>) -> Tensor<2> {
         match self {
             Self::Dense(dense) => dense.weight.val().select(0, indices).cast(DType::F32),
@@ -71,7 +73,7 @@ impl Matrix {
     }
 }
 
-/// A weight of floating-point numbers, in the dtype of its file where the device has it.
+/// A weight of floats, in the dtype of its file if the device supports it.
 #[derive(Module, Debug)]
 pub struct DenseMatrix {
     weight: Param<Tensor<2>>,
@@ -79,14 +81,14 @@ pub struct DenseMatrix {
 }
 
 impl DenseMatrix {
-    /// Of `[outputs, inputs]`.
+    /// Takes `[outputs, inputs]`.
     pub fn new(weight: Param<Tensor<2>>) -> Self {
         Self { weight, prepared: LazyPreparedWeight::default() }
     }
 }
 
-/// A weight of 8-bit or 4-bit integers, packed into 32-bit words: in tiles of rows as the store
-/// lays them out where the device multiplies with those, one row after the other elsewhere.
+/// A weight of 8-bit or 4-bit integers, packed into 32-bit words: in tiles, as the store has them, on devices
+/// that multiply with tiles, and with contiguous rows elsewhere.
 #[derive(Module, Debug)]
 pub struct GroupedMatrix {
     /// `[outputs, words]`
@@ -109,7 +111,7 @@ impl GroupedMatrix {
     }
 }
 
-/// A weight in a block format of GGUF, as it lies in the file. Only on devices that compute with it.
+/// A weight in a GGUF block format, as stored in the file, on devices that support it.
 #[derive(Module, Debug)]
 pub struct BlockMatrix {
     /// `[outputs, bytes of a row]`
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_ready_is_made_anew_of_other_tensors() {
+    fn a_weight_is_prepared_again_after_its_tensors_change() {
         let device = Device::flex();
         let weight = Tensor::from_floats([[1.0, 2.0], [3.0, 4.0]], &device);
         let matrix = Matrix::Dense(DenseMatrix::new(Param::initialized(ParamId::new(), weight)));

@@ -1,3 +1,5 @@
+//! Mixers: attention, the gated delta rule, and custom ones.
+
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,56 +15,56 @@ use crate::error::{ComponentError, ModelError, of_width};
 use crate::rows::Rows;
 use crate::weights::Weights;
 
-/// What moves information between positions.
+/// The part of a block that moves information between positions.
 #[derive(Module, Debug)]
 pub enum Mixer {
     /// Softmax attention.
     Attention(Attention),
     /// The gated delta rule.
     GatedDeltaNet(GatedDeltaNet),
-    /// One of somebody else's kind.
+    /// A custom mixer.
     Own(HeldMixer),
 }
 
-/// A mixer of somebody else's kind, which [takes the place](crate::Decoder::with_mixer) of one that a model came with.
+/// A custom mixer that [replaces](crate::Decoder::with_mixer) one of a model's own.
 ///
-/// What it does to a row may depend on that row, on earlier rows of the same sequence, and on what is remembered of
-/// it. It must not depend on how many of them come at a time, or prompts in pieces say something else.
+/// The output of a row may depend on that row, on earlier rows of the same sequence and on the cached state.
+/// It must not depend on how the rows are split into calls, or prompts in chunks give different results.
 pub trait OwnMixer: Debug + Send + Sync {
-    /// That of no other, its numbers included: what sequences remember is kept under it.
+    /// Returns an identifier that no other mixer has, its parameters included. Caches are stored under it.
     fn id(&self) -> &str;
 
-    /// What it remembers of a sequence. Always the same.
+    /// Returns what the mixer caches of a sequence. It must be constant.
     fn memory(&self) -> MixerMemory;
 
-    /// From `[rows, hidden_size]` to the same.
+    /// Maps `[rows, hidden_size]` to `[rows, hidden_size]`.
     fn forward(&self, x: Tensor<2>, sequences: Sequences<'_>) -> Result<Tensor<2>, ComponentError>;
 }
 
-/// What a mixer remembers of a sequence. With that, sequences branch, go back and are saved.
+/// What a mixer caches of a sequence, so that sequences can branch, be rewound and be saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MixerMemory {
     /// A key and a value of every head for every position.
     KeysAndValues {
-        /// Heads of keys and values.
+        /// Number of key and value heads.
         kv_heads: usize,
-        /// Width of one head.
+        /// Width of a head.
         head_dim: usize,
-        /// Which of the model's position schemes keys were [rotated](Sequences::rotate) by, if any.
+        /// Index of the position scheme that keys were [rotated](Sequences::rotate) by, if any.
         rope: Option<usize>,
     },
-    /// A state of constant size, one tensor or two, absent before the first token. One that was saved comes back on the
-    /// CPU, whatever the model's device is.
+    /// A state of constant size in one or two tensors, absent before the first token. A restored state is on
+    /// the CPU, whatever the model's device is.
     State {
-        /// The shape of [`RecurrentState::memory`], where it is used.
+        /// Shape of [`RecurrentState::memory`], if it is used.
         memory: Option<[usize; 3]>,
-        /// The shape of [`RecurrentState::convolution`], where it is used.
+        /// Shape of [`RecurrentState::convolution`], if it is used.
         convolution: Option<[usize; 2]>,
     },
 }
 
 impl MixerMemory {
-    /// How a cache keeps it.
+    /// Returns the cache layout of a layer with this mixer.
     pub(crate) fn layout(self) -> LayerLayout {
         match self {
             Self::KeysAndValues { kv_heads, head_dim, .. } => LayerLayout::Attention { kv_heads, head_dim },
@@ -71,26 +73,27 @@ impl MixerMemory {
     }
 }
 
-/// The sequences whose tokens are the rows of a hidden state, one after the other, and what a mixer remembers of each.
+/// The sequences whose tokens are the rows of a hidden state, one after the other, with the caches of a
+/// layer.
 #[derive(Debug)]
 pub struct Sequences<'a> {
     rows: &'a Rows,
     caches: Vec<LayerCache<'a>>,
 }
 
-/// One of them.
+/// One sequence of a pass.
 #[derive(Debug)]
 pub struct Sequence<'s, 'a> {
-    /// Which rows are its tokens.
+    /// Rows of its tokens.
     pub rows: Range<usize>,
-    /// The position of the first of them.
+    /// Position of its first row.
     pub position: usize,
-    /// What is remembered of those before.
+    /// The layer's cache of its earlier positions.
     pub cache: &'s mut LayerCache<'a>,
 }
 
 impl<'a> Sequences<'a> {
-    /// One after the other.
+    /// Returns the sequences one after the other.
     pub fn each(&mut self) -> impl Iterator<Item = Sequence<'_, 'a>> {
         self.rows.groups.iter().zip(&mut self.caches).map(|(group, cache)| Sequence {
             rows: group.rows.clone(),
@@ -99,17 +102,17 @@ impl<'a> Sequences<'a> {
         })
     }
 
-    /// Rotates `[rows, heads, head_dim]` to the rows' positions, by one of the model's position schemes.
+    /// Rotates `[rows, heads, head_dim]` to the rows' positions by one of the model's position schemes.
     ///
     /// # Panics
-    /// If there is none of that index.
+    /// If the model has no scheme of that index.
     pub fn rotate(&self, rope: usize, heads: Tensor<3>) -> Tensor<3> {
         self.rows.rope(rope).rotate(heads)
     }
 }
 
 impl Sequence<'_, '_> {
-    /// The state, of a mixer that [remembers](MixerMemory) one.
+    /// Returns the state of a mixer that [caches](MixerMemory) one.
     pub fn state(&mut self) -> Option<&mut RecurrentState> {
         match self.cache {
             LayerCache::Recurrent(state) => Some(state),
@@ -118,7 +121,7 @@ impl Sequence<'_, '_> {
     }
 }
 
-/// An [`OwnMixer`] as part of a block. To a visitor of the block's parameters it has none: they stay as they are.
+/// An [`OwnMixer`] as part of a block. Visitors of the block's parameters find none in it.
 #[derive(Module, Debug)]
 pub struct HeldMixer {
     #[module(skip)]
@@ -137,7 +140,7 @@ impl Mixer {
         Self::Own(HeldMixer { held })
     }
 
-    /// From `[rows, hidden_size]` to the same. `caches` are those of the rows' groups, in order.
+    /// Maps `[rows, hidden_size]` to `[rows, hidden_size]`. `caches` are those of the rows' groups, in order.
     pub(crate) fn mix<'c>(
         &self,
         x: Tensor<2>,
@@ -166,13 +169,13 @@ impl Mixer {
         }
     }
 
-    /// From `[rows, hidden_size]` to the same, for one that stands within another. That one has to remember what this
-    /// one does.
+    /// Maps `[rows, hidden_size]` to `[rows, hidden_size]` as part of another mixer, which must cache what
+    /// this one does.
     pub fn forward(&self, x: Tensor<2>, sequences: Sequences<'_>) -> Result<Tensor<2>, ModelError> {
         let fits = |cache: &LayerCache<'_>| match self {
             Self::Attention(_) => matches!(cache, LayerCache::Attention(_)),
             Self::GatedDeltaNet(_) => matches!(cache, LayerCache::Recurrent(_)),
-            // It looks for itself.
+            // A custom mixer checks by itself.
             Self::Own(_) => true,
         };
         if !sequences.caches.iter().all(fits) {
@@ -186,7 +189,7 @@ impl Mixer {
 }
 
 impl MixerConfig {
-    /// What such a mixer remembers.
+    /// Returns what the mixer caches of a sequence.
     pub fn memory(&self) -> MixerMemory {
         match self {
             Self::Attention(attention) => MixerMemory::KeysAndValues {

@@ -1,3 +1,5 @@
+//! Forward passes, one layer at a time.
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,31 +11,31 @@ use crate::observer::Observer;
 use crate::rows::{Input, Rows};
 use crate::{Decoder, Head, ModelError};
 
-/// A forward pass as a value: it can stop between any two layers and go on later.
+/// A forward pass as a value: it can stop between any two layers and continue later.
 ///
-/// Every way of running a model, whole, streamed, interleaved or swapped, is a loop over [`Pass::step`].
+/// Whole, streamed, interleaved and head-switching runs are all loops over [`Pass::step`].
 #[derive(Debug, Clone)]
 pub struct Pass {
-    /// One up to the decoder's split, from there on one for each head.
-    parts: Vec<Part>,
-    /// What the last layers of each input are.
+    /// One up to the decoder's split, then one for each head.
+    parts: Vec<HeadGroup>,
+    /// The head of each input.
     heads: Vec<Option<Arc<Head>>>,
     next_layer: usize,
-    /// Who wants to know of every layer.
+    /// Observer of every layer.
     observer: Option<Arc<dyn Observer>>,
 }
 
-/// Sequences that go through the same layers.
+/// Inputs that pass through the same layers.
 #[derive(Debug, Clone)]
-struct Part {
-    /// Which of the inputs, in order.
-    members: Vec<usize>,
+struct HeadGroup {
+    /// Indices of the inputs, in order.
+    inputs: Vec<usize>,
     rows: Rows,
     hidden: Tensor<2>,
     head: Option<Arc<Head>>,
 }
 
-/// Which rows of a finished pass are turned into logits.
+/// The rows of a finished pass that are turned into logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// The last token of each input.
@@ -43,7 +45,7 @@ pub enum Wanted {
 }
 
 impl Pass {
-    /// Looks up the embeddings of some tokens of one or several sequences.
+    /// Looks up the embeddings of the tokens of one or more sequences.
     pub fn begin(model: &Decoder, inputs: &[Input<'_>]) -> Result<Self, ModelError> {
         let vocab_size = model.config().vocab_size;
         if inputs.iter().any(|input| input.tokens.is_empty()) {
@@ -59,7 +61,7 @@ impl Pass {
         Self::over(model, inputs, model.embed(&tokens)?, 0)
     }
 
-    /// Goes on from hidden states before layer `next_layer` that were kept, those of the inputs' tokens.
+    /// Continues from stored hidden states before layer `next_layer`, those of the inputs' tokens.
     pub(crate) fn over(
         model: &Decoder,
         inputs: &[Input<'_>],
@@ -72,7 +74,7 @@ impl Pass {
         }
         let classifying = heads.iter().filter(|head| head.as_ref().is_some_and(|head| head.is_classifier()));
         if heads.len() > 1 && classifying.count() > 0 {
-            // What comes of them is as wide as there are labels.
+            // Its output has one column per label.
             return Err(ModelError::Kind {
                 model_type: model.config().family.into(),
                 found: "wearing a classifier",
@@ -81,18 +83,18 @@ impl Pass {
             });
         }
         let rows = Rows::new(model.config(), inputs, model.device());
-        let part = Part { members: (0..inputs.len()).collect(), rows, hidden, head: None };
+        let part = HeadGroup { inputs: (0..inputs.len()).collect(), rows, hidden, head: None };
         let observer = model.observer().filter(|observer| observer.follows());
         Ok(Self { parts: vec![part], heads, next_layer, observer })
     }
 
-    /// The layer that [`step`](Self::step) runs next; the number of layers once all have run.
+    /// Returns the layer that [`step`](Self::step) runs next, or the number of layers when all have run.
     pub fn next_layer(&self) -> usize {
         self.next_layer
     }
 
-    /// The hidden state before the next layer, `[rows, hidden_size]`: behind the split, those of one head after those of
-    /// another.
+    /// Returns the hidden state before the next layer, `[rows, hidden_size]`; after the split, the rows of
+    /// one head follow those of another.
     pub fn hidden(&self) -> Tensor<2> {
         match &self.parts[..] {
             [part] => part.hidden.clone(),
@@ -100,9 +102,9 @@ impl Pass {
         }
     }
 
-    /// Runs exactly one layer. `caches` are those of the inputs, in order, each at its input's position.
+    /// Runs one layer. `caches` are those of the inputs, in order, each at its input's position.
     ///
-    /// After an error a cache may hold what only some layers have seen: clear it, or rewind it.
+    /// After an error a cache may hold the tokens of only some layers: clear or rewind it.
     pub fn step(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
         let Some(observer) = self.observer.clone() else { return self.run_layer(model, caches) };
         let (layer, began) = (self.next_layer, Instant::now());
@@ -118,7 +120,7 @@ impl Pass {
     fn run_layer(&mut self, model: &Decoder, caches: &mut [&mut SequenceCache]) -> Result<(), ModelError> {
         let layer = self.next_layer;
         let positions_fit = self.parts.iter().all(|part| {
-            let mut groups = part.rows.groups.iter().zip(&part.members);
+            let mut groups = part.rows.groups.iter().zip(&part.inputs);
             groups.all(|(group, &member)| {
                 caches.get(member).is_some_and(|cache| group.position == cache.position())
             })
@@ -134,18 +136,18 @@ impl Pass {
         }
         if model.split() == Some(layer) {
             self.store_hidden_states(model, caches);
-            self.part_ways(model);
+            self.split_by_head(model);
         }
         for part in &mut self.parts {
             let block = match &part.head {
                 Some(head) => head.block(layer, model)?,
                 None => Some(model.block(layer)?),
             };
-            // A head without layers waits for those that have some.
+            // A head without layers waits for the others.
             let Some(block) = block else { continue };
-            let mut members = part.members.iter().peekable();
+            let mut inputs = part.inputs.iter().peekable();
             let caches = caches.iter_mut().enumerate().filter_map(|(index, cache)| {
-                members.next_if(|member| **member == index).map(|_| cache.layer(layer))
+                inputs.next_if(|member| **member == index).map(|_| cache.layer(layer))
             });
             part.hidden = block.forward(part.hidden.clone(), &part.rows, caches)?;
         }
@@ -158,16 +160,16 @@ impl Pass {
         Ok(())
     }
 
-    /// Leaves the next layer out: what it would have added to the hidden state is missing from there on, and so are its keys
-    /// and values. Says what a layer is for, and nothing else.
+    /// Skips the next layer: its contribution to the hidden state is missing from there on, and so are its
+    /// keys and values. For measuring what a layer contributes.
     pub fn skip(&mut self, model: &Decoder) {
         self.next_layer = (self.next_layer + 1).min(model.layers());
     }
 
-    /// Leaves what heads are run again from, where a cache has room for it.
+    /// Stores the hidden states that heads are replayed from, in caches that have room for them.
     fn store_hidden_states(&self, model: &Decoder, caches: &mut [&mut SequenceCache]) {
         for part in &self.parts {
-            for (group, &member) in part.rows.groups.iter().zip(&part.members) {
+            for (group, &member) in part.rows.groups.iter().zip(&part.inputs) {
                 if let Some(layer) = model.states_layer(caches[member].pool().layout()) {
                     let states = part.hidden.clone().narrow(0, group.rows.start, group.rows.len());
                     caches[member].store_hidden_states(layer, states);
@@ -176,8 +178,8 @@ impl Pass {
         }
     }
 
-    /// From here on every head has a part of its own.
-    fn part_ways(&mut self, model: &Decoder) {
+    /// Splits the inputs by head.
+    fn split_by_head(&mut self, model: &Decoder) {
         let same = |one: &Option<Arc<Head>>, other: &Option<Arc<Head>>| match (one, other) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             (None, None) => true,
@@ -186,7 +188,7 @@ impl Pass {
         let mut parts: Vec<(Option<Arc<Head>>, Vec<usize>)> = Vec::new();
         for (member, head) in self.heads.iter().enumerate() {
             match parts.iter_mut().find(|(other, _)| same(head, other)) {
-                Some((_, members)) => members.push(member),
+                Some((_, inputs)) => inputs.push(member),
                 None => parts.push((head.clone(), vec![member])),
             }
         }
@@ -195,21 +197,21 @@ impl Pass {
             return;
         }
         let all = self.parts.remove(0);
-        let part = |(head, members): (Option<Arc<Head>>, Vec<usize>)| {
-            let groups = members.iter().map(|&member| &all.rows.groups[member]);
+        let part = |(head, inputs): (Option<Arc<Head>>, Vec<usize>)| {
+            let groups = inputs.iter().map(|&member| &all.rows.groups[member]);
             let rows: Vec<u32> =
                 groups.flat_map(|group| group.rows.start as u32..group.rows.end as u32).collect();
-            Part {
-                rows: all.rows.some(&members, model.config(), model.device()),
+            HeadGroup {
+                rows: all.rows.some(&inputs, model.config(), model.device()),
                 hidden: all.hidden.clone().select(0, indices(&rows, model.device())),
-                members,
+                inputs,
                 head,
             }
         };
         self.parts = parts.into_iter().map(part).collect();
     }
 
-    /// Final norm and unembedding: `[wanted rows, vocab_size]`.
+    /// Applies final norm and unembedding: `[wanted rows, vocab_size]`.
     pub fn logits(mut self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
         let Some(observer) = self.observer.take() else { return self.unembedded(model, wanted) };
         let began = Instant::now();
@@ -221,7 +223,7 @@ impl Pass {
     fn unembedded(self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
         let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
         let alone = self.parts.len() == 1;
-        for Part { members, rows, hidden, head } in self.parts {
+        for HeadGroup { inputs, rows, hidden, head } in self.parts {
             let hidden = match wanted {
                 Wanted::All => hidden,
                 Wanted::Last if rows.groups.iter().all(|group| group.rows.len() == 1) => hidden,
@@ -236,7 +238,7 @@ impl Pass {
                 return Ok(logits);
             }
             let mut at = 0;
-            for (member, group) in members.into_iter().zip(&rows.groups) {
+            for (member, group) in inputs.into_iter().zip(&rows.groups) {
                 let count = if wanted == Wanted::All { group.rows.len() } else { 1 };
                 of_members.push((member, logits.clone().narrow(0, at, count)));
                 at += count;

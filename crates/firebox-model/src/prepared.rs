@@ -1,3 +1,5 @@
+//! Weights prepared for products on first use.
+
 use std::sync::OnceLock;
 
 use burn::module::{
@@ -6,15 +8,14 @@ use burn::module::{
 use burn::tensor::Device;
 use firebox_kernels::linear::{PreparedWeight, Weight};
 
-/// What the tensors beside it have been made into for products, once there has been one. Nothing any more where they have
-/// become others.
+/// A weight prepared for products, computed at the first product and dropped when its tensors change.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LazyPreparedWeight(OnceLock<Option<PreparedWeight>>);
 
 impl LazyPreparedWeight {
     pub fn get_or_prepare(&self, weight: impl FnOnce() -> Weight) -> Option<&PreparedWeight> {
-        // Not within the lock: to be made ready may take other threads, and one that waits for them may come here with a
-        // product of its own. Whoever is first is kept.
+        // Not within the lock: preparation may wait for other threads, and a waiting thread may come here
+        // with a product of its own. The first result is kept.
         if self.0.get().is_none() {
             let _ = self.0.set(weight().prepare());
         }
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_weight_is_made_ready_while_it_is_made_ready() {
+    fn preparation_may_reenter() {
         let weight = || Weight::Dense(Tensor::ones([2, 3], &Device::flex()));
         let (done, is_done) = mpsc::channel();
         let prepared = Arc::new(LazyPreparedWeight::default());

@@ -1,3 +1,5 @@
+//! Tables of rotary position embeddings.
+
 use std::f64::consts::TAU;
 use std::ops::Range;
 
@@ -9,8 +11,8 @@ use crate::norm::RmsNorm;
 
 /// Cosines and sines of consecutive positions for one position scheme.
 ///
-/// Angles are products in f32, as the reference implementation has them: at position 30,000 that
-/// rounding is worth a thousandth of a turn, and trained models have seen it.
+/// Angles are products in f32, as in the reference implementation: at position 30,000 the rounding is a
+/// thousandth of a turn, and models were trained with it.
 #[derive(Debug, Clone)]
 pub(crate) struct RopeTable {
     cos: Tensor<3>,
@@ -19,8 +21,8 @@ pub(crate) struct RopeTable {
 }
 
 impl RopeTable {
-    /// One row for every position of every group, in order. A group is a range of positions and the length
-    /// of the sequence they belong to.
+    /// Computes one row for every position of every group, in order. A group is a range of positions and the
+    /// length of the sequence that they belong to.
     pub fn new(config: &RopeConfig, groups: &[(Range<usize>, usize)], device: &Device) -> Self {
         let pairs = config.width.div_ceil(2);
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
@@ -46,7 +48,7 @@ impl RopeTable {
         rotate(heads, self.cos.clone(), self.sin.clone(), self.layout == RopeLayout::Interleaved)
     }
 
-    /// The same after heads are normalised.
+    /// [`rotate`](Self::rotate) after normalising the heads.
     pub fn rotate_normed(&self, heads: Tensor<3>, norm: &RmsNorm) -> Tensor<3> {
         let angles = [self.cos.clone(), self.sin.clone()];
         let interleaved = self.layout == RopeLayout::Interleaved;
@@ -55,7 +57,7 @@ impl RopeTable {
 }
 
 impl RopeConfig {
-    /// Radians per position of every pair, and what cosines and sines are multiplied by, in a sequence of
+    /// Returns the radians per position of every pair, and the factor of cosines and sines, for a sequence of
     /// `length` tokens.
     pub(crate) fn frequencies(&self, length: usize) -> (Vec<f32>, f32) {
         let base = |theta: f64| -> Vec<f32> {
@@ -108,7 +110,7 @@ impl RopeConfig {
         }
     }
 
-    /// Rotates cached keys `[kv_heads, positions, head_dim]` back by so many positions.
+    /// Rotates cached keys `[kv_heads, positions, head_dim]` back by a number of positions.
     pub(crate) fn turn_back(&self, keys: Tensor<3>, frequencies: &[f32], back: usize) -> Tensor<3> {
         let device = keys.device();
         let angles = frequencies.iter().map(|frequency| -f64::from(back as f32 * frequency));
@@ -118,8 +120,8 @@ impl RopeConfig {
         rotate_by(keys, table(cos), table(sin), self.layout == RopeLayout::Interleaved)
     }
 
-    /// The shortest sequence whose frequencies are those of a sequence of `length`: cached keys stay
-    /// valid while this does not change.
+    /// Returns the shortest length that has the frequencies of `length`. Cached keys stay valid while it does
+    /// not change.
     pub(crate) fn epoch(&self, length: usize) -> usize {
         match &self.scaling {
             RopeScaling::Dynamic { original, .. } => length.max(*original),
@@ -128,7 +130,7 @@ impl RopeConfig {
         }
     }
 
-    /// How much of each frequency is interpolated, from 0 (high frequencies) to 1 (low ones).
+    /// Returns the interpolated share of each frequency, from 0 (high frequencies) to 1 (low ones).
     fn yarn_ramp(&self, original: usize, beta_fast: f64, beta_slow: f64, truncate: bool) -> Vec<f32> {
         let width = self.width as f64;
         let dimension =
@@ -139,7 +141,7 @@ impl RopeConfig {
         }
         let (low, mut high) = (low.max(0.0), high.min(width - 1.0));
         if low == high {
-            // The ramp needs some width to be divided by.
+            // Avoids a ramp of width zero.
             high += 0.001;
         }
         (0..self.width.div_ceil(2))

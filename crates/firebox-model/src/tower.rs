@@ -1,3 +1,5 @@
+//! Layers to be trained: a whole model or a head.
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,34 +22,35 @@ use crate::norm::RmsNorm;
 use crate::rows::{Input, Rows};
 use crate::weights::{Learned, Learning, Weights};
 
-/// Layers of a decoder and what comes after them, to be trained: from its first layer on a whole model, from its split
-/// on a head. Parameters that are trained are in f32 and have gradients; others are as their file has them.
+/// The layers of a decoder to be trained, with the norm and unembedding behind them: a whole model from its
+/// first layer on, or a head from the split on. Trained parameters are in f32 and have gradients; others keep
+/// the dtype of their file.
 ///
-/// It runs the blocks that a [`Decoder`](crate::Decoder) runs, on sequences that begin with what it is given.
+/// A tower runs the blocks of a [`Decoder`](crate::Decoder) on sequences without a cache.
 #[derive(Module, Debug)]
 pub struct Tower {
     embedding: Option<Matrix>,
     blocks: Vec<Block>,
     bridge: Option<Bridge>,
     final_norm: RmsNorm,
-    /// Absent where it is the embedding.
+    /// `None` if it is the embedding.
     unembedding: Option<Matrix>,
     exit: Option<Exit>,
     #[module(skip)]
     frame: Frame,
 }
 
-/// What a tower is, but for numbers.
+/// Everything but the parameters' values.
 #[derive(Debug, Clone)]
 struct Frame {
     config: DecoderConfig,
     first: usize,
-    /// Of what is trained, by name.
+    /// Trained parameters by name.
     parameters: BTreeMap<String, ParamId>,
 }
 
-/// A bridge that learns beside a whole model, from what the layers before a split make. It shapes them too: what a bridge
-/// that is trained later is to say has to be there when they are done.
+/// A bridge that is trained together with a whole model from the hidden states before the split. It also
+/// shapes the layers before the split, so that a bridge trained later finds what it needs there.
 #[derive(Module, Debug)]
 struct Exit {
     bridge: Bridge,
@@ -56,56 +59,56 @@ struct Exit {
     plan: ExitPlan,
 }
 
-/// Where a bridge learns beside a whole model, and how.
+/// Position, width and loss weight of an exit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExitPlan {
-    /// The layers before it.
+    /// Layers before the exit.
     pub split: usize,
-    /// Its inner width.
+    /// Inner width.
     pub width: usize,
-    /// What its loss counts beside the model's own.
+    /// Weight of its loss beside the model's.
     pub weight: f32,
 }
 
-/// Names of an exit's tensors begin with this, and then are those of a head.
+/// Prefix of an exit's tensors; the rest of the name is that of a head's tensor.
 const EXIT: &str = "exit.";
 
-/// What layers make of tokens.
+/// Hidden states that the layers compute.
 #[derive(Debug, Clone)]
 pub struct Reached {
-    /// Behind the last layer, before the final norm.
+    /// Hidden states after the last layer, before the final norm.
     pub last: Tensor<2>,
-    /// Where the exit is, if there is one.
+    /// Hidden states at the exit, if there is one.
     pub exit: Option<Tensor<2>>,
 }
 
-/// Which products a head's adapters change, and in how many dimensions.
+/// Weights that a head's adapters change, and their rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterPlan {
-    /// Their rank.
+    /// Rank of the adapters.
     pub rank: usize,
     /// Names of weights within their layer, such as `q_proj`.
     pub targets: Vec<String>,
 }
 
-/// The hidden states or tokens of some sequences, one after the other.
+/// Inputs of a tower: tokens or hidden states of some sequences, one after the other.
 #[derive(Debug, Clone)]
 pub enum Fed {
-    /// For a whole model.
+    /// Tokens, for a whole model.
     Tokens(Vec<u32>),
-    /// `[tokens, hidden_size]`, for a head.
+    /// Hidden states `[tokens, hidden_size]`, for a head.
     States(Tensor<2>),
 }
 
 impl Tower {
-    /// A whole model, with new numbers. `config` is a `config.json`.
+    /// Creates a whole model with initial weights. `config` is a `config.json`.
     pub fn begin(config: &serde_json::Value, device: &Device, seeded: Seeded) -> Result<Self, ModelError> {
         let (nothing, config) = (Nothing(Path::new("")), decoder_config(config)?);
         let all = |_: &str| true;
         Self::build(&nothing, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, all, None)
     }
 
-    /// The same, with a bridge that learns beside it.
+    /// [`begin`](Self::begin) with a bridge that is trained together with the model.
     pub fn begin_with_exit(
         config: &serde_json::Value,
         device: &Device,
@@ -125,17 +128,17 @@ impl Tower {
         Self::build(&nothing, &form, None, 0, Learned::All, config, device, seeded, all, Some(exit))
     }
 
-    /// A whole model, to go on from what it has learned. As for a [`Decoder`](crate::Decoder), every tensor must be there
-    /// and none beside them.
+    /// Loads a whole model to continue its training. As for a [`Decoder`](crate::Decoder), all tensors must
+    /// be present and no others.
     pub fn whole(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
         let config = decoder_config(checkpoint.config())?;
         let (seeded, none) = (Seeded::new(0), |_: &str| false);
         Self::build(checkpoint, &HeadForm::Blocks, None, 0, Learned::All, config, device, seeded, none, None)
     }
 
-    /// A head of a model from layer `split` on. It begins as what the model does, where its form allows that. `own` are
-    /// tensors to begin with in place of the model's, `adapters` those that there are to be if it is made of adapters. Only
-    /// what models do not have may be in neither.
+    /// Creates a head of a model from layer `split` on, which starts out equal to the model where its form
+    /// allows. `own` are initial tensors that replace the model's; `adapters` are the adapters to add. Only
+    /// tensors that models do not have may be missing from both.
     pub fn head(
         checkpoint: &Checkpoint,
         own: Option<&dyn Tensors>,
@@ -182,7 +185,7 @@ impl Tower {
             HeadForm::Classifier { labels } => Some(weights.matrix(CLASSIFIER, labels.len(), hidden)?),
             _ if first == 0 && config.tied_embeddings => None,
             _ if first == 0 => Some(weights.matrix(&config.unembedding_name(), vocab, hidden)?),
-            // What a head shares with its trunk is not trained with it, unless it begins with one of its own.
+            // Tensors that a head shares with its trunk are not trained, unless the head starts with its own.
             _ => {
                 let own = config.own_unembedding_name();
                 let of_head = tensors.names().any(|name| name == own);
@@ -204,42 +207,42 @@ impl Tower {
         Ok(Self { embedding, blocks, bridge, final_norm, unembedding, exit, frame })
     }
 
-    /// What it is made of.
+    /// Returns the configuration.
     pub fn config(&self) -> &DecoderConfig {
         &self.frame.config
     }
 
-    /// Its first layer.
+    /// Returns the index of the first layer.
     pub fn first(&self) -> usize {
         self.frame.first
     }
 
-    /// The logits after every token of sequences of the given lengths, `[tokens, vocab_size]`: scores of labels, for a
-    /// classifier.
+    /// Returns the logits of every token for sequences of the given lengths, `[tokens, vocab_size]`, or the
+    /// label scores of a classifier.
     pub fn forward(&self, fed: Fed, lengths: &[usize]) -> Result<Tensor<2>, ModelError> {
         let hidden = self.hidden(fed, lengths)?;
         Ok(self.scored(hidden))
     }
 
-    /// The hidden states behind its last layer, before the final norm.
+    /// Returns the hidden states after the last layer, before the final norm.
     pub fn hidden(&self, fed: Fed, lengths: &[usize]) -> Result<Tensor<2>, ModelError> {
         Ok(self.reached(fed, lengths)?.last)
     }
 
-    /// The same, and those at the exit.
+    /// Returns the hidden states after the last layer and at the exit.
     pub fn reached(&self, fed: Fed, lengths: &[usize]) -> Result<Reached, ModelError> {
         self.run(fed, lengths, self.frame.config.blocks.len())
     }
 
-    /// The hidden states that a layer is given.
+    /// Returns the hidden states before a layer.
     pub fn hidden_before(&self, layer: usize, fed: Fed, lengths: &[usize]) -> Result<Tensor<2>, ModelError> {
         Ok(self.run(fed, lengths, layer)?.last)
     }
 
-    /// What the layers before `end` make.
+    /// Runs the layers before `end`.
     fn run(&self, fed: Fed, lengths: &[usize], end: usize) -> Result<Reached, ModelError> {
         let Frame { config, first, .. } = &self.frame;
-        // A network that is only evaluated has left its gradients behind, and its device says so.
+        // Under evaluation the parameters' device has no autodiff.
         let device = &self.final_norm.weight.val().device();
         let mut hidden = match (fed, &self.embedding) {
             (Fed::States(states), _) if device.is_autodiff() => states.autodiff(),
@@ -279,14 +282,14 @@ impl Tower {
         Ok(Reached { last: hidden, exit: at_exit })
     }
 
-    /// From hidden states at the exit to its logits and what they count.
+    /// Returns the logits of the exit from its hidden states, and the weight of its loss.
     pub fn scored_at_exit(&self, hidden: Tensor<2>) -> Option<(Tensor<2>, f32)> {
         let exit = self.exit.as_ref()?;
         let hidden = exit.final_norm.forward(exit.bridge.forward(hidden));
         Some((self.unembedded(hidden), exit.plan.weight))
     }
 
-    /// From hidden states behind the last layer to logits.
+    /// Returns the logits from hidden states after the last layer.
     pub fn scored(&self, hidden: Tensor<2>) -> Tensor<2> {
         let hidden = match &self.bridge {
             Some(bridge) => bridge.forward(hidden),
@@ -303,14 +306,14 @@ impl Tower {
         self.frame.config.capped(logits)
     }
 
-    /// What is trained, under the names of the model's tensors, in f32. What an exit has is left out.
+    /// Returns the trained tensors in f32 under the model's names, without those of the exit.
     pub fn trained(&self) -> Result<Vec<Trained>, ModelError> {
         let mut all = self.all_trained()?;
         all.retain(|tensor| !tensor.name.starts_with(EXIT));
         Ok(all)
     }
 
-    /// What the exit has, under the names that a head's tensors have.
+    /// Returns the tensors of the exit under the names of a head's tensors.
     pub fn trained_exit(&self) -> Result<Vec<Trained>, ModelError> {
         let of_exit = |tensor: Trained| {
             let name = tensor.name.strip_prefix(EXIT)?.to_owned();
@@ -343,14 +346,14 @@ impl Exit {
     }
 }
 
-/// A tensor that was trained.
+/// A trained tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trained {
     /// Its name in the model.
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its numbers.
+    /// Its values.
     pub values: Vec<f32>,
 }
 
@@ -372,12 +375,12 @@ impl ModuleVisitor for Collecting<'_> {
     }
 }
 
-/// Whether a tensor is none that models have.
+/// Whether a tensor belongs to heads only.
 fn is_of_heads(name: &str) -> bool {
     name.starts_with(BRIDGE) || name == CLASSIFIER || name.ends_with(INWARD) || name.ends_with(OUTWARD)
 }
 
-/// No tensors at all, of a model at that path.
+/// A checkpoint without tensors at a model's path.
 #[derive(Debug)]
 struct Nothing<'a>(&'a Path);
 
@@ -406,7 +409,7 @@ impl Tensors for Nothing<'_> {
 mod tests {
     use super::*;
 
-    /// The reference model under a configuration that says it has so many layers. It has four.
+    /// The reference model, which has four layers, with a configuration that claims another number.
     struct Saying(std::path::PathBuf);
 
     impl Saying {
@@ -434,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_up_that_a_model_should_have() {
+    fn missing_model_tensors_are_rejected() {
         let lacking = |result: Result<Tower, ModelError>| match result.unwrap_err() {
             ModelError::MissingTensor { name, .. } => assert!(name.starts_with("model.layers.4."), "{name}"),
             other => panic!("{other}"),
@@ -452,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_model_has_is_left_out() {
+    fn unused_model_tensors_are_rejected() {
         let three = Saying::layers(3);
         match Tower::whole(&three.checkpoint(), &Device::flex()).unwrap_err() {
             ModelError::ExtraTensors { names, .. } => {

@@ -1,3 +1,5 @@
+//! Looking up a checkpoint's tensors for modules.
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +15,8 @@ use crate::initial::Initial;
 use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 use crate::tower::AdapterPlan;
 
-/// Tensors of a checkpoint, on their way into modules: looked up by name within a scope, checked against
-/// the shape that the configuration asks for, and counted, so that what nobody asked for comes to light.
+/// Tensors of a checkpoint on their way into modules: looked up by name within a scope, checked against the
+/// configured shape, and counted, so that unused tensors are detected.
 #[derive(Clone)]
 pub(crate) struct Weights<'a> {
     tensors: &'a dyn Tensors,
@@ -23,30 +25,30 @@ pub(crate) struct Weights<'a> {
     taken: &'a RefCell<BTreeSet<String>>,
     experts: Option<CachedExperts>,
     adapter_scale: f32,
-    /// What is added to a tensor of numbers that are made: it begins so much below them.
+    /// Offset of a norm's weight: initial values are lower by it.
     added: f32,
     learning: Option<Learning<'a>>,
 }
 
-/// What is to be trained, and where it is noted under its name.
+/// The training mode, and the trained parameters by name.
 #[derive(Clone, Copy)]
 pub(crate) struct Learning<'a> {
     pub what: Learned,
     pub parameters: &'a RefCell<BTreeMap<String, ParamId>>,
-    /// Makes numbers where there are none yet.
+    /// Creates initial values of missing tensors.
     pub initial: &'a RefCell<Initial>,
-    /// Which tensors may be without numbers.
+    /// Whether a tensor of this name may be missing.
     pub may_begin: fn(&str) -> bool,
-    /// Adapters that are to be there.
+    /// Adapters to add.
     pub adapters: Option<&'a AdapterPlan>,
 }
 
-/// Which tensors are trained.
+/// Tensors that are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Learned {
     /// All of them.
     All,
-    /// Adapters; what they are adapters of stays as it is.
+    /// Adapters only; the weights they adapt are frozen.
     Adapters,
 }
 
@@ -64,62 +66,62 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// The same tensors, with adapters that count so much.
+    /// Returns the tensors with a scale for adapters.
     pub fn adapted(self, adapter_scale: f32) -> Self {
         Self { adapter_scale, ..self }
     }
 
-    /// The same for a norm that adds so much to its weight.
+    /// Returns the tensors for a norm with a weight offset.
     pub fn added_to(&self, added: f32) -> Self {
         Self { added, ..self.clone() }
     }
 
-    /// What adapters count.
+    /// Returns the scale of adapters.
     pub fn adapter_scale(&self) -> f32 {
         self.adapter_scale
     }
 
-    /// The same tensors, to be trained.
+    /// Returns the tensors as trainable parameters.
     pub fn learning(self, learning: Learning<'a>) -> Self {
         Self { learning: Some(learning), ..self }
     }
 
-    /// The same tensors, under names that begin with `prefix` too.
+    /// Returns the tensors below a prefix.
     pub fn within(&self, prefix: &str) -> Self {
         Self { scope: format!("{}{prefix}", self.scope), ..self.clone() }
     }
 
-    /// The same tensors, on another device.
+    /// Returns the tensors for another device.
     pub fn on(&self, device: Device) -> Self {
         Self { device, ..self.clone() }
     }
 
-    /// The same tensors but for the experts of mixtures, which come from a cache.
+    /// Returns the tensors without the experts of mixtures, which come from a cache.
     pub fn without_experts(self, experts: Option<CachedExperts>) -> Self {
         Self { experts, ..self }
     }
 
-    /// Where experts come from, if not from among these tensors.
+    /// Returns the source of experts, if it is not these tensors.
     pub fn experts(&self) -> Option<&CachedExperts> {
         self.experts.as_ref()
     }
 
-    /// Where tensors are put.
+    /// Returns the device that tensors are put on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Whether the checkpoint has the tensor.
+    /// Whether the checkpoint has a tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.info(&self.full(name)).is_some()
     }
 
-    /// How many rows a tensor has, if it is there.
+    /// Returns the number of rows of a tensor, if it exists.
     pub fn rows_of(&self, name: &str) -> Option<usize> {
         self.tensors.info(&self.full(name))?.shape.first().copied()
     }
 
-    /// The rank of a weight's adapter, if it has one or is to have one.
+    /// Returns the rank of a weight's adapter, if it has or gets one.
     pub fn adapter_rank(&self, name: &str, inward: &str) -> Option<usize> {
         let planned = || {
             let plan = self.learning?.adapters?;
@@ -128,22 +130,22 @@ impl<'a> Weights<'a> {
         self.rows_of(inward).or_else(planned)
     }
 
-    /// A small vector, in f32 whatever the file has.
+    /// Returns a vector in f32, whatever the file's dtype is.
     pub fn vector(&self, name: &str, length: usize) -> Result<Param<Tensor<1>>, ModelError> {
         self.learned(name, [length], Learned::All)
     }
 
-    /// A matrix of an adapter, in f32 whatever the file has.
+    /// Returns a matrix of an adapter in f32, whatever the file's dtype is.
     pub fn parameter(&self, name: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, ModelError> {
         self.learned(name, shape, Learned::Adapters)
     }
 
-    /// A small tensor, in f32 whatever the file has.
+    /// Returns a small tensor in f32, whatever the file's dtype is.
     pub fn plain<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<D>, ModelError> {
         Ok(Tensor::from_data(TensorData::new(self.numbers(name, &shape)?, shape), &self.device))
     }
 
-    /// A tensor in f32, to be trained where tensors of that kind are.
+    /// Returns a tensor in f32, trainable if tensors of its kind are trained.
     pub fn learned<const D: usize>(
         &self,
         name: &str,
@@ -173,8 +175,8 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// A weight of `[outputs, inputs]`. Where the device computes with the file's own numbers and shares
-    /// the machine's memory, the tensor lies over the mapped file.
+    /// Returns a weight of `[outputs, inputs]`. If the device computes with the file's dtype and shares the
+    /// machine's memory, the tensor refers to the mapped file.
     pub fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix, ModelError> {
         if self.learning.is_some_and(|learning| learning.what == Learned::All) {
             let weight = self.learned(name, [outputs, inputs], Learned::All)?;
@@ -183,7 +185,7 @@ impl<'a> Weights<'a> {
         matrix(self.take(name, &[outputs, inputs])?, [outputs, inputs], &self.device)
     }
 
-    /// Makes sure that every tensor has been asked for, `foreign` ones left out.
+    /// Checks that every tensor has been used, except for `foreign` ones.
     pub fn all_taken(&self, is_foreign: impl Fn(&str) -> bool) -> Result<(), ModelError> {
         let taken = self.taken.borrow();
         let names = self.tensors.names().filter(|name| !taken.contains(*name) && !is_foreign(name));
@@ -199,7 +201,7 @@ impl<'a> Weights<'a> {
         format!("{}{name}", self.scope)
     }
 
-    /// Makes sure that a tensor of numbers is there in that shape, and counts it as taken.
+    /// Checks that a tensor of floats exists with a shape, and counts it as used.
     pub fn check(&self, name: &str, shape: &[usize]) -> Result<(), ModelError> {
         let name = self.full(name);
         let Some(info) = self.tensors.info(&name) else {
@@ -228,7 +230,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// A weight of `[outputs, inputs]` that has been looked up.
+/// Returns a weight of `[outputs, inputs]` from the checkpoint.
 pub(crate) fn matrix(
     weight: Weight,
     [outputs, inputs]: [usize; 2],
@@ -290,7 +292,7 @@ fn widened<const D: usize>(
     Ok(Tensor::from_data(TensorData::new(weight.to_f32()?, shape), device))
 }
 
-/// Packed bytes as 32-bit words: every device has those, few have 8-bit tensors.
+/// Returns packed bytes as 32-bit words, because few devices have 8-bit tensors.
 fn words(weight: Weight, rows: usize, device: &Device) -> Tensor<2, Int> {
     const WORD: usize = size_of::<u32>();
     let shape = [rows, weight.data.len() / WORD / rows.max(1)];
@@ -304,16 +306,17 @@ fn words(weight: Weight, rows: usize, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(words, (device, DType::I32))
 }
 
-// Integers are multiplied in the order they are stored in.
+// Kernels multiply integers in the order in which the store has them.
 const _: () = assert!(firebox_store::Q4_CHUNK == linear::NIBBLE_CHUNK);
 const _: () = assert!(firebox_store::TILE_ROWS == linear::TILE_ROWS);
 
-/// A parameter that training may later make trainable; nothing is copied.
+/// Returns a parameter that training can make trainable, without a copy.
 pub(crate) fn param<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
     Param::initialized(ParamId::new(), tensor)
 }
 
-/// The same for the same name in every process, so that what an optimizer has noted about a parameter finds it again.
+/// Returns an identifier that depends only on the name, so that an optimizer's state finds its parameter in
+/// another process.
 fn named_id(name: &str) -> ParamId {
     const PRIME: u64 = 0x0100_0000_01b3;
     let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);

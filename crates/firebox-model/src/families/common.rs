@@ -1,3 +1,5 @@
+//! Configuration fields that most families share.
+
 use super::rope;
 use crate::ModelError;
 use crate::config::{
@@ -6,22 +8,22 @@ use crate::config::{
 };
 use crate::fields::{Fields, shown};
 
-/// More layers than any published model has; a larger count is nonsense.
-const MOST_LAYERS: usize = 4096;
+/// Upper bound on layers, above every published model; larger counts are rejected.
+const MAX_LAYERS: usize = 4096;
 
-/// What mistral, gemma and the qwen families assume where the window is not mentioned at all.
+/// Window of mistral, gemma and the qwen families if the configuration does not mention one.
 pub(super) const DEFAULT_WINDOW: Option<usize> = Some(4096);
 
-/// What a family assumes where the configuration is silent.
+/// A family's defaults for absent fields.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Defaults {
-    /// Absent where the configuration has to say it, or where it follows from other fields.
+    /// `None` if the configuration must give it, or if it follows from other fields.
     pub head_dim: Option<usize>,
     pub kv_heads: Option<usize>,
     pub activation: Activation,
-    /// How much of a head is rotated; absent where a family without scaling rotates all of it, whatever
-    /// the configuration says.
-    pub rotary_part: Option<f64>,
+    /// Rotated fraction of a head. `None` in families that rotate all of it unless frequencies are scaled,
+    /// whatever the configuration says.
+    pub rotary_fraction: Option<f64>,
     pub tied_embeddings: bool,
     pub rope_theta: f64,
     pub norm_epsilon: f64,
@@ -34,7 +36,7 @@ impl Default for Defaults {
             head_dim: None,
             kv_heads: None,
             activation: Activation::Silu,
-            rotary_part: None,
+            rotary_fraction: None,
             tied_embeddings: false,
             rope_theta: 10_000.0,
             norm_epsilon: 1e-6,
@@ -43,8 +45,8 @@ impl Default for Defaults {
     }
 }
 
-/// The fields nearly every decoder has, under the names they have in nearly every `config.json`, and the
-/// llama-shaped block they describe. Families take it and change what is theirs.
+/// Fields that nearly every decoder has, under their usual names in `config.json`, and the llama-shaped block
+/// they describe. Families start from it and change what differs.
 #[derive(Debug, Clone)]
 pub(super) struct Common<'a> {
     pub fields: Fields<'a>,
@@ -87,8 +89,8 @@ impl<'a> Common<'a> {
             }
         };
         let layers = fields.required_count("num_hidden_layers")?;
-        if layers > MOST_LAYERS {
-            return Err(fields.error("num_hidden_layers", format!("is {layers}, more than {MOST_LAYERS}")));
+        if layers > MAX_LAYERS {
+            return Err(fields.error("num_hidden_layers", format!("is {layers}, more than {MAX_LAYERS}")));
         }
         let hints = fields.object("firebox")?;
         let hint_flag = |name: &str| hints.as_ref().map_or(Ok(None), |hints| hints.flag(name));
@@ -124,7 +126,7 @@ impl<'a> Common<'a> {
         })
     }
 
-    /// A norm whose weight is stored as it is multiplied, whatever the family's other norms do.
+    /// Returns a norm without a weight offset, whatever the family's other norms have.
     pub fn plain_norm(&self, name: &str, width: usize) -> NormConfig {
         NormConfig { name: name.into(), width, epsilon: self.norm_epsilon, weight_offset: 0.0 }
     }
@@ -133,7 +135,7 @@ impl<'a> Common<'a> {
         NormConfig { weight_offset: self.norm_weight_offset, ..self.plain_norm(name, width) }
     }
 
-    /// The one position scheme of a model that has one.
+    /// Returns the position scheme of a model that has a single one.
     pub fn rope(&self) -> Result<RopeConfig, ModelError> {
         rope::read(&self.fields, self.rope_head(), self.defaults.rope_theta)
     }
@@ -143,11 +145,11 @@ impl<'a> Common<'a> {
             head_dim: self.head_dim,
             max_positions: self.max_positions,
             layout: self.rope_layout,
-            default_part: self.defaults.rotary_part,
+            default_fraction: self.defaults.rotary_fraction,
         }
     }
 
-    /// Attention over everything, rotated by the model's first position scheme, without biases.
+    /// Returns attention over all positions, rotated by the first position scheme, without biases.
     pub fn attention(&self) -> AttentionConfig {
         AttentionConfig {
             hidden_size: self.hidden_size,
@@ -166,7 +168,7 @@ impl<'a> Common<'a> {
         }
     }
 
-    /// Attention whose biases are where `attention_bias` says: everywhere or nowhere.
+    /// Returns attention whose projections all have biases if `attention_bias` is set.
     pub fn attention_with_configured_bias(&self) -> Result<AttentionConfig, ModelError> {
         let bias = self.fields.flag("attention_bias")?.unwrap_or(false);
         Ok(AttentionConfig { input_bias: bias, output_bias: bias, ..self.attention() })
@@ -182,7 +184,7 @@ impl<'a> Common<'a> {
         }
     }
 
-    /// The block most families share: two norms, named as llama names them.
+    /// Returns the usual block with two norms, named as in llama.
     pub fn block(&self, attention: AttentionConfig, feed_forward: FeedForwardConfig) -> BlockConfig {
         BlockConfig {
             mixer_norm: self.norm("input_layernorm", self.hidden_size),
@@ -210,7 +212,7 @@ impl<'a> Common<'a> {
         }
     }
 
-    /// The kind of every layer: as `layer_types` lists them, or by the family's own rule.
+    /// Returns the kind of every layer: from `layer_types`, or by the family's rule.
     pub fn layer_kinds(&self, rule: impl Fn(usize) -> LayerKind) -> Result<Vec<LayerKind>, ModelError> {
         let Some(listed) = self.fields.list("layer_types")? else {
             return Ok((0..self.layers).map(rule).collect());
@@ -237,7 +239,7 @@ impl<'a> Common<'a> {
             .collect()
     }
 
-    /// The window of sliding layers; it has to be there once a layer slides.
+    /// Returns the window of a sliding layer, which the configuration must then give.
     pub fn window_of(&self, kind: LayerKind) -> Result<Option<usize>, ModelError> {
         match kind {
             LayerKind::Full => Ok(None),
@@ -253,7 +255,8 @@ impl<'a> Common<'a> {
         }
     }
 
-    /// What the qwen families do where `layer_types` is absent: layers from `max_window_layers` on slide.
+    /// Returns the layer kinds of the qwen families. Without `layer_types`, layers from `max_window_layers`
+    /// on slide.
     pub fn qwen_layer_kinds(&self) -> Result<Vec<LayerKind>, ModelError> {
         let slides = self.fields.flag("use_sliding_window")?.unwrap_or(false)
             && self.fields.count_or("sliding_window", DEFAULT_WINDOW)?.is_some();
@@ -262,7 +265,7 @@ impl<'a> Common<'a> {
     }
 }
 
-/// What a layer attends to.
+/// Positions that a layer attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LayerKind {
     Full,

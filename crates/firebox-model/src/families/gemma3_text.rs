@@ -30,7 +30,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     };
     let kinds = common
         .layer_kinds(|layer| if (layer + 1) % pattern == 0 { LayerKind::Full } else { LayerKind::Sliding })?;
-    // `attn_logit_softcapping` is left over from an earlier family: the reference does not apply it either.
+    // `attn_logit_softcapping` remains from an earlier family; the reference does not apply it.
     let query_scalar = fields.positive("query_pre_attn_scalar")?.unwrap_or(256.0);
     let blocks = kinds
         .into_iter()
@@ -59,8 +59,9 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     })
 }
 
-/// The local scheme, then the global one. Newer configurations list both under `rope_parameters`, older
-/// ones have `rope_local_base_freq`, `rope_theta` and a `rope_scaling` for the global scheme alone.
+/// Returns the local position scheme and the global one. Newer configurations list both under
+/// `rope_parameters`; older ones have `rope_local_base_freq`, and `rope_theta` with `rope_scaling` for the
+/// global scheme.
 fn ropes(common: &Common<'_>) -> Result<Vec<crate::config::RopeConfig>, ModelError> {
     let fields = &common.fields;
     let local_theta = fields.positive("rope_local_base_freq")?.unwrap_or(10_000.0);
@@ -69,7 +70,7 @@ fn ropes(common: &Common<'_>) -> Result<Vec<crate::config::RopeConfig>, ModelErr
         Some(both) => (both.object("sliding_attention")?, both.object("full_attention")?),
         None => (None, fields.object("rope_scaling")?),
     };
-    // The model's own rope_theta is the global one's: the local scheme must not fall back on it.
+    // The model's `rope_theta` belongs to the global scheme, so the local one must not fall back on it.
     let local = match local {
         Some(local) => rope::read_scheme(&local, Some(&local), head, local_theta)?,
         None => rope::plain(fields, head, local_theta)?,

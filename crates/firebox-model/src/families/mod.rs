@@ -1,4 +1,4 @@
-//! From a `config.json` to a [`DecoderConfig`]: one file per `model_type`.
+//! Reads a `config.json` into a [`DecoderConfig`] or an [`EncoderConfig`]: one file per `model_type`.
 
 mod bert;
 mod common;
@@ -37,12 +37,12 @@ const DECODERS: [(&str, ReadConfig); 10] = [
 
 const ENCODERS: [&str; 1] = ["bert"];
 
-/// What a `config.json` describes.
+/// A model's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Architecture {
-    /// A model that continues text.
+    /// A causal language model.
     Decoder(DecoderConfig),
-    /// A model that turns text into a vector.
+    /// A sentence encoder or classifier.
     Encoder(EncoderConfig),
 }
 
@@ -62,7 +62,7 @@ impl Architecture {
     }
 }
 
-/// Every `model_type` this engine runs.
+/// Returns every supported `model_type`.
 pub fn supported_families() -> Vec<&'static str> {
     let mut names: Vec<_> = DECODERS.iter().map(|(name, _)| *name).chain(ENCODERS).collect();
     names.sort_unstable();

@@ -9,7 +9,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let common = Common::read(
         fields,
         "phi3",
-        Defaults { norm_epsilon: 1e-5, rotary_part: Some(1.0), ..Defaults::default() },
+        Defaults { norm_epsilon: 1e-5, rotary_fraction: Some(1.0), ..Defaults::default() },
     )?;
     let attention = AttentionConfig {
         projections: AttentionProjections::Fused,

@@ -1,5 +1,5 @@
-//! `qwen3_5` and `qwen3_5_text`: gated delta net layers with gated attention between them. Of the
-//! multimodal wrapper only the language model runs.
+//! `qwen3_5` and `qwen3_5_text`: layers of the gated delta rule with gated attention between them. Only the
+//! language model of the multimodal wrapper runs.
 
 use super::common::{Common, Defaults, LayerKind};
 use crate::ModelError;
@@ -8,7 +8,8 @@ use crate::config::{
 };
 use crate::fields::Fields;
 
-/// The wrapper: its text part under `text_config`, its names one level deeper.
+/// Reads the wrapper: its text configuration is under `text_config`, and its tensor names have one more
+/// prefix.
 pub(super) fn wrapper_config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let text = fields.object("text_config")?.ok_or_else(|| fields.error("text_config", "is missing"))?;
     let model = config(&text)?;
@@ -28,7 +29,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let defaults = Defaults {
         head_dim: Some(256),
         kv_heads: Some(4),
-        rotary_part: Some(0.25),
+        rotary_fraction: Some(0.25),
         norm_weight_offset: 1.0,
         ..Defaults::default()
     };

@@ -5,8 +5,8 @@ use crate::ModelError;
 use crate::config::{AttentionConfig, DecoderConfig, ExpertsConfig, FeedForwardConfig, GatedConfig};
 use crate::fields::Fields;
 
-/// More experts than any published model has.
-const MOST_EXPERTS: usize = 1 << 14;
+/// Upper bound on experts, above every published model.
+const MAX_EXPERTS: usize = 1 << 14;
 
 pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     let common = Common::read(fields, "qwen3_moe", Defaults { kv_heads: Some(4), ..Defaults::default() })?;
@@ -23,7 +23,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
         }
     };
     let chosen = fields.required_count("num_experts_per_tok")?;
-    if experts > MOST_EXPERTS || (experts > 0 && chosen > experts) {
+    if experts > MAX_EXPERTS || (experts > 0 && chosen > experts) {
         return Err(
             fields.error("num_experts_per_tok", format!("cannot choose {chosen} of {experts} experts"))
         );

@@ -1,19 +1,21 @@
+//! Reading position schemes from a configuration.
+
 use crate::ModelError;
 use crate::config::{RopeConfig, RopeLayout, RopeScaling};
 use crate::fields::Fields;
 
-/// What a position scheme needs to know of the heads it rotates.
+/// Shape of the heads that a position scheme rotates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
     pub head_dim: usize,
     pub max_positions: usize,
     pub layout: RopeLayout,
-    /// How much of a head is rotated where the configuration does not say; absent where a family ignores
-    /// what it says unless frequencies are scaled.
-    pub default_part: Option<f64>,
+    /// Rotated fraction of a head if the configuration gives none. `None` in families that ignore the
+    /// configured fraction unless frequencies are scaled.
+    pub default_fraction: Option<f64>,
 }
 
-/// Reads the position scheme of a whole model: `rope_parameters`, or `rope_scaling` beside `rope_theta`.
+/// Reads a model's position scheme: `rope_parameters`, or `rope_scaling` with `rope_theta`.
 pub(super) fn read(fields: &Fields<'_>, head: Head, default_theta: f64) -> Result<RopeConfig, ModelError> {
     let scaling = match fields.object("rope_parameters")? {
         Some(parameters) => Some(parameters),
@@ -22,7 +24,7 @@ pub(super) fn read(fields: &Fields<'_>, head: Head, default_theta: f64) -> Resul
     read_scheme(fields, scaling.as_ref(), head, default_theta)
 }
 
-/// Reads one scheme; what `scheme` does not say is looked up among the model's own fields.
+/// Reads one scheme. Fields that `scheme` lacks are taken from the model's own.
 pub(super) fn read_scheme(
     fields: &Fields<'_>,
     scheme: Option<&Fields<'_>>,
@@ -38,9 +40,9 @@ pub(super) fn read_scheme(
         Some(scheme) => !matches!(kind(scheme)?, "default" | "mrope"),
         None => false,
     };
-    let part = match (head.default_part, scaled) {
+    let part = match (head.default_fraction, scaled) {
         (None, false) => 1.0,
-        (default_part, _) => from_either("partial_rotary_factor")?.or(default_part).unwrap_or(1.0),
+        (default_fraction, _) => from_either("partial_rotary_factor")?.or(default_fraction).unwrap_or(1.0),
     };
     let width = rotated(fields, head, part)?;
     let scaling = match scheme {
@@ -50,7 +52,7 @@ pub(super) fn read_scheme(
     Ok(RopeConfig { width, theta, scaling, layout: head.layout })
 }
 
-/// How many elements of a head so large a part of it has.
+/// Returns the number of rotated elements of a head, given the fraction.
 fn rotated(fields: &Fields<'_>, head: Head, part: f64) -> Result<usize, ModelError> {
     let width = (head.head_dim as f64 * part) as usize;
     if part > 1.0 || width < 2 || width.next_multiple_of(2) > head.head_dim {
@@ -185,7 +187,7 @@ fn pair_factors(scheme: &Fields<'_>, field: &str, width: usize) -> Result<Vec<f3
     Ok(factors)
 }
 
-/// A scheme without scaling that rotates whole heads.
+/// Returns a scheme without scaling that rotates whole heads.
 pub(super) fn plain(fields: &Fields<'_>, head: Head, theta: f64) -> Result<RopeConfig, ModelError> {
     let width = rotated(fields, head, 1.0)?;
     Ok(RopeConfig { width, theta, scaling: RopeScaling::None, layout: head.layout })

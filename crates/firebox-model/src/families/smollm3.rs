@@ -1,4 +1,4 @@
-//! `smollm3`: some layers have no positions at all.
+//! `smollm3`: some layers without position embeddings.
 
 use super::common::{Common, Defaults, LayerKind};
 use crate::ModelError;
@@ -30,7 +30,7 @@ pub(super) fn config(fields: &Fields<'_>) -> Result<DecoderConfig, ModelError> {
     Ok(common.model(vec![common.rope()?], blocks))
 }
 
-/// Which layers have positions: as listed (1 means it has), or all but every n-th.
+/// Returns which layers have position embeddings: as listed (1 means yes), or all but every n-th.
 fn rotated_layers(common: &Common<'_>) -> Result<Vec<bool>, ModelError> {
     let fields = &common.fields;
     let Some(listed) = fields.list("no_rope_layers")? else {
