@@ -1,5 +1,4 @@
-//! Attention against the reference, spans against the whole, and the same to the last bit whatever else is
-//! computed beside it.
+//! Attention compared with the reference, spans with the whole, and bits with and without other rows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,14 +29,14 @@ impl Storage {
     }
 }
 
-/// Heads and positions of an attention that may happen.
+/// A random attention.
 #[derive(Debug, Clone)]
 struct Case {
     rows: usize,
     kv_heads: usize,
     sharing: usize,
     head_dim: usize,
-    /// Where the span begins, how many positions it holds, and which the first row has.
+    /// First position of the span, number of its positions, and position of the first row.
     start: usize,
     positions: usize,
     position: usize,
@@ -45,7 +44,7 @@ struct Case {
     softcap: Option<f32>,
     keys: Storage,
     values: Storage,
-    /// Out of eight positions, how many are hidden.
+    /// Hidden positions out of eight.
     hidden: usize,
     seed: u64,
 }
@@ -68,7 +67,7 @@ impl Case {
     }
 
     fn span(&self) -> Span {
-        // A cache has room beyond its positions, so rows of different heads do not follow each other.
+        // A cache has spare positions, so the rows of different heads are not adjacent.
         let cached = |seed, storage: Storage| {
             let reserved = random([self.kv_heads, self.positions + 5, self.head_dim], seed);
             part(&storage.store(reserved), 3, self.positions)
@@ -86,7 +85,7 @@ impl Case {
     }
 }
 
-/// Some consecutive positions.
+/// Returns a slice of the positions.
 fn part(stored: &KvTensor, from: usize, count: usize) -> KvTensor {
     match stored {
         KvTensor::Float(values) => KvTensor::Float(cut(values, from, count)),
@@ -104,7 +103,7 @@ fn part(stored: &KvTensor, from: usize, count: usize) -> KvTensor {
     }
 }
 
-/// Narrowing, to nothing too.
+/// Narrows positions, possibly to none.
 fn cut(values: &Tensor<3>, from: usize, count: usize) -> Tensor<3> {
     let [heads, _, width] = values.dims();
     if count > 0 {
@@ -133,7 +132,7 @@ fn cases(most_positions: usize) -> impl Strategy<Value = Case> {
     (shape, place, window, softcap, storage(), storage(), 0u64..1000).prop_map(
         |((rows, kv_heads, sharing, head_dim), place, window, softcap, keys, values, seed)| {
             let (start, positions, ahead, hidden) = place;
-            // Mostly within or behind the span, now and then before it.
+            // Mostly within or behind the span, sometimes before it.
             let position = (start + ahead * (positions + 10) / 1000).saturating_sub(8);
             Case {
                 rows,
@@ -159,8 +158,8 @@ fn assert_attended_close(found: AttentionOutput, expected: AttentionOutput, tole
     assert_logarithms_close(found.log_sum_exp, expected.log_sum_exp, tolerance);
 }
 
-/// What attention means, one number after the other in f64. Absent where nothing is visible.
-fn plainly(case: &Case, span: &Span, row: usize, head: usize) -> Option<(Vec<f64>, f64)> {
+/// Returns the output and the log-sum-exp in f64, or `None` if nothing is visible.
+fn in_f64(case: &Case, span: &Span, row: usize, head: usize) -> Option<(Vec<f64>, f64)> {
     let stored = |stored: &KvTensor| values(stored.dequantize(case.head_dim));
     let (keys, values, query) = (stored(&span.keys), stored(&span.values), values(case.query()));
     let at = |numbers: &[f32], index: usize| -> Vec<f64> {
@@ -186,7 +185,7 @@ fn plainly(case: &Case, span: &Span, row: usize, head: usize) -> Option<(Vec<f64
     (total > 0.0).then(|| (output.into_iter().map(|output| output / total).collect(), total.ln()))
 }
 
-/// Where one is -inf, the other has to be.
+/// Where one is -inf, the other must be.
 fn assert_logarithms_close(found: Tensor<2>, expected: Tensor<2>, tolerance: f32) {
     for (found, expected) in values(found).into_iter().zip(values(expected)) {
         let near = (found - expected).abs() <= tolerance * expected.abs().max(1.0);
@@ -220,7 +219,7 @@ proptest! {
     fn the_reference(case in cases(60), row in 0usize..40, head in 0usize..18) {
         let (row, head) = (row % case.rows, head % (case.kv_heads * case.sharing));
         let span = case.span();
-        let expected = plainly(&case, &span, row, head);
+        let expected = in_f64(&case, &span, row, head);
         let AttentionOutput { output, log_sum_exp } = reference::span_attention(case.query(), &span, case.params());
         let output = values(output.slice([row..row + 1, head..head + 1]));
         let sum = values(log_sum_exp.slice([row..row + 1, head..head + 1]))[0];
@@ -238,7 +237,7 @@ proptest! {
         }
     }
 
-    /// Rows alone or a few at a time gather what they gather among others, to the last bit.
+    /// Rows alone or a few at a time have the bits they have among others.
     #[test]
     fn some_rows(case in cases(700), from in 0usize..40, count in 1usize..40) {
         let from = from % case.rows;
@@ -249,7 +248,7 @@ proptest! {
         assert_same(span_attention(query.narrow(0, from, count), &span, some), rows_of(&all, from, count));
     }
 
-    /// Positions that came later, and whole blocks that nobody sees, make no difference.
+    /// Later positions and invisible blocks make no difference.
     #[test]
     fn more_positions_than_are_seen(case in cases(700)) {
         let (query, span) = (case.query(), case.span());
@@ -289,7 +288,7 @@ proptest! {
         assert_close(attention(query, &spans, sinks, case.params()), output, 2e-6);
     }
 
-    /// Sinks weigh as a key would whose score they are and whose value is zero.
+    /// A sink acts like a key with that score and a value of zero.
     #[test]
     fn sinks(case in cases(60)) {
         let heads = case.kv_heads * case.sharing;
@@ -336,7 +335,7 @@ proptest! {
         prop_assert!(values(off).into_iter().all(|off| off <= 0.0));
     }
 
-    /// Keys of a pass, turned as attention has them, over what somebody else may hold too.
+    /// Keys as a pass has them, over a tensor that may be shared.
     #[test]
     fn assign_equals_cast_and_slice_assign(
         heads in 1usize..4,
@@ -350,7 +349,7 @@ proptest! {
     ) {
         let room = at + tokens + seed as usize % 3;
         let storage = if half { Storage::F16 } else { Storage::F32 };
-        // Some are too large for half precision.
+        // Some overflow f16.
         let pass = random([from + tokens, heads, head_dim], seed).mul_scalar(1e5);
         let dtype = if half { DType::F16 } else { DType::F32 };
         let added = pass.narrow(0, from, tokens).swap_dims(0, 1);
@@ -369,7 +368,7 @@ proptest! {
         }
     }
 
-    /// Whoever sees what is no number gathers none, and nobody else notices.
+    /// Rows that see NaN or infinity are not finite, and all others are.
     #[test]
     fn nan_reaches_only_rows_that_see_it(case in cases(300), what in 0usize..4, at in 0usize..1000) {
         let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX][what];
@@ -398,7 +397,7 @@ proptest! {
                 && case.sees(&span, row, stored % case.positions);
             let finite = found.iter().all(|number| number.is_finite());
             if query == odd_query || (reads_odd && !odd.is_nan()) {
-                // A score of -inf weighs nothing, and the largest number may stay one.
+                // A score of -inf has weight zero, and `f32::MAX` may stay finite.
                 continue;
             }
             prop_assert_eq!(finite, !reads_odd, "row {}, head {}: {:?}", row, head, found);
@@ -424,7 +423,7 @@ fn case() -> Case {
     }
 }
 
-/// Bytes are always numbers, so a row's scale says that there was one that is none.
+/// Bytes cannot represent NaN, so the scale of the row does.
 #[test]
 fn quantized_bytes_preserve_nan() {
     const HEAD_DIM: usize = 10;
@@ -464,7 +463,7 @@ fn nothing_visible_gives_zeros() {
     assert!(all(&spans, None).into_iter().all(|value| value == 0.0));
     assert!(all(&spans, Some(sinks.clone())).into_iter().all(|value| value == 0.0));
     assert!(all(&[], Some(sinks)).into_iter().all(|value| value == 0.0));
-    // And makes no difference to what is seen elsewhere.
+    // They make no difference beside a visible span.
     let alone = all(&[case.span()], None);
     let [hidden, later, empty] = spans;
     assert_eq!(all(&[hidden, case.span(), later, empty], None), alone);
@@ -477,7 +476,7 @@ fn no_rows() {
     assert_eq!(attention(case.query(), &[case.span(), case.span()], None, case.params()).dims(), [0, 6 * 24]);
 }
 
-/// What a position holds that nobody may see does not matter, even if it is no number.
+/// Values at hidden positions do not matter, even if they are NaN.
 #[test]
 fn hidden_positions_hold_anything() {
     let case = case();

@@ -1,5 +1,5 @@
-//! What lies between products: gates, norms, rotation, convolution and the delta rule, against Burn's own operations,
-//! and the same to the last bit whatever is computed beside it.
+//! Gates, norms, rotation, convolution and the delta rule compared with Burn's operations, and bits with and
+//! without other rows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,14 +30,14 @@ fn assert_near<const D: usize>(found: Tensor<D>, expected: Tensor<D>, tolerance:
     }
 }
 
-/// The tensor as the transpose of one that lies in order.
+/// Returns a tensor that is stored as its transpose.
 fn by_column(tensor: Tensor<2>) -> Tensor<2> {
     let [rows, width] = tensor.dims();
     let transposed: Tensor<2> = Tensor::zeros([width, rows], &tensor.device());
     transposed.add(tensor.transpose()).transpose()
 }
 
-/// The rows from one to another, which may be none; Burn cuts out at least one.
+/// Returns rows, possibly none; Burn slices at least one.
 fn rows_of(tensor: &Tensor<2>, from: usize, to: usize) -> Tensor<2> {
     if from < to {
         return tensor.clone().narrow(0, from, to - from);
@@ -54,7 +54,7 @@ where
     (run(1), run(5))
 }
 
-/// A convolution that may happen.
+/// A random convolution.
 #[derive(Debug, Clone)]
 struct Convolved {
     count: usize,
@@ -76,7 +76,7 @@ impl Convolved {
         (tensor([self.count, self.channels], self.seed), earlier, taps)
     }
 
-    /// What numbers of several magnitudes lose in sums.
+    /// Rounding error of sums over numbers of several magnitudes.
     fn tolerance(&self) -> f64 {
         if self.wide || self.params.exact { 1e-13 } else { 3e-6 }
     }
@@ -97,7 +97,7 @@ fn convolved() -> impl Strategy<Value = Convolved> {
     )
 }
 
-/// A delta rule that may happen.
+/// A random delta rule.
 #[derive(Debug, Clone)]
 struct Rule {
     heads: Heads,
@@ -132,7 +132,7 @@ impl Rule {
         random([value_heads, key_width, value_width], self.seed + 5).cast(DType::F64)
     }
 
-    /// The rule for the tokens from each cut to the next.
+    /// Runs the rule from each cut to the next.
     fn in_pieces(&self, cuts: &[usize]) -> (Vec<u32>, Vec<u64>) {
         let tokens = self.tokens();
         let (mut read, mut memory) = (Vec::new(), self.memory());
@@ -169,7 +169,7 @@ fn rules() -> impl Strategy<Value = Rule> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// However the two tensors lie, and as one.
+    /// With any layout, and as halves of one tensor.
     #[test]
     fn gates(rows in 0usize..12, width in 1usize..70, which in 0usize..7, seed in 0u64..1000) {
         let activation = ACTIVATIONS[which];
@@ -245,7 +245,7 @@ proptest! {
         assert_near(memory, expected.1, 1e-12);
     }
 
-    /// In one piece, in two and token by token.
+    /// In one call, in two, and token by token.
     #[test]
     fn delta_rules_in_pieces(rule in rules(), cut in 0usize..70) {
         let whole = rule.in_pieces(&[0, rule.count]);
@@ -266,7 +266,7 @@ fn a_new_memory_is_zero() {
     assert_eq!((bits(read), double_bits(memory)), (bits(same_read), double_bits(same_memory)));
 }
 
-/// So large that several threads take part.
+/// Large enough for several threads.
 #[test]
 fn many_threads_compute_the_same() {
     let (rows, width) = (150, 1024);
@@ -314,7 +314,7 @@ fn many_threads_compute_the_same() {
     assert_eq!(one, five);
 }
 
-/// Operations may write over what they are given, but not over what somebody else still holds.
+/// Operations may overwrite their inputs, but not shared ones.
 #[test]
 fn what_is_held_stays() {
     let (x, y) = (random([4, 32], 1), random([4, 32], 2));
@@ -323,7 +323,7 @@ fn what_is_held_stays() {
     let _ = norm::add_rms_norm(x.clone(), y.clone(), random([32], 3), 1e-6, 0.0);
     let angles = random([4, 1, 8], 4);
     let _ = rope::rotate(x.clone().reshape([4, 2, 16]), angles.clone(), angles, false);
-    // A part of a larger tensor that is held.
+    // A slice of a larger tensor that is still held.
     let _ = gated(x.clone().narrow(0, 1, 2), y.clone().narrow(0, 1, 2), Activation::Silu);
     assert_eq!((values(x), values(y)), (x_before, y_before));
 
@@ -335,7 +335,7 @@ fn what_is_held_stays() {
     assert_eq!(double_bits(memory), before);
 }
 
-/// They spread; they do not stop the program, and they stay in their row.
+/// NaN spreads within its row only and does not panic.
 #[test]
 fn numbers_that_are_none() {
     for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -1,4 +1,4 @@
-//! GGUF blocks multiplied where they lie, against the store's decoding of the same bytes.
+//! Products with GGUF blocks compared with the store's decoding of the same bytes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -67,7 +67,7 @@ fn weight(format: BlockFormat, outputs: usize, blocks: usize) -> Tensor<2, Int> 
     Tensor::from_data(data, (&Device::flex(), DType::U8))
 }
 
-/// A row's result is the same to the last bit alone and among others, whatever panels the outputs fall into.
+/// A row has the same bits alone and among others, whatever panels the outputs are in.
 #[test]
 fn rows_are_independent() {
     for (format, _) in FORMATS {

@@ -1,5 +1,4 @@
-//! Products with weights: against Burn's own operations on any shape, and the same to the last bit whatever
-//! else is computed beside them.
+//! Products compared with Burn's operations for any shape, and bits with and without other rows and weights.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,20 +14,20 @@ fn matrix(rows: usize, columns: usize, seed: u64) -> Tensor<2> {
     random([rows, columns], seed)
 }
 
-/// Two ways of summing `inputs` products of numbers up to `magnitude` may differ by this much.
+/// Bound on the difference between two orders of summing `inputs` products of numbers up to `magnitude`.
 fn tolerance(inputs: usize, magnitude: f32) -> f32 {
     magnitude * 1e-6 * (inputs as f32).max(8.0)
 }
 
-/// Integers of eight bits meet activations rounded to 16: half a step is a 65,534th of the largest, and errors of
-/// `inputs` products add up like a random walk, here taken to six deviations. Those of four bits meet activations of
-/// eight.
+/// 8-bit weights meet activations rounded to 16 bits: half a step is 1/65,534 of the largest, and the errors
+/// of `inputs` products add up like a random walk, here bounded by six deviations. 4-bit weights meet
+/// activations of 8 bits.
 fn integer_tolerance(inputs: usize, magnitude: f32) -> f32 {
     magnitude * 4e-5 * (inputs as f32).sqrt() + tolerance(inputs, magnitude)
 }
 
 fn grouping() -> impl Strategy<Value = Grouping> {
-    // Some of them longer than what a single row reads at once.
+    // Some are longer than what a single row reads at once.
     (
         prop_oneof![3 => 1usize..300, 1 => 300usize..1300],
         prop_oneof![Just(32usize), Just(64), Just(128), Just(48), Just(1000)],
@@ -36,12 +35,12 @@ fn grouping() -> impl Strategy<Value = Grouping> {
         any::<bool>(),
     )
         .prop_map(|(inputs, group, four_bits, tiled)| {
-            // Tiles have groups of whole chunks.
+            // Groups of tiles are whole chunks.
             Grouping { inputs, group, four_bits, tiled: tiled && group.is_multiple_of(32) }
         })
 }
 
-/// The same elements from the `at`-th on in a buffer.
+/// Returns the elements at offset `at` of a buffer.
 fn placed(data: TensorData, at: usize) -> TensorData {
     let offset = at * data.dtype().size();
     let buffer: bytes::Bytes = [&vec![0xA5; offset][..], data.as_bytes()].concat().into();
@@ -82,7 +81,7 @@ proptest! {
         };
         let tolerance = integer_tolerance(grouping.inputs, magnitude);
         within(support::activations(rows, grouping.inputs, grouping.four_bits, seed), tolerance);
-        // What eight bits are off by is 257 times as much.
+        // The error of 8 bits is 257 times as large.
         within(matrix(rows, grouping.inputs, seed), if grouping.four_bits { 257.0 * tolerance } else { tolerance });
     }
 
@@ -95,12 +94,12 @@ proptest! {
         let indices = Tensor::<1, Int>::from_data(picks.as_slice(), &Device::flex());
         let expected = reference::dequantize(words.clone(), scales.clone(), grouping).select(0, indices.clone());
         let expected = bits(expected);
-        // Scales of f32 are gathered as on devices without a version of their own.
+        // Scales of f32 use the version for devices without a native one.
         let otherwise = gather_grouped(words.clone(), scales.clone().cast(DType::F32), grouping, indices.clone());
         prop_assert_eq!((bits(gather_grouped(words, scales, grouping, indices)), bits(otherwise)), (expected.clone(), expected));
     }
 
-    /// Weights lie in a mapped file wherever an element may.
+    /// Weights in a mapped file have any alignment of their elements.
     #[test]
     fn weights_anywhere(
         rows in 1usize..20, outputs in 1usize..40, grouping in grouping(), seed in 0u64..1000, at in 1usize..40,
@@ -116,7 +115,7 @@ proptest! {
         prop_assert_eq!(bits(multiply_grouped(x, words, scales, grouping)), expected);
     }
 
-    /// A row's result is the same to the last bit alone and among others, in any order.
+    /// A row has the same bits alone and among others, in any order.
     #[test]
     fn rows_are_independent(
         rows in 1usize..140, outputs in 1usize..40, grouping in grouping(), seed in 0u64..1000,
@@ -134,7 +133,7 @@ proptest! {
     }
 }
 
-/// Large enough that several threads share the work.
+/// Large enough for several threads.
 #[test]
 fn threads_do_not_change_a_bit() {
     let grouping = Grouping { inputs: 1024, group: 32, four_bits: true, tiled: true };
@@ -181,7 +180,7 @@ fn strided_tensors_are_supported() {
     assert_close(multiply(x.transpose(), weight.narrow(0, 8, 20)), expected, tolerance(40, 1.0));
 }
 
-/// Several weights at once are the same to the last bit as one after the other, none with outputs among them.
+/// Several weights at once have the bits of one after the other, including weights without outputs.
 #[test]
 fn weights_are_independent() {
     for rows in [1, 3, 20] {

@@ -1,4 +1,4 @@
-//! Rotation and norms against Burn's own operations, and rotation against itself.
+//! Rotation and norms compared with Burn's operations, and rotation with itself.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,14 +28,14 @@ proptest! {
         heads in 1usize..5, positions in 1usize..10, pairs in 1usize..20, beyond in 0usize..9,
         interleaved: bool, seed in 0u64..1000,
     ) {
-        // Part of a larger buffer, as a cache is.
+        // A slice of a larger buffer, as in a cache.
         let keys = random([heads, positions + 3, 2 * pairs + beyond], seed).narrow(1, 2, positions);
         let (cos, sin) = (random([pairs], seed + 1), random([pairs], seed + 2));
         let rotated = rope::rotate_by(keys.clone(), cos.clone(), sin.clone(), interleaved);
         assert_close(rotated, rope::reference::rotate_by(keys, cos, sin, interleaved), 1e-6);
     }
 
-    /// A key rotated to its position and then by a delta is the key rotated to the sum of both.
+    /// Rotating a key to a position and then by a delta equals rotating it to the sum.
     #[test]
     fn rotation_to_another_position(
         heads in 1usize..4, positions in 1usize..6, pairs in 1usize..20, beyond in 0usize..5,

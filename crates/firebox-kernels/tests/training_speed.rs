@@ -1,6 +1,7 @@
-//! How fast operations and their gradients are, printed beside the references, in turns on the same work.
+//! Speed of the operations and their gradients beside the references, measured in turns on the same work.
 //!
-//! `cargo test --release --test training_speed -- --ignored --nocapture`; `RAYON_NUM_THREADS` sets the threads.
+//! `cargo test --release --test training_speed -- --ignored --nocapture`; `RAYON_NUM_THREADS` sets the
+//! threads.
 
 #![cfg(feature = "autodiff")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
@@ -25,7 +26,7 @@ const SEQUENCES: usize = 16;
 const LENGTH: usize = 128;
 const ROWS: usize = SEQUENCES * LENGTH;
 
-/// The shortest times of some works, done in turns.
+/// Returns the shortest times of some works, measured in turns.
 fn seconds<const N: usize>(works: [&(dyn Fn() + Sync); N]) -> [f64; N] {
     let mut best = [f64::MAX; N];
     on_pool(&Device::flex(), || {
@@ -51,7 +52,7 @@ struct Operations {
     norm: fn(Tensor<2>, Tensor<1>, f64, f32) -> Tensor<2>,
     rotate: fn(Tensor<3>, Tensor<3>, Tensor<3>, bool) -> Tensor<3>,
     gate: fn(Tensor<2>, Tensor<2>, Activation) -> Tensor<2>,
-    /// Of queries, keys and values of so many sequences.
+    /// Of the queries, keys and values of several sequences.
     attend: fn([Tensor<3>; 3], usize, AttentionParams) -> Tensor<2>,
 }
 
@@ -269,7 +270,7 @@ fn parts() {
     compare("cross entropy", &|| of(cross_entropy::reference::cross_entropy), &|| of(cross_entropy));
 }
 
-/// What it costs to ask a tensor whether it is recorded.
+/// The cost of asking a tensor whether it is recorded.
 #[test]
 #[ignore]
 fn questions() {

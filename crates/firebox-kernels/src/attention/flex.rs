@@ -514,7 +514,7 @@ mod tests {
                 drop(task);
                 let from = row * HEADS + kv_head * sharing;
                 let together = &output[from * head_dim..][..sharing * head_dim];
-                assert_eq!(bits(&alone), bits(together), "{name}, {head_dim} f64_math, row {row}");
+                assert_eq!(bits(&alone), bits(together), "{name}, {head_dim} wide, row {row}");
                 assert_eq!(bits(&sums_alone), bits(&sums[from..][..sharing]), "{name}, {head_dim} wide");
             }
         }

@@ -88,7 +88,11 @@ pub fn attention(
 /// If the sequences do not have as many rows as the queries.
 pub fn batch_attention(query: Tensor<3>, parts: Vec<AttentionSequence>) -> Tensor<2> {
     let [rows, heads, head_dim] = query.dims();
-    assert_eq!(parts.iter().map(|part| part.rows).sum::<usize>(), rows, "parts of other rows");
+    assert_eq!(
+        parts.iter().map(|part| part.rows).sum::<usize>(),
+        rows,
+        "the sequences have other rows than the queries"
+    );
     let width = heads * head_dim;
     for span in parts.iter().flat_map(|part| &part.spans) {
         span.check(heads, head_dim);
@@ -160,13 +164,13 @@ pub fn merge(parts: Vec<AttentionOutput>) -> AttentionOutput {
 
 /// [`merge`] with sinks; see [`attention`].
 pub fn merge_with_sinks(mut parts: Vec<AttentionOutput>, sinks: Option<Tensor<1>>) -> AttentionOutput {
-    assert!(!parts.is_empty(), "nothing to merge");
+    assert!(!parts.is_empty(), "there are no outputs to merge");
     if parts.len() == 1 && sinks.is_none() || parts[0].output.dims()[0] == 0 {
         return parts.remove(0);
     }
     let shape = parts[0].output.dims();
     let [rows, heads, _] = shape;
-    assert!(parts.iter().all(|part| part.output.dims() == shape), "parts of one shape");
+    assert!(parts.iter().all(|part| part.output.dims() == shape), "outputs to merge differ in shape");
     let (mut outputs, mut sums): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|part| (part.output, part.log_sum_exp)).unzip();
     // Sinks count as one more log-sum-exp without an output.

@@ -31,7 +31,7 @@ impl Span {
     /// Panics unless queries of this shape can attend to the span.
     pub(super) fn check(&self, heads: usize, head_dim: usize) {
         let [keys, values] = [&self.keys, &self.values].map(|stored| stored.check(heads, head_dim));
-        assert_eq!(keys, values, "as many heads and positions of keys as of values");
+        assert_eq!(keys, values, "keys and values differ in heads or positions");
     }
 }
 

@@ -78,8 +78,8 @@ fn compute<T: Term, S: Sum + From<T>>(
     let (x, earlier, taps) = (contiguous(x), contiguous(earlier), contiguous(taps));
     let [count, channels] = dims(&x);
     let [before, _] = dims(&earlier);
-    assert_eq!(dims(&taps), [channels, before + 1], "taps for other channels or another kernel");
-    assert_eq!(dims(&earlier), [before, channels], "earlier tokens of other channels");
+    assert_eq!(dims(&taps), [channels, before + 1], "the taps do not fit channels and kernel");
+    assert_eq!(dims(&earlier), [before, channels], "earlier tokens have other channels");
     let rows = Padded::<T> { earlier: elements(&earlier), x: elements(&x), before, channels };
     let taps: &[T] = elements(&taps);
     let mut sums = vec![S::ZERO; count * channels];

@@ -24,8 +24,8 @@ impl DeltaOps for Flex {
         let [mixed, step, decay, rate, bias] = [mixed, step, decay, rate, bias].map(contiguous);
         let [count, channels] = dims(&mixed);
         let Heads { value_heads, key_width, value_width, .. } = heads;
-        assert_eq!(channels, heads.channels(), "channels of other heads");
-        assert_eq!(dims(&memory), [value_heads, key_width, value_width], "memory of other heads");
+        assert_eq!(channels, heads.channels(), "the channels do not fit the heads");
+        assert_eq!(dims(&memory), [value_heads, key_width, value_width], "the memory does not fit the heads");
         assert_eq!((dims(&step), dims(&decay)), ([count, value_heads], [count, value_heads]));
         let width = value_heads * value_width;
         let mut read = vec![0.0; count * width];

@@ -73,7 +73,10 @@ impl From<FlexWeight> for PreparedWeight {
             }
             FlexWeight::Grouped { words, scales, grouping } => {
                 let ([rows, row_words], [scaled_rows, groups]) = (dims(&words), dims(&scales));
-                assert!(rows == scaled_rows && groups == grouping.groups(), "as many scales as groups");
+                assert!(
+                    rows == scaled_rows && groups == grouping.groups(),
+                    "words and scales differ in rows, or groups and scales in number"
+                );
                 if grouping.group.is_multiple_of(CHUNK) {
                     Form::Tiled {
                         words: tensor_bytes(contiguous(words)),

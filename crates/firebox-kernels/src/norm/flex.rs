@@ -17,7 +17,7 @@ impl NormOps for Flex {
         let (mut x, weight) = (compact(x), contiguous(weight));
         let width = x.layout().shape().last().copied();
         let weight: &[f32] = elements(&weight);
-        assert_eq!(Some(weight.len()), width, "a weight for every element of a row");
+        assert_eq!(Some(weight.len()), width, "the weight is not as wide as a row");
         if !weight.is_empty() {
             let piece = PIECE_ELEMENTS.div_ceil(weight.len()) * weight.len();
             let pieces = x.storage_mut::<f32>().chunks_mut(piece);
@@ -33,12 +33,12 @@ impl NormOps for Flex {
         epsilon: f64,
         offset: f32,
     ) -> (FlexTensor, FlexTensor) {
-        assert_eq!(dims::<2>(&x), dims::<2>(&residual), "what is added differs in shape");
+        assert_eq!(dims::<2>(&x), dims::<2>(&residual), "the sum and the residual differ in shape");
         // The sum is written over `x` if it is not shared.
         let (mut sum, residual, weight) = (compact(x), contiguous(residual), contiguous(weight));
         let [rows, width] = dims(&sum);
         let (residual, weight): (&[f32], &[f32]) = (elements(&residual), elements(&weight));
-        assert_eq!(weight.len(), width, "a weight for every element of a row");
+        assert_eq!(weight.len(), width, "the weight is not as wide as a row");
         let mut normed = vec![0.0; rows * width];
         if width > 0 {
             let piece = PIECE_ELEMENTS.div_ceil(width) * width;

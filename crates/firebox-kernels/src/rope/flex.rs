@@ -17,7 +17,7 @@ impl RopeOps for Flex {
         let (mut heads, cos, sin) = (compact(heads), contiguous(cos), contiguous(sin));
         let [rows, count, head_dim] = dims(&heads);
         let [angled, _, pairs] = dims(&cos);
-        assert_eq!(angled, rows, "angles of other rows");
+        assert_eq!(angled, rows, "heads and angles differ in rows");
         let row = count * head_dim;
         if rows * row == 0 || pairs == 0 {
             return heads;

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use crate::check::{check, device, flat, near};
 use crate::support::{numbers, random, values};
 
-/// An attention that training may have.
+/// A random attention as in training.
 #[derive(Debug, Clone)]
 struct Case {
     rows: usize,
@@ -18,7 +18,7 @@ struct Case {
     sharing: usize,
     head_dim: usize,
     positions: usize,
-    /// Positions before the first row's own.
+    /// Positions before the first row.
     before: usize,
     window: Option<usize>,
     softcap: Option<f32>,
@@ -42,7 +42,7 @@ impl Case {
     }
 
     fn span(&self, given: &[Tensor<1>]) -> Span {
-        // As projections give them: by position and then by head.
+        // In the layout of projections: by position, then by head.
         let stored = |index: usize| {
             let given: Tensor<3> =
                 given[index].clone().reshape([self.positions, self.kv_heads, self.head_dim]);
@@ -114,7 +114,7 @@ proptest! {
     }
 }
 
-/// Rows far enough for several blocks of rows and of positions.
+/// Several blocks of rows and of positions.
 #[test]
 fn long_attention() {
     for window in [None, Some(100)] {
@@ -139,7 +139,7 @@ fn long_attention() {
     }
 }
 
-/// What is stored at a hidden position may be no number, and has no part in any gradient.
+/// Hidden positions may hold NaN and have no part in any gradient.
 #[test]
 fn hidden_positions() {
     let (rows, width) = (20, 16);
@@ -191,7 +191,7 @@ fn attention_with_sinks() {
     );
 }
 
-/// Keys alone may have gradients: those of queries that are cached are not wanted.
+/// Keys have gradients and queries do not.
 #[test]
 fn attention_with_constant_queries() {
     let query = random([5, 2, 8], 1);

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::support::{numbers, values};
 
-/// A function of some tensors, each given and taken as one row of numbers.
+/// A function of tensors, with every input and the output as one row.
 pub type Function<'a> = &'a dyn Fn(&[Tensor<1>]) -> Tensor<1>;
 
 pub fn device() -> Device {
@@ -15,7 +15,7 @@ pub fn row(numbers: &[f32], device: &Device) -> Tensor<1> {
     Tensor::from_data(TensorData::new(numbers.to_vec(), [numbers.len()]), device)
 }
 
-/// The results, and the gradients of their sum weighted with `slopes`.
+/// Returns the results and the gradients of their sum weighted with `slopes`.
 fn with_gradients(inputs: &[Vec<f32>], function: Function<'_>, slopes: &[f32]) -> (Vec<f32>, Vec<Vec<f32>>) {
     let leaves: Vec<_> = inputs.iter().map(|input| row(input, &device()).require_grad()).collect();
     let results = function(&leaves);
@@ -28,10 +28,10 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// Compares with the reference where there is one, and with central differences along random directions, off by at
-/// most `tolerance` times what is compared.
+/// Compares with the reference if there is one, and with central differences along random directions, within
+/// `tolerance` relative to the compared values.
 pub fn check(inputs: &[Vec<f32>], own: Function<'_>, reference: Option<Function<'_>>, tolerance: f64) {
-    // Without the rounding of activations, which is no part of what gradients are of.
+    // Without the rounding of activations, which gradients ignore.
     let smooth = reference.unwrap_or(own);
     let plain = |inputs: &[Vec<f32>]| {
         let inputs: Vec<_> = inputs.iter().map(|input| row(input, &device())).collect();
@@ -59,7 +59,7 @@ pub fn check(inputs: &[Vec<f32>], own: Function<'_>, reference: Option<Function<
             };
             let difference = (moved(STEP) - moved(-STEP)) / (2.0 * f64::from(STEP));
             let found = dot(&gradients[index], &direction);
-            // Along a direction that changes little, what is compared is the rest of a cancellation.
+            // Along a direction that changes little, the dot product cancels.
             let size = dot(&gradients[index], &gradients[index]).sqrt() + 1.0;
             assert!(
                 (found - difference).abs() <= 10.0 * tolerance * size,

@@ -33,7 +33,7 @@ proptest! {
         seed in 0u64..1000,
     ) {
         let inputs = 32 * chunks + beyond;
-        // Uneven groups are multiplied as numbers, others as integers.
+        // Uneven groups are multiplied as floats, others as integers.
         let grouping = |group: usize, four_bits| {
             let tiled = group.is_multiple_of(32) && seed.is_multiple_of(2);
             Grouping { inputs, group, four_bits, tiled }
@@ -83,7 +83,7 @@ fn products_with_blocks() {
         let inputs = blocks * format.inputs();
         let bytes = random_blocks(format, outputs * blocks);
         let row_bytes = blocks * format.bytes();
-        // Frozen weights of a model that was loaded for training are on the device that records.
+        // Frozen weights of a model loaded for training are on the device that records.
         let bytes = TensorData::new(bytes, [outputs, row_bytes]);
         let bytes = Tensor::<2, Int>::from_data(bytes, (&device(), DType::U8));
         let weight = dequantize_blocks(bytes.clone(), format);
@@ -98,7 +98,7 @@ fn products_with_blocks() {
     }
 }
 
-/// So many outputs that not all are unpacked at once.
+/// More outputs than are unpacked at once.
 #[test]
 fn products_with_a_large_frozen_weight() {
     let grouping = Grouping { inputs: 4096, group: 32, four_bits: true, tiled: true };
@@ -148,7 +148,7 @@ fn products_with_several_weights() {
     );
 }
 
-/// A weight that is trained in half precision has a gradient of its own dtype.
+/// An f16 weight has a gradient in f16.
 #[test]
 fn products_with_a_trained_half_weight() {
     let x = random([4, 24], 1);

@@ -1,4 +1,4 @@
-//! Gradients of the operations: against differences of their results, and against those of the references.
+//! Gradients of the operations compared with central differences and with the references' gradients.
 
 #![cfg(feature = "autodiff")]
 #![allow(clippy::unwrap_used)]
@@ -46,7 +46,7 @@ proptest! {
         let inputs = [numbers(rows * width, seed), numbers(rows * width, seed + 1), numbers(width, seed + 2)];
         let x = |given: &[Tensor<1>]| given[0].clone().reshape([rows, width]);
         let residual = |given: &[Tensor<1>]| given[1].clone().reshape([rows, width]);
-        // What is added counts too, so that both results have gradients.
+        // The sum is added, so that both results have gradients.
         check(
             &inputs,
             &|given| {
@@ -75,7 +75,7 @@ proptest! {
             Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::GeluQuick, Activation::Relu,
             Activation::ReluSquared, Activation::Tanh,
         ][which];
-        // Steps over the corner of a rectifier have no derivative.
+        // Away from the kink of a rectifier, where there is no derivative.
         let away = |number: f32| if number.abs() < 0.01 { 0.5 } else { 3.0 * number };
         let gates: Vec<f32> = numbers(rows * width, seed).into_iter().map(away).collect();
         let ups = numbers(rows * width, seed + 1);
@@ -133,7 +133,7 @@ proptest! {
         let heads = Heads { key_heads, value_heads, key_width: width, value_width: width, tiled };
         let channels = (2 * key_heads + value_heads) * width;
         let inputs = [
-            // Not near zero, where the direction of a key changes fast.
+            // Away from zero, where the direction of a key changes fast.
             numbers(count * channels, seed).into_iter().map(|number| number + number.signum()).collect(),
             numbers(count * value_heads, seed + 1),
             numbers(count * value_heads, seed + 2),
@@ -197,7 +197,7 @@ fn wrong_gradients_are_found() {
     );
 }
 
-/// Devices that recompute what is cheap give the same gradients.
+/// Devices with gradient checkpointing give the same gradients.
 #[test]
 fn gradient_checkpointing() {
     let of = |device: &Device| {

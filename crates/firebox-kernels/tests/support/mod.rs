@@ -16,7 +16,7 @@ pub const ACTIVATIONS: [Activation; 7] = [
     Activation::Tanh,
 ];
 
-/// The devices of this build on which operations are not those of Burn alone, which promise less.
+/// Devices of this build with native operations, which promise less than Burn's.
 pub fn devices_with_own() -> Vec<Device> {
     vec![
         Device::flex(),
@@ -25,7 +25,7 @@ pub fn devices_with_own() -> Vec<Device> {
     ]
 }
 
-/// The devices of this build.
+/// Devices of this build.
 #[allow(deprecated)] // ndarray is kept as the third opinion in tests of backends.
 pub fn devices() -> Vec<Device> {
     vec![
@@ -37,7 +37,7 @@ pub fn devices() -> Vec<Device> {
     ]
 }
 
-/// Random packed integers and scales of a layout.
+/// Returns random packed integers and scales in a layout.
 pub fn grouped(outputs: usize, grouping: Grouping, seed: u64) -> (Tensor<2, Int>, Tensor<2>) {
     let words = grouping.row_words();
     let bits: Vec<i32> = numbers(outputs * words, seed)
@@ -49,7 +49,7 @@ pub fn grouped(outputs: usize, grouping: Grouping, seed: u64) -> (Tensor<2, Int>
     (words, random([outputs, grouping.groups()], seed + 1).cast(DType::F16))
 }
 
-/// Numbers between -1 and 1 that repeat for a seed.
+/// Returns numbers between -1 and 1 that repeat for a seed.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..count)
@@ -62,12 +62,12 @@ pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// Activations that the integers which weights of four bits meet stand for exactly, and that are rounded to themselves:
-/// products with them may differ by no more than with finer integers.
+/// Changes activations so that their 8-bit integers represent them exactly: their products with 4-bit weights
+/// are then as exact as with wider integers.
 pub fn in_eight_bits(mut numbers: Vec<f32>, inputs: usize) -> Vec<f32> {
     for chunk in numbers.chunks_mut(inputs).flat_map(|row| row.chunks_mut(32)) {
         let peak = chunk.iter().fold(0f32, |peak, number| peak.max(number.abs()));
-        // A power of two, and a largest number of 127 of it: no division is off.
+        // The scale is a power of two and the largest integer 127, so no division rounds.
         let step = (peak / 127.0).log2().floor().exp2();
         for number in chunk.iter_mut() {
             *number = (*number / step).round_ties_even().clamp(-127.0, 127.0) * step;
@@ -77,7 +77,7 @@ pub fn in_eight_bits(mut numbers: Vec<f32>, inputs: usize) -> Vec<f32> {
     numbers
 }
 
-/// Random activations that stand for themselves where they meet weights of so many bits.
+/// Returns random activations that are exact at the integer width of the weights.
 pub fn activations(rows: usize, inputs: usize, four_bits: bool, seed: u64) -> Tensor<2> {
     let exact = if four_bits { in_eight_bits } else { |numbers, _| numbers };
     let numbers = exact(numbers(rows * inputs, seed), inputs);
@@ -100,7 +100,7 @@ pub fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>, toler
     assert_near(found, expected, 0.0, tolerance);
 }
 
-/// With a tolerance that grows with the number, beside one that does not.
+/// With a relative and an absolute tolerance.
 pub fn assert_near<const D: usize>(found: Tensor<D>, expected: Tensor<D>, relative: f32, tolerance: f32) {
     assert_eq!(found.dims(), expected.dims());
     for (index, (found, expected)) in values(found).into_iter().zip(values(expected)).enumerate() {
@@ -109,7 +109,7 @@ pub fn assert_near<const D: usize>(found: Tensor<D>, expected: Tensor<D>, relati
     }
 }
 
-/// Random blocks, their half-precision scales (at these offsets) replaced by small numbers.
+/// Returns random blocks, with small numbers in place of their f16 scales (at these offsets).
 pub fn random_blocks(format: BlockFormat, count: usize) -> Vec<u8> {
     let scales_at: &[usize] = match format {
         BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 => &[0],
