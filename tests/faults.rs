@@ -19,7 +19,7 @@ use firebox::residency::{ShareOptions, SharedBudget};
 use firebox::store::files::{Fault, Faults};
 use firebox::store::{Checkpoint, ReadMethod, StoreError};
 use firebox::{
-    Account, Budget, CacheError, Generation, GenerationConfig, KvType, MemoryError, Model, Origin, Paused,
+    Account, Budget, CacheError, Generation, GenerationConfig, KvType, MemoryError, Model, Origin, PausedGeneration,
     PersistentPrefix, PrefixOptions, RuntimeError, Session, device,
 };
 use tempfile::TempDir;
@@ -228,7 +228,7 @@ fn a_paused_answer_goes_on_from_the_file_that_is_there() {
     let (second, second_said, second_session) = paused_after(13);
     let finished = |path: &Path| {
         let pool = model.session().unwrap().cache().pool().clone();
-        let (paused, said, mut session) = Paused::read(path, &model, &pool)?;
+        let (paused, said, mut session) = PausedGeneration::read(path, &model, &pool)?;
         let mut generation = Generation::resume(&mut session, None, &paused, said)?;
         while generation.next_piece()?.is_some() {}
         generation.finish().map(|summary| summary.tokens)

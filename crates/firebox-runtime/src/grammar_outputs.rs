@@ -8,7 +8,7 @@ use firebox_testing::grammar::{Rule, rules};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::answer::Answer;
+use crate::decode::OutputState;
 use crate::{
     Draft, Drafter, Finish, Generation, GenerationConfig, Grammar, GrammarError, LookupDrafter, Model,
     ModelDrafter, RuntimeError, Sampler, SamplerConfig, Session, Speculation, Summary, device,
@@ -65,7 +65,7 @@ fn plainly(model: &Model, config: GenerationConfig) -> (Vec<u32>, Finish) {
     let mut session = model.session().unwrap();
     let tokenizer = model.tokenizer().unwrap().clone();
     let mut logits = session.feed(&tokenizer.encode("He", true).unwrap()).unwrap();
-    let mut answer = Answer::new(config, Some(tokenizer)).unwrap();
+    let mut answer = OutputState::new(config, Some(tokenizer)).unwrap();
     while answer.finish().is_none() {
         if answer.room(session.tokens().len()) == 0 {
             answer.end(Finish::Length);
@@ -80,7 +80,7 @@ fn plainly(model: &Model, config: GenerationConfig) -> (Vec<u32>, Finish) {
         logits = session.feed(&[token]).unwrap();
     }
     let finish = answer.finish().unwrap();
-    (answer.into_parts().1, finish)
+    (answer.take().tokens, finish)
 }
 
 /// Whether a value is what a schema of the kinds made here says.

@@ -1,24 +1,20 @@
 //! Runs models: sessions, sampling, generation, and the measures that say whether a model computes what
 //! it should.
 
-mod answer;
 mod benchmark;
 mod branches;
 mod condenser;
 mod conversation;
+mod decode;
 mod device;
 mod embedding;
 pub mod engine;
 mod error;
-mod generation;
 #[cfg(test)]
 mod grammar_outputs;
 pub mod heads;
-mod logprobs;
-mod lookahead;
 mod lost;
 mod model;
-mod paused;
 mod perplexity;
 pub mod placement;
 pub mod planner;
@@ -28,16 +24,12 @@ mod readahead;
 pub mod relevance;
 mod reporter;
 pub mod residency;
-mod sampler;
 mod saved;
 mod session;
 mod shared;
-mod speculation;
-mod timing;
 mod turn_record;
 mod turns;
 mod verification;
-mod way;
 
 pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
 pub use branches::{BranchId, BranchInfo, Branches};
@@ -45,6 +37,11 @@ pub use branches::{BranchId, BranchInfo, Branches};
 pub use burn::tensor::Device;
 pub use condenser::{Condenser, Condensing, Extract, fit_facts};
 pub use conversation::{Capacity, Conversation, Question, Script};
+pub use decode::{
+    DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, Finish, Generation, GenerationConfig, LogProbabilities,
+    LookupDrafter, ModelDrafter, PartialOutput, PausedGeneration, Piece, Sampler, SamplerConfig, Speculation,
+    Summary, likeliest,
+};
 pub use device::{available_devices, device};
 pub use embedding::{EmbedOptions, Ranked};
 pub use error::RuntimeError;
@@ -66,20 +63,13 @@ pub use firebox_memory::{
 pub use firebox_model::Pooling;
 pub use firebox_schedule::{self as schedule, ScheduleError};
 pub use firebox_telemetry as telemetry;
-pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
-pub use logprobs::LogProbabilities;
 pub use model::Model;
-pub use paused::{Paused, Said};
 pub use perplexity::{Divergence, Perplexity, perplexity};
 pub use pocket::pocket_model;
 pub use prefix::{Origin, PersistentPrefix, PrefixOptions};
-pub use sampler::{Sampler, SamplerConfig, likeliest};
 pub use saved::{Saved, SavedSummary};
 pub use session::{OWN_HEAD, Session};
 pub use shared::{Begun, PrefixLimits, PrefixStats, PrefixTree};
-pub use speculation::{
-    DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, Speculation,
-};
 pub use verification::{
     EmbeddingVerification, LogitVerification, Prefill, Verification, expected_input_ids, verify_against,
 };

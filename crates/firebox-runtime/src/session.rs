@@ -266,15 +266,6 @@ impl Session {
         self.decoder.config().position_epoch(self.encoded_length)
     }
 
-    /// How many of `most` draft tokens can follow the next token in one pass that means what passes of single tokens
-    /// mean: what positions mean must not depend on whether the draft is there.
-    pub(crate) fn draft_room(&self, most: usize) -> usize {
-        let chosen = self.behind() + 1;
-        let most = most.min(self.chunk.saturating_sub(chosen)).min(self.room_left().saturating_sub(chosen));
-        let length = self.expected_length.max(self.cache.position() + chosen + most);
-        if self.epoch() == self.decoder.config().position_epoch(length) { most } else { 0 }
-    }
-
     /// Whether the model has such a token.
     pub(crate) fn knows(&self, token: u32) -> bool {
         (token as usize) < self.decoder.config().vocab_size

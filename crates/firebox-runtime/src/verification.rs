@@ -4,7 +4,7 @@ use firebox_cache::KvType;
 use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
-use crate::sampler::likeliest;
+use crate::decode::likeliest;
 use crate::{Model, RuntimeError, session};
 
 /// How a prompt goes through the layers while it is checked.

@@ -118,7 +118,7 @@ impl Hosted {
             model: self.name.clone(),
             waits,
             prompt_tokens: sequence.prompt_tokens,
-            generated_tokens: sequence.answer.count(),
+            generated_tokens: sequence.output().count(),
         };
         let waiting = self.waiting.values().map(move |(sequence, _)| {
             of(sequence, Some(self.places.get(&sequence.id).copied().unwrap_or_default()))
@@ -189,8 +189,8 @@ impl Hosted {
         late_at: Option<Duration>,
         since: Duration,
     ) {
-        let Ready { session, prompt, answer } = ready;
-        let mut sequence = Sequence::new(id, *session, prompt, answer, scope, task.priority, since);
+        let Ready { session, prompt, output } = ready;
+        let mut sequence = Sequence::new(id, *session, prompt, output, scope, task.priority, since);
         sequence.late_at = late_at;
         self.waiting.insert(ticket, (sequence, task));
     }
@@ -258,8 +258,8 @@ impl Hosted {
                     };
                     sequence.starts(self.lane.prefixes(), now);
                     // What it waited is part of the time that its first token may take.
-                    let waited = sequence.timing.since_begin(now);
-                    let first_by = task.first_by.filter(|_| sequence.answer.count() == 0);
+                    let waited = sequence.state.timing().since_begin(now);
+                    let first_by = task.first_by.filter(|_| sequence.output().count() == 0);
                     let first_by = first_by.map(|first_by| first_by.saturating_sub(waited));
                     let scheduled = scheduler.add(now, id, Task { first_by, ..task });
                     self.places.remove(&sequence.id);
@@ -423,7 +423,7 @@ impl Hosted {
         let Some(residency) = self.model.residency() else { return };
         let waiting = self.waiting.values().map(|(sequence, _)| sequence);
         let asked = self.lane.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
-        let most = asked.map(|one| (one.priority, one.answer.count() == 0)).max();
+        let most = asked.map(|one| (one.priority, one.output().count() == 0)).max();
         let urgency = most.map(|(priority, awaited)| Urgency { priority, awaited });
         if std::mem::replace(&mut self.urgency, urgency) != urgency {
             residency.set_urgency(urgency);

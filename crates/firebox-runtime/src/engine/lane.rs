@@ -407,19 +407,21 @@ impl Lane {
             if sequence.is_late(now) {
                 continue;
             }
-            let (event, ended) = match sequence.go_on(logits, now) {
-                Ok(went) => went,
-                Err(error) => {
-                    self.drop_failed(member.id, error, told, stepped);
-                    continue;
-                }
-            };
-            stepped.tokens.push(member.id);
-            if let Some(event) = event {
+            let mut chosen = 0;
+            let mut events = |event| {
+                chosen += usize::from(matches!(&event, Event::Piece(piece) if piece.token.is_some()));
                 told(member.id, event);
-            }
-            if ended {
-                self.see_off(member.id, now, told, stepped);
+            };
+            let advanced = sequence.advance(logits.to_vec(), now, &mut events);
+            match advanced {
+                Err(error) => self.drop_failed(member.id, error, told, stepped),
+                Ok(ended) => {
+                    // A token that ends an answer and is no part of it was chosen, too.
+                    stepped.tokens.extend(std::iter::repeat_n(member.id, chosen.max(1)));
+                    if ended {
+                        self.see_off(member.id, now, told, stepped);
+                    }
+                }
             }
         }
         if self.feeding.is_none() && !self.wants(Need::Feed) {
@@ -445,7 +447,7 @@ impl Lane {
         let cancelled: Vec<RequestId> = self.sequences.iter().filter(cancelled).map(|one| one.id).collect();
         for id in cancelled {
             if let Some(sequence) = self.get_mut(id)
-                && sequence.answer.finish() != Some(Finish::Cancelled)
+                && sequence.output().finish() != Some(Finish::Cancelled)
                 && let Some(event) = sequence.cancel()
             {
                 told(id, event);

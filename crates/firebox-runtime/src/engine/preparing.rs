@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 use firebox_text::Tokenizer;
 
-use crate::answer::Answer;
+use crate::decode::OutputState;
 use crate::engine::event::Failure;
 use crate::engine::lane::shielded;
 use crate::engine::sequence::RequestId;
@@ -39,7 +39,7 @@ pub(crate) struct Preparation {
 pub(crate) struct Prepared {
     /// Where the request names a head.
     fetched: Option<Fetched>,
-    answer: Answer,
+    output: OutputState,
 }
 
 /// A request that is ready to wait for its turn.
@@ -47,7 +47,7 @@ pub(crate) struct Prepared {
 pub(crate) struct Ready {
     pub session: Box<Session>,
     pub prompt: Vec<u32>,
-    pub answer: Answer,
+    pub output: OutputState,
 }
 
 /// A request that is being prepared beside the engine, which answers others meanwhile.
@@ -71,17 +71,17 @@ impl Lent {
         let Self { mut session, prompt } = self;
         let outfit = session.outfit();
         let device = session.decoder.device().clone();
-        let dressed = prepared.and_then(|Prepared { fetched, answer }| {
+        let dressed = prepared.and_then(|Prepared { fetched, output }| {
             shielded(&device, || {
                 if let Some(fetched) = fetched {
                     session.put_on(fetched);
                 }
                 session.expect_words()?;
-                Ok(answer)
+                Ok(output)
             })
         });
         match dressed {
-            Ok(answer) => Ok(Ready { session, prompt, answer }),
+            Ok(output) => Ok(Ready { session, prompt, output }),
             Err(error) => {
                 session.change_into(outfit);
                 Err(Self { session, prompt }.refused(error))
@@ -122,7 +122,7 @@ impl Preparation {
         let Self { rack, meters, device, head, config, tokenizer } = self;
         shielded(&device, || {
             let fetched = head.map(|name| fetched(&name, rack.as_ref(), &meters)).transpose()?;
-            Ok(Prepared { fetched, answer: Answer::new(config, tokenizer)? })
+            Ok(Prepared { fetched, output: OutputState::new(config, tokenizer)? })
         })
     }
 

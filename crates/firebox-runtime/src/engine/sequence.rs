@@ -1,11 +1,10 @@
 use std::time::Duration;
 
-use crate::answer::Answer;
+use crate::decode::{Advance, DecodeState, DraftBranch, OutputState, Timing};
 use crate::engine::event::{Event, Failure, Outcome};
 use crate::engine::lane::shielded;
 use crate::schedule::Priority;
-use crate::timing::Timing;
-use crate::{Begun, Finish, Piece, PrefixTree, RuntimeError, Session, Summary};
+use crate::{Begun, Finish, PrefixTree, RuntimeError, Session};
 
 /// Which request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,11 +15,10 @@ pub struct RequestId(pub(crate) u64);
 pub(crate) struct Sequence {
     pub id: RequestId,
     pub session: Session,
-    pub answer: Answer,
+    pub state: DecodeState,
     /// Who must not notice others.
     pub scope: String,
     pub priority: Priority,
-    pub timing: Timing,
     /// Until it has run.
     prompt: Option<Vec<u32>>,
     pub prompt_tokens: usize,
@@ -53,7 +51,7 @@ impl Sequence {
         id: RequestId,
         session: Session,
         prompt: Vec<u32>,
-        answer: Answer,
+        output: OutputState,
         scope: String,
         priority: Priority,
         now: Duration,
@@ -64,10 +62,9 @@ impl Sequence {
             session,
             prompt_tokens: prompt.len(),
             prompt: Some(prompt),
-            answer,
+            state: DecodeState::new(output, timing),
             scope,
             priority,
-            timing,
             cached_tokens: 0,
             waited: Duration::ZERO,
             stop: None,
@@ -87,11 +84,11 @@ impl Sequence {
             }
             self.cached_tokens = begun.tokens;
             self.stop = begun.stop.map(|stop| before + stop);
-            self.waited = self.timing.since_begin(now);
-            self.timing.waited(self.waited);
-            self.timing.prompt(self.prompt_tokens - self.cached_tokens, self.cached_tokens);
+            self.waited = self.state.timing().since_begin(now);
+            self.state.timing().waited(self.waited);
+            self.state.timing().prompt(self.prompt_tokens - self.cached_tokens, self.cached_tokens);
         }
-        self.timing.set_running(true);
+        self.state.timing().set_running(true);
     }
 
     /// Begins with what is known of its prompt. Where that cannot be had, it is computed, and nothing is known any more.
@@ -117,75 +114,62 @@ impl Sequence {
         }
     }
 
+    /// What it has said so far.
+    pub fn output(&self) -> &OutputState {
+        self.state.output()
+    }
+
     /// It waits from now on.
     pub fn pauses(&mut self) {
-        self.timing.set_running(false);
+        self.state.timing().set_running(false);
     }
 
     /// Whether its first token is not there and should be.
     pub fn is_late(&self, now: Duration) -> bool {
-        self.late_at.is_some_and(|late_at| now >= late_at) && self.answer.count() == 0
+        self.late_at.is_some_and(|late_at| now >= late_at) && self.output().count() == 0
     }
 
     pub fn need(&self) -> Need {
         if self.session.behind() == 1 && !self.session.has_lost() { Need::Step } else { Need::Feed }
     }
 
-    /// Goes on by the token that follows the logits, or ends. Returns what is to be told, and whether it has ended.
-    pub fn go_on(&mut self, logits: &[f32], now: Duration) -> Result<(Option<Event>, bool), RuntimeError> {
-        let told = |piece: Option<_>| piece.map(Event::Piece);
-        if self.answer.finish().is_some() {
-            return Ok((None, true));
+    /// Takes the logits after the last token, chooses what follows, and returns the events of it, and whether the request
+    /// has ended.
+    pub fn advance(
+        &mut self,
+        logits: Vec<f32>,
+        now: Duration,
+        events: &mut dyn FnMut(Event),
+    ) -> Result<bool, RuntimeError> {
+        self.state.receive(&self.session, vec![DraftBranch::new(Vec::new(), logits)], None);
+        loop {
+            match self.state.advance(&mut self.session, None, || now)? {
+                Advance::Token(piece) => events(Event::Piece(piece)),
+                Advance::Ended(held_back) => {
+                    held_back.into_iter().for_each(|piece| events(Event::Piece(piece)));
+                    return Ok(true);
+                }
+                Advance::NeedsPass => return Ok(false),
+            }
         }
-        if self.answer.room(self.session.tokens().len()) == 0 {
-            return Ok((told(self.answer.end(Finish::Length)), true));
-        }
-        let token = self.answer.choose(logits, self.session.tokens())?;
-        self.timing.token(now);
-        if self.answer.ends_at(token) {
-            return Ok((told(self.answer.end(Finish::Stop)), true));
-        }
-        self.timing.generated();
-        self.session.append(token);
-        let piece = self.answer.add(token);
-        if self.answer.finish().is_none() && self.answer.room(self.session.tokens().len()) == 0 {
-            // Another pass would find no room for what comes of it.
-            let rest = self.answer.end(Finish::Length).map(|rest| rest.text).unwrap_or_default();
-            let piece = Piece { text: piece.text + &rest, ..piece };
-            return Ok((Some(Event::Piece(piece)), true));
-        }
-        Ok((Some(Event::Piece(piece)), self.answer.finish().is_some()))
     }
 
     /// Ends where it is.
     pub fn cancel(&mut self) -> Option<Event> {
-        self.answer.end(Finish::Cancelled).map(Event::Piece)
+        self.state.end(Finish::Cancelled).map(Event::Piece)
     }
 
     /// What is left of it where it cannot go on.
-    pub fn failed(self, error: RuntimeError) -> Event {
-        self.timing.ended(None);
+    pub fn failed(mut self, error: RuntimeError) -> Event {
+        self.state.timing().ended(None);
         Event::Failed(Box::new(Failure { error, session: Some(Box::new(self.session)) }))
     }
 
     /// What it came to, with the session as it is now.
-    pub fn finished(self, now: Duration) -> Event {
-        let finish = self.answer.finish().unwrap_or(Finish::Cancelled);
-        self.timing.ended(Some(finish));
-        let first = self.timing.first(now);
-        let (text, tokens) = self.answer.into_parts();
+    pub fn finished(mut self, now: Duration) -> Event {
+        self.state.settle(&mut self.session);
         let fed = if self.prompt.is_some() { 0 } else { self.prompt_tokens - self.cached_tokens };
-        let summary = Summary {
-            text,
-            tokens,
-            prompt_tokens: self.prompt_tokens,
-            ttft_ms: first.as_secs_f64() * 1000.0,
-            prefill_tps: fed as f64 / first.saturating_sub(self.waited).as_secs_f64().max(f64::EPSILON),
-            decode_tps: self.timing.decode_tps(),
-            drafted_tokens: 0,
-            accepted_tokens: 0,
-            finish,
-        };
+        let summary = self.state.summarize(self.prompt_tokens, fed, self.waited, now);
         let (cached_tokens, waited) = (self.cached_tokens, self.waited);
         Event::Finished(Box::new(Outcome { summary, cached_tokens, waited, session: self.session }))
     }

@@ -14,7 +14,7 @@ use super::host::{Host, HostConfig, Worked};
 use super::lane::Lane;
 use super::request::Request;
 use super::sequence::{RequestId, Sequence};
-use crate::answer::Answer;
+use crate::decode::OutputState;
 use crate::residency::{ShareOptions, SharedBudget};
 use crate::schedule::{AdmissionConfig, Priority, ScheduleError};
 use crate::telemetry::Telemetry;
@@ -140,7 +140,7 @@ fn together(model: &Model, happenings: &[Happening]) {
         match happening {
             Happening::Joins(asked) => {
                 let id = RequestId(all.len() as u64);
-                let answer = Answer::new(asked.config.clone(), None).unwrap();
+                let answer = OutputState::new(asked.config.clone(), None).unwrap();
                 let session = session(model, asked);
                 let (scope, priority) = (String::new(), Priority::Normal);
                 let mut sequence =
@@ -349,7 +349,7 @@ fn a_question_does_not_wait_for_a_book() {
                 GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() };
             let asked =
                 Asked { prompt: (0..prompt as u32).map(|at| 3 + at % 150).collect(), config, capacity: None };
-            let answer = Answer::new(asked.config.clone(), None).unwrap();
+            let answer = OutputState::new(asked.config.clone(), None).unwrap();
             let (session, scope) = (session(&model, &asked), String::new());
             let mut sequence =
                 Sequence::new(id, session, asked.prompt, answer, scope, Priority::Normal, clock.now());

@@ -1,4 +1,4 @@
-//! Answers that were stopped between two tokens.
+//! Generations that were stopped between two tokens.
 
 use std::path::Path;
 
@@ -6,21 +6,18 @@ use firebox_cache::{CacheError, KvType, PagePool};
 use firebox_text::{DetokenizerState, StopStrings};
 use serde::{Deserialize, Serialize};
 
-use crate::answer::Answer;
-use crate::{
-    Finish, GenerationConfig, Grammar, LogProbabilities, Model, RuntimeError, Sampler, SamplerConfig, Saved,
-    Session,
-};
+use crate::decode::{Finish, GenerationConfig, LogProbabilities, OutputState, Sampler, SamplerConfig};
+use crate::{Grammar, Model, RuntimeError, Saved, Session};
 
-/// What it takes to go on with an answer to the same tokens, beside its session: where the sampler is in its random
-/// sequence, text that is held back for characters and stop strings that may still be incomplete, what was asked for and
-/// how much of it is there. A few hundred bytes as JSON beside a grammar and log-probabilities, if there are any, whatever was said.
+/// The state of a generation beside its session: the place of the sampler in its random sequence, text that is held back for
+/// incomplete characters and stop strings, the options, and how many tokens there are. It takes a few hundred bytes as JSON,
+/// beside a grammar and log-probabilities, however long the output is.
 ///
-/// The session stays as it is, with its pages; or it is [written](Self::write) beside this, and its pages go back to the
-/// pool.
+/// The session stays as it is, with its pages; or it is [written](Self::write) to the same file, and its pages go back to
+/// the pool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Paused {
+pub struct PausedGeneration {
     max_tokens: Option<usize>,
     context: Option<usize>,
     stop: Vec<String>,
@@ -29,11 +26,11 @@ pub struct Paused {
     continues: bool,
     grammar: Option<Grammar>,
     logprobs: Option<usize>,
-    /// Without biases.
+    /// Settings without biases.
     sampler: SamplerConfig,
-    /// Tokens, and biases as bits: numbers of JSON are neither exact nor infinite.
+    /// Tokens, and their biases as bits: numbers of JSON are neither exact nor infinite.
     biases: Vec<(u32, u32)>,
-    /// How much of the random sequence was used.
+    /// The place in the random sequence.
     drawn: u64,
     held_back: Option<DetokenizerState>,
     held_for_stop: String,
@@ -46,27 +43,32 @@ pub struct Paused {
     prompt_tokens: usize,
 }
 
-/// A token that is still to be said.
+/// A token that was chosen and not handed out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Chosen {
     token: u32,
-    /// How likely it was and how likely the likeliest ones were, as bits like biases.
+    /// Log-probabilities of the token and of the likeliest ones, as bits like biases.
     logprobs: Option<(u32, Vec<(u32, u32)>)>,
 }
 
-/// What an answer had said by then.
+/// The text and tokens of a generation so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Said {
+pub struct PartialOutput {
     /// The text.
     pub text: String,
     /// The tokens.
     pub tokens: Vec<u32>,
 }
 
-impl Paused {
-    pub(crate) fn new(answer: &Answer, length: usize, chosen: Option<u32>, prompt_tokens: usize) -> Self {
+impl PausedGeneration {
+    pub(crate) fn new(
+        output: &OutputState,
+        length: usize,
+        chosen: Option<u32>,
+        prompt_tokens: usize,
+    ) -> Self {
         let GenerationConfig {
             max_tokens,
             context,
@@ -77,12 +79,12 @@ impl Paused {
             sampler,
             grammar,
             logprobs,
-        } = answer.config().clone();
+        } = output.config().clone();
         let mut biases: Vec<_> =
             sampler.logit_bias.iter().map(|(token, bias)| (*token, bias.to_bits())).collect();
         biases.sort_unstable();
         let bits = |(token, logprob): &(u32, f32)| (*token, logprob.to_bits());
-        let likely = answer.logprobs().map(|LogProbabilities { token, likeliest }| {
+        let likely = output.logprobs().map(|LogProbabilities { token, likeliest }| {
             (token.to_bits(), likeliest.iter().map(bits).collect())
         });
         Self {
@@ -96,63 +98,64 @@ impl Paused {
             logprobs,
             sampler: SamplerConfig { logit_bias: Default::default(), ..sampler },
             biases,
-            drawn: answer.drawn(),
-            held_back: answer.detokenizer().map(|detokenizer| detokenizer.state().clone()),
-            held_for_stop: answer.stops().held().to_owned(),
-            met: answer.stops().matched().map(str::to_owned),
-            tokens: answer.count(),
-            finish: answer.finish(),
+            drawn: output.drawn(),
+            held_back: output.detokenizer().map(|detokenizer| detokenizer.state().clone()),
+            held_for_stop: output.stops().held().to_owned(),
+            met: output.stops().matched().map(str::to_owned),
+            tokens: output.count(),
+            finish: output.finish(),
             length,
             chosen: chosen.map(|token| Chosen { token, logprobs: likely }),
             prompt_tokens,
         }
     }
 
-    /// Writes it to a file with its session and what was said, in place of the one that may be there. `model` is the one
+    /// Writes it to a file with its session and the output so far, in place of one that may be there. `model` is the one
     /// that the session was begun with.
     pub fn write(
         &self,
-        said: &Said,
+        output: &PartialOutput,
         session: &Session,
         path: impl AsRef<Path>,
         model: &Model,
     ) -> Result<(), RuntimeError> {
-        let note = serde_json::to_string(&(self, said));
+        let note = serde_json::to_string(&(self, output));
         let note = note.map_err(|error| CacheError::Mismatch { reason: error.to_string() })?;
         session.save_with_note(path, model, &note)
     }
 
-    /// Reads what was [written](Self::write). The session takes pages from `pool` for what is to come; what it remembers
-    /// stays in the file. What it was told about how to work, which head it wears for example, it has to be told again.
+    /// Reads a file that was [written](Self::write). The session takes pages from `pool` for new tokens; keys and values of
+    /// earlier ones stay in the file. Settings of the session, its head for example, have to be made again.
     pub fn read(
         path: impl AsRef<Path>,
         model: &Model,
         pool: &PagePool,
-    ) -> Result<(Self, Said, Session), RuntimeError> {
+    ) -> Result<(Self, PartialOutput, Session), RuntimeError> {
         let kept: KvType = pool.layout().kv_dtype;
         let saved = Saved::open(path, model, kept)?;
-        let (paused, said): (Self, Said) = serde_json::from_str(saved.note()).map_err(|error| {
-            let reason = format!("the session was not written with an answer that was paused: {error}");
-            CacheError::Mismatch { reason }
-        })?;
+        let (paused, output): (Self, PartialOutput) =
+            serde_json::from_str(saved.note()).map_err(|error| {
+                let reason = format!("the session was not written with an answer that was paused: {error}");
+                CacheError::Mismatch { reason }
+            })?;
         let session = model.restored_in(&saved, pool)?;
         paused.check(&session)?;
-        Ok((paused, said, session))
+        Ok((paused, output, session))
     }
 
-    /// Whether it can go on with that session.
+    /// Returns an error unless the generation can continue in `session`.
     pub(crate) fn check(&self, session: &Session) -> Result<(), RuntimeError> {
         let mismatch = |reason: String| Err(CacheError::Mismatch { reason }.into());
         if session.tokens().len() != self.length {
             let (length, found) = (self.length, session.tokens().len());
             return mismatch(format!(
-                "the answer was paused in a sequence of {length} tokens, not of {found}"
+                "the generation was paused in a sequence of {length} tokens, not of {found}"
             ));
         }
         match self.chosen() {
-            Some(token) if !session.knows(token) => {
-                mismatch(format!("the answer goes on with token {token}, which the model does not have"))
-            }
+            Some(token) if !session.knows(token) => mismatch(format!(
+                "the generation continues with token {token}, which the model does not have"
+            )),
             _ => Ok(()),
         }
     }
@@ -200,7 +203,7 @@ impl Paused {
         self.chosen.as_ref().map(|chosen| chosen.token)
     }
 
-    /// Those of the token that was chosen.
+    /// Returns the log-probabilities of the chosen token.
     pub(crate) fn chosen_logprobs(&self) -> Option<LogProbabilities> {
         let (token, likeliest) = self.chosen.as_ref()?.logprobs.as_ref()?;
         let number = |(token, bits): &(u32, u32)| (*token, f32::from_bits(*bits));
@@ -260,10 +263,10 @@ mod tests {
         Written,
     }
 
-    fn through_json(paused: &Paused) -> Paused {
+    fn through_json(paused: &PausedGeneration) -> PausedGeneration {
         let text = serde_json::to_string(paused).unwrap();
         assert!(text.len() <= 8 << 10, "{} bytes", text.len());
-        let read: Paused = serde_json::from_str(&text).unwrap();
+        let read: PausedGeneration = serde_json::from_str(&text).unwrap();
         assert_eq!(&read, paused);
         read
     }
@@ -283,8 +286,8 @@ mod tests {
         let pool = session.cache().pool().clone();
         let mut speculation = Speculation::new(LookupDrafter::new()).steady();
         let mut pieces = Vec::new();
-        let mut before = Said::default();
-        let mut paused: Option<(Paused, Said)> = None;
+        let mut before = PartialOutput::default();
+        let mut paused: Option<(PausedGeneration, PartialOutput)> = None;
         for (at, how) in interrupted.iter().copied().chain([(usize::MAX, Interruption::Paused)]) {
             let mut generation = match paused.take() {
                 None => {
@@ -316,14 +319,14 @@ mod tests {
                 Interruption::WithoutWhatWasSaid => {
                     before.text += &said.text;
                     before.tokens.extend(said.tokens);
-                    (stopped, Said::default())
+                    (stopped, PartialOutput::default())
                 }
                 Interruption::Written => {
                     let path = folder.path().join("paused");
                     stopped.write(&said, &session, &path, model).unwrap();
                     session.clear();
                     assert_eq!(pool.pages(), pool.free_pages(), "its pages are there for others");
-                    let (read, said, restored) = Paused::read(&path, model, &pool).unwrap();
+                    let (read, said, restored) = PausedGeneration::read(&path, model, &pool).unwrap();
                     assert_eq!(read, stopped);
                     session = restored;
                     (read, said)
@@ -399,12 +402,12 @@ mod tests {
             sampler: SamplerConfig { logit_bias: biases.collect(), ..SamplerConfig::default() },
             ..GenerationConfig::default()
         };
-        let mut answer = Answer::new(config, Some(tokenizer())).unwrap();
-        (0..5000).for_each(|token| drop(answer.add(token % 300)));
-        let (paused, said) = answer.pause(10_000, Some(200_000), 5_000);
+        let mut output = OutputState::new(config, Some(tokenizer())).unwrap();
+        (0..5000).for_each(|token| drop(output.add(token % 300)));
+        let (paused, said) = output.pause(10_000, Some(200_000), 5_000);
         let paused = through_json(&paused);
         println!("{} bytes", serde_json::to_string(&paused).unwrap().len());
-        assert_eq!(Answer::resume(&paused, said, Some(tokenizer())).unwrap().count(), 5000);
+        assert_eq!(OutputState::resume(&paused, said, Some(tokenizer())).unwrap().count(), 5000);
     }
 
     #[test]
@@ -422,7 +425,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("session");
         other.save(&path, model).unwrap();
-        let refused = Paused::read(&path, model, other.cache().pool()).unwrap_err();
+        let refused = PausedGeneration::read(&path, model, other.cache().pool()).unwrap_err();
         assert!(refused.to_string().contains("was not written with an answer"), "{refused}");
     }
 }

@@ -1,5 +1,7 @@
+//! Drafts by a smaller model.
+
+use crate::decode::speculation::{Draft, Drafter};
 use crate::session::Mark;
-use crate::speculation::{Draft, Drafter};
 use crate::{Model, RuntimeError, Sampler, Session};
 
 /// Drafts by a smaller model of the same vocabulary.

@@ -1,3 +1,5 @@
+//! Drafts: one continuation or several.
+
 /// What may follow a sequence: one continuation, or several of which at most one can come true.
 ///
 /// ```

@@ -1,3 +1,5 @@
+//! Tests of drafts with several branches.
+
 use super::*;
 use crate::{AfterEviction, PagePool, WholeTurns};
 

@@ -1,3 +1,5 @@
+//! Log-probabilities of tokens.
+
 use serde::Serialize;
 
 /// How likely a token was before anything was done to the logits: no temperature, no penalty, no grammar.

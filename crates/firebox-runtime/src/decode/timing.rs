@@ -1,7 +1,9 @@
+//! Times of one request's tokens.
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Finish;
+use crate::decode::Finish;
 use crate::telemetry::{Counter, Gauge, Held, Histogram, Meters};
 
 /// When the tokens of one request came, by whatever clock says what time it is, and what is told of it.

@@ -1,3 +1,5 @@
+//! Tests that drafts change no token.
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;

@@ -1,3 +1,5 @@
+//! Choosing the next token from logits.
+
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;

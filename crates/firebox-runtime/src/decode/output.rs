@@ -1,37 +1,42 @@
+//! The output side of decoding: tokens chosen from logits, their text, and where the answer ends.
+
+use std::mem;
 use std::sync::Arc;
 
 use firebox_text::{Detokenizer, StopStrings, Tokenizer};
 
-use crate::generation::{Finish, GenerationConfig, Piece};
-use crate::paused::{Paused, Said};
-use crate::{Constraint, GrammarError, LogProbabilities, RuntimeError, Sampler, likeliest};
+use crate::decode::{
+    Finish, GenerationConfig, LogProbabilities, PartialOutput, PausedGeneration, Piece, Sampler, likeliest,
+};
+use crate::{Constraint, GrammarError, RuntimeError};
 
-/// What becomes of the logits of one request: tokens, their text, and an end. It knows neither a session nor a clock.
+/// The output of one request: it chooses tokens from logits under a grammar, makes text of them, and finds the end. It needs
+/// neither a session nor a clock.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct OutputState {
     tokenizer: Option<Arc<Tokenizer>>,
     detokenizer: Option<Detokenizer>,
     stops: StopStrings,
     sampler: Sampler,
     constraint: Option<Constraint>,
-    /// Logits of which only those are left that the grammar permits; kept for its memory.
+    /// A buffer for the logits that the grammar permits.
     permitted: Vec<f32>,
-    /// Of the token chosen last, if they are wanted.
+    /// Log-probabilities of the token chosen last, if they were asked for.
     logprobs: Option<LogProbabilities>,
     config: GenerationConfig,
     text: String,
     tokens: Vec<u32>,
-    /// Tokens that it had before it was paused, and that it does not know any more.
+    /// Tokens generated before a pause whose ids were not handed back.
     forgotten: usize,
     finish: Option<Finish>,
 }
 
-impl Answer {
-    /// One that has not begun. Without a tokenizer only tokens come out.
+impl OutputState {
+    /// Begins an output. Without a tokenizer it has tokens and no text.
     pub fn new(config: GenerationConfig, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self, RuntimeError> {
         let constraint = constraint(&config, tokenizer.as_ref())?;
         let detokenizer = tokenizer.as_ref().map(|tokenizer| {
-            // A grammar is about all of the text, a space at its beginning included.
+            // A grammar describes all of the text, a space at its beginning included.
             if config.continues || constraint.is_some() {
                 Detokenizer::continuing(tokenizer, true)
             } else {
@@ -54,27 +59,32 @@ impl Answer {
         })
     }
 
-    /// Stops it, in a sequence that has `length` tokens of which it has `prompt_tokens` before its own. `chosen` is its
-    /// next token, if that is known already.
-    pub fn pause(self, length: usize, chosen: Option<u32>, prompt_tokens: usize) -> (Paused, Said) {
-        let paused = Paused::new(&self, length, chosen, prompt_tokens);
-        (paused, Said { text: self.text, tokens: self.tokens })
+    /// Pauses an output in a sequence of `length` tokens that began with a prompt of `prompt_tokens`. `chosen` is the next
+    /// token, if that was chosen already.
+    pub fn pause(
+        &mut self,
+        length: usize,
+        chosen: Option<u32>,
+        prompt_tokens: usize,
+    ) -> (PausedGeneration, PartialOutput) {
+        let paused = PausedGeneration::new(self, length, chosen, prompt_tokens);
+        (paused, self.take())
     }
 
-    /// Goes on where it was paused, having said what it had said or nothing.
+    /// Continues an output that was paused. `output` is what it had by then, or empty.
     pub fn resume(
-        paused: &Paused,
-        said: Said,
+        paused: &PausedGeneration,
+        output: PartialOutput,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> Result<Self, RuntimeError> {
         let config = paused.config();
         let mut constraint = constraint(&config, tokenizer.as_ref())?;
-        let forgotten = paused.tokens().saturating_sub(said.tokens.len());
+        let forgotten = paused.tokens().saturating_sub(output.tokens.len());
         if let Some(constraint) = &mut constraint {
             if forgotten > 0 {
                 return Err(GrammarError::Forgotten { tokens: forgotten }.into());
             }
-            for &token in said.tokens.iter().chain(paused.chosen().as_ref()) {
+            for &token in output.tokens.iter().chain(paused.chosen().as_ref()) {
                 constraint.accept(token)?;
             }
         }
@@ -88,19 +98,20 @@ impl Answer {
             permitted: Vec::new(),
             logprobs: paused.chosen_logprobs(),
             config,
-            text: said.text,
+            text: output.text,
             forgotten,
-            tokens: said.tokens,
+            tokens: output.tokens,
             finish: paused.finish(),
         })
     }
 
-    /// Where what chooses its tokens is.
+    /// Returns how much of its random sequence the sampler has used.
     pub fn drawn(&self) -> u64 {
         self.sampler.drawn()
     }
 
-    /// The token that follows the logits, in a sequence of these tokens. It is either [added](Self::add) or ends the answer.
+    /// Chooses the token that follows the logits, in a sequence of `tokens`. The token is then either [added](Self::add) or
+    /// ends the answer.
     pub fn choose(&mut self, logits: &[f32], tokens: &[u32]) -> Result<u32, RuntimeError> {
         let token = match &mut self.constraint {
             None => self.sampler.sample(logits, tokens),
@@ -110,7 +121,7 @@ impl Answer {
                 constraint.mask(&mut self.permitted)?;
                 let mut token = self.sampler.sample(&self.permitted, tokens);
                 if self.permitted[token as usize] == f32::NEG_INFINITY {
-                    // Penalties and biases can leave the sampler with nothing but what is not permitted.
+                    // Penalties and biases can leave nothing that is permitted.
                     token = likeliest(&self.permitted);
                 }
                 constraint.accept(token)?;
@@ -121,35 +132,35 @@ impl Answer {
         Ok(token)
     }
 
-    /// Tokens that follow whatever the logits are.
+    /// Returns the tokens that the grammar forces next, whatever the logits are.
     pub fn forced(&mut self) -> Vec<u32> {
         self.constraint.as_mut().map(Constraint::forced).unwrap_or_default()
     }
 
-    /// How many of these tokens may follow, one after the other.
+    /// Returns how many of `tokens` the grammar permits, one after the other.
     pub fn permitted(&mut self, tokens: &[u32]) -> usize {
         self.constraint.as_mut().map_or(tokens.len(), |constraint| constraint.permitted(tokens))
     }
 
-    /// What chooses its tokens.
+    /// Returns the sampler that chooses the tokens.
     pub fn sampler(&mut self) -> &mut Sampler {
         &mut self.sampler
     }
 
-    /// Whether a token is one that ends it, and is no part of it.
+    /// Returns true for a token that ends the answer and is no part of it.
     pub fn ends_at(&self, token: u32) -> bool {
-        // Where a grammar permits the end, going on could have no meaning.
+        // A grammar that permits the end may permit nothing else.
         (!self.config.ignore_end || self.constraint.is_some())
             && (self.config.end_tokens.contains(&token)
                 || self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_eos(token)))
     }
 
-    /// Goes on by a token, and hands out the text that is certain now.
+    /// Adds a token, and returns it with the text that is certain now.
     pub fn add(&mut self, token: u32) -> Piece {
         self.tokens.push(token);
         let is_special = self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_special(token));
         let text = match &mut self.detokenizer {
-            // It has no text, and none from before may come after it: no stop string goes on behind a control token.
+            // A control token has no text, and no stop string continues behind it.
             Some(_) if is_special => self.stops.finish(),
             Some(detokenizer) => self.stops.push(&detokenizer.push(token)),
             None => String::new(),
@@ -165,7 +176,7 @@ impl Answer {
         piece
     }
 
-    /// Ends it, and hands out what was held back, if anything was.
+    /// Ends the answer, and returns the text that was held back, if any was.
     pub fn end(&mut self, finish: Finish) -> Option<Piece> {
         self.finish = Some(finish);
         let mut text = match &mut self.detokenizer {
@@ -177,19 +188,19 @@ impl Answer {
         (!text.is_empty()).then_some(Piece { token: None, text, logprobs: None })
     }
 
-    /// Why it ended, once it has.
+    /// Returns why the answer ended, once it has.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// How many more tokens it may come to, in a sequence that has `length`.
+    /// Returns how many more tokens the answer may have, in a sequence that has `length`.
     pub fn room(&self, length: usize) -> usize {
         let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.count()));
         let fits = self.config.context.map_or(usize::MAX, |most| most.saturating_sub(length));
         asked.min(fits)
     }
 
-    /// How many tokens it has, without one that ended it.
+    /// Returns how many tokens the answer has, without one that ended it.
     pub fn count(&self) -> usize {
         self.forgotten + self.tokens.len()
     }
@@ -206,14 +217,14 @@ impl Answer {
         &self.stops
     }
 
-    /// Of a token that was chosen and not added yet, if they are wanted.
+    /// Returns the log-probabilities of a token that was chosen and not added yet, if they were asked for.
     pub fn logprobs(&self) -> Option<&LogProbabilities> {
         self.logprobs.as_ref()
     }
 
-    /// Its text and its tokens.
-    pub fn into_parts(self) -> (String, Vec<u32>) {
-        (self.text, self.tokens)
+    /// Takes the text and the tokens out.
+    pub fn take(&mut self) -> PartialOutput {
+        PartialOutput { text: mem::take(&mut self.text), tokens: mem::take(&mut self.tokens) }
     }
 }
 
@@ -249,10 +260,10 @@ mod tests {
         let assets = TextAssets { tokenizer: source, ..TextAssets::default() };
         let tokenizer = Arc::new(Tokenizer::new(&assets, &Value::Null).unwrap());
         let config = GenerationConfig { stop: vec!["END".into()], ..GenerationConfig::default() };
-        let mut answer = Answer::new(config, Some(tokenizer)).unwrap();
-        assert_eq!([0, 2, 1].map(|token| answer.add(token).text), ["", "E", "ND"]);
-        assert_eq!(answer.finish(), None);
-        assert_eq!([0, 1].map(|token| answer.add(token).text), ["", ""]);
-        assert_eq!(answer.finish(), Some(Finish::Stop));
+        let mut output = OutputState::new(config, Some(tokenizer)).unwrap();
+        assert_eq!([0, 2, 1].map(|token| output.add(token).text), ["", "E", "ND"]);
+        assert_eq!(output.finish(), None);
+        assert_eq!([0, 1].map(|token| output.add(token).text), ["", ""]);
+        assert_eq!(output.finish(), Some(Finish::Stop));
     }
 }

@@ -1,8 +1,10 @@
+//! Speculative decoding: drafts of the tokens that follow, and how long they should be.
+
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use crate::answer::Answer;
-use crate::{RuntimeError, Sampler, Session};
+use crate::decode::{OutputState, Sampler};
+use crate::{RuntimeError, Session};
 
 mod draft;
 mod lookup;
@@ -97,7 +99,7 @@ impl Speculation {
         &mut self,
         session: &Session,
         most: usize,
-        answer: &mut Answer,
+        output: &mut OutputState,
     ) -> Result<Vec<Vec<u32>>, RuntimeError> {
         let (tokens, most) = (session.tokens(), most.min(self.most));
         self.proposed = Draft::default();
@@ -113,9 +115,9 @@ impl Speculation {
         }
         self.grade = grade;
         let began = Instant::now();
-        let proposed = self.drafter.propose(tokens, wanted, answer.sampler())?;
+        let proposed = self.drafter.propose(tokens, wanted, output.sampler())?;
         self.proposed =
-            proposed.permitted(|branch| answer.permitted(branch)).cut(wanted, |token| session.knows(token));
+            proposed.permitted(|branch| output.permitted(branch)).cut(wanted, |token| session.knows(token));
         let lengths: Vec<usize> = self.proposed.branches().iter().map(Vec::len).collect();
         self.pace.drafted(lengths.first().copied().unwrap_or(0), began.elapsed());
         let verified = if self.steady { lengths.len() } else { self.pace.branches(grade, &lengths) };

@@ -1,3 +1,5 @@
+//! How long drafts should be, from what passes cost and how many draft tokens are accepted.
+
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -1,6 +1,8 @@
+//! Drafts from earlier occurrences in the sequence itself.
+
 use std::cmp::Reverse;
 
-use crate::speculation::{DRAFT_BRANCHES, Draft, Drafter};
+use crate::decode::speculation::{DRAFT_BRANCHES, Draft, Drafter};
 use crate::{RuntimeError, Sampler};
 
 /// Fewer equal tokens in a row are mostly chance.

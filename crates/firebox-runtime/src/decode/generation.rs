@@ -1,0 +1,194 @@
+//! One generation in one session.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use firebox_text::Tokenizer;
+use serde::{Deserialize, Serialize};
+
+use crate::decode::branch::DraftBranch;
+use crate::decode::{
+    Advance, DecodeState, LogProbabilities, OutputState, PartialOutput, PausedGeneration, SamplerConfig,
+    Speculation, Timing,
+};
+use crate::engine::{Clock, WallClock};
+use crate::{Grammar, RuntimeError, Session};
+
+/// Options of a generation.
+#[derive(Debug, Clone, Default)]
+pub struct GenerationConfig {
+    /// Ends after this many tokens.
+    pub max_tokens: Option<usize>,
+    /// Ends when the sequence, prompt included, has this many tokens.
+    pub context: Option<usize>,
+    /// Ends before any of these strings.
+    pub stop: Vec<String>,
+    /// Ends at any of these tokens, beside those the tokenizer knows; [`Model::end_tokens`](crate::Model::end_tokens)
+    /// has them for a model without a tokenizer.
+    pub end_tokens: Vec<u32>,
+    /// Continues after a token that would end it, unless a grammar has permitted the end.
+    pub ignore_end: bool,
+    /// The text continues that of the prompt, so that a space before its first word is kept, as it is under a grammar.
+    /// Otherwise the text begins anew.
+    pub continues: bool,
+    /// The grammar of the answer. The answer ends where the grammar does, and where the model ends it and the grammar
+    /// permits that.
+    pub grammar: Option<Grammar>,
+    /// Every token comes with its log-probability, and with those of this many of the likeliest tokens.
+    pub logprobs: Option<usize>,
+    /// How tokens are chosen.
+    pub sampler: SamplerConfig,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model ended it, or a stop string did.
+    Stop,
+    /// It has as many tokens as were asked for, or as fit.
+    Length,
+    /// The caller ended it.
+    Cancelled,
+}
+
+/// One generated token and the text that is now certain.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Piece {
+    /// The token; absent when the text was held back from earlier ones.
+    pub token: Option<u32>,
+    /// Empty while a character or a stop string may still be incomplete.
+    pub text: String,
+    /// The token's log-probability, if that was [asked for](GenerationConfig::logprobs).
+    pub logprobs: Option<LogProbabilities>,
+}
+
+/// The outcome of a generation.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// The text.
+    pub text: String,
+    /// The tokens, without the one that ended it.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Milliseconds to the first token.
+    pub ttft_ms: f64,
+    /// Prompt tokens per second; 0 for a generation that was [resumed](Generation::resume), as its prompt was fed before.
+    pub prefill_tps: f64,
+    /// Generated tokens per second after the first; 0 when there are fewer than two.
+    pub decode_tps: f64,
+    /// Tokens that were drafted and verified.
+    pub drafted_tokens: usize,
+    /// Drafted tokens that the model chose.
+    pub accepted_tokens: usize,
+    /// Why it ended.
+    pub finish: Finish,
+}
+
+/// A generation in progress. Dropping it leaves the session with every token it handed out; the last one goes through the
+/// layers with the next feed.
+#[derive(Debug)]
+pub struct Generation<'s> {
+    session: &'s mut Session,
+    speculation: Option<&'s mut Speculation>,
+    state: DecodeState,
+    prompt_tokens: usize,
+    /// Prompt tokens that this generation has fed.
+    fed: usize,
+    clock: WallClock,
+}
+
+impl<'s> Generation<'s> {
+    /// Feeds the prompt. Without a tokenizer only tokens come out.
+    pub fn begin(
+        session: &'s mut Session,
+        tokenizer: Option<Arc<Tokenizer>>,
+        prompt: &[u32],
+        config: GenerationConfig,
+    ) -> Result<Self, RuntimeError> {
+        session.expect_answer(prompt.len(), config.context)?;
+        let output = OutputState::new(config, tokenizer)?;
+        let before = session.tokens().len();
+        let clock = WallClock::default();
+        let mut timing = Timing::begin(clock.now(), session.meters());
+        timing.set_running(true);
+        let mut state = DecodeState::new(output, timing);
+        let prompt_tokens = match session.feed(prompt) {
+            Ok(logits) => {
+                state.receive(session, vec![DraftBranch::new(Vec::new(), logits)], None);
+                prompt.len()
+            }
+            Err(RuntimeError::Cancelled) => {
+                state.end(Finish::Cancelled);
+                // Earlier turns may have been evicted to make room.
+                session.tokens().len().saturating_sub(before)
+            }
+            Err(error) => {
+                state.timing().ended(None);
+                return Err(error);
+            }
+        };
+        state.timing().prompt(prompt_tokens, 0);
+        Ok(Self { session, speculation: None, state, prompt_tokens, fed: prompt_tokens, clock })
+    }
+
+    /// Drafts tokens by `speculation`. The tokens are the same as without it, and come faster where the drafts are good.
+    pub fn with_speculation(mut self, speculation: &'s mut Speculation) -> Self {
+        self.speculation = Some(speculation);
+        self
+    }
+
+    /// Returns the next token, or nothing once the generation has ended.
+    pub fn next_piece(&mut self) -> Result<Option<Piece>, RuntimeError> {
+        loop {
+            let speculation = self.speculation.as_deref_mut();
+            match self.state.advance(self.session, speculation, || self.clock.now())? {
+                Advance::Token(piece) => return Ok(Some(piece)),
+                Advance::Ended(held_back) => return Ok(held_back),
+                Advance::NeedsPass => self.state.forward(self.session, self.speculation.as_deref_mut())?,
+            }
+        }
+    }
+
+    /// Ends the generation where it is, and returns the text that was held back, if any was.
+    pub fn cancel(&mut self) -> Option<Piece> {
+        if self.state.output().finish().is_some() { None } else { self.state.end(Finish::Cancelled) }
+    }
+
+    /// Stops between two tokens. The generated tokens become part of the session, which may then be saved and restored.
+    /// Returns what it takes to [resume](Self::resume) with the same tokens, and the output so far.
+    pub fn pause(mut self) -> Result<(PausedGeneration, PartialOutput), RuntimeError> {
+        self.state.pause(self.session, self.prompt_tokens)
+    }
+
+    /// Continues a generation that was [paused](Self::pause), with its session as it was then. `output` is what it had
+    /// generated; without that, only what follows is part of the outcome.
+    pub fn resume(
+        session: &'s mut Session,
+        tokenizer: Option<Arc<Tokenizer>>,
+        paused: &PausedGeneration,
+        output: PartialOutput,
+    ) -> Result<Self, RuntimeError> {
+        let output = OutputState::resume(paused, output, tokenizer)?;
+        paused.check(session)?;
+        let clock = WallClock::default();
+        let mut timing = Timing::begin(clock.now(), session.meters());
+        timing.set_running(true);
+        let state = DecodeState::resume(output, timing, paused.chosen());
+        let prompt_tokens = paused.prompt_tokens();
+        Ok(Self { session, speculation: None, state, prompt_tokens, fed: 0, clock })
+    }
+
+    /// Closes the generation: its tokens become part of the session.
+    pub fn finish(mut self) -> Result<Summary, RuntimeError> {
+        self.state.settle(self.session);
+        Ok(self.state.summarize(self.prompt_tokens, self.fed, Duration::ZERO, self.clock.now()))
+    }
+}
+
+impl Drop for Generation<'_> {
+    fn drop(&mut self) {
+        self.state.settle(self.session);
+    }
+}

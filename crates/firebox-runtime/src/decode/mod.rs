@@ -1,0 +1,29 @@
+//! Decoding: from logits to tokens and text, for one generation and for the batches of an engine alike.
+//!
+//! - [`DecodeState`] is the decoding loop. It chooses the token that follows the logits, ends the answer, and keeps
+//!   drafts in step with the choices. A [`Generation`] drives it for one session, an engine for every sequence of a batch.
+//! - [`OutputState`] turns chosen tokens into text: grammar, stop strings, control tokens, log-probabilities.
+//! - [`Sampler`] chooses a token from logits.
+//! - [`Speculation`] drafts tokens that a pass verifies together with the token before them.
+
+mod branch;
+mod generation;
+mod logprobs;
+mod output;
+mod paused_generation;
+mod sampler;
+mod speculation;
+mod state;
+mod timing;
+
+pub(crate) use branch::DraftBranch;
+pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
+pub use logprobs::LogProbabilities;
+pub(crate) use output::OutputState;
+pub use paused_generation::{PartialOutput, PausedGeneration};
+pub use sampler::{Sampler, SamplerConfig, likeliest};
+pub use speculation::{
+    DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, Speculation,
+};
+pub(crate) use state::{Advance, DecodeState};
+pub(crate) use timing::Timing;

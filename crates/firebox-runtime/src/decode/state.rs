@@ -1,0 +1,288 @@
+//! The decoding loop of one sequence: it chooses tokens, ends the answer, and keeps drafts in step with the choices.
+
+use std::time::{Duration, Instant};
+
+use crate::decode::branch::DraftBranch;
+use crate::decode::{
+    DRAFT_TOKENS, Finish, OutputState, PartialOutput, PausedGeneration, Piece, Speculation, Summary, Timing,
+};
+use crate::session::Mark;
+use crate::telemetry::Counter;
+use crate::{RuntimeError, Session};
+
+/// Decodes one sequence: [`advance`](Self::advance) chooses a token from the logits at hand, and whoever drives it runs a
+/// pass when these are used up. The session is passed to every call, so that a generation can borrow it and an engine own
+/// it.
+///
+/// Tokens are chosen from the model's own logits, one after the other, each with the sequence before it. Drafts go
+/// through the layers together with the token before them, and as long as the choices turn out to be those of a draft, the
+/// logits for the next one are there already. So a draft changes neither a choice nor the random numbers it is drawn with.
+///
+/// A chosen token is appended to the session at once. Between a pass and the choices that follow it the session also has
+/// the draft tokens that were not chosen, or not yet; [`settle`](Self::settle) takes them back.
+#[derive(Debug)]
+pub(crate) struct DecodeState {
+    output: OutputState,
+    timing: Timing,
+    /// A token that was chosen before a pause, and is still to be added.
+    chosen: Option<u32>,
+    /// The branch of the last pass that the session holds; absent where the last chosen token needs a pass.
+    branch: Option<DraftBranch>,
+    /// Other branches of the pass that agree with all that was chosen since.
+    others: Vec<DraftBranch>,
+    /// Tokens of the draft that were chosen.
+    accepted: usize,
+    /// The session before the last pass, if that verified a draft.
+    snapshot: Option<Mark>,
+    /// The draft consists of tokens that the grammar forces, and nothing was guessed.
+    forced: bool,
+    drafted_total: usize,
+    accepted_total: usize,
+}
+
+/// The outcome of [`DecodeState::advance`].
+#[derive(Debug)]
+pub(crate) enum Advance {
+    /// A token became part of the answer.
+    Token(Piece),
+    /// The answer has ended. Text that was held back comes with the first such outcome.
+    Ended(Option<Piece>),
+    /// The last token has to go through the layers first.
+    NeedsPass,
+}
+
+impl DecodeState {
+    /// Begins an answer to a prompt that has to go through the layers first.
+    pub fn new(output: OutputState, timing: Timing) -> Self {
+        Self {
+            output,
+            timing,
+            chosen: None,
+            branch: None,
+            others: Vec::new(),
+            accepted: 0,
+            snapshot: None,
+            forced: false,
+            drafted_total: 0,
+            accepted_total: 0,
+        }
+    }
+
+    /// Continues an answer that was paused. `chosen` is its next token, if that was chosen before the pause.
+    pub fn resume(output: OutputState, timing: Timing, chosen: Option<u32>) -> Self {
+        Self { chosen, ..Self::new(output, timing) }
+    }
+
+    pub fn output(&self) -> &OutputState {
+        &self.output
+    }
+
+    pub fn timing(&mut self) -> &mut Timing {
+        &mut self.timing
+    }
+
+    /// Returns how many more tokens the answer may have.
+    pub fn remaining(&self, session: &Session) -> usize {
+        self.output.room(self.len(session))
+    }
+
+    /// Returns how many tokens the sequence has up to the last that was chosen.
+    fn len(&self, session: &Session) -> usize {
+        session.tokens().len() - self.unchosen()
+    }
+
+    /// Chooses the token that follows the logits at hand, and appends it or ends the answer.
+    pub fn advance(
+        &mut self,
+        session: &mut Session,
+        speculation: Option<&mut Speculation>,
+        now: impl FnOnce() -> Duration,
+    ) -> Result<Advance, RuntimeError> {
+        if self.output.finish().is_some() {
+            return Ok(Advance::Ended(None));
+        }
+        if self.remaining(session) == 0 {
+            return Ok(Advance::Ended(self.end(Finish::Length)));
+        }
+        let Some(token) = self.choose(session)? else { return Ok(Advance::NeedsPass) };
+        self.timing.token(now());
+        if self.output.ends_at(token) {
+            return Ok(Advance::Ended(self.end(Finish::Stop)));
+        }
+        self.timing.generated();
+        self.append(token, session, speculation);
+        Ok(Advance::Token(self.output.add(token)))
+    }
+
+    /// Ends the answer where it is, and returns the text that was held back.
+    pub fn end(&mut self, finish: Finish) -> Option<Piece> {
+        self.output.end(finish)
+    }
+
+    /// Returns the next token without adding it; nothing where the sequence needs a pass first.
+    fn choose(&mut self, session: &Session) -> Result<Option<u32>, RuntimeError> {
+        if let Some(token) = self.chosen.take() {
+            return Ok(Some(token));
+        }
+        let Some(branch) = &self.branch else { return Ok(None) };
+        let chosen = &session.tokens()[..self.len(session)];
+        self.output.choose(branch.logits_after(self.accepted), chosen).map(Some)
+    }
+
+    fn append(&mut self, token: u32, session: &mut Session, speculation: Option<&mut Speculation>) {
+        let accepted = self.accepted;
+        let agrees = |branch: &DraftBranch| branch.draft.get(accepted) == Some(&token);
+        self.others.retain(agrees);
+        if let Some(branch) = self.branch.as_mut().filter(|branch| !agrees(branch) && !self.others.is_empty())
+        {
+            let mut other = self.others.remove(0);
+            session.change_branch(&mut other, branch.draft.len());
+            *branch = other;
+        }
+        if self.branch.as_ref().is_some_and(agrees) {
+            self.accepted += 1;
+            self.accepted_total += 1;
+            session.meters().add(Counter::AcceptedTokens, 1);
+            return;
+        }
+        // Without a snapshot the pass verified no draft.
+        if let (Some(speculation), Some(branch), Some(_), false) =
+            (speculation, &self.branch, &self.snapshot, self.forced)
+        {
+            speculation.judged(&[&branch.draft[..accepted], &[token]].concat());
+        }
+        self.settle(session);
+        session.append(token);
+    }
+
+    /// Takes the accepted tokens of the session through the layers, with drafts of what follows them.
+    pub fn forward(
+        &mut self,
+        session: &mut Session,
+        mut speculation: Option<&mut Speculation>,
+    ) -> Result<(), RuntimeError> {
+        let drafts = self.propose(session, speculation.as_deref_mut())?;
+        let snapshot = (!drafts.is_empty()).then(|| session.mark());
+        let behind = session.behind();
+        let began = Instant::now();
+        let branches = session.forward_drafts(drafts)?;
+        let (count, drafted) = self.receive(session, branches, snapshot);
+        if let Some(speculation) = speculation {
+            speculation.passed(count * behind + drafted, began.elapsed());
+        }
+        Ok(())
+    }
+
+    /// Takes the outcome of a pass over the accepted tokens and branches of a draft, of which the session holds the first.
+    /// Returns how many branches there are, and how many draft tokens they have together.
+    pub fn receive(
+        &mut self,
+        session: &Session,
+        branches: Vec<DraftBranch>,
+        snapshot: Option<Mark>,
+    ) -> (usize, usize) {
+        let (count, drafted) = (branches.len(), branches.iter().map(|branch| branch.draft.len()).sum());
+        let mut branches = branches.into_iter();
+        self.branch = branches.next();
+        self.others = branches.collect();
+        self.accepted = 0;
+        self.snapshot = snapshot;
+        self.drafted_total += drafted;
+        if drafted > 0 {
+            session.meters().add(Counter::DraftedTokens, drafted as u64);
+        }
+        (count, drafted)
+    }
+
+    /// Returns the branches of a draft to verify in the next pass.
+    fn propose(
+        &mut self,
+        session: &Session,
+        speculation: Option<&mut Speculation>,
+    ) -> Result<Vec<Vec<u32>>, RuntimeError> {
+        let most = self.draft_limit(session);
+        let forced = self.forced_draft(session, most);
+        self.forced = !forced.is_empty();
+        match speculation {
+            _ if self.forced => Ok(vec![forced]),
+            Some(speculation) => speculation.draft(session, most, &mut self.output),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns how many tokens a draft may have: one token less than the answer, as the pass itself gives one.
+    fn draft_limit(&self, session: &Session) -> usize {
+        match session.has_lost() {
+            true => 0,
+            false => session.draft_room(self.remaining(session).saturating_sub(1)),
+        }
+    }
+
+    /// Returns the tokens that the grammar forces next: a draft that is certain.
+    fn forced_draft(&mut self, session: &Session, most: usize) -> Vec<u32> {
+        let mut forced = self.output.forced();
+        let known = forced.iter().take_while(|token| session.knows(**token)).count();
+        forced.truncate(known.min(most).min(DRAFT_TOKENS));
+        forced
+    }
+
+    /// Returns how many draft tokens of the session were not chosen, or not yet.
+    fn unchosen(&self) -> usize {
+        self.branch.as_ref().map_or(0, |branch| branch.draft.len() - self.accepted)
+    }
+
+    /// Takes back the draft tokens that were not chosen: the session has all that was chosen and nothing else.
+    pub fn settle(&mut self, session: &mut Session) {
+        // Pages that branches share go first, so that the session need not copy them.
+        self.others.clear();
+        let len = self.len(session);
+        match self.snapshot.take() {
+            Some(snapshot) => session.rewind_to(&snapshot, len),
+            None => session.rewind(len),
+        }
+        self.branch = None;
+        self.accepted = 0;
+    }
+
+    /// Stops between two tokens, and returns what it takes to continue with the same tokens, and the output so far.
+    pub fn pause(
+        &mut self,
+        session: &mut Session,
+        prompt_tokens: usize,
+    ) -> Result<(PausedGeneration, PartialOutput), RuntimeError> {
+        let length = self.len(session);
+        let continues = self.output.finish().is_none() && self.remaining(session) > 0;
+        // The logits take more memory than all else, and the token that is chosen from them a word.
+        let chosen = if continues { self.choose(session)? } else { None };
+        self.settle(session);
+        Ok(self.output.pause(length, chosen, prompt_tokens))
+    }
+
+    /// Sums up the answer, whose text and tokens it hands out. `fed` tokens of the prompt went through the layers, after the
+    /// request had waited for `waited`.
+    pub fn summarize(
+        &mut self,
+        prompt_tokens: usize,
+        fed: usize,
+        waited: Duration,
+        now: Duration,
+    ) -> Summary {
+        let finish = self.output.finish().unwrap_or(Finish::Cancelled);
+        self.timing.ended(Some(finish));
+        let first = self.timing.first(now);
+        let prefill = first.saturating_sub(waited).as_secs_f64().max(f64::EPSILON);
+        let decode_tps = self.timing.decode_tps();
+        let PartialOutput { text, tokens } = self.output.take();
+        Summary {
+            text,
+            tokens,
+            prompt_tokens,
+            ttft_ms: first.as_secs_f64() * 1000.0,
+            prefill_tps: fed as f64 / prefill,
+            decode_tps,
+            drafted_tokens: self.drafted_total,
+            accepted_tokens: self.accepted_total,
+            finish,
+        }
+    }
+}
