@@ -1,5 +1,6 @@
 //! Forward passes, one layer at a time.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -218,6 +219,49 @@ impl Pass {
         let logits = self.unembedded(model, wanted)?;
         observer.logits(logits.dims()[0], began);
         Ok(logits)
+    }
+
+    /// Final norm and unembedding of the last `counts` rows of each input: `[all counts, vocab_size]`. Where a count is 0,
+    /// the input has no logits.
+    pub fn last_logits(mut self, model: &Decoder, counts: &[usize]) -> Result<Tensor<2>, ModelError> {
+        let Some(observer) = self.observer.take() else { return self.unembedded_last(model, counts) };
+        let began = Instant::now();
+        let logits = self.unembedded_last(model, counts)?;
+        observer.logits(logits.dims()[0], began);
+        Ok(logits)
+    }
+
+    fn unembedded_last(self, model: &Decoder, counts: &[usize]) -> Result<Tensor<2>, ModelError> {
+        let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
+        let alone = self.parts.len() == 1;
+        for Part { members, rows, hidden, head } in self.parts {
+            let counts = members.iter().map(|member| counts.get(*member).copied().unwrap_or_default());
+            let groups = rows.groups.iter().zip(counts);
+            let wanted: Vec<Range<usize>> = groups
+                .map(|(group, count)| group.rows.end - count.min(group.rows.len())..group.rows.end)
+                .collect();
+            let indexes: Vec<u32> =
+                wanted.iter().flat_map(|rows| rows.start as u32..rows.end as u32).collect();
+            if indexes.is_empty() {
+                continue;
+            }
+            let all = indexes.len() == hidden.dims()[0];
+            let hidden = if all { hidden } else { hidden.select(0, indices(&indexes, model.device())) };
+            let logits = model.unembed(hidden, head.as_deref())?;
+            if alone {
+                return Ok(logits);
+            }
+            let mut at = 0;
+            for (member, rows) in members.into_iter().zip(wanted).filter(|(_, rows)| !rows.is_empty()) {
+                of_members.push((member, logits.clone().narrow(0, at, rows.len())));
+                at += rows.len();
+            }
+        }
+        if of_members.is_empty() {
+            return Err(ModelError::NoTokens);
+        }
+        of_members.sort_by_key(|(member, _)| *member);
+        Ok(Tensor::cat(of_members.into_iter().map(|(_, logits)| logits).collect(), 0))
     }
 
     fn unembedded(self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {

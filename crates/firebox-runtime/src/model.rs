@@ -16,7 +16,7 @@ use crate::readahead::read_all_of;
 use crate::reporter::Reporter;
 use crate::residency::Residency;
 use crate::telemetry::{Meters, Telemetry};
-use crate::{RuntimeError, Saved, Session};
+use crate::{ModelDrafter, RuntimeError, Saved, Session};
 
 /// An opened model: its network on a device, and what turns text into tokens and back.
 #[derive(Debug, Clone)]
@@ -28,6 +28,7 @@ pub struct Model {
     /// What a model takes of a budget that is in memory as a whole.
     pub(crate) paid: Option<Arc<Charge>>,
     heads: Option<HeadRack>,
+    draft: Option<Arc<Self>>,
     telemetry: Telemetry,
     meters: Arc<Meters>,
 }
@@ -95,12 +96,24 @@ impl Model {
             residency: None,
             paid: None,
             heads: None,
+            draft: None,
             telemetry,
             meters,
         };
         model.report();
         release_with_code();
         Ok(model)
+    }
+
+    /// Has an engine draft this model's answers by a smaller model of the same tokens.
+    pub fn with_draft(self, draft: Self) -> Result<Self, RuntimeError> {
+        ModelDrafter::new(&draft, &self)?;
+        Ok(Self { draft: Some(Arc::new(draft)), ..self })
+    }
+
+    /// Returns the model that drafts its answers, if there is one.
+    pub fn draft(&self) -> Option<&Self> {
+        self.draft.as_deref()
     }
 
     /// The same, reporting to this from now on under a name; sessions that begin later, that is. At first a model reports

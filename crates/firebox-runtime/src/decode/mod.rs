@@ -16,12 +16,12 @@ mod speculation;
 mod state;
 mod timing;
 
-pub(crate) use branch::DraftBranch;
 pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
 pub use logprobs::LogProbabilities;
 pub(crate) use output::OutputState;
 pub use paused_generation::{PartialOutput, PausedGeneration};
 pub use sampler::{Sampler, SamplerConfig, likeliest};
+pub(crate) use speculation::{BatchDraft, PassCosts, draft_together};
 pub use speculation::{
     DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, Speculation,
 };

@@ -34,6 +34,10 @@ pub(crate) struct DecodeState {
     accepted: usize,
     /// The session before the last pass, if that verified a draft.
     snapshot: Option<Mark>,
+    /// Draft tokens at the end of the session that a pass under way verifies.
+    pending: usize,
+    /// Accepted tokens that go through the layers again, as recurrent states went back to before a refused draft.
+    replayed: usize,
     /// The draft consists of tokens that the grammar forces, and nothing was guessed.
     forced: bool,
     drafted_total: usize,
@@ -62,6 +66,8 @@ impl DecodeState {
             others: Vec::new(),
             accepted: 0,
             snapshot: None,
+            pending: 0,
+            replayed: 0,
             forced: false,
             drafted_total: 0,
             accepted_total: 0,
@@ -75,6 +81,10 @@ impl DecodeState {
 
     pub fn output(&self) -> &OutputState {
         &self.output
+    }
+
+    pub(crate) fn output_mut(&mut self) -> &mut OutputState {
+        &mut self.output
     }
 
     pub fn timing(&mut self) -> &mut Timing {
@@ -153,6 +163,7 @@ impl DecodeState {
         }
         self.settle(session);
         session.append(token);
+        self.replayed = session.behind();
     }
 
     /// Takes the accepted tokens of the session through the layers, with drafts of what follows them.
@@ -175,7 +186,7 @@ impl DecodeState {
 
     /// Takes the outcome of a pass over the accepted tokens and branches of a draft, of which the session holds the first.
     /// Returns how many branches there are, and how many draft tokens they have together.
-    pub fn receive(
+    pub(crate) fn receive(
         &mut self,
         session: &Session,
         branches: Vec<DraftBranch>,
@@ -192,6 +203,37 @@ impl DecodeState {
             session.meters().add(Counter::DraftedTokens, drafted as u64);
         }
         (count, drafted)
+    }
+
+    /// Returns true where the next pass takes the last chosen token and no prompt, and so may verify a draft.
+    pub fn is_decoding(&self, session: &Session) -> bool {
+        !session.has_lost() && session.behind() - self.pending <= self.replayed.max(1)
+    }
+
+    /// Appends a draft to the session, for a pass that takes all accepted tokens and the draft.
+    pub(crate) fn begin_draft(&mut self, session: &mut Session, draft: &[u32], forced: bool) {
+        self.snapshot = Some(session.mark());
+        draft.iter().for_each(|&token| session.append(token));
+        (self.pending, self.forced) = (draft.len(), forced);
+    }
+
+    /// Takes the draft back that was appended for a pass. The pass has not run, or has failed and is still to be taken back.
+    pub fn cancel_draft(&mut self, session: &mut Session) {
+        session.tokens.truncate(session.tokens.len() - self.pending);
+        (self.pending, self.snapshot) = (0, None);
+    }
+
+    /// Returns how many draft tokens the pass under way verifies.
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// Takes the logits of a pass that ended with the last chosen token and the draft that was appended for it.
+    pub fn receive_logits(&mut self, session: &Session, logits: Vec<f32>) {
+        let draft = session.tokens()[session.tokens().len() - self.pending..].to_vec();
+        let snapshot = self.snapshot.take();
+        self.pending = 0;
+        self.receive(session, vec![DraftBranch::new(draft, logits)], snapshot);
     }
 
     /// Returns the branches of a draft to verify in the next pass.
@@ -211,15 +253,15 @@ impl DecodeState {
     }
 
     /// Returns how many tokens a draft may have: one token less than the answer, as the pass itself gives one.
-    fn draft_limit(&self, session: &Session) -> usize {
-        match session.has_lost() {
-            true => 0,
-            false => session.draft_room(self.remaining(session).saturating_sub(1)),
+    pub(crate) fn draft_limit(&self, session: &Session) -> usize {
+        if session.has_lost() {
+            return 0;
         }
+        session.draft_room(self.remaining(session).saturating_sub(1))
     }
 
     /// Returns the tokens that the grammar forces next: a draft that is certain.
-    fn forced_draft(&mut self, session: &Session, most: usize) -> Vec<u32> {
+    pub(crate) fn forced_draft(&mut self, session: &Session, most: usize) -> Vec<u32> {
         let mut forced = self.output.forced();
         let known = forced.iter().take_while(|token| session.knows(**token)).count();
         forced.truncate(known.min(most).min(DRAFT_TOKENS));
@@ -228,7 +270,7 @@ impl DecodeState {
 
     /// Returns how many draft tokens of the session were not chosen, or not yet.
     fn unchosen(&self) -> usize {
-        self.branch.as_ref().map_or(0, |branch| branch.draft.len() - self.accepted)
+        self.pending + self.branch.as_ref().map_or(0, |branch| branch.draft.len() - self.accepted)
     }
 
     /// Takes back the draft tokens that were not chosen: the session has all that was chosen and nothing else.

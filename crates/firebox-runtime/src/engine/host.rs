@@ -30,6 +30,8 @@ pub struct HostConfig {
     pub admission: AdmissionConfig,
     /// How much of what requests begin with is kept for others.
     pub prefixes: PrefixLimits,
+    /// Whether to draft tokens by looking up how a text went on before, for requests that say nothing of it.
+    pub lookup: bool,
 }
 
 /// Pages that a model keeps for beginnings: 64 prompts of a page each, or fewer longer ones.
@@ -41,6 +43,7 @@ impl Default for HostConfig {
             schedule: ScheduleConfig::default(),
             admission: AdmissionConfig::default(),
             prefixes: PrefixLimits { pages: PREFIX_PAGES, ..PrefixLimits::default() },
+            lookup: false,
         }
     }
 }
@@ -116,6 +119,7 @@ impl Host {
             limits.budget.or_else(|| model.residency().map(|residency| residency.budget().clone()));
         let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
         let hosted = Hosted::new(name, model, pool, queue, prefixes, &self.fetcher)?;
+        let hosted = hosted.with_lookup(self.config.lookup);
         self.hosted.insert(self.scheduler.lane(name), hosted);
         Ok(())
     }

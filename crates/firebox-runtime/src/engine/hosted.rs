@@ -13,7 +13,7 @@ use crate::engine::sequence::{RequestId, Sequence};
 use crate::residency::Urgency;
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
 use crate::telemetry::{Counter, Gauge};
-use crate::{Model, PrefixTree, RuntimeError, Saved, Session};
+use crate::{LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, Saved, Session, Speculation};
 
 /// A model that nobody used for so long may have lost its pages to others.
 const DOUBTFUL: Duration = Duration::from_secs(1);
@@ -61,6 +61,10 @@ pub(crate) struct Hosted {
     /// How much it was said to be wanted, and when to read.
     urgency: Option<Urgency>,
     turn: Option<u32>,
+    /// The draft model's, which every request has a copy of.
+    drafter: Option<ModelDrafter>,
+    /// Whether requests that say nothing of it draft by lookup.
+    lookup: bool,
 }
 
 impl Hosted {
@@ -97,8 +101,25 @@ impl Hosted {
             segments: Segments::of(model.checkpoint(), &decoder, fetcher),
             urgency: None,
             turn: None,
+            drafter: model.draft().map(|draft| ModelDrafter::new(draft, &model)).transpose()?,
+            lookup: false,
             model,
         })
+    }
+
+    /// Has requests that say nothing of it draft by lookup, or not.
+    pub fn with_lookup(self, lookup: bool) -> Self {
+        Self { lookup, ..self }
+    }
+
+    /// Returns what drafts tokens for a request, if anything does. Sequences of a batch verify one branch each.
+    fn speculation(&self, lookup: Option<bool>) -> Option<Speculation> {
+        let speculation = match &self.drafter {
+            Some(drafter) => Speculation::new(drafter.clone()),
+            None if lookup.unwrap_or(self.lookup) => Speculation::new(LookupDrafter::new()),
+            None => return None,
+        };
+        Some(speculation.with_draft_branches(1))
     }
 
     /// A sequence that has not begun, with pages from where requests have theirs.
@@ -128,7 +149,7 @@ impl Hosted {
 
     /// Lets a request in, to wait until it is started. A session that is refused comes back.
     pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
-        let Request { prompt, config, session, head, task, or_not_at_all, scope, .. } = request;
+        let Request { prompt, config, session, head, task, or_not_at_all, scope, lookup, .. } = request;
         let session = match session {
             Some(session) => session,
             None => Box::new(self.session()?),
@@ -142,7 +163,7 @@ impl Hosted {
             }
         };
         let late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
-        let lent = Lent { session, prompt };
+        let lent = Lent { session, prompt, speculation: self.speculation(lookup) };
         if let Err(error) = self.may_answer(&lent, config.context) {
             self.queue.leave(ticket);
             return Err(lent.refused(error));
@@ -170,7 +191,7 @@ impl Hosted {
     /// Refuses what nothing that could be prepared would answer.
     fn may_answer(
         &self,
-        Lent { session, prompt }: &Lent,
+        Lent { session, prompt, .. }: &Lent,
         context: Option<usize>,
     ) -> Result<(), RuntimeError> {
         if !Arc::ptr_eq(&session.decoder, &self.model.decoder()?) {
@@ -189,9 +210,10 @@ impl Hosted {
         late_at: Option<Duration>,
         since: Duration,
     ) {
-        let Ready { session, prompt, output } = ready;
+        let Ready { session, prompt, speculation, output } = ready;
         let mut sequence = Sequence::new(id, *session, prompt, output, scope, task.priority, since);
         sequence.late_at = late_at;
+        sequence.speculation = speculation;
         self.waiting.insert(ticket, (sequence, task));
     }
 

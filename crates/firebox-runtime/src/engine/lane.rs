@@ -6,9 +6,10 @@ use std::time::Duration;
 use burn::tensor::{Device, Tensor};
 use firebox_cache::{CacheError, PAGE_TOKENS, SequenceCache};
 use firebox_kernels::on_pool;
-use firebox_model::{Decoder, Input, ModelError, Pass, Passed, Wanted};
+use firebox_model::{Decoder, Input, ModelError, Pass, Passed};
 use firebox_text::panic_message;
 
+use crate::decode::{BatchDraft, PassCosts, draft_together};
 use crate::engine::clock::Clock;
 use crate::engine::event::Event;
 use crate::engine::portions::{Prompt, Room, portions};
@@ -36,6 +37,8 @@ pub(crate) struct Lane {
     /// The most rows of a pass over prompts since the last of them ended.
     fed: usize,
     rhythm: Rhythm,
+    /// What passes over answers cost, which says how much to draft.
+    costs: PassCosts,
 }
 
 /// A pass under way.
@@ -66,6 +69,17 @@ struct Member {
     before: usize,
     /// Whether nothing of it is left to go through the layers after this pass.
     asks: bool,
+    /// Whether it takes a prompt, or what was forgotten of the sequence.
+    feeds: bool,
+    /// Draft tokens at its end.
+    drafted: usize,
+}
+
+impl Member {
+    /// How many of its last tokens logits are wanted after.
+    fn logits(&self) -> usize {
+        if self.asks { 1 + self.drafted } else { 0 }
+    }
 }
 
 /// What came of one layer.
@@ -94,6 +108,7 @@ impl Lane {
             feeding: None,
             fed: 0,
             rhythm: Rhythm::default(),
+            costs: PassCosts::default(),
         }
     }
 
@@ -134,7 +149,7 @@ impl Lane {
         for running in [self.answering.take(), self.feeding.take()].into_iter().flatten() {
             for member in running.members {
                 if let Some(sequence) = self.get_mut(member.id) {
-                    sequence.session.forget_pass(member.before);
+                    sequence.abandon_pass(member.before);
                 }
             }
         }
@@ -142,8 +157,12 @@ impl Lane {
 
     /// Whether a sequence is in a pass that is not whole.
     pub fn is_passing(&self, id: RequestId) -> bool {
+        self.passing().any(|passing| passing == id)
+    }
+
+    fn passing(&self) -> impl Iterator<Item = RequestId> {
         let running = self.answering.iter().chain(&self.feeding);
-        running.flat_map(|running| &running.members).any(|member| member.id == id)
+        running.flat_map(|running| &running.members).map(|member| member.id)
     }
 
     /// Whether there is anything to do.
@@ -247,6 +266,9 @@ impl Lane {
 
     /// Begins a pass of all that need it.
     fn begin(&mut self, needs: &[Need], told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
+        if needs.contains(&Need::Step) {
+            self.draft();
+        }
         let takes = self.takes(needs);
         let mut dues: Vec<(usize, Due)> = Vec::new();
         let mut failed = Vec::new();
@@ -254,12 +276,22 @@ impl Lane {
         order.sort_by_key(|&at| std::cmp::Reverse(self.sequences[at].priority));
         for at in order {
             let id = self.sequences[at].id;
-            let session = &mut self.sequences[at].session;
+            let Sequence { session, state, .. } = &mut self.sequences[at];
             let due = shielded(self.decoder.device(), || {
                 let due = session.due(takes[at])?;
+                let Err(error) = session.cache.reserve(due.tokens.len()) else { return Ok(due) };
+                if state.pending() == 0 {
+                    return Err(error.into());
+                }
+                // Without the draft there may be room.
+                state.cancel_draft(session);
+                let due = session.due(session.behind())?;
                 session.cache.reserve(due.tokens.len())?;
                 Ok(due)
             });
+            if due.is_err() {
+                state.cancel_draft(session);
+            }
             match due {
                 Ok(due) => dues.push((at, due)),
                 Err(
@@ -281,6 +313,31 @@ impl Lane {
         self.over(dues, told, stepped)
     }
 
+    /// Has sequences draft what follows the tokens that they take through the layers next.
+    fn draft(&mut self) {
+        let passing: Vec<RequestId> = self.passing().collect();
+        let drafting = |one: &&mut Sequence| {
+            !one.held && one.need() == Need::Step && !passing.contains(&one.id) && !one.cancelled
+        };
+        let mut sequences: Vec<&mut Sequence> = self.sequences.iter_mut().filter(drafting).collect();
+        let Some(room) = sequences.iter().map(|one| one.session.chunk).min() else { return };
+        let drafted = shielded(self.decoder.device(), || {
+            let mut batch: Vec<BatchDraft<'_>> = sequences
+                .iter_mut()
+                .map(|one| {
+                    let Sequence { state, session, speculation, .. } = &mut **one;
+                    BatchDraft { state, session, speculation }
+                })
+                .collect();
+            draft_together(&self.costs, room, &mut batch);
+            Ok(())
+        });
+        if drafted.is_err() {
+            // Decoding goes on without drafts; whether there is anything wrong with the device, the next pass tells.
+            sequences.iter_mut().for_each(|one| one.speculation = None);
+        }
+    }
+
     /// How many tokens of every sequence a pass takes.
     fn takes(&self, needs: &[Need]) -> Vec<usize> {
         let joins = |one: &Sequence| !one.held && needs.contains(&one.need()) && !self.is_passing(one.id);
@@ -288,7 +345,7 @@ impl Lane {
         let (mut fed, mut prompts) = (Vec::new(), Vec::new());
         for (at, one) in self.sequences.iter().enumerate().filter(|(_, one)| joins(one)) {
             if one.need() == Need::Step {
-                takes[at] = 1;
+                takes[at] = one.session.behind();
                 continue;
             }
             let Sequence { session, priority, stop, .. } = one;
@@ -324,10 +381,14 @@ impl Lane {
         if dues.is_empty() {
             return None;
         }
+        let feeding: Vec<RequestId> =
+            self.sequences.iter().filter(|one| one.need() == Need::Feed).map(|one| one.id).collect();
         let members = dues.iter().map(|(at, due)| {
-            let Sequence { id, session, .. } = &self.sequences[*at];
+            let sequence = &self.sequences[*at];
+            let Sequence { id, session, state, .. } = sequence;
             let asks = due.tokens.end == session.tokens().len();
-            Member { id: *id, tokens: due.tokens.len(), before: session.cache.len(), asks }
+            let (tokens, before, drafted) = (due.tokens.len(), session.cache.len(), state.pending());
+            Member { id: *id, tokens, before, asks, feeds: feeding.contains(id), drafted }
         });
         let members: Vec<Member> = members.collect();
         let inputs: Vec<Input<'_>> =
@@ -370,7 +431,8 @@ impl Lane {
     ) {
         let rows = running.rows();
         let Running { pass, members, took, .. } = running;
-        if members.iter().any(|member| member.tokens > 1) {
+        let feeds = members.iter().any(|member| member.feeds);
+        if feeds && members.iter().any(|member| member.tokens > 1) {
             self.fed = self.fed.max(rows);
         }
         let began = clock.now();
@@ -378,7 +440,10 @@ impl Lane {
         for member in &members {
             if let Some(sequence) = self.get_mut(member.id) {
                 sequence.session.found(member.tokens);
-                let fed = member.asks && member.tokens > 1 && sequence.session.cache.len() >= WORTH_KEEPING;
+                let fed = member.feeds
+                    && member.asks
+                    && member.tokens > 1
+                    && sequence.session.cache.len() >= WORTH_KEEPING;
                 if fed || sequence.stop == Some(sequence.session.cache.len()) {
                     keep.push(member.id);
                 }
@@ -387,22 +452,30 @@ impl Lane {
         for sequence in self.sequences.iter().filter(|sequence| keep.contains(&sequence.id)) {
             sequence.keep(&self.prefixes);
         }
-        let asked = members.iter().filter(|member| member.asks).count();
+        let counts: Vec<usize> = members.iter().map(Member::logits).collect();
+        let asked = counts.iter().sum();
         let passed = Passed { sequences: members.len(), rows, logits: asked };
         if asked == 0 {
             return self.pass_ends(need, passed, took);
         }
         let decoder = self.decoder.clone();
         let logits =
-            computed(&decoder, || pass.logits(&decoder, Wanted::Last).map_err(Into::into).and_then(read));
+            computed(&decoder, || pass.last_logits(&decoder, &counts).map_err(Into::into).and_then(read));
         let logits = match logits {
             Ok(logits) => logits,
             Err(error) => return self.fail(&members, error, told, stepped),
         };
         let now = clock.now();
-        self.pass_ends(need, passed, took + now.saturating_sub(began));
-        let vocab = logits.len() / members.len();
-        for (member, logits) in members.iter().zip(logits.chunks(vocab)).filter(|(member, _)| member.asks) {
+        let took = took + now.saturating_sub(began);
+        self.pass_ends(need, passed, took);
+        if !feeds {
+            self.costs.record(rows, took);
+        }
+        let vocab = logits.len() / asked;
+        let mut rest = &logits[..];
+        for member in members.iter().filter(|member| member.asks) {
+            let (logits, others) = rest.split_at(member.logits() * vocab);
+            rest = others;
             let Some(sequence) = self.get_mut(member.id) else { continue };
             if sequence.is_late(now) {
                 continue;
@@ -460,7 +533,7 @@ impl Lane {
         let source = Arc::new(error);
         for member in members {
             if let Some(sequence) = self.get_mut(member.id) {
-                sequence.session.forget_pass(member.before);
+                sequence.abandon_pass(member.before);
             }
             self.drop_failed(member.id, RuntimeError::Together { source: source.clone() }, told, stepped);
         }

@@ -13,7 +13,7 @@ use crate::engine::sequence::RequestId;
 use crate::heads::{Fetched, HeadRack};
 use crate::schedule::{Task, Ticket};
 use crate::telemetry::Meters;
-use crate::{GenerationConfig, OWN_HEAD, RuntimeError, Session};
+use crate::{GenerationConfig, OWN_HEAD, RuntimeError, Session, Speculation};
 
 /// What a request came with. It stays with the engine while the rest is prepared, so that the session is there, and as it came,
 /// whatever becomes of that.
@@ -21,6 +21,7 @@ use crate::{GenerationConfig, OWN_HEAD, RuntimeError, Session};
 pub(crate) struct Lent {
     pub session: Box<Session>,
     pub prompt: Vec<u32>,
+    pub speculation: Option<Speculation>,
 }
 
 /// What a request needs before it can wait for its turn, and what may take long: a head that is not in memory, and a
@@ -47,6 +48,7 @@ pub(crate) struct Prepared {
 pub(crate) struct Ready {
     pub session: Box<Session>,
     pub prompt: Vec<u32>,
+    pub speculation: Option<Speculation>,
     pub output: OutputState,
 }
 
@@ -68,7 +70,7 @@ pub(crate) struct Preparing {
 impl Lent {
     /// Ready to be answered with what was prepared, or else refused.
     pub fn with(self, prepared: Result<Prepared, RuntimeError>) -> Result<Ready, Box<Failure>> {
-        let Self { mut session, prompt } = self;
+        let Self { mut session, prompt, speculation } = self;
         let outfit = session.outfit();
         let device = session.decoder.device().clone();
         let dressed = prepared.and_then(|Prepared { fetched, output }| {
@@ -81,10 +83,10 @@ impl Lent {
             })
         });
         match dressed {
-            Ok(output) => Ok(Ready { session, prompt, output }),
+            Ok(output) => Ok(Ready { session, prompt, speculation, output }),
             Err(error) => {
                 session.change_into(outfit);
-                Err(Self { session, prompt }.refused(error))
+                Err(Self { session, prompt, speculation }.refused(error))
             }
         }
     }

@@ -30,6 +30,9 @@ pub struct Request {
     pub head: Option<String>,
     /// Who must not notice others: beginnings are shared among requests of the same scope.
     pub scope: String,
+    /// Whether to draft tokens by looking up how the text went on before; where nothing is said, as the
+    /// [host](super::HostConfig::lookup) does.
+    pub lookup: Option<bool>,
 }
 
 impl Request {
@@ -44,6 +47,7 @@ impl Request {
             session: None,
             head: None,
             scope: String::new(),
+            lookup: None,
         }
     }
 
@@ -78,6 +82,13 @@ impl Request {
     /// The same, going on in a session, which comes back with the end.
     pub fn in_session(mut self, session: Session) -> Self {
         self.session = Some(Box::new(session));
+        self
+    }
+
+    /// Drafts tokens by looking up how the text went on before, or does not. Tokens are the same, and come faster where the
+    /// text repeats itself.
+    pub fn with_lookup(mut self, lookup: bool) -> Self {
+        self.lookup = Some(lookup);
         self
     }
 

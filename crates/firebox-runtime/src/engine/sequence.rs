@@ -1,10 +1,10 @@
 use std::time::Duration;
 
-use crate::decode::{Advance, DecodeState, DraftBranch, OutputState, Timing};
+use crate::decode::{Advance, DecodeState, OutputState, Timing};
 use crate::engine::event::{Event, Failure, Outcome};
 use crate::engine::lane::shielded;
 use crate::schedule::Priority;
-use crate::{Begun, Finish, PrefixTree, RuntimeError, Session};
+use crate::{Begun, Finish, PrefixTree, RuntimeError, Session, Speculation};
 
 /// Which request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,6 +16,8 @@ pub(crate) struct Sequence {
     pub id: RequestId,
     pub session: Session,
     pub state: DecodeState,
+    /// Drafts tokens beyond those that a grammar forces.
+    pub speculation: Option<Speculation>,
     /// Who must not notice others.
     pub scope: String,
     pub priority: Priority,
@@ -39,7 +41,7 @@ pub(crate) struct Sequence {
 /// What a sequence needs of the layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// One token, the last it has chosen.
+    /// The last token it has chosen, with a draft of what follows, and what a refused draft has undone.
     Step,
     /// A prompt, or what was forgotten of the sequence to make room.
     Feed,
@@ -63,6 +65,7 @@ impl Sequence {
             prompt_tokens: prompt.len(),
             prompt: Some(prompt),
             state: DecodeState::new(output, timing),
+            speculation: None,
             scope,
             priority,
             cached_tokens: 0,
@@ -130,7 +133,7 @@ impl Sequence {
     }
 
     pub fn need(&self) -> Need {
-        if self.session.behind() == 1 && !self.session.has_lost() { Need::Step } else { Need::Feed }
+        if self.state.is_decoding(&self.session) { Need::Step } else { Need::Feed }
     }
 
     /// Takes the logits after the last token, chooses what follows, and returns the events of it, and whether the request
@@ -141,17 +144,27 @@ impl Sequence {
         now: Duration,
         events: &mut dyn FnMut(Event),
     ) -> Result<bool, RuntimeError> {
-        self.state.receive(&self.session, vec![DraftBranch::new(Vec::new(), logits)], None);
-        loop {
-            match self.state.advance(&mut self.session, None, || now)? {
-                Advance::Token(piece) => events(Event::Piece(piece)),
-                Advance::Ended(held_back) => {
+        self.state.receive_logits(&self.session, logits);
+        let ended = loop {
+            match self.state.advance(&mut self.session, self.speculation.as_mut(), || now) {
+                Ok(Advance::Token(piece)) => events(Event::Piece(piece)),
+                Ok(Advance::Ended(held_back)) => {
                     held_back.into_iter().for_each(|piece| events(Event::Piece(piece)));
-                    return Ok(true);
+                    break Ok(true);
                 }
-                Advance::NeedsPass => return Ok(false),
+                Ok(Advance::NeedsPass) => break Ok(false),
+                Err(error) => break Err(error),
             }
-        }
+        };
+        // The session of a sequence has draft tokens only during a pass.
+        self.state.settle(&mut self.session);
+        ended
+    }
+
+    /// Takes back what a pass that failed has left, before which the cache had `cached` tokens.
+    pub fn abandon_pass(&mut self, cached: usize) {
+        self.state.cancel_draft(&mut self.session);
+        self.session.forget_pass(cached);
     }
 
     /// Ends where it is.
@@ -167,7 +180,6 @@ impl Sequence {
 
     /// What it came to, with the session as it is now.
     pub fn finished(mut self, now: Duration) -> Event {
-        self.state.settle(&mut self.session);
         let fed = if self.prompt.is_some() { 0 } else { self.prompt_tokens - self.cached_tokens };
         let summary = self.state.summarize(self.prompt_tokens, fed, self.waited, now);
         let (cached_tokens, waited) = (self.cached_tokens, self.waited);

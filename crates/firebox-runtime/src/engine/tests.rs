@@ -20,10 +20,11 @@ use crate::schedule::{AdmissionConfig, Priority, ScheduleError};
 use crate::telemetry::Telemetry;
 use crate::thermal::Heat;
 use crate::{
-    AttentionSinks, Finish, Generation, GenerationConfig, KvType, Model, PagePool, PrefixLimits, PrefixTree,
-    RuntimeError, SamplerConfig, Session, device,
+    AttentionSinks, Finish, Generation, GenerationConfig, KvType, LookupDrafter, Model, ModelDrafter, PagePool,
+    PrefixLimits, PrefixTree, RuntimeError, SamplerConfig, Session, Speculation, device,
 };
 
+mod drafts;
 mod prefixes;
 mod preparing;
 
@@ -56,6 +57,30 @@ struct Asked {
     prompt: Vec<u32>,
     config: GenerationConfig,
     capacity: Option<usize>,
+    drafts: Drafts,
+}
+
+/// What drafts the tokens of a request.
+#[derive(Debug, Clone, Copy)]
+enum Drafts {
+    None,
+    /// Drafts as many tokens as it may, whatever becomes of them.
+    SteadyLookup,
+    Lookup,
+    /// Drafts by the model itself, which is always right.
+    SteadyModel,
+}
+
+impl Drafts {
+    fn speculation(self, model: &Model) -> Option<Speculation> {
+        let by_model = || Speculation::new(ModelDrafter::new(model, model).unwrap()).steady();
+        match self {
+            Self::None => None,
+            Self::SteadyLookup => Some(Speculation::new(LookupDrafter::new()).steady()),
+            Self::Lookup => Some(Speculation::new(LookupDrafter::new())),
+            Self::SteadyModel => Some(by_model().with_draft_tokens(3)),
+        }
+    }
 }
 
 /// What happens between two layers.
@@ -72,15 +97,22 @@ enum Happening {
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
-    let prompt = prop::collection::vec(3u32..160, 1..24);
+    let repeated = (prop::collection::vec(3u32..160, 1..6), 2usize..5);
+    let prompt = prop_oneof![
+        prop::collection::vec(3u32..160, 1..24),
+        repeated.prop_map(|(phrase, times)| phrase.repeat(times)),
+    ];
     let capacity = prop::option::of(24usize..48);
-    (prompt, 1usize..14, prop::option::of(0u64..9), capacity).prop_map(|(prompt, most, seed, capacity)| {
+    let drafts =
+        prop::sample::select(vec![Drafts::None, Drafts::SteadyLookup, Drafts::Lookup, Drafts::SteadyModel]);
+    let asked = (prompt, 1usize..14, prop::option::of(0u64..9), capacity, drafts);
+    asked.prop_map(|(prompt, most, seed, capacity, drafts)| {
         let sampler = match seed {
             Some(seed) => SamplerConfig { temperature: 1.0, seed, ..SamplerConfig::default() },
             None => SamplerConfig::greedy(),
         };
         let config = GenerationConfig { max_tokens: Some(most), sampler, ..GenerationConfig::default() };
-        Asked { prompt, config, capacity }
+        Asked { prompt, config, capacity, drafts }
     })
 }
 
@@ -114,12 +146,14 @@ fn alone(model: &Model, asked: &Asked) -> (Vec<u32>, Finish) {
     (summary.tokens, summary.finish)
 }
 
-fn together(model: &Model, happenings: &[Happening]) {
+/// Returns how many tokens were drafted, and how many of them were accepted.
+fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
     let clock = MadeUp(AtomicU64::new(0));
     let decoder = model.decoder().unwrap();
     let pool = PagePool::new(decoder.layout(KvType::F32));
     let mut lane = Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
     let mut all: Vec<Asked> = Vec::new();
+    let mut drafts = (0, 0);
     let mut cancelled = Vec::new();
     let mut said: HashMap<RequestId, Vec<u32>> = HashMap::new();
     let mut ended: HashMap<RequestId, (Vec<u32>, Finish)> = HashMap::new();
@@ -127,6 +161,8 @@ fn together(model: &Model, happenings: &[Happening]) {
         Event::Piece(piece) => said.entry(id).or_default().extend(piece.token),
         Event::Finished(outcome) => {
             let summary = outcome.summary;
+            assert!(summary.accepted_tokens <= summary.drafted_tokens);
+            drafts = (drafts.0 + summary.drafted_tokens, drafts.1 + summary.accepted_tokens);
             assert!(ended.insert(id, (summary.tokens, summary.finish)).is_none());
         }
         Event::Failed(failure) => panic!("{}", failure.error),
@@ -145,6 +181,7 @@ fn together(model: &Model, happenings: &[Happening]) {
                 let (scope, priority) = (String::new(), Priority::Normal);
                 let mut sequence =
                     Sequence::new(id, session, asked.prompt.clone(), answer, scope, priority, clock.now());
+                sequence.speculation = asked.drafts.speculation(model);
                 sequence.starts(lane.prefixes(), clock.now());
                 lane.join(sequence);
                 all.push(asked.clone());
@@ -199,6 +236,7 @@ fn together(model: &Model, happenings: &[Happening]) {
             assert_eq!((found, *finish), (&expected, why), "{asked:?}");
         }
     }
+    drafts
 }
 
 /// What happens to several models at once.
@@ -229,7 +267,9 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
     for (index, model) in models.iter().enumerate() {
         let pool = PagePool::with_pages(model.decoder().unwrap().layout(KvType::F32), pages);
-        host.add_in_pool(&index.to_string(), model.clone(), pool).unwrap();
+        // One of them drafts by itself.
+        let model = if index == 1 { model.clone().with_draft(model.clone()).unwrap() } else { model.clone() };
+        host.add_in_pool(&index.to_string(), model, pool).unwrap();
     }
     let mut all: Vec<(usize, Asked, RequestId)> = Vec::new();
     let mut cancelled = Vec::new();
@@ -250,6 +290,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
                 // Exact keys, so that the tokens of a sequence that is computed again are the same.
                 let request = Request::new(model.to_string(), asked.prompt.clone())
                     .with_config(asked.config.clone())
+                    .with_lookup(!matches!(asked.drafts, Drafts::None))
                     .with_priority(*priority);
                 let id = host.submit(request, clock.now()).map_err(|failure| failure.error).unwrap();
                 all.push((*model, Asked { capacity: None, ..asked.clone() }, id));
@@ -324,9 +365,14 @@ fn in_turn_each_says_what_it_says_alone() {
 #[test]
 fn together_each_says_what_it_says_alone() {
     let models = models();
+    let (drafted, accepted) = (AtomicU64::new(0), AtomicU64::new(0));
     run(400, (0..FIXTURES.len(), prop::collection::vec(happening(), 4..24)), |(model, happenings)| {
-        together(&models[model], &happenings);
+        let drafts = together(&models[model], &happenings);
+        drafted.fetch_add(drafts.0 as u64, Ordering::Relaxed);
+        accepted.fetch_add(drafts.1 as u64, Ordering::Relaxed);
     });
+    let (drafted, accepted) = (drafted.into_inner(), accepted.into_inner());
+    assert!(accepted > 0 && drafted > accepted, "{accepted} of {drafted} draft tokens were accepted");
 }
 
 /// Neither beside somebody's answer, when a pass of prompts is short, nor without.
@@ -347,8 +393,12 @@ fn a_question_does_not_wait_for_a_book() {
         let join = |lane: &mut Lane, id: RequestId, prompt: usize, most: usize| {
             let config =
                 GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() };
-            let asked =
-                Asked { prompt: (0..prompt as u32).map(|at| 3 + at % 150).collect(), config, capacity: None };
+            let asked = Asked {
+                prompt: (0..prompt as u32).map(|at| 3 + at % 150).collect(),
+                config,
+                capacity: None,
+                drafts: Drafts::None,
+            };
             let answer = OutputState::new(asked.config.clone(), None).unwrap();
             let (session, scope) = (session(&model, &asked), String::new());
             let mut sequence =

@@ -1,91 +1,44 @@
 //! How long drafts should be, from what passes cost and how many draft tokens are accepted.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How many judged draft tokens are remembered.
-const REMEMBERED: f64 = 32.0;
+use crate::decode::speculation::costs::{PassCosts, RecentTimes};
 
-/// What a row adds to a pass of one, until it was measured: less than it does on most devices, so that it is tried.
-const HOPED_ROW: f64 = 0.1;
+/// Judged draft tokens that the share of accepted ones is made of.
+const REMEMBERED_TOKENS: f64 = 32.0;
 
-/// How many passes of each number of rows are remembered.
-const MEASUREMENTS: usize = 8;
+/// The gain in tokens per second that a draft has to promise: its gain is an estimate, its cost is certain.
+const LEAST_GAIN: f64 = 1.05;
 
-/// For so many passes. What was not measured since may be out of date, or was unlucky, and is hoped for anew.
-const LASTING: u64 = 512;
+/// The gain that drafts have to be able to bring if all were accepted, to be tried again after they were refused.
+const LEAST_POSSIBLE_GAIN: f64 = 1.25;
 
-/// A draft has to promise this much more than none: what it promises is an estimate, what it costs is certain.
-const WORTH: f64 = 1.05;
-
-/// Drafts that are mostly refused are tried again only where they could bring this much.
-const POSSIBLE: f64 = 1.25;
-
-/// Drafts passed over between two that try whether drafts are accepted again, at most.
+/// The most drafts that are skipped between two trials.
 const LONGEST_WAIT: u32 = 64;
 
-/// Decides how long drafts are, by what passes of so many rows were seen to cost and by how many draft tokens were
-/// accepted lately.
+/// How many drafts of one drafter were accepted, and how long they took to propose.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pace {
-    /// By the number of rows.
-    passes: Vec<Passes>,
-    /// All there were.
-    count: u64,
-    /// What draft tokens took to propose.
-    proposing: Passes,
-    /// How many drafts there were.
+pub(super) struct Acceptance {
+    /// Seconds for a draft token.
+    proposing: RecentTimes,
+    /// Drafts that were proposed.
     drafts: u64,
-    /// By how sure the drafter was.
+    /// By the grade of the draft.
     grades: Vec<Grade>,
 }
 
-/// The last passes of some kind.
-#[derive(Debug, Clone, Default)]
-struct Passes {
-    /// Which of all passes each was, and its seconds.
-    last: VecDeque<(u64, f64)>,
-    seconds: Option<f64>,
-}
-
-impl Passes {
-    fn push(&mut self, at: u64, seconds: f64) {
-        self.last.push_back((at, seconds));
-        if self.last.len() > MEASUREMENTS {
-            self.last.pop_front();
-        }
-        self.estimate();
-    }
-
-    fn forget(&mut self, before: u64) {
-        let known = self.last.len();
-        while self.last.front().is_some_and(|&(at, _)| at < before) {
-            self.last.pop_front();
-        }
-        if self.last.len() < known {
-            self.estimate();
-        }
-    }
-
-    /// Whatever else the machine does makes passes slower and never faster, so this is what the quicker ones took.
-    fn estimate(&mut self) {
-        let mut seconds: Vec<f64> = self.last.iter().map(|&(_, seconds)| seconds).collect();
-        seconds.sort_unstable_by(f64::total_cmp);
-        self.seconds = seconds.get(seconds.len() / 3).copied();
-    }
-}
-
-/// What became of drafts that the drafter was equally sure of.
+/// The outcome of drafts of which the drafter was equally sure.
 #[derive(Debug, Clone)]
 struct Grade {
     /// The share of judged draft tokens that were accepted.
     acceptance: f64,
-    /// How many of them that share is made of, the guess it began as included.
+    /// Judged draft tokens that the share is made of, and the first guess.
     remembered: f64,
-    /// How many drafts to pass over after a trial that failed.
+    /// Drafts to skip after a trial that failed.
     wait: u32,
     waited: u32,
-    /// The shares of judged drafts in which each further branch had what the ones before it had not, verified or not.
+    /// For each further branch, the share of judged drafts in which it had a token that the branches before it had not,
+    /// verified or not.
     elsewhere: Vec<f64>,
 }
 
@@ -95,45 +48,88 @@ impl Default for Grade {
     }
 }
 
-impl Pace {
-    /// How many tokens to draft for the next pass, `most` at most, by a drafter that is this sure.
-    pub fn draft_length(&mut self, grade: usize, most: usize) -> usize {
-        // Whether drafts are worth it is a comparison with passes of one row.
-        if most == 0 || self.measured(1).is_none() {
-            return 0;
-        }
-        let plain = self.speed(0, 1.0);
-        let acceptance = self.grade(grade).acceptance;
-        let length = self.fastest(most, acceptance, WORTH * plain);
-        let could_help = length.is_some() || self.fastest(most, 1.0, POSSIBLE * plain).is_some();
-        let grade = self.grade(grade);
-        if let Some(length) = length {
+/// A sequence that may draft tokens for the next pass.
+#[derive(Debug)]
+pub(super) struct Candidate<'a> {
+    pub acceptance: &'a mut Acceptance,
+    pub grade: usize,
+    /// The most tokens it may draft.
+    pub most: usize,
+}
+
+/// Chooses how many tokens each candidate drafts for a pass that `sequences` share, so that most tokens come per second.
+/// `rows` go through it without these drafts, and `room` more may. Nothing is drafted before a pass of all sequences without
+/// drafts was measured, as drafts have to be faster than that.
+pub(super) fn draft_lengths(
+    costs: &PassCosts,
+    sequences: usize,
+    rows: usize,
+    room: usize,
+    candidates: &mut [Candidate<'_>],
+) -> Vec<usize> {
+    if costs.measured(sequences).is_none() {
+        return vec![0; candidates.len()];
+    }
+    let plain = rows as f64 / costs.seconds(rows);
+    let promises = |candidate: &mut Candidate<'_>| {
+        let acceptance = candidate.acceptance.grade(candidate.grade).acceptance;
+        Promise { acceptance, most: candidate.most, seconds: candidate.acceptance.token_seconds() }
+    };
+    let promises: Vec<Promise> = candidates.iter_mut().map(promises).collect();
+    let mut lengths = fastest(costs, rows, room, &promises, LEAST_GAIN * plain);
+    let mut left = room - lengths.iter().sum::<usize>();
+    for ((candidate, promise), length) in candidates.iter_mut().zip(promises).zip(&mut lengths) {
+        let grade = candidate.acceptance.grade(candidate.grade);
+        if *length > 0 {
             grade.waited = 0;
-            return length;
+            continue;
         }
         grade.waited += 1;
-        usize::from(grade.waited > grade.wait && could_help)
-    }
-
-    /// How many of the first branches of a draft to verify, from their lengths.
-    pub fn branches(&mut self, grade: usize, lengths: &[usize]) -> usize {
-        let Some((&first, others)) = lengths.split_first() else { return 0 };
-        let Grade { acceptance, elsewhere, .. } = self.grade(grade).clone();
-        let tokens_from = |at: usize, to: usize| (at..=to).map(|at| acceptance.powi(at as i32)).sum::<f64>();
-        let (mut tokens, mut rows) = (tokens_from(0, first), 1 + first);
-        let (mut count, mut fastest) = (1, tokens / self.seconds(rows));
-        for (other, length) in others.iter().enumerate() {
-            // Where a branch is right at all, it is as right as others are behind its first token.
-            tokens += elsewhere.get(other).copied().unwrap_or_default() * tokens_from(0, length - 1);
-            rows += 1 + length;
-            let speed = tokens / self.seconds(rows);
-            if speed > WORTH * fastest {
-                (count, fastest) = (2 + other, speed);
-            }
+        if grade.waited <= grade.wait || left == 0 {
+            continue;
         }
-        count
+        let certain = Promise { acceptance: 1.0, ..promise };
+        let possible = fastest(costs, rows, room, &[certain], LEAST_POSSIBLE_GAIN * plain);
+        if possible[0] > 0 {
+            (*length, left) = (1, left - 1);
+        }
     }
+    lengths
+}
 
+/// What drafts of one sequence are expected to bring.
+#[derive(Debug, Clone, Copy)]
+struct Promise {
+    /// The probability that a token is accepted, if those before it were.
+    acceptance: f64,
+    most: usize,
+    /// Seconds to propose a token.
+    seconds: f64,
+}
+
+/// Returns the draft lengths with the most tokens per second, if these are more than `speed`; otherwise zeros.
+fn fastest(costs: &PassCosts, rows: usize, room: usize, promises: &[Promise], speed: f64) -> Vec<usize> {
+    let mut lengths = vec![0; promises.len()];
+    let (mut best, mut fastest) = (lengths.clone(), speed);
+    let (mut tokens, mut proposing) = (rows as f64, 0.0);
+    // The next token of each draft, and the probability that it is accepted.
+    let mut gains: Vec<f64> = promises.iter().map(|promise| promise.acceptance).collect();
+    for drafted in 1..=room {
+        let open = (0..promises.len()).filter(|&at| lengths[at] < promises[at].most);
+        let Some(next) = open.max_by(|&a, &b| gains[a].total_cmp(&gains[b])) else { break };
+        lengths[next] += 1;
+        tokens += gains[next];
+        gains[next] *= promises[next].acceptance;
+        proposing += promises[next].seconds;
+        let speed = tokens / (costs.seconds(rows + drafted) + proposing);
+        if speed > fastest {
+            (fastest, best) = (speed, lengths.clone());
+        }
+    }
+    best
+}
+
+impl Acceptance {
     fn grade(&mut self, grade: usize) -> &mut Grade {
         if self.grades.len() <= grade {
             self.grades.resize_with(grade + 1, Grade::default);
@@ -141,14 +137,31 @@ impl Pace {
         &mut self.grades[grade]
     }
 
-    /// The draft length with the most tokens per second, if these are more than `worth`.
-    fn fastest(&self, most: usize, acceptance: f64, worth: f64) -> Option<usize> {
-        let speeds = (1..=most).map(|drafted| (drafted, self.speed(drafted, acceptance)));
-        let (length, speed) = speeds.max_by(|a, b| a.1.total_cmp(&b.1))?;
-        (speed > worth).then_some(length)
+    fn token_seconds(&self) -> f64 {
+        self.proposing.seconds().unwrap_or_default()
     }
 
-    /// What a draft took to propose. The first is not counted: a draft model reads the whole prompt for it.
+    /// Returns how many of the first branches of a draft to verify, from their lengths.
+    pub fn branches(&mut self, costs: &PassCosts, grade: usize, lengths: &[usize]) -> usize {
+        let Some((&first, others)) = lengths.split_first() else { return 0 };
+        let Grade { acceptance, elsewhere, .. } = self.grade(grade).clone();
+        let tokens_from = |at: usize, to: usize| (at..=to).map(|at| acceptance.powi(at as i32)).sum::<f64>();
+        let (mut tokens, mut rows) = (tokens_from(0, first), 1 + first);
+        let (mut count, mut fastest) = (1, tokens / costs.seconds(rows));
+        for (other, length) in others.iter().enumerate() {
+            // Where a branch is right at all, it is as right as others are behind its first token.
+            tokens += elsewhere.get(other).copied().unwrap_or_default() * tokens_from(0, length - 1);
+            rows += 1 + length;
+            let speed = tokens / costs.seconds(rows);
+            if speed > LEAST_GAIN * fastest {
+                (count, fastest) = (2 + other, speed);
+            }
+        }
+        count
+    }
+
+    /// Records how long a draft of `tokens` took to propose. The first is not counted: a draft model reads the whole prompt
+    /// for it.
     pub fn drafted(&mut self, tokens: usize, took: Duration) {
         if tokens == 0 {
             return;
@@ -159,19 +172,7 @@ impl Pace {
         self.drafts += 1;
     }
 
-    /// How long a pass of some rows took.
-    pub fn passed(&mut self, rows: usize, took: Duration) {
-        if self.passes.len() <= rows {
-            self.passes.resize_with(rows + 1, Passes::default);
-        }
-        self.count += 1;
-        self.passes[rows].push(self.count, took.as_secs_f64());
-        for passes in &mut self.passes {
-            passes.forget(self.count.saturating_sub(LASTING));
-        }
-    }
-
-    /// How much of a draft was accepted.
+    /// Records how many tokens of a draft were accepted.
     pub fn judged(&mut self, grade: usize, drafted: usize, accepted: usize) {
         if drafted == 0 {
             return;
@@ -179,14 +180,14 @@ impl Pace {
         let grade = self.grade(grade);
         for at in 0..drafted.min(accepted + 1) {
             let outcome = f64::from(u8::from(at < accepted));
-            grade.remembered = REMEMBERED.min(grade.remembered + 1.0);
+            grade.remembered = REMEMBERED_TOKENS.min(grade.remembered + 1.0);
             grade.acceptance += (outcome - grade.acceptance) / grade.remembered;
         }
         grade.wait = if accepted > 0 { 0 } else { (2 * grade.wait).clamp(1, LONGEST_WAIT) };
         grade.waited = 0;
     }
 
-    /// How many tokens each further branch had guessed that the ones before it had not.
+    /// Records how many tokens each further branch had guessed that the branches before it had not.
     pub fn chosen(&mut self, grade: usize, gains: &[usize]) {
         let grade = self.grade(grade);
         if grade.elsewhere.len() < gains.len() {
@@ -194,43 +195,30 @@ impl Pace {
         }
         let remembered = grade.remembered;
         for (at, share) in grade.elsewhere.iter_mut().enumerate() {
-            // One that was not there would have brought nothing.
+            // A branch that was not there would have brought nothing.
             let outcome = f64::from(u8::from(gains.get(at).is_some_and(|gain| *gain > 0)));
             *share += (outcome - *share) / remembered;
         }
-    }
-
-    /// Tokens per second with drafts of this length.
-    fn speed(&self, drafted: usize, acceptance: f64) -> f64 {
-        let tokens: f64 = (0..=drafted).map(|at| acceptance.powi(at as i32)).sum();
-        tokens / (self.seconds(1 + drafted) + drafted as f64 * self.proposing.seconds.unwrap_or_default())
-    }
-
-    /// What a pass of some rows probably takes: at most what more rows took, and where it was never measured as much more
-    /// than fewer as these took more than one.
-    fn seconds(&self, rows: usize) -> f64 {
-        let of_more =
-            (rows..self.passes.len()).filter_map(|rows| self.measured(rows)).fold(f64::MAX, f64::min);
-        if self.measured(rows).is_some() {
-            return of_more;
-        }
-        let single = self.measured(1).unwrap_or_default();
-        let of_fewer = (1..rows).rev().find_map(|fewer| {
-            let seconds = self.measured(fewer)?;
-            let row = if fewer == 1 { 0.0 } else { (seconds - single) / (fewer - 1) as f64 };
-            Some(seconds + (rows - fewer) as f64 * row.max(HOPED_ROW * single))
-        });
-        of_fewer.unwrap_or_default().min(of_more)
-    }
-
-    fn measured(&self, rows: usize) -> Option<f64> {
-        self.passes.get(rows)?.seconds
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The pace of one sequence.
+    #[derive(Default)]
+    struct Pace {
+        costs: PassCosts,
+        acceptance: Acceptance,
+    }
+
+    impl Pace {
+        fn draft_length(&mut self, grade: usize, most: usize) -> usize {
+            let candidate = Candidate { acceptance: &mut self.acceptance, grade, most };
+            draft_lengths(&self.costs, 1, 1, most, &mut [candidate])[0]
+        }
+    }
 
     /// Runs a while on a machine where a pass of some rows takes `cost`, and a text whose draft tokens are accepted with
     /// probability `acceptance`. Returns the speed, as a multiple of the plain one.
@@ -245,10 +233,10 @@ mod tests {
             let drafted = pace.draft_length(0, 8);
             let noise = if uniform() < 0.02 { 5.0 } else { 0.97 + 0.06 * uniform() };
             let took = cost(1 + drafted);
-            pace.drafted(drafted, Duration::from_micros(3));
-            pace.passed(1 + drafted, Duration::from_secs_f64(took * noise));
+            pace.acceptance.drafted(drafted, Duration::from_micros(3));
+            pace.costs.record(1 + drafted, Duration::from_secs_f64(took * noise));
             let accepted = (0..drafted).take_while(|_| uniform() < acceptance).count();
-            pace.judged(0, drafted, accepted);
+            pace.acceptance.judged(0, drafted, accepted);
             seconds += took;
             tokens += 1 + accepted;
         }
@@ -291,15 +279,15 @@ mod tests {
         let verified = |cost: fn(usize) -> f64, share: usize| {
             let mut pace = Pace::default();
             for rows in 1..=9 {
-                pace.passed(rows, Duration::from_secs_f64(cost(rows)));
+                pace.costs.record(rows, Duration::from_secs_f64(cost(rows)));
             }
             for draft in 0..40 {
                 // The second branch is right where the first is not, and the third never.
                 let second = draft % 10 < share;
-                pace.judged(0, 2, if second { 0 } else { 2 });
-                pace.chosen(0, &[usize::from(second), 0]);
+                pace.acceptance.judged(0, 2, if second { 0 } else { 2 });
+                pace.acceptance.chosen(0, &[usize::from(second), 0]);
             }
-            pace.branches(0, &[2, 2, 2])
+            pace.acceptance.branches(&pace.costs, 0, &[2, 2, 2])
         };
         assert_eq!(verified(cpu, 0), 1);
         assert_eq!(verified(cpu, 5), 1);
@@ -315,9 +303,9 @@ mod tests {
             for pass in 0..200 {
                 let length = pace.draft_length(0, 8);
                 let seconds = token * length as f64 + if pass < 2 { first } else { 0.0 };
-                pace.drafted(length, Duration::from_secs_f64(seconds));
-                pace.passed(1 + length, Duration::from_secs_f64(cpu(1 + length)));
-                pace.judged(0, length, length);
+                pace.acceptance.drafted(length, Duration::from_secs_f64(seconds));
+                pace.costs.record(1 + length, Duration::from_secs_f64(cpu(1 + length)));
+                pace.acceptance.judged(0, length, length);
                 drafted += if pass < 100 { 0 } else { length };
             }
             drafted
@@ -334,5 +322,35 @@ mod tests {
         assert!(recovering > 1.9, "{recovering}");
         let again = ratio(&mut pace, cpu, 0.0, 300);
         assert!(again > 0.9, "{again}");
+    }
+
+    /// The draft lengths of sequences of a batch, of whose drafts these shares were accepted, where passes take `cost`.
+    fn lengths(cost: impl Fn(usize) -> f64, accepted: &[f64], room: usize) -> Vec<usize> {
+        let mut costs = PassCosts::default();
+        for rows in 1..=64 {
+            costs.record(rows, Duration::from_secs_f64(cost(rows)));
+        }
+        let mut drafters: Vec<Acceptance> = vec![Acceptance::default(); accepted.len()];
+        for (drafter, share) in drafters.iter_mut().zip(accepted) {
+            (0..50).for_each(|at| drafter.judged(0, 1, usize::from(f64::from(at % 10) < share * 10.0)));
+        }
+        let sequences = accepted.len();
+        let candidate = |acceptance| Candidate { acceptance, grade: 0, most: 8 };
+        let mut candidates: Vec<Candidate<'_>> = drafters.iter_mut().map(candidate).collect();
+        draft_lengths(&costs, sequences, sequences, room, &mut candidates)
+    }
+
+    #[test]
+    fn a_batch_drafts_for_the_sequences_whose_drafts_are_accepted() {
+        let cheap = |rows: usize| 0.01 + 0.0005 * rows as f64;
+        let found = lengths(cheap, &[1.0, 0.0, 1.0, 0.0], 64);
+        assert!(found[0] > 4 && found[2] > 4 && found[1] <= 1 && found[3] <= 1, "{found:?}");
+        let found = lengths(cheap, &[1.0; 4], 5);
+        assert_eq!(found.iter().sum::<usize>(), 5, "{found:?}");
+    }
+
+    #[test]
+    fn a_batch_whose_rows_cost_as_much_as_passes_drafts_nothing() {
+        assert_eq!(lengths(|rows| 0.01 * rows as f64, &[1.0, 1.0, 0.5], 64), [0, 0, 0]);
     }
 }
