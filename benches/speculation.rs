@@ -1,4 +1,4 @@
-//! What drafts bring: tokens per second with them as a multiple of those without, in one run, one after the other.
+//! The gain of drafts: tokens per second with them as a multiple of those without, in one run, one after the other.
 //!
 //! `FIREBOX_BENCH_MODEL=DIR cargo bench --bench speculation -- [ROUNDS [TOKENS]]`. Every round generates each text with and
 //! without drafts, in turn, from a drafter that knows nothing yet; the tokens are compared, and the median of the rounds'
@@ -10,6 +10,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use firebox::engine::{Engine, HostConfig, Request};
 use firebox::{
     DRAFT_TOKENS, Draft, Drafter, Generation, GenerationConfig, LookupDrafter, Model, RuntimeError, Sampler,
     SamplerConfig, Speculation, Summary, device,
@@ -23,6 +24,10 @@ const PROMPT: usize = 64;
 /// Random weights take about as many tokens to begin repeating themselves.
 const SETTLING: usize = 512;
 const ROWS: usize = 20;
+/// Requests that an engine answers together.
+const STREAMS: [usize; 3] = [1, 4, 8];
+/// Texts that are measured in an engine, too: one on which drafts help, and one on which they do not.
+const NAMES_OF_STREAMS: [&str; 2] = ["repetitive", "sampled"];
 
 /// Always says something, and nothing that is ever right.
 #[derive(Debug)]
@@ -126,8 +131,63 @@ fn main() -> Result<(), Box<dyn Error>> {
             drafted.accepted_tokens,
             drafted.drafted_tokens,
         ));
+        if NAMES_OF_STREAMS.contains(&case.name) {
+            for streams in STREAMS {
+                let (mut ratios, mut last) = (Vec::new(), (0, 0));
+                for _ in 0..rounds {
+                    let (ratio, drafts) = streamed(&model, &case, &config, streams)?;
+                    ratios.push(ratio);
+                    last = drafts;
+                }
+                let (drafted, accepted) = last;
+                say(format!(
+                    "{:16} {}; {accepted} of {drafted} drafted were accepted",
+                    format!("  {streams} streams"),
+                    spread(&mut ratios),
+                ));
+            }
+        }
     }
     Ok(())
+}
+
+/// Returns how many times as fast several streams of an engine are with lookup as without, one after the other, and how many
+/// tokens were drafted and accepted.
+fn streamed(
+    model: &Model,
+    case: &Case,
+    config: &GenerationConfig,
+    streams: usize,
+) -> Result<(f64, (usize, usize)), Box<dyn Error>> {
+    let engine = Engine::start(HostConfig::default())?;
+    engine.add("model", model.clone())?;
+    let run = |lookup: bool| -> Result<(f64, Vec<Vec<u32>>, (usize, usize)), Box<dyn Error>> {
+        let request = || {
+            let config = GenerationConfig { ignore_end: true, ..config.clone() };
+            Request::new("model", case.prompt.clone()).with_config(config).with_lookup(lookup)
+        };
+        let answers: Vec<_> = (0..streams).map(|_| engine.generate(request())).collect();
+        let (mut speed, mut tokens, mut drafts) = (0.0, Vec::new(), (0, 0));
+        for answer in answers {
+            let summary = answer.wait()?.summary;
+            speed += summary.decode_tps;
+            drafts = (drafts.0 + summary.drafted_tokens, drafts.1 + summary.accepted_tokens);
+            tokens.push(summary.tokens);
+        }
+        Ok((speed, tokens, drafts))
+    };
+    // The prompt is in the prefix cache from here on, and both ways are measured twice, in turn.
+    run(true)?;
+    let (mut with, mut without, mut drafts) = (0.0, 0.0, (0, 0));
+    for _ in 0..2 {
+        let (plain, expected, _) = run(false)?;
+        let (drafted, tokens, counts) = run(true)?;
+        if tokens != expected {
+            return Err(format!("{}: drafts changed the tokens of {streams} streams", case.name).into());
+        }
+        (without, with, drafts) = (without + plain, with + drafted, counts);
+    }
+    Ok((with / without, drafts))
 }
 
 /// How many times as fast a text comes with drafts, and what came. Both take turns token by token, so that whatever else

@@ -19,8 +19,8 @@ use firebox::residency::{ShareOptions, SharedBudget};
 use firebox::store::files::{Fault, Faults};
 use firebox::store::{Checkpoint, ReadMethod, StoreError};
 use firebox::{
-    Account, Budget, CacheError, Generation, GenerationConfig, KvType, MemoryError, Model, Origin, PausedGeneration,
-    PersistentPrefix, PrefixOptions, RuntimeError, Session, device,
+    Account, Budget, CacheError, Generation, GenerationConfig, KvType, MemoryError, Model, Origin,
+    PausedGeneration, PersistentPrefix, PrefixOptions, RuntimeError, Session, device,
 };
 use tempfile::TempDir;
 

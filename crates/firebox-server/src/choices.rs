@@ -80,6 +80,7 @@ impl Choices {
                 config.sampler.seed = config.sampler.seed.wrapping_add(nth as u64);
                 let request = selected.served.request(prompt.clone()).with_config(config);
                 let mut request = request.in_scope(scope);
+                request.lookup = response_options.lookup;
                 if let Some(head) = &selected.head {
                     request = request.wearing(head);
                 }

@@ -91,12 +91,14 @@ async fn answer(app: Arc<App>, scope: String, body: Value) -> Result<Response, A
     config.max_tokens = sampling_params::max_tokens(&fields, "max_output_tokens")?;
     config.grammar = format(&fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
+    let lookup = sampling_params::lookup(&fields)?;
     let response_base =
         response_base(&fields, &selected.name, config.sampler.temperature, config.sampler.top_p);
     let request =
         ConversationRequest { selected, messages, options, tools, config, grammar_field: FORMAT_FIELD };
-    let response =
-        request.begin(&app, &scope, ResponseOptions { choices: 1, stream, include_usage: true }).await?;
+    let response = request
+        .begin(&app, &scope, ResponseOptions { choices: 1, stream, include_usage: true, lookup })
+        .await?;
     let output = Output::new(response_base, response);
     if stream {
         return Ok(sse::response(output.into_stream()));

@@ -24,6 +24,8 @@ pub(crate) struct ResponseOptions {
     pub stream: bool,
     /// True if a stream ends with the token counts.
     pub include_usage: bool,
+    /// Whether to draft by lookup; `None` leaves it to the server.
+    pub lookup: Option<bool>,
 }
 
 impl ResponseOptions {
@@ -34,6 +36,7 @@ impl ResponseOptions {
             choices: fields.integer("n", 1, MAX_CHOICES)?.unwrap_or(1) as usize,
             stream: fields.boolean("stream")?.unwrap_or(false),
             include_usage: usage.unwrap_or(false),
+            lookup: lookup(fields)?,
         })
     }
 
@@ -46,6 +49,11 @@ impl ResponseOptions {
         }
         Err(ApiError::field("n", format!("{all} answers in total exceed {most}; send several requests")))
     }
+}
+
+/// Reads `speculation.lookup`: whether to draft by lookup.
+pub(crate) fn lookup(fields: &JsonFields<'_>) -> Result<Option<bool>, ApiError> {
+    Ok(fields.object("speculation")?.map(|options| options.boolean("lookup")).transpose()?.flatten())
 }
 
 /// Reads the settings common to all choices. Defaults are the model maker's recommendations, else OpenAI's.
@@ -254,6 +262,7 @@ mod tests {
         named(json!({"n": 0}), "n");
         named(json!({"stream": 1}), "stream");
         named(json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage");
+        named(json!({"speculation": {"lookup": "yes"}}), "speculation.lookup");
         named(json!({"response_format": {"type": "xml"}}), "response_format.type");
         named(json!({"top_k": -2}), "top_k");
         named(json!({"json_schema": 1}), "json_schema");

@@ -125,6 +125,14 @@ pub(crate) struct Sampling {
     /// Streams the answer as events.
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    speculation: Option<SpeculationOptions>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SpeculationOptions {
+    /// Drafts tokens by looking up how the text continued before. The tokens are the same, and come faster where the text
+    /// repeats itself. The default is that of the server.
+    lookup: Option<bool>,
 }
 
 #[derive(Serialize, ToSchema)]

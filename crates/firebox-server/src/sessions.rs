@@ -184,13 +184,15 @@ async fn answer(request: SessionRequest, body: Value) -> Result<Response, ApiErr
     ];
     fields.reject_unsupported(chat_only, "is not supported in sessions; use /v1/chat/completions")?;
     let streams = fields.boolean("stream")?.unwrap_or(false);
+    let lookup = sampling_params::lookup(&fields)?;
     let (guard, SessionRequest { app, scope, .. }) = (request.lock()?, request);
     let mut config = sampling_params::generation_config(&fields, &guard.tree.served)?;
     // The session evicts turns before the context is full.
     config.context = None;
     app.check_grammar(sampling_params::grammar_field(&fields), config.grammar.as_ref(), &guard.tree.served)
         .await?;
-    let answer = answer_stream::AnswerStream::begin(guard, &app.engine, &scope, content, config).await?;
+    let answer =
+        answer_stream::AnswerStream::begin(guard, &app.engine, &scope, content, config, lookup).await?;
     if streams {
         return Ok(answer.into_response());
     }

@@ -20,8 +20,8 @@ use crate::schedule::{AdmissionConfig, Priority, ScheduleError};
 use crate::telemetry::Telemetry;
 use crate::thermal::Heat;
 use crate::{
-    AttentionSinks, Finish, Generation, GenerationConfig, KvType, LookupDrafter, Model, ModelDrafter, PagePool,
-    PrefixLimits, PrefixTree, RuntimeError, SamplerConfig, Session, Speculation, device,
+    AttentionSinks, Finish, Generation, GenerationConfig, KvType, LookupDrafter, Model, ModelDrafter,
+    PagePool, PrefixLimits, PrefixTree, RuntimeError, SamplerConfig, Session, Speculation, device,
 };
 
 mod drafts;

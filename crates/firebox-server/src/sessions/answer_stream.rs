@@ -48,11 +48,13 @@ impl AnswerStream {
         scope: &str,
         content: String,
         mut config: GenerationConfig,
+        lookup: Option<bool>,
     ) -> Result<Self, ApiError> {
         let (guard, asked) = guard.change(move |tree| tree.ask(&content)).await?;
         config.max_tokens = Some(config.max_tokens.map_or(asked.room, |most| most.min(asked.room)));
         let PreparedQuestion { session, prompt, asked, .. } = asked;
-        let request = guard.tree.served.request(prompt).with_config(config);
+        let mut request = guard.tree.served.request(prompt).with_config(config);
+        request.lookup = lookup;
         let mut response = engine.generate(request.in_session(session).in_scope(scope));
         let first = match next(&mut response).await {
             Some(Event::Failed(failure)) => return Err(failure.error.into()),
