@@ -356,7 +356,7 @@ fn log_probabilities_come_with_every_token() {
         let mut pieces = 0;
         while let Some(piece) = generation.next_piece().unwrap() {
             let Some(token) = piece.token else { continue };
-            assert_eq!(piece.logprobs, Some(crate::LogProbabilities::of(&logits, token, 3)));
+            assert_eq!(piece.logprobs, Some(crate::LogProbabilities::new(&logits, token, 3)));
             logits = other.feed(&[token]).unwrap();
             pieces += 1;
         }

@@ -2,18 +2,18 @@
 
 use serde::Serialize;
 
-/// How likely a token was before anything was done to the logits: no temperature, no penalty, no grammar.
+/// Log-probabilities by the model's own logits: without temperature, penalties or a grammar.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LogProbabilities {
-    /// The logarithm of the chosen token's probability.
+    /// That of the chosen token.
     pub token: f32,
-    /// The likeliest tokens with theirs, the likeliest first; of equal ones the lower token.
+    /// The likeliest tokens with theirs, likeliest first; equal ones in the order of their ids.
     pub likeliest: Vec<(u32, f32)>,
 }
 
 impl LogProbabilities {
-    /// Of a token and of this many of the likeliest. Logits that are no numbers count as impossible.
-    pub(crate) fn of(logits: &[f32], token: u32, most: usize) -> Self {
+    /// Computes those of `token` and of the `most` likeliest tokens. NaN counts as impossible.
+    pub(crate) fn new(logits: &[f32], token: u32, most: usize) -> Self {
         let number = |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit };
         let highest = logits.iter().copied().map(number).fold(f32::NEG_INFINITY, f32::max);
         // Infinity minus itself is not a number; two such logits are equally likely.
@@ -26,7 +26,7 @@ impl LogProbabilities {
         let likelier = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         let mut likeliest: Vec<(u32, f32)> = Vec::with_capacity(most.min(logits.len()) + 1);
         for (token, logit) in (0..).zip(logits.iter().copied().map(number)) {
-            // Most tokens are less likely than all that are kept.
+            // Most tokens are less likely than the `most` found so far.
             if likeliest.len() >= most && likeliest.last().is_none_or(|last| logit <= last.1) {
                 continue;
             }
@@ -50,7 +50,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_are_those_of_all_tokens_in_order(
+        fn the_likeliest_match_a_sort_of_all_tokens(
             logits in prop::collection::vec(prop_oneof![9 => -4f32..4.0, 1 => Just(f32::NEG_INFINITY), 1 => Just(f32::NAN)], 1..40),
             most in 0usize..50, chosen in any::<prop::sample::Index>(),
         ) {
@@ -60,7 +60,7 @@ mod tests {
                 if logits[token].is_nan() { 0.0 } else { f64::from(logits[token]).exp() / total }
             };
             let chosen = chosen.index(logits.len());
-            let found = LogProbabilities::of(&logits, chosen as u32, most);
+            let found = LogProbabilities::new(&logits, chosen as u32, most);
             prop_assert!((f64::from(found.token).exp() - exact(chosen)).abs() < 1e-5);
             prop_assert_eq!(found.likeliest.len(), most.min(logits.len()));
             let mut tokens: Vec<usize> = (0..logits.len()).collect();
@@ -73,8 +73,8 @@ mod tests {
     }
 
     #[test]
-    fn without_a_number_nothing_is_likely() {
-        let found = LogProbabilities::of(&[f32::NAN, f32::NAN], 7, 1);
+    fn nan_logits_are_impossible() {
+        let found = LogProbabilities::new(&[f32::NAN, f32::NAN], 7, 1);
         assert!(found.token == f32::NEG_INFINITY && found.likeliest.len() == 1);
     }
 }

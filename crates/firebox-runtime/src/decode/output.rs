@@ -128,7 +128,7 @@ impl OutputState {
                 token
             }
         };
-        self.logprobs = self.config.logprobs.map(|most| LogProbabilities::of(logits, token, most));
+        self.logprobs = self.config.logprobs.map(|most| LogProbabilities::new(logits, token, most));
         Ok(token)
     }
 

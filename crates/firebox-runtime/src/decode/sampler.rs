@@ -11,34 +11,34 @@ use serde_json::Value;
 
 use crate::RuntimeError;
 
-/// How the next token is chosen from the logits.
+/// Settings of a [`Sampler`].
 ///
-/// The steps run in the order of the fields: penalties and biases change logits, the temperature
-/// stretches them, and each filter works on what the one before it left.
+/// The steps run in the order of the fields: penalties and biases change logits, the temperature divides them, and each
+/// filter narrows the candidates that the one before it left.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SamplerConfig {
-    /// Divides positive and multiplies negative logits of tokens seen among the last; 1 is off.
+    /// Divides positive and multiplies negative logits of tokens in the penalty window; 1 is off.
     pub repetition_penalty: f32,
-    /// Subtracted once for each time a token occurs among the last; 0 is off.
+    /// Subtracted for each occurrence of a token in the penalty window; 0 is off.
     pub frequency_penalty: f32,
-    /// Subtracted from tokens that occur among the last; 0 is off.
+    /// Subtracted from tokens in the penalty window; 0 is off.
     pub presence_penalty: f32,
-    /// How many of the last tokens penalties look at.
+    /// The number of last tokens that penalties look at.
     pub penalty_window: usize,
     /// Added to the logits of single tokens.
     pub logit_bias: HashMap<u32, f32>,
     /// Divides the logits; 0 takes the likeliest token and ignores all filters.
     pub temperature: f32,
-    /// Keeps this many of the likeliest; 0 is off.
+    /// Keeps this many of the likeliest tokens; 0 is off.
     pub top_k: usize,
-    /// Keeps those whose surprise is closest to the expected, up to this much probability; 1 is off.
+    /// Keeps the tokens whose surprise is closest to the expected one, up to this much probability; 1 is off.
     pub typical_p: f32,
-    /// Keeps the likeliest up to this much probability; 1 is off.
+    /// Keeps the likeliest tokens up to this much probability; 1 is off.
     pub top_p: f32,
-    /// Keeps those at least this many times as likely as the likeliest; 0 is off.
+    /// Keeps tokens at least this many times as likely as the likeliest; 0 is off.
     pub min_p: f32,
-    /// The same seed, settings and logits give the same tokens.
+    /// Seed of the random sequence: equal seeds, settings and logits give equal tokens.
     pub seed: u64,
 }
 
@@ -66,7 +66,7 @@ impl SamplerConfig {
         Self::default()
     }
 
-    /// The same, but for what the makers of a model recommend: their `generation_config.json`, if there is one.
+    /// Takes over the settings that a model's `generation_config.json` recommends, if there is one.
     #[must_use]
     pub fn recommended_by(mut self, makers: Option<&Value>) -> Self {
         let field = |name: &str| makers.and_then(|file| file.get(name));
@@ -124,7 +124,7 @@ pub struct Sampler {
     random: ChaCha8Rng,
 }
 
-/// A token that is still in the running.
+/// A token that may be chosen.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     token: u32,
@@ -132,35 +132,34 @@ struct Candidate {
     probability: f32,
 }
 
-/// What is left to choose from.
+/// The tokens that are left to choose from.
 enum Left {
     One(u32),
     Several(Vec<Candidate>),
 }
 
 impl Sampler {
-    /// A sampler at the beginning of its random sequence.
+    /// Creates a sampler at the beginning of its random sequence.
     pub fn new(config: SamplerConfig) -> Result<Self, RuntimeError> {
         config.check()?;
         Ok(Self { random: ChaCha8Rng::seed_from_u64(config.seed), config })
     }
 
-    /// One that goes on where another of the same settings was.
+    /// Creates a sampler at the place of another with equal settings.
     pub(crate) fn resume(config: SamplerConfig, drawn: u64) -> Result<Self, RuntimeError> {
         let mut sampler = Self::new(config)?;
         sampler.random.set_word_pos(drawn.into());
         Ok(sampler)
     }
 
-    /// How much of its random sequence it has used.
+    /// Returns how much of its random sequence it has used.
     pub(crate) fn drawn(&self) -> u64 {
-        // A position counts words, and nobody draws as many as that.
+        // A position counts 32-bit words; 2^64 of them are never drawn.
         self.random.get_word_pos() as u64
     }
 
-    /// The next token, given the logits and the tokens so far.
-    ///
-    /// Logits that are not numbers are never chosen, unless there is nothing else.
+    /// Returns the next token, given the logits and the tokens so far. NaN logits are never chosen, unless there is nothing
+    /// else.
     pub fn sample(&mut self, logits: &[f32], tokens: &[u32]) -> u32 {
         match self.left(logits, tokens) {
             Left::One(token) => token,
@@ -168,7 +167,7 @@ impl Sampler {
         }
     }
 
-    /// What [`sample`](Self::sample) would choose from, likeliest first, with the probability of each.
+    /// Returns the tokens that [`sample`](Self::sample) would choose from, likeliest first, with their probabilities.
     pub fn probabilities(&self, logits: &[f32], tokens: &[u32]) -> Vec<(u32, f32)> {
         match self.left(logits, tokens) {
             Left::One(token) => vec![(token, 1.0)],
@@ -180,7 +179,7 @@ impl Sampler {
         }
     }
 
-    /// What penalties, biases and filters leave.
+    /// Returns the tokens that penalties, biases and filters leave.
     fn left(&self, logits: &[f32], tokens: &[u32]) -> Left {
         let logits = self.adjusted(logits, tokens);
         if self.config.temperature == 0.0 {
@@ -196,7 +195,7 @@ impl Sampler {
         Left::Several(candidates)
     }
 
-    /// Logits after penalties and biases; they are copied only where there are any.
+    /// Returns the logits after penalties and biases, copied only where there are any.
     fn adjusted<'l>(&self, logits: &'l [f32], tokens: &[u32]) -> Cow<'l, [f32]> {
         let SamplerConfig { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.config;
         let penalised = repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0;
@@ -226,7 +225,7 @@ impl Sampler {
         }
     }
 
-    /// The top-k tokens in any order, with their probabilities at the configured temperature.
+    /// Returns the top-k tokens in any order, with their probabilities at the configured temperature.
     fn candidates(&self, logits: &[f32]) -> Vec<Candidate> {
         let mut candidates: Vec<Candidate> = logits
             .iter()
@@ -253,15 +252,15 @@ impl Sampler {
         candidates
     }
 
-    /// A race: each candidate arrives after a time of its own, on average the shorter the likelier it is, and the first is
-    /// drawn. Every token has its own random number, so that two samplers at the same place of their random sequence
-    /// mostly draw the same token from probabilities that are nearly the same, as a draft model's and its model's are.
+    /// Draws a token by an exponential race (the Gumbel-max trick): each candidate gets a random arrival time with a mean of
+    /// one over its probability, and the first to arrive is drawn. Every token has its own random number, so that a draft
+    /// model and its model, whose probabilities are similar, mostly draw the same token.
     fn draw(&mut self, candidates: &[Candidate]) -> u32 {
         let key = self.random.next_u64();
         let (mut first, mut arrival) = (0, f64::INFINITY);
         for &Candidate { token, probability, .. } in candidates {
             let random = uniform(key, token);
-            // The logarithm is no nearer to 0 than this, and takes most of the time.
+            // -ln(x) ≥ 1 - x skips most logarithms, which take most of the time.
             if (1.0 - random) < arrival * f64::from(probability) {
                 let own = -random.ln() / f64::from(probability);
                 if own < arrival || (own == arrival && token < first) {
@@ -273,22 +272,22 @@ impl Sampler {
     }
 }
 
-/// A random number for a token, between 0 and 1 and neither of them. The negative of its logarithm is exponentially
-/// distributed around 1.
+/// Returns a random number for a token, greater than 0 and less than 1. Its negative logarithm has the exponential
+/// distribution with mean 1.
 fn uniform(key: u64, token: u32) -> f64 {
     // SplitMix64, at the place of the token in the sequence that begins with the key.
     let mut mixed = key.wrapping_add(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(u64::from(token) + 1));
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     mixed ^= mixed >> 31;
-    // 53 random bits are what a double between 0 and 1 holds; a half keeps it off 0.
+    // A double between 0 and 1 holds 53 random bits; the half keeps it off 0.
     ((mixed >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }
 
-/// The index of the largest logit, the first of several.
+/// Returns the index of the largest logit, the first of equal ones.
 pub fn likeliest(logits: &[f32]) -> u32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
-    // Sixteen maxima beside each other become vectors, and what is not a number is larger than nothing.
+    // Sixteen maxima beside each other are vectorised, and NaN is never larger.
     let mut lanes = [f32::NEG_INFINITY; 16];
     let (pieces, rest) = logits.as_chunks::<16>();
     for piece in pieces {
@@ -303,7 +302,7 @@ pub fn likeliest(logits: &[f32]) -> u32 {
     logits.iter().position(|logit| *logit == highest).unwrap_or(0) as u32
 }
 
-/// Ties go to the lower token, so that the order does not depend on how it was found.
+/// Orders likelier candidates first. Ties go to the lower token, so that the order is unique.
 fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
@@ -333,7 +332,7 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, share: f32) {
     if share >= 1.0 {
         return;
     }
-    // A few tokens mostly have the share between them: to order a vocabulary takes longer than to compute its logits.
+    // A few tokens mostly reach the share together, and ordering a whole vocabulary takes longer than computing its logits.
     let (mut ordered, mut sum) = (0, 0.0);
     while ordered < candidates.len() {
         let piece = (4 * ordered).max(64);
@@ -352,7 +351,7 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, share: f32) {
     normalise(candidates);
 }
 
-/// Which of some candidates is the one with which all so far, `sum`, reach a share.
+/// Returns the index of the candidate with which the running `sum` of probabilities reaches a share.
 fn reaching(candidates: &[Candidate], share: f32, sum: &mut f32) -> Option<usize> {
     candidates.iter().position(|candidate| {
         *sum += candidate.probability;
@@ -398,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_are_those_of_what_is_drawn() {
+    fn probabilities_match_the_frequencies_of_draws() {
         let logits: Vec<f32> = [0.1f32, 0.4, 0.2, 0.3].iter().map(|p| p.ln()).collect();
         let config = SamplerConfig { top_k: 3, min_p: 0.6, seed: 5, ..warm() };
         let probabilities = Sampler::new(config.clone()).unwrap().probabilities(&logits, &[]);
@@ -413,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_keep_what_they_say() {
+    fn filters_keep_the_documented_tokens() {
         let logits: Vec<f32> = [0.4f32, 0.3, 0.2, 0.1].iter().map(|p| p.ln()).collect();
         let kept = |config: SamplerConfig| {
             let mut tokens = drawn(config, &logits, 500);
@@ -450,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_settings_are_refused() {
+    fn invalid_settings_are_refused() {
         for config in [
             SamplerConfig { temperature: -1.0, ..warm() },
             SamplerConfig { temperature: f32::NAN, ..warm() },
@@ -462,7 +461,7 @@ mod tests {
         }
     }
 
-    /// As a sampler does that puts all candidates in order and draws every one's time of arrival.
+    /// Samples by ordering all candidates and computing every arrival time.
     fn plainly(config: &SamplerConfig, logits: &[f32]) -> u32 {
         let mut random = Sampler::new(config.clone()).unwrap().random;
         let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -508,7 +507,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_not_put_in_order_changes_nothing(
+        fn partial_ordering_changes_no_draw(
             // Coarse ones, so that ties and bounds that are met exactly come up.
             logits in prop::collection::vec((-32i8..32).prop_map(|logit| f32::from(logit) / 4.0), 1..3000),
             temperature in 0.3f32..3.0,

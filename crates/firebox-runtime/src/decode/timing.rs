@@ -6,20 +6,20 @@ use std::time::Duration;
 use crate::decode::Finish;
 use crate::telemetry::{Counter, Gauge, Held, Histogram, Meters};
 
-/// When the tokens of one request came, by whatever clock says what time it is, and what is told of it.
+/// Times of one request's tokens, by the caller's clock, and the metrics that follow from them.
 #[derive(Debug)]
 pub(crate) struct Timing {
     began: Duration,
     first: Option<Duration>,
     last: Duration,
-    /// Tokens after the first, the one that ended the answer included.
+    /// Tokens after the first, with the one that ended the answer.
     steps: usize,
     meters: Arc<Meters>,
     running: Option<Held>,
 }
 
 impl Timing {
-    /// From now on, not running yet.
+    /// Begins at `now`, for a request that does not run yet.
     pub fn begin(now: Duration, meters: &Arc<Meters>) -> Self {
         Self {
             began: now,
@@ -31,12 +31,12 @@ impl Timing {
         }
     }
 
-    /// It runs, or it waits.
+    /// Records that the request runs, or that it waits.
     pub fn set_running(&mut self, runs: bool) {
         self.running = runs.then(|| self.meters.hold(Gauge::RunningRequests));
     }
 
-    /// So many tokens come before the answer, of which so many were known already.
+    /// Records the length of the prompt, and how many of its tokens were cached.
     pub fn prompt(&self, tokens: usize, cached: usize) {
         self.meters.add(Counter::PromptTokens, tokens as u64);
         if cached > 0 {
@@ -44,12 +44,12 @@ impl Timing {
         }
     }
 
-    /// It came to run after so long.
+    /// Records how long the request waited before it ran.
     pub fn waited(&self, time: Duration) {
         self.meters.took(Histogram::QueueWait, time);
     }
 
-    /// A token was chosen.
+    /// Records that a token was chosen.
     pub fn token(&mut self, now: Duration) {
         let since = self.since_begin(now);
         let before = std::mem::replace(&mut self.last, since);
@@ -62,12 +62,12 @@ impl Timing {
         }
     }
 
-    /// The token became part of the answer.
+    /// Records that the token became part of the answer.
     pub fn generated(&self) {
         self.meters.add(Counter::GeneratedTokens, 1);
     }
 
-    /// It is over.
+    /// Records the end of the request; `None` is a failure.
     pub fn ended(&self, finish: Option<Finish>) {
         let counter = match finish {
             None => Counter::FailedRequests,
@@ -77,17 +77,17 @@ impl Timing {
         self.meters.add(counter, 1);
     }
 
-    /// How long the first token took; so far, where there is none.
+    /// Returns how long the first token took; without one, the time so far.
     pub fn first(&self, now: Duration) -> Duration {
         self.first.unwrap_or_else(|| self.since_begin(now))
     }
 
-    /// How long ago it began.
+    /// Returns the time since the beginning.
     pub fn since_begin(&self, now: Duration) -> Duration {
         now.saturating_sub(self.began)
     }
 
-    /// Tokens a second after the first; 0 when there are fewer than two.
+    /// Returns the tokens per second after the first; 0 when there are fewer than two.
     pub fn decode_tps(&self) -> f64 {
         let took = self.last.saturating_sub(self.first.unwrap_or(self.last));
         if self.steps == 0 { 0.0 } else { self.steps as f64 / took.as_secs_f64().max(f64::EPSILON) }

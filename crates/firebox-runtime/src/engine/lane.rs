@@ -1,7 +1,7 @@
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
 use firebox_cache::{CacheError, PAGE_TOKENS, SequenceCache};
@@ -39,6 +39,8 @@ pub(crate) struct Lane {
     rhythm: Rhythm,
     /// What passes over answers cost, which says how much to draft.
     costs: PassCosts,
+    /// How long the drafts of the last pass over answers took to propose.
+    drafting: Duration,
 }
 
 /// A pass under way.
@@ -109,6 +111,7 @@ impl Lane {
             fed: 0,
             rhythm: Rhythm::default(),
             costs: PassCosts::default(),
+            drafting: Duration::ZERO,
         }
     }
 
@@ -321,6 +324,7 @@ impl Lane {
         };
         let mut sequences: Vec<&mut Sequence> = self.sequences.iter_mut().filter(drafting).collect();
         let Some(room) = sequences.iter().map(|one| one.session.chunk).min() else { return };
+        let began = Instant::now();
         let drafted = shielded(self.decoder.device(), || {
             let mut batch: Vec<BatchDraft<'_>> = sequences
                 .iter_mut()
@@ -336,6 +340,7 @@ impl Lane {
             // Decoding goes on without drafts; whether there is anything wrong with the device, the next pass tells.
             sequences.iter_mut().for_each(|one| one.speculation = None);
         }
+        self.drafting = began.elapsed();
     }
 
     /// How many tokens of every sequence a pass takes.
@@ -469,7 +474,7 @@ impl Lane {
         let took = took + now.saturating_sub(began);
         self.pass_ends(need, passed, took);
         if !feeds {
-            self.costs.record(rows, took);
+            self.costs.record(rows, took.saturating_sub(self.drafting));
         }
         let vocab = logits.len() / asked;
         let mut rest = &logits[..];

@@ -1,6 +1,6 @@
 //! Drafts: one continuation or several.
 
-/// What may follow a sequence: one continuation, or several of which at most one can come true.
+/// Guesses of what follows a sequence: one continuation, or several that exclude each other.
 ///
 /// ```
 /// use firebox_runtime::Draft;
@@ -19,19 +19,19 @@ impl From<Vec<u32>> for Draft {
 }
 
 impl From<Vec<Vec<u32>>> for Draft {
-    /// The likeliest comes first. Branches may have a beginning in common.
+    /// Takes branches, likeliest first. They may begin alike.
     fn from(branches: Vec<Vec<u32>>) -> Self {
         Self { branches }
     }
 }
 
 impl Draft {
-    /// Its branches, likeliest first.
+    /// Returns the branches, likeliest first.
     pub fn branches(&self) -> &[Vec<u32>] {
         &self.branches
     }
 
-    /// What is left of it with branches as long as they are `permitted`.
+    /// Cuts every branch to the length that is `permitted`.
     pub(super) fn permitted(mut self, mut permitted: impl FnMut(&[u32]) -> usize) -> Self {
         for branch in &mut self.branches {
             let length = permitted(branch);
@@ -40,8 +40,7 @@ impl Draft {
         self
     }
 
-    /// What is left of it with branches of at most `most` tokens, each only as far as its tokens are `known`, and
-    /// none that another begins with.
+    /// Cuts branches to `most` tokens and before tokens that are not `known`, and drops those that another begins with.
     pub(super) fn cut(self, most: usize, known: impl Fn(u32) -> bool) -> Self {
         let mut branches: Vec<Vec<u32>> = Vec::with_capacity(self.branches.len());
         for mut branch in self.branches {
@@ -57,7 +56,7 @@ impl Draft {
         Self { branches }
     }
 
-    /// How many of `chosen` tokens each branch has guessed, beyond those that the branches before it have.
+    /// Returns how many of the `chosen` tokens each branch guessed beyond those that the branches before it guessed.
     pub(super) fn gains(&self, chosen: &[u32]) -> Vec<usize> {
         let mut best = 0;
         let gain = |branch: &Vec<u32>| {
@@ -77,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_brings_nothing_is_left_out() {
+    fn redundant_branches_are_dropped() {
         let draft = Draft::from(vec![vec![1, 2], vec![], vec![1], vec![1, 2, 3, 9], vec![4, 99, 5], vec![4]]);
         assert_eq!(draft.clone().cut(3, |token| token < 50).branches(), [vec![1, 2, 3], vec![4]]);
         assert_eq!(draft.cut(0, |_| true), Draft::default());
     }
 
     #[test]
-    fn branches_gain_what_those_before_them_do_not() {
+    fn gains_count_only_new_tokens() {
         let draft = Draft::from(vec![vec![1, 2, 3], vec![1, 5], vec![1, 5, 6], vec![7]]);
         assert_eq!(draft.gains(&[1, 5, 6, 8]), [1, 1, 1, 0]);
         assert_eq!(draft.gains(&[7]), [0, 0, 0, 1]);
@@ -93,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_cut_draft_says_as_much(
+        fn cutting_loses_no_guess_within_the_limit(
             branches in prop::collection::vec(prop::collection::vec(0u32..3, 0..5), 0..6),
             chosen in prop::collection::vec(0u32..3, 0..5),
             most in 0usize..5,

@@ -5,16 +5,16 @@ use std::cmp::Reverse;
 use crate::decode::speculation::{DRAFT_BRANCHES, Draft, Drafter};
 use crate::{RuntimeError, Sampler};
 
-/// Fewer equal tokens in a row are mostly chance.
-const SHORTEST: usize = 3;
+/// The shortest match; shorter ones are mostly chance.
+const SHORTEST_MATCH: usize = 3;
 
-/// Longer matches are not told apart.
-const LONGEST: usize = 32;
+/// The longest match; longer ones are not told apart.
+const LONGEST_MATCH: usize = 32;
 
-/// Earlier occurrences looked at for each draft. A common run of tokens has thousands.
+/// The most earlier occurrences that are compared for a draft. A common run of tokens has thousands.
 const CANDIDATES: usize = 64;
 
-/// Buckets of the index.
+/// Hash buckets of the index.
 const BUCKETS: usize = 1 << 15;
 
 /// Positions the index reaches back. A power of two.
@@ -22,12 +22,11 @@ const WINDOW: usize = 1 << 17;
 
 const NONE: u32 = u32::MAX;
 
-/// Drafts what followed the last time that the sequence ended as it does now: prompt lookup. Of several such places the
-/// one with the longest equal run before it comes first, then the latest; those that went on differently are further
-/// branches.
+/// Prompt lookup: drafts the tokens that followed an earlier occurrence of the sequence's last tokens. The longest match comes
+/// first, then the latest; matches that continue differently are further branches.
 ///
-/// The index is that of LZ77 compressors: every run of three tokens is chained to the one before it in the same
-/// bucket. It grows with the sequence and takes at most 640 KiB.
+/// The index is that of LZ77 compressors: every run of three tokens is chained to the run before it in the same bucket. It
+/// grows with the sequence and takes at most 640 KiB.
 ///
 /// ```
 /// use firebox_runtime::{Drafter, LookupDrafter, Sampler, SamplerConfig};
@@ -46,7 +45,7 @@ pub struct LookupDrafter {
     before: Vec<u32>,
     /// Runs that end here or before are in the index.
     indexed: usize,
-    /// The last tokens that were indexed: a sequence without them there is another.
+    /// The last tokens that were indexed, by which another sequence is recognised.
     last: Vec<u32>,
 }
 
@@ -57,28 +56,28 @@ impl Default for LookupDrafter {
 }
 
 impl LookupDrafter {
-    /// A drafter that has seen nothing.
+    /// Creates a drafter with an empty index.
     pub fn new() -> Self {
         Self { heads: vec![NONE; BUCKETS], before: Vec::new(), indexed: 0, last: Vec::new() }
     }
 
-    /// Bytes the index takes.
+    /// Returns the bytes of the index.
     pub fn bytes(&self) -> usize {
         4 * (self.heads.len() + self.before.len() + self.last.len())
     }
 
-    /// Brings the index up to the sequence. One that differs from it further back than is compared leaves entries that
-    /// do not fit, which a search finds out.
+    /// Extends the index to the sequence. A sequence that differs before the compared tokens leaves stale entries, which
+    /// searches skip.
     fn follow(&mut self, tokens: &[u32]) {
         if self.indexed >= tokens.len().max(1) || !tokens[..self.indexed].ends_with(&self.last) {
             self.heads.fill(NONE);
             self.before.clear();
             self.indexed = 0;
         }
-        // The run that ends the sequence is what is looked for; it comes in with the token that follows it.
+        // The last run is the one that is searched for; it is indexed with the token that follows it.
         let end = tokens.len().saturating_sub(1);
         for at in self.indexed..end {
-            let bucket = (at + 1).checked_sub(SHORTEST).map(|start| bucket(&tokens[start..=at]));
+            let bucket = (at + 1).checked_sub(SHORTEST_MATCH).map(|start| bucket(&tokens[start..=at]));
             let before = bucket.map_or(NONE, |bucket| std::mem::replace(&mut self.heads[bucket], at as u32));
             if self.before.len() < WINDOW {
                 self.before.push(before);
@@ -89,15 +88,15 @@ impl LookupDrafter {
         if end > self.indexed {
             self.indexed = end;
             self.last.clear();
-            self.last.extend_from_slice(&tokens[end.saturating_sub(LONGEST)..end]);
+            self.last.extend_from_slice(&tokens[end.saturating_sub(LONGEST_MATCH)..end]);
         }
     }
 
-    /// Where to read on: behind earlier runs that equal what the sequence ends with, and how much of it each equals. The
-    /// longest comes first, then the latest; of those that go on with the same token there is one.
+    /// Returns the ends of earlier matches of the sequence's last tokens, and their lengths: longest first, then latest, and
+    /// one for each token that follows.
     fn matches(&self, tokens: &[u32]) -> Vec<(usize, usize)> {
         let mut found: Vec<(usize, usize)> = Vec::new();
-        let Some(start) = tokens.len().checked_sub(SHORTEST) else { return found };
+        let Some(start) = tokens.len().checked_sub(SHORTEST_MATCH) else { return found };
         let mut at = self.heads[bucket(&tokens[start..])];
         for _ in 0..CANDIDATES {
             if at == NONE || tokens.len() > at as usize + WINDOW {
@@ -105,13 +104,14 @@ impl LookupDrafter {
             }
             let end = at as usize + 1;
             let earlier = tokens[..end].iter().rev();
-            let equal = earlier.zip(tokens.iter().rev()).take(LONGEST).take_while(|(a, b)| a == b).count();
+            let equal =
+                earlier.zip(tokens.iter().rev()).take(LONGEST_MATCH).take_while(|(a, b)| a == b).count();
             match found.iter_mut().find(|(other, _)| tokens[*other] == tokens[end]) {
                 Some(other) if equal > other.1 => *other = (end, equal),
-                None if equal >= SHORTEST => found.push((end, equal)),
+                None if equal >= SHORTEST_MATCH => found.push((end, equal)),
                 _ => {}
             }
-            if equal == LONGEST {
+            if equal == LONGEST_MATCH {
                 break;
             }
             at = self.before[at as usize % WINDOW];
@@ -123,7 +123,7 @@ impl LookupDrafter {
 }
 
 impl Drafter for LookupDrafter {
-    /// The longer the run that is equal, the surer it is: 3 tokens, up to 7, up to 15, and so on.
+    /// Longer matches are graded higher: 3 tokens, up to 7, up to 15, and so on.
     fn grade(&mut self, tokens: &[u32]) -> Option<usize> {
         self.follow(tokens);
         self.matches(tokens).first().map(|(_, equal)| equal.ilog2() as usize - 1)
@@ -134,7 +134,7 @@ impl Drafter for LookupDrafter {
         let read_on = |(from, _)| {
             let mut branch: Vec<u32> = Vec::with_capacity(most);
             for at in from..from + most {
-                // A sequence that repeats itself goes on repeating what is drafted.
+                // In a sequence that repeats itself, the match continues into the draft.
                 branch.push(if at < tokens.len() { tokens[at] } else { branch[at - tokens.len()] });
             }
             branch
@@ -165,15 +165,15 @@ mod tests {
         draft.branches().to_vec()
     }
 
-    /// The same by looking everywhere.
+    /// Drafts by searching the whole sequence.
     fn searched(tokens: &[u32], most: usize) -> Vec<Vec<u32>> {
         let equal = |end: usize| {
             let earlier = tokens[..end].iter().rev();
-            earlier.zip(tokens.iter().rev()).take(LONGEST).take_while(|(a, b)| a == b).count()
+            earlier.zip(tokens.iter().rev()).take(LONGEST_MATCH).take_while(|(a, b)| a == b).count()
         };
-        // Behind a run that is as long as can be told apart nothing else is looked for.
-        let from = (1..tokens.len()).rfind(|&end| equal(end) == LONGEST).unwrap_or(1);
-        let mut ends: Vec<usize> = (from..tokens.len()).filter(|&end| equal(end) >= SHORTEST).collect();
+        // A match of the greatest length ends the search.
+        let from = (1..tokens.len()).rfind(|&end| equal(end) == LONGEST_MATCH).unwrap_or(1);
+        let mut ends: Vec<usize> = (from..tokens.len()).filter(|&end| equal(end) >= SHORTEST_MATCH).collect();
         ends.sort_by_key(|&end| Reverse((equal(end), end)));
         let mut next = Vec::new();
         ends.retain(|&end| {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cycle_is_drafted_on_and_on() {
+    fn a_cycle_is_drafted_repeatedly() {
         let tokens: Vec<u32> = (0..11).map(|at| 40 + at % 4).collect();
         assert_eq!(propose(&mut LookupDrafter::new(), &tokens, 9), [[43, 40, 41, 42, 43, 40, 41, 42, 43]]);
     }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_runs_are_surer() {
+    fn longer_matches_have_higher_grades() {
         for (equal, grade) in
             [(2, None), (3, Some(0)), (4, Some(1)), (7, Some(1)), (8, Some(2)), (40, Some(4))]
         {
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Neither the index nor a search may grow with the sequence.
+    /// Neither the index nor a search grows with a long sequence.
     #[test]
     fn a_long_sequence_costs_little() {
         let mut drafter = LookupDrafter::new();
@@ -235,13 +235,13 @@ mod tests {
             tokens.push(step & 7);
             propose(&mut drafter, &tokens, 8);
         }
-        // Some 30 µs each without optimisation; looking everywhere takes milliseconds.
+        // Some 30 µs each without optimisation; a search of the whole sequence takes milliseconds.
         assert!(began.elapsed().as_millis() < 1000, "{:?}", began.elapsed());
     }
 
     proptest! {
         #[test]
-        fn drafts_are_those_of_a_search_everywhere(
+        fn drafts_match_a_search_of_the_whole_sequence(
             tokens in prop::collection::vec(0u32..3, 0..60), most in 0usize..6,
         ) {
             let mut drafter = LookupDrafter::new();
@@ -250,7 +250,7 @@ mod tests {
             }
         }
 
-        /// A sequence may be cut, go on differently, or be another.
+        /// A sequence may be cut, continue differently, or be another.
         #[test]
         fn any_sequence_after_any_other_is_safe(
             sequences in prop::collection::vec(prop::collection::vec(0u32..4, 0..80), 1..6),
@@ -260,7 +260,7 @@ mod tests {
                 let draft = propose(&mut drafter, tokens, 5);
                 prop_assert!(draft.iter().flatten().all(|token| tokens.contains(token)));
             }
-            // Another sequence of the same length and ending may cost drafts; one that shows the difference does not.
+            // Another sequence of equal length and ending may lose drafts; an empty one resets the index.
             propose(&mut drafter, &[], 5);
             let last = sequences.last().unwrap();
             prop_assert_eq!(propose(&mut drafter, last, 5), searched(last, 5));

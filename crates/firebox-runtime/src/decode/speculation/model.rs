@@ -4,20 +4,20 @@ use crate::decode::speculation::{Draft, Drafter};
 use crate::session::Mark;
 use crate::{Model, RuntimeError, Sampler, Session};
 
-/// Drafts by a smaller model of the same vocabulary.
+/// Drafts by a smaller model with the same vocabulary.
 ///
-/// It samples as the large model is going to, with the same settings and the same random numbers. Where the two have the
-/// same probabilities they choose the same token, and where these nearly agree they mostly do; at temperature 0 both
-/// choose the likeliest. What it would have drawn in place of its first token is a branch of its own.
+/// It samples with the settings and the random numbers that the large model will use. Where the two have equal probabilities
+/// they choose the same token, and where these nearly agree they mostly do; at temperature 0 both choose the likeliest. The
+/// second choice for the first token is a branch of its own.
 #[derive(Debug, Clone)]
 pub struct ModelDrafter {
     session: Session,
-    /// Before the last draft, of which some may have been refused.
+    /// The session before the last draft, of which some tokens may have been refused.
     mark: Option<Mark>,
 }
 
 impl ModelDrafter {
-    /// Drafts by `draft` for `model`. Both must have the same tokens.
+    /// Drafts by `draft` for `model`. Both must have equal vocabularies.
     pub fn new(draft: &Model, model: &Model) -> Result<Self, RuntimeError> {
         let path = |model: &Model| model.checkpoint().path().to_path_buf();
         let differ = |difference: String| RuntimeError::DraftVocabulary {
@@ -44,14 +44,14 @@ impl ModelDrafter {
         Ok(Self { session: draft.session()?, mark: None })
     }
 
-    /// The same, with the draft model's own session made by `change`: another type of keys and values, a way to cancel.
+    /// Changes the draft model's session, for example its type of keys and values.
     pub fn with_session(self, change: impl FnOnce(Session) -> Session) -> Self {
         Self { session: change(self.session), mark: None }
     }
 
     fn continued(&mut self, tokens: &[u32], most: usize, sampler: &Sampler) -> Result<Draft, RuntimeError> {
         let known = self.session.tokens().iter().zip(tokens).take_while(|(known, now)| known == now).count();
-        // There are logits only after a token that goes through the layers now.
+        // At least one token goes through the layers, as logits come only of that.
         let kept = known.min(tokens.len().saturating_sub(1));
         match self.mark.take() {
             Some(mark) => self.session.rewind_to(&mark, kept),
@@ -61,7 +61,7 @@ impl ModelDrafter {
         self.mark = Some(self.session.mark());
         let (mut second, mut sampler) = (sampler.clone(), sampler.clone());
         let mut branch = vec![sampler.sample(&logits, tokens)];
-        // To go on from it as well would take the draft model as long again.
+        // Continuing from it as well would take the draft model as long again.
         logits[branch[0] as usize] = f32::NEG_INFINITY;
         let other = vec![second.sample(&logits, tokens)];
         while branch.len() < most {
@@ -78,7 +78,7 @@ impl Drafter for ModelDrafter {
             return Ok(Draft::default());
         }
         match self.continued(tokens, most, sampler) {
-            // Whoever cancelled sees to the generation too.
+            // The generation itself is cancelled elsewhere.
             Err(RuntimeError::Cancelled) => Ok(Draft::default()),
             drafted => drafted,
         }

@@ -154,6 +154,6 @@ fn forced_tokens_are_drafted_without_being_asked_for() {
     let text = Text { prompt: "He", config, lookup: false };
     let drafted = together(&model, &[(text, 0)]);
     assert!(drafted > 0);
-    let counted = telemetry.snapshot().model("model").unwrap().counters[&Counter::DraftedTokens];
+    let counted = telemetry.snapshot().model("model").unwrap().meters.counters[&Counter::DraftedTokens];
     assert_eq!(counted, drafted as u64);
 }
