@@ -4,14 +4,14 @@
 
 #![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
-use firebox::heads::RackConfig;
+use firebox::heads::HeadPoolConfig;
 use firebox::{
     AfterEviction, Generation, GenerationConfig, Model, Role, RuntimeError, Session, TurnKind, WholeTurns,
     device,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::patient())?;
+    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(HeadPoolConfig::patient())?;
     let tokens = |text: &str| model.tokenizer()?.encode(text, false).map_err(RuntimeError::from);
     // Turns have 128 tokens; who needs more forgets the oldest as a whole, and the rest closes up.
     let policy = WholeTurns { after: AfterEviction::CompactPositions };

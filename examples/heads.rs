@@ -4,11 +4,11 @@
 
 #![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
-use firebox::heads::RackConfig;
+use firebox::heads::HeadPoolConfig;
 use firebox::{Generation, GenerationConfig, Model, OWN_HEAD, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::patient())?;
+    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(HeadPoolConfig::patient())?;
     let tokenizer = model.tokenizer()?.clone();
     let rack = model.heads().ok_or("the pocket model has heads")?;
     println!("heads: {}", rack.names().join(", "));
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for head in ["chat", "code", "summarize", OWN_HEAD, "chat"] {
         // What the trunk remembers stays; the head reads it again, when it is next fed.
         let worn = session.use_head(head);
-        if let Some(reason) = worn.instead {
+        if let Some(reason) = worn.fallback_reason {
             println!("{head}: {reason}");
         }
         let question = tokenizer.encode("<|user|>What is my dog called?<|end|><|assistant|>", false)?;

@@ -6,7 +6,7 @@
 
 use std::error::Error;
 
-use firebox::model::{Input, Pass, Wanted};
+use firebox::model::{Input, LogitRows, Pass};
 use firebox::{Model, device, likeliest};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         eprintln!("before layer {}", pass.next_layer());
         pass.step(&decoder, &mut [&mut first, &mut second])?;
     }
-    let logits = pass.logits(&decoder, Wanted::Last)?.try_into_vec_as::<f32>()?;
+    let logits = pass.logits(&decoder, LogitRows::Last)?.try_into_vec_as::<f32>()?;
     for (prompt, logits) in prompts.iter().zip(logits.chunks(decoder.config().vocab_size)) {
         println!("{prompt:?} goes on with {}", likeliest(logits));
     }

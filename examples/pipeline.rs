@@ -7,11 +7,11 @@
 use std::time::Duration;
 
 use firebox::engine::{Engine, Event, HostConfig, Piped, Pipeline, Stage};
-use firebox::heads::RackConfig;
+use firebox::heads::HeadPoolConfig;
 use firebox::{GenerationConfig, Model, RuntimeError, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(RackConfig::patient())?;
+    let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(HeadPoolConfig::patient())?;
     let tokenizer = model.tokenizer()?.clone();
     let engine = Engine::start(HostConfig::default())?;
     engine.add("pocket", model.clone())?;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     // The router is a head as well: a classifier whose labels are names of stages.
     let rack = model.heads().ok_or("the pocket model has heads")?;
-    let router = rack.wear("router").head.ok_or("the pocket model has a router")?;
+    let router = rack.acquire("router").head.ok_or("the pocket model has a router")?;
     let (routed, prompt) = (model.session()?, ask.clone());
     let router = move |text: &str| -> Result<Vec<(String, f32)>, RuntimeError> {
         let likely = routed.classify(&router, &prompt(text)?)?;

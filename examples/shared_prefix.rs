@@ -35,13 +35,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if let Some(stop) = begun.stop {
             // Recurrent layers go on from where a state was kept.
             session.feed(&prompt[fed..stop])?;
-            tree.keep(&session, "");
+            tree.insert(&session, "");
             fed = stop;
         }
         let next = likeliest(&session.feed(&prompt[fed..])?);
         let shared = began.elapsed();
         let began = Instant::now();
-        tree.keep(&session, "");
+        tree.insert(&session, "");
         let kept = began.elapsed();
         println!(
             "{} of {} tokens shared: first token after {:.1} ms instead of {:.1}, {}; kept in {:.2} ms",

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use firebox::heads::RackConfig;
+use firebox::heads::HeadPoolConfig;
 use firebox::model::{HeadForm, Seeded, Tower};
 use firebox::store::{Dtype, Heads, trunk_hash};
 use firebox::text::ChatTemplate;
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let installed = Heads::open(&bundle)?.install(&files, "pirate")?;
     println!("installed as generation {}", installed.generation);
 
-    let model = Model::open(&bundle, &device("cpu")?)?.with_heads(RackConfig::patient())?;
+    let model = Model::open(&bundle, &device("cpu")?)?.with_heads(HeadPoolConfig::patient())?;
     let prompt = tokenizer.encode("<|user|>My name is Ivy.<|end|><|assistant|>", false)?;
     for head in ["chat", "pirate"] {
         let mut session = model.session()?;

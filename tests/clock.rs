@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firebox::engine::{Engine, HostConfig, Request};
-use firebox::heads::{HeadEvent, RackConfig};
+use firebox::heads::{HeadEvent, HeadPoolConfig};
 use firebox::store::files::{Fault, Faults};
 use firebox::{
     AfterEviction, Generation, GenerationConfig, KvType, Model, Role, RuntimeError, Session, WholeTurns,
@@ -180,13 +180,13 @@ fn retries_come_when_their_time_is_over() {
     let path = folder.path().join("pocket");
     copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket"), &path);
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::patient()).unwrap();
+    let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let rack = model.heads().unwrap();
-    rack.settle();
-    assert!(rack.wear("chat").instead.is_none());
+    rack.wait_until_idle();
+    assert!(rack.acquire("chat").fallback_reason.is_none());
     let faults = Faults::below(&path.join("heads/code"));
     faults.from(0, Fault::Broken);
-    let refused = rack.wear("code").instead.expect("the disk fails");
+    let refused = rack.acquire("code").fallback_reason.expect("the disk fails");
     assert!(refused.to_string().contains("the disk fails"), "{refused}");
     let failed = faults.lift();
     assert!(failed > 0);
@@ -199,10 +199,10 @@ fn retries_come_when_their_time_is_over() {
     // The disk works again, which nobody knows, and a clock that jumps does not tell.
     for hours in [0, 2, -2, 700] {
         WALL.store(hours * HOUR, Ordering::SeqCst);
-        assert!(rack.wear("code").instead.is_some(), "{hours}");
+        assert!(rack.acquire("code").fallback_reason.is_some(), "{hours}");
         // The others are there all the time.
-        assert!(rack.wear("chat").instead.is_none());
+        assert!(rack.acquire("chat").fallback_reason.is_none());
     }
     MEASURED.store(retry_in.as_secs() as i64 + 1, Ordering::SeqCst);
-    assert!(rack.wear("code").instead.is_none(), "its time has come");
+    assert!(rack.acquire("code").fallback_reason.is_none(), "its time has come");
 }

@@ -10,10 +10,10 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 use firebox::cache::LayerCache;
 use firebox::engine::{Engine, HostConfig, Request};
-use firebox::heads::RackConfig;
+use firebox::heads::HeadPoolConfig;
 use firebox::model::{
-    ComponentError, DenseMatrix, FeedForward, Input, Linear, Matrix, Mixer, MixerMemory, ModelError,
-    OwnFeedForward, OwnMixer, Sequences, StreamedConfig, Wanted,
+    ComponentError, DenseMatrix, FeedForward, Input, Linear, LogitRows, Matrix, Mixer, MixerMemory,
+    ModelError, OwnFeedForward, OwnMixer, Sequences, StreamedConfig,
 };
 use firebox::store::Checkpoint;
 use firebox::{
@@ -234,7 +234,7 @@ fn a_state_of_its_own_says_the_same_however_tokens_come() {
     let inputs = [Input::new(&tokens[..11], 0, 11), Input::new(&tokens[20..25], 0, 5)];
     let together = |caches: &mut [_; 2]| {
         let [one, other] = caches;
-        let logits = decoder.forward_together(&inputs, &mut [one, other], Wanted::All).unwrap();
+        let logits = decoder.forward_together(&inputs, &mut [one, other], LogitRows::All).unwrap();
         logits.try_into_vec_as::<f32>().unwrap()
     };
     let both = together(&mut caches);
@@ -332,7 +332,7 @@ fn heads_change_over_a_trunk_with_components() {
     let memory = pocket().decoder().unwrap().memories()[1];
     let own = pocket().with_mixer(1, |there| Around(there, memory)).unwrap();
     let own = own.with_feed_forward(5, SameAs).unwrap();
-    let models = [pocket(), own].map(|model| model.with_heads(RackConfig::patient()).unwrap());
+    let models = [pocket(), own].map(|model| model.with_heads(HeadPoolConfig::patient()).unwrap());
     for head in ["chat", "code"] {
         let [expected, found] = models.each_ref().map(|model| {
             let prompt = "<|user|>Write a loop from 3 to 12.<|end|><|assistant|>";

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firebox::cache::{PagePool, SequenceCache};
-use firebox::heads::{FALLBACK, RackConfig};
-use firebox::model::{Head, HeadForm, Input, ModelError, Wanted};
+use firebox::heads::{FALLBACK, HeadPoolConfig};
+use firebox::model::{Head, HeadForm, Input, ModelError, LogitRows};
 use firebox::residency::ResidencyOptions;
 use firebox::store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
 use firebox::{
@@ -184,7 +184,7 @@ fn sequences_of_several_heads_share_a_pass() {
                 ..Input::new(&fed[at], caches[at].position(), 0)
             };
             let inputs: Vec<_> = (0..heads.len()).map(|at| input(at, &caches)).collect();
-            for wanted in [Wanted::All, Wanted::Last] {
+            for wanted in [LogitRows::All, LogitRows::Last] {
                 let (mut together, mut by_itself) = (caches.clone(), alone.clone());
                 let mut all: Vec<_> = together.iter_mut().collect();
                 let found = decoder.forward_together(&inputs, &mut all, wanted).unwrap();
@@ -195,7 +195,7 @@ fn sequences_of_several_heads_share_a_pass() {
                     expected.extend(one.try_into_vec_as::<f32>().unwrap());
                 }
                 assert_eq!(bits(&found), bits(&expected), "{family}, {wanted:?}");
-                if wanted == Wanted::Last {
+                if wanted == LogitRows::Last {
                     (caches, alone) = (together, by_itself);
                 }
             }
@@ -306,9 +306,9 @@ fn an_adapter_is_the_weights_it_would_make() {
     safetensors::serialize_to_file(views, None, &whole.join("model.safetensors")).unwrap();
 
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::patient()).unwrap();
+    let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let mut session = model.session().unwrap();
-    assert!(session.use_head("adapted").instead.is_none());
+    assert!(session.use_head("adapted").fallback_reason.is_none());
     let found = session.feed(&tokens(3, 30)).unwrap();
     let whole = Model::open(&whole, &device("cpu").unwrap()).unwrap();
     let expected = whole.session().unwrap().feed(&tokens(3, 30)).unwrap();
@@ -370,12 +370,12 @@ fn a_bridge_leaves_no_trace() {
     let folder = tempfile::tempdir().unwrap();
     let path = bridged(folder.path());
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::patient()).unwrap();
+    let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let (mut session, mut plain) = (model.session().unwrap(), model.session().unwrap());
     for (step, fed) in [tokens(1, 50), tokens(2, 70), tokens(3, 1), tokens(4, 20)].into_iter().enumerate() {
         // A head that is not there is stood in for.
         let worn = session.use_head(if step % 2 == 0 { OWN_HEAD } else { "none" });
-        assert_eq!(worn.instead.is_some(), step % 2 == 1);
+        assert_eq!(worn.fallback_reason.is_some(), step % 2 == 1);
         let (found, expected) = (session.feed(&fed).unwrap(), plain.feed(&fed).unwrap());
         assert_eq!(bits(&found) == bits(&expected), step % 2 == 0, "step {step}");
     }
@@ -390,8 +390,8 @@ fn heads_of_a_fitted_model_are_charged_to_its_budget() {
     let model = Model::open_within(&path, &device("cpu").unwrap(), &config).unwrap();
     let budget = model.residency().unwrap().budget().clone();
     let before = budget.held(Account::Weights);
-    let model = model.with_heads(RackConfig::patient()).unwrap();
-    assert!(model.session().unwrap().use_head(FALLBACK).instead.is_none());
+    let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
+    assert!(model.session().unwrap().use_head(FALLBACK).fallback_reason.is_none());
     assert!(budget.held(Account::Weights) > before);
 }
 
@@ -418,13 +418,13 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     let ran = |session: &mut Session| bits(&session.feed(&tokens(9, 3)).unwrap());
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
     let budget = Budget::new(1 << 30);
-    let config = RackConfig { budget: Some(budget.clone()), ..RackConfig::patient() };
+    let config = HeadPoolConfig { budget: Some(budget.clone()), ..HeadPoolConfig::patient() };
     let model = model.with_heads(config).unwrap();
     let rack = model.heads().unwrap();
     let (one, other) = ("head-1", "head-2");
     let wearing = |name: &str| {
         let mut session = model.session().unwrap();
-        assert!(session.use_head(name).instead.is_none());
+        assert!(session.use_head(name).fallback_reason.is_none());
         session
     };
     let (first, second) = (ran(&mut wearing(one)), ran(&mut wearing(other)));
@@ -434,18 +434,18 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     assert_eq!(both, 2 * each);
 
     // What one leaves stays charged until the next one has it, which then says what it always said.
-    rack.let_go(one);
+    rack.evict(one);
     assert_eq!(budget.held(Account::Weights), both);
     assert_eq!(ran(&mut wearing(one)), first);
     assert_eq!(budget.held(Account::Weights), both);
 
     // Somebody who still wears a head keeps its memory, and it stays charged for.
     let mut worn = wearing(one);
-    rack.let_go(one);
-    rack.let_go(other);
+    rack.evict(one);
+    rack.evict(other);
     assert_eq!(ran(&mut wearing(other)), second);
     assert_eq!(ran(&mut worn), first);
-    rack.let_go(other);
+    rack.evict(other);
     assert_eq!(budget.held(Account::Weights), both);
     drop(worn);
     assert_eq!(budget.held(Account::Weights), each);
@@ -469,10 +469,10 @@ fn a_classifier_reads_the_trunk() {
     head.write(folder.path().join("head")).unwrap();
     Heads::open(&path).unwrap().install(folder.path().join("head"), "router").unwrap();
     let model = Model::open(&path, &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::patient()).unwrap();
+    let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let mut session = model.session().unwrap();
     session.feed(&tokens(1, 40)).unwrap();
-    let router = model.heads().unwrap().wear("router").head.unwrap();
+    let router = model.heads().unwrap().acquire("router").head.unwrap();
     let found = session.classify(&router, &tokens(7, 9)).unwrap();
     assert_eq!(session.tokens().len(), 40);
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use firebox::engine::{Engine, Event, HostConfig, Request};
-use firebox::heads::RackConfig;
+use firebox::heads::HeadPoolConfig;
 use firebox::model::StreamedConfig;
 use firebox::residency::{ShareOptions, SharedBudget};
 use firebox::schedule::Priority;
@@ -244,15 +244,15 @@ fn a_head_gets_the_memory_of_parts_that_can_be_read_again() {
     let shared = shared(2 * MIB);
     let pocket = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/pocket");
     let pocket = open(&shared, &pocket, &ShareOptions { preload: false, ..options() });
-    let pocket = pocket.with_heads(RackConfig::patient()).unwrap();
+    let pocket = pocket.with_heads(HeadPoolConfig::patient()).unwrap();
     let large = open(&shared, &models.path("large"), &options());
     let rack = pocket.heads().unwrap();
     let bytes: u64 = rack.names().iter().map(|name| rack.bytes_of(name).unwrap()).sum();
     let before = large.residency().unwrap().kept_bytes();
     assert!(shared.budget().left() < bytes, "the other one has it");
     // Heads that are worn do not make room for each other.
-    let worn: Vec<_> = rack.names().iter().map(|name| rack.wear(name)).collect();
-    assert!(worn.iter().all(|worn| worn.instead.is_none()), "{worn:?}");
+    let worn: Vec<_> = rack.names().iter().map(|name| rack.acquire(name)).collect();
+    assert!(worn.iter().all(|worn| worn.fallback_reason.is_none()), "{worn:?}");
     assert!(pocket.residency().unwrap().budget().held(Account::Weights) >= bytes);
     assert!(large.residency().unwrap().kept_bytes() < before);
     assert!(shared.budget().most_held() <= shared.budget().total());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use firebox::cache::{PagePool, SequenceCache};
-use firebox::model::{Decoder, Input, ModelError, StreamedConfig, StreamedWeights, Wanted};
+use firebox::model::{Decoder, Input, ModelError, StreamedConfig, StreamedWeights, LogitRows};
 use firebox::pressure::{Level, Pressure};
 use firebox::residency::ResidencyOptions;
 use firebox::store::{
@@ -93,7 +93,7 @@ fn run(decoder: &Decoder, batch: usize, mut between: impl FnMut(usize)) -> Vec<V
         let inputs: Vec<_> =
             next.iter().zip(&caches).map(|(tokens, cache)| Input::new(tokens, cache.position(), 0)).collect();
         let mut caches: Vec<_> = caches.iter_mut().collect();
-        let logits = decoder.forward_together(&inputs, &mut caches, Wanted::Last).unwrap();
+        let logits = decoder.forward_together(&inputs, &mut caches, LogitRows::Last).unwrap();
         let logits = logits.try_into_vec_as::<f32>().unwrap();
         next = logits.chunks(vocab as usize).map(|row| vec![firebox::likeliest(row)]).collect();
         steps.push(logits);

@@ -373,7 +373,7 @@ impl Scene {
         turns.retain(|turn| !turn.tokens.is_empty());
         *position = dropped.unwrap_or(*position);
         if again {
-            self.encode_again();
+            self.recompute();
         }
     }
 
@@ -392,11 +392,11 @@ impl Scene {
             }
             return;
         }
-        self.encode_again();
+        self.recompute();
     }
 
-    fn encode_again(&mut self) {
-        self.branch().session.encode_again().unwrap();
+    fn recompute(&mut self) {
+        self.branch().session.recompute().unwrap();
         let Branch { turns, position, after, .. } = self.branch();
         let again: Vec<HeldTurn> = std::mem::take(turns);
         (*position, *after) = (0, None);

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor, TensorData};
-use firebox::model::{AdapterPlan, Fed, HeadForm, Seeded, Tower, Wanted};
+use firebox::model::{AdapterPlan, Fed, HeadForm, LogitRows, Seeded, Tower};
 use firebox::store::Checkpoint;
 use firebox::{Model, device};
 
@@ -43,7 +43,7 @@ fn expected(model: &Model, sequences: &[Vec<u32>]) -> Vec<f32> {
     let decoder = model.decoder().unwrap();
     let logits = sequences
         .iter()
-        .flat_map(|tokens| values(decoder.forward(tokens, 0, &mut decoder.cache(), Wanted::All).unwrap()));
+        .flat_map(|tokens| values(decoder.forward(tokens, 0, &mut decoder.cache(), LogitRows::All).unwrap()));
     logits.collect()
 }
 

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use firebox_runtime::{KvType, Model, Saved, device};
+use firebox_runtime::{KvType, Model, SessionFile, device};
 
 /// Inputs that begin so replace the record of the sequence by what follows; others overwrite tensors.
 const RECORD: u8 = b'{';
@@ -50,7 +50,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let hash = blake3::hash(&file[..sealed]);
     file[sealed..].copy_from_slice(hash.as_bytes());
     std::fs::write(path, file).expect("a temporary file");
-    let Ok(saved) = Saved::open(path, model, KvType::default()) else { return };
+    let Ok(saved) = SessionFile::open(path, model, KvType::default()) else { return };
     let mut session = saved.session().expect("it was checked when it was opened");
     if session.feed(&[7]).is_ok() {
         session.rewind(session.tokens().len() / 2);

@@ -75,7 +75,7 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
         tokens: args.tokens as usize,
         batches: args.batch.iter().map(|&batch| batch.into()).collect(),
         repeat: args.repeat.into(),
-        kept: args.cache_type.into(),
+        kv_type: args.cache_type.into(),
     };
     let trace = args.tracing.begin(&model);
     let waiting = console.waiting("measuring");

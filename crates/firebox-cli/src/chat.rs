@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::{Saved, SavedSummary};
+use firebox_runtime::{SessionFile, SessionSummary};
 use firebox_text::Message;
 
 use crate::console::{Console, human_bytes};
@@ -103,11 +103,11 @@ fn begin(
     let kept = args.generating.cache_type.into();
     let mut conversation = match &args.session {
         Some(path) if path.exists() => {
-            if !SavedSummary::is_one(path) {
+            if !SessionSummary::is_session_file(path) {
                 let reason = "is no saved conversation and stays as it is; name another file";
                 return Err(anyhow::anyhow!("{} {reason}", path.display()));
             }
-            let saved = Saved::open(path, &model, kept)?;
+            let saved = SessionFile::open(path, &model, kept)?;
             let messages: Vec<Message> = serde_json::from_str(saved.note()).with_context(|| {
                 format!(
                     "{} holds a session, but no conversation of `firebox chat`; name another file",

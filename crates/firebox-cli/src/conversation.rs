@@ -128,7 +128,7 @@ impl Conversation {
         }
         self.router = None;
         if name == AUTO {
-            self.router = Router::of(&self.session);
+            self.router = Router::for_session(&self.session);
             let chooses = if self.router.is_some() { "the router chooses" } else { "there is no router" };
             return format!("({chooses})");
         }
@@ -138,7 +138,7 @@ impl Conversation {
             // Habits that are forgotten cost a moment, next time.
             let _ = heads.history().save();
         }
-        match worn.instead {
+        match worn.fallback_reason {
             Some(reason) => format!("({reason})"),
             None => format!("(changed in {:.2} ms)", worn.took.as_secs_f64() * 1e3),
         }
@@ -260,7 +260,7 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::Ordering;
 
-    use firebox_runtime::heads::RackConfig;
+    use firebox_runtime::heads::HeadPoolConfig;
     use firebox_runtime::residency::ResidencyOptions;
     use firebox_runtime::{Account, Charge, device};
     use firebox_text::ChatTemplate;
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn the_last_ctrl_c_does_not_stop_the_choice_of_a_head() {
         let (interrupt, console) = (Interrupt::default(), Console::default());
-        let model = model("assets/pocket").with_heads(RackConfig::patient()).unwrap();
+        let model = model("assets/pocket").with_heads(HeadPoolConfig::patient()).unwrap();
         let tokenizer = model.tokenizer().unwrap().clone();
         let template = ChatTemplate::new(model.checkpoint().text(), &tokenizer).unwrap();
         let prompter = Prompter { tokenizer, template, thinking: None, add_special: false };
@@ -404,7 +404,7 @@ mod tests {
         };
         let session = model.session().unwrap().with_cancel(interrupt.flag()).with_chunk(2);
         let mut talk = Conversation::resume(model, prompter, config, session, None, Vec::new());
-        let router = Router::of(talk.session());
+        let router = Router::for_session(talk.session());
         assert!(router.is_some());
         talk.let_choose(router);
         interrupt.flag().store(true, Ordering::SeqCst);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use firebox_runtime::heads::{HeadHistory, RackConfig, Router};
+use firebox_runtime::heads::{HeadHistory, HeadPoolConfig, Router};
 use firebox_runtime::{Finish, Generation, GenerationConfig, Model, Session, Speculation, Summary};
 use firebox_text::Tokenizer;
 
@@ -79,7 +79,7 @@ impl GeneratingArgs {
         let model = open_fitted(name, &self.device, limit.as_ref(), console)?;
         // Which head usually follows which; a guess that cannot be read is no guess.
         let history = history_file().and_then(|path| HeadHistory::open(path).ok()).unwrap_or_default();
-        Ok(model.with_heads(RackConfig { history, ..self.rack.config() })?)
+        Ok(model.with_heads(HeadPoolConfig { history, ..self.rack.config() })?)
     }
 
     /// A session of a model, which stops at Ctrl-C.
@@ -91,7 +91,7 @@ impl GeneratingArgs {
     pub fn dressed(&self, session: Session, interrupt: &Interrupt) -> anyhow::Result<Session> {
         let mut session = self.configured(session, interrupt);
         if let Some(name) = self.head.as_deref().filter(|name| *name != AUTO)
-            && let Some(reason) = session.use_head(name).instead
+            && let Some(reason) = session.use_head(name).fallback_reason
         {
             return Err(anyhow::anyhow!("{reason}"));
         }
@@ -101,7 +101,7 @@ impl GeneratingArgs {
     /// What says which head a message is for; nothing if the command line does.
     pub fn router(&self, session: &Session) -> anyhow::Result<Option<Router>> {
         let router = match self.head.as_deref() {
-            None | Some(AUTO) => Router::of(session),
+            None | Some(AUTO) => Router::for_session(session),
             Some(_) => return Ok(None),
         };
         if router.is_none() && self.head.is_some() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 
 /// Options of whatever answers with heads.
 #[derive(Debug, Clone, Args)]
@@ -15,7 +15,7 @@ pub struct RackArgs {
 
 impl RackArgs {
     /// The rack that they say.
-    pub fn config(&self) -> RackConfig {
-        RackConfig { patience: Duration::from_millis(self.head_wait.into()), ..RackConfig::default() }
+    pub fn config(&self) -> HeadPoolConfig {
+        HeadPoolConfig { max_wait: Duration::from_millis(self.head_wait.into()), ..HeadPoolConfig::default() }
     }
 }

@@ -15,8 +15,8 @@ pub fn choose(
     prompt: &[u32],
     console: &Console,
 ) -> anyhow::Result<()> {
-    if let Some(chosen) = router.choice(session, prompt)? {
-        let instead = session.use_head(&chosen).instead;
+    if let Some(chosen) = router.choose(session, prompt)? {
+        let instead = session.use_head(&chosen).fallback_reason;
         console.note(instead.map_or_else(|| format!("({chosen})"), |reason| format!("({reason})")));
     }
     Ok(())

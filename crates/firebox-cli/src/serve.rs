@@ -299,7 +299,7 @@ impl Opening {
         }
         let model = model.with_heads(self.rack.config())?;
         if let Some(rack) = model.heads() {
-            self.heads.iter().for_each(|head| rack.hint(head));
+            self.heads.iter().for_each(|head| rack.prefetch(head));
         }
         let model = match &self.draft {
             Some(draft) => model.with_draft(Model::open(draft, device)?)?,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{Device, Model, OWN_HEAD};
 use firebox_train::pocket::{Examination, Recipe, Report, Score, Task, Watch, Workshop};
 use serde_json::json;
@@ -98,7 +98,7 @@ fn evaluate(
     device: &Device,
     console: &Console,
 ) -> anyhow::Result<()> {
-    let model = Model::open(path, device)?.with_heads(RackConfig::patient())?;
+    let model = Model::open(path, device)?.with_heads(HeadPoolConfig::patient())?;
     let examination = Examination { model: &model, plan: &recipe.evaluation, kept: args.cache_type.into() };
     let report = examination.hold(&mut |head| console.detail(format!("asking {}", named(head))))?;
     let remembered = |naive| -> anyhow::Result<Option<Score>> {

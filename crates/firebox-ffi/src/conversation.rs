@@ -68,7 +68,7 @@ pub(crate) struct Conversation {
 impl Conversation {
     /// Creates a conversation with a system prompt.
     pub fn begin(opened: Arc<OpenModel>, system: Option<&str>) -> Result<Self, FireboxError> {
-        let mut session = opened.capacity.given_to(opened.model.session()?);
+        let mut session = opened.capacity.apply_to(opened.model.session()?);
         runtime_conversation(&opened, &mut session).open(system)?;
         let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
         let note = SavedNote { head: None, sampling, open: false, answers: 0 };
@@ -80,7 +80,7 @@ impl Conversation {
         let (session, note) = opened.restore(path).map_err(|source| FireboxError::File { source })?;
         let note: SavedNote =
             serde_json::from_str(&note).map_err(|_| FireboxError::ForeignFile { path: path.to_owned() })?;
-        let mut session = opened.capacity.given_to(session);
+        let mut session = opened.capacity.apply_to(session);
         if let Some(head) = &note.head {
             select_head(&mut session, Some(head), &[])?;
         }

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::residency::ResidencyOptions;
-use firebox_runtime::{Capacity, Model, RuntimeError, Saved, Script, Session, device, pocket_model};
+use firebox_runtime::{Capacity, Model, RuntimeError, SessionFile, Script, Session, device, pocket_model};
 
 use crate::error::FireboxError;
 
@@ -31,17 +31,17 @@ impl OpenModel {
             Some(memory) => Model::open_within(path, &cpu, &ResidencyOptions::new(memory))?,
             None => Model::open(path, &cpu)?,
         };
-        let model = model.with_heads(RackConfig::patient())?;
+        let model = model.with_heads(HeadPoolConfig::patient())?;
         // Conversations need a tokenizer.
         model.tokenizer()?;
-        Ok(Self { script: Script::of(&model)?, capacity: capacity(&model)?, model })
+        Ok(Self { script: Script::new(&model)?, capacity: capacity(&model)?, model })
     }
 
     /// Restores a session and its note from a file.
     pub fn restore(&self, path: &Path) -> Result<(Session, String), RuntimeError> {
         let fresh = self.model.session()?;
         let pool = fresh.cache().pool();
-        let saved = Saved::open(path, &self.model, pool.layout().kv_dtype)?;
+        let saved = SessionFile::open(path, &self.model, pool.layout().kv_dtype)?;
         let session = self.model.restored_in(&saved, pool)?;
         Ok((session, saved.note().to_owned()))
     }
@@ -50,7 +50,7 @@ impl OpenModel {
 /// Returns the capacity of conversations, limited by the planned pages.
 fn capacity(model: &Model) -> Result<Capacity, RuntimeError> {
     let context = model.decoder()?.config().max_positions.min(model.planned_tokens());
-    Ok(Capacity::of(context, None, None))
+    Ok(Capacity::new(context, None, None))
 }
 
 #[cfg(test)]

@@ -13,15 +13,15 @@ pub(crate) fn select_head(
     prompt: &[u32],
 ) -> Result<(), FireboxError> {
     let Some(name) = head else {
-        let chosen = match Router::of(session) {
-            Some(router) => router.choice(session, prompt)?,
+        let chosen = match Router::for_session(session) {
+            Some(router) => router.choose(session, prompt)?,
             None => None,
         };
         // If the chosen head is unavailable, its fallback answers.
         session.use_head(chosen.as_deref().unwrap_or(OWN_HEAD));
         return Ok(());
     };
-    match session.use_head(name).instead {
+    match session.use_head(name).fallback_reason {
         Some(source) => Err(FireboxError::NoHead { name: name.to_owned(), source }),
         None => Ok(()),
     }

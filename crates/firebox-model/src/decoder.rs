@@ -15,7 +15,7 @@ use crate::feed_forward::{FeedForward, OwnFeedForward};
 use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::RmsNorm;
 use crate::observer::{Observer, Passed};
-use crate::pass::{Pass, Wanted};
+use crate::pass::{Pass, LogitRows};
 use crate::resident::ResidentWeights;
 use crate::rows::Input;
 use crate::streamed::{StreamedConfig, StreamedWeights};
@@ -289,7 +289,7 @@ impl Decoder {
         tokens: &[u32],
         length: usize,
         cache: &mut SequenceCache,
-        wanted: Wanted,
+        wanted: LogitRows,
     ) -> Result<Tensor<2>, ModelError> {
         let input = Input::new(tokens, cache.position(), length);
         self.forward_together(&[input], &mut [cache], wanted)
@@ -300,7 +300,7 @@ impl Decoder {
         &self,
         inputs: &[Input<'_>],
         caches: &mut [&mut SequenceCache],
-        wanted: Wanted,
+        wanted: LogitRows,
     ) -> Result<Tensor<2>, ModelError> {
         let _turn = self.turn();
         on_pool(&self.device, || {

@@ -59,7 +59,7 @@ pub use mixer::{HeldMixer, Mixer, MixerMemory, OwnMixer, Sequence, Sequences};
 pub use norm::RmsNorm;
 pub use observer::{Observer, Passed};
 pub use partition::Partition;
-pub use pass::{Pass, Wanted};
+pub use pass::{LogitRows, Pass};
 pub use pooling::{Pooling, of_length_one};
 pub use rows::Input;
 pub use streamed::{StepHook, StreamedConfig, StreamedWeights};

@@ -38,7 +38,7 @@ struct HeadGroup {
 
 /// The rows of a finished pass that are turned into logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum LogitRows {
     /// The last token of each input.
     Last,
     /// Every token.
@@ -213,7 +213,7 @@ impl Pass {
     }
 
     /// Applies final norm and unembedding: `[wanted rows, vocab_size]`.
-    pub fn logits(mut self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
+    pub fn logits(mut self, model: &Decoder, wanted: LogitRows) -> Result<Tensor<2>, ModelError> {
         let Some(observer) = self.observer.take() else { return self.unembedded(model, wanted) };
         let began = Instant::now();
         let logits = self.unembedded(model, wanted)?;
@@ -264,14 +264,14 @@ impl Pass {
         Ok(Tensor::cat(of_members.into_iter().map(|(_, logits)| logits).collect(), 0))
     }
 
-    fn unembedded(self, model: &Decoder, wanted: Wanted) -> Result<Tensor<2>, ModelError> {
+    fn unembedded(self, model: &Decoder, wanted: LogitRows) -> Result<Tensor<2>, ModelError> {
         let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
         let alone = self.parts.len() == 1;
         for HeadGroup { inputs, rows, hidden, head } in self.parts {
             let hidden = match wanted {
-                Wanted::All => hidden,
-                Wanted::Last if rows.groups.iter().all(|group| group.rows.len() == 1) => hidden,
-                Wanted::Last => {
+                LogitRows::All => hidden,
+                LogitRows::Last if rows.groups.iter().all(|group| group.rows.len() == 1) => hidden,
+                LogitRows::Last => {
                     let ends = rows.groups.iter().filter(|group| !group.rows.is_empty());
                     let last: Vec<u32> = ends.map(|group| group.rows.end as u32 - 1).collect();
                     hidden.select(0, indices(&last, model.device()))
@@ -283,7 +283,7 @@ impl Pass {
             }
             let mut at = 0;
             for (member, group) in inputs.into_iter().zip(&rows.groups) {
-                let count = if wanted == Wanted::All { group.rows.len() } else { 1 };
+                let count = if wanted == LogitRows::All { group.rows.len() } else { 1 };
                 of_members.push((member, logits.clone().narrow(0, at, count)));
                 at += count;
             }

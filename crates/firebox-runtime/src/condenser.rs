@@ -82,13 +82,13 @@ pub fn fit_facts(
 
 /// The facts of a session being condensed, on a thread of their own, while the session goes on.
 #[derive(Debug)]
-pub struct Condensing {
+pub struct CondenseJob {
     condensed: JoinHandle<Result<Vec<u32>, RuntimeError>>,
     /// What it is made from.
     facts: Vec<TurnId>,
 }
 
-impl Condensing {
+impl CondenseJob {
     /// Begins with the facts that the session has now.
     pub fn begin(
         session: &Session,
@@ -121,8 +121,8 @@ impl Session {
     /// until the condensing is done.
     ///
     /// Returns whether it was done: not if one of the facts is no longer there, for what was made of it is out of date.
-    pub fn condense(&mut self, condensing: Condensing) -> Result<bool, RuntimeError> {
-        let Condensing { condensed, facts } = condensing;
+    pub fn condense(&mut self, condensing: CondenseJob) -> Result<bool, RuntimeError> {
+        let CondenseJob { condensed, facts } = condensing;
         let condensed = condensed.join().map_err(|_| RuntimeError::CondenserPanicked)?;
         let now = self.visible_facts();
         if facts.is_empty() || !facts.iter().all(|fact| now.contains(fact)) {
@@ -193,7 +193,7 @@ mod tests {
 
         let (done, started) = std::sync::mpsc::sync_channel(0);
         let begin = |talk: &Session, done| {
-            Condensing::begin(talk, tokenizer.clone(), 8, Arc::new(Slow(done))).unwrap()
+            CondenseJob::begin(talk, tokenizer.clone(), 8, Arc::new(Slow(done))).unwrap()
         };
         let condensing = begin(&talk, done.clone());
         // The condenser waits to be received; the conversation does not.

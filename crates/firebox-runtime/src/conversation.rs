@@ -2,7 +2,7 @@ use firebox_cache::{AfterEviction, CacheError, Role, TurnId, WholeTurns};
 use firebox_text::{ChatTemplate, TemplateOptions, TextError, TurnEncoder};
 use serde::{Deserialize, Serialize};
 
-use crate::turns::FACTS;
+use crate::session::turns::DEFAULT_FACT_TOKENS;
 use crate::{Model, RuntimeError, Session};
 
 /// Tokens of turns that are remembered where nobody says, if the model has been trained for so many.
@@ -19,8 +19,8 @@ pub struct Capacity {
 
 impl Capacity {
     /// What is wished, and what usually does where nothing is, for a model that was trained for so many tokens.
-    pub fn of(context: usize, turns: Option<usize>, facts: Option<usize>) -> Self {
-        let facts = facts.unwrap_or_else(|| FACTS.min(context / 4));
+    pub fn new(context: usize, turns: Option<usize>, facts: Option<usize>) -> Self {
+        let facts = facts.unwrap_or_else(|| DEFAULT_FACT_TOKENS.min(context / 4));
         let turns = turns.unwrap_or_else(|| TURNS.min(context.saturating_sub(facts)));
         Self { turns, facts }
     }
@@ -31,7 +31,7 @@ impl Capacity {
     }
 
     /// A session that remembers as much.
-    pub fn given_to(self, session: Session) -> Session {
+    pub fn apply_to(self, session: Session) -> Session {
         let policy = WholeTurns { after: AfterEviction::CompactPositions };
         session.with_turn_capacity(self.turns, policy).with_fact_capacity(self.facts)
     }
@@ -49,7 +49,7 @@ pub struct Script {
 
 impl Script {
     /// By the model's own template, or where it has none, line after line, with nobody named.
-    pub fn of(model: &Model) -> Result<Self, RuntimeError> {
+    pub fn new(model: &Model) -> Result<Self, RuntimeError> {
         let own = match model.tokenizer() {
             Ok(tokenizer) => ChatTemplate::new(model.checkpoint().text(), tokenizer),
             Err(_) => Err(TextError::MissingChatTemplate),
@@ -103,8 +103,8 @@ impl Script {
 /// use firebox_runtime::{Capacity, Conversation, Generation, GenerationConfig, Model, Script, device};
 ///
 /// let model = Model::open("models/chat", &device("cpu")?)?;
-/// let (script, capacity) = (Script::of(&model)?, Capacity::of(2048, None, None));
-/// let mut session = capacity.given_to(model.session()?);
+/// let (script, capacity) = (Script::new(&model)?, Capacity::new(2048, None, None));
+/// let mut session = capacity.apply_to(model.session()?);
 /// let mut conversation = Conversation::new(&script, &mut session, capacity);
 /// conversation.open(Some("Be brief."))?;
 /// let asked = conversation.ask("Who are you?")?;
@@ -218,8 +218,8 @@ mod tests {
     #[test]
     fn what_is_read_turn_by_turn_is_the_conversation_as_a_whole() {
         let model = model();
-        let (script, capacity) = (Script::of(&model).unwrap(), Capacity::of(512, None, None));
-        let mut session = capacity.given_to(model.session().unwrap());
+        let (script, capacity) = (Script::new(&model).unwrap(), Capacity::new(512, None, None));
+        let mut session = capacity.apply_to(model.session().unwrap());
         let mut messages = vec![Message::system("Be brief.")];
         let (opening, tokens) =
             Conversation::new(&script, &mut session, capacity).open(Some("Be brief.")).unwrap().unwrap();
@@ -320,11 +320,11 @@ mod tests {
     #[test]
     fn going_back_to_before_a_turn_that_fails_leaves_the_conversation_as_it_was() {
         let (model, faults) = (model(), Faults::default());
-        let script = Script::of(&model).unwrap();
+        let script = Script::new(&model).unwrap();
         for (turns, words, forgets) in [(48, 10, true), (900, 100, false)] {
             let capacity = Capacity { turns, facts: 32 };
             let begin = || {
-                let mut session = capacity.given_to(faults.session(&model));
+                let mut session = capacity.apply_to(faults.session(&model));
                 Conversation::new(&script, &mut session, capacity).open(Some("Be brief.")).unwrap();
                 session
             };
@@ -343,7 +343,8 @@ mod tests {
     /// Layers that remember no tokens go back as well.
     #[test]
     fn going_back_leaves_recurrent_layers_as_they_were() {
-        let (model, faults) = (crate::saved::tests::model("reference/qwen3_5_text"), Faults::default());
+        let (model, faults) =
+            (crate::session::save::tests::model("reference/qwen3_5_text"), Faults::default());
         let ask = |session: &mut Session, text: &str| {
             session.begin_turn(&[Role::User]).unwrap();
             text.bytes().map(|byte| 3 + u32::from(byte)).collect::<Vec<u32>>()
@@ -354,8 +355,8 @@ mod tests {
     #[test]
     fn what_has_no_room_is_refused_and_changes_nothing() {
         let model = model();
-        let (script, capacity) = (Script::of(&model).unwrap(), Capacity { turns: 24, facts: 24 });
-        let mut session = capacity.given_to(model.session().unwrap());
+        let (script, capacity) = (Script::new(&model).unwrap(), Capacity { turns: 24, facts: 24 });
+        let mut session = capacity.apply_to(model.session().unwrap());
         let long = "and then ".repeat(20);
         let mut conversation = Conversation::new(&script, &mut session, capacity);
         for refused in [conversation.open(Some(&long)).map(drop), conversation.ask(&long).map(drop)] {
@@ -378,11 +379,11 @@ mod tests {
 
     #[test]
     fn as_much_is_remembered_as_is_wished_or_as_usual() {
-        assert_eq!(Capacity::of(4096, None, None), Capacity { turns: 1536, facts: 512 });
-        assert_eq!(Capacity::of(1000, None, None), Capacity { turns: 750, facts: 250 });
-        assert_eq!(Capacity::of(1000, Some(900), Some(100)), Capacity { turns: 900, facts: 100 });
-        assert!(Capacity::of(1000, None, Some(900)).fits(1000));
-        assert!(!Capacity::of(1000, Some(900), Some(101)).fits(1000));
+        assert_eq!(Capacity::new(4096, None, None), Capacity { turns: 1536, facts: 512 });
+        assert_eq!(Capacity::new(1000, None, None), Capacity { turns: 750, facts: 250 });
+        assert_eq!(Capacity::new(1000, Some(900), Some(100)), Capacity { turns: 900, facts: 100 });
+        assert!(Capacity::new(1000, None, Some(900)).fits(1000));
+        assert!(!Capacity::new(1000, Some(900), Some(101)).fits(1000));
         assert!(!Capacity { turns: usize::MAX, facts: 1 }.fits(usize::MAX));
     }
 }

@@ -47,7 +47,7 @@ pub enum RuntimeError {
     },
     /// A head was asked for by name and cannot be worn.
     #[error("head {name:?} cannot be worn: {source}")]
-    HeadNotWorn {
+    HeadUnavailable {
         /// The head.
         name: String,
         /// Why.
@@ -199,7 +199,7 @@ pub enum RuntimeError {
     },
     /// A head did not come into memory in time.
     #[error("head {name:?} was not in memory within {} ms; it is used as soon as it is there", waited.as_millis())]
-    HeadLate {
+    HeadTimeout {
         /// Its name.
         name: String,
         /// How long it was waited for.

@@ -1,41 +1,31 @@
-//! Runs models: sessions, sampling, generation, and the measures that say whether a model computes what
-//! it should.
+//! Runs models: sessions, decoding, heads, residency, and the measures that say whether a model computes what it should.
 
-mod benchmark;
-mod branches;
 mod condenser;
 mod conversation;
 mod decode;
 mod device;
-mod embedding;
+mod embed;
 pub mod engine;
 mod error;
+mod eval;
 #[cfg(test)]
 mod grammar_outputs;
 pub mod heads;
-mod lost;
 mod model;
-mod perplexity;
 pub mod placement;
 pub mod planner;
 mod pocket;
 mod prefix;
 mod readahead;
+mod readback;
 pub mod relevance;
 mod reporter;
 pub mod residency;
-mod saved;
 mod session;
-mod shared;
-mod turn_record;
-mod turns;
-mod verification;
 
-pub use benchmark::{Benchmark, BenchmarkConfig, benchmark};
-pub use branches::{BranchId, BranchInfo, Branches};
 /// Where a model computes.
 pub use burn::tensor::Device;
-pub use condenser::{Condenser, Condensing, Extract, fit_facts};
+pub use condenser::{CondenseJob, Condenser, Extract, fit_facts};
 pub use conversation::{Capacity, Conversation, Question, Script};
 pub use decode::{
     DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, Finish, Generation, GenerationConfig, LogProbabilities,
@@ -43,8 +33,12 @@ pub use decode::{
     Summary, likeliest,
 };
 pub use device::{available_devices, device};
-pub use embedding::{EmbedOptions, Ranked};
+pub use embed::{EmbedOptions, Ranked};
 pub use error::RuntimeError;
+pub use eval::{
+    Benchmark, BenchmarkConfig, Divergence, EmbeddingVerification, LogitVerification, Perplexity, Prefill,
+    SwapTimings, Verification, benchmark, expected_input_ids, perplexity, verify_against,
+};
 pub use firebox_cache::{
     AfterEviction, AttentionSinks, CacheError, Eviction, EvictionPolicy, HiddenReason, KvType, PAGE_TOKENS,
     PagePool, Role, SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
@@ -64,12 +58,6 @@ pub use firebox_model::Pooling;
 pub use firebox_schedule::{self as schedule, ScheduleError};
 pub use firebox_telemetry as telemetry;
 pub use model::Model;
-pub use perplexity::{Divergence, Perplexity, perplexity};
 pub use pocket::pocket_model;
-pub use prefix::{Origin, PersistentPrefix, PrefixOptions};
-pub use saved::{Saved, SavedSummary};
-pub use session::{OWN_HEAD, Session};
-pub use shared::{Begun, PrefixLimits, PrefixStats, PrefixTree};
-pub use verification::{
-    EmbeddingVerification, LogitVerification, Prefill, Verification, expected_input_ids, verify_against,
-};
+pub use prefix::{Origin, PersistentPrefix, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree};
+pub use session::{BranchId, BranchInfo, Branches, OWN_HEAD, Session, SessionFile, SessionSummary};

@@ -2,7 +2,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use firebox_cache::PagePool;
 use firebox_model::{
     Decoder, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer, StreamedConfig,
 };
@@ -10,13 +9,14 @@ use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
 
 use crate::Charge;
-use crate::heads::{HeadRack, InstalledHeads, RackConfig};
+use crate::heads::pool::{HeadPool, HeadPoolConfig};
+use crate::heads::source::InstalledHeads;
 use crate::memory::{release_to_os, release_with_code};
 use crate::readahead::read_all_of;
 use crate::reporter::Reporter;
 use crate::residency::Residency;
 use crate::telemetry::{Meters, Telemetry};
-use crate::{ModelDrafter, RuntimeError, Saved, Session};
+use crate::{ModelDrafter, RuntimeError};
 
 /// An opened model: its network on a device, and what turns text into tokens and back.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub struct Model {
     pub(crate) residency: Option<Arc<Residency>>,
     /// What a model takes of a budget that is in memory as a whole.
     pub(crate) paid: Option<Arc<Charge>>,
-    heads: Option<HeadRack>,
+    heads: Option<HeadPool>,
     draft: Option<Arc<Self>>,
     telemetry: Telemetry,
     meters: Arc<Meters>,
@@ -155,14 +155,14 @@ impl Model {
     /// The same, with its heads in memory as a rack's configuration says. Sessions that begin from now on change
     /// between them. Where the configuration names no budget and the model was [fitted](Self::open_within) into one, heads
     /// are charged to that.
-    pub fn with_heads(self, mut config: RackConfig) -> Result<Self, RuntimeError> {
+    pub fn with_heads(self, mut config: HeadPoolConfig) -> Result<Self, RuntimeError> {
         config.budget = config.budget.or_else(|| Some(self.residency.as_ref()?.budget().clone()));
         let heads = match installed(&self.checkpoint)? {
             Some(heads) => {
                 let decoder = self.decoder()?;
                 release_own(&decoder, &heads);
                 let source = Arc::new(InstalledHeads::new(heads, decoder));
-                Some(HeadRack::new(source, config)?)
+                Some(HeadPool::new(source, config)?)
             }
             None => None,
         };
@@ -207,7 +207,7 @@ impl Model {
     }
 
     /// Its heads, if they are [in use](Self::with_heads).
-    pub fn heads(&self) -> Option<&HeadRack> {
+    pub fn heads(&self) -> Option<&HeadPool> {
         self.heads.as_ref()
     }
 
@@ -263,45 +263,6 @@ impl Model {
         let Some(named) = named else { return Vec::new() };
         let ids = named.as_array().map_or(std::slice::from_ref(named), Vec::as_slice);
         ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
-    }
-
-    /// A sequence that has not begun.
-    pub fn session(&self) -> Result<Session, RuntimeError> {
-        match &self.residency {
-            Some(residency) => self.session_in(residency.pool()),
-            None => Ok(self.outfitted(Session::new(self.decoder()?))),
-        }
-    }
-
-    /// The same, with pages from a pool that several sequences share.
-    pub fn session_in(&self, pool: &PagePool) -> Result<Session, RuntimeError> {
-        Ok(self.outfitted(Session::in_pool(self.decoder()?, pool)))
-    }
-
-    /// A sequence that goes on from a file, with pages from a pool.
-    pub fn restored_in(&self, saved: &Saved, pool: &PagePool) -> Result<Session, RuntimeError> {
-        Ok(self.outfitted(saved.session_in(pool)?))
-    }
-
-    /// The same, with pages from where [its own](Self::session) have theirs.
-    pub fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
-        let Some(residency) = &self.residency else { return Ok(self.outfitted(saved.session()?)) };
-        let (pool, layout) = (residency.pool(), saved.layout());
-        if pool.layout().kv_dtype == layout.kv_dtype && pool.layout().layers == layout.layers {
-            return self.restored_in(saved, pool);
-        }
-        self.restored_in(saved, &pool.with_layout(layout))
-    }
-
-    /// A session with what the model has for all of its own: meters, heads, and pieces of prompts that fit into memory.
-    fn outfitted(&self, mut session: Session) -> Session {
-        if let Some(residency) = &self.residency {
-            session = session.with_chunk(residency.plan().chunk);
-        }
-        if let Some(heads) = &self.heads {
-            session = session.with_heads(heads.clone());
-        }
-        session.with_meters(self.session_meters())
     }
 }
 

@@ -234,7 +234,7 @@ impl From<&RuntimeError> for ApiError {
         let message = error.to_string();
         match error {
             RuntimeError::Together { source } => Self::from(&**source),
-            RuntimeError::NotOpened { source, .. } | RuntimeError::HeadNotWorn { source, .. } => {
+            RuntimeError::NotOpened { source, .. } | RuntimeError::HeadUnavailable { source, .. } => {
                 Self { message, ..Self::from(&**source) }
             }
             RuntimeError::Schedule(ScheduleError::QueueFull { .. }) => {
@@ -262,7 +262,7 @@ impl From<&RuntimeError> for ApiError {
             | RuntimeError::Kind { .. } => Self::invalid(message),
             RuntimeError::EngineOver => Self::stopping(),
             RuntimeError::Late { .. }
-            | RuntimeError::HeadLate { .. }
+            | RuntimeError::HeadTimeout { .. }
             | RuntimeError::Memory(MemoryError::OverBudget { .. } | MemoryError::TooLittleMemory { .. })
             | RuntimeError::TooLittleShared { .. }
             | RuntimeError::Cache(CacheError::PoolExhausted { .. })
@@ -309,12 +309,12 @@ mod tests {
     use super::*;
 
     fn not_worn(source: RuntimeError) -> RuntimeError {
-        RuntimeError::HeadNotWorn { name: "code".into(), source: Arc::new(source) }
+        RuntimeError::HeadUnavailable { name: "code".into(), source: Arc::new(source) }
     }
 
     #[test]
     fn temporary_errors_are_unavailable() {
-        let late = || RuntimeError::HeadLate { name: "code".into(), waited: Duration::from_secs(1) };
+        let late = || RuntimeError::HeadTimeout { name: "code".into(), waited: Duration::from_secs(1) };
         let full = || CacheError::PoolExhausted { pages: 1 };
         let passing = [
             late(),

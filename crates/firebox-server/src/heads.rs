@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::routing;
-use firebox_runtime::heads::{HeadRack, HeadState};
+use firebox_runtime::heads::{HeadPool, HeadState};
 use serde_json::{Value, json};
 
 use crate::app::{App, Routes};
@@ -50,7 +50,7 @@ pub(crate) async fn load(
     let served = app.catalog.find(fields.string("model")?).await?.served;
     let name = fields.required_string("head")?.to_owned();
     let loads = fields.boolean("loaded")?.unwrap_or(true);
-    let known = |rack: &HeadRack| rack.names().contains(&name);
+    let known = |rack: &HeadPool| rack.names().contains(&name);
     if !served.model.heads().is_some_and(known) {
         return Err(ApiError::not_found(format!("{} has no head {name:?}", served.name)));
     }
@@ -60,11 +60,11 @@ pub(crate) async fn load(
         };
         if loads {
             // A head that is acquired once stays in memory.
-            if let Some(reason) = rack.wear(&name).instead {
+            if let Some(reason) = rack.acquire(&name).fallback_reason {
                 return Err(ApiError::from(&*reason).with_head_field());
             }
         } else {
-            rack.let_go(&name);
+            rack.evict(&name);
         }
         let found = entries_of(&served).into_iter().find(|head| head["head"] == *name);
         found.map(Json).ok_or_else(|| ApiError::not_found(format!("head {name:?} was removed meanwhile")))

@@ -44,7 +44,7 @@ impl ServedModel {
         engine: &Engine,
         telemetry: &Telemetry,
     ) -> Result<Self, RuntimeError> {
-        let script = Script::of(&model)?;
+        let script = Script::new(&model)?;
         let model = model.with_telemetry(telemetry, name);
         let segments = model.checkpoint().segments();
         let segments = segments.into_iter().map(|segment| (segment.id, segment.bytes)).collect();

@@ -109,7 +109,7 @@ pub(crate) async fn begin(
     }
     let whole =
         |name: &str, from| Ok::<_, ApiError>(fields.integer(name, from, 1 << 32)?.map(|most| most as usize));
-    let capacity = Capacity::of(context, whole("turn_tokens", 16)?, whole("fact_tokens", 0)?);
+    let capacity = Capacity::new(context, whole("turn_tokens", 16)?, whole("fact_tokens", 0)?);
     if !capacity.fits(context) {
         let Capacity { turns, facts } = capacity;
         let reason =

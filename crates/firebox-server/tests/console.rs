@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{Model, device};
 use firebox_server::{ApiKeys, Server, ServerConfig};
 
@@ -20,7 +20,7 @@ fn the_console_chats_and_shows_the_engine() {
     };
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let model = Model::open(here.join("../../assets/pocket"), &device("cpu").unwrap()).unwrap();
-    let model = model.with_heads(RackConfig::patient()).unwrap();
+    let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut config = ServerConfig {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),

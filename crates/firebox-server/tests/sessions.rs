@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{Model, device};
 use firebox_server::{ApiKeys, ServerConfig};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ use client::{Answer, Client, Running};
 fn pocket() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
     let model = Model::open(path, &device("cpu").unwrap()).unwrap();
-    model.with_heads(RackConfig::patient()).unwrap()
+    model.with_heads(HeadPoolConfig::patient()).unwrap()
 }
 
 fn start(change: impl FnOnce(&mut ServerConfig)) -> Running {
@@ -169,7 +169,7 @@ fn sessions_are_private_to_their_key() {
     two.ask("POST", "/v1/sessions", &json!({"restore": "mine"})).fails_saying(404, "no saved session");
     Talker::of(&server, "three").ask("GET", &session, &Value::Null).text(401);
     assert_eq!(one.turns(&session).len(), 2, "nobody has changed it");
-    // Saved sessions of different keys may have the same name.
+    // SessionFile sessions of different keys may have the same name.
     let other = two.begin(json!({}));
     two.post(&format!("{other}/save"), json!({"name": "mine"}));
     for (wish, field) in [

@@ -1,7 +1,7 @@
 //! What the layers of a model are for, on some samples.
 
 use firebox_kernels::cross_entropy::cross_entropy;
-use firebox_model::{Decoder, Input, ModelError, Pass, Wanted};
+use firebox_model::{Decoder, Input, LogitRows, ModelError, Pass};
 
 use burn::tensor::Tensor;
 
@@ -89,7 +89,7 @@ fn mean_loss(decoder: &Decoder, pass: Pass, sample: &Sample) -> Result<f64, Mode
     let learned: Vec<usize> = (1..sample.tokens.len()).filter(|&at| sample.learn[at]).collect();
     let rows: Vec<u32> = learned.iter().map(|&at| at as u32 - 1).collect();
     let targets: Vec<u32> = learned.iter().map(|&at| sample.tokens[at]).collect();
-    let logits = pass.logits(decoder, Wanted::All)?;
+    let logits = pass.logits(decoder, LogitRows::All)?;
     let device = logits.device();
     let logits = logits.select(0, integers(&rows, &device));
     let weights = Tensor::ones([targets.len()], &device);

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{KvType, Model, device};
 use firebox_train::pocket::{EvaluationPlan, Examination, FALLBACK, Recipe, Task};
 
@@ -17,7 +17,7 @@ fn folder() -> PathBuf {
 }
 
 fn model() -> Model {
-    Model::open(folder(), &device("cpu").unwrap()).unwrap().with_heads(RackConfig::patient()).unwrap()
+    Model::open(folder(), &device("cpu").unwrap()).unwrap().with_heads(HeadPoolConfig::patient()).unwrap()
 }
 
 fn plan(conversations_per_task: usize) -> EvaluationPlan {

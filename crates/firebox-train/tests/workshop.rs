@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{KvType, Model};
 use firebox_store::Heads;
 use firebox_train::pocket::{Examination, FALLBACK, ROUTER, Recipe, Task, Watch, Workshop};
@@ -150,7 +150,7 @@ fn what_it_makes_is_a_model_with_heads_that_can_be_examined() {
     assert_eq!(names, ["chat", "code", ROUTER, "summarize", FALLBACK]);
 
     let model = Model::open(&path, &device().without_autodiff()).unwrap();
-    let model = model.with_heads(RackConfig::patient()).unwrap();
+    let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let examination = Examination { model: &model, plan: &recipe.evaluation, kept: KvType::F32 };
     let report = examination.hold(&mut |_| {}).unwrap();
     // The model's own layers, three heads and the fallback.

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use firebox_runtime::heads::{Changes, RackConfig};
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::residency::disk_rate;
-use firebox_runtime::{Model, Session, device, resident_bytes};
+use firebox_runtime::{Model, Session, SwapTimings, device, resident_bytes};
 use firebox_store::Heads;
 use serde::{Deserialize, Serialize};
 
@@ -70,13 +70,13 @@ impl Wearing {
             let session = model.session()?;
             return Ok((model, session));
         };
-        let model = model.with_heads(RackConfig::default())?;
+        let model = model.with_heads(HeadPoolConfig::default())?;
         if let Some(rack) = model.heads() {
-            rack.names().iter().for_each(|name| rack.hint(name));
-            rack.settle();
+            rack.names().iter().for_each(|name| rack.prefetch(name));
+            rack.wait_until_idle();
         }
         let mut session = model.session()?;
-        session.use_head(head).instead.map_or(Ok(()), Err)?;
+        session.use_head(head).fallback_reason.map_or(Ok(()), Err)?;
         Ok((model, session))
     }
 }
@@ -98,7 +98,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let bytes = Heads::open(&path)?.head(HEAD)?.bytes();
     let prompt = prompt();
     for _ in 0..setup.usual_or(ROUNDS, 1) {
-        let (changes, model) = Changes::measure(&path, &cpu, HEAD, &prompt)?;
+        let (changes, model) = SwapTimings::measure(&path, &cpu, HEAD, &prompt)?;
         let reading = bytes as f64 / disk_rate(model.checkpoint())?;
         // What ends with a token is beside opening the model to the first token.
         let (reload, first) = (changes.reload, changes.reload_first_token);
@@ -137,7 +137,7 @@ fn speed(alone: &Wearing, wearing: &Wearing, rounds: usize, figures: &mut Figure
     let speed_alone = || decode(&mut alone.session()?, DECODING.1);
     let speed_worn = || {
         let mut session = wearing.session()?;
-        session.use_head(HEAD).instead.map_or(Ok(()), Err)?;
+        session.use_head(HEAD).fallback_reason.map_or(Ok(()), Err)?;
         decode(&mut session, DECODING.1)
     };
     for round in 0..rounds {

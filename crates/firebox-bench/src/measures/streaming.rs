@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use firebox_cache::{PAGE_TOKENS, PagePool, SequenceCache};
-use firebox_model::{Decoder, Input, StreamedConfig, StreamedWeights, Wanted};
+use firebox_model::{Decoder, Input, StreamedConfig, StreamedWeights, LogitRows};
 use firebox_runtime::{KvType, device};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig, read_rate};
 
@@ -39,7 +39,7 @@ fn step(decoder: &Decoder, caches: &mut [SequenceCache], tokens: usize) -> anyho
     let inputs: Vec<Input<'_>> =
         caches.iter().map(|cache| Input::new(&tokens, cache.position(), 0)).collect();
     let began = Instant::now();
-    let logits = decoder.forward_together(&inputs, &mut caches, Wanted::Last)?;
+    let logits = decoder.forward_together(&inputs, &mut caches, LogitRows::Last)?;
     logits.try_into_vec_as::<f32>().map_err(|error| anyhow!("{error}"))?;
     Ok(began.elapsed().as_secs_f64())
 }

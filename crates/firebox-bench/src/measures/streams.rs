@@ -72,7 +72,7 @@ impl Streams {
             (KvType::F16, "streams.prefix_f16"),
             (KvType::Int8, "streams.prefix_int8"),
         ] {
-            let options = PrefixOptions { kept, capacity: self.tokens };
+            let options = PrefixOptions { kv_type: kept, capacity: self.tokens };
             PersistentPrefix::open_or_build(folder.path(), &self.model, &text, options)?;
             let opened = || -> anyhow::Result<Session> {
                 let prefix = PersistentPrefix::open_or_build(folder.path(), &self.model, &text, options)?;

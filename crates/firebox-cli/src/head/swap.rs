@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use firebox_runtime::heads::Changes;
+use firebox_runtime::SwapTimings;
 use firebox_runtime::residency::disk_rate;
 use firebox_store::Heads;
 use serde_json::json;
@@ -45,11 +45,11 @@ pub fn swap(args: &SwapArgs, console: &Console) -> anyhow::Result<Outcome> {
     let prompt: Vec<u32> = (0..args.depth.max(1) as u32).map(|token| 1 + token % 64).collect();
     let (mut rounds, mut reading) = (Vec::new(), Vec::new());
     for _ in 0..args.repeat.max(1) {
-        let (changes, model) = Changes::measure(&path, &device, &args.name, &prompt)?;
+        let (changes, model) = SwapTimings::measure(&path, &device, &args.name, &prompt)?;
         reading.push(head_bytes as f64 / disk_rate(model.checkpoint())?);
         rounds.push(changes);
     }
-    let of = |time: fn(&Changes) -> f64| median(rounds.iter().map(time).collect());
+    let of = |time: fn(&SwapTimings) -> f64| median(rounds.iter().map(time).collect());
     let rows = [
         ("warm", "warm", of(|changes| changes.warm)),
         ("warm_first_token", "warm, to the first token", of(|changes| changes.warm_first_token)),

@@ -1,14 +1,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use firebox_runtime::SavedSummary;
+use firebox_runtime::SessionSummary;
 use firebox_text::Message;
 
 /// A conversation in its file.
 #[derive(Debug)]
 pub struct Kept {
     pub path: PathBuf,
-    pub summary: SavedSummary,
+    pub summary: SessionSummary,
     /// What was said, if it is a conversation of `chat`.
     pub messages: Option<Vec<Message>>,
 }
@@ -16,13 +16,13 @@ pub struct Kept {
 impl Kept {
     /// Reads it, without the model that it is of.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
-        if path.is_file() && !SavedSummary::is_one(path) {
+        if path.is_file() && !SessionSummary::is_session_file(path) {
             return Err(anyhow!(
                 "{} is no saved conversation; `firebox session list` shows those",
                 path.display()
             ));
         }
-        let summary = SavedSummary::open(path)?;
+        let summary = SessionSummary::open(path)?;
         let messages = serde_json::from_str(&summary.note).ok();
         Ok(Self { path: path.to_owned(), summary, messages })
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
-use firebox_runtime::{SavedSummary, Turn, TurnKind};
+use firebox_runtime::{SessionSummary, Turn, TurnKind};
 use firebox_text::Message;
 use serde_json::{Value, json};
 
@@ -126,7 +126,7 @@ fn list(args: &ListArgs, console: &Console) -> anyhow::Result<()> {
             let mut found: Vec<PathBuf> = entries
                 .flatten()
                 .map(|entry| entry.path())
-                .filter(|path| SavedSummary::is_one(path))
+                .filter(|path| SessionSummary::is_session_file(path))
                 .collect();
             found.sort();
             files.extend(found.into_iter().map(|path| (path, false)));
@@ -192,7 +192,7 @@ fn show(args: &ShowArgs, console: &Console) -> anyhow::Result<()> {
         ("tokens", grouped(kept.summary.tokens.len() as u64)),
         ("model", kept.model()),
         ("head", kept.head().to_owned()),
-        ("kept in", format!("{:?}", kept.summary.kept).to_lowercase()),
+        ("kept in", format!("{:?}", kept.summary.kv_type).to_lowercase()),
     ];
     console.line(table(None, &[], facts.map(|(name, value)| [name.to_owned(), value])))?;
     let turn = |turn: &Turn| {
@@ -240,7 +240,7 @@ fn fork(args: &ForkArgs, console: &Console) -> anyhow::Result<()> {
 
 fn remove(args: &RemoveArgs, console: &Console) -> anyhow::Result<()> {
     for path in &args.files {
-        if !SavedSummary::is_one(path) {
+        if !SessionSummary::is_session_file(path) {
             let reason = if path.exists() { "is no saved conversation, and stays" } else { "is not there" };
             return Err(usage(format!("{} {reason}", path.display())));
         }
@@ -326,7 +326,7 @@ impl Kept {
             "questions": self.questions(),
             "trunk": self.summary.trunk,
             "head": self.summary.head,
-            "kept": format!("{:?}", self.summary.kept).to_lowercase(),
+            "kept": format!("{:?}", self.summary.kv_type).to_lowercase(),
             "turns": self.summary.turns.iter().map(turn).collect::<Vec<_>>(),
             "messages": self.messages,
         })

@@ -1,8 +1,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use firebox_runtime::heads::RackConfig;
-use firebox_runtime::{Saved, Session, TurnKind};
+use firebox_runtime::heads::HeadPoolConfig;
+use firebox_runtime::{Session, SessionFile, TurnKind};
 use firebox_text::Message;
 
 use super::kept::Kept;
@@ -38,8 +38,8 @@ pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
         Some(path) => path.clone(),
         None => pocket_model()?,
     };
-    let model = open(&path, &args.device, console)?.with_heads(RackConfig::patient())?;
-    let mut session = model.restored(&Saved::open(&args.file, &model, kept.summary.kept)?)?;
+    let model = open(&path, &args.device, console)?.with_heads(HeadPoolConfig::patient())?;
+    let mut session = model.restored(&SessionFile::open(&args.file, &model, kept.summary.kv_type)?)?;
     let turns = usize::from(args.turns);
     let note = match kept.messages {
         Some(mut messages) => {

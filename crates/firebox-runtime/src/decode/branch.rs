@@ -1,9 +1,9 @@
 //! Branches of a draft, and the pass that verifies them.
 
 use firebox_cache::SequenceCache;
-use firebox_model::Wanted;
+use firebox_model::LogitRows;
 
-use crate::session::read;
+use crate::readback::read_floats;
 use crate::{RuntimeError, Session};
 
 /// One continuation of a sequence after it went through the layers.
@@ -34,8 +34,8 @@ impl Session {
     /// Returns how many of `most` draft tokens can follow the accepted tokens in one pass whose positions mean the same as
     /// in passes of single tokens: what positions mean must not depend on a draft.
     pub(crate) fn draft_room(&self, most: usize) -> usize {
-        let behind = self.behind();
-        let most = most.min(self.chunk.saturating_sub(behind)).min(self.room_left().saturating_sub(behind));
+        let behind = self.uncached_tokens();
+        let most = most.min(self.chunk.saturating_sub(behind)).min(self.turn_room().saturating_sub(behind));
         let length = self.expected_length.max(self.cache.position() + behind + most);
         if self.epoch() == self.decoder.config().position_epoch(length) { most } else { 0 }
     }
@@ -45,14 +45,14 @@ impl Session {
     /// no draft.
     pub(crate) fn forward_drafts(&mut self, drafts: Vec<Vec<u32>>) -> Result<Vec<DraftBranch>, RuntimeError> {
         let Some(longest) = drafts.iter().map(Vec::len).max() else { return self.forward_accepted() };
-        let length = self.prepare(longest)?;
+        let length = self.reserve(longest)?;
         let behind = self.tokens[self.cache.len()..].to_vec();
         let tokens: Vec<Vec<u32>> = drafts.iter().map(|draft| [&behind[..], draft].concat()).collect();
         let Some(mut branches) = self.branches_for(&tokens) else { return self.forward_accepted() };
         let tokens: Vec<&[u32]> = tokens.iter().take(1 + branches.len()).map(Vec::as_slice).collect();
-        let logits = self.pass_together(&tokens, &mut branches, length, Wanted::All)?;
+        let logits = self.forward(&tokens, &mut branches, length, LogitRows::All)?;
         self.tokens.extend_from_slice(&drafts[0]);
-        let logits = read(logits)?;
+        let logits = read_floats(logits)?;
         let vocab = self.decoder.config().vocab_size;
         let mut rows = 0;
         let caches = std::iter::once(None).chain(branches.into_iter().map(Some));

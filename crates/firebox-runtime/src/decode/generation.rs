@@ -107,7 +107,7 @@ impl<'s> Generation<'s> {
         prompt: &[u32],
         config: GenerationConfig,
     ) -> Result<Self, RuntimeError> {
-        session.expect_answer(prompt.len(), config.context)?;
+        session.check_prompt(prompt.len(), config.context)?;
         let output = OutputState::new(config, tokenizer)?;
         let before = session.tokens().len();
         let clock = WallClock::default();

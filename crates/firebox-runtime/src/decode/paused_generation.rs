@@ -7,7 +7,7 @@ use firebox_text::{DetokenizerState, StopStrings};
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Finish, GenerationConfig, LogProbabilities, OutputState, Sampler, SamplerConfig};
-use crate::{Grammar, Model, RuntimeError, Saved, Session};
+use crate::{Grammar, Model, RuntimeError, SessionFile, Session};
 
 /// The state of a generation beside its session: the place of the sampler in its random sequence, text that is held back for
 /// incomplete characters and stop strings, the options, and how many tokens there are. It takes a few hundred bytes as JSON,
@@ -132,7 +132,7 @@ impl PausedGeneration {
         pool: &PagePool,
     ) -> Result<(Self, PartialOutput, Session), RuntimeError> {
         let kept: KvType = pool.layout().kv_dtype;
-        let saved = Saved::open(path, model, kept)?;
+        let saved = SessionFile::open(path, model, kept)?;
         let (paused, output): (Self, PartialOutput) =
             serde_json::from_str(saved.note()).map_err(|error| {
                 let reason = format!("the session was not written with an answer that was paused: {error}");
@@ -153,7 +153,7 @@ impl PausedGeneration {
             ));
         }
         match self.chosen() {
-            Some(token) if !session.knows(token) => mismatch(format!(
+            Some(token) if !session.has_token(token) => mismatch(format!(
                 "the generation continues with token {token}, which the model does not have"
             )),
             _ => Ok(()),
@@ -224,7 +224,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::saved::tests::{bits, model, some_tokens};
+    use crate::session::save::tests::{bits, model, some_tokens};
     use crate::{Generation, LookupDrafter, Speculation, Summary};
 
     /// Every token is a byte, or two: most are parts of characters.

@@ -6,7 +6,7 @@ use crate::decode::branch::DraftBranch;
 use crate::decode::{
     DRAFT_TOKENS, Finish, OutputState, PartialOutput, PausedGeneration, Piece, Speculation, Summary, Timing,
 };
-use crate::session::Mark;
+use crate::session::Snapshot;
 use crate::telemetry::Counter;
 use crate::{RuntimeError, Session};
 
@@ -33,7 +33,7 @@ pub(crate) struct DecodeState {
     /// Tokens of the draft that were chosen.
     accepted: usize,
     /// The session before the last pass, if that verified a draft.
-    snapshot: Option<Mark>,
+    snapshot: Option<Snapshot>,
     /// Draft tokens at the end of the session that a pass under way verifies.
     pending: usize,
     /// Accepted tokens that go through the layers again, as recurrent states went back to before a refused draft.
@@ -163,7 +163,7 @@ impl DecodeState {
         }
         self.settle(session);
         session.append(token);
-        self.replayed = session.behind();
+        self.replayed = session.uncached_tokens();
     }
 
     /// Takes the accepted tokens of the session through the layers, with drafts of what follows them.
@@ -173,8 +173,8 @@ impl DecodeState {
         mut speculation: Option<&mut Speculation>,
     ) -> Result<(), RuntimeError> {
         let drafts = self.propose(session, speculation.as_deref_mut())?;
-        let snapshot = (!drafts.is_empty()).then(|| session.mark());
-        let behind = session.behind();
+        let snapshot = (!drafts.is_empty()).then(|| session.snapshot());
+        let behind = session.uncached_tokens();
         let began = Instant::now();
         let branches = session.forward_drafts(drafts)?;
         let (count, drafted) = self.receive(session, branches, snapshot);
@@ -190,7 +190,7 @@ impl DecodeState {
         &mut self,
         session: &Session,
         branches: Vec<DraftBranch>,
-        snapshot: Option<Mark>,
+        snapshot: Option<Snapshot>,
     ) -> (usize, usize) {
         let (count, drafted) = (branches.len(), branches.iter().map(|branch| branch.draft.len()).sum());
         let mut branches = branches.into_iter();
@@ -207,12 +207,12 @@ impl DecodeState {
 
     /// Returns true where the next pass takes the last chosen token and no prompt, and so may verify a draft.
     pub fn is_decoding(&self, session: &Session) -> bool {
-        !session.has_lost() && session.behind() - self.pending <= self.replayed.max(1)
+        !session.has_lost() && session.uncached_tokens() - self.pending <= self.replayed.max(1)
     }
 
     /// Appends a draft to the session, for a pass that takes all accepted tokens and the draft.
     pub(crate) fn begin_draft(&mut self, session: &mut Session, draft: &[u32], forced: bool) {
-        self.snapshot = Some(session.mark());
+        self.snapshot = Some(session.snapshot());
         draft.iter().for_each(|&token| session.append(token));
         (self.pending, self.forced) = (draft.len(), forced);
     }
@@ -263,7 +263,7 @@ impl DecodeState {
     /// Returns the tokens that the grammar forces next: a draft that is certain.
     pub(crate) fn forced_draft(&mut self, session: &Session, most: usize) -> Vec<u32> {
         let mut forced = self.output.forced();
-        let known = forced.iter().take_while(|token| session.knows(**token)).count();
+        let known = forced.iter().take_while(|token| session.has_token(**token)).count();
         forced.truncate(known.min(most).min(DRAFT_TOKENS));
         forced
     }

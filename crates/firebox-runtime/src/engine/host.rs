@@ -16,7 +16,7 @@ use crate::schedule::{
 };
 use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::thermal::Heat;
-use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Saved, ScheduleError, Session};
+use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, SessionFile, ScheduleError, Session};
 
 /// How often a model has to follow another one to be read ahead for it.
 const LIKELY: f64 = 0.5;
@@ -180,7 +180,7 @@ impl Host {
     }
 
     /// The same, going on from a file.
-    pub fn restored(&self, name: &str, saved: &Saved) -> Result<Session, RuntimeError> {
+    pub fn restored(&self, name: &str, saved: &SessionFile) -> Result<Session, RuntimeError> {
         self.hosted[&self.lane_of(name)?].restored(saved)
     }
 

@@ -13,7 +13,7 @@ use crate::engine::sequence::{RequestId, Sequence};
 use crate::residency::Urgency;
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
 use crate::telemetry::{Counter, Gauge};
-use crate::{LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, Saved, Session, Speculation};
+use crate::{LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, SessionFile, Session, Speculation};
 
 /// A model that nobody used for so long may have lost its pages to others.
 const DOUBTFUL: Duration = Duration::from_secs(1);
@@ -128,7 +128,7 @@ impl Hosted {
     }
 
     /// The same, going on from a file.
-    pub fn restored(&self, saved: &Saved) -> Result<Session, RuntimeError> {
+    pub fn restored(&self, saved: &SessionFile) -> Result<Session, RuntimeError> {
         self.model.restored_in(saved, &self.pool)
     }
 
@@ -197,8 +197,8 @@ impl Hosted {
         if !Arc::ptr_eq(&session.decoder, &self.model.decoder()?) {
             return Err(RuntimeError::ForeignSession { model: self.name.clone() });
         }
-        session.expect_known(prompt)?;
-        session.expect_room_for_answer(prompt.len(), context)
+        session.check_tokens(prompt)?;
+        session.check_prompt_fits(prompt.len(), context)
     }
 
     /// Has a request wait for its turn, as one that came at `since`.
@@ -330,7 +330,7 @@ impl Hosted {
                 }
                 sequence.pauses();
                 if self.short && gains_pages(&sequence.session) {
-                    sequence.session.lose();
+                    sequence.session.drop_cache();
                     self.pool.shrink();
                 }
                 self.waiting.insert(ticket, (sequence, wish));
@@ -495,7 +495,7 @@ impl Hosted {
         let with_pages = self.waiting.iter().filter(|(_, (sequence, _))| gains_pages(&sequence.session));
         let last = with_pages.map(|(ticket, _)| *ticket).max_by_key(|ticket| (turn(ticket), *ticket));
         if let Some((sequence, _)) = last.and_then(|ticket| self.waiting.get_mut(&ticket)) {
-            sequence.session.lose();
+            sequence.session.drop_cache();
             self.pool.shrink();
             return Vec::new();
         }
@@ -517,5 +517,5 @@ impl Hosted {
 /// Whether pages are free once a session has lost what it remembers, which it can compute again: a question to a conversation that
 /// goes on elsewhere only refers to what that keeps.
 fn gains_pages(session: &Session) -> bool {
-    session.can_lose() && session.cache().has_own_page()
+    session.is_reproducible() && session.cache().has_own_page()
 }

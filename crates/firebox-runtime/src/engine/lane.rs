@@ -15,9 +15,9 @@ use crate::engine::event::Event;
 use crate::engine::portions::{Prompt, Room, portions};
 use crate::engine::rhythm::{Rhythm, Work};
 use crate::engine::sequence::{Need, RequestId, Sequence};
-use crate::lost::Due;
+use crate::session::NextChunk;
 use crate::memory::release_after_prompt;
-use crate::session::read;
+use crate::readback::read_floats;
 use crate::{Finish, PrefixTree, RuntimeError};
 
 /// Prompts that others are worth beginning with before the answer is there.
@@ -273,7 +273,7 @@ impl Lane {
             self.draft();
         }
         let takes = self.takes(needs);
-        let mut dues: Vec<(usize, Due)> = Vec::new();
+        let mut dues: Vec<(usize, NextChunk)> = Vec::new();
         let mut failed = Vec::new();
         let mut order: Vec<usize> = (0..takes.len()).filter(|&at| takes[at] > 0).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(self.sequences[at].priority));
@@ -281,14 +281,14 @@ impl Lane {
             let id = self.sequences[at].id;
             let Sequence { session, state, .. } = &mut self.sequences[at];
             let due = shielded(self.decoder.device(), || {
-                let due = session.due(takes[at])?;
+                let due = session.next_chunk(takes[at])?;
                 let Err(error) = session.cache.reserve(due.tokens.len()) else { return Ok(due) };
                 if state.pending() == 0 {
                     return Err(error.into());
                 }
                 // Without the draft there may be room.
                 state.cancel_draft(session);
-                let due = session.due(session.behind())?;
+                let due = session.next_chunk(session.uncached_tokens())?;
                 session.cache.reserve(due.tokens.len())?;
                 Ok(due)
             });
@@ -350,7 +350,7 @@ impl Lane {
         let (mut fed, mut prompts) = (Vec::new(), Vec::new());
         for (at, one) in self.sequences.iter().enumerate().filter(|(_, one)| joins(one)) {
             if one.need() == Need::Step {
-                takes[at] = one.session.behind();
+                takes[at] = one.session.uncached_tokens();
                 continue;
             }
             let Sequence { session, priority, stop, .. } = one;
@@ -358,7 +358,7 @@ impl Lane {
             let before = session.cache.len();
             // Recurrent states that others could go on from are kept on the way.
             let stop = stop.and_then(|stop| stop.checked_sub(before)).filter(|left| *left > 0);
-            let tokens = stop.map_or(session.behind(), |left| left.min(session.behind()));
+            let tokens = stop.map_or(session.uncached_tokens(), |left| left.min(session.uncached_tokens()));
             prompts.push(Prompt { priority: *priority, tokens, row: self.rhythm.takes(Work::of(1, before)) });
             fed.push(at);
         }
@@ -382,7 +382,12 @@ impl Lane {
         }
     }
 
-    fn over(&mut self, dues: Vec<(usize, Due)>, told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
+    fn over(
+        &mut self,
+        dues: Vec<(usize, NextChunk)>,
+        told: Told<'_>,
+        stepped: &mut Stepped,
+    ) -> Option<Running> {
         if dues.is_empty() {
             return None;
         }
@@ -397,7 +402,7 @@ impl Lane {
         });
         let members: Vec<Member> = members.collect();
         let inputs: Vec<Input<'_>> =
-            dues.iter().map(|(at, due)| self.sequences[*at].session.input(due)).collect();
+            dues.iter().map(|(at, due)| self.sequences[*at].session.chunk_input(due)).collect();
         let asked = members.iter().any(|member| member.asks);
         let trunk = self.decoder.split().filter(|_| inputs.iter().all(|input| input.head.is_some()));
         let steps = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
@@ -444,7 +449,7 @@ impl Lane {
         let mut keep = Vec::new();
         for member in &members {
             if let Some(sequence) = self.get_mut(member.id) {
-                sequence.session.found(member.tokens);
+                sequence.session.recomputed(member.tokens);
                 let fed = member.feeds
                     && member.asks
                     && member.tokens > 1
@@ -465,7 +470,7 @@ impl Lane {
         }
         let decoder = self.decoder.clone();
         let logits =
-            computed(&decoder, || pass.last_logits(&decoder, &counts).map_err(Into::into).and_then(read));
+            computed(&decoder, || pass.last_logits(&decoder, &counts).map_err(Into::into).and_then(read_floats));
         let logits = match logits {
             Ok(logits) => logits,
             Err(error) => return self.fail(&members, error, told, stepped),
@@ -581,7 +586,7 @@ pub(crate) fn shielded<R>(
 
 /// Why nothing can be asked of a device any more, if so: a number that it is to count up does not come back.
 fn lost(device: &Device) -> Option<RuntimeError> {
-    let counted = || read(Tensor::<1>::zeros([1], device).add_scalar(1.0));
+    let counted = || read_floats(Tensor::<1>::zeros([1], device).add_scalar(1.0));
     let reason = match catch_unwind(AssertUnwindSafe(counted)) {
         Ok(Ok(number)) if number == [1.0] => return None,
         Ok(Ok(number)) => format!("it says that 0 + 1 is {number:?}"),

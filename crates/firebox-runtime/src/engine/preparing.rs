@@ -10,8 +10,9 @@ use crate::decode::OutputState;
 use crate::engine::event::Failure;
 use crate::engine::lane::shielded;
 use crate::engine::sequence::RequestId;
-use crate::heads::{Fetched, HeadRack};
+use crate::heads::HeadPool;
 use crate::schedule::{Task, Ticket};
+use crate::session::FetchedHead;
 use crate::telemetry::Meters;
 use crate::{GenerationConfig, OWN_HEAD, RuntimeError, Session, Speculation};
 
@@ -27,7 +28,7 @@ pub(crate) struct Lent {
 /// What a request needs before it can wait for its turn, and what may take long: a head that is not in memory, and a
 /// grammar, for the first of which the whole vocabulary is sorted.
 pub(crate) struct Preparation {
-    rack: Option<HeadRack>,
+    pool: Option<HeadPool>,
     meters: Arc<Meters>,
     device: Device,
     head: Option<String>,
@@ -39,7 +40,7 @@ pub(crate) struct Preparation {
 #[derive(Debug)]
 pub(crate) struct Prepared {
     /// Where the request names a head.
-    fetched: Option<Fetched>,
+    fetched: Option<FetchedHead>,
     output: OutputState,
 }
 
@@ -71,21 +72,21 @@ impl Lent {
     /// Ready to be answered with what was prepared, or else refused.
     pub fn with(self, prepared: Result<Prepared, RuntimeError>) -> Result<Ready, Box<Failure>> {
         let Self { mut session, prompt, speculation } = self;
-        let outfit = session.outfit();
+        let selection = session.head_selection();
         let device = session.decoder.device().clone();
         let dressed = prepared.and_then(|Prepared { fetched, output }| {
             shielded(&device, || {
                 if let Some(fetched) = fetched {
-                    session.put_on(fetched);
+                    session.switch_head(fetched);
                 }
-                session.expect_words()?;
+                session.check_generates()?;
                 Ok(output)
             })
         });
         match dressed {
             Ok(output) => Ok(Ready { session, prompt, speculation, output }),
             Err(error) => {
-                session.change_into(outfit);
+                session.restore_head(selection);
                 Err(Self { session, prompt, speculation }.refused(error))
             }
         }
@@ -105,15 +106,15 @@ impl Preparation {
         config: GenerationConfig,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> Self {
-        let (rack, meters) = (session.heads().cloned(), session.meters().clone());
-        Self { rack, meters, device: session.decoder.device().clone(), head, config, tokenizer }
+        let (pool, meters) = (session.heads().cloned(), session.meters().clone());
+        Self { pool, meters, device: session.decoder.device().clone(), head, config, tokenizer }
     }
 
     /// Whether it may take longer than others should have to wait for it. Where finding that out panics, it is found out
     /// once more where a panic is told to who asked.
     pub fn takes_long(&self) -> bool {
         let is_there =
-            |head: &String| head == OWN_HEAD || self.rack.as_ref().is_none_or(|rack| rack.is_at_hand(head));
+            |head: &String| head == OWN_HEAD || self.pool.as_ref().is_none_or(|pool| pool.is_resident(head));
         let takes_long =
             || Ok(self.config.grammar.is_some() || self.head.as_ref().is_some_and(|head| !is_there(head)));
         shielded(&self.device, takes_long).unwrap_or(true)
@@ -121,9 +122,9 @@ impl Preparation {
 
     /// Does what is needed, however long it takes.
     pub fn run(self) -> Result<Prepared, RuntimeError> {
-        let Self { rack, meters, device, head, config, tokenizer } = self;
+        let Self { pool, meters, device, head, config, tokenizer } = self;
         shielded(&device, || {
-            let fetched = head.map(|name| fetched(&name, rack.as_ref(), &meters)).transpose()?;
+            let fetched = head.map(|name| fetched(&name, pool.as_ref(), &meters)).transpose()?;
             Ok(Prepared { fetched, output: OutputState::new(config, tokenizer)? })
         })
     }
@@ -147,10 +148,10 @@ impl Preparation {
 }
 
 /// Whoever names a head wants no other.
-fn fetched(name: &str, rack: Option<&HeadRack>, meters: &Meters) -> Result<Fetched, RuntimeError> {
-    let fetched = Fetched::of(name, rack, meters);
-    match fetched.worn.instead {
-        Some(source) => Err(RuntimeError::HeadNotWorn { name: name.into(), source }),
+fn fetched(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<FetchedHead, RuntimeError> {
+    let fetched = FetchedHead::fetch(name, pool, meters);
+    match fetched.switch.fallback_reason {
+        Some(source) => Err(RuntimeError::HeadUnavailable { name: name.into(), source }),
         None => Ok(fetched),
     }
 }

@@ -86,12 +86,12 @@ impl Segments {
 /// Reads segments into memory on a thread of its own, in the order in which they were asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Fetcher {
-    wanted: Mutex<Wanted>,
+    wanted: Mutex<LogitRows>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Wanted {
+struct LogitRows {
     queue: VecDeque<Fetch>,
     over: bool,
 }
@@ -148,7 +148,7 @@ impl Fetcher {
         }
     }
 
-    fn wanted(&self) -> MutexGuard<'_, Wanted> {
+    fn wanted(&self) -> MutexGuard<'_, LogitRows> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

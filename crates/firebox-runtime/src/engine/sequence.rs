@@ -4,7 +4,7 @@ use crate::decode::{Advance, DecodeState, OutputState, Timing};
 use crate::engine::event::{Event, Failure, Outcome};
 use crate::engine::lane::shielded;
 use crate::schedule::Priority;
-use crate::{Begun, Finish, PrefixTree, RuntimeError, Session, Speculation};
+use crate::{PrefixHit, Finish, PrefixTree, RuntimeError, Session, Speculation};
 
 /// Which request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,13 +95,13 @@ impl Sequence {
     }
 
     /// Begins with what is known of its prompt. Where that cannot be had, it is computed, and nothing is known any more.
-    fn begin(&mut self, prefixes: &PrefixTree, prompt: &[u32]) -> Begun {
+    fn begin(&mut self, prefixes: &PrefixTree, prompt: &[u32]) -> PrefixHit {
         let before = self.session.clone();
         let begun = || Ok(prefixes.begin(&mut self.session, &self.scope, prompt));
         shielded(before.decoder.device(), begun).unwrap_or_else(|_| {
             prefixes.clear();
             self.session = before;
-            Begun::default()
+            PrefixHit::default()
         })
     }
 
@@ -109,7 +109,7 @@ impl Sequence {
     /// told by the next pass.
     pub fn keep(&self, prefixes: &PrefixTree) {
         let kept = || {
-            prefixes.keep(&self.session, &self.scope);
+            prefixes.insert(&self.session, &self.scope);
             Ok(())
         };
         if shielded(self.session.decoder.device(), kept).is_err() {
@@ -164,7 +164,7 @@ impl Sequence {
     /// Takes back what a pass that failed has left, before which the cache had `cached` tokens.
     pub fn abandon_pass(&mut self, cached: usize) {
         self.state.cancel_draft(&mut self.session);
-        self.session.forget_pass(cached);
+        self.session.undo_pass(cached);
     }
 
     /// Ends where it is.

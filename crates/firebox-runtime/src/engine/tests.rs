@@ -200,7 +200,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
                 let Some(id) = which(&lane, *at).filter(|id| !lane.is_passing(*id)) else { continue };
                 // Tokens that have seen what was forgotten are not computed again as they were.
                 if all[id.0 as usize].capacity.is_none() {
-                    lane.get_mut(id).unwrap().session.lose();
+                    lane.get_mut(id).unwrap().session.drop_cache();
                 }
             }
             Happening::Moved(at) => {

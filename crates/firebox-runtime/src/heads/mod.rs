@@ -1,21 +1,19 @@
-//! Heads that a model's sequences change between: in memory when they are needed, and replaced where they cannot be.
+//! Heads that the sessions of a model switch between: loaded into memory when needed, and replaced by a fallback when they
+//! cannot be used.
 
-mod changes;
-mod classifying;
-mod rack;
+mod event;
+mod loader;
+pub(crate) mod pool;
 mod retry;
-mod router;
-mod source;
-mod wearing;
+pub(crate) mod source;
 
-pub use changes::Changes;
-pub use classifying::Likelihood;
 /// Which head usually follows which.
 pub use firebox_schedule::Succession as HeadHistory;
-pub use rack::{FALLBACK, HeadEvent, HeadRack, HeadState, RackConfig, Worn};
-pub use router::{ROUTER, Router};
+pub use event::{HeadEvent, HeadState};
+pub use pool::{FALLBACK, HeadPool, HeadPoolConfig, HeadSwitch};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};
-pub(crate) use wearing::Fetched;
+
+pub use crate::session::{Likelihood, ROUTER, Router};
 
 #[cfg(test)]
 pub(crate) mod tests;

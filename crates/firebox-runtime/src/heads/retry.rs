@@ -1,3 +1,5 @@
+//! When a head that failed is tried again.
+
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 

@@ -108,8 +108,8 @@ impl Wardrobe {
         change(self.heads.lock().unwrap().get_mut(name).unwrap());
     }
 
-    fn rack(self: &Arc<Self>, config: RackConfig) -> HeadRack {
-        HeadRack::new(self.clone(), config).unwrap()
+    fn pool(self: &Arc<Self>, config: HeadPoolConfig) -> HeadPool {
+        HeadPool::new(self.clone(), config).unwrap()
     }
 
     fn made(&self, name: &str) -> Made {
@@ -160,67 +160,67 @@ fn wait_for(what: impl Fn() -> bool) {
     }));
 }
 
-fn worn(rack: &HeadRack, name: &str) -> String {
-    rack.wear(name).head.map_or("own".into(), |head| head.id().to_string())
+fn worn(pool: &HeadPool, name: &str) -> String {
+    pool.acquire(name).head.map_or("own".into(), |head| head.id().to_string())
 }
 
 #[test]
 fn a_head_is_loaded_once_and_again_when_it_is_replaced() {
     let wardrobe = Wardrobe::new(&[("code", 10)]);
-    let rack = wardrobe.rack(RackConfig::patient());
-    assert_eq!(worn(&rack, "code"), "code 1");
-    assert_eq!(worn(&rack, "code"), "code 1");
+    let pool = wardrobe.pool(HeadPoolConfig::patient());
+    assert_eq!(worn(&pool, "code"), "code 1");
+    assert_eq!(worn(&pool, "code"), "code 1");
     wardrobe.change("code", |made| made.generation = 2);
-    assert_eq!(worn(&rack, "code"), "code 2");
-    let events: Vec<_> = rack.events().iter().map(HeadEvent::to_string).collect();
+    assert_eq!(worn(&pool, "code"), "code 2");
+    let events: Vec<_> = pool.events().iter().map(HeadEvent::to_string).collect();
     assert_eq!(events.len(), 3, "{events:?}");
-    assert!(matches!(rack.wear("none").instead.as_deref(), Some(RuntimeError::NoHead { .. })));
+    assert!(matches!(pool.acquire("none").fallback_reason.as_deref(), Some(RuntimeError::NoHead { .. })));
 }
 
 #[test]
 fn an_older_wish_is_given_the_newer_head() {
     let wardrobe = Wardrobe::new(&[("code", 10)]);
     wardrobe.change("code", |made| made.generation = 2);
-    let rack = wardrobe.rack(RackConfig::patient());
-    assert_eq!(worn(&rack, "code"), "code 2");
+    let pool = wardrobe.pool(HeadPoolConfig::patient());
+    assert_eq!(worn(&pool, "code"), "code 2");
     *wardrobe.stale.lock().unwrap() = Some(1);
-    assert_eq!(worn(&rack, "code"), "code 2");
-    assert_eq!(rack.events().len(), 1, "it is loaded once");
+    assert_eq!(worn(&pool, "code"), "code 2");
+    assert_eq!(pool.events().len(), 1, "it is loaded once");
 }
 
 #[test]
 fn a_head_that_is_taken_back_while_it_is_loaded_is_not_worn() {
     let wardrobe = Wardrobe::new(&[("code", 10)]);
     wardrobe.change("code", |made| (made.generation, made.held_back) = (2, true));
-    let rack = wardrobe.rack(RackConfig::patient());
-    rack.hint("code");
+    let pool = wardrobe.pool(HeadPoolConfig::patient());
+    pool.prefetch("code");
     wait_for(|| wardrobe.loading.load(Ordering::Relaxed));
     wardrobe.change("code", |made| (made.generation, made.held_back) = (1, false));
-    assert_eq!(worn(&rack, "code"), "code 1");
+    assert_eq!(worn(&pool, "code"), "code 1");
 }
 
 #[test]
 fn another_fallback_takes_the_place_of_the_one_before() {
     let wardrobe = Wardrobe::new(&[("broken", 1), (FALLBACK, 1)]);
     wardrobe.change("broken", |made| made.fails = true);
-    let rack = wardrobe.rack(RackConfig::patient());
-    assert_eq!(worn(&rack, "broken"), "universal 1");
+    let pool = wardrobe.pool(HeadPoolConfig::patient());
+    assert_eq!(worn(&pool, "broken"), "universal 1");
     wardrobe.change(FALLBACK, |made| made.generation = 2);
-    assert_eq!(worn(&rack, "broken"), "universal 1", "nobody waits for it");
-    rack.settle();
-    assert_eq!(worn(&rack, "broken"), "universal 2");
-    assert_eq!(rack.bytes(), 1);
+    assert_eq!(worn(&pool, "broken"), "universal 1", "nobody waits for it");
+    pool.wait_until_idle();
+    assert_eq!(worn(&pool, "broken"), "universal 2");
+    assert_eq!(pool.bytes(), 1);
 }
 
 #[test]
 fn a_head_that_was_let_go_of_is_charged_for_as_long_as_it_is_worn() {
     let wardrobe = Wardrobe::new(&[("code", 4)]);
     let budget = Budget::new(10);
-    let rack = wardrobe.rack(RackConfig { budget: Some(budget.clone()), ..RackConfig::patient() });
-    let head = rack.wear("code").head.unwrap();
-    rack.settle();
-    rack.let_go("code");
-    assert!(rack.in_memory().is_empty());
+    let pool = wardrobe.pool(HeadPoolConfig { budget: Some(budget.clone()), ..HeadPoolConfig::patient() });
+    let head = pool.acquire("code").head.unwrap();
+    pool.wait_until_idle();
+    pool.evict("code");
+    assert!(pool.in_memory().is_empty());
     assert_eq!(budget.left(), 6);
     drop(head);
     assert_eq!(budget.left(), 10);
@@ -229,22 +229,22 @@ fn a_head_that_was_let_go_of_is_charged_for_as_long_as_it_is_worn() {
 #[test]
 fn what_cannot_be_used_is_stood_in_for_and_tried_later() {
     let wardrobe = Wardrobe::new(&[("code", 10), (FALLBACK, 1)]);
-    let rack = wardrobe.rack(RackConfig::patient());
+    let pool = wardrobe.pool(HeadPoolConfig::patient());
     wardrobe.change("code", |made| made.fails = true);
     for _ in 0..3 {
-        let found = rack.wear("code");
-        assert!(found.instead.is_some());
+        let found = pool.acquire("code");
+        assert!(found.fallback_reason.is_some());
         assert_eq!(found.head.unwrap().id().as_ref(), "universal 1");
     }
     let failures = || {
-        let events = rack.events().into_iter();
+        let events = pool.events().into_iter();
         events.filter(|event| matches!(event, HeadEvent::Failed { .. })).count()
     };
     assert_eq!(failures(), 1, "it is not tried again at once");
     wardrobe.change("code", |made| made.fails = false);
-    assert_eq!(worn(&rack, "code"), "universal 1", "not before its time");
+    assert_eq!(worn(&pool, "code"), "universal 1", "not before its time");
     wardrobe.change("code", |made| made.generation = 2);
-    assert_eq!(worn(&rack, "code"), "code 2", "another generation is another matter");
+    assert_eq!(worn(&pool, "code"), "code 2", "another generation is another matter");
 }
 
 #[test]
@@ -252,62 +252,63 @@ fn it_is_known_where_every_head_is() {
     let wardrobe = Wardrobe::new(&[("a", 4), ("b", 4), ("broken", 1), ("slow", 1)]);
     wardrobe.change("broken", |made| made.fails = true);
     wardrobe.change("slow", |made| made.held_back = true);
-    let rack = wardrobe.rack(RackConfig::patient());
-    let a = rack.wear("a").head.unwrap();
-    rack.hint("b");
-    rack.settle();
-    assert!(rack.wear("broken").instead.is_some());
-    rack.hint("slow");
-    let states = |rack: &HeadRack| {
+    let pool = wardrobe.pool(HeadPoolConfig::patient());
+    let a = pool.acquire("a").head.unwrap();
+    pool.prefetch("b");
+    pool.wait_until_idle();
+    assert!(pool.acquire("broken").fallback_reason.is_some());
+    pool.prefetch("slow");
+    let states = |pool: &HeadPool| {
         let of = |(name, state): (String, HeadState)| {
             let state = format!("{state:?}");
             format!("{name} {}", state.split(' ').next().unwrap())
         };
-        rack.states().into_iter().map(of).collect::<Vec<_>>()
+        pool.states().into_iter().map(of).collect::<Vec<_>>()
     };
-    assert_eq!(states(&rack), ["a Active", "b Warm", "broken Failed", "slow Loading"]);
+    assert_eq!(states(&pool), ["a Active", "b Warm", "broken Failed", "slow Loading"]);
     drop(a);
     wardrobe.change("slow", |made| made.held_back = false);
-    rack.let_go("b");
-    rack.settle();
-    assert_eq!(states(&rack), ["a Warm", "b OnDisk", "broken Failed", "slow Warm"]);
-    assert_eq!(rack.bytes_of("b").unwrap(), 4);
+    pool.evict("b");
+    pool.wait_until_idle();
+    assert_eq!(states(&pool), ["a Warm", "b OnDisk", "broken Failed", "slow Warm"]);
+    assert_eq!(pool.bytes_of("b").unwrap(), 4);
 }
 
 #[test]
 fn what_panics_takes_nothing_with_it() {
     let wardrobe = Wardrobe::new(&[("broken", 1), ("code", 1)]);
     wardrobe.change("broken", |made| made.generation = PANICS);
-    let rack = wardrobe.rack(RackConfig::patient());
-    let reason = rack.wear("broken").instead.unwrap().to_string();
+    let pool = wardrobe.pool(HeadPoolConfig::patient());
+    let reason = pool.acquire("broken").fallback_reason.unwrap().to_string();
     assert!(reason.contains("broken"), "{reason}");
-    assert_eq!(worn(&rack, "code"), "code 1");
-    rack.settle();
+    assert_eq!(worn(&pool, "code"), "code 1");
+    pool.wait_until_idle();
 }
 
 #[test]
 fn a_guess_without_room_is_no_failure() {
     let wardrobe = Wardrobe::new(&[("a", 4), ("b", 4)]);
-    let rack = wardrobe.rack(RackConfig { room: 5, ..RackConfig::patient() });
-    let a = rack.wear("a").head.unwrap();
-    rack.hint("b");
-    rack.settle();
-    assert_eq!(rack.in_memory(), ["a"]);
+    let pool = wardrobe.pool(HeadPoolConfig { max_bytes: 5, ..HeadPoolConfig::patient() });
+    let a = pool.acquire("a").head.unwrap();
+    pool.prefetch("b");
+    pool.wait_until_idle();
+    assert_eq!(pool.in_memory(), ["a"]);
     drop(a);
-    assert_eq!(worn(&rack, "b"), "b 1");
+    assert_eq!(worn(&pool, "b"), "b 1");
 }
 
 #[test]
 fn who_is_late_is_not_waited_for_and_comes_in_the_end() {
     let wardrobe = Wardrobe::new(&[("code", 10)]);
     wardrobe.change("code", |made| made.held_back = true);
-    let rack = wardrobe.rack(RackConfig { patience: Duration::from_millis(30), ..RackConfig::default() });
-    let found = rack.wear("code");
+    let pool =
+        wardrobe.pool(HeadPoolConfig { max_wait: Duration::from_millis(30), ..HeadPoolConfig::default() });
+    let found = pool.acquire("code");
     assert!(wardrobe.made("code").held_back && found.head.is_none());
-    assert!(matches!(found.instead.as_deref(), Some(RuntimeError::HeadLate { .. })));
+    assert!(matches!(found.fallback_reason.as_deref(), Some(RuntimeError::HeadTimeout { .. })));
     wardrobe.change("code", |made| made.held_back = false);
-    rack.settle();
-    assert_eq!(worn(&rack, "code"), "code 1");
+    pool.wait_until_idle();
+    assert_eq!(worn(&pool, "code"), "code 1");
 }
 
 #[test]
@@ -315,24 +316,24 @@ fn heads_that_nobody_wears_make_room() {
     let wardrobe = Wardrobe::new(&[("a", 4), ("b", 4), ("c", 4), ("large", 20), (FALLBACK, 1)]);
     let budget = Budget::new(10);
     for config in [
-        RackConfig { room: 10, ..RackConfig::patient() },
-        RackConfig { budget: Some(budget.clone()), ..RackConfig::patient() },
+        HeadPoolConfig { max_bytes: 10, ..HeadPoolConfig::patient() },
+        HeadPoolConfig { budget: Some(budget.clone()), ..HeadPoolConfig::patient() },
     ] {
-        let rack = wardrobe.rack(config);
-        let a = rack.wear("a").head.unwrap();
-        worn(&rack, "b");
-        assert_eq!(rack.in_memory(), ["a", "b", FALLBACK]);
-        assert_eq!(worn(&rack, "c"), "c 1");
-        assert_eq!(rack.in_memory(), ["a", "c", FALLBACK], "a is worn, the fallback stays");
-        let refused = rack.wear("large");
+        let pool = wardrobe.pool(config);
+        let a = pool.acquire("a").head.unwrap();
+        worn(&pool, "b");
+        assert_eq!(pool.in_memory(), ["a", "b", FALLBACK]);
+        assert_eq!(worn(&pool, "c"), "c 1");
+        assert_eq!(pool.in_memory(), ["a", "c", FALLBACK], "a is worn, the fallback stays");
+        let refused = pool.acquire("large");
         assert!(matches!(
-            refused.instead.as_deref(),
+            refused.fallback_reason.as_deref(),
             Some(RuntimeError::Memory(MemoryError::OverBudget { .. }))
         ));
-        assert_eq!(rack.bytes(), 5, "what can go went");
+        assert_eq!(pool.bytes(), 5, "what can go went");
         drop(a);
     }
-    // The thread that loads may take a moment to notice that the rack is gone.
+    // The thread that loads may take a moment to notice that the pool is gone.
     wait_for(|| budget.left() == 10);
 }
 
@@ -343,11 +344,11 @@ fn what_usually_follows_is_made_ready() {
     for after in ["code", "code", "code", "summarize", "summarize", "rare"] {
         history.note("chat", after);
     }
-    let rack = wardrobe.rack(RackConfig { history, ..RackConfig::patient() });
-    let mut session = wardrobe.model.session().unwrap().with_heads(rack.clone());
-    assert!(session.use_head("chat").instead.is_none());
-    rack.settle();
-    assert_eq!(rack.in_memory(), ["chat", "code", "summarize"]);
+    let pool = wardrobe.pool(HeadPoolConfig { history, ..HeadPoolConfig::patient() });
+    let mut session = wardrobe.model.session().unwrap().with_heads(pool.clone());
+    assert!(session.use_head("chat").fallback_reason.is_none());
+    pool.wait_until_idle();
+    assert_eq!(pool.in_memory(), ["chat", "code", "summarize"]);
     session.use_head("code");
-    assert_eq!(rack.history().likeliest("chat")[0], "code");
+    assert_eq!(pool.history().likeliest("chat")[0], "code");
 }

@@ -3,7 +3,7 @@ use std::path::Path;
 use burn::tensor::Device;
 
 use super::{Similarity, TurnContent, TurnEncoder, examples};
-use crate::embedding::Framed;
+use crate::embed::Framed;
 use crate::{EmbedOptions, Model, RuntimeError};
 
 /// The longest text, in tokens and with the special ones, that sentence encoders such as all-MiniLM-L6-v2 are made

@@ -6,8 +6,8 @@ use firebox_text::Tokenizer;
 
 use super::{Similarity, TurnContent, TurnEncoder, examples};
 use crate::RuntimeError;
-use crate::embedding::{Framed, add_share};
-use crate::session::read;
+use crate::embed::{Framed, add_share};
+use crate::readback::read_floats;
 
 /// Tokens of a turn that are encoded together; a longer turn is the mean of its pieces. Attention within a piece then
 /// costs little beside the layers' products, so that the cost grows with a turn's tokens and no faster.
@@ -50,7 +50,7 @@ impl TurnEncoder for OwnStates {
         let mut mean = Vec::new();
         for (piece, share) in Framed::unframed(content.tokens).pieces(PIECE) {
             let states = directions(self.decoder.hidden_after(&piece, self.layers)?);
-            add_share(&mut mean, &read(Pooling::Mean.pool(states))?, share);
+            add_share(&mut mean, &read_floats(Pooling::Mean.pool(states))?, share);
         }
         Ok(mean)
     }

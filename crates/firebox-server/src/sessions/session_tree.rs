@@ -7,8 +7,8 @@ use std::sync::Arc;
 use firebox_runtime::engine::{Engine, Outcome};
 use firebox_runtime::relevance::{OwnStates, Similarity, TurnContent};
 use firebox_runtime::{
-    BranchId, Branches, CacheError, Capacity, Conversation, Finish, OWN_HEAD, Question, RuntimeError, Saved,
-    Session, TurnId, TurnKind,
+    BranchId, Branches, CacheError, Capacity, Conversation, Finish, OWN_HEAD, Question, RuntimeError,
+    Session, SessionFile, TurnId, TurnKind,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ impl SessionTree {
             let name = name.clone();
             move |host| Ok::<_, RuntimeError>(host.session(&name)?.cache().pool().layout().kv_dtype)
         })??;
-        let saved = Saved::open(path, &served.model, kept)
+        let saved = SessionFile::open(path, &served.model, kept)
             .map_err(|error| ApiError::field("restore", format!("it does not fit this model: {error}")))?;
         let note: SavedNote = serde_json::from_str(saved.note())
             .map_err(|_| ApiError::field("restore", "the file was not written by a server"))?;
@@ -119,7 +119,7 @@ impl SessionTree {
         capacity: Capacity,
         transcript: Transcript,
     ) -> Self {
-        let tree = Branches::new(capacity.given_to(session));
+        let tree = Branches::new(capacity.apply_to(session));
         let active = tree.root();
         Self {
             served,
@@ -269,9 +269,9 @@ impl SessionTree {
         // No fallback is accepted: on failure the current head stays.
         let mut candidate = session.clone();
         let switch = candidate.use_head(head.unwrap_or(OWN_HEAD));
-        if let Some(source) = switch.instead {
+        if let Some(source) = switch.fallback_reason {
             let name = head.unwrap_or(OWN_HEAD).to_owned();
-            return Err(ApiError::from(RuntimeError::HeadNotWorn { name, source }).with_head_field());
+            return Err(ApiError::from(RuntimeError::HeadUnavailable { name, source }).with_head_field());
         }
         *session = candidate;
         self.transcript().head = head.map(str::to_owned);

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use firebox_cache::{LayerKv, LayerLayout, SequenceCache};
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{
     BranchId, Branches, Capacity, Conversation, Generation, GenerationConfig, HiddenReason, Model, OWN_HEAD,
-    Question, Role, SamplerConfig, Saved, Script, Session, TurnId, TurnKind, device,
+    Question, Role, SamplerConfig, Script, Session, SessionFile, TurnId, TurnKind, device,
 };
 use firebox_text::{Message, TemplateOptions};
 
@@ -41,12 +41,12 @@ impl References {
         let reference = |(name, path): (&'static str, &str)| {
             let model = Model::open(root(path), &device("cpu").unwrap()).unwrap();
             let model =
-                if name == "pocket" { model.with_heads(RackConfig::patient()).unwrap() } else { model };
+                if name == "pocket" { model.with_heads(HeadPoolConfig::patient()).unwrap() } else { model };
             // Their files stay open and must not count as leaks.
             for head in HEADS.into_iter().flatten().filter(|_| name == "pocket") {
-                assert!(model.session().unwrap().use_head(head).instead.is_none());
+                assert!(model.session().unwrap().use_head(head).fallback_reason.is_none());
             }
-            let script = Script::of(&model).unwrap();
+            let script = Script::new(&model).unwrap();
             (name, Reference { model, script, is_recurrent: name == "recurrent" })
         };
         Self(Mutex::new(MODELS.map(reference).into()))
@@ -124,7 +124,7 @@ impl<'p> Replay<'p> {
     fn begin(reference: &'p Reference, beginning: &Beginning) -> Self {
         let Beginning { system, facts, head, turn_tokens, fact_tokens, .. } = beginning;
         let capacity = Capacity { turns: *turn_tokens, facts: *fact_tokens };
-        let tree = Branches::new(capacity.given_to(reference.model.session().unwrap()));
+        let tree = Branches::new(capacity.apply_to(reference.model.session().unwrap()));
         let (active, compared) = (tree.root(), Compared::default());
         let told = [(active, BranchState::default())].into();
         let mut replay = Self { reference, capacity, tree, told, active, compared };
@@ -160,7 +160,7 @@ impl<'p> Replay<'p> {
 
     fn wear(&mut self, head: Option<&str>) {
         let worn = self.session().use_head(head.unwrap_or(OWN_HEAD));
-        assert!(worn.instead.is_none(), "{:?}", worn.instead);
+        assert!(worn.fallback_reason.is_none(), "{:?}", worn.fallback_reason);
         self.told().head = head.map(str::to_owned);
     }
 
@@ -289,9 +289,9 @@ impl<'p> Replay<'p> {
             let model = &self.reference.model;
             self.session().save(&path, model).unwrap();
             let kept = self.session().cache().pool().layout().kv_dtype;
-            let saved = Saved::open(&path, model, kept).unwrap();
+            let saved = SessionFile::open(&path, model, kept).unwrap();
             let pool = self.session().cache().pool().clone();
-            let mut session = self.capacity.given_to(model.restored_in(&saved, &pool).unwrap());
+            let mut session = self.capacity.apply_to(model.restored_in(&saved, &pool).unwrap());
             if let Some(head) = &told.head {
                 session.use_head(head);
             }
@@ -308,10 +308,10 @@ impl<'p> Replay<'p> {
     fn compare(mut self, path: &Path) -> Result<Compared, String> {
         let (head, capacity, model) = (self.told().head.clone(), self.capacity, &self.reference.model);
         let session = self.session();
-        let saved = Saved::open(path, model, session.cache().pool().layout().kv_dtype);
+        let saved = SessionFile::open(path, model, session.cache().pool().layout().kv_dtype);
         let saved = saved.map_err(|error| error.to_string())?;
         let restored = model.restored_in(&saved, session.cache().pool());
-        let mut restored = capacity.given_to(restored.map_err(|error| error.to_string())?);
+        let mut restored = capacity.apply_to(restored.map_err(|error| error.to_string())?);
         if let Some(head) = head {
             restored.use_head(&head);
         }

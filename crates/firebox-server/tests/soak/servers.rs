@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use firebox_runtime::engine::Engine;
-use firebox_runtime::heads::RackConfig;
+use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::residency::{ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::{Budget, Model, RuntimeError, device};
 use firebox_server::{ModelSpec, Server, ServerConfig, ServerError, SessionsConfig, StopHandle};
@@ -66,7 +66,7 @@ impl Opener {
             Self::Apart => Model::open(path, &cpu)?,
             Self::Together(shared) => shared.open(path, &cpu, &ShareOptions::default())?,
         };
-        if name == "pocket" { model.with_heads(RackConfig::default()) } else { Ok(model) }
+        if name == "pocket" { model.with_heads(HeadPoolConfig::default()) } else { Ok(model) }
     }
 }
 

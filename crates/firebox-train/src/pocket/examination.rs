@@ -218,7 +218,7 @@ impl Examination<'_> {
     /// A session that wears a head, and nothing in its place.
     fn wearing(&self, head: &str) -> Result<Session, TrainError> {
         let mut session = self.model.session().map_err(TrainError::network)?.with_kv_type(self.kept);
-        match session.use_head(head).instead {
+        match session.use_head(head).fallback_reason {
             Some(reason) => Err(TrainError::network(reason.to_string())),
             None => Ok(session),
         }

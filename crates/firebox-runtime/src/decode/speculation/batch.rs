@@ -20,7 +20,7 @@ pub struct BatchDraft<'a> {
 /// Forced tokens cost nothing, as every one of them needs a row in some pass anyway.
 pub fn draft_together(costs: &PassCosts, room: usize, batch: &mut [BatchDraft<'_>]) {
     let sequences = batch.len();
-    let mut left = room.saturating_sub(batch.iter().map(|one| one.session.behind()).sum());
+    let mut left = room.saturating_sub(batch.iter().map(|one| one.session.uncached_tokens()).sum());
     let mut rows = sequences;
     let (mut limits, mut grades) = (vec![0; sequences], vec![None; sequences]);
     for (at, BatchDraft { state, session, speculation }) in batch.iter_mut().enumerate() {

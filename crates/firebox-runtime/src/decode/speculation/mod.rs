@@ -144,7 +144,7 @@ impl Speculation {
         let began = Instant::now();
         let proposed = self.drafter.propose(session.tokens(), wanted, output.sampler())?;
         self.proposed =
-            proposed.permitted(|branch| output.permitted(branch)).cut(wanted, |token| session.knows(token));
+            proposed.permitted(|branch| output.permitted(branch)).cut(wanted, |token| session.has_token(token));
         let first = self.proposed().first().map_or(0, Vec::len);
         self.acceptance.drafted(first, began.elapsed());
         Ok(())

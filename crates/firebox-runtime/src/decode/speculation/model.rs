@@ -1,7 +1,7 @@
 //! Drafts by a smaller model.
 
 use crate::decode::speculation::{Draft, Drafter};
-use crate::session::Mark;
+use crate::session::Snapshot;
 use crate::{Model, RuntimeError, Sampler, Session};
 
 /// Drafts by a smaller model with the same vocabulary.
@@ -13,7 +13,7 @@ use crate::{Model, RuntimeError, Sampler, Session};
 pub struct ModelDrafter {
     session: Session,
     /// The session before the last draft, of which some tokens may have been refused.
-    mark: Option<Mark>,
+    mark: Option<Snapshot>,
 }
 
 impl ModelDrafter {
@@ -58,7 +58,7 @@ impl ModelDrafter {
             None => self.session.rewind(kept),
         }
         let mut logits = self.session.feed(&tokens[kept..])?;
-        self.mark = Some(self.session.mark());
+        self.mark = Some(self.session.snapshot());
         let (mut second, mut sampler) = (sampler.clone(), sampler.clone());
         let mut branch = vec![sampler.sample(&logits, tokens)];
         // Continuing from it as well would take the draft model as long again.

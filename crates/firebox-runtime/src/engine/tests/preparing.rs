@@ -13,7 +13,7 @@ use crate::engine::host::{Host, HostConfig, Worked};
 use crate::engine::request::Request;
 use crate::engine::sequence::RequestId;
 use crate::heads::tests::Wardrobe;
-use crate::heads::{FALLBACK, HeadRack, HeadSource, RackConfig, ReadyHead};
+use crate::heads::{FALLBACK, HeadPool, HeadPoolConfig, HeadSource, ReadyHead};
 use crate::{GenerationConfig, Grammar, RuntimeError, Session};
 
 /// Heads that do not come before so many requests have ended, or half a minute is over, and then are none.
@@ -52,7 +52,7 @@ fn others_run_while_a_request_is_prepared() {
     let (mut host, clock) = small(2);
     let count = Arc::new(AtomicUsize::new(0));
     let slow = Slow { after: 4, ended: count.clone() };
-    let rack = HeadRack::new(Arc::new(slow), RackConfig::patient()).unwrap();
+    let rack = HeadPool::new(Arc::new(slow), HeadPoolConfig::patient()).unwrap();
     let session = || {
         let (_, model) = host.models().next().unwrap();
         model.session().unwrap().with_heads(rack.clone())
@@ -82,7 +82,7 @@ fn others_run_while_a_request_is_prepared() {
     let place = |id: RequestId| ended.iter().position(|other| *other == id).unwrap();
     assert_eq!(ended.len(), 5);
     assert!(place(other) < place(slow) && place(late) < place(slow) && place(wrong) < place(slow));
-    assert!(matches!(failed[&slow], RuntimeError::HeadNotWorn { .. }), "{:?}", failed[&slow]);
+    assert!(matches!(failed[&slow], RuntimeError::HeadUnavailable { .. }), "{:?}", failed[&slow]);
     assert!(matches!(failed[&late], RuntimeError::Late { .. }));
     assert!(!failed.contains_key(&other) && failed.contains_key(&wrong) && failed.contains_key(&cancelled));
     assert_eq!(host.under_way(), 0);
@@ -133,17 +133,17 @@ fn failure(host: &mut Host, clock: &MadeUp, request: Request) -> Failure {
 }
 
 /// A session as it is lent, and a request in it that wears another head.
-fn lent(host: &Host, rack: &HeadRack, head: &str) -> Request {
+fn lent(host: &Host, rack: &HeadPool, head: &str) -> Request {
     let mut session = host.session("model").unwrap().with_heads(rack.clone());
     session.feed(&[4, 9]).unwrap();
-    assert!(session.use_head("worn").instead.is_none());
+    assert!(session.use_head("worn").fallback_reason.is_none());
     answer_of(3).in_session(session).wearing(head)
 }
 
 #[track_caller]
 fn is_as_it_was_lent(session: Option<Box<Session>>) {
     let session = session.expect("it comes back");
-    assert_eq!((&*session.head_id(), session.worn.as_deref()), ("worn 1", Some("worn")));
+    assert_eq!((&*session.head_id(), session.requested_head.as_deref()), ("worn 1", Some("worn")));
     assert_eq!((session.tokens(), session.cache().len()), (&[4, 9][..], 2));
 }
 
@@ -154,7 +154,7 @@ fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepare
     wardrobe.change("broken", |made| made.fails = true);
     wardrobe.change("judge", |made| made.classifies = true);
     wardrobe.change("late", |made| made.held_back = true);
-    let rack = HeadRack::new(Arc::new(Touchy(wardrobe.clone())), RackConfig::patient()).unwrap();
+    let rack = HeadPool::new(Arc::new(Touchy(wardrobe.clone())), HeadPoolConfig::patient()).unwrap();
     let mut host = Host::new(HostConfig::default()).unwrap();
     host.add("model", wardrobe.model.clone()).unwrap();
     let clock = MadeUp::default();
@@ -162,7 +162,7 @@ fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepare
     for head in ["broken", "nobody's"] {
         let asked = lent(&host, &rack, head);
         let Failure { error, session } = failure(&mut host, &clock, asked);
-        assert!(matches!(error, RuntimeError::HeadNotWorn { .. }), "{error}");
+        assert!(matches!(error, RuntimeError::HeadUnavailable { .. }), "{error}");
         is_as_it_was_lent(session);
     }
     // The second time it is at hand, and nobody prepares it beside the engine.
@@ -175,7 +175,7 @@ fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepare
     // It is put on before that shows.
     let asked = lent(&host, &rack, "judge");
     let Failure { error, session } = failure(&mut host, &clock, asked);
-    assert!(matches!(error, RuntimeError::Kind { found: "wearing a classifier", .. }), "{error}");
+    assert!(matches!(error, RuntimeError::Kind { found: "a classifier head", .. }), "{error}");
     is_as_it_was_lent(session);
 
     let grammar = Some(Grammar::Regex("a(b".into()));

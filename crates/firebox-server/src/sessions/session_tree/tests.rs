@@ -13,7 +13,7 @@ fn tree() -> SessionTree {
     let model = Model::open(path, &device("cpu").unwrap()).unwrap();
     let (session, engine) = (model.session().unwrap(), Engine::start(HostConfig::default()).unwrap());
     let served = ServedModel::new("pocket", model, Priority::default(), &engine, &Telemetry::default());
-    let capacity = Capacity::of(1024, None, None);
+    let capacity = Capacity::new(1024, None, None);
     SessionTree::from_session(Arc::new(served.unwrap()), session, capacity, Transcript::default())
 }
 

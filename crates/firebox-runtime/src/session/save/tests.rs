@@ -1,4 +1,4 @@
-#[path = "../../../../fuzz/checks/session_operations.rs"]
+#[path = "../../../../../fuzz/checks/session_operations.rs"]
 mod fuzzed;
 
 use std::fs;
@@ -26,7 +26,7 @@ pub(crate) fn bits(logits: &[f32]) -> Vec<u32> {
 pub(crate) fn kinds() -> impl Iterator<Item = (&'static str, KvType)> {
     FIXTURES
         .into_iter()
-        .flat_map(|fixture| [KvType::F32, KvType::F16, KvType::Int8].map(|kept| (fixture, kept)))
+        .flat_map(|fixture| [KvType::F32, KvType::F16, KvType::Int8].map(|kv_type| (fixture, kv_type)))
 }
 
 #[derive(Debug, Clone)]
@@ -125,15 +125,15 @@ pub(crate) fn with_policy(session: Session, policy: u8) -> Session {
 }
 
 /// What a session that was restored at some point comes to must be what it comes to without.
-fn check(model: &Model, kept: KvType, policy: u8, steps: &[Step], at: usize) -> Result<(), TestCaseError> {
+fn check(model: &Model, kv_type: KvType, policy: u8, steps: &[Step], at: usize) -> Result<(), TestCaseError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
-    let mut session = with_policy(model.session().unwrap().with_kv_type(kept), policy);
+    let mut session = with_policy(model.session().unwrap().with_kv_type(kv_type), policy);
     for step in &steps[..at] {
         let _ = take(&mut session, step);
     }
     session.save_with_note(&path, model, "said \u{1}").unwrap();
-    let saved = Saved::open(&path, model, kept).unwrap();
+    let saved = SessionFile::open(&path, model, kv_type).unwrap();
     prop_assert_eq!(saved.note(), "said \u{1}");
     let mut restored = with_policy(saved.session().unwrap(), policy);
     prop_assert_eq!(restored.tokens(), session.tokens());
@@ -182,8 +182,8 @@ proptest! {
         policy in 0u8..4,
         kind in 0usize..9,
     ) {
-        let (fixture, kept) = kinds().nth(kind).unwrap();
-        check(&model(fixture), kept, policy, &steps, at.index(steps.len() + 1))?;
+        let (fixture, kv_type) = kinds().nth(kind).unwrap();
+        check(&model(fixture), kv_type, policy, &steps, at.index(steps.len() + 1))?;
     }
 }
 
@@ -203,10 +203,10 @@ fn every_way_to_keep_is_restored() {
         Step::CloseUp,
         Step::Feed(6, 150),
     ];
-    for (fixture, kept) in kinds() {
+    for (fixture, kv_type) in kinds() {
         let model = model(fixture);
         for at in 0..=steps.len() {
-            check(&model, kept, 0, &steps, at).unwrap();
+            check(&model, kv_type, 0, &steps, at).unwrap();
         }
     }
 }
@@ -219,10 +219,10 @@ fn holes_are_closed_in_a_file_as_in_pages() {
     let turns = [feed(1, 25), feed(2, 12), feed(3, 14), feed(4, 77)].into_iter().flatten();
     let holes = [Step::Forget(1), Step::CloseUp, Step::Forget(1), Step::CloseUp];
     let steps: Vec<Step> = turns.chain(holes).chain(feed(5, 20)).collect();
-    for (fixture, kept) in kinds() {
+    for (fixture, kv_type) in kinds() {
         let model = model(fixture);
         for at in 0..=steps.len() {
-            check(&model, kept, 0, &steps, at).unwrap();
+            check(&model, kv_type, 0, &steps, at).unwrap();
         }
     }
 }
@@ -252,15 +252,15 @@ fn what_was_forgotten_is_not_in_the_file() {
 fn damage_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let (path, broken) = (folder.path().join("whole"), folder.path().join("broken"));
-    for (fixture, kept) in [("reference/llama", KvType::Int8), ("reference/qwen3_5_text", KvType::F16)] {
+    for (fixture, kv_type) in [("reference/llama", KvType::Int8), ("reference/qwen3_5_text", KvType::F16)] {
         let model = model(fixture);
-        let mut session = model.session().unwrap().with_kv_type(kept);
+        let mut session = model.session().unwrap().with_kv_type(kv_type);
         session.feed(&some_tokens(3, 20)).unwrap();
         session.save(&path, &model).unwrap();
         let whole = fs::read(&path).unwrap();
         let refused = |bytes: &[u8], what: &str| {
             fs::write(&broken, bytes).unwrap();
-            let error = Session::restore(&broken, &model, kept).expect_err(what);
+            let error = Session::restore(&broken, &model, kv_type).expect_err(what);
             assert!(matches!(error, RuntimeError::Store(_)), "{error}");
             assert!(error.to_string().contains("broken"), "{error}");
         };
@@ -336,7 +336,8 @@ fn what_another_model_saved_is_refused() {
         RuntimeError::Foreign { field, .. } => field,
         error => panic!("{error}"),
     };
-    let refused = |model: &Model, kept| field(Session::restore(&path, model, kept).expect_err("another's"));
+    let refused =
+        |model: &Model, kv_type| field(Session::restore(&path, model, kv_type).expect_err("another's"));
     assert_eq!(refused(&model("reference/qwen3"), KvType::F32), "trunk");
     assert_eq!(refused(&one, KvType::F16), "kv format");
     assert_eq!(refused(&one, KvType::Int8), "kv format");
@@ -370,18 +371,18 @@ fn what_is_restored_is_charged_to_what_its_model_was_fitted_into() {
     let config = ResidencyOptions::new(64 << 30);
     let model = Model::open_within(checkpoint, &device("cpu").unwrap(), &config).unwrap();
     let residency = model.residency().unwrap();
-    for kept in [config.kept, KvType::F32] {
-        let mut session = model.session().unwrap().with_kv_type(kept);
+    for kv_type in [config.kept, KvType::F32] {
+        let mut session = model.session().unwrap().with_kv_type(kv_type);
         session.feed(&some_tokens(3, 40)).unwrap();
         session.save(&path, &model).unwrap();
         drop(session);
         let before = residency.budget().held(Account::Streams);
-        let mut restored = Session::restore(&path, &model, kept).unwrap();
+        let mut restored = Session::restore(&path, &model, kv_type).unwrap();
         assert_eq!(restored.chunk, residency.plan().chunk);
-        assert_eq!(restored.cache().pool().is(residency.pool()), kept == config.kept);
+        assert_eq!(restored.cache().pool().is(residency.pool()), kv_type == config.kept);
         restored.feed(&some_tokens(4, 200)).unwrap();
         // The pool of the model has made its pages before.
-        assert_eq!(residency.budget().held(Account::Streams) > before, kept != config.kept);
+        assert_eq!(residency.budget().held(Account::Streams) > before, kv_type != config.kept);
     }
 }
 
@@ -393,7 +394,7 @@ fn sessions_from_one_file_share_it() {
     let mut session = model.session().unwrap().with_kv_type(KvType::F32);
     session.feed(&some_tokens(3, 256)).unwrap();
     session.save(&path, &model).unwrap();
-    let saved = Saved::open(&path, &model, KvType::F32).unwrap();
+    let saved = SessionFile::open(&path, &model, KvType::F32).unwrap();
     let pool = PagePool::new(model.decoder().unwrap().layout(KvType::F32));
     let mut sessions = [saved.session_in(&pool).unwrap(), saved.session_in(&pool).unwrap()];
     assert_eq!(pool.pages(), 0);

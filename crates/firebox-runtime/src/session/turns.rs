@@ -1,4 +1,4 @@
-//! What a session remembers, turn by turn.
+//! The turns and facts of a session: adding, hiding, forgetting and condensing them, and evicting turns that leave no room.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,78 +7,84 @@ use firebox_cache::{
     AfterEviction, CacheError, Eviction, EvictionPolicy, HiddenReason, Role, Turn, TurnId, TurnKind,
 };
 
+use super::Session;
+use crate::RuntimeError;
 use crate::relevance::{EarlierTurn, RelevanceScorer, TurnContent};
-use crate::{RuntimeError, Session};
 
-/// Tokens of facts that a session holds at most, unless told otherwise.
-pub(crate) const FACTS: usize = 512;
+/// Tokens of facts that a session holds by default.
+pub(crate) const DEFAULT_FACT_TOKENS: usize = 512;
 
 /// How much a session remembers.
 #[derive(Debug, Clone)]
-pub(crate) struct Memory {
-    /// Tokens that turns have at most, and what goes when there are more; absent where all is remembered.
+pub(crate) struct Retention {
+    /// The most tokens of turns, and the policy that evicts turns when there are more; `None` for no limit.
     turns: Option<(usize, Arc<dyn EvictionPolicy>)>,
-    /// Tokens that facts have at most.
-    pub(crate) facts: usize,
-    /// Whether positions are still to be closed up behind what was forgotten.
-    pub(crate) open: bool,
-    /// Turns that a scorer has read.
-    judged: Vec<TurnId>,
+    /// The most tokens of facts.
+    pub(crate) fact_capacity: usize,
+    /// Whether positions of evicted tokens are still to be closed up.
+    pub(crate) needs_compaction: bool,
+    /// Turns that the relevance scorer has scored.
+    scored: Vec<TurnId>,
 }
 
-impl Default for Memory {
+impl Default for Retention {
     fn default() -> Self {
-        Self { turns: None, facts: FACTS, open: false, judged: Vec::new() }
+        let fact_capacity = DEFAULT_FACT_TOKENS;
+        Self { turns: None, fact_capacity, needs_compaction: false, scored: Vec::new() }
     }
 }
 
 impl Session {
-    /// The same, holding at most `capacity` tokens of turns, and forgetting by `policy` when there are more.
+    /// Holds at most `capacity` tokens of turns, and evicts turns by `policy` when there are more.
     pub fn with_turn_capacity(mut self, capacity: usize, policy: impl EvictionPolicy + 'static) -> Self {
-        self.memory.turns = Some((capacity, Arc::new(policy)));
+        self.retention.turns = Some((capacity, Arc::new(policy)));
         self
     }
 
-    /// The same, holding at most `capacity` tokens of facts.
+    /// Holds at most `capacity` tokens of facts.
     pub fn with_fact_capacity(mut self, capacity: usize) -> Self {
-        self.memory.facts = capacity;
+        self.retention.fact_capacity = capacity;
         self
     }
 
-    /// What is remembered, in order.
+    /// Returns the most tokens of facts that it holds.
+    pub fn fact_capacity(&self) -> usize {
+        self.retention.fact_capacity
+    }
+
+    /// Returns the cached turns in order.
     pub fn turns(&self) -> impl ExactSizeIterator<Item = &Turn> {
         self.cache.turns()
     }
 
-    /// Tokens fed from now on belong to a new turn.
+    /// Begins a turn: tokens fed from now on belong to it.
     pub fn begin_turn(&mut self, roles: &[Role]) -> Result<TurnId, RuntimeError> {
-        self.settle()?;
+        self.flush()?;
         Ok(self.cache.begin_turn(TurnKind::Turn, roles.to_vec()))
     }
 
-    /// Keeps a turn when room is needed, or no longer.
+    /// Pins a turn, so that it is not evicted, or unpins it.
     pub fn pin(&mut self, turn: TurnId, pinned: bool) -> Result<(), RuntimeError> {
-        self.arrange(0)?;
+        self.rebuild(0)?;
         Ok(self.cache.pin(turn, pinned)?)
     }
 
-    /// Hides a turn from tokens to come for having little to do with them, or shows it again. What earlier tokens took
-    /// in from it stays with them.
+    /// Hides a turn from later tokens as irrelevant, or shows it again. Earlier tokens are not recomputed without it.
     pub fn mask(&mut self, turn: TurnId, masked: bool) -> Result<(), RuntimeError> {
-        self.arrange(0)?;
+        self.rebuild(0)?;
         Ok(self.cache.hide(turn, masked.then_some(HiddenReason::Irrelevant))?)
     }
 
-    /// Hides turns that have little to do with the newest message, as a scorer judges them, and shows those that have.
-    /// The newest turn, pinned ones and facts are never hidden. `said` is what was said in a turn, from its tokens; it is
-    /// asked once for each turn. Returns how many are hidden.
+    /// Hides turns that a scorer rates irrelevant to the newest message, and shows the others. The newest turn, pinned turns
+    /// and facts are never hidden. `text_of` turns a turn's tokens into text; it is called once for each turn. Returns how
+    /// many turns are hidden.
     pub fn mask_irrelevant(
         &mut self,
         scorer: &mut dyn RelevanceScorer,
         newest: TurnContent<'_>,
-        said: impl Fn(&[u32]) -> Result<String, RuntimeError>,
+        text_of: impl Fn(&[u32]) -> Result<String, RuntimeError>,
     ) -> Result<usize, RuntimeError> {
-        self.arrange(0)?;
+        self.rebuild(0)?;
         let newest_turn = self.cache.turns().last().map(|turn| turn.id);
         let candidates: Vec<TurnId> = self
             .cache
@@ -86,15 +92,15 @@ impl Session {
             .filter(|turn| turn.kind == TurnKind::Turn && turn.tokens > 0 && Some(turn.id) != newest_turn)
             .map(|turn| turn.id)
             .collect();
-        for evicted in std::mem::take(&mut self.memory.judged) {
-            if !candidates.contains(&evicted) {
-                scorer.forget(evicted.0);
+        for removed in std::mem::take(&mut self.retention.scored) {
+            if !candidates.contains(&removed) {
+                scorer.forget(removed.0);
             }
         }
         let mut texts = Vec::with_capacity(candidates.len());
         for &turn in &candidates {
             let tokens = &self.tokens[self.cache.tokens_of(turn)?];
-            texts.push((tokens, if scorer.knows(turn.0) { String::new() } else { said(tokens)? }));
+            texts.push((tokens, if scorer.knows(turn.0) { String::new() } else { text_of(tokens)? }));
         }
         let earlier: Vec<_> = candidates
             .iter()
@@ -110,22 +116,22 @@ impl Session {
             self.mask(turn, hides)?;
             hidden += usize::from(hides);
         }
-        self.memory.judged = candidates;
+        self.retention.scored = candidates;
         Ok(hidden)
     }
 
-    /// Forgets a turn, and lets the rest stay at its positions.
+    /// Removes a turn. The others stay at their positions.
     pub fn forget(&mut self, turn: TurnId) -> Result<(), RuntimeError> {
-        self.arrange(0)?;
+        self.rebuild(0)?;
         let tokens = self.cache.evict_turn(turn)?;
         self.tokens.drain(tokens);
         Ok(())
     }
 
-    /// Adds what is never forgotten to make room.
+    /// Adds a fact, which is not evicted.
     pub fn add_fact(&mut self, tokens: &[u32]) -> Result<TurnId, RuntimeError> {
-        self.settle()?;
-        // Those may go for it, and one day be what stands again.
+        self.flush()?;
+        // Superseded facts may be removed to make room, and have to return if that is not enough.
         let before = self.cache.turns().any(is_superseded).then(|| self.clone());
         let added = self.append_fact(tokens);
         if added.is_err()
@@ -138,18 +144,18 @@ impl Session {
 
     fn append_fact(&mut self, tokens: &[u32]) -> Result<TurnId, RuntimeError> {
         self.make_room_for_facts(tokens.len())?;
-        self.arrange(tokens.len())?;
+        self.rebuild(tokens.len())?;
         let fact = self.cache.begin_turn(TurnKind::Fact, vec![Role::System]);
-        self.append_all(tokens).inspect_err(|_| {
-            // Whether any of it is left depends on how far it came.
+        self.append_to_turn(tokens).inspect_err(|_| {
+            // There may be nothing left of it, which is fine.
             let _ = self.cache.evict_turn(fact);
         })?;
         Ok(fact)
     }
 
-    /// Puts a fact in the place of another, which later tokens no longer see.
+    /// Replaces a fact: the old one is hidden from later tokens.
     pub fn supersede(&mut self, fact: TurnId, tokens: &[u32]) -> Result<TurnId, RuntimeError> {
-        self.settle()?;
+        self.flush()?;
         self.fact(fact)?;
         let before = self.clone();
         self.cache.hide(fact, Some(HiddenReason::Superseded))?;
@@ -160,86 +166,86 @@ impl Session {
         added
     }
 
-    /// Facts that no other has taken the place of.
+    /// Returns the facts that are not hidden.
     pub(crate) fn visible_facts(&self) -> Vec<TurnId> {
         let facts = self.cache.turns().filter(|turn| turn.kind == TurnKind::Fact && turn.hidden.is_none());
         facts.map(|turn| turn.id).collect()
     }
 
-    /// Puts one fact in the place of the first of several, forgets the others, and computes again what comes behind.
-    /// Nothing changes where that fails.
-    pub(crate) fn replace_facts(&mut self, facts: &[TurnId], tokens: &[u32]) -> Result<(), RuntimeError> {
-        self.settle()?;
+    /// Puts one fact in the place of the first of several, removes the others and all hidden turns, and recomputes what
+    /// follows. On failure the session stays as it was.
+    pub(crate) fn replace_facts(&mut self, facts: &[TurnId], tokens: &[u32]) -> Result<TurnId, RuntimeError> {
+        self.flush()?;
         let before = self.clone();
         let fact = self.cache.begin_turn(TurnKind::Fact, vec![Role::System]);
-        self.lose();
-        let mut added: Option<Turn> = self.lost.pop_if(|turn| turn.id == fact);
-        let (mut turns, mut kept, mut at) = (Vec::new(), Vec::new(), 0);
-        for turn in std::mem::take(&mut self.lost) {
+        self.drop_cache();
+        let mut added: Option<Turn> = self.uncached_turns.pop_if(|turn| turn.id == fact);
+        let (mut turns, mut remaining, mut at) = (Vec::new(), Vec::new(), 0);
+        for turn in std::mem::take(&mut self.uncached_turns) {
             let held = at..at + turn.tokens;
             at = held.end;
             if !facts.contains(&turn.id) {
-                kept.extend_from_slice(&self.tokens[held]);
+                remaining.extend_from_slice(&self.tokens[held]);
                 turns.push(turn);
             } else if let Some(added) = added.take() {
-                kept.extend_from_slice(tokens);
+                remaining.extend_from_slice(tokens);
                 turns.push(Turn { tokens: tokens.len(), ..added });
             }
         }
-        (self.lost, self.tokens) = (turns, kept);
-        self.arrange(0).map(drop).inspect_err(|_| *self = before)
+        (self.uncached_turns, self.tokens) = (turns, remaining);
+        self.rebuild(0).inspect_err(|_| *self = before)?;
+        Ok(fact)
     }
 
-    /// Takes up the positions that forgotten tokens have left.
+    /// Moves tokens to the positions that removed tokens have left.
     pub fn compact_positions(&mut self) -> Result<(), RuntimeError> {
-        let length = self.encoded_length();
-        Ok(self.decoder.compact_positions(&mut self.cache, length)?)
+        Ok(self.decoder.compact_positions(&mut self.cache, self.encoded_length)?)
     }
 
-    /// Forgets by policy what `needed` more tokens have no room beside. Returns whether anything was forgotten; what is
-    /// remembered may have to be [arranged](Self::arrange) then.
-    pub(crate) fn make_room(&mut self, needed: usize) -> Result<bool, RuntimeError> {
-        let Some((capacity, policy)) = self.memory.turns.clone() else { return Ok(false) };
-        if self.memory.open {
-            // There was no page for it when the tokens went.
+    /// Evicts turns by the policy if there is no room for `needed` more tokens. Returns whether any tokens were evicted; the
+    /// cache may have to be [rebuilt](Self::rebuild) then.
+    pub(crate) fn evict_turns(&mut self, needed: usize) -> Result<bool, RuntimeError> {
+        let Some((capacity, policy)) = self.retention.turns.clone() else { return Ok(false) };
+        if self.retention.needs_compaction {
+            // It failed for want of a page when the tokens were removed.
             self.compact_positions()?;
-            self.memory.open = false;
+            self.retention.needs_compaction = false;
         }
         let turns: Vec<Turn> = self.cache.turns().cloned().collect();
         let Eviction { tokens, after } = policy.make_room(&turns, capacity, needed)?;
         if tokens.is_empty() {
             return Ok(false);
         }
-        let forgotten: usize = tokens.iter().map(|range| range.len()).sum();
-        self.forget_tokens(tokens);
-        self.meters().evicted(turns.len() - self.cache.turns().len(), forgotten);
+        let evicted: usize = tokens.iter().map(|range| range.len()).sum();
+        self.remove_tokens(tokens);
+        self.meters().evicted(turns.len() - self.cache.turns().len(), evicted);
         match after {
             AfterEviction::KeepPositions => {}
             AfterEviction::CompactPositions => {
-                self.memory.open = true;
+                self.retention.needs_compaction = true;
                 self.compact_positions()?;
-                self.memory.open = false;
+                self.retention.needs_compaction = false;
             }
-            AfterEviction::Recompute => self.lose(),
+            AfterEviction::Recompute => self.drop_cache(),
         }
         Ok(true)
     }
 
-    /// How many more tokens turns may have before anything is forgotten.
-    pub(crate) fn room_left(&self) -> usize {
-        let Some((capacity, _)) = &self.memory.turns else { return usize::MAX };
-        let spoken = self.cache.turns().filter(|turn| turn.kind == TurnKind::Turn);
-        capacity.saturating_sub(spoken.map(|turn| turn.tokens).sum())
+    /// Returns how many more tokens turns may have before any are evicted.
+    pub(crate) fn turn_room(&self) -> usize {
+        let Some((capacity, _)) = &self.retention.turns else { return usize::MAX };
+        let turns = self.cache.turns().filter(|turn| turn.kind == TurnKind::Turn);
+        capacity.saturating_sub(turns.map(|turn| turn.tokens).sum())
     }
 
-    /// Tokens of turns that are never forgotten to make room for others.
+    /// Returns the tokens of pinned turns.
     pub fn pinned_tokens(&self) -> usize {
         let pinned = self.all_turns().filter(|turn| turn.pinned && turn.kind == TurnKind::Turn);
         pinned.map(|turn| turn.tokens).sum()
     }
 
-    fn forget_tokens(&mut self, tokens: Vec<Range<usize>>) {
-        // From the end, so that what is still to go stays where it was.
+    fn remove_tokens(&mut self, tokens: Vec<Range<usize>>) {
+        // From the end, so that earlier ranges stay valid.
         for range in tokens.into_iter().rev() {
             let range = range.start.min(self.cache.len())..range.end.min(self.cache.len());
             self.cache.evict(range.clone());
@@ -247,19 +253,19 @@ impl Session {
         }
     }
 
+    /// Removes superseded facts, the oldest first, until there is room for `needed` more tokens of facts.
     fn make_room_for_facts(&mut self, needed: usize) -> Result<(), RuntimeError> {
-        let capacity = self.memory.facts;
-        let held = |session: &Self, counted: fn(&Turn) -> bool| -> usize {
-            let facts = session.cache.turns().filter(|turn| turn.kind == TurnKind::Fact && counted(turn));
-            facts.map(|turn| turn.tokens).sum()
-        };
-        // One that is merely hidden may be seen again.
-        let tokens = held(self, |fact| !is_superseded(fact)) + needed;
+        let capacity = self.retention.fact_capacity;
+        // A fact that is only masked counts: it may be shown again.
+        let tokens = self.fact_tokens() + needed;
         if tokens > capacity {
             return Err(CacheError::FactsFull { tokens, capacity }.into());
         }
-        // Facts that others have taken the place of are kept as long as there is room for them.
-        while held(self, |_| true) + needed > capacity {
+        let all_facts = |session: &Self| -> usize {
+            let facts = session.cache.turns().filter(|turn| turn.kind == TurnKind::Fact);
+            facts.map(|turn| turn.tokens).sum()
+        };
+        while all_facts(self) + needed > capacity {
             let superseded = self.cache.turns().find(|turn| is_superseded(turn));
             let Some(oldest) = superseded.map(|turn| turn.id) else { break };
             self.forget(oldest)?;
@@ -267,15 +273,21 @@ impl Session {
         Ok(())
     }
 
-    /// One that no other has taken the place of.
+    /// Returns the tokens of facts that no other fact has superseded.
+    pub(crate) fn fact_tokens(&self) -> usize {
+        let facts = self.all_turns().filter(|turn| turn.kind == TurnKind::Fact && !is_superseded(turn));
+        facts.map(|turn| turn.tokens).sum()
+    }
+
+    /// Returns a fact that is not superseded.
     fn fact(&self, id: TurnId) -> Result<&Turn, CacheError> {
-        let stands = |turn: &&Turn| turn.kind == TurnKind::Fact && !is_superseded(turn);
-        let mut facts = self.cache.turns().filter(stands);
+        let is_current = |turn: &&Turn| turn.kind == TurnKind::Fact && !is_superseded(turn);
+        let mut facts = self.cache.turns().filter(is_current);
         facts.find(|turn| turn.id == id).ok_or(CacheError::NoSuchTurn { turn: id })
     }
 }
 
-/// Whether another fact has taken its place.
+/// Returns whether another fact has replaced this one.
 fn is_superseded(turn: &Turn) -> bool {
     turn.hidden == Some(HiddenReason::Superseded)
 }
@@ -393,15 +405,15 @@ mod tests {
         let mut forgets = session().with_turn_capacity(50, policy);
         said(&mut forgets);
         said(&mut forgets);
-        assert!(forgets.can_lose());
+        assert!(forgets.is_reproducible());
         said(&mut forgets);
-        assert_eq!((forgets.turns().count(), forgets.can_lose()), (2, false), "one was forgotten");
+        assert_eq!((forgets.turns().count(), forgets.is_reproducible()), (2, false), "one was forgotten");
         let mut hides = session();
         let hidden = said(&mut hides);
         hides.mask(hidden, true).unwrap();
         said(&mut hides);
         hides.mask(hidden, false).unwrap();
-        assert!(!hides.can_lose(), "what is seen now was not when it was computed");
+        assert!(!hides.is_reproducible(), "what is seen now was not when it was computed");
     }
 
     #[test]
@@ -486,9 +498,9 @@ mod tests {
     /// What is to be closed up, and was not for want of a page, is after it has been in a file.
     #[test]
     fn a_session_that_could_not_close_up_does_when_it_is_restored() {
-        let model = crate::saved::tests::model("reference/llama");
-        let (decoder, kept) = (model.decoder().unwrap(), firebox_cache::KvType::F32);
-        let layout = decoder.layout(kept);
+        let model = crate::session::save::tests::model("reference/llama");
+        let (decoder, kv_type) = (model.decoder().unwrap(), firebox_cache::KvType::F32);
+        let layout = decoder.layout(kv_type);
         let policy = WholeTurns { after: AfterEviction::CompactPositions };
         let pool = firebox_cache::PagePool::with_pages(layout.clone(), 3);
         let mut session = Session::in_pool(decoder, &pool).with_turn_capacity(370, policy);
@@ -500,12 +512,12 @@ mod tests {
         let other = session.clone();
         session.begin_turn(&[Role::User]).unwrap();
         assert!(session.feed(&[8; 20]).is_err(), "what two sequences see is copied before it moves");
-        assert!(session.memory.open);
+        assert!(session.retention.needs_compaction);
         drop(other);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("session");
         session.save(&path, &model).unwrap();
-        let saved = crate::Saved::open(&path, &model, kept).unwrap();
+        let saved = crate::SessionFile::open(&path, &model, kv_type).unwrap();
         let restored = model.restored_in(&saved, &firebox_cache::PagePool::new(layout)).unwrap();
         let mut restored = restored.with_turn_capacity(370, policy);
         assert_eq!(restored.feed(&[7]).unwrap(), session.feed(&[7]).unwrap());

@@ -3,11 +3,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use firebox_cache::{KvType, PagePool, SequenceCache};
-use firebox_model::{Decoder, Input, Wanted};
+use firebox_model::{Decoder, Input, LogitRows};
 use serde::Serialize;
 
 use crate::memory::release_after_prompt;
-use crate::session::{PREFILL_CHUNK, read};
+use crate::readback::read_floats;
+use crate::session::PREFILL_CHUNK;
 use crate::{Model, RuntimeError};
 
 /// What is measured, and how often.
@@ -24,7 +25,7 @@ pub struct BenchmarkConfig {
     /// Medians are of this many runs.
     pub repeat: usize,
     /// What keys and values are kept in.
-    pub kept: KvType,
+    pub kv_type: KvType,
 }
 
 impl Default for BenchmarkConfig {
@@ -35,7 +36,7 @@ impl Default for BenchmarkConfig {
             tokens: 64,
             batches: vec![1, 4, 8],
             repeat: 5,
-            kept: KvType::default(),
+            kv_type: KvType::default(),
         }
     }
 }
@@ -54,7 +55,7 @@ pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, R
     let decoder = model.decoder()?;
     let pool = match model.residency() {
         Some(residency) => residency.pool().clone(),
-        None => PagePool::new(decoder.layout(config.kept)),
+        None => PagePool::new(decoder.layout(config.kv_type)),
     };
     let chunk = model.residency().map_or(PREFILL_CHUNK, |residency| residency.plan().chunk);
     let bench = Bench { decoder: &decoder, config, pool, chunk };
@@ -137,7 +138,7 @@ impl Bench<'_> {
             .zip(&*caches)
             .map(|(tokens, cache)| Input::new(tokens, cache.position(), 0))
             .collect();
-        read(self.decoder.forward_together(&inputs, caches, Wanted::Last)?).map(drop)
+        read_floats(self.decoder.forward_together(&inputs, caches, LogitRows::Last)?).map(drop)
     }
 }
 

@@ -1,13 +1,55 @@
-//! One conversation that goes on in several ways.
+//! Going back in a session, and the branches that continue it in several ways.
 
-use crate::{RuntimeError, Session};
+use firebox_cache::RecurrentState;
 
-/// Which branch of a tree.
+use super::Session;
+use crate::RuntimeError;
+
+/// A place in a sequence to go back to without computing again what came before it.
+#[derive(Debug, Clone)]
+pub(crate) struct Snapshot {
+    /// Tokens that were cached.
+    len: usize,
+    /// The epoch of their positions.
+    epoch: usize,
+    /// The states of recurrent layers, by layer.
+    states: Vec<Option<RecurrentState>>,
+}
+
+impl Session {
+    /// Goes back to the first `len` tokens. If the model has recurrent layers and no turn began there, the cache is dropped:
+    /// the tokens are recomputed with the next feed, until then there are no turns, and hidden ones are removed.
+    pub fn rewind(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        if self.cache.len() > self.tokens.len() && !self.cache.rewind(self.tokens.len()) {
+            self.drop_cache();
+        }
+        self.recomputing = self.recomputing.min(self.uncached_tokens());
+    }
+
+    /// Returns a snapshot of the session as it is.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot { len: self.cache.len(), epoch: self.epoch(), states: self.cache.states().to_vec() }
+    }
+
+    /// Goes back to the first `len` tokens. Those up to the snapshot stay cached. In models with recurrent layers, those after
+    /// it go through the layers again with the next feed.
+    pub(crate) fn rewind_to(&mut self, snapshot: &Snapshot, len: usize) {
+        let recurrent = self.cache.pool().layout().is_recurrent();
+        let within = snapshot.len <= len && len < self.cache.len();
+        if !recurrent || !within || snapshot.epoch != self.epoch() {
+            return self.rewind(len);
+        }
+        self.tokens.truncate(len);
+        self.cache.restore_states(snapshot.len, snapshot.states.clone());
+    }
+}
+
+/// Identifies a branch of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BranchId(pub u64);
 
-/// A session and the branches that have left it, each a session of its own. What they have in common is remembered
-/// once: a fork copies no key and no value.
+/// A tree of sessions. Branches share the cache of the tokens that they have in common: a fork copies no keys and values.
 #[derive(Debug)]
 pub struct Branches {
     branches: Vec<Branch>,
@@ -17,39 +59,39 @@ pub struct Branches {
 #[derive(Debug)]
 struct Branch {
     id: BranchId,
-    /// Absent for the root.
+    /// `None` for the root.
     parent: Option<BranchId>,
-    /// How many of its first tokens it has in common with its parent, at least while both go on.
+    /// The number of first tokens that it shares with its parent, as long as neither goes back.
     from: usize,
     session: Session,
 }
 
-/// A branch, as a tree shows it.
+/// A branch, as [`Branches::iter`] lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BranchInfo {
-    /// Which one.
+    /// Its id.
     pub id: BranchId,
-    /// The one it left; absent for the root.
+    /// The branch that it was forked from; `None` for the root.
     pub parent: Option<BranchId>,
-    /// How many of its first tokens are that one's too.
+    /// The number of first tokens that it shares with its parent.
     pub from: usize,
-    /// How many it has now.
+    /// The number of its tokens.
     pub tokens: usize,
 }
 
 impl Branches {
-    /// A tree of one branch.
+    /// Creates a tree with one branch.
     pub fn new(session: Session) -> Self {
         let root = Branch { id: BranchId(0), parent: None, from: 0, session };
         Self { branches: vec![root], next: 1 }
     }
 
-    /// The branch that all others have left.
+    /// Returns the branch that all others were forked from.
     pub fn root(&self) -> BranchId {
         self.branches[0].id
     }
 
-    /// All branches, each behind the one it left.
+    /// Lists all branches, each after its parent.
     pub fn iter(&self) -> impl Iterator<Item = BranchInfo> {
         self.branches.iter().map(|branch| BranchInfo {
             id: branch.id,
@@ -59,27 +101,27 @@ impl Branches {
         })
     }
 
-    /// The session of a branch.
+    /// Returns the session of a branch.
     pub fn session(&mut self, branch: BranchId) -> Result<&mut Session, RuntimeError> {
         let index = self.index(branch)?;
         Ok(&mut self.branches[index].session)
     }
 
-    /// A new branch that leaves another where that one is now.
+    /// Forks a branch at its end.
     pub fn fork(&mut self, branch: BranchId) -> Result<BranchId, RuntimeError> {
         let session = self.session(branch)?.clone();
-        Ok(self.grow(branch, session))
+        Ok(self.add(branch, session))
     }
 
-    /// A new branch that leaves another behind its first `tokens`. Where the model has recurrent layers and no turn
-    /// began there, what is before is computed again with the next feed.
+    /// Forks a branch after its first `tokens`. If the model has recurrent layers and no turn began there, those tokens are
+    /// recomputed with the next feed.
     pub fn fork_at(&mut self, branch: BranchId, tokens: usize) -> Result<BranchId, RuntimeError> {
         let mut session = self.session(branch)?.clone();
         session.rewind(tokens);
-        Ok(self.grow(branch, session))
+        Ok(self.add(branch, session))
     }
 
-    fn grow(&mut self, parent: BranchId, session: Session) -> BranchId {
+    fn add(&mut self, parent: BranchId, session: Session) -> BranchId {
         let id = BranchId(self.next);
         self.next += 1;
         let from = session.tokens().len();
@@ -87,8 +129,8 @@ impl Branches {
         id
     }
 
-    /// Lets a branch take the place of the one it left, which then goes on as the branch did. Other branches of both
-    /// stay. The root takes nobody's place.
+    /// Puts a branch in its parent's place: the parent's id continues as the branch, and other branches of both stay. The root
+    /// stays where it is. Returns the id that the branch has from then on.
     pub fn promote(&mut self, branch: BranchId) -> Result<BranchId, RuntimeError> {
         let index = self.index(branch)?;
         let Some(parent) = self.branches[index].parent else { return Ok(branch) };
@@ -96,7 +138,7 @@ impl Branches {
         let above = self.index(parent)?;
         let place = &mut self.branches[above];
         place.session = promoted.session;
-        // What they have in common with their own parents ends where the promoted one left.
+        // What the branches share with their parents ends where the promoted one was forked.
         place.from = place.from.min(promoted.from);
         for sibling in self.branches.iter_mut().filter(|sibling| sibling.parent == Some(parent)) {
             sibling.from = sibling.from.min(promoted.from);
@@ -107,21 +149,21 @@ impl Branches {
         Ok(parent)
     }
 
-    /// Ends a branch and all that have left it. The root stays.
+    /// Removes a branch and all branches that were forked from it. The root cannot be removed.
     pub fn drop_branch(&mut self, branch: BranchId) -> Result<(), RuntimeError> {
         self.index(branch)?;
         if branch == self.root() {
             return Err(RuntimeError::RootBranch);
         }
-        let mut ended = vec![branch];
-        // Every branch stands behind the one it left.
+        let mut removed = vec![branch];
+        // Every branch stands after its parent.
         self.branches.retain(|branch| {
-            let ends =
-                ended.contains(&branch.id) || branch.parent.is_some_and(|parent| ended.contains(&parent));
-            if ends {
-                ended.push(branch.id);
+            let is_removed =
+                removed.contains(&branch.id) || branch.parent.is_some_and(|parent| removed.contains(&parent));
+            if is_removed {
+                removed.push(branch.id);
             }
-            !ends
+            !is_removed
         });
         Ok(())
     }

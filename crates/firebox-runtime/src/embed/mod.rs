@@ -1,7 +1,7 @@
 //! Texts as vectors, and documents in the order in which they answer a query.
 
+mod charge;
 mod framed;
-mod payment;
 mod rerank;
 #[cfg(test)]
 mod tests;
@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 pub(crate) use framed::Framed;
 pub use rerank::Ranked;
 
-use crate::session::read;
+use crate::readback::read_floats;
 use crate::{Model, RuntimeError};
 
 /// Rows that go through the layers at once. More would only take memory; fewer do where a model has only so much.
@@ -108,7 +108,7 @@ impl Model {
             for states in self.states(&batch)? {
                 let vector = pooling.pool(states);
                 let vector = if options.normalize { of_length_one(vector) } else { vector };
-                let vector = read(vector)?;
+                let vector = read_floats(vector)?;
                 let Some((at, share)) = owners.next() else { break };
                 add_share(&mut means[at], &vector, share);
             }

@@ -189,10 +189,10 @@ fn verify_embedding(
     let encoder = model.encoder()?;
     let width = encoder.config().hidden_size;
     let mut hidden = Worst::default();
-    let found = session::read(encoder.forward(ids)?)?;
+    let found = read_floats(encoder.forward(ids)?)?;
     hidden.look(0, &found, &file.matrix("last_hidden_state", ids.len(), width)?);
     let mut embedding = Worst::default();
-    let found = session::read(encoder.embed(ids)?)?;
+    let found = read_floats(encoder.embed(ids)?)?;
     embedding.look(0, &found, &file.matrix("embedding", 1, width)?);
     Ok(EmbeddingVerification {
         max_difference: embedding.difference,

@@ -1,4 +1,4 @@
-//! Turns as a file has them.
+//! The form of turns in a session file.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ pub(crate) struct TurnRecord {
     roles: Vec<RoleRecord>,
     /// Since 1970, in seconds and nanoseconds.
     began: (u64, u32),
-    /// As bits: decimal digits would have to be read back exactly, and not a number has none.
+    /// The bits of an `f32`, which keep NaN and every digit.
     relevance: u32,
     pinned: bool,
     hidden: Option<HiddenRecord>,
@@ -75,7 +75,7 @@ impl From<TurnRecord> for Turn {
             kind: record.kind,
             tokens: record.tokens,
             roles: record.roles.into_iter().map(|RoleRecord(role)| role).collect(),
-            // A clock does not go as far as numbers do.
+            // The file may hold a time that the system cannot represent.
             began: UNIX_EPOCH.checked_add(began).unwrap_or(SystemTime::UNIX_EPOCH),
             relevance: f32::from_bits(record.relevance),
             pinned: record.pinned,

@@ -1,6 +1,4 @@
-//! What sequences of one model begin with, found again by itself.
-
-mod tree;
+//! Finds what sequences of one model begin with in common, so that it is computed once.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -8,20 +6,21 @@ use burn::tensor::DType;
 use firebox_cache::{Block, PagePool, Reclaimable, RecurrentState, RecurrentStates};
 use firebox_model::Decoder;
 
+use super::blocks::{Key, Match, Tree};
 use crate::{Account, Budget, Session};
-use tree::{Key, Match, Tree};
 
-/// Tokens that are worth a stop in the middle of a prompt, for recurrent states that others can go on from.
-const WORTH_A_STOP: usize = 64;
+/// How many tokens a stop in the middle of a prompt has to save other sequences, for which recurrent states are kept there.
+const MIN_STOP_TOKENS: usize = 64;
 
-/// How much is kept of what sequences began with.
+/// Limits what a [`PrefixTree`] keeps.
 #[derive(Debug, Clone)]
 pub struct PrefixLimits {
-    /// Pages of the pool at most. They go back to it as soon as somebody needs them.
+    /// The most pages of the pool. They return to the pool as soon as a sequence needs them.
     pub pages: usize,
-    /// Bytes of recurrent states at most, where the model has any.
+    /// The most bytes of recurrent states, for models that have any.
     pub state_bytes: u64,
-    /// What recurrent states are charged to, as [streams](Account::Streams): none are kept that it has no room for.
+    /// The budget that recurrent states are charged to, as [streams](Account::Streams). States that it has no room for are not
+    /// kept.
     pub budget: Option<Budget>,
 }
 
@@ -31,46 +30,46 @@ impl Default for PrefixLimits {
     }
 }
 
-/// What a session has got.
+/// The part of a prompt that a session got from a [`PrefixTree`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Begun {
-    /// How many of the tokens need not be fed: the first ones, and never all.
+pub struct PrefixHit {
+    /// How many of the first tokens need not be fed; never all of them.
     pub tokens: usize,
-    /// Behind how many of the tokens recurrent states would be of use that nobody has kept, since another sequence went
-    /// on differently there: feed up to there, [keep](PrefixTree::keep) the session, and feed the rest.
+    /// After how many of the tokens recurrent states would be useful that were not kept, because another sequence continued
+    /// differently there: feed the tokens up to there, [insert](PrefixTree::insert) the session, and feed the rest.
     pub stop: Option<usize>,
 }
 
-/// What a tree has, and what it was good for.
+/// The contents of a [`PrefixTree`], and how often they were useful.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefixStats {
-    /// Pages that it has.
+    /// Pages in the tree.
     pub pages: usize,
-    /// Bytes of recurrent states that it has.
+    /// Bytes of recurrent states in the tree.
     pub state_bytes: u64,
-    /// How often a session was begun.
-    pub asked: u64,
-    /// How often anything was found.
-    pub found: u64,
-    /// Tokens that sessions were begun with.
-    pub asked_tokens: u64,
-    /// How many of these had not to be computed.
-    pub found_tokens: u64,
-    /// Pages that went to make room.
+    /// Lookups.
+    pub lookups: u64,
+    /// Lookups that found something.
+    pub hits: u64,
+    /// Tokens that were looked up.
+    pub lookup_tokens: u64,
+    /// Tokens that were found.
+    pub hit_tokens: u64,
+    /// Pages that were evicted to make room.
     pub evicted: u64,
 }
 
-/// What sequences of one model began with, by their tokens: a session that begins like one of them shares its pages and
-/// computes only the rest. Clones are the same tree.
+/// A tree of what sequences of one model began with, by their tokens. A session that begins like one of them shares its pages
+/// and computes only the rest. Clones share one tree.
 ///
-/// Only what means the same is shared: with the same model, pool, head and generation, adapter, meaning of positions, and
-/// the same `scope`, which tells those apart who must not notice each other. And only what was computed
-/// with nothing else there: behind the first token that is hidden or gone, nothing is kept. So a session
-/// goes on as if it had computed what it got, on the CPU to the last bit; on accelerators as if it had been fed in pieces.
+/// Sessions share only what is equal for both: model, pool, head and its generation, adapter, meaning of positions, and
+/// `scope`, which separates clients that must not learn of each other. And only what was computed with nothing else in the
+/// cache: nothing is kept from the first hidden or removed token on. So a session continues as if it had computed what it
+/// got, on the CPU to the last bit; on accelerators as if it had been fed in chunks.
 ///
-/// Full pages are shared. Where a sequence goes another way in the middle of a page, that page is copied, into the one that
-/// the next token needs anyway. The pool gets pages back before anybody else gives up anything or is refused, and before
-/// that those of models that nobody asks anything, where they share their memory.
+/// Full pages are shared. If a sequence continues differently in the middle of a page, that page is copied into the one that
+/// the next token needs anyway. Before anything else makes room for a sequence, or it is refused, the pool takes its pages
+/// back; models that share memory and are idle give back theirs first.
 ///
 /// ```no_run
 /// # use firebox_runtime::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, Session, KvType};
@@ -79,9 +78,9 @@ pub struct PrefixStats {
 /// let pool = PagePool::new(decoder.layout(KvType::default()));
 /// let tree = PrefixTree::new(&decoder, &pool, PrefixLimits::default());
 /// let mut session = Session::in_pool(decoder, &pool);
-/// let begun = tree.begin(&mut session, "tenant", prompt);
-/// let logits = session.feed(&prompt[begun.tokens..])?;
-/// tree.keep(&session, "tenant");
+/// let hit = tree.begin(&mut session, "tenant", prompt);
+/// let logits = session.feed(&prompt[hit.tokens..])?;
+/// tree.insert(&session, "tenant");
 /// # Ok(())
 /// # }
 /// ```
@@ -93,7 +92,7 @@ struct Shared {
     decoder: Weak<Decoder>,
     pool: PagePool,
     limits: PrefixLimits,
-    // Whoever holds it takes no page, because for a page the pool may ask for one of these.
+    // Take no page while holding this lock: for a page, the pool may take one of the tree's.
     state: Mutex<State>,
 }
 
@@ -104,7 +103,7 @@ struct State {
 }
 
 impl PrefixTree {
-    /// A tree for sessions of a model that take their pages from `pool`, with nothing in it.
+    /// Creates an empty tree for sessions of a model that take their pages from `pool`.
     pub fn new(decoder: &Arc<Decoder>, pool: &PagePool, limits: PrefixLimits) -> Self {
         let decoder = Arc::downgrade(decoder);
         let shared = Arc::new(Shared { decoder, pool: pool.clone(), limits, state: Mutex::default() });
@@ -113,30 +112,29 @@ impl PrefixTree {
         Self(shared)
     }
 
-    /// Lets a session that is about to be fed `tokens` begin with what is known of them. It has then been fed the first
-    /// of them, as part of its last turn, and the others are left to be fed.
-    pub fn begin(&self, session: &mut Session, scope: &str, tokens: &[u32]) -> Begun {
-        let begun = self.begun(session, scope, tokens);
+    /// Gives a session that is to be fed `tokens` what is known of them. The first of them are then part of its last turn,
+    /// and the caller feeds the others.
+    pub fn begin(&self, session: &mut Session, scope: &str, tokens: &[u32]) -> PrefixHit {
+        let hit = self.look_up(session, scope, tokens);
         let stats = &mut self.state().stats;
-        stats.asked += 1;
-        stats.found += u64::from(begun.tokens > 0);
-        stats.asked_tokens += tokens.len() as u64;
-        stats.found_tokens += begun.tokens as u64;
-        begun
+        stats.lookups += 1;
+        stats.hits += u64::from(hit.tokens > 0);
+        stats.lookup_tokens += tokens.len() as u64;
+        stats.hit_tokens += hit.tokens as u64;
+        hit
     }
 
-    fn begun(&self, session: &mut Session, scope: &str, tokens: &[u32]) -> Begun {
-        let Some((length, epoch)) = session.may_begin_with(tokens.len()).filter(|_| self.fits(session))
-        else {
-            return Begun::default();
+    fn look_up(&self, session: &mut Session, scope: &str, tokens: &[u32]) -> PrefixHit {
+        let Some((length, epoch)) = session.can_share(tokens.len()).filter(|_| self.fits(session)) else {
+            return PrefixHit::default();
         };
         let before = session.tokens.len();
         let all = [&session.tokens, tokens].concat();
         let key = Key { scope: scope.into(), head: session.head_id(), epoch };
-        // The last token is fed whatever is known: its logits are what it is all about.
-        let Match { blocks, known, place } = self.state().tree.find(&key, &all[..all.len() - 1]);
+        // The last token is always fed, for its logits.
+        let Match { blocks, known, states } = self.state().tree.find(&key, &all[..all.len() - 1]);
         let is_recurrent = self.0.pool.layout().is_recurrent();
-        let (found, states) = match place {
+        let (found, states) = match states {
             _ if !is_recurrent => (known, None),
             Some((at, states)) => (at, Some(states)),
             None => (0, None),
@@ -147,20 +145,21 @@ impl PrefixTree {
             session.tokens = all;
             session.tokens.truncate(has.max(before));
         }
-        let begun = has.max(had).saturating_sub(before);
+        let reused = has.max(had).saturating_sub(before);
         let stop = known.saturating_sub(before);
-        Begun {
-            tokens: begun,
-            stop: (is_recurrent && known >= has + WORTH_A_STOP && stop < tokens.len()).then_some(stop),
+        PrefixHit {
+            tokens: reused,
+            stop: (is_recurrent && known >= has + MIN_STOP_TOKENS && stop < tokens.len()).then_some(stop),
         }
     }
 
-    /// Keeps what a session has computed so far, as far as it is what others would compute as well. Of use
-    /// at the end of a prompt, at the end of an answer, and wherever [`begin`](Self::begin) says; it costs a lookup, and a
-    /// copy of the last page if that is not full.
-    pub fn keep(&self, session: &Session, scope: &str) {
+    /// Keeps what a session has computed so far, up to the first token that other sessions would compute differently. Call it
+    /// at the end of a prompt, at the end of an answer, and where [`begin`](Self::begin) says to stop. It costs a lookup, and
+    /// a copy of the last page if that is not full.
+    pub fn insert(&self, session: &Session, scope: &str) {
         let pristine_len = session.cache.pristine_len();
-        let Some(head) = session.filled_by.clone().filter(|_| pristine_len > 0 && self.fits(session)) else {
+        let Some(head) = session.cached_head.clone().filter(|_| pristine_len > 0 && self.fits(session))
+        else {
             return;
         };
         let key = Key { scope: scope.into(), head, epoch: session.epoch() };
@@ -178,29 +177,30 @@ impl PrefixTree {
             session.cache.recurrent_checkpoints().into_iter().filter(|(at, _)| *at <= tokens.len())
         {
             let bytes = states_bytes(&states);
-            let charged = || match &self.0.limits.budget {
+            let charge = || match &self.0.limits.budget {
                 Some(budget) => budget.charge(Account::Streams, bytes).ok().map(Some),
                 None => Some(None),
             };
-            state.tree.insert_place(&key, &tokens[..at], states, bytes, charged);
+            state.tree.insert_states(&key, &tokens[..at], states, bytes, charge);
         }
-        while state.tree.state_bytes() > self.0.limits.state_bytes && state.tree.evict_place() {}
+        while state.tree.state_bytes() > self.0.limits.state_bytes && state.tree.evict_states() {}
         while state.tree.pages() > self.0.limits.pages {
             state.stats.evicted += state.tree.evict(|_| true) as u64;
         }
     }
 
-    /// Lets go of everything.
+    /// Removes everything.
     pub fn clear(&self) {
         self.state().tree = Tree::default();
     }
 
-    /// What it has, and what it was good for.
+    /// Returns its contents, and how often they were useful.
     pub fn stats(&self) -> PrefixStats {
         let state = self.state();
         PrefixStats { pages: state.tree.pages(), state_bytes: state.tree.state_bytes(), ..state.stats }
     }
 
+    /// Returns whether a session has this tree's model and pool.
     fn fits(&self, session: &Session) -> bool {
         std::ptr::eq(self.0.decoder.as_ptr(), Arc::as_ptr(&session.decoder))
             && session.cache.pool().is(&self.0.pool)
@@ -220,9 +220,9 @@ impl Shared {
 impl Reclaimable for Shared {
     fn reclaim_page(&self) -> bool {
         let mut state = self.state();
-        let gone = state.tree.evict(Block::is_alone);
-        state.stats.evicted += gone as u64;
-        gone > 0
+        let evicted = state.tree.evict(Block::is_alone);
+        state.stats.evicted += evicted as u64;
+        evicted > 0
     }
 
     fn reclaim_all(&self) {
@@ -244,26 +244,26 @@ fn states_bytes(states: &RecurrentStates) -> u64 {
 }
 
 impl Session {
-    /// Whether it goes on as any sequence of its tokens does and has room for so many more. Returns how long it is then,
-    /// and what positions mean then.
-    fn may_begin_with(&self, added: usize) -> Option<(usize, usize)> {
-        let length = self.expected_length.max(self.cache.position() + self.behind() + added);
+    /// Returns the length and the epoch of the session with `added` more tokens, or `None` if it differs from a fresh session
+    /// with its tokens, or has no room for more.
+    fn can_share(&self, added: usize) -> Option<(usize, usize)> {
+        let length = self.expected_length.max(self.cache.position() + self.uncached_tokens() + added);
         let epoch = self.decoder.config().position_epoch(length);
-        let goes_on =
-            self.cache.is_empty() || (self.filled_by == Some(self.head_id()) && self.epoch() == epoch);
+        let is_current =
+            self.cache.is_empty() || (self.cached_head == Some(self.head_id()) && self.epoch() == epoch);
         let has_blocks = self.head().is_none_or(|head| head.has_blocks());
         let layers = self.decoder.layout(self.cache.pool().layout().kv_dtype).layers;
-        let begins = added > 0
-            && !self.has_lost()
+        let shares = added > 0
+            && !self.needs_recompute()
             && self.cache.is_pristine()
-            && goes_on
+            && is_current
             && has_blocks
             && layers == self.cache.pool().layout().layers
-            && self.behind() + added <= self.room_left();
-        begins.then_some((length, epoch))
+            && self.uncached_tokens() + added <= self.turn_room();
+        shares.then_some((length, epoch))
     }
 
-    /// See [`adopt_prefix`](firebox_cache::SequenceCache::adopt_prefix).
+    /// Begins with blocks of the tree. See [`adopt_prefix`](firebox_cache::SequenceCache::adopt_prefix).
     fn adopt_prefix(
         &mut self,
         blocks: &[Block],
@@ -271,10 +271,10 @@ impl Session {
         states: Option<Arc<RecurrentStates>>,
         length: usize,
     ) -> usize {
-        self.go_on_with_a_turn();
+        self.begin_turn_if_closed();
         let has = self.cache.adopt_prefix(blocks, tokens, states);
         self.encoded_length = length;
-        self.filled_by = Some(self.head_id());
+        self.cached_head = Some(self.head_id());
         has
     }
 }

@@ -1,7 +1,7 @@
 use firebox_model::{Encoder, EncoderInput, Network};
 
 use super::{EmbedOptions, Framed, batches};
-use crate::session::read;
+use crate::readback::read_floats;
 use crate::{Model, RuntimeError};
 
 /// A document, and how well it answers.
@@ -66,7 +66,7 @@ impl Model {
                 batch.iter().map(|(tokens, second)| EncoderInput { tokens, second: *second }).collect();
             let Some(said) = encoder.classify(&inputs)? else { break };
             let labels = said.dims()[1];
-            scores.extend(read(said)?.chunks(labels).map(probability));
+            scores.extend(read_floats(said)?.chunks(labels).map(probability));
         }
         Ok(scores)
     }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::residency::{Residency, ShareOptions, SharedBudget};
-use crate::saved::tests::{Step, bits, model, some_tokens, step, take, with_policy};
+use crate::session::save::tests::{Step, bits, model, some_tokens, step, take, with_policy};
 use crate::{Model, RuntimeError, device, likeliest};
 
 const FIXTURES: [&str; 5] = [
@@ -34,16 +34,20 @@ fn session(model: &Model, pool: &PagePool) -> Session {
 }
 
 /// Feeds what a tree does not know, with the stops that it asks for.
-fn feed(tree: &PrefixTree, session: &mut Session, tokens: &[u32]) -> Result<(Vec<f32>, Begun), RuntimeError> {
+fn feed(
+    tree: &PrefixTree,
+    session: &mut Session,
+    tokens: &[u32],
+) -> Result<(Vec<f32>, PrefixHit), RuntimeError> {
     let begun = tree.begin(session, "scope", tokens);
     let mut at = begun.tokens;
     if let Some(stop) = begun.stop {
         session.feed(&tokens[at..stop])?;
-        tree.keep(session, "scope");
+        tree.insert(session, "scope");
         at = stop;
     }
     let logits = session.feed(&tokens[at..])?;
-    tree.keep(session, "scope");
+    tree.insert(session, "scope");
     Ok((logits, begun))
 }
 
@@ -114,7 +118,7 @@ fn check(model: &Model, kept: KvType, policy: u8, limits: PrefixLimits, family: 
             assert_eq!(expected.as_deref().map(bits), found.as_deref().map(bits));
             logits = found.unwrap_or_default();
         }
-        tree.keep(&shared, "scope");
+        tree.insert(&shared, "scope");
         said.push(shared.tokens().to_vec());
         for step in &member.afterwards {
             assert_eq!(take(&mut alone, step), take(&mut shared, step), "{step:?}");
@@ -122,7 +126,7 @@ fn check(model: &Model, kept: KvType, policy: u8, limits: PrefixLimits, family: 
             assert_eq!(alone.tokens(), shared.tokens());
             assert!(alone.cache().positions().flatten().eq(shared.cache().positions().flatten()));
         }
-        tree.keep(&shared, "scope");
+        tree.insert(&shared, "scope");
         said.push(shared.tokens().to_vec());
         if member.lives {
             living.push((alone, shared));
@@ -155,7 +159,7 @@ proptest! {
         let limits = PrefixLimits { pages, state_bytes, budget: None };
         let stats = check(&models()[which], kept, policy, limits, &family);
         prop_assert!(stats.pages <= pages && stats.state_bytes <= state_bytes);
-        prop_assert!(stats.found_tokens <= stats.asked_tokens);
+        prop_assert!(stats.hit_tokens <= stats.lookup_tokens);
     }
 
     /// What is found is all that is known, no more and no less.
@@ -187,7 +191,7 @@ proptest! {
             let expected = if is_recurrent { resting.max().unwrap_or(0) } else { most };
             let (_, begun) = feed(&tree, &mut session, &tokens).unwrap();
             prop_assert_eq!(begun.tokens, expected);
-            prop_assert_eq!(begun.stop, (is_recurrent && most >= expected + WORTH_A_STOP).then_some(most));
+            prop_assert_eq!(begun.stop, (is_recurrent && most >= expected + MIN_STOP_TOKENS).then_some(most));
             known.extend(begun.stop.map(|stop| tokens[..stop].to_vec()));
             known.push(tokens.clone());
             said.push(tokens);
@@ -288,7 +292,7 @@ fn what_was_altered_is_not_shared() {
             for (seed, count) in [(3, 40), (4, 120)] {
                 altered.begin_turn(&[crate::Role::User]).unwrap();
                 altered.feed(&some_tokens(seed, count)).unwrap();
-                tree.keep(&altered, "scope");
+                tree.insert(&altered, "scope");
             }
             let tokens = [altered.tokens(), &[7, 8]].concat();
             let expected = session(model, &PagePool::new(pool.layout().clone())).feed(&tokens).unwrap();
@@ -314,9 +318,9 @@ fn pages_are_shared_and_counted() {
     // Three that all share, one of each, and a copy of the first one's.
     assert_eq!(pool.pages() - pool.free_pages(), 3 + 4 + 1);
     let stats = tree.stats();
-    assert_eq!((stats.pages, stats.asked, stats.found), (4, 4, 3));
+    assert_eq!((stats.pages, stats.lookups, stats.hits), (4, 4, 3));
     let all = tokens.len() as u64;
-    assert_eq!((stats.asked_tokens, stats.found_tokens), (4 * all, 3 * (all - 1)));
+    assert_eq!((stats.lookup_tokens, stats.hit_tokens), (4 * all, 3 * (all - 1)));
 }
 
 /// States that a budget has no room for are not kept, and what is let go is given back.
@@ -352,7 +356,7 @@ fn a_model_that_nobody_asks_gives_up_beginnings_before_anybody_gives_up_weights(
         for prompt in &prompts {
             let mut session = model.session().unwrap();
             session.feed(prompt).unwrap();
-            tree.keep(&session, "scope");
+            tree.insert(&session, "scope");
         }
         tree
     });

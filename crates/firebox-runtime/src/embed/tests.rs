@@ -74,7 +74,7 @@ fn length(vector: &[f32]) -> f32 {
 
 /// By plain loops over what one pass of one text gives.
 fn by_hand(model: &Model, tokens: &[u32], pooling: Pooling, normalize: bool) -> Vec<f32> {
-    let states = read(model.states(&[tokens]).unwrap().remove(0)).unwrap();
+    let states = read_floats(model.states(&[tokens]).unwrap().remove(0)).unwrap();
     let width = states.len() / tokens.len();
     let rows: Vec<&[f32]> = states.chunks(width).collect();
     let mut vector: Vec<f32> = match pooling {
@@ -121,10 +121,10 @@ fn states_of_a_decoder_have_its_final_norm() {
     let texts: [&[u32]; 2] = [&[5, 9, 17], &[4]];
     let states = decoder.states(&texts).unwrap();
     assert_eq!(states[0].dims(), [3, decoder.config().hidden_size]);
-    let raw = read(decoder.hidden_after(texts[0], decoder.layers()).unwrap()).unwrap();
-    assert!(read(states[0].clone()).unwrap() != raw);
+    let raw = read_floats(decoder.hidden_after(texts[0], decoder.layers()).unwrap()).unwrap();
+    assert!(read_floats(states[0].clone()).unwrap() != raw);
     let width = decoder.config().hidden_size;
-    for row in read(states[0].clone()).unwrap().chunks(width) {
+    for row in read_floats(states[0].clone()).unwrap().chunks(width) {
         // A norm's weights are around one here.
         let mean = row.iter().map(|element| element * element).sum::<f32>() / width as f32;
         assert!((0.3..3.0).contains(&mean), "{mean}");
@@ -290,7 +290,7 @@ fn a_cross_encoder_scores_pairs() {
                 tokens.push(end);
             }
             let input = EncoderInput { tokens: &tokens, second: query.len() };
-            let states = read(encoder.forward_together(&[input]).unwrap()).unwrap();
+            let states = read_floats(encoder.forward_together(&[input]).unwrap()).unwrap();
             let number = |seed: usize, at: usize| ((at * 37 + seed * 11) % 101) as f32 / 101.0 - 0.5;
             let product = |seed: usize, row: usize, of: &[f32]| -> f32 {
                 of.iter().enumerate().map(|(at, element)| element * number(seed, row * 48 + at)).sum()
@@ -300,7 +300,7 @@ fn a_cross_encoder_scores_pairs() {
             let said: Vec<f32> = (0..labels).map(|row| product(3, row, &pooled) + number(4, row)).collect();
             let logit = if labels == 1 { said[0] } else { said[1] - said[0] };
             assert!((score - 1.0 / (1.0 + (-logit).exp())).abs() < 1e-4, "{document}: {score}, {said:?}");
-            let alone = read(encoder.forward(&tokens).unwrap()).unwrap();
+            let alone = read_floats(encoder.forward(&tokens).unwrap()).unwrap();
             assert!(alone != states, "the second text is told from the first");
         }
     }

@@ -49,7 +49,7 @@ pub fn perplexity(
     model: &Model,
     tokens: &[u32],
     context: usize,
-    kept: KvType,
+    kv_type: KvType,
     against: Option<&Model>,
 ) -> Result<Perplexity, RuntimeError> {
     let context = context.max(2);
@@ -70,13 +70,13 @@ pub fn perplexity(
             reason: "has another vocabulary, so its predictions cannot be compared",
         });
     }
-    model.session()?.expect_known(tokens)?;
+    model.session()?.check_tokens(tokens)?;
     let mut sums = Sums::default();
     for window in tokens.chunks(context) {
-        let open = |model: &Model, kept| {
-            Ok::<_, RuntimeError>(model.session()?.with_kv_type(kept).with_expected_length(window.len()))
+        let open = |model: &Model, kv_type| {
+            Ok::<_, RuntimeError>(model.session()?.with_kv_type(kv_type).with_expected_length(window.len()))
         };
-        let mut session = open(model, kept)?;
+        let mut session = open(model, kv_type)?;
         let mut other = against.map(|other| open(other, KvType::F32)).transpose()?;
         // Logits of a whole window of a large vocabulary would be larger than the model.
         for start in (0..window.len()).step_by(COMPARED_TOGETHER) {

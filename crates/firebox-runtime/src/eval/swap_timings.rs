@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use firebox_store::{Checkpoint, Heads};
 
-use super::RackConfig;
+use crate::heads::HeadPoolConfig;
 use crate::{Device, Model, OWN_HEAD, RuntimeError, Session};
 
 /// Under this name nothing can be installed.
@@ -12,7 +12,7 @@ const NOBODY: &str = "";
 
 /// What changes of heads take, in seconds, beside opening the model anew.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Changes {
+pub struct SwapTimings {
     /// To a head that is in memory.
     pub warm: f64,
     /// The same to the first token.
@@ -31,7 +31,7 @@ pub struct Changes {
     pub reload_first_token: f64,
 }
 
-impl Changes {
+impl SwapTimings {
     /// Opens a model, has `prompt` read, and changes to the head of that name and back, once each.
     pub fn measure(
         path: &Path,
@@ -44,7 +44,7 @@ impl Changes {
         files()?.release().map_err(RuntimeError::from)?;
 
         let began = Instant::now();
-        let model = Model::open(path, device)?.with_heads(RackConfig::patient())?;
+        let model = Model::open(path, device)?.with_heads(HeadPoolConfig::patient())?;
         let mut session = model.session()?;
         worn(&mut session, name)?;
         let reload = began.elapsed().as_secs_f64();
@@ -66,7 +66,7 @@ impl Changes {
         own(&mut session)?;
         let files = files()?;
         if let Some(rack) = model.heads() {
-            rack.let_go(name);
+            rack.evict(name);
         }
         files.release().map_err(RuntimeError::from)?;
         let began = Instant::now();
@@ -95,5 +95,5 @@ impl Changes {
 }
 
 fn worn(session: &mut Session, name: &str) -> Result<(), Arc<RuntimeError>> {
-    session.use_head(name).instead.map_or(Ok(()), Err)
+    session.use_head(name).fallback_reason.map_or(Ok(()), Err)
 }

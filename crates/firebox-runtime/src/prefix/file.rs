@@ -6,24 +6,24 @@ use firebox_cache::{CacheError, KvType, Turn, TurnKind};
 use firebox_model::ModelError;
 use firebox_store::StoreError;
 
-use crate::saved::KvKey;
 use crate::session::OWN_HEAD;
+use crate::session::save::KvKey;
+use crate::session::turns::DEFAULT_FACT_TOKENS;
 use crate::telemetry::{Counter, Kind};
-use crate::turns::FACTS;
-use crate::{Model, RuntimeError, Saved, Session};
+use crate::{Model, RuntimeError, Session, SessionFile};
 
 /// How a prefix is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixOptions {
     /// What keys and values are kept in: what the sessions keep them in that begin with it.
-    pub kept: KvType,
+    pub kv_type: KvType,
     /// How many tokens it may have.
     pub capacity: usize,
 }
 
 impl Default for PrefixOptions {
     fn default() -> Self {
-        Self { kept: KvType::default(), capacity: FACTS }
+        Self { kv_type: KvType::default(), capacity: DEFAULT_FACT_TOKENS }
     }
 }
 
@@ -57,7 +57,7 @@ pub enum Origin {
 /// ```
 #[derive(Debug)]
 pub struct PersistentPrefix {
-    saved: Saved,
+    saved: SessionFile,
     origin: Origin,
 }
 
@@ -73,7 +73,7 @@ impl PersistentPrefix {
         tokens: &[u32],
         options: PrefixOptions,
     ) -> Result<Self, RuntimeError> {
-        let PrefixOptions { kept, capacity } = options;
+        let PrefixOptions { kv_type, capacity } = options;
         if tokens.is_empty() {
             return Err(ModelError::NoTokens.into());
         }
@@ -81,9 +81,9 @@ impl PersistentPrefix {
             return Err(CacheError::FactsFull { tokens: tokens.len(), capacity }.into());
         }
         let decoder = model.decoder()?;
-        let key = KvKey::new(model, &decoder, decoder.layout(kept).kv_dtype, OWN_HEAD)?;
+        let key = KvKey::new(model, &decoder, decoder.layout(kv_type).kv_dtype, OWN_HEAD)?;
         let path = folder.as_ref().join(format!("{}.kv", key.of_tokens(tokens)));
-        let origin = match open(&path, model, tokens, kept) {
+        let origin = match open(&path, model, tokens, kv_type) {
             Ok(saved) => return Ok(Self { saved, origin: Origin::Opened }),
             Err(RuntimeError::Store(StoreError::Io { source, .. }))
                 if source.kind() == std::io::ErrorKind::NotFound =>
@@ -93,11 +93,11 @@ impl PersistentPrefix {
             Err(reason) => Origin::Rebuilt { reason },
         };
         model.meters().add(Counter::PrefixMisses, 1);
-        let mut session = model.session()?.with_kv_type(kept).with_fact_capacity(capacity);
+        let mut session = model.session()?.with_kv_type(kv_type).with_fact_capacity(capacity);
         let fact = session.add_fact(tokens)?;
         session.pin(fact, true)?;
         session.save(&path, model)?;
-        Ok(Self { saved: open(&path, model, tokens, kept)?, origin })
+        Ok(Self { saved: open(&path, model, tokens, kv_type)?, origin })
     }
 
     /// Where it came from.
@@ -112,8 +112,8 @@ impl PersistentPrefix {
 }
 
 /// Opens a prefix of exactly these tokens.
-fn open(path: &Path, model: &Model, tokens: &[u32], kept: KvType) -> Result<Saved, RuntimeError> {
-    let saved = Saved::open(path, model, kept)?;
+fn open(path: &Path, model: &Model, tokens: &[u32], kv_type: KvType) -> Result<SessionFile, RuntimeError> {
+    let saved = SessionFile::open(path, model, kv_type)?;
     let is_prefix = |turn: &Turn| turn.kind == TurnKind::Fact && turn.hidden.is_none();
     let [turn] = saved.turns() else { return Err(other_tokens(path, tokens, saved.tokens())) };
     if saved.tokens() != tokens || turn.tokens != tokens.len() || !is_prefix(turn) {
@@ -144,7 +144,7 @@ impl Session {
         if !std::sync::Arc::ptr_eq(saved.decoder(), &self.decoder) {
             return mismatch("the session has another model than the prefix was opened for");
         }
-        let (tokens, capacity) = (saved.tokens().len(), self.memory.facts);
+        let (tokens, capacity) = (saved.tokens().len(), self.retention.fact_capacity);
         if tokens > capacity {
             return Err(CacheError::FactsFull { tokens, capacity }.into());
         }
@@ -152,7 +152,7 @@ impl Session {
         self.encoded_length = begun.encoded_length;
         self.cache = begun.cache;
         self.tokens = begun.tokens;
-        self.filled_by = begun.filled_by;
+        self.cached_head = begun.cached_head;
         self.meters().add(Counter::PrefixHits, 1);
         self.meters().add(Counter::CachedTokens, tokens as u64);
         self.meters().mark(Kind::PrefixHit, [tokens as u64, 0]);
@@ -168,7 +168,7 @@ mod tests {
     use firebox_cache::PagePool;
 
     use super::*;
-    use crate::saved::tests::{bits, kinds, model};
+    use crate::session::save::tests::{bits, kinds, model};
 
     fn tokens(count: u32) -> Vec<u32> {
         (0..count).map(|i| 3 + i * 31 % 150).collect()
@@ -177,9 +177,9 @@ mod tests {
     #[test]
     fn what_is_opened_says_what_prefilling_says() {
         let folder = tempfile::tempdir().unwrap();
-        for (fixture, kept) in kinds() {
+        for (fixture, kv_type) in kinds() {
             let model = model(fixture);
-            let options = PrefixOptions { kept, ..PrefixOptions::default() };
+            let options = PrefixOptions { kv_type, ..PrefixOptions::default() };
             for count in [1, 100, 128, 300] {
                 let tokens = tokens(count);
                 let open = || PersistentPrefix::open_or_build(&folder, &model, &tokens, options).unwrap();
@@ -189,10 +189,10 @@ mod tests {
                 assert!(matches!(opened.origin(), Origin::Opened), "{:?}", opened.origin());
                 assert_eq!(opened.tokens(), tokens);
 
-                let mut plain = model.session().unwrap().with_kv_type(kept);
+                let mut plain = model.session().unwrap().with_kv_type(kv_type);
                 let fact = plain.add_fact(&tokens).unwrap();
                 plain.pin(fact, true).unwrap();
-                let pool = PagePool::new(model.decoder().unwrap().layout(kept));
+                let pool = PagePool::new(model.decoder().unwrap().layout(kv_type));
                 let begin = |prefix| {
                     let session = Session::in_pool(model.decoder().unwrap(), &pool);
                     session.with_prefix(prefix).unwrap()
@@ -284,7 +284,7 @@ mod tests {
         begun.feed(&[5]).unwrap();
         assert!(begun.with_prefix(&prefix).is_err());
         assert!(session().with_kv_type(KvType::Int8).with_prefix(&prefix).is_err());
-        let other = crate::saved::tests::model("reference/llama");
+        let other = crate::session::save::tests::model("reference/llama");
         assert!(other.session().unwrap().with_prefix(&prefix).is_err());
     }
 }
