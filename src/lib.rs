@@ -23,7 +23,7 @@ pub use firebox_runtime::{
     Account, AfterEviction, AttentionSinks, PrefixHit, BranchId, BranchInfo, Branches, Budget, CacheError,
     Capacity, Charge, Condenser, CondenseJob, Constraint, GrammarError, Conversation, DRAFT_BRANCHES,
     DRAFT_TOKENS, Device, Divergence, Draft, Drafter, EmbedOptions, EmbeddingVerification, Eviction,
-    EvictionPolicy, Extract, PageFaults, Finish, Generation, GenerationConfig, Grammar, HiddenReason, KvType,
+    EvictionPolicy, ExtractiveCondenser, PageFaults, Finish, Generation, GenerationConfig, Grammar, HiddenReason, KvType,
     LogProbabilities, LogitVerification, LookupDrafter, MajorPageFaults, MemoryError, Model, ModelDrafter,
     OWN_HEAD, Origin, PagePool, PartialOutput, PausedGeneration, Perplexity, PersistentPrefix, Piece, Pooling, Prefill, PrefixLimits,
     PrefixOptions, PrefixStats, PrefixTree, Question, Ranked, Role, RuntimeError, Sampler,

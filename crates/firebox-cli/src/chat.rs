@@ -21,6 +21,7 @@ const HELP: &str = "\
 /help              this
 /reset             forget the conversation
 /system [TEXT]     tell the model what to be, or nothing
+/fact TEXT         tell the model a fact, which stays when turns are forgotten
 /regen             answer again
 /head [NAME]       answer with another head from now on, or list them; auto lets the router choose
 /set [NAME VALUE]  change a setting, or list them
@@ -150,6 +151,11 @@ fn command_given(
         "system" => {
             conversation.set_system(rest);
             console.reply(if rest.is_empty() { "(no system text)" } else { "(system text set)" });
+        }
+        "fact" if rest.is_empty() => console.reply("/fact TEXT: say which"),
+        "fact" => {
+            conversation.add_fact(rest)?;
+            console.reply("(noted)");
         }
         "regen" => {
             if !conversation.answer_again(interrupt, console)? {

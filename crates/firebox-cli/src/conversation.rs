@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use firebox_runtime::heads::Router;
 use firebox_runtime::telemetry::Counter;
 use firebox_runtime::{
-    Finish, GenerationConfig, Model, OWN_HEAD, RuntimeError, Session, Speculation, Summary,
+    Capacity, Finish, GenerationConfig, Model, OWN_HEAD, RuntimeError, Session, Speculation, Summary,
 };
 use firebox_text::Message;
 
 use crate::console::{Console, human_bytes};
+use crate::facts::{self, Facts};
 use crate::generating::answer;
 use crate::interrupt::Interrupt;
 use crate::prompt::Prompter;
@@ -34,6 +35,8 @@ pub struct Conversation {
     last: Option<Summary>,
     /// Where it is written after every answer.
     file: Option<PathBuf>,
+    /// Condenses facts that outgrow their tokens.
+    facts: Facts,
 }
 
 impl Conversation {
@@ -58,6 +61,7 @@ impl Conversation {
             answers,
             last: None,
             file: None,
+            facts: Facts::default(),
         }
     }
 
@@ -114,10 +118,19 @@ impl Conversation {
 
     /// Says what the model is to be; nothing, if the text is empty.
     pub fn set_system(&mut self, text: &str) {
-        self.messages.retain(|message| message.role != "system");
+        self.messages.retain(|message| message.role != "system" || facts::is_fact(message));
         if !text.is_empty() {
             self.messages.insert(0, Message::system(text));
         }
+    }
+
+    /// Adds a fact, which stays when turns are forgotten. Facts that outgrow their tokens are condensed in the background, and
+    /// replaced before a later message.
+    pub fn add_fact(&mut self, text: &str) -> anyhow::Result<()> {
+        facts::add(&mut self.messages, text);
+        let capacity = Capacity::new(self.context(), None, None).facts;
+        self.facts.condense(&self.messages, &self.prompter.tokenizer, capacity)?;
+        self.keep()
     }
 
     /// Answers with another head from now on; without a name nothing changes. Says what came of it, or which there are.
@@ -146,6 +159,9 @@ impl Conversation {
 
     /// Says something and streams the answer.
     pub fn say(&mut self, text: &str, interrupt: &Interrupt, console: &Console) -> anyhow::Result<()> {
+        if self.facts.apply(&mut self.messages)? {
+            console.note("(the facts were condensed)");
+        }
         self.messages.push(Message::user(text));
         let said = self.answer(interrupt, console);
         if said.is_err() && self.messages.last().is_some_and(|message| message.role == "user") {

@@ -29,6 +29,7 @@ mod conversation;
 mod devices;
 mod doctor;
 mod embed;
+mod facts;
 mod fitting;
 mod generating;
 mod grammar;

@@ -1,4 +1,4 @@
-//! Shortens facts until they fit.
+//! Shortens facts until they fit, in the background.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
@@ -10,21 +10,21 @@ use firebox_text::Tokenizer;
 
 use crate::{RuntimeError, Session};
 
-/// Makes a text shorter.
+/// Shortens texts.
 pub trait Condenser: Debug + Send + Sync {
-    /// What matters most of `text`, in so few words that `fits` says yes; nothing where that is not possible.
+    /// Returns the most important parts of `text`, short enough for `fits`, or `None` if that is not possible.
     fn condense(&self, text: &str, fits: &mut dyn FnMut(&str) -> bool) -> Option<String>;
 }
 
-/// Keeps those sentences, as they stand and in their order, whose words are the most common in the text. Needs no
-/// model, and says nothing that was not said.
+/// An extractive condenser: keeps the sentences whose words are most common in the text, unchanged and in order. Needs no
+/// model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Extract;
+pub struct ExtractiveCondenser;
 
-/// Words that are common in every text are short.
+/// The shortest word that counts, in characters. Words that are common in every text are short.
 const SHORTEST_WORD: usize = 4;
 
-impl Condenser for Extract {
+impl Condenser for ExtractiveCondenser {
     fn condense(&self, text: &str, fits: &mut dyn FnMut(&str) -> bool) -> Option<String> {
         if fits(text) {
             return Some(text.to_owned());
@@ -34,7 +34,7 @@ impl Condenser for Extract {
         for word in sentences.iter().flat_map(|sentence| words(sentence)) {
             *counts.entry(word).or_default() += 1;
         }
-        // The mean over its words, so that a sentence is not central for being long.
+        // The mean over its words, so that long sentences have no advantage.
         let weight = |sentence: &str| {
             let words: HashSet<String> = words(sentence).collect();
             let sum: usize = words.iter().filter_map(|word| counts.get(word)).sum();
@@ -42,7 +42,7 @@ impl Condenser for Extract {
         };
         let mut order: Vec<(usize, f64)> =
             sentences.iter().enumerate().map(|(index, sentence)| (index, weight(sentence))).collect();
-        // Stable: of sentences that weigh the same, the earlier comes first.
+        // Stable: of sentences with equal weights, the earlier comes first.
         order.sort_by(|(_, one), (_, other)| other.total_cmp(one));
         let mut kept: Vec<usize> = Vec::new();
         let mut condensed = None;
@@ -60,8 +60,8 @@ impl Condenser for Extract {
     }
 }
 
-/// The tokens of facts, at most `capacity` of them: where the text has more, what the condenser makes of it. They stand for
-/// themselves: no text poses as a control token.
+/// Returns the tokens of facts, condensed if there are more than `capacity`. Control tokens in the text are encoded as plain
+/// text.
 pub fn fit_facts(
     text: &str,
     tokenizer: &Tokenizer,
@@ -75,21 +75,21 @@ pub fn fit_facts(
     }
     let encoded = |text: &str| encode(text).ok().filter(|tokens| tokens.len() <= capacity);
     let condensed = condenser.condense(text, &mut |text| encoded(text).is_some());
-    // Another's condenser may say it fits without having asked.
+    // A condenser may return a text that does not fit.
     let full = CacheError::FactsFull { tokens: whole.len(), capacity };
     condensed.and_then(|text| encoded(&text)).ok_or_else(|| full.into())
 }
 
-/// The facts of a session being condensed, on a thread of their own, while the session goes on.
+/// A session's facts that are condensed on a thread of their own while the session continues.
 #[derive(Debug)]
 pub struct CondenseJob {
     condensed: JoinHandle<Result<Vec<u32>, RuntimeError>>,
-    /// What it is made from.
+    /// The facts that are condensed.
     facts: Vec<TurnId>,
 }
 
 impl CondenseJob {
-    /// Begins with the facts that the session has now.
+    /// Begins to condense the facts that the session has now.
     pub fn begin(
         session: &Session,
         tokenizer: Arc<Tokenizer>,
@@ -104,25 +104,22 @@ impl CondenseJob {
             text.push('\n');
         }
         let condense = move || fit_facts(&text, &tokenizer, capacity, &*condenser);
-        let condensed = thread::Builder::new().name("firebox-facts".into()).spawn(condense);
-        let condensed = condensed.map_err(|error| RuntimeError::Threads { reason: error.to_string() })?;
-        Ok(Self { condensed, facts })
+        Ok(Self { condensed: spawn(condense)?, facts })
     }
 
-    /// Whether putting it in place need not wait.
+    /// Returns whether the facts are condensed, so that [`Session::condense`] does not wait.
     pub fn is_finished(&self) -> bool {
         self.condensed.is_finished()
     }
 }
 
 impl Session {
-    /// Puts condensed facts in the place of those they were made from, and computes again what was said after them: between
-    /// two turns, and as a whole, or not at all. Facts that have come since stay; turns that are hidden are forgotten. Waits
-    /// until the condensing is done.
+    /// Replaces facts by their condensed form, and recomputes what follows them: between two turns, and completely or not at
+    /// all. Facts that were added since stay; hidden turns are removed. Waits until the job is finished.
     ///
-    /// Returns whether it was done: not if one of the facts is no longer there, for what was made of it is out of date.
-    pub fn condense(&mut self, condensing: CondenseJob) -> Result<bool, RuntimeError> {
-        let CondenseJob { condensed, facts } = condensing;
+    /// Returns `false`, and changes nothing, if one of the facts is no longer there.
+    pub fn condense(&mut self, job: CondenseJob) -> Result<bool, RuntimeError> {
+        let CondenseJob { condensed, facts } = job;
         let condensed = condensed.join().map_err(|_| RuntimeError::CondenserPanicked)?;
         let now = self.visible_facts();
         if facts.is_empty() || !facts.iter().all(|fact| now.contains(fact)) {
@@ -133,7 +130,62 @@ impl Session {
     }
 }
 
-/// Parts that end in a full stop or a line.
+/// A text that is condensed on a thread of its own.
+#[derive(Debug)]
+pub struct TextCondensation(JoinHandle<Option<String>>);
+
+impl TextCondensation {
+    /// Begins to condense a text until `fits` accepts it.
+    pub fn begin(
+        text: String,
+        condenser: Arc<dyn Condenser>,
+        mut fits: impl FnMut(&str) -> bool + Send + 'static,
+    ) -> Result<Self, RuntimeError> {
+        Ok(Self(spawn(move || condenser.condense(&text, &mut fits))?))
+    }
+
+    /// Returns whether [`finish`](Self::finish) does not wait.
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+
+    /// Waits for the condensed text. Returns `None` if the text cannot be made to fit.
+    pub fn finish(self) -> Result<Option<String>, RuntimeError> {
+        self.0.join().map_err(|_| RuntimeError::CondenserPanicked)
+    }
+}
+
+/// Facts that are condensed in the background to make room for a new one, while their conversation continues. See
+/// [`Conversation::make_room_for_fact`](crate::Conversation::make_room_for_fact).
+#[derive(Debug)]
+pub struct FactUpdate {
+    pub(crate) condensed: TextCondensation,
+    /// The facts that are condensed.
+    pub(crate) facts: Vec<TurnId>,
+    /// The new fact.
+    pub(crate) added: String,
+}
+
+impl FactUpdate {
+    /// Returns whether the facts are condensed, so that applying the update does not wait.
+    pub fn is_finished(&self) -> bool {
+        self.condensed.is_finished()
+    }
+
+    /// Returns the new fact.
+    pub fn added(&self) -> &str {
+        &self.added
+    }
+}
+
+fn spawn<T: Send + 'static>(
+    condense: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, RuntimeError> {
+    let thread = thread::Builder::new().name("firebox-facts".into()).spawn(condense);
+    thread.map_err(|error| RuntimeError::Threads { reason: error.to_string() })
+}
+
+/// Splits a text at ends of sentences and lines.
 fn sentences(text: &str) -> Vec<&str> {
     let mut sentences = Vec::new();
     for line in text.lines() {
@@ -141,7 +193,7 @@ fn sentences(text: &str) -> Vec<&str> {
         while !rest.is_empty() {
             let ends = |(at, end): (usize, &str)| {
                 let after = at + end.len();
-                // Where words have no space between them, sentences have none either.
+                // Scripts without spaces between words have none between sentences.
                 (end.len() > 1 || rest[after..].starts_with(char::is_whitespace)).then_some(after)
             };
             let end = rest.match_indices(['.', '!', '?', '。', '！', '？']).find_map(ends);
@@ -165,7 +217,7 @@ mod tests {
     const TEXT: &str = "The library closes at nine. Version 1.5 of the library runs models!\nMy cat likes fish. \
                         The models of the library run on phones. Rain fell.";
 
-    /// Takes its time, and the first word of every line.
+    /// Returns the first word of every line, once the test receives from the channel.
     #[derive(Debug)]
     struct Slow(std::sync::mpsc::SyncSender<()>);
 
@@ -179,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_are_condensed_beside_a_conversation_and_put_in_place_between_turns() {
+    fn facts_are_condensed_in_the_background_and_replaced_between_turns() {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/gguf/qwen3/model.gguf");
         let model = crate::Model::open(model, &crate::device("cpu").unwrap()).unwrap();
         let tokenizer = model.tokenizer().unwrap().clone();
@@ -196,7 +248,7 @@ mod tests {
             CondenseJob::begin(talk, tokenizer.clone(), 8, Arc::new(Slow(done))).unwrap()
         };
         let condensing = begin(&talk, done.clone());
-        // The condenser waits to be received; the conversation does not.
+        // The condenser waits for the test; the conversation continues.
         talk.feed(&said[1]).unwrap();
         assert!(!condensing.is_finished());
         started.recv().unwrap();
@@ -210,7 +262,7 @@ mod tests {
             assert!((found - expected).abs() < 1e-3, "{found} instead of {expected}");
         }
 
-        // What was made of a fact that is gone is not put in place.
+        // A job is discarded if one of its facts is gone.
         let fact = talk.add_fact(&encode("hello")).unwrap();
         let condensing = begin(&talk, done);
         started.recv().unwrap();
@@ -222,15 +274,15 @@ mod tests {
     }
 
     #[test]
-    fn sentences_end_where_they_do() {
+    fn texts_are_split_into_sentences() {
         assert_eq!(sentences(TEXT).len(), 5);
         assert_eq!(sentences(TEXT)[1], "Version 1.5 of the library runs models!");
         assert!(sentences(" \n ").is_empty());
     }
 
     #[test]
-    fn what_the_text_is_about_stays_whole_and_in_order() {
-        let short = |most: usize| Extract.condense(TEXT, &mut |text| text.len() <= most);
+    fn central_sentences_stay_unchanged_and_in_order() {
+        let short = |most: usize| ExtractiveCondenser.condense(TEXT, &mut |text| text.len() <= most);
         assert_eq!(short(1000).unwrap(), TEXT);
         assert_eq!(
             short(80).unwrap(),

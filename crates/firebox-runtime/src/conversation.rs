@@ -1,54 +1,59 @@
+//! A conversation that a session reads turn by turn.
+
+use std::sync::Arc;
+
 use firebox_cache::{AfterEviction, CacheError, Role, TurnId, WholeTurns};
 use firebox_text::{ChatTemplate, TemplateOptions, TextError, TurnEncoder};
 use serde::{Deserialize, Serialize};
 
+use crate::condenser::{Condenser, FactUpdate, TextCondensation};
 use crate::session::turns::DEFAULT_FACT_TOKENS;
 use crate::{Model, RuntimeError, Session};
 
-/// Tokens of turns that are remembered where nobody says, if the model has been trained for so many.
-const TURNS: usize = 1536;
+/// The default capacity for turns in tokens, for models that were trained for as many.
+const DEFAULT_TURN_TOKENS: usize = 1536;
 
-/// How much of a conversation is remembered, in tokens.
+/// How much of a conversation is kept, in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
-    /// Of turns. Whole ones are forgotten for newer ones.
+    /// Tokens of turns. The oldest are evicted as a whole.
     pub turns: usize,
-    /// Of facts.
+    /// Tokens of facts.
     pub facts: usize,
 }
 
 impl Capacity {
-    /// What is wished, and what usually does where nothing is, for a model that was trained for so many tokens.
+    /// Returns these capacities, or defaults for a model that was trained for `context` tokens.
     pub fn new(context: usize, turns: Option<usize>, facts: Option<usize>) -> Self {
         let facts = facts.unwrap_or_else(|| DEFAULT_FACT_TOKENS.min(context / 4));
-        let turns = turns.unwrap_or_else(|| TURNS.min(context.saturating_sub(facts)));
+        let turns = turns.unwrap_or_else(|| DEFAULT_TURN_TOKENS.min(context.saturating_sub(facts)));
         Self { turns, facts }
     }
 
-    /// Whether a model that was trained for so many tokens can remember as much.
+    /// Returns whether both fit into a context.
     pub fn fits(self, context: usize) -> bool {
         self.turns.checked_add(self.facts).is_some_and(|all| all <= context)
     }
 
-    /// A session that remembers as much.
+    /// Limits a session to these capacities.
     pub fn apply_to(self, session: Session) -> Session {
         let policy = WholeTurns { after: AfterEviction::CompactPositions };
         session.with_turn_capacity(self.turns, policy).with_fact_capacity(self.facts)
     }
 }
 
-/// What conversations with a model are written by: its template, in its tokens.
+/// The chat template of a model with its tokenizer, which write conversations as tokens.
 #[derive(Debug)]
 pub struct Script {
     model: Model,
     template: ChatTemplate,
     options: TemplateOptions,
-    /// Whether the template is the model's own.
+    /// Whether the template is the model's own, rather than the plain one.
     is_own: bool,
 }
 
 impl Script {
-    /// By the model's own template, or where it has none, line after line, with nobody named.
+    /// Uses the model's template, or one that writes line after line if it has none.
     pub fn new(model: &Model) -> Result<Self, RuntimeError> {
         let own = match model.tokenizer() {
             Ok(tokenizer) => ChatTemplate::new(model.checkpoint().text(), tokenizer),
@@ -62,12 +67,12 @@ impl Script {
         Ok(Self { model: model.clone(), template, options: TemplateOptions::default(), is_own })
     }
 
-    /// The template.
+    /// Returns the template.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }
 
-    /// What comes before everything where the template does not write it.
+    /// Returns the tokens that begin every text, unless the template writes them.
     pub fn beginning(&self) -> Result<Vec<u32>, RuntimeError> {
         let tokenizer = self.model.tokenizer()?;
         let begins = !self.is_own && tokenizer.adds_bos();
@@ -79,13 +84,13 @@ impl Script {
         Ok(TurnEncoder::new(&self.template, self.model.tokenizer()?, &self.options))
     }
 
-    /// What comes before the first question, and stays whatever is forgotten.
+    /// Returns the tokens before the first question, which are never evicted.
     fn opening(&self, system: Option<&str>) -> Result<Vec<u32>, RuntimeError> {
         let (parts, mut tokens) = (self.parts()?, self.beginning()?);
         match parts.opening(system)? {
             Some(opening) => tokens.extend(opening),
             None => {
-                // The template makes it part of the first question, which may be forgotten.
+                // The template makes the system text part of the first question, which may be evicted.
                 tokens.extend(parts.opening(None)?.unwrap_or_default());
                 if let Some(system) = system {
                     tokens.extend(parts.system_message(system)?);
@@ -96,8 +101,8 @@ impl Script {
     }
 }
 
-/// A conversation: a session that reads it turn by turn and forgets the oldest, as [`Capacity`] says. Whoever has to have
-/// what was there before something failed lets a branch go on in its place.
+/// A conversation: a session that reads it turn by turn and evicts the oldest turns, as [`Capacity`] says. To keep the state
+/// from before a failure, continue in a clone of the session.
 ///
 /// ```no_run
 /// use firebox_runtime::{Capacity, Conversation, Generation, GenerationConfig, Model, Script, device};
@@ -125,24 +130,49 @@ pub struct Conversation<'a> {
     capacity: Capacity,
 }
 
-/// A question that has its turn.
+/// The facts of a conversation after a [`FactUpdate`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CondensedFacts {
+    /// The condensed fact, unless the facts had changed.
+    pub condensed: Option<CondensedFact>,
+    /// The new fact, and the number of its tokens.
+    pub added: (TurnId, usize),
+    /// The text of the new fact.
+    pub text: String,
+}
+
+/// A fact that several were condensed to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CondensedFact {
+    /// The fact.
+    pub turn: TurnId,
+    /// Its text.
+    pub text: String,
+    /// The number of its tokens.
+    pub tokens: usize,
+    /// The facts that it replaced.
+    pub facts: Vec<TurnId>,
+}
+
+/// A question whose turn was begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// The turn that it and its answer are.
+    /// The turn of the question and its answer.
     pub turn: TurnId,
-    /// What the answer follows.
+    /// The tokens that the answer follows.
     pub prompt: Vec<u32>,
-    /// Tokens that the turn has left for the answer.
+    /// The most tokens of the answer.
     pub room: usize,
 }
 
 impl<'a> Conversation<'a> {
-    /// One that a session has read so far.
+    /// Continues the conversation that a session has read.
     pub fn new(script: &'a Script, session: &'a mut Session, capacity: Capacity) -> Self {
         Self { script, session, capacity }
     }
 
-    /// Reads what comes before the first question, with what the model is to be. Returns its turn and tokens, if it has any.
+    /// Reads what comes before the first question, with a system text. Returns its turn and the number of its tokens, if it has
+    /// any.
     pub fn open(&mut self, system: Option<&str>) -> Result<Option<(TurnId, usize)>, RuntimeError> {
         let opening = self.script.opening(system)?;
         if opening.is_empty() {
@@ -155,7 +185,7 @@ impl<'a> Conversation<'a> {
         Ok(Some((turn, opening.len())))
     }
 
-    /// Writes behind an answer what a template writes behind answers. Comes before whatever follows an answer.
+    /// Reads what the template writes after an answer. Call it before anything else follows the answer.
     pub fn close(&mut self) -> Result<(), RuntimeError> {
         let closing = self.script.parts()?.closing()?;
         if !closing.is_empty() {
@@ -164,7 +194,7 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// Begins the turn of a question. Its prompt is for whoever answers to read.
+    /// Begins the turn of a question. The caller feeds its prompt.
     pub fn ask(&mut self, text: &str) -> Result<Question, RuntimeError> {
         let parts = self.script.parts()?;
         let (prompt, closing) = (parts.question(text)?, parts.closing()?.len());
@@ -175,19 +205,68 @@ impl<'a> Conversation<'a> {
         Ok(Question { turn, prompt, room: room - taken })
     }
 
-    /// Tells it something that stays when turns are forgotten. Returns the fact and its tokens.
+    /// Adds a fact, which is not evicted with turns. Returns the fact and the number of its tokens.
     pub fn add_fact(&mut self, text: &str) -> Result<(TurnId, usize), RuntimeError> {
         let tokens = self.script.parts()?.system_message(text)?;
         Ok((self.session.add_fact(&tokens)?, tokens.len()))
     }
 
-    /// Puts a fact in the place of another.
+    /// Replaces a fact. Returns the new fact and the number of its tokens.
     pub fn supersede(&mut self, fact: TurnId, text: &str) -> Result<(TurnId, usize), RuntimeError> {
         let tokens = self.script.parts()?.system_message(text)?;
         Ok((self.session.supersede(fact, &tokens)?, tokens.len()))
     }
 
-    /// One token has to be left for an answer.
+    /// Begins to condense facts in the background, to make room for one that [does not fit](CacheError::FactsFull). `facts`
+    /// are the texts of the conversation's visible facts. Continue the conversation, and [apply](Self::apply_facts) the update
+    /// between two turns once it is finished.
+    pub fn make_room_for_fact(
+        &self,
+        facts: Vec<(TurnId, String)>,
+        added: &str,
+        condenser: Arc<dyn Condenser>,
+    ) -> Result<FactUpdate, RuntimeError> {
+        let (parts, tokenizer) = (self.script.parts()?, self.script.model.tokenizer()?.clone());
+        let (capacity, tokens) = (self.capacity.facts, parts.told(added)?.len());
+        let facts_full = |tokens| Err(CacheError::FactsFull { tokens, capacity }.into());
+        if tokens > capacity || facts.is_empty() {
+            return facts_full(tokens);
+        }
+        let text = "a";
+        // The tokens that the template writes around a fact.
+        let around = parts.told(text)?.len().saturating_sub(tokenizer.encode_literal(text, false)?.len());
+        let room = (capacity - tokens).saturating_sub(around);
+        let fits =
+            move |text: &str| tokenizer.encode_literal(text, false).is_ok_and(|tokens| tokens.len() <= room);
+        let (facts, texts): (Vec<TurnId>, Vec<String>) = facts.into_iter().unzip();
+        let condensed = TextCondensation::begin(texts.join("\n"), condenser, fits)?;
+        Ok(FactUpdate { condensed, facts, added: added.to_owned() })
+    }
+
+    /// Replaces facts by their condensed form and adds the new one: completely, or not at all. Waits until the update is
+    /// finished. If a fact has changed since, the new one is added without condensing.
+    pub fn apply_facts(&mut self, update: FactUpdate) -> Result<CondensedFacts, RuntimeError> {
+        let FactUpdate { condensed, facts, added } = update;
+        let condensed = condensed.finish()?;
+        let parts = self.script.parts()?;
+        let mut session = self.session.clone();
+        session.flush()?;
+        let visible = session.visible_facts();
+        let mut replaced = None;
+        if facts.iter().all(|fact| visible.contains(fact)) {
+            let (tokens, capacity) = (session.fact_tokens() + parts.told(&added)?.len(), self.capacity.facts);
+            let text = condensed.ok_or(CacheError::FactsFull { tokens, capacity })?;
+            let tokens = parts.told(&text)?;
+            let turn = session.replace_facts(&facts, &tokens)?;
+            replaced = Some(CondensedFact { turn, text, tokens: tokens.len(), facts });
+        }
+        let tokens = parts.told(&added)?;
+        let turn = session.add_fact(&tokens)?;
+        *self.session = session;
+        Ok(CondensedFacts { condensed: replaced, added: (turn, tokens.len()), text: added })
+    }
+
+    /// Refuses a turn that leaves no token for an answer.
     fn expect_room(&self, tokens: usize, room: usize) -> Result<(), RuntimeError> {
         if tokens < room {
             return Ok(());
@@ -199,7 +278,6 @@ impl<'a> Conversation<'a> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::UNIX_EPOCH;
 
@@ -216,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_turn_by_turn_is_the_conversation_as_a_whole() {
+    fn turns_add_up_to_the_whole_conversation() {
         let model = model();
         let (script, capacity) = (Script::new(&model).unwrap(), Capacity::new(512, None, None));
         let mut session = capacity.apply_to(model.session().unwrap());
@@ -238,7 +316,7 @@ mod tests {
         assert!(session.all_turns().find(|turn| turn.id == opening).unwrap().pinned);
     }
 
-    /// Allows no page more once it is told to.
+    /// Allows no more pages once it is told to.
     #[derive(Debug, Default)]
     struct Scarce(AtomicBool);
 
@@ -254,7 +332,7 @@ mod tests {
         fn freed(&self, _: usize) {}
     }
 
-    /// What makes a turn fail, after its first piece and where there are no more pages.
+    /// Makes turns fail: after their first chunk, or for want of pages.
     #[derive(Debug, Default)]
     struct Faults {
         cancel: Arc<AtomicBool>,
@@ -353,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_refused_and_changes_nothing() {
+    fn texts_without_room_are_refused_and_change_nothing() {
         let model = model();
         let (script, capacity) = (Script::new(&model).unwrap(), Capacity { turns: 24, facts: 24 });
         let mut session = capacity.apply_to(model.session().unwrap());
@@ -377,8 +455,60 @@ mod tests {
         assert_eq!(Conversation::new(&script, &mut session, capacity).ask("Hi").unwrap().room, before);
     }
 
+    /// A condenser that keeps the first sentence.
+    #[derive(Debug)]
+    struct First;
+
+    impl Condenser for First {
+        fn condense(&self, text: &str, fits: &mut dyn FnMut(&str) -> bool) -> Option<String> {
+            let first = text.lines().next()?.to_owned();
+            fits(&first).then_some(first)
+        }
+    }
+
     #[test]
-    fn as_much_is_remembered_as_is_wished_or_as_usual() {
+    fn facts_that_do_not_fit_are_condensed_between_two_turns() {
+        let model = model();
+        let script = Script::new(&model).unwrap();
+        let facts = ["My dog is called Rex.", "My brother is called Tom."];
+        let tokens = |text: &str| script.parts().unwrap().told(text).unwrap();
+        let capacity = Capacity { turns: 256, facts: facts.iter().map(|fact| tokens(fact).len()).sum() };
+        let mut session = capacity.apply_to(model.session().unwrap());
+        let mut conversation = Conversation::new(&script, &mut session, capacity);
+        let told = facts.map(|fact| (conversation.add_fact(fact).unwrap().0, fact.to_owned()));
+        let question = conversation.ask("Who am I?").unwrap();
+        session.feed(&question.prompt).unwrap();
+        let mut conversation = Conversation::new(&script, &mut session, capacity);
+        let added = "My cat is called Tim.";
+        assert!(matches!(
+            conversation.add_fact(added),
+            Err(RuntimeError::Cache(CacheError::FactsFull { .. }))
+        ));
+        let update = conversation.make_room_for_fact(told.to_vec(), added, Arc::new(First)).unwrap();
+        let applied = conversation.apply_facts(update).unwrap();
+        let condensed = applied.condensed.unwrap();
+        assert_eq!(
+            (condensed.text.as_str(), condensed.facts),
+            (facts[0], told.map(|(fact, _)| fact).to_vec())
+        );
+        let expected = [tokens(facts[0]), question.prompt, tokens(added)].concat();
+        assert_eq!(session.tokens(), expected);
+        let turns: Vec<TurnId> = session.all_turns().map(|turn| turn.id).collect();
+        assert_eq!(turns, [condensed.turn, question.turn, applied.added.0]);
+
+        // A fact that is too long alone is refused, and an update without room changes nothing.
+        let mut conversation = Conversation::new(&script, &mut session, capacity);
+        let told = vec![(condensed.turn, facts.concat().repeat(9)), (applied.added.0, added.to_owned())];
+        assert!(
+            conversation.make_room_for_fact(told.clone(), &"too long ".repeat(90), Arc::new(First)).is_err()
+        );
+        let update = conversation.make_room_for_fact(told, facts[1], Arc::new(First)).unwrap();
+        assert!(conversation.apply_facts(update).is_err());
+        assert_eq!(session.tokens(), expected);
+    }
+
+    #[test]
+    fn capacities_have_defaults() {
         assert_eq!(Capacity::new(4096, None, None), Capacity { turns: 1536, facts: 512 });
         assert_eq!(Capacity::new(1000, None, None), Capacity { turns: 750, facts: 250 });
         assert_eq!(Capacity::new(1000, Some(900), Some(100)), Capacity { turns: 900, facts: 100 });

@@ -25,8 +25,8 @@ mod session;
 
 /// Where a model computes.
 pub use burn::tensor::Device;
-pub use condenser::{CondenseJob, Condenser, Extract, fit_facts};
-pub use conversation::{Capacity, Conversation, Question, Script};
+pub use condenser::{CondenseJob, Condenser, ExtractiveCondenser, FactUpdate, TextCondensation, fit_facts};
+pub use conversation::{Capacity, CondensedFact, CondensedFacts, Conversation, Question, Script};
 pub use decode::{
     DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, Finish, Generation, GenerationConfig, LogProbabilities,
     LookupDrafter, ModelDrafter, PartialOutput, PausedGeneration, Piece, Sampler, SamplerConfig, Speculation,

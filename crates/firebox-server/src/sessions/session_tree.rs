@@ -1,5 +1,7 @@
 //! A persistent conversation with branches.
 
+mod facts;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,8 +9,8 @@ use std::sync::Arc;
 use firebox_runtime::engine::{Engine, Outcome};
 use firebox_runtime::relevance::{OwnStates, Similarity, TurnContent};
 use firebox_runtime::{
-    BranchId, Branches, CacheError, Capacity, Conversation, Finish, OWN_HEAD, Question, RuntimeError,
-    Session, SessionFile, TurnId, TurnKind,
+    BranchId, Branches, CacheError, Capacity, Conversation, FactUpdate, Finish, OWN_HEAD, Question,
+    RuntimeError, Session, SessionFile, TurnId, TurnKind,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -51,6 +53,8 @@ pub(crate) struct SessionTree {
     /// Scores the relevance of turns, if enabled; each branch has a copy that knows its turns.
     scorer: Option<Similarity<OwnStates>>,
     scorers: BTreeMap<BranchId, Similarity<OwnStates>>,
+    /// Facts that are being condensed to make room for another, by branch.
+    fact_updates: BTreeMap<BranchId, FactUpdate>,
 }
 
 /// A question for the engine. Its session is a fork of the stored one, so that a failed answer changes nothing.
@@ -129,6 +133,7 @@ impl SessionTree {
             capacity,
             scorer: None,
             scorers: BTreeMap::new(),
+            fact_updates: BTreeMap::new(),
         }
     }
 
@@ -179,6 +184,7 @@ impl SessionTree {
     /// Prepares a question in the active branch.
     pub fn ask(&mut self, text: &str) -> Result<PreparedQuestion, ApiError> {
         self.close()?;
+        self.apply_facts(false)?;
         let mut session = self.tree.session(self.active)?.clone();
         let asked = Conversation::new(&self.served.script, &mut session, self.capacity).ask(text);
         let Question { turn, prompt, room } = asked.map_err(|error| match error {
@@ -311,6 +317,7 @@ impl SessionTree {
             }
             None => {
                 self.close()?;
+                self.apply_facts(true)?;
                 let scorer = self.scorers.get(&self.active).cloned();
                 let branch = self.tree.fork(self.active)?;
                 self.scorers.extend(scorer.map(|scorer| (branch, scorer)));
@@ -328,6 +335,7 @@ impl SessionTree {
             return Err(ApiError::field("turn", "the opening cannot be removed; create another session"));
         }
         self.close()?;
+        self.apply_facts(true)?;
         let session = self.tree.session(self.active)?;
         let known = session.all_turns().find(|held| held.id.0 == turn).map(|held| held.pinned);
         let Some(pinned) = known else { return Err(no_turn(turn)) };
@@ -350,6 +358,10 @@ impl SessionTree {
             self.transcripts.insert(place, transcripts);
             self.scorers.remove(&place);
             self.scorers.remove(&branch);
+            self.fact_updates.remove(&place);
+            if let Some(update) = self.fact_updates.remove(&branch) {
+                self.fact_updates.insert(place, update);
+            }
         }
         self.active = place;
         Ok(())
@@ -365,6 +377,7 @@ impl SessionTree {
         let left: Vec<BranchId> = self.tree.iter().map(|info| info.id).collect();
         self.transcripts.retain(|id, _| left.contains(id));
         self.scorers.retain(|id, _| left.contains(id));
+        self.fact_updates.retain(|id, _| left.contains(id));
         if !left.contains(&self.active) {
             self.active = parent.unwrap_or_else(|| self.tree.root());
         }
@@ -414,36 +427,10 @@ impl SessionTree {
         Ok(())
     }
 
-    pub fn add_fact(&mut self, text: &str) -> Result<u64, ApiError> {
-        self.close()?;
-        let (turn, tokens) = self.conversation()?.add_fact(text).map_err(fact_error)?;
-        self.add_entry(turn, Kind::Fact, text, tokens)?;
-        Ok(turn.0)
-    }
-
-    /// Supersedes a fact.
-    pub fn supersede(&mut self, fact: u64, text: &str) -> Result<u64, ApiError> {
-        let entry = self.transcript().entry(fact);
-        if entry.is_none_or(|entry| entry.kind != Kind::Fact) {
-            return Err(ApiError::not_found(format!("there is no fact {fact}")));
-        }
-        if entry.is_some_and(|entry| entry.superseded_by.is_some()) {
-            return Err(ApiError::field("fact", "the fact is superseded; supersede the newer one"));
-        }
-        self.close()?;
-        let (turn, tokens) = self.conversation()?.supersede(TurnId(fact), text).map_err(fact_error)?;
-        for entry in &mut self.transcript().entries {
-            if entry.turn == fact {
-                entry.superseded_by = Some(turn.0);
-            }
-        }
-        self.add_entry(turn, Kind::Fact, text, tokens)?;
-        Ok(turn.0)
-    }
-
     /// Saves the active branch to a file, replacing an existing one.
     pub fn save(&mut self, path: &Path) -> Result<(), ApiError> {
         self.close()?;
+        self.apply_facts(true)?;
         self.measure()?;
         let note = SavedNote {
             capacity: self.capacity,
@@ -476,6 +463,7 @@ impl SessionTree {
             })
             .collect();
         let (model, capacity, relevance) = (self.served.name.clone(), self.capacity, self.scorer.is_some());
+        let pending_fact = self.fact_updates.get(&self.active).map(|update| update.added().to_owned());
         let transcripts = self.transcript().clone();
         let session = self.tree.session(self.active)?;
         let (turns, facts) = token_counts(session);
@@ -485,6 +473,7 @@ impl SessionTree {
             "branch": self.active.0,
             "tokens": session.tokens().len(),
             "turn_tokens": { "held": turns, "capacity": capacity.turns },
+            "pending_fact": pending_fact,
             "fact_tokens": { "held": facts, "capacity": capacity.facts },
             "cache_bytes": session.cache_bytes(),
             "relevance": relevance,
@@ -510,16 +499,6 @@ fn rewound(mut transcripts: Transcript, session: &mut Session, turn: u64) -> Res
 
 fn no_turn(turn: u64) -> ApiError {
     ApiError::not_found(format!("turn {turn} does not exist or was evicted"))
-}
-
-fn fact_error(error: RuntimeError) -> ApiError {
-    match error {
-        RuntimeError::Cache(error @ CacheError::FactsFull { .. }) => {
-            ApiError::field("text", error.to_string())
-        }
-        RuntimeError::Cache(CacheError::NoSuchTurn { turn }) => no_turn(turn.0),
-        error => error.into(),
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use firebox_runtime::{HiddenReason, Role, Session, TurnKind};
+use firebox_runtime::{HiddenReason, Role, Session, TurnId, TurnKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -90,6 +90,16 @@ impl Transcript {
             kept <= most
         });
         self.entries.reverse();
+    }
+
+    /// Notes that several facts were condensed to one, which takes the place of the first of them.
+    pub fn replace_facts(&mut self, condensed: Entry, facts: &[TurnId]) {
+        let is_replaced = |entry: &Entry| facts.contains(&TurnId(entry.turn));
+        for entry in self.entries.iter_mut().filter(|entry| is_replaced(entry)) {
+            entry.superseded_by = Some(condensed.turn);
+        }
+        let after = self.entries.iter().position(is_replaced).map_or(self.entries.len(), |first| first + 1);
+        self.entries.insert(after, condensed);
     }
 
     /// Updates the lengths of turns.
