@@ -227,14 +227,14 @@ impl<'a> Conversation<'a> {
         condenser: Arc<dyn Condenser>,
     ) -> Result<FactUpdate, RuntimeError> {
         let (parts, tokenizer) = (self.script.parts()?, self.script.model.tokenizer()?.clone());
-        let (capacity, tokens) = (self.capacity.facts, parts.told(added)?.len());
+        let (capacity, tokens) = (self.capacity.facts, parts.system_message(added)?.len());
         let facts_full = |tokens| Err(CacheError::FactsFull { tokens, capacity }.into());
         if tokens > capacity || facts.is_empty() {
             return facts_full(tokens);
         }
         let text = "a";
         // The tokens that the template writes around a fact.
-        let around = parts.told(text)?.len().saturating_sub(tokenizer.encode_literal(text, false)?.len());
+        let around = parts.system_message(text)?.len().saturating_sub(tokenizer.encode_literal(text, false)?.len());
         let room = (capacity - tokens).saturating_sub(around);
         let fits =
             move |text: &str| tokenizer.encode_literal(text, false).is_ok_and(|tokens| tokens.len() <= room);
@@ -254,13 +254,13 @@ impl<'a> Conversation<'a> {
         let visible = session.visible_facts();
         let mut replaced = None;
         if facts.iter().all(|fact| visible.contains(fact)) {
-            let (tokens, capacity) = (session.fact_tokens() + parts.told(&added)?.len(), self.capacity.facts);
+            let (tokens, capacity) = (session.fact_tokens() + parts.system_message(&added)?.len(), self.capacity.facts);
             let text = condensed.ok_or(CacheError::FactsFull { tokens, capacity })?;
-            let tokens = parts.told(&text)?;
+            let tokens = parts.system_message(&text)?;
             let turn = session.replace_facts(&facts, &tokens)?;
             replaced = Some(CondensedFact { turn, text, tokens: tokens.len(), facts });
         }
-        let tokens = parts.told(&added)?;
+        let tokens = parts.system_message(&added)?;
         let turn = session.add_fact(&tokens)?;
         *self.session = session;
         Ok(CondensedFacts { condensed: replaced, added: (turn, tokens.len()), text: added })
@@ -471,7 +471,7 @@ mod tests {
         let model = model();
         let script = Script::new(&model).unwrap();
         let facts = ["My dog is called Rex.", "My brother is called Tom."];
-        let tokens = |text: &str| script.parts().unwrap().told(text).unwrap();
+        let tokens = |text: &str| script.parts().unwrap().system_message(text).unwrap();
         let capacity = Capacity { turns: 256, facts: facts.iter().map(|fact| tokens(fact).len()).sum() };
         let mut session = capacity.apply_to(model.session().unwrap());
         let mut conversation = Conversation::new(&script, &mut session, capacity);

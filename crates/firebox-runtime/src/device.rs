@@ -1,8 +1,10 @@
+//! Devices by their names.
+
 use burn::tensor::Device;
 
 use crate::RuntimeError;
 
-/// The devices this build can compute on, by the names [`device`] takes.
+/// Lists the devices that this build can compute on, by the names that [`device`] takes.
 pub fn available_devices() -> Vec<&'static str> {
     let mut names = vec!["cpu"];
     if cfg!(feature = "ndarray") {
@@ -17,8 +19,8 @@ pub fn available_devices() -> Vec<&'static str> {
     names
 }
 
-/// The device of a name: `cpu` (also `flex`), `ndarray`, `wgpu`, `cuda`, the latter two with an index
-/// after a colon where there are several.
+/// Returns the device of a name: `cpu` (also `flex`), `ndarray`, `wgpu` or `cuda`, the latter two with an index after
+/// a colon if there are several.
 pub fn device(name: &str) -> Result<Device, RuntimeError> {
     let unavailable = || RuntimeError::Device { name: name.into(), available: available_devices() };
     let (kind, index) = match name.split_once(':') {

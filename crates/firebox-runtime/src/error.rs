@@ -1,3 +1,5 @@
+//! The errors of the runtime.
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use firebox_schedule::ScheduleError;
 
 use crate::GrammarError;
 
-/// Why something could not be run.
+/// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     /// The checkpoint could not be read.
@@ -21,7 +23,7 @@ pub enum RuntimeError {
     /// The model could not be built or run.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The sequence could not remember, or not forget, what it should.
+    /// The cache could not keep or remove what it should.
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// Memory could not be charged, or a plan not be made.
@@ -30,22 +32,22 @@ pub enum RuntimeError {
     /// A request was refused by its queue, or a schedule could not be set up.
     #[error(transparent)]
     Schedule(ScheduleError),
-    /// No model was named, and the pocket model is not there.
+    /// No model was named, and there is no pocket model.
     #[error(
         "no model was named, and the pocket model is neither in the sources of this program nor at {}; name a model",
         beside.display()
     )]
     NoPocketModel {
-        /// Where it would be beside the program.
+        /// Its path beside the program.
         beside: PathBuf,
     },
-    /// A pass that several sequences took together failed.
+    /// A pass over several sequences failed.
     #[error("a pass of several sequences failed: {source}")]
     Together {
         /// Why.
         source: Arc<Self>,
     },
-    /// A head was asked for by name and cannot be worn.
+    /// A requested head cannot be used.
     #[error("head {name:?} cannot be worn: {source}")]
     HeadUnavailable {
         /// The head.
@@ -53,13 +55,13 @@ pub enum RuntimeError {
         /// Why.
         source: Arc<Self>,
     },
-    /// No such branch is in the tree.
+    /// There is no such branch in the tree.
     #[error("branch {branch} is not in the tree, or not any more")]
     NoSuchBranch {
         /// What was asked for.
         branch: u64,
     },
-    /// The root of a tree of branches was to be dropped.
+    /// The root of a tree of branches was to be removed.
     #[error(
         "the root of a tree cannot be dropped while the tree lives; promote a branch into its place instead"
     )]
@@ -70,7 +72,7 @@ pub enum RuntimeError {
     /// Tokenizer or chat template failed.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// An answer could not be held to its grammar.
+    /// An answer could not be constrained to its grammar.
     #[error(transparent)]
     Constraint(#[from] GrammarError),
     /// The model has no tokenizer, and text was to be turned into tokens.
@@ -79,7 +81,7 @@ pub enum RuntimeError {
         /// The checkpoint.
         path: PathBuf,
     },
-    /// No such device, or it was left out of this build.
+    /// There is no such device in this build.
     #[error("device {name:?} is not available in this build; available are {}", available.join(", "))]
     Device {
         /// What was asked for.
@@ -87,13 +89,13 @@ pub enum RuntimeError {
         /// What there is.
         available: Vec<&'static str>,
     },
-    /// The device could not hand its results back.
+    /// The results of the device could not be read.
     #[error("the device failed: {reason}")]
     Readback {
         /// What it reports.
         reason: String,
     },
-    /// The device is gone: it was reset or taken away, or its driver has given up.
+    /// The device was reset or removed, or its driver gave up.
     #[error(
         "the device is lost: {reason}; what was asked is not answered, and models on other devices go on: open the model anew, \
          on another device if this one stays away"
@@ -111,7 +113,7 @@ pub enum RuntimeError {
         /// What the panic says.
         reason: String,
     },
-    /// What a file remembers was computed by another model, or is kept in another way.
+    /// A file was written by another model, or with other settings.
     #[error(
         "{}: {field} is {found:?} there and {expected:?} here; use it with what it was saved by, or remove it",
         path.display()
@@ -119,11 +121,11 @@ pub enum RuntimeError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The field that differs.
         field: &'static str,
-        /// What the file says.
+        /// Its value in the file.
         found: String,
-        /// What it would have to say.
+        /// The expected value.
         expected: String,
     },
     /// The sequence has no room for more tokens.
@@ -136,7 +138,7 @@ pub enum RuntimeError {
         /// How long it may become.
         context: usize,
     },
-    /// No such model is there.
+    /// There is no such model.
     #[error("no model {name:?} is there; there are: {}", if there.is_empty() { "none".into() } else { there.join(", ") })]
     NoModel {
         /// What was asked for.
@@ -144,7 +146,7 @@ pub enum RuntimeError {
         /// What there is.
         there: Vec<String>,
     },
-    /// A model that is opened when somebody asks for it could not be.
+    /// A model that is opened on demand could not be opened.
     #[error("model {name:?} could not be opened: {source}")]
     NotOpened {
         /// Which.
@@ -152,13 +154,13 @@ pub enum RuntimeError {
         /// Why.
         source: Arc<Self>,
     },
-    /// Another model goes by the same name.
+    /// Another model has the name.
     #[error("a model {name:?} is there already; give this one another name")]
     ModelNamed {
         /// The name.
         name: String,
     },
-    /// A session was to go on with another model than it was begun with.
+    /// A session was to continue with another model than its own.
     #[error(
         "the session was begun with another model than {model:?}; begin a new one, and feed it the same tokens"
     )]
@@ -166,26 +168,26 @@ pub enum RuntimeError {
         /// The model that was asked for.
         model: String,
     },
-    /// The first token was not there when it should have been.
+    /// The first token did not arrive in time.
     #[error("{model} did not answer in time; give it longer, or let another model answer")]
     Late {
         /// The model.
         model: String,
     },
-    /// The engine has ended, with all that was asked of it.
+    /// The engine has ended, and with it all requests.
     #[error("the engine has ended")]
     EngineOver,
-    /// The cores cannot be shared like that.
+    /// The cores cannot be divided like that.
     #[error(
         "{wanted} of {cores} cores for small models; give them at least one, and leave one for large models"
     )]
     Cores {
-        /// How many small models were to have.
+        /// Cores requested for small models.
         wanted: usize,
         /// How many there are.
         cores: usize,
     },
-    /// A thread could not be made, or ended without a word.
+    /// A thread could not be started, or ended without a result.
     #[error("a thread is missing: {reason}")]
     Threads {
         /// Why.
@@ -197,18 +199,18 @@ pub enum RuntimeError {
         /// The name.
         name: String,
     },
-    /// A head did not come into memory in time.
+    /// A head was not loaded in time.
     #[error("head {name:?} was not in memory within {} ms; it is used as soon as it is there", waited.as_millis())]
     HeadTimeout {
         /// Its name.
         name: String,
-        /// How long it was waited for.
+        /// How long the request waited.
         waited: Duration,
     },
-    /// The caller asked to stop while tokens were being fed.
+    /// The caller cancelled while tokens were fed.
     #[error("cancelled")]
     Cancelled,
-    /// A setting makes no sense.
+    /// A setting has an invalid value.
     #[error("{setting} = {value}: {reason}")]
     Setting {
         /// The setting.
@@ -218,7 +220,7 @@ pub enum RuntimeError {
         /// Why that cannot be.
         reason: &'static str,
     },
-    /// A model does not fit beside those that it is to share memory with.
+    /// A model does not fit beside the models that share its memory.
     #[error(
         "{} does not fit beside the other models: {:.0} MiB of memory are too little, and {:.0} MiB ({needed} bytes) are the \
          least that all of them take; allow that much, pin and reserve less, or do with fewer models",
@@ -227,12 +229,12 @@ pub enum RuntimeError {
     TooLittleShared {
         /// The model, which was not opened.
         model: PathBuf,
-        /// Bytes that all models take at least, with this one and the program.
+        /// The least bytes of all models and the program.
         needed: u64,
-        /// Bytes that were allowed.
+        /// Allowed bytes.
         memory: u64,
     },
-    /// Similarities of turns do not say which of them are related.
+    /// Similarities of turns do not separate related from unrelated pairs.
     #[error(
         "similarity does not tell {related} related pairs of turns from {unrelated} unrelated ones: it is right about \
          {:.0} % of them; calibrate with some dozen pairs of each kind, in the language of the conversation, or use a \
@@ -246,7 +248,7 @@ pub enum RuntimeError {
         /// The share that would be on the right side of a threshold, related and unrelated pairs counting alike.
         accuracy: f64,
     },
-    /// A draft model has other tokens than the model it is to draft for.
+    /// The tokens of a draft model differ from those of its target model.
     #[error(
         "{} cannot draft for {}: {difference}; use a smaller model of the same family",
         draft.display(), model.display()
@@ -254,9 +256,9 @@ pub enum RuntimeError {
     DraftVocabulary {
         /// The draft model.
         draft: PathBuf,
-        /// The model it is to draft for.
+        /// The target model.
         model: PathBuf,
-        /// How the draft model's tokens differ.
+        /// The difference between their tokens.
         difference: String,
     },
     /// A file of expected numbers cannot be used.
@@ -269,7 +271,7 @@ pub enum RuntimeError {
         /// What is wrong with it.
         reason: String,
     },
-    /// An encoder was asked to generate, or a decoder to embed.
+    /// An operation that this kind of model does not have.
     #[error("this model is {found}; {remedy}")]
     Kind {
         /// What it is.

@@ -1,3 +1,5 @@
+//! Opens models.
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,14 +20,14 @@ use crate::residency::Residency;
 use crate::telemetry::{Meters, Telemetry};
 use crate::{ModelDrafter, RuntimeError};
 
-/// An opened model: its network on a device, and what turns text into tokens and back.
+/// An open model: its network on a device, and its tokenizer.
 #[derive(Debug, Clone)]
 pub struct Model {
     checkpoint: Checkpoint,
     network: Arc<Network>,
     tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) residency: Option<Arc<Residency>>,
-    /// What a model takes of a budget that is in memory as a whole.
+    /// The budget charge of a model that is in memory as a whole.
     pub(crate) paid: Option<Arc<Charge>>,
     heads: Option<HeadPool>,
     draft: Option<Arc<Self>>,
@@ -47,7 +49,7 @@ impl Model {
         Self::from_checkpoint(Checkpoint::open(path)?, device)
     }
 
-    /// The same, from a checkpoint that is open already.
+    /// Opens a model from an open checkpoint.
     pub fn from_checkpoint(checkpoint: Checkpoint, device: &Device) -> Result<Self, RuntimeError> {
         if *device == Device::flex() {
             read_all_of(&checkpoint);
@@ -55,8 +57,8 @@ impl Model {
         Self::over(checkpoint, |checkpoint| Network::load(checkpoint, device))
     }
 
-    /// The same for a decoder that reads its weights from disk while it runs, but for what is
-    /// [kept](firebox_model::StreamedWeights::load).
+    /// Opens a decoder that reads its weights from disk while it runs, except those that are
+    /// [loaded](firebox_model::StreamedWeights::load).
     pub fn streamed(
         checkpoint: Checkpoint,
         device: &Device,
@@ -74,11 +76,11 @@ impl Model {
             Some(_) => Some(Arc::new(Tokenizer::new(checkpoint.text(), checkpoint.config())?)),
             None => None,
         };
-        // Before anything takes more memory: what the tokenizer was made from is as large as itself.
+        // Frees the tokenizer's source, which is as large as the tokenizer, before anything else is allocated.
         let checkpoint = checkpoint.without_tokenizer();
         release_to_os();
         let network = network(&checkpoint)?;
-        // A table of heads that cannot be read is told when heads are asked for; the model runs without them.
+        // A table of heads that cannot be read is reported when heads are used; the model runs without them.
         if let (Network::Decoder(decoder), Ok(Some(heads))) = (&network, installed(&checkpoint))
             && let Ok(list) = heads.list()
             && let Some(head) = list.first()
@@ -124,22 +126,22 @@ impl Model {
         model
     }
 
-    /// What it reports to.
+    /// Returns its telemetry.
     pub fn telemetry(&self) -> &Telemetry {
         &self.telemetry
     }
 
-    /// Its numbers.
+    /// Returns its meters.
     pub fn meters(&self) -> &Arc<Meters> {
         &self.meters
     }
 
-    /// Numbers for a session that was begun elsewhere, from a file for example; [its own](Self::session) have some.
+    /// Returns meters for a session that was not created by the model. [Its own](Self::session) have some.
     pub fn session_meters(&self) -> Arc<Meters> {
         self.telemetry.next_session(&self.meters)
     }
 
-    /// Lets everything that belongs to it say what it does.
+    /// Connects its parts to its telemetry.
     pub(crate) fn report(&self) {
         if let Network::Decoder(decoder) = &*self.network {
             Reporter::attach(decoder, &self.meters, &self.telemetry);
@@ -152,9 +154,8 @@ impl Model {
         }
     }
 
-    /// The same, with its heads in memory as a rack's configuration says. Sessions that begin from now on change
-    /// between them. Where the configuration names no budget and the model was [fitted](Self::open_within) into one, heads
-    /// are charged to that.
+    /// Loads heads into a pool. Sessions that are created later switch between them. If the configuration has no
+    /// budget and the model was [fitted](Self::open_within) into one, heads are charged to that.
     pub fn with_heads(self, mut config: HeadPoolConfig) -> Result<Self, RuntimeError> {
         config.budget = config.budget.or_else(|| Some(self.residency.as_ref()?.budget().clone()));
         let heads = match installed(&self.checkpoint)? {
@@ -171,8 +172,8 @@ impl Model {
         Ok(model)
     }
 
-    /// The same, with a mixer of one's own in a layer: see [`Decoder::with_mixer`]. Sessions that begin from now on go through
-    /// it.
+    /// Replaces the mixer of a layer by a custom one: see [`Decoder::with_mixer`]. Sessions that are created later
+    /// use it.
     pub fn with_mixer<M: OwnMixer + 'static>(
         self,
         layer: usize,
@@ -181,7 +182,7 @@ impl Model {
         self.with_change(|decoder| decoder.with_mixer(layer, make))
     }
 
-    /// The same with a feed-forward: see [`Decoder::with_feed_forward`].
+    /// Replaces the feed-forward of a layer: see [`Decoder::with_feed_forward`].
     pub fn with_feed_forward<F: OwnFeedForward + 'static>(
         self,
         layer: usize,
@@ -206,22 +207,22 @@ impl Model {
         Ok(model)
     }
 
-    /// Its heads, if they are [in use](Self::with_heads).
+    /// Returns its heads, if they are [in use](Self::with_heads).
     pub fn heads(&self) -> Option<&HeadPool> {
         self.heads.as_ref()
     }
 
-    /// What it was opened from.
+    /// Returns the checkpoint that it was opened from.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
 
-    /// Decoder or encoder.
+    /// Returns the network, a decoder or an encoder.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// The network, if it continues text.
+    /// Returns the decoder, or an error for an encoder.
     pub fn decoder(&self) -> Result<Arc<Decoder>, RuntimeError> {
         match &*self.network {
             Network::Decoder(decoder) => Ok(decoder.clone()),
@@ -232,7 +233,7 @@ impl Model {
         }
     }
 
-    /// The network, if it turns text into a vector.
+    /// Returns the encoder, or an error for a decoder.
     pub fn encoder(&self) -> Result<&Encoder, RuntimeError> {
         match &*self.network {
             Network::Encoder(encoder) => Ok(encoder),
@@ -243,14 +244,14 @@ impl Model {
         }
     }
 
-    /// The tokenizer, if the checkpoint has one.
+    /// Returns the tokenizer, if the checkpoint has one.
     pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>, RuntimeError> {
         let path = || self.checkpoint.path().to_path_buf();
         self.tokenizer.as_ref().ok_or_else(|| RuntimeError::NoTokenizer { path: path() })
     }
 
-    /// Tokens at which a generation ends: the tokenizer's, or without one those that the model's
-    /// `generation_config.json` or `config.json` names, so that a model ends alike with and without its tokenizer.
+    /// Returns the tokens that end a generation: the tokenizer's, or without one those that `generation_config.json`
+    /// or `config.json` names.
     pub fn end_tokens(&self) -> Vec<u32> {
         if let Some(tokenizer) = &self.tokenizer {
             return tokenizer.eos_ids().to_vec();
@@ -266,9 +267,8 @@ impl Model {
     }
 }
 
-/// Lets go of the layers that heads stand for, and of the pages that opening them has touched: while a head of tensors is
-/// worn nobody looks at them, and who does look finds them in the file. A wish: heads that cannot be listed are told of when
-/// one is asked for.
+/// Releases the layers that heads replace, and the pages that were read to open them. They are read again if needed.
+/// Heads that cannot be listed are reported when one is requested.
 fn release_own(decoder: &Decoder, heads: &Heads) {
     let Some(split) = heads.list().ok().and_then(|heads| Some(heads.first()?.split)) else { return };
     decoder.evict_from(split);
@@ -281,7 +281,7 @@ fn release_own(decoder: &Decoder, heads: &Heads) {
     release_with_code();
 }
 
-/// What heads a model may have; files of GGUF have none.
+/// Returns the table of heads; GGUF files have none.
 fn installed(checkpoint: &Checkpoint) -> Result<Option<Heads>, RuntimeError> {
     match checkpoint.source() {
         SourceKind::Gguf => Ok(None),

@@ -1,4 +1,4 @@
-//! Which cores compute for which model.
+//! Assigns cores to models.
 
 use std::fmt;
 use std::io;
@@ -11,29 +11,29 @@ use crate::RuntimeError;
 /// How models share the cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CpuPolicy {
-    /// All models have all cores, and the system says which thread runs where.
+    /// All models have all cores, and the operating system schedules threads.
     #[default]
     Off,
-    /// Small models have some cores for themselves, and large ones the others.
+    /// Small models have cores of their own, and large models the others.
     Split {
-        /// How many cores small models have. At least one is left for large ones.
+        /// The number of cores for small models. At least one is left for large models.
         small: usize,
     },
 }
 
-/// Which cores a model is to have.
+/// A share of the cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cores {
-    /// Those of small models.
+    /// The cores of small models.
     Small,
-    /// Those of large models.
+    /// The cores of large models.
     Large,
 }
 
-/// The threads that compute, as a policy has them. Clones are the same threads.
+/// The threads that compute, bound to cores by a policy. Clones share the threads.
 ///
-/// Whatever a model computes inside [`run`](Self::run) is shared among the threads of its cores and no others. Off the
-/// CPU nothing changes.
+/// Everything that a model computes inside [`run`](Self::run) runs on the threads of its cores only. On other devices
+/// nothing changes.
 ///
 /// ```
 /// use firebox_runtime::placement::{Cores, CpuPolicy, Placed};
@@ -51,8 +51,7 @@ struct Split {
 }
 
 impl Placed {
-    /// Makes the threads that a policy asks for. Where the system does not let threads be bound to cores, they are as
-    /// many and unbound.
+    /// Starts the threads of a policy. If the system does not allow binding threads to cores, they run unbound.
     pub fn new(policy: CpuPolicy) -> Result<Self, RuntimeError> {
         let CpuPolicy::Split { small } = policy else { return Ok(Self(None)) };
         let cores = allowed_cores();
@@ -63,7 +62,7 @@ impl Placed {
         Ok(Self(Some(Arc::new(Split { small: pool("small", few)?, large: pool("large", others)? }))))
     }
 
-    /// Computes on the cores that such a model has.
+    /// Runs a function on a share of the cores.
     pub fn run<R: Send>(&self, cores: Cores, work: impl FnOnce() -> R + Send) -> R {
         match (&self.0, cores) {
             (None, _) => work(),
@@ -86,13 +85,13 @@ fn pool(name: &'static str, cores: &[usize]) -> Result<ThreadPool, RuntimeError>
     let pool = ThreadPoolBuilder::new()
         .num_threads(cores.len())
         .thread_name(move |thread| format!("{name} {thread}"))
-        // A thread that cannot be bound computes as well.
+        // An unbound thread computes as well.
         .start_handler(move |_| drop(bind(&bound)))
         .build();
     pool.map_err(|error| RuntimeError::Threads { reason: error.to_string() })
 }
 
-/// The cores that this process may use.
+/// Returns the cores that this process may use.
 fn allowed_cores() -> Vec<usize> {
     #[cfg(target_os = "linux")]
     if let Ok(cores) = linux::bound_to()
@@ -103,7 +102,7 @@ fn allowed_cores() -> Vec<usize> {
     (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
 }
 
-/// Lets this thread run on some cores only.
+/// Binds this thread to some cores.
 fn bind(cores: &[usize]) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     return linux::bind(cores);
@@ -119,15 +118,15 @@ mod linux {
     use std::io;
     use std::mem::{size_of, zeroed};
 
-    /// The cores that this thread may run on.
+    /// Returns the cores that this thread may run on.
     pub fn bound_to() -> io::Result<Vec<usize>> {
-        // SAFETY: a set of cores is an array of numbers, for which zeros are the empty set.
+        // a set of cores is an array of integers, and all zeros is the empty set.
         let mut set: libc::cpu_set_t = unsafe { zeroed() };
         // SAFETY: the pointer is to a writable set of the length that is given; 0 is the calling thread.
         if unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: every number below the size of a set may be asked for.
+        // the core is below the size of a set.
         let has = |core: usize| unsafe { libc::CPU_ISSET(core, &set) };
         Ok((0..libc::CPU_SETSIZE as usize).filter(|&core| has(core)).collect())
     }

@@ -1,3 +1,5 @@
+//! Limits the memory of embedding passes.
+
 use std::iter;
 
 use firebox_cache::allocated_positions;
@@ -9,7 +11,7 @@ use crate::{Account, Charge};
 use crate::{Model, RuntimeError};
 
 impl Model {
-    /// Rows that go through the layers together where each text has few.
+    /// Returns how many rows short texts fill at a time.
     pub(super) fn rows_at_once(&self) -> usize {
         let rows = match (self.network(), self.residency(), &self.paid) {
             (_, Some(residency), _) => residency.rows_at_once(),
@@ -22,13 +24,13 @@ impl Model {
         rows.clamp(1, ROWS)
     }
 
-    /// What a text of so many tokens counts for among those.
+    /// Returns how many of those rows a text of `tokens` takes.
     pub(super) fn rows_of(&self, tokens: usize) -> usize {
         self.residency().map_or(tokens, |_| allocated_positions(tokens))
     }
 
-    /// Pays for a pass of texts of such lengths, of a model that has only so much memory, until what is returned is dropped.
-    /// Others give up what they can do without; where that is too little, it is refused.
+    /// Charges for a pass over texts of these lengths, for a model with a memory budget, until the result is dropped.
+    /// Other accounts make room; if that is too little, the pass is refused.
     pub(super) fn pay_for_pass(
         &self,
         lengths: impl Iterator<Item = usize> + Clone,
@@ -39,7 +41,7 @@ impl Model {
                 let bytes = encoder_activation_bytes(encoder.config(), lengths);
                 Ok(Some(paid.beside(Account::Activations, bytes)?))
             }
-            // It takes what it needs.
+            // The model has no budget.
             _ => Ok(None),
         }
     }

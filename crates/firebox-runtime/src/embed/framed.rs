@@ -1,8 +1,10 @@
+//! Texts with the special tokens around them.
+
 use firebox_text::Tokenizer;
 
 use crate::RuntimeError;
 
-/// A text's tokens, and those that the model wants around every text.
+/// A text's tokens, with the special tokens that the model puts around every text.
 #[derive(Debug, Clone)]
 pub(crate) struct Framed {
     pub opening: Vec<u32>,
@@ -11,13 +13,13 @@ pub(crate) struct Framed {
 }
 
 impl Framed {
-    /// Takes a text for nothing but text: no token in it is a special one.
+    /// Encodes a text. Control tokens in it are encoded as plain text.
     pub fn new(tokenizer: &Tokenizer, text: &str) -> Result<Self, RuntimeError> {
         let words = tokenizer.encode_literal(text, false)?;
         let mut opening = tokenizer.encode_literal(text, true)?;
         let before =
             opening.windows(words.len().max(1)).position(|part| part == words).unwrap_or_else(|| {
-                // Of nothing there is no place: the first token opens.
+                // An empty text has no position; the first token opens.
                 opening.len().min(1)
             });
         let closing = opening.split_off((before + words.len()).min(opening.len()));
@@ -25,18 +27,18 @@ impl Framed {
         Ok(Self { opening, words, closing })
     }
 
-    /// Tokens with nothing around them.
+    /// Returns tokens without special tokens.
     pub fn unframed(tokens: &[u32]) -> Self {
         Self { opening: Vec::new(), words: tokens.to_vec(), closing: Vec::new() }
     }
 
-    /// How many tokens stand around a piece.
+    /// Returns the number of special tokens around a piece.
     pub fn special(&self) -> usize {
         self.opening.len() + self.closing.len()
     }
 
-    /// Pieces of at most `longest` tokens, each with those around it, and their shares of the text. Of nothing there is a
-    /// piece too, unless there is nothing around it either.
+    /// Returns pieces of at most `longest` tokens, each with the special tokens, and its share of the text. An empty
+    /// text is one piece, unless there are no special tokens.
     pub fn pieces(&self, longest: usize) -> Vec<(Vec<u32>, f32)> {
         if self.words.is_empty() && self.special() > 0 {
             return vec![([&self.opening[..], &self.closing].concat(), 1.0)];

@@ -1,4 +1,4 @@
-//! Texts as vectors, and documents in the order in which they answer a query.
+//! Embeds texts as vectors, and ranks documents by how well they answer a query.
 
 mod charge;
 mod framed;
@@ -19,19 +19,19 @@ pub use rerank::Ranked;
 use crate::readback::read_floats;
 use crate::{Model, RuntimeError};
 
-/// Rows that go through the layers at once. More would only take memory; fewer do where a model has only so much.
+/// The most rows in a pass. More take memory and gain nothing; models with little memory take fewer.
 const ROWS: usize = 1024;
 
-/// The longest text, in tokens, that goes through a decoder as a whole. Decoders for longer ones are used with less than
-/// that too, and attention over all of it costs more than it says.
+/// The most tokens of a text that go through a decoder as a whole. Decoders with longer contexts are trained on less,
+/// and the cost of attention grows with the square of the length.
 const LONGEST: usize = 8192;
 
-/// What vectors are wanted.
+/// Options of embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EmbedOptions {
-    /// Scales every vector to length one, so that their products are cosines.
+    /// Whether to scale every vector to length one, so that dot products are cosines.
     pub normalize: bool,
-    /// How the states of tokens become one vector. Nothing is what the checkpoint says, or else their mean.
+    /// How the states of tokens become one vector; `None` for what the checkpoint recommends, or the mean.
     pub pooling: Option<Pooling>,
 }
 
@@ -42,10 +42,10 @@ impl Default for EmbedOptions {
 }
 
 impl Model {
-    /// A vector for each text: of a sentence encoder, or of the states behind a decoder's last layer.
+    /// Returns a vector for each text: from a sentence encoder, or from the states after a decoder's last layer.
     ///
-    /// A text that is longer than the model can read is the mean of its pieces, each counting by its tokens. Others are read as a
-    /// whole: of a model that has only so much memory, one is refused that takes more than anybody can give up.
+    /// A text that is longer than the model can read is split, and its vector is the mean of its pieces, weighted by
+    /// their tokens. In a model with a memory budget, a text is refused if too little memory can be freed for it.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,7 +72,7 @@ impl Model {
             if vector.is_empty() {
                 return Err(ModelError::NoTokens.into());
             }
-            // The mean of several directions is shorter than they are.
+            // The mean of unit vectors is shorter than one.
             if options.normalize && text.words.len() + text.special() > longest {
                 scale_to_one(vector);
             }
@@ -80,7 +80,7 @@ impl Model {
         Ok(vectors)
     }
 
-    /// The same of texts in tokens, in pieces of at most `longest`.
+    /// Embeds texts given as tokens, in pieces of at most `longest`.
     pub(crate) fn embed_framed(
         &self,
         texts: &[Framed],
@@ -91,7 +91,7 @@ impl Model {
             Some(pooling) => pooling,
             None => recommended(self.checkpoint())?.unwrap_or_default(),
         };
-        // Which text each piece is of, and what share.
+        // The text that each piece belongs to, and its share.
         let mut owners = Vec::new();
         let mut pieces = Vec::new();
         for (at, text) in texts.iter().enumerate() {
@@ -135,8 +135,8 @@ fn encoded(encoder: &Encoder, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelE
     Ok(texts.iter().map(of).collect())
 }
 
-/// How its makers pool, where they say so, as those of sentence-transformers do in a file of its own and GGUF files within.
-/// To pool in another way than they do would be wrong vectors, without a word.
+/// Returns the pooling that the checkpoint recommends: in a file of sentence-transformers, or in the metadata of a
+/// GGUF file. Another pooling would give wrong vectors without an error.
 fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError> {
     let path = checkpoint.path().join("1_Pooling").join("config.json");
     let malformed = |field: &str, reason: String| {
@@ -155,7 +155,7 @@ fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError>
     }
     let file = match files::read(&path) {
         Ok(file) => file,
-        // A GGUF file is no folder to look into.
+        // A GGUF file is not a folder.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(None);
         }
@@ -182,7 +182,7 @@ fn recommended(checkpoint: &Checkpoint) -> Result<Option<Pooling>, RuntimeError>
     }
 }
 
-/// Neighbours that go through the layers together: at most so many rows, or one that is longer.
+/// Splits items into batches of at most `most` rows, or one longer item.
 fn batches<T>(all: &[T], most: usize, length: impl Fn(&T) -> usize) -> Vec<&[T]> {
     let mut batches = Vec::new();
     let (mut begin, mut rows) = (0, 0);
@@ -199,13 +199,13 @@ fn batches<T>(all: &[T], most: usize, length: impl Fn(&T) -> usize) -> Vec<&[T]>
     batches
 }
 
-/// Adds a piece's share of a text's vector to what there is of it.
+/// Adds a piece's share to a text's vector.
 pub(crate) fn add_share(mean: &mut Vec<f32>, vector: &[f32], share: f32) {
     mean.resize(vector.len(), 0.0);
     mean.iter_mut().zip(vector).for_each(|(mean, element)| *mean += share * element);
 }
 
-/// Scales a vector to length one; a zero vector stays what it is.
+/// Scales a vector to length one. A zero vector stays zero.
 fn scale_to_one(vector: &mut [f32]) {
     let length = vector.iter().map(|element| element * element).sum::<f32>().sqrt().max(1e-12);
     vector.iter_mut().for_each(|element| *element /= length);

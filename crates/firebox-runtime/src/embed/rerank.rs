@@ -1,23 +1,25 @@
+//! Ranks documents by how well they answer a query.
+
 use firebox_model::{Encoder, EncoderInput, Network};
 
 use super::{EmbedOptions, Framed, batches};
 use crate::readback::read_floats;
 use crate::{Model, RuntimeError};
 
-/// A document, and how well it answers.
+/// A document with its score.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ranked {
-    /// Its place among the documents that were given.
+    /// Its index among the given documents.
     pub document: usize,
-    /// The higher the better: from 0 to 1 of a cross-encoder, from -1 to 1 of others.
+    /// The score: from 0 to 1 for a cross-encoder, from -1 to 1 for other models.
     pub score: f32,
 }
 
 impl Model {
-    /// Documents by how well they answer a query, the best first.
+    /// Ranks documents by how well they answer a query, the best first.
     ///
-    /// A cross-encoder, which is an encoder with a classifier, reads the query and each document together. Any other model
-    /// compares the [vectors](Self::embed) of the two.
+    /// A cross-encoder, an encoder with a classifier, reads the query and each document together. Other models
+    /// compare the [vectors](Self::embed) of the two.
     pub fn rerank<T: AsRef<str>>(&self, query: &str, documents: &[T]) -> Result<Vec<Ranked>, RuntimeError> {
         let scores = match self.network() {
             Network::Encoder(encoder) if encoder.labels().is_some() => {
@@ -49,7 +51,7 @@ impl Model {
         let pair = |document: &T| {
             let document = Framed::new(tokenizer, document.as_ref())?;
             let around = query.special() + document.closing.len();
-            // The query comes first; of both as much is read as there is room for.
+            // The query comes first. Each is cut to what fits.
             let asked = query.words.len().min(longest.saturating_sub(around + 1));
             let told = document.words.len().min(longest.saturating_sub(around + asked));
             let mut tokens = [&query.opening[..], &query.words[..asked], &query.closing].concat();
@@ -72,7 +74,7 @@ impl Model {
     }
 }
 
-/// That of one label, or of the last of several: what those that rerank are trained to mean by it.
+/// Returns the probability of the only label, or of the last of several: rerankers are trained so.
 fn probability(logits: &[f32]) -> f32 {
     let last = logits.last().copied().unwrap_or_default();
     let others: f32 = match logits.len() {

@@ -1,3 +1,5 @@
+//! Tests of embedding and ranking.
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -16,7 +16,7 @@ use crate::schedule::{
 };
 use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::thermal::Heat;
-use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, SessionFile, ScheduleError, Session};
+use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, ScheduleError, Session, SessionFile};
 
 /// How often a model has to follow another one to be read ahead for it.
 const LIKELY: f64 = 0.5;

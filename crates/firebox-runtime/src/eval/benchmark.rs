@@ -1,3 +1,5 @@
+//! Measures how fast a model runs.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,20 +13,20 @@ use crate::readback::read_floats;
 use crate::session::PREFILL_CHUNK;
 use crate::{Model, RuntimeError};
 
-/// What is measured, and how often.
+/// Configures a benchmark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BenchmarkConfig {
-    /// Tokens of the prompt whose speed is measured.
+    /// Tokens of the measured prompt.
     pub prompt: usize,
-    /// Tokens in the cache of every sequence before it decodes.
+    /// Cached tokens of every sequence before it decodes.
     pub depth: usize,
     /// Tokens that every sequence decodes.
     pub tokens: usize,
-    /// How many sequences decode together.
+    /// Numbers of sequences that decode together.
     pub batches: Vec<usize>,
-    /// Medians are of this many runs.
+    /// Runs that each median is taken of.
     pub repeat: usize,
-    /// What keys and values are kept in.
+    /// The type of keys and values.
     pub kv_type: KvType,
 }
 
@@ -41,16 +43,16 @@ impl Default for BenchmarkConfig {
     }
 }
 
-/// How fast a model runs.
+/// The speed of a model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Benchmark {
     /// Prompt tokens per second.
     pub prefill_tps: f64,
-    /// For each batch size, tokens per second of all sequences together.
+    /// Tokens per second of all sequences together, by batch size.
     pub decode_tps: BTreeMap<usize, f64>,
 }
 
-/// Measures a model on tokens that mean nothing: speed does not depend on what they say.
+/// Measures the speed of a model on arbitrary tokens.
 pub fn benchmark(model: &Model, config: &BenchmarkConfig) -> Result<Benchmark, RuntimeError> {
     let decoder = model.decoder()?;
     let pool = match model.residency() {
@@ -75,7 +77,7 @@ struct Bench<'a> {
     decoder: &'a Arc<Decoder>,
     config: &'a BenchmarkConfig,
     pool: PagePool,
-    /// How many tokens of a prompt go through the layers together.
+    /// Prompt tokens that go through the layers together.
     chunk: usize,
 }
 
@@ -90,7 +92,7 @@ impl Bench<'_> {
     }
 
     fn prefill(&self) -> Result<f64, RuntimeError> {
-        // As engines do that reserve a context when they begin: a first use of memory is not what is measured.
+        // Reserves the context as engines do, so that the first use of memory is not measured.
         self.pool.reserve(1, self.config.prompt);
         let tokens: Vec<u32> = (0..self.config.prompt).map(|index| self.token(index)).collect();
         let mut cache = self.cache();
@@ -131,7 +133,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// One pass over the last tokens of some sequences, their logits read back.
+    /// Runs one pass over the last tokens of some sequences, and reads their logits back.
     fn pass(&self, tokens: &[&[u32]], caches: &mut [&mut SequenceCache]) -> Result<(), RuntimeError> {
         let inputs: Vec<Input<'_>> = tokens
             .iter()

@@ -1,29 +1,31 @@
+//! Measures how well a model predicts text.
+
 use firebox_cache::KvType;
 use serde::Serialize;
 
 use crate::{Model, RuntimeError, Session};
 
-/// How well a model predicts some tokens, and how far it is from another.
+/// How well a model predicts tokens, and how much its predictions differ from those of another model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Perplexity {
     /// `exp` of the mean negative log-likelihood.
     pub perplexity: f64,
     /// Nats per token.
     pub negative_log_likelihood: f64,
-    /// How many tokens were predicted.
+    /// The number of predicted tokens.
     pub tokens: usize,
-    /// Against the other model, where there is one.
+    /// The comparison with the other model, if one was given.
     pub divergence: Option<Divergence>,
 }
 
-/// How far a model's predictions are from those of another.
+/// The difference between the predictions of two models.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Divergence {
     /// The mean of KL(other ‖ this) over all positions, in nats.
     pub mean_kl: f64,
-    /// The largest of them.
+    /// The largest KL divergence of a position.
     pub max_kl: f64,
-    /// The share of positions at which both find the same token likeliest.
+    /// The share of positions at which both models find the same token most likely.
     pub same_top: f64,
     /// The other model's perplexity.
     pub other_perplexity: f64,
@@ -40,11 +42,11 @@ struct Sums {
     other_negative_log_likelihood: f64,
 }
 
-/// Positions whose logits are held at a time.
+/// The number of positions whose logits are held at a time.
 const COMPARED_TOGETHER: usize = 64;
 
-/// Measures on windows of `context` tokens, one after the other; every token of a window but its first is
-/// predicted, and every position is compared. Keys and values are kept as `kept`, those of the other model exactly.
+/// Measures consecutive windows of `context` tokens. Every token of a window but its first is predicted, and every
+/// position is compared. This model stores keys and values as `kv_type`, the other one exactly.
 pub fn perplexity(
     model: &Model,
     tokens: &[u32],
@@ -78,7 +80,7 @@ pub fn perplexity(
         };
         let mut session = open(model, kv_type)?;
         let mut other = against.map(|other| open(other, KvType::F32)).transpose()?;
-        // Logits of a whole window of a large vocabulary would be larger than the model.
+        // The logits of a whole window would take more memory than the model if the vocabulary is large.
         for start in (0..window.len()).step_by(COMPARED_TOGETHER) {
             let piece = &window[start..window.len().min(start + COMPARED_TOGETHER)];
             let found = logits(&mut session, piece)?;

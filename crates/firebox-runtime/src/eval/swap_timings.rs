@@ -1,3 +1,5 @@
+//! Measures how long changes of heads take.
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,32 +9,32 @@ use firebox_store::{Checkpoint, Heads};
 use crate::heads::HeadPoolConfig;
 use crate::{Device, Model, OWN_HEAD, RuntimeError, Session};
 
-/// Under this name nothing can be installed.
+/// A name that no head can be installed under.
 const NOBODY: &str = "";
 
-/// What changes of heads take, in seconds, beside opening the model anew.
+/// How long changes of heads take in seconds, compared with opening the model again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SwapTimings {
-    /// To a head that is in memory.
+    /// To a head in memory.
     pub warm: f64,
     /// The same to the first token.
     pub warm_first_token: f64,
-    /// To a head no page of which is in memory.
+    /// To a head without a page in memory.
     pub cold: f64,
     /// The same to the first token.
     pub cold_first_token: f64,
-    /// To whatever stands in for a head that is not there.
+    /// To the fallback of a head that does not exist.
     pub fallback: f64,
     /// The same to the first token.
     pub fallback_first_token: f64,
-    /// Opening the model with no page of it in memory, and putting on the head.
+    /// Opening the model without a page in memory, and switching to the head.
     pub reload: f64,
     /// The same to the first token.
     pub reload_first_token: f64,
 }
 
 impl SwapTimings {
-    /// Opens a model, has `prompt` read, and changes to the head of that name and back, once each.
+    /// Opens a model, feeds `prompt`, and switches to a head and back, once for each timing.
     pub fn measure(
         path: &Path,
         device: &Device,
@@ -55,7 +57,7 @@ impl SwapTimings {
             session.use_head(OWN_HEAD);
             session.feed(&[1]).map(drop)
         };
-        // In memory already, and the trunk as well.
+        // Both the head and the trunk are in memory.
         own(&mut session)?;
         let began = Instant::now();
         worn(&mut session, name)?;

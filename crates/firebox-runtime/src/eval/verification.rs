@@ -1,3 +1,5 @@
+//! Compares what a model computes with expected numbers.
+
 use std::path::{Path, PathBuf};
 
 use firebox_cache::KvType;
@@ -7,20 +9,20 @@ use serde::Serialize;
 use crate::decode::likeliest;
 use crate::{Model, RuntimeError, session};
 
-/// How a prompt goes through the layers while it is checked.
+/// How a prompt is fed while it is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefill {
     /// All at once.
     Whole,
-    /// In pieces of seven tokens.
+    /// In chunks of seven tokens.
     Chunked,
     /// Token by token.
     Stepwise,
 }
 
 impl Prefill {
-    /// Tokens that go through the layers together.
+    /// Returns the chunk size.
     pub fn chunk(self) -> usize {
         match self {
             Self::Whole => usize::MAX,
@@ -30,36 +32,36 @@ impl Prefill {
     }
 }
 
-/// What a checkpoint was found to compute, against what it should.
+/// The differences between computed and expected numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Verification {
-    /// Of a decoder's logits.
+    /// For a decoder: its logits.
     Logits(LogitVerification),
-    /// Of an encoder's vectors.
+    /// For an encoder: its vectors.
     Embedding(EmbeddingVerification),
 }
 
-/// A decoder's logits against the expected ones.
+/// The differences of a decoder's logits from the expected ones.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LogitVerification {
     /// The largest difference.
     pub max_difference: f64,
-    /// From the smallest to the largest expected logit.
+    /// The range of the expected logits.
     pub logit_range: f64,
     /// The largest difference as a fraction of the range.
     pub max_fraction: f64,
-    /// Where the largest difference is: a position of the prompt, or beyond it of the continuation.
+    /// The position of the largest difference. Positions after the prompt are those of the continuation.
     pub worst_position: usize,
-    /// Whether every greedy token is the expected one; absent where none are expected.
+    /// Whether every greedy token is the expected one; `None` if none are expected.
     pub greedy_equal: Option<bool>,
     /// The greedy tokens.
     pub greedy_ids: Vec<u32>,
-    /// The expected ones.
+    /// The expected greedy tokens.
     pub expected_greedy_ids: Vec<u32>,
 }
 
-/// An encoder's vectors against the expected ones.
+/// The differences of an encoder's vectors from the expected ones.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EmbeddingVerification {
     /// The largest difference of the text's vector.
@@ -69,7 +71,8 @@ pub struct EmbeddingVerification {
 }
 
 impl Verification {
-    /// What is held against the tolerance: the fraction of the logit range, or the vector's difference.
+    /// Returns the number that is compared with the tolerance: the difference as a fraction of the logit range, or
+    /// the difference of the text's vector.
     pub fn deviation(&self) -> f64 {
         match self {
             Self::Logits(logits) => logits.max_fraction,
@@ -77,7 +80,7 @@ impl Verification {
         }
     }
 
-    /// Whether the deviation is within `tolerance` and the greedy tokens are right.
+    /// Returns whether the deviation is within `tolerance` and the greedy tokens are right.
     pub fn passes(&self, tolerance: f64) -> bool {
         let greedy = match self {
             Self::Logits(logits) => logits.greedy_equal != Some(false),
@@ -87,7 +90,7 @@ impl Verification {
     }
 }
 
-/// Runs the prompt of a file of expected numbers through a model.
+/// Runs the prompt of a file of expected numbers through a model, and compares.
 ///
 /// The file is a safetensors file with `input_ids [n]`, and for a decoder `logits [n, vocab]` and, if the
 /// continuation is to be checked too, `greedy_ids [m]` and `greedy_logits [m, vocab]`, for an encoder `last_hidden_state [n, hidden]` and
@@ -107,14 +110,14 @@ pub fn verify_against(
     }
 }
 
-/// The `input_ids` of a file of expected numbers.
+/// Reads the `input_ids` of a file of expected numbers.
 pub fn expected_input_ids(path: &Path) -> Result<Vec<u32>, RuntimeError> {
     let bytes = read(path)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| fault(path, "header", error))?;
     ExpectedFile { path, tensors }.ids("input_ids")
 }
 
-/// Reads an ordinary file: a pipe would wait for ever, and a device such as `/dev/zero` never end.
+/// Reads a regular file. Reading a pipe or a device such as `/dev/zero` might never end.
 fn read(path: &Path) -> Result<Vec<u8>, RuntimeError> {
     let metadata = std::fs::metadata(path).map_err(|error| fault(path, "file", error))?;
     if !metadata.is_file() {
@@ -163,7 +166,7 @@ fn verify_logits(
         let id = likeliest(&last);
         greedy_ids.push(id);
         if id != expected_id {
-            // From here on the two continue different texts.
+            // From here on the two texts differ.
             break;
         }
         if step + 1 < expected_greedy_ids.len() {
@@ -210,7 +213,7 @@ impl Worst {
     fn look(&mut self, position: usize, found: &[f32], expected: &[f32]) {
         for (found, expected) in found.iter().zip(expected) {
             let difference = (f64::from(*found) - f64::from(*expected)).abs();
-            // A NaN is as wrong as can be, and no comparison finds it.
+            // Comparisons do not find NaN, so it counts as an infinite difference.
             let difference = if difference.is_nan() { f64::INFINITY } else { difference };
             if difference > self.difference {
                 (self.difference, self.position) = (difference, position);

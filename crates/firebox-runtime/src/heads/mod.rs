@@ -7,9 +7,9 @@ pub(crate) mod pool;
 mod retry;
 pub(crate) mod source;
 
+pub use event::{HeadEvent, HeadState};
 /// Which head usually follows which.
 pub use firebox_schedule::Succession as HeadHistory;
-pub use event::{HeadEvent, HeadState};
 pub use pool::{FALLBACK, HeadPool, HeadPoolConfig, HeadSwitch};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};
 

@@ -12,9 +12,9 @@ use super::event::{HeadEvent, HeadState};
 use super::loader::load_all;
 use super::retry::Retry;
 use super::source::{HeadSource, ReadyHead};
-use firebox_schedule::Succession as HeadHistory;
 use crate::telemetry::{Counter, Gauge, Kind, Meters, Telemetry};
 use crate::{Budget, Charge, RuntimeError};
+use firebox_schedule::Succession as HeadHistory;
 
 /// The name of the head that replaces heads that cannot be used. It is loaded when the pool is created and stays in memory.
 pub const FALLBACK: &str = "universal";

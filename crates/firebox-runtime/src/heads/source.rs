@@ -1,3 +1,5 @@
+//! Where heads are loaded from.
+
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -6,47 +8,48 @@ use firebox_store::{HeadFiles, Heads, Loan, Quantization, SegmentId, Spare, Stor
 
 use crate::{Device, RuntimeError};
 
-/// Where heads come from.
+/// Provides the heads of a model.
 pub trait HeadSource: Debug + Send + Sync {
-    /// Which heads there are.
+    /// Lists the heads.
     fn names(&self) -> Result<Vec<String>, RuntimeError>;
 
-    /// Which generation of a head is in use; `None` if there is no such head.
+    /// Returns the current generation of a head; `None` if there is no such head.
     fn generation(&self, name: &str) -> Result<Option<u64>, RuntimeError>;
 
-    /// How many bytes of memory a head takes.
+    /// Returns the bytes that a head takes in memory.
     fn bytes(&self, name: &str) -> Result<u64, RuntimeError>;
 
-    /// Reads a head into memory, and sees that it can be built.
+    /// Reads a head into memory, and checks that it can be built.
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError>;
 
-    /// Builds what a head needs beside its bytes, before somebody puts it on.
+    /// Builds what a head needs beside its bytes, before a sequence uses it.
     fn build(&self, _head: &Head) -> Result<(), RuntimeError> {
         Ok(())
     }
 
-    /// Where the memory of heads goes that are no longer used, if it is used again.
+    /// Returns the memory of heads that are no longer used, if it is reused.
     fn spare(&self) -> Option<&Spare> {
         None
     }
 }
 
-/// A head that is in memory.
+/// A head in memory.
 #[derive(Debug, Clone)]
 pub struct ReadyHead {
-    /// To be used.
+    /// The head.
     pub head: Arc<Head>,
-    /// Tells it from other heads that had its name.
+    /// Distinguishes it from other heads with its name.
     pub generation: u64,
-    /// Bytes that it takes.
+    /// Its bytes in memory.
     pub bytes: u64,
-    /// How its weights and those of the trunk are quantized, where they differ.
+    /// The quantization of its weights and the trunk's, if they differ.
     pub requantized: Option<Requantized>,
-    /// What the memory is on that it lies in, where that is used again.
+    /// The buffer that it lies in, if that is reused.
     pub loan: Option<Loan>,
 }
 
-/// A change of quantization between trunk and head: what passes is in f32 and quantized anew for the head's products.
+/// A difference in quantization between trunk and head. Activations between them are `f32`, quantized again for the
+/// head's products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Requantized {
     /// The trunk's scheme.
@@ -55,7 +58,7 @@ pub struct Requantized {
     pub head: Option<Quantization>,
 }
 
-/// The heads that are installed beside a model.
+/// The heads installed beside a model.
 #[derive(Debug)]
 pub struct InstalledHeads {
     heads: Heads,
@@ -64,12 +67,13 @@ pub struct InstalledHeads {
 }
 
 impl InstalledHeads {
-    /// Those of the model that the decoder is over.
+    /// Returns the heads of the model that `decoder` was opened from.
     pub fn new(heads: Heads, decoder: Arc<Decoder>) -> Self {
         Self { heads, decoder, spare: Spare::default() }
     }
 
-    /// What a head takes in memory. What it takes from a model that is streamed otherwise it alone keeps there.
+    /// Returns the bytes of a head in memory. For a streamed model they include the model's weights that only the
+    /// head keeps in memory.
     fn bytes_of(&self, head: &HeadFiles) -> u64 {
         let own = head.bytes();
         if self.decoder.streamed().is_none() {
@@ -105,9 +109,9 @@ impl HeadSource for InstalledHeads {
                 reason: format!("{error}; this program knows no such head, update it"),
             })?;
         let memory = files.read(&self.spare)?;
-        // What a sequence remembers is kept under it, in files too: the same name is not enough.
+        // Caches and session files are identified by it, so the name alone is not enough.
         let id = format!("{name} {}", files.hash());
-        // To other devices weights are copied, and with them goes what was charged for this memory.
+        // On other devices the weights are copied, and the charge for this memory goes with them.
         let is_used_here = *self.decoder.device() == Device::flex();
         if let Some(loan) = memory.loan().filter(|_| !is_used_here) {
             loan.keep();

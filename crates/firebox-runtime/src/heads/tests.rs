@@ -1,3 +1,5 @@
+//! Tests of the head pool.
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What many sessions begin with, computed once.
+//! Prefixes in files: computed once, and mapped by every session that begins with them.
 
 use std::path::Path;
 
@@ -12,12 +12,12 @@ use crate::session::turns::DEFAULT_FACT_TOKENS;
 use crate::telemetry::{Counter, Kind};
 use crate::{Model, RuntimeError, Session, SessionFile};
 
-/// How a prefix is kept.
+/// Options of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixOptions {
-    /// What keys and values are kept in: what the sessions keep them in that begin with it.
+    /// The type of keys and values. Sessions that begin with the prefix need it too.
     pub kv_type: KvType,
-    /// How many tokens it may have.
+    /// The most tokens.
     pub capacity: usize,
 }
 
@@ -27,22 +27,22 @@ impl Default for PrefixOptions {
     }
 }
 
-/// Where a prefix came from.
+/// How a prefix was obtained.
 #[derive(Debug)]
 pub enum Origin {
-    /// It was there.
+    /// Its file was opened.
     Opened,
-    /// Nothing was there, and it was computed.
+    /// There was no file, and it was computed.
     Built,
-    /// What was there could not be used, and it was computed again.
+    /// Its file could not be used, and it was computed again.
     Rebuilt {
-        /// What was wrong with it.
+        /// Why the file could not be used.
         reason: RuntimeError,
     },
 }
 
-/// A system prompt, a profile, facts: tokens that many sessions begin with. They go through the layers once, and what
-/// comes of them lies in a file that every session of every process maps.
+/// Tokens that many sessions begin with: a system prompt, a profile, facts. They go through the layers once, and
+/// every session of every process maps the resulting file.
 ///
 /// ```no_run
 /// use firebox_runtime::{Model, PersistentPrefix, PrefixOptions, device};
@@ -62,11 +62,11 @@ pub struct PersistentPrefix {
 }
 
 impl PersistentPrefix {
-    /// Opens the file in `folder` that these tokens of this model come to. Where there is none, or it is damaged or
-    /// another's, they are computed and the file is written.
+    /// Opens the file in `folder` for these tokens of this model. If there is none, or it is damaged or of another
+    /// model, the tokens are computed and the file is written.
     ///
-    /// Several may do so at once, in several processes too: each writes beside, the last one's file stays, and all of
-    /// them are alike.
+    /// Several threads and processes may call this at once: each writes a temporary file, the last one replaces the
+    /// others, and all are equal.
     pub fn open_or_build(
         folder: impl AsRef<Path>,
         model: &Model,
@@ -100,18 +100,18 @@ impl PersistentPrefix {
         Ok(Self { saved: open(&path, model, tokens, kv_type)?, origin })
     }
 
-    /// Where it came from.
+    /// Returns how the prefix was obtained.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// The tokens.
+    /// Returns the tokens.
     pub fn tokens(&self) -> &[u32] {
         self.saved.tokens()
     }
 }
 
-/// Opens a prefix of exactly these tokens.
+/// Opens a file, and refuses one with other tokens.
 fn open(path: &Path, model: &Model, tokens: &[u32], kv_type: KvType) -> Result<SessionFile, RuntimeError> {
     let saved = SessionFile::open(path, model, kv_type)?;
     let is_prefix = |turn: &Turn| turn.kind == TurnKind::Fact && turn.hidden.is_none();
@@ -133,8 +133,8 @@ fn other_tokens(path: &Path, expected: &[u32], found: &[u32]) -> RuntimeError {
 }
 
 impl Session {
-    /// The same, beginning with a prefix, which is a pinned fact. Only a session that has not begun can do that, of the
-    /// model that the prefix was opened for, keeping keys and values as it does.
+    /// Begins with a prefix, which becomes a pinned fact. The session has to be empty, of the model that the prefix
+    /// was opened for, and with its type of keys and values.
     pub fn with_prefix(mut self, prefix: &PersistentPrefix) -> Result<Self, RuntimeError> {
         let saved = &prefix.saved;
         let mismatch = |reason: &str| Err(CacheError::Mismatch { reason: reason.into() }.into());

@@ -1,27 +1,28 @@
+//! Maps similarities to scores.
+
 use serde::Serialize;
 
 use super::RELEVANT;
 use crate::RuntimeError;
 
-/// A scorer that is right about fewer is refused: it would hide turns at random.
+/// The least accuracy of a scorer. One below it would hide turns at random.
 const LEAST_ACCURACY: f64 = 0.7;
 
-/// From a similarity, whose scale is its scorer's own, to a score that means the same for all: the probability that
-/// two turns are related, as far as labelled pairs tell.
+/// Maps a scorer's similarity to a score with one meaning for all scorers: the probability that two turns are
+/// related, estimated from labelled pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Calibration {
     /// The similarity that scores [`RELEVANT`].
     pub threshold: f64,
-    /// How fast the score's log-odds grow with the similarity.
+    /// The increase of the score's log-odds with the similarity.
     pub slope: f64,
-    /// The share of the pairs it was fitted to that come to lie on the right side of the threshold, related and
-    /// unrelated pairs counting alike.
+    /// The share of pairs on the right side of the threshold, with related and unrelated pairs weighted equally.
     pub accuracy: f64,
 }
 
 impl Calibration {
-    /// Fits a logistic curve to similarities of pairs of which it is known whether they are related. Related and
-    /// unrelated pairs count alike, however many there are of each.
+    /// Fits a logistic curve to the similarities of labelled pairs. Related and unrelated pairs have equal weight,
+    /// whatever their numbers.
     pub fn fit(pairs: &[(f64, bool)]) -> Result<Self, RuntimeError> {
         let of = |related: bool| pairs.iter().filter(move |pair| pair.1 == related).map(|pair| pair.0);
         let counts = [of(false).count() as f64, of(true).count() as f64];
@@ -35,14 +36,15 @@ impl Calibration {
         if !tells_apart {
             return Err(refusal(0.5));
         }
-        // Measured in the distance of the two means, so that the steps below do not depend on the scorer's scale.
+        // In units of the distance between the two means, so that the steps below do not depend on the scorer's
+        // scale.
         let scale = means[1] - means[0];
         let centre = (means[0] + means[1]) / 2.0;
         let points: Vec<Point> = pairs
             .iter()
             .map(|&(similarity, related)| Point {
                 x: (similarity - centre) / scale,
-                // Platt's targets: short of 0 and 1, so that pairs that are told apart perfectly have a finite slope.
+                // Platt's targets, slightly inside 0 and 1, so that perfectly separated pairs have a finite slope.
                 target: if related { (counts[1] + 1.0) / (counts[1] + 2.0) } else { 1.0 / (counts[0] + 2.0) },
                 weight: 1.0 / counts[usize::from(related)],
             })
@@ -60,7 +62,7 @@ impl Calibration {
         Ok(Self { threshold, slope: slope / scale, accuracy })
     }
 
-    /// The score of a similarity.
+    /// Returns the score of a similarity.
     pub fn score(&self, similarity: f64) -> f32 {
         let odds = self.slope * (similarity - self.threshold) + log_odds(RELEVANT.into());
         sigmoid(odds) as f32
@@ -106,7 +108,7 @@ impl Curve {
         Self { slope: self.slope - part * step.slope, offset: self.offset - part * step.offset }
     }
 
-    /// The inverse of the Hessian times the gradient; nothing where it cannot be inverted.
+    /// Returns the inverse of the Hessian times the gradient, or `None` if it is singular.
     fn newton_step(&self, points: &[Point]) -> Option<Self> {
         let (mut by_slope, mut by_offset) = (0.0, 0.0);
         let (mut xx, mut x, mut one) = (0.0, 0.0, 0.0);

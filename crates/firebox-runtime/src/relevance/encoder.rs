@@ -1,3 +1,5 @@
+//! Encodes turns with a sentence encoder.
+
 use std::path::Path;
 
 use burn::tensor::Device;
@@ -6,31 +8,30 @@ use super::{Similarity, TurnContent, TurnEncoder, examples};
 use crate::embed::Framed;
 use crate::{EmbedOptions, Model, RuntimeError};
 
-/// The longest text, in tokens and with the special ones, that sentence encoders such as all-MiniLM-L6-v2 are made
-/// for, where their positions would allow for more.
+/// The most tokens of a text, special ones included. Sentence encoders such as all-MiniLM-L6-v2 are trained on no
+/// more, even if their positions allow it.
 const PIECE: usize = 256;
 
-/// A turn's vector from a sentence encoder, a second and much smaller model that was trained to tell what texts are
-/// about.
+/// Encodes turns with a sentence encoder, a second and much smaller model.
 #[derive(Debug, Clone)]
 pub struct SentenceEncoder {
     model: Model,
 }
 
 impl SentenceEncoder {
-    /// Opens the directory of an encoder with its tokenizer, such as all-MiniLM-L6-v2 as it is published.
+    /// Opens the directory of an encoder with its tokenizer, such as all-MiniLM-L6-v2 as published.
     pub fn open(path: impl AsRef<Path>, device: &Device) -> Result<Self, RuntimeError> {
         Self::new(Model::open(path, device)?)
     }
 
-    /// Over an encoder that is open already.
+    /// Uses an open encoder.
     pub fn new(model: Model) -> Result<Self, RuntimeError> {
         model.encoder()?;
         model.tokenizer()?;
         Ok(Self { model })
     }
 
-    /// A scorer fitted to pairs of English sentences that come with the library. For conversations in other languages
+    /// Returns a scorer fitted to English sentence pairs that come with the library. For other languages
     /// [fit](Similarity::fit) pairs in those, with an encoder that knows them.
     pub fn calibrated(self) -> Result<Similarity<Self>, RuntimeError> {
         Similarity::fit(self, &examples::untokenized().pairs())

@@ -1,8 +1,10 @@
+//! Sentence pairs to calibrate scorers with.
+
 use firebox_text::TextError;
 
 use super::{LabelledPair, TurnContent};
 
-/// A message and an earlier turn about the same matter, with its answer. No two lines are about the same.
+/// A message and an earlier turn about one topic, with its answer. No two lines share a topic.
 const ABOUT_THE_SAME: [(&str, &str); 24] = [
     (
         "Which wine goes with the lamb?",
@@ -126,20 +128,20 @@ const ABOUT_THE_SAME: [(&str, &str); 24] = [
     ),
 ];
 
-/// With which other line's turn a message makes a pair that is unrelated.
+/// The distance in lines to the turn that makes an unrelated pair with a message.
 const LINES_APART: [usize; 2] = [7, 16];
 
 /// Pairs to calibrate scorers with, as text and as tokens.
 pub(super) struct Examples(Vec<[(&'static str, Vec<u32>); 2]>);
 
-/// With tokens of some vocabulary.
+/// Returns the pairs with tokens.
 pub(super) fn tokenized(tokens: impl Fn(&str) -> Result<Vec<u32>, TextError>) -> Result<Examples, TextError> {
     let both = |text| Ok((text, tokens(text)?));
     let lines = ABOUT_THE_SAME.iter().map(|&(newest, earlier)| Ok([both(newest)?, both(earlier)?]));
     lines.collect::<Result<_, _>>().map(Examples)
 }
 
-/// As text alone.
+/// Returns the pairs as text only.
 pub(super) fn untokenized() -> Examples {
     let lines = ABOUT_THE_SAME.iter();
     Examples(lines.map(|&(newest, earlier)| [(newest, Vec::new()), (earlier, Vec::new())]).collect())

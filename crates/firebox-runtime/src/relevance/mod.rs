@@ -1,7 +1,7 @@
-//! How much the earlier turns of a conversation have to do with what was just said.
+//! Scores how relevant earlier turns of a conversation are to the newest message.
 //!
-//! A [`RelevanceScorer`] gives every turn a number on a scale that all scorers share: from [`RELEVANT`] on a turn counts
-//! as relevant, and what lies behind that number was [fitted](Calibration) for the scorer at hand.
+//! All [`RelevanceScorer`]s use one scale: a turn is relevant if its score is [`RELEVANT`] or more. A [`Calibration`]
+//! is fitted for each scorer to reach that.
 
 mod calibration;
 mod encoder;
@@ -18,32 +18,32 @@ pub use similarity::{LabelledPair, Similarity};
 
 use crate::RuntimeError;
 
-/// The score from which on a turn counts as relevant.
+/// The least score of a relevant turn.
 pub const RELEVANT: f32 = 0.6;
 
-/// What was said in a turn: words only, without the markers of a chat template, which all turns have in common.
+/// The words of a turn, without the markers of a chat template, which all turns share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TurnContent<'a> {
-    /// As text, for scorers with a vocabulary of their own.
+    /// The text, for scorers with their own vocabulary.
     pub text: &'a str,
-    /// As tokens of the model that leads the conversation, for scorers that share its vocabulary.
+    /// The tokens of the conversation's model, for scorers that share its vocabulary.
     pub tokens: &'a [u32],
 }
 
-/// A turn that is over.
+/// A turn before the newest message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EarlierTurn<'a> {
-    /// Always of this content: a turn that changed needs another, or has to be [forgotten](RelevanceScorer::forget).
+    /// Its id. A turn whose content changed needs another id, or has to be [forgotten](RelevanceScorer::forget).
     pub id: u64,
-    /// May be empty where the scorer [knows](RelevanceScorer::knows) the turn.
+    /// May be empty if the scorer [knows](RelevanceScorer::knows) the turn.
     pub content: TurnContent<'a>,
 }
 
-/// Says how much turns have to do with each other.
+/// Scores the relevance of turns.
 pub trait RelevanceScorer: Debug + Send {
-    /// How relevant each of the earlier turns is to the newest message, from 0 to 1.
+    /// Scores how relevant each of the earlier turns is to the newest message, from 0 to 1.
     ///
-    /// An earlier turn is read the first time it is scored, the newest message every time.
+    /// An earlier turn is encoded when it is scored first, the newest message every time.
     fn score(
         &mut self,
         newest: TurnContent<'_>,
@@ -55,21 +55,21 @@ pub trait RelevanceScorer: Debug + Send {
         RELEVANT
     }
 
-    /// Whether a turn was read already.
+    /// Returns whether a turn was scored before.
     fn knows(&self, id: u64) -> bool;
 
-    /// Lets go of what is kept of a turn, as of one that was evicted.
+    /// Removes what is stored of a turn, for example after its eviction.
     fn forget(&mut self, id: u64);
 }
 
-/// Turns what was said into a vector whose direction says what it is about.
+/// Encodes a turn as a vector whose direction is its topic.
 pub trait TurnEncoder: Debug + Send {
-    /// A vector of any length, always of as many elements; empty where nothing was said.
+    /// Returns a vector, always with as many elements, or an empty one for an empty turn.
     fn encode(&mut self, content: TurnContent<'_>) -> Result<Vec<f32>, RuntimeError>;
 
-    /// Whether vectors share much that says nothing about their text and has to be taken off before their directions
-    /// mean anything. Those of language models do; those of an encoder that was trained to have unrelated texts point
-    /// in unrelated directions do not.
+    /// Returns whether vectors have a common part that is independent of the text and has to be removed first.
+    /// Vectors of language models have; those of encoders that were trained to give unrelated texts unrelated
+    /// directions do not.
     fn has_background(&self) -> bool {
         true
     }

@@ -1,3 +1,5 @@
+//! Encodes turns by the hidden states of the conversation's model.
+
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -9,15 +11,15 @@ use crate::RuntimeError;
 use crate::embed::{Framed, add_share};
 use crate::readback::read_floats;
 
-/// Tokens of a turn that are encoded together; a longer turn is the mean of its pieces. Attention within a piece then
-/// costs little beside the layers' products, so that the cost grows with a turn's tokens and no faster.
+/// The most tokens that are encoded together; a longer turn is the mean of its pieces. Attention within a piece costs
+/// little compared with the matrix products, so the cost grows linearly with the length of a turn.
 const PIECE: usize = 256;
 
-/// A turn's vector from the model that leads the conversation: the mean of its tokens' hidden states after a layer in
-/// the middle, where they say most about meaning and not yet which token comes next.
+/// Encodes turns with the conversation's model: the mean of its tokens' hidden states after a middle layer, where
+/// they carry most of the meaning.
 ///
-/// A turn is read by itself, so that its vector says nothing of its neighbours. That costs its tokens one pass through
-/// the first layers, half of them by default: half of what prefilling the turn costs, once.
+/// A turn is encoded on its own, so that its vector does not depend on its neighbours. By default that costs a pass
+/// through half of the layers, once: half of the cost of prefilling the turn.
 #[derive(Debug, Clone)]
 pub struct OwnStates {
     decoder: Arc<Decoder>,
@@ -25,19 +27,19 @@ pub struct OwnStates {
 }
 
 impl OwnStates {
-    /// After half of the layers.
+    /// Uses the states after half of the layers.
     pub fn new(decoder: Arc<Decoder>) -> Self {
         let layers = decoder.layers().div_ceil(2);
         Self { decoder, layers }
     }
 
-    /// After another number of layers: fewer cost less, and none at all leaves the embeddings, which only say which
-    /// tokens two turns share.
+    /// Uses the states after `layers` layers. Fewer cost less; with none, the vector is the mean embedding, which
+    /// only shows which tokens two turns share.
     pub fn with_layers(self, layers: usize) -> Self {
         Self { layers: layers.min(self.decoder.layers()), ..self }
     }
 
-    /// A scorer fitted to pairs of English sentences that come with the library. For conversations in other languages
+    /// Returns a scorer fitted to English sentence pairs that come with the library. For other languages
     /// [fit](Similarity::fit) pairs in those.
     pub fn calibrated(self, tokenizer: &Tokenizer) -> Result<Similarity<Self>, RuntimeError> {
         let tokens = |text: &str| tokenizer.encode_literal(text, false);
@@ -56,12 +58,12 @@ impl TurnEncoder for OwnStates {
     }
 }
 
-/// Rows of equal length. The first row is left out where there are others: models park attention on
-/// whatever comes first, in a state a thousand times as long as others that says nothing about its token.
+/// Scales rows to equal length. The first row is omitted if there are others: attention sinks make its state about a
+/// thousand times as long, independent of the token.
 fn directions(hidden: Tensor<2>) -> Tensor<2> {
     let [rows, _] = hidden.dims();
     let hidden = if rows > 1 { hidden.narrow(0, 1, rows - 1) } else { hidden };
-    // A zero stays zero instead of becoming NaN.
+    // Avoids NaN for a zero row.
     let length = hidden.clone().square().mean_dim(1).sqrt().clamp_min(1e-12);
     hidden.div(length)
 }

@@ -1,3 +1,5 @@
+//! Scores turns by the cosine of their vectors.
+
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,35 +8,35 @@ use crate::RuntimeError;
 
 /// Scores turns by the cosine of their vectors.
 ///
-/// Vectors of language models share much that says nothing about their text: a common direction, and a few elements
-/// that dwarf all others. Where an encoder [has such a background](TurnEncoder::has_background), what vectors of texts
-/// about all kinds of things have in common is taken off first, and every element measured in its spread among them.
+/// Vectors of language models have a common part that is independent of the text: a shared direction, and a few
+/// elements much larger than the others. If an encoder [has such a background](TurnEncoder::has_background), the mean
+/// of vectors of diverse texts is subtracted first, and every element divided by its standard deviation among them.
 #[derive(Debug, Clone)]
 pub struct Similarity<E> {
     encoder: E,
-    /// Absent where directions mean something as they are.
+    /// `None` if directions are meaningful as they are.
     background: Option<Background>,
     calibration: Calibration,
-    /// Of turns that were scored, of length one.
+    /// The unit vectors of scored turns.
     directions: HashMap<u64, Vec<f32>>,
 }
 
-/// Two things that were said, and whether one has to do with the other.
+/// Two texts, and whether they are related.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LabelledPair<'a> {
-    /// As the newest message would be.
+    /// The newest message.
     pub newest: TurnContent<'a>,
-    /// As an earlier turn would be.
+    /// An earlier turn.
     pub earlier: TurnContent<'a>,
-    /// Whether somebody who answers the one should have read the other.
+    /// Whether the earlier turn helps to answer the message.
     pub related: bool,
 }
 
 impl<E: TurnEncoder> Similarity<E> {
-    /// Learns from pairs what the vectors have in common and which similarity tells related turns from unrelated ones.
-    /// Some dozen pairs about different things will do; each is encoded once.
+    /// Fits the background and the calibration to labelled pairs. A few dozen pairs about different topics suffice;
+    /// each text is encoded once.
     pub fn fit(mut encoder: E, pairs: &[LabelledPair<'_>]) -> Result<Self, RuntimeError> {
-        // Pairs share texts, and encoding is what costs. In order, so that sums round alike every time.
+        // Pairs share texts, and encoding is expensive. The map is ordered, so that sums round alike every time.
         let mut vectors: BTreeMap<TurnContent<'_>, Vec<f32>> = BTreeMap::new();
         for content in pairs.iter().flat_map(|pair| [pair.newest, pair.earlier]) {
             if let Entry::Vacant(missing) = vectors.entry(content) {
@@ -53,17 +55,17 @@ impl<E: TurnEncoder> Similarity<E> {
         Ok(Self { encoder, background, calibration, directions: HashMap::new() })
     }
 
-    /// The same with another calibration, such as one from pairs of the application's own.
+    /// Uses another calibration, for example one from the application's own pairs.
     pub fn with_calibration(self, calibration: Calibration) -> Self {
         Self { calibration, ..self }
     }
 
-    /// What its similarities mean.
+    /// Returns the calibration.
     pub fn calibration(&self) -> &Calibration {
         &self.calibration
     }
 
-    /// The cosine behind a score.
+    /// Returns the cosine similarity of two texts.
     pub fn similarity(&mut self, a: TurnContent<'_>, b: TurnContent<'_>) -> Result<f64, RuntimeError> {
         Ok(cosine(&self.direction(a)?, &self.direction(b)?))
     }
@@ -104,7 +106,7 @@ impl<E: TurnEncoder> RelevanceScorer for Similarity<E> {
     }
 }
 
-/// What vectors have in common whatever their text.
+/// The part that vectors have in common, independent of their text.
 #[derive(Debug, Clone, Default)]
 struct Background {
     mean: Vec<f32>,
@@ -128,13 +130,13 @@ impl Background {
 
     fn take_off(&self, vector: &mut [f32]) {
         for ((element, mean), spread) in vector.iter_mut().zip(&self.mean).zip(&self.spread) {
-            // An element that never differs says nothing.
+            // A constant element carries no information.
             *element = if *spread > 0.0 { (*element - mean) / spread } else { 0.0 };
         }
     }
 }
 
-/// A vector scaled to length one; one that is nothing beyond the background, or nothing at all, stays so.
+/// Scales a vector to length one after removing the background. A vector without anything beyond it stays zero.
 fn direction(background: Option<&Background>, mut vector: Vec<f32>) -> Vec<f32> {
     if let Some(background) = background {
         background.take_off(&mut vector);
@@ -146,7 +148,7 @@ fn direction(background: Option<&Background>, mut vector: Vec<f32>) -> Vec<f32> 
     vector
 }
 
-/// Of vectors of length one. What is nothing is like nothing.
+/// Returns the cosine of two unit vectors, and 0 if one is empty or zero.
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
 }
@@ -219,7 +221,7 @@ mod tests {
         };
         let (count, scores) = encoded(&mut scorer, &[turn(1, "ab"), turn(2, "cd")]);
         assert_eq!(count, 3);
-        // Whoever asks first may leave out what is known.
+        // Content may be omitted for turns that the scorer knows.
         assert!(scorer.knows(1) && !scorer.knows(3));
         let (count, again) = encoded(&mut scorer, &[turn(1, ""), turn(2, ""), turn(3, "ef")]);
         assert_eq!((count, &again[..2]), (2, &scores[..]));

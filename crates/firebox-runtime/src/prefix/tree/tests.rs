@@ -1,3 +1,5 @@
+//! Tests of the prefix tree.
+
 use std::collections::HashMap;
 
 use firebox_cache::{KvType, PAGE_TOKENS, TurnKind};

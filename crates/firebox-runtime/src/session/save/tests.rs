@@ -1,3 +1,5 @@
+//! Tests of session files.
+
 #[path = "../../../../../fuzz/checks/session_operations.rs"]
 mod fuzzed;
 
