@@ -221,7 +221,7 @@ fn rewinding_restores_the_earlier_state() {
     );
     let (opening, path) = (turns[0]["id"].clone(), format!("{session}/rewind"));
     talker.ask("POST", &path, &json!({"turn": opening})).fails(400, "turn");
-    talker.ask("POST", &path, &json!({"turn": 99})).fails_saying(404, "not remembered");
+    talker.ask("POST", &path, &json!({"turn": 99})).fails_saying(404, "was evicted");
     talker.ask("DELETE", &format!("{session}/branches/0"), &Value::Null).fails(400, "branch");
 }
 

@@ -78,7 +78,7 @@ fn malformed_json_is_rejected() {
 fn a_large_body_is_rejected_before_it_is_read() {
     let server = Running::start(|_| {});
     let body = " ".repeat(20 << 20);
-    server.raw(&request("/v1/chat/completions", "", &body)).fails_saying(413, "too large");
+    server.raw(&request("/v1/chat/completions", "", &body)).fails_saying(413, "exceeds");
     let chunk = format!("{:x}\r\n{}\r\n", 1 << 20, " ".repeat(1 << 20));
     let mut client = server.connect();
     client.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -88,7 +88,7 @@ fn a_large_body_is_rejected_before_it_is_read() {
             break;
         }
     }
-    Answer::parse(&client.rest()).fails_saying(413, "too large");
+    Answer::parse(&client.rest()).fails_saying(413, "exceeds");
 }
 
 #[test]
