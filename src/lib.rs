@@ -20,17 +20,18 @@
 //! ```
 
 pub use firebox_runtime::{
-    Account, AfterEviction, AttentionSinks, PrefixHit, BranchId, BranchInfo, Branches, Budget, CacheError,
-    Capacity, Charge, Condenser, CondenseJob, Constraint, GrammarError, Conversation, DRAFT_BRANCHES,
-    DRAFT_TOKENS, Device, Divergence, Draft, Drafter, EmbedOptions, EmbeddingVerification, Eviction,
-    EvictionPolicy, ExtractiveCondenser, PageFaults, Finish, Generation, GenerationConfig, Grammar, HiddenReason, KvType,
+    Account, AfterEviction, AttentionSinks, BranchId, BranchInfo, Branches, Budget, CacheError, Capacity,
+    Charge, CondenseJob, Condenser, Constraint, Conversation, DRAFT_BRANCHES, DRAFT_TOKENS, Device,
+    Divergence, Draft, Drafter, EmbedOptions, EmbeddingVerification, Eviction, EvictionPolicy,
+    ExtractiveCondenser, Finish, Generation, GenerationConfig, Grammar, GrammarError, HiddenReason, KvType,
     LogProbabilities, LogitVerification, LookupDrafter, MajorPageFaults, MemoryError, Model, ModelDrafter,
-    OWN_HEAD, Origin, PagePool, PartialOutput, PausedGeneration, Perplexity, PersistentPrefix, Piece, Pooling, Prefill, PrefixLimits,
-    PrefixOptions, PrefixStats, PrefixTree, Question, Ranked, Role, RuntimeError, Sampler,
-    SamplerConfig, SessionFile, SessionSummary, ScheduleError, Script, Session, SlidingWindow, Speculation, Summary,
-    Truncation, Turn, TurnId, TurnKind, Verification, WholeTurns, anonymous_bytes, available_devices, device,
-    expected_input_ids, fit_facts, human_bytes, likeliest, mapped_file_bytes, parse_bytes,
-    peak_resident_bytes, perplexity, resident_bytes, set_release_to_os, verify_against,
+    OWN_HEAD, Origin, PageFaults, PagePool, PartialOutput, PausedGeneration, Perplexity, PersistentPrefix,
+    Piece, Pooling, Prefill, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Question,
+    Ranked, Role, RuntimeError, Sampler, SamplerConfig, ScheduleError, Script, Session, SessionFile,
+    SessionSummary, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind, Verification,
+    WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, human_bytes,
+    likeliest, mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes,
+    set_release_to_os, verify_against,
 };
 
 /// Attention and recurrent state of running sequences.

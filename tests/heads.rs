@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use firebox::cache::{PagePool, SequenceCache};
 use firebox::heads::{FALLBACK, HeadPoolConfig};
-use firebox::model::{Head, HeadForm, Input, ModelError, LogitRows};
+use firebox::model::{Head, HeadForm, Input, LogitRows, ModelError};
 use firebox::residency::ResidencyOptions;
 use firebox::store::{Checkpoint, Dtype, Encoding, Heads, NewHead, encode};
 use firebox::{

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::residency::ResidencyOptions;
-use firebox_runtime::{Capacity, Model, RuntimeError, SessionFile, Script, Session, device, pocket_model};
+use firebox_runtime::{Capacity, Model, RuntimeError, Script, Session, SessionFile, device, pocket_model};
 
 use crate::error::FireboxError;
 

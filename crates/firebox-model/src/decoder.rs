@@ -15,7 +15,7 @@ use crate::feed_forward::{FeedForward, OwnFeedForward};
 use crate::mixer::{Mixer, MixerMemory, OwnMixer};
 use crate::norm::RmsNorm;
 use crate::observer::{Observer, Passed};
-use crate::pass::{Pass, LogitRows};
+use crate::pass::{LogitRows, Pass};
 use crate::resident::ResidentWeights;
 use crate::rows::Input;
 use crate::streamed::{StreamedConfig, StreamedWeights};

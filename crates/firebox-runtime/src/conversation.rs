@@ -234,7 +234,8 @@ impl<'a> Conversation<'a> {
         }
         let text = "a";
         // The tokens that the template writes around a fact.
-        let around = parts.system_message(text)?.len().saturating_sub(tokenizer.encode_literal(text, false)?.len());
+        let around =
+            parts.system_message(text)?.len().saturating_sub(tokenizer.encode_literal(text, false)?.len());
         let room = (capacity - tokens).saturating_sub(around);
         let fits =
             move |text: &str| tokenizer.encode_literal(text, false).is_ok_and(|tokens| tokens.len() <= room);
@@ -254,7 +255,8 @@ impl<'a> Conversation<'a> {
         let visible = session.visible_facts();
         let mut replaced = None;
         if facts.iter().all(|fact| visible.contains(fact)) {
-            let (tokens, capacity) = (session.fact_tokens() + parts.system_message(&added)?.len(), self.capacity.facts);
+            let (tokens, capacity) =
+                (session.fact_tokens() + parts.system_message(&added)?.len(), self.capacity.facts);
             let text = condensed.ok_or(CacheError::FactsFull { tokens, capacity })?;
             let tokens = parts.system_message(&text)?;
             let turn = session.replace_facts(&facts, &tokens)?;

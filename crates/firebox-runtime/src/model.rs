@@ -118,8 +118,8 @@ impl Model {
         self.draft.as_deref()
     }
 
-    /// The same, reporting to this from now on under a name; sessions that begin later, that is. At first a model reports
-    /// to a telemetry of its own, by the name of its directory or file.
+    /// Reports to this telemetry under a name, together with sessions that are created later. Without it a model reports
+    /// to a telemetry of its own, under the name of its directory or file.
     pub fn with_telemetry(self, telemetry: &Telemetry, name: &str) -> Self {
         let model = Self { telemetry: telemetry.clone(), meters: telemetry.model(name), ..self };
         model.report();

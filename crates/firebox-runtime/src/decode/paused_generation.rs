@@ -7,7 +7,7 @@ use firebox_text::{DetokenizerState, StopStrings};
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Finish, GenerationConfig, LogProbabilities, OutputState, Sampler, SamplerConfig};
-use crate::{Grammar, Model, RuntimeError, SessionFile, Session};
+use crate::{Grammar, Model, RuntimeError, Session, SessionFile};
 
 /// The state of a generation beside its session: the place of the sampler in its random sequence, text that is held back for
 /// incomplete characters and stop strings, the options, and how many tokens there are. It takes a few hundred bytes as JSON,

@@ -13,7 +13,9 @@ use crate::engine::sequence::{RequestId, Sequence};
 use crate::residency::Urgency;
 use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
 use crate::telemetry::{Counter, Gauge};
-use crate::{LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, SessionFile, Session, Speculation};
+use crate::{
+    LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, Session, SessionFile, Speculation,
+};
 
 /// A model that nobody used for so long may have lost its pages to others.
 const DOUBTFUL: Duration = Duration::from_secs(1);

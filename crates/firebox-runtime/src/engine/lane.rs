@@ -15,9 +15,9 @@ use crate::engine::event::Event;
 use crate::engine::portions::{Prompt, Room, portions};
 use crate::engine::rhythm::{Rhythm, Work};
 use crate::engine::sequence::{Need, RequestId, Sequence};
-use crate::session::NextChunk;
 use crate::memory::release_after_prompt;
 use crate::readback::read_floats;
+use crate::session::NextChunk;
 use crate::{Finish, PrefixTree, RuntimeError};
 
 /// Prompts that others are worth beginning with before the answer is there.
@@ -469,8 +469,9 @@ impl Lane {
             return self.pass_ends(need, passed, took);
         }
         let decoder = self.decoder.clone();
-        let logits =
-            computed(&decoder, || pass.last_logits(&decoder, &counts).map_err(Into::into).and_then(read_floats));
+        let logits = computed(&decoder, || {
+            pass.last_logits(&decoder, &counts).map_err(Into::into).and_then(read_floats)
+        });
         let logits = match logits {
             Ok(logits) => logits,
             Err(error) => return self.fail(&members, error, told, stepped),

@@ -4,7 +4,7 @@ use crate::decode::{Advance, DecodeState, OutputState, Timing};
 use crate::engine::event::{Event, Failure, Outcome};
 use crate::engine::lane::shielded;
 use crate::schedule::Priority;
-use crate::{PrefixHit, Finish, PrefixTree, RuntimeError, Session, Speculation};
+use crate::{Finish, PrefixHit, PrefixTree, RuntimeError, Session, Speculation};
 
 /// Which request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -143,8 +143,9 @@ impl Speculation {
         self.grade = grade;
         let began = Instant::now();
         let proposed = self.drafter.propose(session.tokens(), wanted, output.sampler())?;
-        self.proposed =
-            proposed.permitted(|branch| output.permitted(branch)).cut(wanted, |token| session.has_token(token));
+        self.proposed = proposed
+            .permitted(|branch| output.permitted(branch))
+            .cut(wanted, |token| session.has_token(token));
         let first = self.proposed().first().map_or(0, Vec::len);
         self.acceptance.drafted(first, began.elapsed());
         Ok(())
