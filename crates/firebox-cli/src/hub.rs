@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, anyhow, bail};
 
 use crate::configuration::ModelEntry;
+#[cfg(feature = "hub")]
 use crate::outcome::usage;
 
 #[cfg(feature = "hub")]

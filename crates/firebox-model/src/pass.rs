@@ -234,8 +234,8 @@ impl Pass {
     fn unembedded_last(self, model: &Decoder, counts: &[usize]) -> Result<Tensor<2>, ModelError> {
         let mut of_members: Vec<(usize, Tensor<2>)> = Vec::with_capacity(self.heads.len());
         let alone = self.parts.len() == 1;
-        for Part { members, rows, hidden, head } in self.parts {
-            let counts = members.iter().map(|member| counts.get(*member).copied().unwrap_or_default());
+        for HeadGroup { inputs, rows, hidden, head } in self.parts {
+            let counts = inputs.iter().map(|input| counts.get(*input).copied().unwrap_or_default());
             let groups = rows.groups.iter().zip(counts);
             let wanted: Vec<Range<usize>> = groups
                 .map(|(group, count)| group.rows.end - count.min(group.rows.len())..group.rows.end)
@@ -252,7 +252,7 @@ impl Pass {
                 return Ok(logits);
             }
             let mut at = 0;
-            for (member, rows) in members.into_iter().zip(wanted).filter(|(_, rows)| !rows.is_empty()) {
+            for (member, rows) in inputs.into_iter().zip(wanted).filter(|(_, rows)| !rows.is_empty()) {
                 of_members.push((member, logits.clone().narrow(0, at, rows.len())));
                 at += rows.len();
             }

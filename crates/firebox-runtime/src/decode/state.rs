@@ -207,7 +207,7 @@ impl DecodeState {
 
     /// Returns true where the next pass takes the last chosen token and no prompt, and so may verify a draft.
     pub fn is_decoding(&self, session: &Session) -> bool {
-        !session.has_lost() && session.uncached_tokens() - self.pending <= self.replayed.max(1)
+        !session.needs_recompute() && session.uncached_tokens() - self.pending <= self.replayed.max(1)
     }
 
     /// Appends a draft to the session, for a pass that takes all accepted tokens and the draft.
@@ -254,7 +254,7 @@ impl DecodeState {
 
     /// Returns how many tokens a draft may have: one token less than the answer, as the pass itself gives one.
     pub(crate) fn draft_limit(&self, session: &Session) -> usize {
-        if session.has_lost() {
+        if session.needs_recompute() {
             return 0;
         }
         session.draft_room(self.remaining(session).saturating_sub(1))

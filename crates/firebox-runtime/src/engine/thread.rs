@@ -347,7 +347,7 @@ impl Running {
                 act(&mut self.host);
                 // What it ended was told to it and not to those who asked.
                 let gone =
-                    self.asking.iter().filter(|(id, asking)| !asking.ended && !self.host.has_token(**id));
+                    self.asking.iter().filter(|(id, asking)| !asking.ended && !self.host.knows(**id));
                 let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
                 let over = |id| (id, Event::Failed(RuntimeError::EngineOver.into()));
                 self.tell(gone.into_iter().map(over).collect());

@@ -7,7 +7,8 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
 use crate::decode::likeliest;
-use crate::{Model, RuntimeError, session};
+use crate::readback::read_floats;
+use crate::{Model, RuntimeError};
 
 /// How a prompt is fed while it is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
