@@ -1,9 +1,8 @@
 //! The report's images.
 
 use firebox_plot::{
-    Area, Axis, BLUE, Chart, Curve, INK, LABELS, MARGIN, ORANGE, PlotError, WIDTH, image, stacked, words,
+    Anchor, Axis, BLUE, Chart, Curve, GRAY, LABEL_PIXELS, MARGIN, ORANGE, Svg, WIDTH, stacked,
 };
-use plotters::prelude::*;
 
 use crate::claim::{Claim, Verdict};
 use crate::figure::Figure;
@@ -24,7 +23,7 @@ const LONGEST_NAME: usize = 62;
 const MOST: f64 = 100.0;
 
 /// Tokens per second by how much is kept, foretold and measured, as SVG. `None` if that was not measured.
-pub fn swept(figures: &[Figure]) -> Result<Option<String>, PlotError> {
+pub fn swept(figures: &[Figure]) -> Option<String> {
     let steps = sweep::STEPS.iter().enumerate().filter_map(|(quarter, (name, _))| {
         let figure = figures.iter().find(|figure| figure.name == *name)?;
         Some((25.0 * quarter as f64, figure))
@@ -35,7 +34,7 @@ pub fn swept(figures: &[Figure]) -> Result<Option<String>, PlotError> {
     };
     let (measured, foretold) = (line(|pair| pair.0), line(|pair| pair.1));
     if measured.is_empty() {
-        return Ok(None);
+        return None;
     }
     let rounds = steps.iter().flat_map(|(kept, figure)| {
         figure.rounds.iter().filter_map(move |round| Some((*kept, round.pair?.0)))
@@ -44,41 +43,41 @@ pub fn swept(figures: &[Figure]) -> Result<Option<String>, PlotError> {
     let top = rounds.iter().chain(&foretold).map(|point| point.1).fold(0.0, f64::max) * 1.08;
     let chart = Chart {
         caption: "Tokens per second: measured (blue), foretold (orange)",
-        across: Axis { says: "layers kept, %", span: 0.0..100.0, decimals: 0 },
-        up: Axis { says: "", span: 0.0..top, decimals: 0 },
+        x: Axis { label: "layers kept, %", span: 0.0..100.0, decimals: 0 },
+        y: Axis { label: "", span: 0.0..top, decimals: 0 },
         curves: vec![
             Curve::line(foretold, ORANGE),
             Curve::line(measured, BLUE),
             Curve::dots(rounds, BLUE, 3),
         ],
     };
-    stacked(&[chart], SWEEP_HEIGHT).map(Some)
+    Some(stacked(&[chart], SWEEP_HEIGHT))
 }
 
 /// How far every claim that was measured is cleared or missed, as SVG. `None` if none was.
-pub fn cleared(claims: &[Claim], figures: &[Figure]) -> Result<Option<String>, PlotError> {
+pub fn cleared(claims: &[Claim], figures: &[Figure]) -> Option<String> {
     let rows = claims.iter().filter_map(|claim| match claim.verdict(figures) {
         Verdict::Held(spread) | Verdict::Missed(spread) => Some((claim, claim.bar.cleared(spread.median))),
         Verdict::NotMeasured => None,
     });
     let rows: Vec<(&Claim, f64)> = rows.collect();
     if rows.is_empty() {
-        return Ok(None);
+        return None;
     }
     let height = (rows.len() as i32 + 1) * ROW + 2 * MARGIN as i32;
-    image(height as u32, |area| {
-        let bars = Bars::over(rows.iter().map(|row| row.1));
-        let caption = "How many times the bar (the line): reached (blue), missed (orange)";
-        area.draw(&Text::new(caption, (MARGIN as i32, MARGIN as i32), words(14)))?;
-        for (at, (claim, factor)) in rows.iter().enumerate() {
-            let top = MARGIN as i32 + (at as i32 + 1) * ROW;
-            area.draw(&Text::new(short(&claim.says), (MARGIN as i32, top), words(12)))?;
-            bars.draw(area, top, *factor)?;
-        }
-        let middle = bars.x(1.0);
-        area.draw(&PathElement::new(vec![(middle, ROW), (middle, height - MARGIN as i32)], INK))
-    })
-    .map(Some)
+    let mut image = Svg::new(height as u32);
+    let bars = Bars::over(rows.iter().map(|row| row.1));
+    let caption = "How many times the bar (the line): reached (blue), missed (orange)";
+    let margin = f64::from(MARGIN);
+    image.text((margin, margin + 12.0), 14, Anchor::Start, caption);
+    for (at, (claim, factor)) in rows.iter().enumerate() {
+        let top = MARGIN as i32 + (at as i32 + 1) * ROW;
+        image.text((margin, f64::from(top + BAR - 1)), 12, Anchor::Start, &short(&claim.says));
+        bars.draw(&mut image, top, *factor);
+    }
+    let middle = f64::from(bars.x(1.0));
+    image.line(&[(middle, f64::from(ROW)), (middle, f64::from(height - MARGIN as i32))], GRAY, 1.0, 1);
+    Some(image.finish())
 }
 
 /// Factors side by side, as far from 1 as their logarithms are.
@@ -97,17 +96,17 @@ impl Bars {
 
     fn x(&self, factor: f64) -> i32 {
         // The number stands behind the bar.
-        let room = f64::from(WIDTH as i32 - NAMES - LABELS as i32);
+        let room = f64::from(WIDTH as i32 - NAMES - LABEL_PIXELS as i32);
         let share = (bounded(factor) / self.lowest).ln() / (self.highest / self.lowest).ln();
         NAMES + (room * share).round() as i32
     }
 
-    fn draw(&self, area: &Area<'_>, top: i32, factor: f64) -> Result<(), PlotError> {
+    fn draw(&self, image: &mut Svg, top: i32, factor: f64) {
         let (middle, end) = (self.x(1.0), self.x(factor));
         let color = if factor < 1.0 { ORANGE } else { BLUE };
-        let corners = [(middle.min(end), top), (middle.max(end), top + BAR)];
-        area.draw(&Rectangle::new(corners, color.filled()))?;
-        area.draw(&Text::new(number(factor), (middle.max(end) + 4, top), words(12)))
+        let (left, right) = (middle.min(end), middle.max(end));
+        image.rectangle((left, top), (right - left, BAR), color);
+        image.text((f64::from(right + 4), f64::from(top + BAR - 1)), 12, Anchor::Start, &number(factor));
     }
 }
 
@@ -131,14 +130,14 @@ mod tests {
 
     #[test]
     fn a_sweep_has_a_line_for_what_was_foretold_and_one_for_what_came() {
-        assert!(swept(&[]).unwrap().is_none());
+        assert!(swept(&[]).is_none());
         let mut figures = Figures::new(sweep::FIGURES);
         for (at, (name, _)) in sweep::STEPS.iter().enumerate() {
             for measured in [2.0, 3.0] {
                 figures.add_pair(name, 1.0, measured * (at + 1) as f64, 2.5).unwrap();
             }
         }
-        let image = swept(&figures.into_measured().figures).unwrap().unwrap();
+        let image = swept(&figures.into_measured().figures).unwrap();
         assert!(image.starts_with("<svg"), "{image}");
         assert_eq!(image.matches("<circle").count(), 10, "every round is a dot");
         assert!(image.contains("layers kept"));
@@ -154,10 +153,10 @@ mod tests {
             reason: None,
         };
         let claims = [claim("much faster", Bar::AtLeast(1.0)), claim("not so fast", Bar::AtLeast(1e6))];
-        assert!(cleared(&claims, &[]).unwrap().is_none());
+        assert!(cleared(&claims, &[]).is_none());
         let mut figures = Figures::new(sweep::FIGURES);
         figures.add_pair(sweep::STEPS[0].0, 1000.0, 1.0, 1.0).unwrap();
-        let image = cleared(&claims, &figures.into_measured().figures).unwrap().unwrap();
+        let image = cleared(&claims, &figures.into_measured().figures).unwrap();
         for drawn in ["much faster", "not so fast", "1000", "#3B82F6", "#D97706"] {
             assert!(image.contains(drawn), "{drawn}: {image}");
         }

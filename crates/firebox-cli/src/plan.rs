@@ -98,7 +98,7 @@ pub fn plan(args: &PlanArgs, console: &Console) -> anyhow::Result<Outcome> {
     let report = Report::of(&checkpoint, args.model.clone(), &wanted)?;
     #[cfg(feature = "plot")]
     if let Some(path) = &args.plot {
-        let image = plot::plan(&report.plan, args.memory)?;
+        let image = plot::plan(&report.plan, args.memory);
         std::fs::write(path, image).with_context(|| format!("cannot write {}", path.display()))?;
     }
     if args.json {

@@ -1,6 +1,6 @@
 //! Plans and profiles as images.
 
-use firebox_plot::{Axis, BLUE, Chart, Curve, ORANGE, PlotError, RGBColor, stacked};
+use firebox_plot::{Axis, BLUE, Chart, Color, Curve, ORANGE, stacked};
 use firebox_runtime::planner::{Plan, Prediction};
 
 const HEIGHT: u32 = 300;
@@ -11,7 +11,7 @@ struct OverLayers {
     caption: &'static str,
     /// What is counted from left to right.
     counted: &'static str,
-    color: RGBColor,
+    color: Color,
     values: Vec<f64>,
     /// A level that is marked across the whole width.
     limit: Option<f64>,
@@ -20,7 +20,7 @@ struct OverLayers {
 }
 
 /// Memory and speed over the number of kept layers, as SVG.
-pub fn plan(plan: &Plan, memory_bytes: u64) -> Result<String, PlotError> {
+pub fn plan(plan: &Plan, memory_bytes: u64) -> String {
     let values = |value: fn(&Prediction) -> f64| plan.table.iter().map(value).collect();
     let chosen = plan.kept_layers.len();
     let speed = OverLayers {
@@ -43,7 +43,7 @@ pub fn plan(plan: &Plan, memory_bytes: u64) -> Result<String, PlotError> {
 }
 
 /// What the loss is more without each layer, with a dot where a head could begin, as SVG.
-pub fn profile(without: &[f64], split: usize) -> Result<String, PlotError> {
+pub fn profile(without: &[f64], split: usize) -> String {
     let losses = OverLayers {
         caption: "Loss without a layer, beyond that with all",
         counted: "layer",
@@ -74,8 +74,8 @@ impl OverLayers {
         let (span, decimals) = (bottom..top.max(bottom + f64::MIN_POSITIVE), if top >= 10.0 { 0 } else { 2 });
         Chart {
             caption: self.caption,
-            across: Axis { says: self.counted, span: 0.0..last, decimals: 0 },
-            up: Axis { says: "", span, decimals },
+            x: Axis { label: self.counted, span: 0.0..last, decimals: 0 },
+            y: Axis { label: "", span, decimals },
             curves,
         }
     }

@@ -1,50 +1,46 @@
-//! Loss curves as images.
+//! Draws the loss curves of a run.
 
-use firebox_plot::{Axis, BLUE, Chart, Curve, ORANGE, PlotError, stacked};
+use firebox_plot::{Axis, BLUE, Chart, Curve, ORANGE, stacked};
 
 use crate::metrics::Record;
 
 const HEIGHT: u32 = 400;
 
-/// More points than this tell the eye nothing; what lies between is averaged.
-const POINTS: usize = 400;
+/// The most points of a curve; groups of records are averaged to stay below.
+const MAX_POINTS: usize = 400;
 
-/// The losses of a run over its steps, as SVG. `None` if there is nothing to show yet.
-pub(crate) fn losses(records: &[Record]) -> Result<Option<String>, PlotError> {
+/// Draws the losses of a run by step as SVG. `None` without any finite loss.
+pub(crate) fn losses(records: &[Record]) -> Option<String> {
     let training = averaged(records);
     let held_out: Vec<(f64, f64)> = records
         .iter()
         .filter_map(|record| Some((record.step as f64, record.held_out_loss?)))
         .filter(|(_, loss)| loss.is_finite())
         .collect();
-    let (Some(first), Some(last)) = (records.first(), records.last()) else { return Ok(None) };
+    let (Some(first), Some(last)) = (records.first(), records.last()) else { return None };
     let all = || training.iter().chain(&held_out).map(|&(_, loss)| loss);
     let lowest = all().fold(f64::INFINITY, f64::min);
     let highest = all().fold(f64::NEG_INFINITY, f64::max);
     if !lowest.is_finite() || !highest.is_finite() {
-        return Ok(None);
+        return None;
     }
     let room = ((highest - lowest) * 0.05).max(1e-6);
     let decimals = if highest - lowest > 1.0 { 1 } else { 3 };
     let caption = if held_out.is_empty() { "Loss" } else { "Loss: training (blue), held out (orange)" };
     let chart = Chart {
         caption,
-        across: Axis {
-            says: "step",
-            span: first.step as f64..last.step.max(first.step + 1) as f64,
-            decimals: 0,
-        },
-        up: Axis { says: "", span: lowest - room..highest + room, decimals },
+        x: Axis { label: "step", span: first.step as f64..last.step.max(first.step + 1) as f64, decimals: 0 },
+        y: Axis { label: "", span: lowest - room..highest + room, decimals },
         curves: vec![
             Curve { width: 1, ..Curve::line(training, BLUE) },
             Curve { radius: 3, ..Curve::line(held_out, ORANGE) },
         ],
     };
-    stacked(&[chart], HEIGHT).map(Some)
+    Some(stacked(&[chart], HEIGHT))
 }
 
 fn averaged(records: &[Record]) -> Vec<(f64, f64)> {
-    let chunk = records.len().div_ceil(POINTS).max(1);
+    let chunk = records.len().div_ceil(MAX_POINTS).max(1);
     let mean = |values: &mut dyn Iterator<Item = f64>, count: usize| values.sum::<f64>() / count as f64;
     records
         .chunks(chunk)
@@ -72,13 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn curves_have_so_many_points_at_most() {
-        assert!(losses(&[]).unwrap().is_none());
-        assert!(losses(&[record(1, f64::NAN)]).unwrap().is_none());
+    fn curves_have_a_limited_number_of_points() {
+        assert!(losses(&[]).is_none());
+        assert!(losses(&[record(1, f64::NAN)]).is_none());
         for count in [1, 2, 400, 401, 5000] {
             let records: Vec<Record> = (1..=count).map(|step| record(step, 1.0 / step as f64)).collect();
-            assert!(averaged(&records).len() <= POINTS);
-            let image = losses(&records).unwrap().unwrap();
+            assert!(averaged(&records).len() <= MAX_POINTS);
+            let image = losses(&records).unwrap();
             assert!(image.starts_with("<svg") && image.contains("polyline"), "{count}");
             assert_eq!(image.contains("held out"), count >= 10, "{count}");
         }

@@ -174,9 +174,8 @@ impl Run {
     pub(crate) fn plot(&self, records: &[Record]) -> Result<(), TrainError> {
         let path = self.folder.join(PLOT);
         match plot::losses(records) {
-            Ok(Some(image)) => write_text(&path, &image),
-            Ok(None) => Ok(()),
-            Err(error) => Err(TrainError::malformed(&path, error.to_string())),
+            Some(image) => write_text(&path, &image),
+            None => Ok(()),
         }
     }
 }

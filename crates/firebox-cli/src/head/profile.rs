@@ -63,7 +63,7 @@ pub fn profile(args: &ProfileArgs, console: &Console) -> anyhow::Result<Outcome>
     let profile = profile?;
     let split = profile.split(args.share);
     if let Some(path) = &args.plot {
-        let image = plot::profile(&profile.without, split)?;
+        let image = plot::profile(&profile.without, split);
         std::fs::write(path, image).with_context(|| format!("cannot write {}", path.display()))?;
     }
     if args.json {
