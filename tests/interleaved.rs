@@ -89,7 +89,7 @@ fn kept(engine: &Engine, name: &'static str) -> u64 {
     let kept = move |host: &mut firebox::engine::Host| {
         host.models()
             .find(|(other, _)| *other == name)
-            .map(|(_, model)| model.residency().unwrap().kept_bytes())
+            .map(|(_, model)| model.residency().unwrap().resident_bytes())
     };
     engine.with_host(kept).unwrap().unwrap()
 }
@@ -248,13 +248,13 @@ fn a_head_gets_the_memory_of_parts_that_can_be_read_again() {
     let large = open(&shared, &models.path("large"), &options());
     let rack = pocket.heads().unwrap();
     let bytes: u64 = rack.names().iter().map(|name| rack.bytes_of(name).unwrap()).sum();
-    let before = large.residency().unwrap().kept_bytes();
+    let before = large.residency().unwrap().resident_bytes();
     assert!(shared.budget().left() < bytes, "the other one has it");
     // Heads that are worn do not make room for each other.
     let worn: Vec<_> = rack.names().iter().map(|name| rack.acquire(name)).collect();
     assert!(worn.iter().all(|worn| worn.fallback_reason.is_none()), "{worn:?}");
     assert!(pocket.residency().unwrap().budget().held(Account::Weights) >= bytes);
-    assert!(large.residency().unwrap().kept_bytes() < before);
+    assert!(large.residency().unwrap().resident_bytes() < before);
     assert!(shared.budget().most_held() <= shared.budget().total());
 }
 
@@ -266,12 +266,12 @@ fn an_encoder_stays_as_a_whole() {
     let bytes: u64 = Checkpoint::open(&encoder).unwrap().segments().iter().map(|segment| segment.bytes).sum();
     let shared = shared(2 * MIB);
     let large = open(&shared, &models.path("large"), &options());
-    let before = large.residency().unwrap().kept_bytes();
+    let before = large.residency().unwrap().resident_bytes();
     let taken = shared.budget().left().saturating_sub(bytes / 2);
     let _taken = shared.budget().charge(Account::Program, taken).unwrap();
     // Others give way for it, and it is paid for.
     let whole = open(&shared, &encoder, &options());
-    assert!(whole.encoder().is_ok() && large.residency().unwrap().kept_bytes() < before);
+    assert!(whole.encoder().is_ok() && large.residency().unwrap().resident_bytes() < before);
     let weights =
         shared.budget().held(Account::Weights) - large.residency().unwrap().budget().held(Account::Weights);
     assert!(weights >= bytes && weights < bytes + MIB, "{weights} of {bytes}");

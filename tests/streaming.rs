@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use firebox::cache::{PagePool, SequenceCache};
-use firebox::model::{Decoder, Input, LogitRows, ModelError, StreamedConfig, StreamedWeights};
+use firebox::model::{Decoder, Input, ModelError, StreamedConfig, StreamedDecoder, StreamedWeights, LogitRows};
 use firebox::pressure::{Level, Pressure};
 use firebox::residency::ResidencyOptions;
 use firebox::store::{
@@ -49,9 +49,9 @@ fn checkpoints(scratch: &Path) -> Vec<PathBuf> {
     paths
 }
 
-fn streamed(path: &Path, device_name: &str, config: &StreamedConfig) -> Decoder {
+fn streamed(path: &Path, device_name: &str, config: &StreamedConfig) -> StreamedDecoder {
     let checkpoint = Checkpoint::open(path).unwrap();
-    Decoder::stream(&checkpoint, &device(device_name).unwrap(), config).unwrap()
+    StreamedDecoder::open(&checkpoint, &device(device_name).unwrap(), config).unwrap()
 }
 
 fn parts(decoder: &Decoder) -> &StreamedWeights {
@@ -504,7 +504,7 @@ fn a_program_may_warn_and_say_how_hot_it_is() {
     residency.warn(Pressure { level: Level::Some, available: None });
     assert_eq!(kept(), 1, "a quarter, and at least one");
     residency.warn(Pressure { level: Level::Critical, available: None });
-    assert_eq!((kept(), residency.kept_bytes()), (0, 0));
+    assert_eq!((kept(), residency.resident_bytes()), (0, 0));
 
     residency.set_thermometer(Thermometer::new(|| Some(100.0)));
     let mut session = model.session().unwrap();

@@ -51,15 +51,15 @@ impl World {
             2 if self.together.is_empty() => {
                 let count = 2 + which / 8;
                 for unit in unit..unit + count {
-                    let wanted = ring.ask(unit % self.units, count);
-                    self.together.push_back((wanted.id, wanted.unit));
+                    let request = ring.request(unit % self.units, count);
+                    self.together.push_back((request.id, request.unit));
                 }
                 ring.next = unit;
             }
             0..=2 => {
-                let wanted = ring.ask(unit, 1);
+                let request = ring.request(unit, 1);
                 ring.next = unit;
-                self.asked.push((wanted.id, wanted.unit));
+                self.asked.push((request.id, request.unit));
             }
             3 => {
                 if let Some((id, _)) = nth(&self.takable(), which) {
@@ -74,7 +74,7 @@ impl World {
             }
             8 if !self.lent.is_empty() => {
                 let buffer = self.lent.remove(which % self.lent.len());
-                ring.give_back(buffer);
+                ring.release(buffer);
             }
             9 | 10 => self.read(),
             11 | 12 => self.end_reading(which, false),
@@ -83,7 +83,7 @@ impl World {
                 ring.skipped[unit] = which >= 8;
                 ring.drop_stale();
             }
-            15 if which % 2 == 0 => ring.aim = unit..self.units.min(unit + 1 + which / 8),
+            15 if which % 2 == 0 => ring.priority = unit..self.units.min(unit + 1 + which / 8),
             15 => {
                 ring.round = unit.min(which)..self.units;
                 ring.drop_stale();
@@ -105,8 +105,8 @@ impl World {
         let Some(at) = self.ring.ready.iter().position(|(ready, _)| *ready == unit) else { return false };
         let Some((_, read)) = self.ring.ready.remove(at) else { return false };
         let is_together = self.is_together(id);
-        self.ring.forget(id);
-        self.ring.taken(unit);
+        self.ring.cancel(id);
+        self.ring.advance_past(unit);
         if !is_together {
             self.asked.retain(|(other, _)| *other != id);
             self.lent.extend(read);
@@ -127,7 +127,7 @@ impl World {
             self.part();
         } else {
             self.asked.retain(|(other, _)| *other != id);
-            self.ring.forget(id);
+            self.ring.cancel(id);
         }
     }
 
@@ -139,14 +139,14 @@ impl World {
     /// Nothing is needed at once any more.
     fn part(&mut self) {
         for (id, _) in self.together.drain(..) {
-            self.ring.forget(id);
+            self.ring.cancel(id);
         }
         self.lent.append(&mut self.held);
     }
 
     /// A reader looks for something to do.
     fn read(&mut self) {
-        let Some(unit) = self.ring.job() else { return };
+        let Some(unit) = self.ring.next_read() else { return };
         assert!(unit < self.units);
         assert!(!self.ring.reading.contains(&unit), "{unit} is being read already");
         self.ring.reading.push(unit);
@@ -159,7 +159,7 @@ impl World {
     fn end_reading(&mut self, which: usize, fails: bool) {
         let Some(unit) = nth(&self.ring.reading, which) else { return };
         let read = if fails { Err(StoreError::ReaderPanicked) } else { Ok(buffer()) };
-        self.ring.take_in(unit, read);
+        self.ring.finish_read(unit, read);
     }
 
     fn expect_whole(&self) {
@@ -181,7 +181,7 @@ impl World {
         let mut handed_out = 0;
         let most = 4 * (self.asked.len() + self.together.len() + self.units + self.ring.made) + 16;
         for _ in 0..most {
-            std::mem::take(&mut self.lent).into_iter().for_each(|buffer| self.ring.give_back(buffer));
+            std::mem::take(&mut self.lent).into_iter().for_each(|buffer| self.ring.release(buffer));
             while !self.ring.reading.is_empty() {
                 self.end_reading(0, false);
             }

@@ -93,7 +93,7 @@ impl FittingArgs {
     pub fn config(&self, cache: CacheType, context: Option<usize>) -> Option<ResidencyOptions> {
         let mut config = ResidencyOptions::new(self.memory?);
         config.mode = self.mode.into();
-        config.kept = cache.into();
+        config.kv_dtype = cache.into();
         config.context = context.filter(|context| *context > 0);
         config.layers = self.keep_layers;
         config.placement = self.placement.into();

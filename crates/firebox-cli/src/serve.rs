@@ -243,7 +243,7 @@ fn offers(
         offers.push((at, offer.with_priority(entry.priority.unwrap_or_default())));
     }
     // What one reads before another is there, that one might take back.
-    models.iter().filter_map(Model::residency).try_for_each(Residency::fill)?;
+    models.iter().filter_map(Model::residency).try_for_each(Residency::preload)?;
     offers.sort_by_key(|(at, _)| *at);
     Ok(offers.into_iter().map(|(_, offer)| offer).collect())
 }

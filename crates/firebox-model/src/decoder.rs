@@ -3,10 +3,10 @@ use std::ops::Range;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use firebox_cache::{KvType, LayerLayout, Layout, PagePool, SequenceCache};
 use firebox_kernels::on_pool;
-use firebox_store::{Checkpoint, Unmapped};
+use firebox_store::Checkpoint;
 
 use crate::block::Block;
 use crate::config::DecoderConfig;
@@ -17,8 +17,8 @@ use crate::norm::RmsNorm;
 use crate::observer::{Observer, Passed};
 use crate::pass::{LogitRows, Pass};
 use crate::resident::ResidentWeights;
-use crate::rows::Input;
-use crate::streamed::{StreamedConfig, StreamedWeights};
+use crate::rows::{Input, indices};
+use crate::streamed::StreamedWeights;
 use crate::weights::Weights;
 use crate::{Encoder, Head, ModelError};
 
@@ -36,17 +36,17 @@ pub struct Decoder {
     observer: RwLock<Option<Arc<dyn Observer>>>,
 }
 
-/// Where its large weights are.
+/// A decoder's large weights.
 #[derive(Debug)]
 enum Parts {
     Resident(ResidentWeights),
-    Streamed(StreamedWeights),
+    Streamed(Arc<StreamedWeights>),
 }
 
-/// While somebody has this, nobody else streams the weights. Whole ones are anybody's at any time.
+/// Exclusive use of streamed weights. Resident weights need none.
 #[derive(Debug)]
 #[must_use]
-pub struct StreamingTurn<'a> {
+pub struct StreamGuard<'a> {
     _streaming: Option<MutexGuard<'a, ()>>,
 }
 
@@ -61,20 +61,13 @@ impl Decoder {
         Self::checked(Parts::Resident(whole), config, &root)
     }
 
-    /// Builds a decoder whose blocks and unembedding are read from disk whenever they are needed, and forgotten
-    /// afterwards, but for those that are [kept](StreamedWeights::load). It computes what the [loaded](Self::load) one does.
-    pub fn stream(
-        checkpoint: &Checkpoint,
-        device: &Device,
-        config: &StreamedConfig,
+    /// A decoder that streams these weights. Its other tensors are loaded from `root`.
+    pub(crate) fn with_streamed(
+        weights: Arc<StreamedWeights>,
+        config: DecoderConfig,
+        root: &Weights<'_>,
     ) -> Result<Self, ModelError> {
-        let streaming = config;
-        let config = decoder_config(checkpoint.config())?;
-        let taken = RefCell::default();
-        let unmapped = Unmapped(checkpoint);
-        let root = Weights::new(&unmapped, device, &taken);
-        let streamed = StreamedWeights::open(checkpoint, &config, &root, streaming)?;
-        Self::checked(Parts::Streamed(streamed), config, &root)
+        Self::checked(Parts::Streamed(weights), config, root)
     }
 
     fn checked(parts: Parts, config: DecoderConfig, root: &Weights<'_>) -> Result<Self, ModelError> {
@@ -176,7 +169,7 @@ impl Decoder {
         &self.changes
     }
 
-    /// Its parts that come from disk one by one, where it was [built](Self::stream) so.
+    /// The weights of a decoder that [streams](crate::StreamedDecoder) them.
     pub fn streamed(&self) -> Option<&StreamedWeights> {
         match &self.parts {
             Parts::Streamed(streamed) => Some(streamed),
@@ -302,7 +295,7 @@ impl Decoder {
         caches: &mut [&mut SequenceCache],
         wanted: LogitRows,
     ) -> Result<Tensor<2>, ModelError> {
-        let _turn = self.turn();
+        let _turn = self.stream_guard();
         on_pool(&self.device, || {
             let began = Instant::now();
             self.expect(inputs, true);
@@ -325,13 +318,13 @@ impl Decoder {
             observer.pass(passed, Instant::now().checked_sub(time).unwrap_or_else(Instant::now));
         }
         if let Parts::Streamed(streamed) = &self.parts {
-            streamed.passed(passed.rows, time);
+            streamed.pass_ended(passed.rows, time);
         }
     }
 
     /// A whole pass whose logits nobody needs.
     pub fn encode(&self, input: Input<'_>, cache: &mut SequenceCache) -> Result<(), ModelError> {
-        let _turn = self.turn();
+        let _turn = self.stream_guard();
         on_pool(&self.device, || {
             let began = Instant::now();
             self.expect(&[input], false);
@@ -366,7 +359,7 @@ impl Decoder {
         let (Some(split), Some(states)) = (self.split(), self.states_layer(layout)) else {
             return Err(ModelError::NoSplit);
         };
-        let _turn = self.turn();
+        let _turn = self.stream_guard();
         let began = Instant::now();
         for piece in pieces {
             let Some(mut replay) = cache.replay(states, piece.clone()) else {
@@ -401,7 +394,7 @@ impl Decoder {
     /// The hidden states after the first `layers` layers of a sequence that is nothing but `tokens`, `[tokens,
     /// hidden_size]`. Later layers do not run.
     pub fn hidden_after(&self, tokens: &[u32], layers: usize) -> Result<Tensor<2>, ModelError> {
-        let _turn = self.turn();
+        let _turn = self.stream_guard();
         on_pool(&self.device, || {
             let layers = layers.min(self.layers());
             self.read_ahead(layers, false);
@@ -417,7 +410,7 @@ impl Decoder {
     /// The hidden states of several sequences that are nothing but their tokens, after all layers and the final norm:
     /// `[tokens, hidden_size]` for each. None sees another.
     pub fn states(&self, texts: &[&[u32]]) -> Result<Vec<Tensor<2>>, ModelError> {
-        let _turn = self.turn();
+        let _turn = self.stream_guard();
         on_pool(&self.device, || {
             self.read_ahead(self.layers(), false);
             let inputs: Vec<_> = texts.iter().map(|tokens| Input::new(tokens, 0, tokens.len())).collect();
@@ -434,18 +427,18 @@ impl Decoder {
     }
 
     /// Waits until no other pass streams the weights.
-    fn turn(&self) -> StreamingTurn<'_> {
-        StreamingTurn { _streaming: self.streamed().map(|streamed| streamed.turns().wait()) }
+    fn stream_guard(&self) -> StreamGuard<'_> {
+        StreamGuard { _streaming: self.streamed().map(|streamed| streamed.lock().lock()) }
     }
 
-    /// Whoever [steps](Pass::step) through a pass that is not whole has this for every step, from before it comes to the pool;
-    /// nothing where another pass streams the weights, or waits for it.
-    pub fn attempt_turn(&self) -> Option<StreamingTurn<'_>> {
+    /// Takes the guard that every [step](Pass::step) of an interleaved pass holds, from before it enters the thread pool. Returns none
+    /// if another pass streams the weights or waits to.
+    pub fn try_stream(&self) -> Option<StreamGuard<'_>> {
         let streaming = match self.streamed() {
-            Some(streamed) => Some(streamed.turns().attempt()?),
+            Some(streamed) => Some(streamed.lock().try_lock()?),
             None => None,
         };
-        Some(StreamingTurn { _streaming: streaming })
+        Some(StreamGuard { _streaming: streaming })
     }
 
     /// Says what the next passes will ask for, so that nothing else is read ahead.
@@ -458,7 +451,7 @@ impl Decoder {
 
     fn read_ahead(&self, layers: usize, logits: bool) {
         if let Parts::Streamed(streamed) = &self.parts {
-            streamed.expect(layers, logits);
+            streamed.read_ahead_layers(layers, logits);
         }
     }
 
@@ -507,12 +500,6 @@ pub(crate) fn decoder_config(config: &serde_json::Value) -> Result<DecoderConfig
             remedy: "it embeds text but cannot continue it",
         }),
     }
-}
-
-/// Tokens that are known to be in the vocabulary, as a tensor.
-pub(crate) fn indices(tokens: &[u32], device: &Device) -> Tensor<1, Int> {
-    let indices: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
-    Tensor::from_data(TensorData::new(indices, [tokens.len()]), device)
 }
 
 impl DecoderConfig {

@@ -1,6 +1,9 @@
+//! Experts of mixtures that are read when they are chosen, and the ones that stay.
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use burn::tensor::Device;
 use firebox_store::{Checkpoint, LoadedTensors, ReadAt, ReadObserver, Stream, StreamConfig, StreamReport};
@@ -10,15 +13,15 @@ use crate::config::{DecoderConfig, FeedForwardConfig};
 use crate::gated::GatedFeedForward;
 use crate::weights::Weights;
 
-/// Passes after which having been chosen once counts half.
+/// Passes after which a choice counts half.
 const HALF_LIFE: f32 = 64.0;
 
-/// The experts of a decoder's mixtures. Those that are chosen are read; the ones that are chosen most, and most lately,
-/// stay, as far as there is room.
+/// The experts of a decoder's mixtures. Chosen experts are read; those that are chosen most often, and most recently, stay resident as
+/// far as there is room.
 #[derive(Debug)]
 pub(crate) struct ExpertCache {
     stream: Stream,
-    /// For every layer with experts, the number of the first among all.
+    /// The index of each layer's first expert among all.
     first: HashMap<usize, usize>,
     config: DecoderConfig,
     device: Device,
@@ -27,22 +30,24 @@ pub(crate) struct ExpertCache {
 
 #[derive(Debug)]
 struct State {
-    /// Bytes that may be kept, and that are.
+    /// Bytes that resident experts may take.
     room: u64,
+    /// Bytes that they take.
     held: u64,
-    /// How many layers have experts, and how many of them have been run.
+    /// The number of layers with experts.
     layers: usize,
+    /// How often a layer with experts has run.
     time: u64,
-    /// How often each expert was chosen, less the longer ago, as of when it was last chosen.
+    /// How often each expert was chosen, with a weight that decays, and the time of the last choice.
     heat: Vec<(f32, u64)>,
-    kept: HashMap<usize, Arc<GatedFeedForward>>,
+    resident: HashMap<usize, Arc<GatedFeedForward>>,
 }
 
-/// What the tensors of a block's experts are called, after the block's own prefix.
+/// The prefix of the names of a block's experts, behind the block's own prefix.
 pub(crate) const EXPERTS: &str = "mlp.experts.";
 
 impl ExpertCache {
-    /// The cache of a decoder that has mixtures of experts.
+    /// Opens the cache of a decoder that has mixtures of experts.
     pub fn open(
         checkpoint: &Checkpoint,
         config: &DecoderConfig,
@@ -69,11 +74,11 @@ impl ExpertCache {
         }
         let count = units.len();
         let stream = Stream::new(disk, units, stream)?;
-        // Which ones come next is not known before the router has spoken.
+        // The next experts are unknown before the router has run.
         stream.read_ahead(0..0);
         let heat = vec![(0.0, 0); count];
         let layers = first.len();
-        let state = State { room: 0, held: 0, layers, time: 0, heat, kept: HashMap::new() };
+        let state = State { room: 0, held: 0, layers, time: 0, heat, resident: HashMap::new() };
         Ok(Some(Self {
             stream,
             first,
@@ -83,19 +88,19 @@ impl ExpertCache {
         }))
     }
 
-    /// How many bytes of experts may stay.
+    /// Sets how many bytes of experts may be resident.
     pub fn set_room(&self, room: u64) {
         let mut state = self.state();
         state.room = room;
-        while state.held > room && state.drop_coldest(&self.stream, f32::INFINITY) {}
+        while state.held > room && state.evict_coldest(&self.stream, f32::INFINITY) {}
     }
 
-    /// Bytes of experts that stay at the moment.
+    /// Bytes of resident experts.
     pub fn held(&self) -> u64 {
         self.state().held
     }
 
-    /// How many buffers there may be.
+    /// Sets how many buffers there may be.
     pub fn set_buffers(&self, buffers: usize) {
         self.stream.set_buffers(buffers);
     }
@@ -105,12 +110,17 @@ impl ExpertCache {
         self.stream.made_buffers()
     }
 
-    /// Bytes of one buffer, of the largest expert that is.
+    /// Waits until there are, and may be, fewer buffers than `count`, or until the time is over.
+    pub fn wait_for_fewer_buffers(&self, count: usize, timeout: Duration) {
+        self.stream.wait_for_fewer_buffers(count, timeout);
+    }
+
+    /// Bytes of one buffer: those of the largest expert.
     pub fn buffer_bytes(&self) -> usize {
         self.stream.buffer_bytes()
     }
 
-    /// Who looks on while experts are read.
+    /// Sets the observer of reads.
     pub fn set_observer(&self, observer: Arc<dyn ReadObserver>) {
         self.stream.set_observer(observer);
     }
@@ -120,7 +130,7 @@ impl ExpertCache {
         self.stream.report()
     }
 
-    /// Hands out some experts of a layer in order, the next ones being read meanwhile.
+    /// Calls `work` with some experts of a layer in order, and reads the next ones meanwhile.
     pub fn each(
         &self,
         layer: usize,
@@ -134,13 +144,13 @@ impl ExpertCache {
             experts.iter().map(|expert| state.find(first + expert)).collect()
         };
         let absent = experts.iter().zip(&found).filter(|(_, found)| found.is_none());
-        let mut read = self.stream.order(absent.map(|(expert, _)| first + expert));
+        let mut read = self.stream.request(absent.map(|(expert, _)| first + expert));
         for (&expert, found) in experts.iter().zip(&found) {
             match found {
                 Some(network) => work(expert, network),
                 None => {
-                    let Some(loaded) = read.next() else { unreachable!("every absent one was ordered") };
-                    let network = self.cached(layer, expert, loaded?)?;
+                    let Some(loaded) = read.next() else { unreachable!("every absent one was requested") };
+                    let network = self.keep_or_build(layer, expert, loaded?)?;
                     work(expert, &network);
                 }
             }
@@ -148,8 +158,8 @@ impl ExpertCache {
         Ok(())
     }
 
-    /// Builds an expert that was read, and puts it on the cache if it is hot enough.
-    fn cached(
+    /// Builds an expert that was read, and keeps it if it is chosen often enough.
+    fn keep_or_build(
         &self,
         layer: usize,
         expert: usize,
@@ -157,25 +167,25 @@ impl ExpertCache {
     ) -> Result<Arc<GatedFeedForward>, ModelError> {
         let index = self.first[&layer] + expert;
         if !self.state().make_room(index, &self.stream) {
-            return self.built(layer, expert, &loaded);
+            return self.build(layer, expert, &loaded);
         }
         let copy =
-            loaded.copied().map_err(ModelError::from).and_then(|copy| self.built(layer, expert, &copy));
+            loaded.copied().map_err(ModelError::from).and_then(|copy| self.build(layer, expert, &copy));
         let mut state = self.state();
         let network = match copy {
-            Ok(network) if !state.kept.contains_key(&index) && state.held <= state.room => network,
-            // Somebody else was faster, or there is less room or memory than was thought.
+            Ok(network) if !state.resident.contains_key(&index) && state.held <= state.room => network,
+            // Another thread was faster, or there is less room or memory by now.
             _ => {
                 state.held -= self.stream.units()[index].buffer_bytes() as u64;
                 drop(state);
-                return self.built(layer, expert, &loaded);
+                return self.build(layer, expert, &loaded);
             }
         };
-        state.kept.insert(index, network.clone());
+        state.resident.insert(index, network.clone());
         Ok(network)
     }
 
-    fn built(
+    fn build(
         &self,
         layer: usize,
         expert: usize,
@@ -196,10 +206,10 @@ impl ExpertCache {
 }
 
 impl State {
-    /// Counts an expert as chosen; it may be there.
+    /// Counts an expert as chosen. Returns it if it is resident.
     fn find(&mut self, index: usize) -> Option<Arc<GatedFeedForward>> {
         self.heat[index] = (self.heat_now(index) + 1.0, self.time);
-        self.kept.get(&index).cloned()
+        self.resident.get(&index).cloned()
     }
 
     fn heat_now(&self, index: usize) -> f32 {
@@ -208,15 +218,15 @@ impl State {
         heat * (-passes / HALF_LIFE).exp2()
     }
 
-    /// Makes room for an expert, and counts it as held, if only colder ones have to go for that.
+    /// Makes room for an expert and counts it as held, if evicting colder experts is enough.
     fn make_room(&mut self, index: usize, stream: &Stream) -> bool {
         let bytes = stream.units()[index].buffer_bytes() as u64;
-        if bytes > self.room || self.kept.contains_key(&index) {
+        if bytes > self.room || self.resident.contains_key(&index) {
             return false;
         }
         let heat = self.heat_now(index);
         while self.held + bytes > self.room {
-            if !self.drop_coldest(stream, heat) {
+            if !self.evict_coldest(stream, heat) {
                 return false;
             }
         }
@@ -224,11 +234,11 @@ impl State {
         true
     }
 
-    fn drop_coldest(&mut self, stream: &Stream, below: f32) -> bool {
-        let heats = self.kept.keys().map(|&index| (self.heat_now(index), index));
+    fn evict_coldest(&mut self, stream: &Stream, below: f32) -> bool {
+        let heats = self.resident.keys().map(|&index| (self.heat_now(index), index));
         let coldest = heats.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(heat, _)| *heat < below);
         let Some((_, index)) = coldest else { return false };
-        self.kept.remove(&index);
+        self.resident.remove(&index);
         self.held -= stream.units()[index].buffer_bytes() as u64;
         true
     }

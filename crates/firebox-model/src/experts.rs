@@ -1,3 +1,5 @@
+//! Mixtures of experts.
+
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -10,27 +12,27 @@ use crate::gated::GatedFeedForward;
 use crate::matrix::Matrix;
 use crate::weights::Weights;
 
-/// Several gated networks, a few of which work on each position.
+/// Several gated networks, a few of which a router chooses for each position.
 #[derive(Module, Debug)]
 pub struct MixtureOfExperts {
     router: Matrix,
-    /// Empty where they come from a cache.
+    /// Empty where experts come from a cache.
     experts: Vec<GatedFeedForward>,
     #[module(skip)]
-    elsewhere: Option<CachedExperts>,
+    cached: Option<CachedExperts>,
     count: usize,
     chosen: usize,
     normalised: bool,
 }
 
-/// Experts that are not part of the module.
+/// The experts of one layer in a cache, which are not part of the module.
 #[derive(Debug, Clone)]
 pub(crate) struct CachedExperts {
     pub cache: Arc<ExpertCache>,
     pub layer: usize,
 }
 
-/// The rows one expert works on, and what its answer counts for each.
+/// The rows that an expert works on, and the weight of its result for each.
 #[derive(Debug, Default, Clone)]
 struct Assignment {
     rows: Vec<i32>,
@@ -39,8 +41,8 @@ struct Assignment {
 
 impl MixtureOfExperts {
     pub(crate) fn load(config: &ExpertsConfig, weights: &Weights<'_>) -> Result<Self, ModelError> {
-        let elsewhere = weights.experts().cloned();
-        let here = if elsewhere.is_some() { 0 } else { config.experts };
+        let cached = weights.experts().cloned();
+        let here = if cached.is_some() { 0 } else { config.experts };
         let experts = (0..here)
             .map(|expert| {
                 GatedFeedForward::load(&config.expert, &weights.within(&format!("experts.{expert}.")))
@@ -49,15 +51,15 @@ impl MixtureOfExperts {
         Ok(Self {
             router: weights.matrix("gate.weight", config.experts, config.expert.hidden_size)?,
             experts,
-            elsewhere,
+            cached,
             count: config.experts,
             chosen: config.chosen,
             normalised: config.normalised,
         })
     }
 
-    /// From `[rows, hidden_size]` to the same. Reads the router's choice back from the device, since it
-    /// decides which experts run at all.
+    /// Maps `[rows, hidden_size]` to the same shape. Reads the router's choice back from the device, because it decides which experts
+    /// run.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
         let device = x.device();
         let shares = activation::softmax(self.router.multiply(x.clone()), 1);
@@ -69,7 +71,7 @@ impl MixtureOfExperts {
         let recorded = recorded.map(|shares| self.recorded_weights(shares, &assignments));
         let chosen: Vec<usize> =
             (0..self.count).filter(|expert| !assignments[*expert].rows.is_empty()).collect();
-        // Owned by nobody else while rows are added, so that they are added in place.
+        // Moved out while rows are added, so that they are added in place.
         let mut sum = Some(x.zeros_like());
         self.each(&chosen, |expert, network| {
             let Assignment { rows, weights } = &assignments[expert];
@@ -85,7 +87,7 @@ impl MixtureOfExperts {
         Ok(sum.unwrap_or(x))
     }
 
-    /// What every expert counts for every row, `[rows, experts]`, as the router made it, so that it learns.
+    /// The weight of every expert for every row, `[rows, experts]`, on the autodiff graph, so that the router learns.
     fn recorded_weights(&self, shares: Tensor<2>, assignments: &[Assignment]) -> Tensor<2> {
         let [rows, experts] = shares.dims();
         let mut mask = vec![0f32; rows * experts];
@@ -102,7 +104,7 @@ impl MixtureOfExperts {
         experts: &[usize],
         mut work: impl FnMut(usize, &GatedFeedForward),
     ) -> Result<(), ModelError> {
-        match &self.elsewhere {
+        match &self.cached {
             Some(CachedExperts { cache, layer }) => cache.each(*layer, experts, work),
             None => {
                 for &expert in experts {

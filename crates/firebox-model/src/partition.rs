@@ -1,3 +1,5 @@
+//! The parts in which a decoder's weights are read.
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,25 +9,25 @@ use crate::ModelError;
 use crate::config::{BlockConfig, DecoderConfig, FeedForwardConfig};
 use crate::expert_cache::EXPERTS;
 
-/// A decoder's weights in the parts in which they are read: its blocks, each in one piece or a few, then its unembedding in
-/// blocks of rows. The embedding is none of them: of it only the rows of the tokens at hand are ever read.
+/// A decoder's weights in parts: its blocks, each in one or a few pieces, then its unembedding in blocks of rows. The embedding is no
+/// part, because only the rows of the tokens at hand are read.
 #[derive(Debug, Clone)]
 pub struct Partition {
-    /// What a pass reads: the blocks but for their experts, and the rows of the unembedding.
+    /// What a pass reads of each part: blocks without their experts, and rows of the unembedding.
     pub units: Vec<Arc<ReadUnit>>,
-    /// The blocks with all of their experts.
+    /// Blocks with all of their experts.
     pub whole: Vec<Arc<ReadUnit>>,
-    /// Which units are a block's.
+    /// The parts of each block.
     pub blocks: Vec<Range<usize>>,
 }
 
 impl Partition {
-    /// How a checkpoint of that configuration is read, block by block.
+    /// Partitions a checkpoint of that configuration, with one part a block.
     pub fn of(checkpoint: &Checkpoint, config: &DecoderConfig) -> Result<Self, ModelError> {
         Self::in_pieces(checkpoint, config, 1)
     }
 
-    /// The same with every block in so many pieces at most, as its tensors can be divided. Those of a mixture of experts stay whole.
+    /// Partitions a checkpoint with at most so many pieces a block, as its tensors can be divided. Blocks with experts stay whole.
     pub fn in_pieces(
         checkpoint: &Checkpoint,
         config: &DecoderConfig,
@@ -53,7 +55,7 @@ impl Partition {
             units.extend(checkpoint.divided(others, pieces)?.into_iter().map(Arc::new));
             blocks.push(first..units.len());
         }
-        // As large as the blocks, so that the same buffers hold them.
+        // At most as large as the largest block, so that they fit into the same buffers.
         let largest = units.iter().map(|unit| unit.bytes()).max().unwrap_or(0);
         let unembedding = config.unembedding_name();
         for rows in row_blocks(checkpoint, &unembedding, config.vocab_size, largest) {
@@ -62,26 +64,26 @@ impl Partition {
         Ok(Self { units, whole, blocks })
     }
 
-    /// Bytes of memory that keeping a part takes, experts included.
+    /// Bytes of memory that a part takes while it is resident, experts included.
     pub fn part_bytes(&self, part: usize) -> u64 {
         let block = self.blocks.binary_search_by_key(&part, |pieces| pieces.start);
         let whole = block.ok().filter(|block| self.blocks[*block].len() == 1).map(|block| &self.whole[block]);
         whole.unwrap_or_else(|| &self.units[part]).buffer_bytes() as u64
     }
 
-    /// How many of the parts are of blocks.
+    /// The number of parts that belong to blocks.
     pub fn block_parts(&self) -> usize {
         self.blocks.last().map_or(0, |pieces| pieces.end)
     }
 
-    /// The block that a part is of, unless it is of the unembedding.
+    /// The block that a part belongs to, unless it belongs to the unembedding.
     pub fn block_of(&self, part: usize) -> Option<usize> {
         let block = self.blocks.partition_point(|pieces| pieces.end <= part);
         (block < self.blocks.len()).then_some(block)
     }
 }
 
-/// The rows of a matrix in as few blocks of equal size as are no larger than `most` bytes. They are whole tiles.
+/// Divides the rows of a matrix into as few blocks of equal size, of whole tiles, as have at most `most` bytes each.
 fn row_blocks(
     checkpoint: &Checkpoint,
     name: &str,

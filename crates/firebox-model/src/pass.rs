@@ -7,8 +7,8 @@ use std::time::Instant;
 use burn::tensor::Tensor;
 use firebox_cache::SequenceCache;
 
-use crate::decoder::indices;
 use crate::observer::Observer;
+use crate::rows::indices;
 use crate::rows::{Input, Rows};
 use crate::{Decoder, Head, ModelError};
 

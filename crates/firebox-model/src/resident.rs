@@ -1,3 +1,5 @@
+//! Weights that are in memory as a whole.
+
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -11,15 +13,14 @@ use crate::matrix::Matrix;
 use crate::slot::Slot;
 use crate::weights::Weights;
 
-/// The weights of a decoder as they stand: over mapped files on devices that share the machine's memory, in their own memory
-/// on others.
+/// The weights of a decoder that are all in memory: slices of mapped files on devices that share the machine's memory, copies on others.
 #[derive(Debug, Clone)]
 pub(crate) struct ResidentWeights {
     checkpoint: Checkpoint,
     pub embedding: Arc<Matrix>,
-    /// Empty where heads stand for one and nobody has gone through it since.
+    /// Empty for an evicted block that was not used since.
     blocks: Vec<Slot<Block>>,
-    /// The embedding, where that serves.
+    /// The embedding, where both are tied.
     pub unembedding: Arc<Matrix>,
 }
 
@@ -42,7 +43,7 @@ impl ResidentWeights {
         Ok(Self { checkpoint: checkpoint.clone(), embedding, blocks, unembedding })
     }
 
-    /// A block, built again if it was let go.
+    /// A block, built again if it was evicted.
     pub fn block(
         &self,
         index: usize,
@@ -57,14 +58,14 @@ impl ResidentWeights {
         Ok(self.blocks[index].fill(Arc::new(block)))
     }
 
-    /// The same weights with another block.
+    /// Replaces a block. All other weights are shared.
     pub fn with_block(&self, index: usize, block: Block) -> Self {
         let mut whole = self.clone();
         whole.blocks[index] = block.into();
         whole
     }
 
-    /// Lets go of the blocks from `first` on that the checkpoint can give back.
+    /// Evicts the blocks from `first` on that can be built from the checkpoint again.
     pub fn evict_from(&self, first: usize) {
         for slot in self.blocks.iter().skip(first) {
             if slot.get().is_some_and(|block| block.is_original()) {
@@ -79,17 +80,17 @@ impl DecoderConfig {
         format!("{}embed_tokens.weight", self.names.prefix)
     }
 
-    /// The embedding's, where that serves.
+    /// The embedding's name, where both are tied.
     pub(crate) fn unembedding_name(&self) -> String {
         if self.tied_embeddings { self.embedding_name() } else { self.own_unembedding_name() }
     }
 
-    /// What the names of a block's tensors begin with.
+    /// The prefix of the names of a block's tensors.
     pub(crate) fn block_prefix(&self, index: usize) -> String {
         format!("{}layers.{index}.", self.names.prefix)
     }
 
-    /// Builds a block over tensors under their full names.
+    /// Builds a block from tensors with their full names.
     pub(crate) fn load_block(&self, index: usize, root: &Weights<'_>) -> Result<Block, ModelError> {
         Block::load(&self.blocks[index], &root.within(&self.block_prefix(index)))
     }
@@ -103,7 +104,7 @@ mod tests {
     use crate::decoder::decoder_config;
 
     #[test]
-    fn a_block_that_was_let_go_is_built_again() {
+    fn an_evicted_block_is_built_again() {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reference/llama");
         let checkpoint = Checkpoint::open(fixture).unwrap();
         let (config, device) = (decoder_config(checkpoint.config()).unwrap(), Device::flex());

@@ -1,7 +1,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::Head;
 use crate::config::DecoderConfig;
@@ -81,4 +81,10 @@ impl Rows {
     pub fn rope(&self, index: usize) -> &RopeTable {
         &self.ropes[index]
     }
+}
+
+/// Tokens that are known to be in the vocabulary, as a tensor.
+pub(crate) fn indices(tokens: &[u32], device: &Device) -> Tensor<1, Int> {
+    let indices: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+    Tensor::from_data(TensorData::new(indices, [tokens.len()]), device)
 }

@@ -1,6 +1,8 @@
+//! A place for a weight that may or may not be in memory.
+
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// A place for a part in memory. A clone is a place of its own, with the same part in it.
+/// A place for a part in memory. A clone is another place with the same part.
 #[derive(Debug)]
 pub(crate) struct Slot<T>(RwLock<Option<Arc<T>>>);
 
@@ -13,7 +15,7 @@ impl<T> Slot<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Puts a part in unless there is one, and returns the one that is there then.
+    /// Stores a part if the slot is empty. Returns the stored part.
     pub fn fill(&self, part: Arc<T>) -> Arc<T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner).get_or_insert(part).clone()
     }

@@ -14,11 +14,12 @@ use crate::adapter::{INWARD, OUTWARD};
 use crate::block::Block;
 use crate::bridge::{BRIDGE, Bridge};
 use crate::config::DecoderConfig;
-use crate::decoder::{decoder_config, indices};
+use crate::decoder::decoder_config;
 use crate::head::{CLASSIFIER, HeadForm, Overlaid};
 use crate::initial::{Initial, Seeded};
 use crate::matrix::Matrix;
 use crate::norm::RmsNorm;
+use crate::rows::indices;
 use crate::rows::{Input, Rows};
 use crate::weights::{Learned, Learning, Weights};
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use firebox_model::{
     Decoder, Encoder, FeedForward, Mixer, ModelError, Network, OwnFeedForward, OwnMixer, StreamedConfig,
+    StreamedDecoder,
 };
 use firebox_store::{Checkpoint, Heads, SegmentId, SourceKind};
 use firebox_text::Tokenizer;
@@ -54,24 +55,36 @@ impl Model {
         if *device == Device::flex() {
             read_all_of(&checkpoint);
         }
-        Self::over(checkpoint, |checkpoint| Network::load(checkpoint, device))
+        Ok(Self::build(checkpoint, |checkpoint| Ok((Network::load(checkpoint, device)?, ())))?.0)
     }
 
-    /// Opens a decoder that reads its weights from disk while it runs, except those that are
-    /// [loaded](firebox_model::StreamedWeights::load).
+    /// Opens a decoder that reads its weights from disk while it runs, except for [resident](firebox_model::StreamedWeights::load)
+    /// parts.
     pub fn streamed(
         checkpoint: Checkpoint,
         device: &Device,
         config: &StreamedConfig,
     ) -> Result<Self, RuntimeError> {
-        let stream = |checkpoint: &_| Decoder::stream(checkpoint, device, config);
-        Self::over(checkpoint, |checkpoint| Ok(Network::Decoder(Arc::new(stream(checkpoint)?))))
+        Ok(Self::with_streamed_decoder(checkpoint, device, config)?.0)
     }
 
-    pub(crate) fn over(
+    /// Opens a streamed decoder, and returns it beside the model.
+    pub(crate) fn with_streamed_decoder(
         checkpoint: Checkpoint,
-        network: impl FnOnce(&Checkpoint) -> Result<Network, ModelError>,
-    ) -> Result<Self, RuntimeError> {
+        device: &Device,
+        config: &StreamedConfig,
+    ) -> Result<(Self, StreamedDecoder), RuntimeError> {
+        Self::build(checkpoint, |checkpoint| {
+            let decoder = StreamedDecoder::open(checkpoint, device, config)?;
+            Ok((Network::Decoder(decoder.decoder().clone()), decoder))
+        })
+    }
+
+    /// Builds a model around a network, and returns what else `network` makes.
+    fn build<T>(
+        checkpoint: Checkpoint,
+        network: impl FnOnce(&Checkpoint) -> Result<(Network, T), ModelError>,
+    ) -> Result<(Self, T), RuntimeError> {
         let tokenizer = match checkpoint.text().tokenizer {
             Some(_) => Some(Arc::new(Tokenizer::new(checkpoint.text(), checkpoint.config())?)),
             None => None,
@@ -79,8 +92,8 @@ impl Model {
         // Frees the tokenizer's source, which is as large as the tokenizer, before anything else is allocated.
         let checkpoint = checkpoint.without_tokenizer();
         release_to_os();
-        let network = network(&checkpoint)?;
-        // A table of heads that cannot be read is reported when heads are used; the model runs without them.
+        let (network, other) = network(&checkpoint)?;
+        // A table of heads that cannot be read is told when heads are asked for; the model runs without them.
         if let (Network::Decoder(decoder), Ok(Some(heads))) = (&network, installed(&checkpoint))
             && let Ok(list) = heads.list()
             && let Some(head) = list.first()
@@ -104,7 +117,7 @@ impl Model {
         };
         model.report();
         release_with_code();
-        Ok(model)
+        Ok((model, other))
     }
 
     /// Has an engine draft this model's answers by a smaller model of the same tokens.
@@ -207,7 +220,17 @@ impl Model {
         Ok(model)
     }
 
-    /// Returns its heads, if they are [in use](Self::with_heads).
+    /// The residency of a model that was opened within a budget.
+    pub fn residency(&self) -> Option<&Residency> {
+        self.residency.as_deref()
+    }
+
+    /// Tokens that there are pages for: the planned number within a budget, any number otherwise.
+    pub fn planned_tokens(&self) -> usize {
+        self.residency().map_or(usize::MAX, |residency| residency.plan().kv_tokens)
+    }
+
+    /// Its heads, if they are [in use](Self::with_heads).
     pub fn heads(&self) -> Option<&HeadPool> {
         self.heads.as_ref()
     }

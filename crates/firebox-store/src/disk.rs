@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::StoreError;
-use crate::memory::anonymous;
+use crate::memory::allocate;
 use crate::read_unit::ReadUnit;
 
 /// What offsets, lengths and addresses are multiples of when the page cache is passed by: no disk of today asks for
@@ -111,7 +111,7 @@ pub fn sample_units(units: &[Arc<ReadUnit>]) -> &[Arc<ReadUnit>] {
 /// Reads units one after the other, and says how many of their bytes a second that were.
 pub fn read_rate(disk: &dyn ReadAt, units: &[Arc<ReadUnit>]) -> Result<f64, StoreError> {
     let largest = units.iter().map(|unit| unit.buffer_bytes()).max().unwrap_or(0);
-    let mut buffer = anonymous(largest)?;
+    let mut buffer = allocate(largest)?;
     let (mut bytes, mut spent) = (0, Duration::ZERO);
     for unit in units {
         let began = Instant::now();

@@ -69,6 +69,7 @@
 //! Every length, offset, count, shape and path in a file is checked before use. What is wrong comes back as a
 //! [`StoreError`] that names the file, the field and the reason.
 
+mod buffer;
 mod bundle;
 mod catalog;
 mod checkpoint;
@@ -90,9 +91,7 @@ mod partial;
 mod quantize;
 mod read_unit;
 pub mod safetensors;
-mod scrap;
 mod segment;
-mod spare;
 mod stream;
 mod tensor_file;
 mod text;
@@ -102,6 +101,7 @@ mod verify;
 mod weight;
 mod writer;
 
+pub use buffer::{BufferPool, DetachFlag};
 pub use catalog::TensorInfo;
 pub use checkpoint::{Checkpoint, SourceKind};
 pub use disk::{ReadAt, ReadMethod, read_rate, sample_units};
@@ -113,11 +113,9 @@ pub use heads::{
 pub use import::{ImportOptions, ImportReport, Progress, import};
 pub use manifest::{MANIFEST, Manifest, ManifestSegment, ManifestTensor};
 pub use quantize::{encode, is_quantized, quantize};
-pub use read_unit::{LoadedTensors, Loan, ReadUnit, Tensors, Unmapped};
-pub use scrap::Scrap;
+pub use read_unit::{LoadedTensors, ReadUnit, Tensors, Unmapped};
 pub use segment::{Segment, SegmentId};
-pub use spare::Spare;
-pub use stream::{Order, ReadObserver, Stream, StreamConfig, StreamReport};
+pub use stream::{ReadObserver, Requested, Stream, StreamConfig, StreamReport};
 pub use tensor_file::{FileTensor, NewTensor, NewTensorFile, TensorFile};
 pub use text::{GgufVocabulary, TextAssets, TokenizerSource};
 pub use trunk::trunk_hash;

@@ -1,86 +1,124 @@
-//! Memory that weights are read into.
+//! Anonymous memory that weights are read into: allocated in huge pages, trimmed, and moved page by page.
 
 use memmap2::MmapMut;
 
 use crate::error::StoreError;
 
-/// Bytes of a large page. Memory is made by as many at a time: nobody else of the process can give memory back, or be given some,
-/// while it is made.
-pub(crate) const LARGE: usize = 2 << 20;
+/// Bytes of a huge page. Memory is populated by one at a time, because the kernel locks the address space meanwhile and no other
+/// thread can map or unmap memory.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// What may be missing of a last large page that is taken whole.
-const MISSING: usize = LARGE / 32;
+/// The most that a last page may lack of a huge page to be allocated as one.
+const HUGE_PAGE_SLACK: usize = HUGE_PAGE / 32;
 
-/// Bytes of memory that so many bytes take: small pages, unless what is over the large ones nearly is another one.
-pub(crate) fn taken(bytes: usize) -> usize {
-    let large = bytes.next_multiple_of(LARGE);
-    if large - bytes <= MISSING { large } else { bytes }
+/// Bytes of memory that a buffer of so many bytes takes: whole small pages, or another huge page where nearly one is needed.
+pub(crate) fn resident_size(bytes: usize) -> usize {
+    let huge = bytes.next_multiple_of(HUGE_PAGE);
+    if huge - bytes <= HUGE_PAGE_SLACK { huge } else { bytes }
 }
 
-/// Zeroed memory of at least so many bytes, which goes back to the system as a whole. It begins on a page, on a large one where it has
-/// some, and there is room for addresses behind it that takes no memory.
-pub(crate) fn anonymous(bytes: usize) -> Result<MmapMut, StoreError> {
-    made(bytes, |_| Put::Nothing)
+/// Allocates at least so many zeroed bytes. The memory begins on a page, on a huge page where it has some, and may have addresses
+/// behind it that take no memory.
+pub(crate) fn allocate(bytes: usize) -> Result<MmapMut, StoreError> {
+    allocate_from(bytes, |_| PageMove::Unavailable)
 }
 
-/// What came of putting a large page in the place of another one.
+/// The outcome of moving a huge page to another address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Put {
-    Done,
-    /// There is none.
-    Nothing,
-    /// What is mapped there now nobody knows.
+pub(crate) enum PageMove {
+    Moved,
+    /// There was no page to move, or the system cannot move pages. Nothing changed.
+    Unavailable,
+    /// The move failed, and it is unknown what the target addresses map now.
     Lost,
 }
 
-/// The same of large pages that `put` has, as far as it has some: what was in them is there still.
-pub(crate) fn made(bytes: usize, put: impl Fn(&mut [u8]) -> Put) -> Result<MmapMut, StoreError> {
-    // Linux has only whole numbers of large pages begin on one: others have one page less that is large, and two ends.
-    let room = if bytes < LARGE { bytes.max(1) } else { bytes.next_multiple_of(LARGE) };
-    let map = MmapMut::map_anon(room);
+/// Allocates memory as [`allocate`] does, of huge pages that `move_page` moves into place as long as it has some. Those keep their
+/// contents.
+pub(crate) fn allocate_from(
+    bytes: usize,
+    move_page: impl Fn(&mut [u8]) -> PageMove,
+) -> Result<MmapMut, StoreError> {
+    // Linux aligns a mapping to huge pages only if its length is a multiple of them. Otherwise there is one huge page less and small
+    // pages at both ends.
+    let length = if bytes < HUGE_PAGE { bytes.max(1) } else { bytes.next_multiple_of(HUGE_PAGE) };
+    let map = MmapMut::map_anon(length);
     let mut map = map.map_err(|source| StoreError::Memory { bytes: bytes as u64, source })?;
-    match populated(&mut map, bytes, put) {
-        Put::Lost => {
-            // Another thread may have been given the addresses, which must not be unmapped then.
+    match populate(&mut map, bytes, move_page) {
+        PageMove::Lost => {
+            // Another thread may have been given these addresses, so they must not be unmapped.
             std::mem::forget(map);
-            anonymous(bytes)
+            allocate(bytes)
         }
-        Put::Done | Put::Nothing => Ok(map),
+        PageMove::Moved | PageMove::Unavailable => Ok(map),
     }
 }
 
-/// Has the first `bytes` of new memory be there. Wishes, which older systems do not know: large pages cost less to find, and pages that
-/// are there before a read begins do not interrupt it. A large page at the end would be more than was asked for.
+/// Populates the first `bytes` of new memory. The hints may fail on older systems without harm: huge pages cost fewer translations,
+/// and pages that exist before a read begins do not interrupt it. The end is in small pages, because a huge page would exceed `bytes`.
 #[cfg(target_os = "linux")]
-fn populated(map: &mut MmapMut, bytes: usize, put: impl Fn(&mut [u8]) -> Put) -> Put {
+fn populate(map: &mut MmapMut, bytes: usize, move_page: impl Fn(&mut [u8]) -> PageMove) -> PageMove {
     use memmap2::Advice;
-    let large = bytes / LARGE * LARGE;
-    drop(map.advise_range(Advice::HugePage, 0, large));
-    drop(map.advise_range(Advice::NoHugePage, large, map.len() - large));
-    for start in (0..bytes).step_by(LARGE) {
-        let found = if start < large { put(&mut map[start..start + LARGE]) } else { Put::Nothing };
-        match found {
-            Put::Done => {}
-            Put::Nothing => drop(map.advise_range(Advice::PopulateWrite, start, LARGE.min(bytes - start))),
-            Put::Lost => return Put::Lost,
+    let huge = bytes / HUGE_PAGE * HUGE_PAGE;
+    drop(map.advise_range(Advice::HugePage, 0, huge));
+    drop(map.advise_range(Advice::NoHugePage, huge, map.len() - huge));
+    for start in (0..bytes).step_by(HUGE_PAGE) {
+        let moved =
+            if start < huge { move_page(&mut map[start..start + HUGE_PAGE]) } else { PageMove::Unavailable };
+        match moved {
+            PageMove::Moved => {}
+            PageMove::Unavailable => {
+                drop(map.advise_range(Advice::PopulateWrite, start, HUGE_PAGE.min(bytes - start)));
+            }
+            PageMove::Lost => return PageMove::Lost,
         }
     }
-    Put::Done
+    PageMove::Moved
 }
 
 #[cfg(not(target_os = "linux"))]
-fn populated(_: &mut MmapMut, _: usize, _: impl Fn(&mut [u8]) -> Put) -> Put {
-    Put::Nothing
+fn populate(_: &mut MmapMut, _: usize, _: impl Fn(&mut [u8]) -> PageMove) -> PageMove {
+    PageMove::Unavailable
 }
 
-/// Gives back to the system what lies behind so many bytes of private memory. Its pages are empty from then on.
+/// Moves pages to other addresses of the same length. The source stays mapped, without pages.
+#[cfg(target_os = "linux")]
+pub(crate) fn move_pages(from: &mut [u8], to: &mut [u8]) -> PageMove {
+    assert_eq!(from.len(), to.len());
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: both ranges are private anonymous memory of this process and borrowed mutably, so nothing else refers to them. Both stay
+    // mapped, so that their owners unmap nothing else later.
+    let at = unsafe {
+        libc::mremap(
+            from.as_mut_ptr().cast(),
+            from.len(),
+            to.len(),
+            flags,
+            to.as_mut_ptr().cast::<libc::c_void>(),
+        )
+    };
+    if at != libc::MAP_FAILED {
+        return PageMove::Moved;
+    }
+    // A system that does not know the flags refuses before it changes anything. Any other error may come after the target was
+    // unmapped.
+    let error = std::io::Error::last_os_error().raw_os_error();
+    if error == Some(libc::EINVAL) { PageMove::Unavailable } else { PageMove::Lost }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn move_pages(_: &mut [u8], _: &mut [u8]) -> PageMove {
+    PageMove::Unavailable
+}
+
+/// Returns the pages behind the first `bytes` of private memory to the system. They are empty from then on.
 #[cfg(target_os = "linux")]
 pub(crate) fn trim(memory: &[u8], bytes: usize) {
     // SAFETY: sysconf takes a number and touches no memory.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(LARGE);
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(HUGE_PAGE);
     let from = bytes.next_multiple_of(page);
     if from < memory.len() {
-        // SAFETY: the range lies within the memory, which begins on a page, and no tensor lies there: those of what was read end before.
+        // SAFETY: the range lies within the memory, which begins on a page. No tensor lies there: those of the unit end before it.
         unsafe {
             libc::madvise(
                 memory.as_ptr().add(from).cast_mut().cast(),
@@ -101,31 +139,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_which_a_page_was_lost_is_not_used() {
+    fn memory_is_abandoned_when_a_page_was_lost() {
         let (first, count) = (Cell::new(None), Cell::new(0));
         let lost_at_second = |page: &mut [u8]| {
             first.set(first.get().or(Some(page.as_ptr())));
             count.set(count.get() + 1);
-            if count.get() == 2 { Put::Lost } else { Put::Nothing }
+            if count.get() == 2 { PageMove::Lost } else { PageMove::Unavailable }
         };
-        let made = made(3 * LARGE, lost_at_second).unwrap();
+        let memory = allocate_from(3 * HUGE_PAGE, lost_at_second).unwrap();
         assert_eq!(count.get(), 2);
-        assert!(Some(made.as_ptr()) != first.get() && made.iter().all(|byte| *byte == 0));
+        assert!(Some(memory.as_ptr()) != first.get() && memory.iter().all(|byte| *byte == 0));
     }
 
     #[test]
-    fn what_nearly_is_another_large_page_takes_one() {
-        let sizes = [LARGE - MISSING - 1, LARGE - MISSING, 3 * LARGE, 3 * LARGE + 4096, 4 * LARGE - 4096, 0];
-        let expected = [LARGE - MISSING - 1, LARGE, 3 * LARGE, 3 * LARGE + 4096, 4 * LARGE, 0];
-        assert_eq!(sizes.map(taken), expected);
+    fn nearly_a_huge_page_is_allocated_as_one() {
+        let nearly = HUGE_PAGE - HUGE_PAGE_SLACK;
+        let sizes = [nearly - 1, nearly, 3 * HUGE_PAGE, 3 * HUGE_PAGE + 4096, 4 * HUGE_PAGE - 4096, 0];
+        let expected = [nearly - 1, HUGE_PAGE, 3 * HUGE_PAGE, 3 * HUGE_PAGE + 4096, 4 * HUGE_PAGE, 0];
+        assert_eq!(sizes.map(resident_size), expected);
     }
 
     #[test]
-    fn what_is_trimmed_is_empty_and_the_rest_is_what_it_was() {
-        let bytes = LARGE + 3 * 4096;
-        let mut memory = anonymous(bytes).unwrap();
+    fn trimming_empties_the_rest_and_nothing_else() {
+        let bytes = HUGE_PAGE + 3 * 4096;
+        let mut memory = allocate(bytes).unwrap();
         memory[..bytes].fill(7);
-        for kept in [bytes, LARGE + 4096, 5000, 0] {
+        for kept in [bytes, HUGE_PAGE + 4096, 5000, 0] {
             trim(&memory, kept);
             assert!(memory[..kept].iter().all(|byte| *byte == 7));
             let page = 64 << 10;

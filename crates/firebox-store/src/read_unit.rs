@@ -3,17 +3,17 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 
+use crate::buffer::DetachFlag;
 use crate::catalog::{Span, TensorInfo};
 use crate::checkpoint::Checkpoint;
 use crate::disk::{BLOCK, ReadAt};
 use crate::encoding::{Encoding, TILE_ROWS, TILE_WORD};
 use crate::error::StoreError;
 use crate::mapping::aligned_copy;
-use crate::memory::{anonymous, taken, trim};
+use crate::memory::{allocate, resident_size, trim};
 use crate::tile::{self, SCALE};
 use crate::weight::Weight;
 
@@ -108,7 +108,7 @@ impl ReadUnit {
             .map(|(info, data, scales)| Placed { info, data: place(data), scales: scales.map(place) })
             .collect();
         placed.sort_by(|a, b| a.info.name.cmp(&b.info.name));
-        Self { path: path.to_owned(), tensors: placed, reads, buffer_bytes: taken(buffer_bytes) }
+        Self { path: path.to_owned(), tensors: placed, reads, buffer_bytes: resident_size(buffer_bytes) }
     }
 
     fn tensor(&self, name: &str) -> Option<&Placed> {
@@ -139,50 +139,35 @@ impl ReadUnit {
     }
 }
 
-/// A unit in memory. Clones share the memory, which goes with the last of them and of the tensors made from it.
+/// A unit in memory. Clones share the memory, which is released with the last of them and of the tensors made from it.
 #[derive(Debug, Clone)]
 pub struct LoadedTensors {
     unit: Arc<ReadUnit>,
     bytes: Bytes,
-    loan: Option<Loan>,
-}
-
-/// Of a buffer that goes back to where it came from: whether it still does.
-#[derive(Debug, Clone, Default)]
-pub struct Loan(Arc<AtomicBool>);
-
-impl Loan {
-    /// Keeps the buffer from going back. Whether it would have gone back.
-    pub fn keep(&self) -> bool {
-        !self.0.swap(true, Ordering::Relaxed)
-    }
-
-    pub(crate) fn is_kept(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
+    flag: Option<DetachFlag>,
 }
 
 impl LoadedTensors {
-    pub(crate) fn new(unit: Arc<ReadUnit>, bytes: Bytes, loan: Option<Loan>) -> Self {
-        Self { unit, bytes, loan }
+    pub(crate) fn new(unit: Arc<ReadUnit>, bytes: Bytes, flag: Option<DetachFlag>) -> Self {
+        Self { unit, bytes, flag }
     }
 
-    /// What its buffer is on, where that goes back to where it came from.
-    pub fn loan(&self) -> Option<&Loan> {
-        self.loan.as_ref()
+    /// The flag that detaches its buffer, where that returns to a pool or a stream.
+    pub fn detach_flag(&self) -> Option<&DetachFlag> {
+        self.flag.as_ref()
     }
 
-    /// Gives back to the system what lies behind it in its buffer, which nobody may read into any more.
+    /// Returns the unused end of its buffer to the system. The buffer is not read into any more.
     pub(crate) fn trim(&self) {
         trim(&self.bytes, self.unit.buffer_bytes);
     }
 
-    /// The same in memory of its own, so that the buffer can be used again.
+    /// Copies it to memory of its own, so that the buffer can be reused.
     pub fn copied(&self) -> Result<Self, StoreError> {
         let bytes = self.unit.buffer_bytes;
-        let mut copy = anonymous(bytes)?;
+        let mut copy = allocate(bytes)?;
         copy[..bytes].copy_from_slice(&self.bytes[..bytes]);
-        Ok(Self { unit: self.unit.clone(), bytes: Bytes::from_owner(copy), loan: None })
+        Ok(Self { unit: self.unit.clone(), bytes: Bytes::from_owner(copy), flag: None })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Read units of a checkpoint, read ahead of their use into a few buffers that are used again and again.
+//! Reads units of a checkpoint ahead of their use, into a few buffers that are used again and again.
 
 #[cfg(test)]
 #[path = "../../../fuzz/checks/stream_ring.rs"]
@@ -17,19 +17,19 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use memmap2::MmapMut;
 
+use crate::buffer::{Buffer, BufferGuard, BufferHome, BufferPool, DetachFlag};
 use crate::disk::ReadAt;
 use crate::error::StoreError;
-use crate::memory::anonymous;
-use crate::read_unit::{LoadedTensors, Loan, ReadUnit};
-use crate::scrap::Scrap;
-use ring::{Ring, Wanted};
+use crate::memory::allocate;
+use crate::read_unit::{LoadedTensors, ReadUnit};
+use ring::{Request, Ring};
 
-/// How a stream reads.
+/// Buffers and threads of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamConfig {
-    /// Buffers, the one in use included. With a single one nothing is read ahead.
+    /// Buffers, the one in use included. With one buffer nothing is read ahead.
     pub buffers: usize,
-    /// Threads that read. One keeps a disk busy that is asked for millions of bytes at a time.
+    /// Reader threads. One keeps a disk busy that reads megabytes at a time.
     pub readers: usize,
 }
 
@@ -39,20 +39,20 @@ impl Default for StreamConfig {
     }
 }
 
-/// What a stream has done so far.
+/// Counts of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamReport {
     /// Read units that were read.
     pub units: u64,
     /// Bytes of their tensors.
     pub bytes: u64,
-    /// Read units that were there when they were asked for, and were not waited for.
+    /// Units that were ready when they were requested.
     pub found: u64,
-    /// Read units that had to be waited for.
+    /// Units that were waited for.
     pub missed: u64,
     /// Time that readers spent reading.
     pub reading: Duration,
-    /// Time that users spent waiting for what they had asked for.
+    /// Time that users waited for units.
     pub waiting: Duration,
 }
 
@@ -71,23 +71,22 @@ impl std::ops::Add for StreamReport {
     }
 }
 
-/// Looks on while units are read and waited for.
+/// Observes reads and waits.
 pub trait ReadObserver: fmt::Debug + Send + Sync {
-    /// Whether it wants to be told, now. Asked all the time, so that it must cost nothing.
+    /// Whether events are reported. Called before every event, so it must be cheap.
     fn follows(&self) -> bool;
 
-    /// A unit was read, of so many bytes, by the thread that tells so.
+    /// A unit of so many bytes was read by the calling thread.
     fn read(&self, unit: usize, bytes: u64, began: Instant);
 
-    /// A unit that was not there was waited for.
+    /// A unit that was not ready was waited for.
     fn waited(&self, unit: usize, began: Instant);
 }
 
-/// Hands out units in turn, round and round, and reads the next ones meanwhile.
+/// Hands out units, round and round, and reads the next ones meanwhile.
 ///
-/// A unit that is handed out has a buffer to itself until the last tensor over it is dropped. Read units may be asked
-/// for in any order and from several threads; asked for in order they are there when they are needed. What is
-/// [skipped](Self::skip) is not read ahead.
+/// A unit has a buffer to itself until the last tensor over it is dropped. Units may be requested in any order and from several threads.
+/// Requested in order, they are ready when they are needed. [Skipped](Self::skip) units are not read ahead.
 pub struct Stream {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -102,8 +101,8 @@ struct Shared {
     changed: Condvar,
     counts: Counts,
     observer: RwLock<Option<Arc<dyn ReadObserver>>>,
-    /// What buffers are made of, and where memory goes that stayed with what was read, once that is let go of.
-    scrap: Option<Scrap>,
+    /// The pool that buffers are made from, and that detached buffers are released to.
+    pool: Option<BufferPool>,
 }
 
 #[derive(Default)]
@@ -116,17 +115,17 @@ struct Counts {
     waiting: AtomicU64,
 }
 
-/// Read units that were asked for. Those that nobody takes after all are not waited for.
-pub struct Order<'a> {
+/// Units that were requested, in order. Requests that are dropped are cancelled.
+pub struct Requested<'a> {
     shared: &'a Arc<Shared>,
-    coming: VecDeque<Wanted>,
+    requests: VecDeque<Request>,
 }
 
-impl Iterator for Order<'_> {
+impl Iterator for Requested<'_> {
     type Item = Result<LoadedTensors, StoreError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let Wanted { id, unit, .. } = self.coming.pop_front()?;
+        let Request { id, unit, .. } = self.requests.pop_front()?;
         let began = Instant::now();
         let mut state = self.shared.state();
         state.wait_for(id);
@@ -141,8 +140,8 @@ impl Iterator for Order<'_> {
             waited = true;
             state = self.shared.wait(state);
         };
-        state.forget(id);
-        state.taken(unit);
+        state.cancel(id);
+        state.advance_past(unit);
         drop(state);
         self.shared.changed.notify_all();
         let counts = &self.shared.counts;
@@ -152,56 +151,40 @@ impl Iterator for Order<'_> {
             observer.waited(unit, began);
         }
         let loaded = |buffer| {
-            let loan = Loan::default();
+            let flag = DetachFlag::default();
             let unit = &self.shared.units[unit];
-            LoadedTensors::new(unit.clone(), self.shared.lent(buffer, unit, &loan), Some(loan))
+            LoadedTensors::new(unit.clone(), self.shared.lend(buffer, unit, &flag), Some(flag))
         };
         Some(read.map(loaded))
     }
 }
 
-impl Drop for Order<'_> {
+impl Drop for Requested<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state();
-        for wanted in self.coming.drain(..) {
-            state.forget(wanted.id);
+        for request in self.requests.drain(..) {
+            state.cancel(request.id);
         }
         drop(state);
-        // What was read for nobody can make room now.
+        // A unit that nothing requests any more may give up its buffer.
         self.shared.changed.notify_all();
     }
 }
 
-/// A buffer that is in use, and goes back to where it came from.
-struct Lease {
-    buffer: Option<MmapMut>,
-    /// What is in use of it.
-    bytes: usize,
-    shared: Arc<Shared>,
-    loan: Loan,
-}
-
-impl AsRef<[u8]> for Lease {
-    fn as_ref(&self) -> &[u8] {
-        self.buffer.as_deref().unwrap_or(&[])
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let Some(buffer) = self.buffer.take() else { return };
-        if !self.loan.is_kept() {
-            self.shared.state().give_back(buffer);
-            self.shared.changed.notify_all();
-        } else if let Some(scrap) = &self.shared.scrap {
-            scrap.leave(buffer, self.bytes);
+impl BufferHome for Shared {
+    fn release(&self, buffer: Buffer, is_detached: bool) {
+        if !is_detached {
+            self.state().release(buffer.memory);
+            self.changed.notify_all();
+        } else if let Some(pool) = &self.pool {
+            pool.put(buffer);
         }
     }
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, Ring> {
-        // Nothing that holds the lock leaves the state half changed, whatever else panics.
+        // Nothing panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -215,7 +198,7 @@ impl Shared {
             if state.stopped {
                 return;
             }
-            let Some(unit) = state.job() else {
+            let Some(unit) = state.next_read() else {
                 state = self.wait(state);
                 continue;
             };
@@ -223,17 +206,17 @@ impl Shared {
             let free = state.free.pop();
             state.made += usize::from(free.is_none());
             drop(state);
-            // Whoever waits is told, whatever a source of bytes does.
+            // A panic in the source of bytes is reported to those who wait.
             let read = catch_unwind(AssertUnwindSafe(|| self.read(unit, free)));
             let read = read.unwrap_or(Err(StoreError::ReaderPanicked));
             state = self.state();
-            state.take_in(unit, read);
+            state.finish_read(unit, read);
             self.changed.notify_all();
         }
     }
 
     fn read(&self, unit: usize, buffer: Option<MmapMut>) -> Result<MmapMut, StoreError> {
-        let mut buffer = buffer.map_or_else(|| self.made(self.buffer_bytes), Ok)?;
+        let mut buffer = buffer.map_or_else(|| self.allocate(self.buffer_bytes), Ok)?;
         let began = Instant::now();
         self.units[unit].read(&*self.disk, &mut buffer)?;
         add(&self.counts.reading, began.elapsed());
@@ -245,19 +228,19 @@ impl Shared {
         Ok(buffer)
     }
 
-    fn made(&self, bytes: usize) -> Result<MmapMut, StoreError> {
-        match &self.scrap {
-            Some(scrap) => scrap.make(bytes),
-            None => anonymous(bytes),
+    fn allocate(&self, bytes: usize) -> Result<MmapMut, StoreError> {
+        match &self.pool {
+            Some(pool) => Ok(pool.take(bytes)?.memory),
+            None => allocate(bytes),
         }
     }
 
-    fn lent(self: &Arc<Self>, buffer: MmapMut, unit: &ReadUnit, loan: &Loan) -> Bytes {
-        let (buffer, bytes) = (Some(buffer), unit.buffer_bytes());
-        Bytes::from_owner(Lease { buffer, bytes, shared: self.clone(), loan: loan.clone() })
+    fn lend(self: &Arc<Self>, memory: MmapMut, unit: &ReadUnit, flag: &DetachFlag) -> Bytes {
+        let buffer = Buffer { memory, bytes: unit.buffer_bytes() };
+        Bytes::from_owner(BufferGuard::new(buffer, self.clone(), flag.clone()))
     }
 
-    /// Who wants to be told, if anybody does.
+    /// The observer, if it follows events now.
     fn observer(&self) -> Option<Arc<dyn ReadObserver>> {
         let observer = self.observer.read().unwrap_or_else(PoisonError::into_inner);
         observer.as_ref().filter(|observer| observer.follows()).cloned()
@@ -265,21 +248,21 @@ impl Shared {
 }
 
 impl Stream {
-    /// Read units of one checkpoint, in the order in which a round needs them.
+    /// Streams units of one checkpoint, which are given in the order in which a round needs them.
     pub fn new(
         disk: Arc<dyn ReadAt>,
         units: Vec<Arc<ReadUnit>>,
         config: StreamConfig,
     ) -> Result<Self, StoreError> {
-        Self::of_scrap(disk, units, config, None)
+        Self::with_pool(disk, units, config, None)
     }
 
-    /// The same with buffers that are made of memory that others have let go of, and that is left to others.
-    pub fn of_scrap(
+    /// Streams units into buffers of a pool, to which detached buffers are released.
+    pub fn with_pool(
         disk: Arc<dyn ReadAt>,
         units: Vec<Arc<ReadUnit>>,
         config: StreamConfig,
-        scrap: Option<Scrap>,
+        pool: Option<BufferPool>,
     ) -> Result<Self, StoreError> {
         let buffer_bytes = units.iter().map(|unit| unit.buffer_bytes()).max().unwrap_or(0);
         let count = units.len();
@@ -291,7 +274,7 @@ impl Stream {
             changed: Condvar::new(),
             counts: Counts::default(),
             observer: RwLock::new(None),
-            scrap,
+            pool,
         });
         let mut stream = Self { shared, threads: Vec::new() };
         for _ in 0..config.readers.max(1) {
@@ -305,87 +288,87 @@ impl Stream {
         Ok(stream)
     }
 
-    /// A unit, as soon as it is there.
+    /// Waits for a unit.
     ///
     /// # Panics
     /// If there is no such unit.
     pub fn take(&self, unit: usize) -> Result<LoadedTensors, StoreError> {
-        self.order([unit]).next().unwrap_or_else(|| unreachable!("one was ordered"))
+        self.request([unit]).next().unwrap_or_else(|| unreachable!("one was requested"))
     }
 
-    /// Reads a unit, one of the stream's or another one of its checkpoint, into memory of its own: no buffer is given for it.
+    /// Reads a unit, of the stream or another one of its checkpoint, into memory of its own instead of a buffer.
     pub fn read(&self, unit: &Arc<ReadUnit>) -> Result<LoadedTensors, StoreError> {
-        let mut memory = self.shared.made(unit.buffer_bytes())?;
+        let mut memory = self.shared.allocate(unit.buffer_bytes())?;
         unit.read(&*self.shared.disk, &mut memory)?;
-        let loan = Loan::default();
-        loan.keep();
-        Ok(LoadedTensors::new(unit.clone(), self.shared.lent(memory, unit, &loan), Some(loan)))
+        let flag = DetachFlag::default();
+        flag.detach();
+        Ok(LoadedTensors::new(unit.clone(), self.shared.lend(memory, unit, &flag), Some(flag)))
     }
 
-    /// Several units that are needed at once, as soon as all are there. If there are fewer buffers, more are made for that, but
-    /// not for several who do so at the same time: they could wait for each other.
+    /// Waits for several units that are needed at once. If there are fewer buffers, more are made, but not for several callers at the same
+    /// time: they could wait for each other.
     ///
     /// # Panics
     /// If there is no such unit.
     pub fn take_all(&self, units: &[usize]) -> Result<Vec<LoadedTensors>, StoreError> {
-        self.ordered(units.iter().copied(), units.len()).collect()
+        self.request_together(units.iter().copied(), units.len()).collect()
     }
 
-    /// Several units, each as soon as it is there, while the next ones are being read.
+    /// Requests several units. The result waits for each of them while the next ones are being read.
     ///
     /// # Panics
     /// If there is no such unit.
-    pub fn order(&self, units: impl IntoIterator<Item = usize>) -> Order<'_> {
-        self.ordered(units, 1)
+    pub fn request(&self, units: impl IntoIterator<Item = usize>) -> Requested<'_> {
+        self.request_together(units, 1)
     }
 
-    fn ordered(&self, units: impl IntoIterator<Item = usize>, together: usize) -> Order<'_> {
+    fn request_together(&self, units: impl IntoIterator<Item = usize>, together: usize) -> Requested<'_> {
         let count = self.shared.units.len();
         let mut state = self.shared.state();
-        let coming: VecDeque<Wanted> = units
+        let requests: VecDeque<Request> = units
             .into_iter()
             .inspect(|unit| assert!(*unit < count, "unit {unit} of {count}"))
-            .map(|unit| state.ask(unit, together))
+            .map(|unit| state.request(unit, together))
             .collect();
-        if let Some(first) = coming.front() {
+        if let Some(first) = requests.front() {
             state.next = first.unit;
         }
         drop(state);
         self.shared.changed.notify_all();
-        Order { shared: &self.shared, coming }
+        Requested { shared: &self.shared, requests }
     }
 
-    /// Has units that lie one after the other read before all that nobody waits for, those that are skipped excepted, and says
-    /// whether they can be [taken](Self::take) without waiting: because they are there, or because they could not be read, which
-    /// whoever takes them is told. What lies farthest ahead gives up its buffer for them; if there are fewer buffers, more are made.
+    /// Reads successive units, except skipped ones, before all others that no caller waits for. Returns whether they can be
+    /// [taken](Self::take) without waiting, because they are ready or could not be read. The unit that is needed last gives up its buffer
+    /// for them; if there are fewer buffers, more are made.
     ///
     /// # Panics
     /// If there are no such units.
-    pub fn aim(&self, units: Range<usize>) -> bool {
+    pub fn prioritize(&self, units: Range<usize>) -> bool {
         let mut state = self.shared.state();
         assert!(units.end <= state.skipped.len(), "units {units:?} of {}", state.skipped.len());
         let missing = || units.clone().filter(|unit| !state.skipped[*unit]);
-        if missing().all(|unit| state.is_there(unit)) {
+        if missing().all(|unit| state.is_settled(unit)) {
             return true;
         }
-        if state.aim != units {
+        if state.priority != units {
             state.next = units.start;
-            state.aim = units;
+            state.priority = units;
             drop(state);
             self.shared.changed.notify_all();
         }
         false
     }
 
-    /// Aims at nothing any more.
-    pub fn rest(&self) {
-        self.shared.state().aim = 0..0;
+    /// Prioritizes no units any more.
+    pub fn clear_priority(&self) {
+        self.shared.state().priority = 0..0;
     }
 
-    /// Lets what was read stay where it is for as long as anything refers to it. What it leaves empty of its buffer goes back to the system,
+    /// Takes a unit's buffer out of the ring for as long as its tensors are in use. The unused end of the buffer is returned to the system,
     /// and another buffer takes its place.
     pub fn detach(&self, loaded: &LoadedTensors) {
-        if loaded.loan().is_some_and(Loan::keep) {
+        if loaded.detach_flag().is_some_and(DetachFlag::detach) {
             loaded.trim();
             self.shared.state().made -= 1;
             self.shared.changed.notify_all();
@@ -397,7 +380,7 @@ impl Stream {
         &self.shared.units
     }
 
-    /// Whether a unit is left out when reading ahead.
+    /// Sets whether a unit is left out when reading ahead.
     pub fn skip(&self, unit: usize, skipped: bool) {
         let mut state = self.shared.state();
         state.skipped[unit] = skipped;
@@ -406,7 +389,7 @@ impl Stream {
         self.shared.changed.notify_all();
     }
 
-    /// Which units a round consists of for now: no others are read ahead.
+    /// Sets which units a round consists of: no others are read ahead.
     pub fn read_ahead(&self, round: Range<usize>) {
         let count = self.shared.units.len();
         let end = round.end.min(count);
@@ -417,8 +400,8 @@ impl Stream {
         self.shared.changed.notify_all();
     }
 
-    /// How many buffers there may be from now on; one is always made when it is needed. Those too many go at once, or
-    /// as soon as they are given back.
+    /// Sets how many buffers there may be; one is always made when it is needed. Surplus buffers are freed at once, or when they are
+    /// released.
     pub fn set_buffers(&self, buffers: usize) {
         let mut state = self.shared.state();
         state.buffers = buffers;
@@ -426,7 +409,7 @@ impl Stream {
             state.made -= 1;
         }
         while state.made > state.buffers
-            && let Some(at) = state.unasked()
+            && let Some(at) = state.unrequested()
         {
             state.drop_ready(at);
         }
@@ -439,9 +422,23 @@ impl Stream {
         self.shared.state().buffers
     }
 
-    /// How many there are, those included that are too many and not given back yet.
+    /// How many buffers there are, surplus ones in use included.
     pub fn made_buffers(&self) -> usize {
         self.shared.state().made
+    }
+
+    /// Waits until there are, and may be, fewer buffers than `count`, or until the time is over.
+    pub fn wait_for_fewer_buffers(&self, count: usize, timeout: Duration) {
+        let until = Instant::now() + timeout;
+        let mut state = self.shared.state();
+        while state.made.max(state.buffers) >= count {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.shared.changed.wait_timeout(state, left);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Bytes of one buffer.
@@ -449,12 +446,12 @@ impl Stream {
         self.shared.buffer_bytes
     }
 
-    /// Who looks on from now on.
+    /// Sets the observer.
     pub fn set_observer(&self, observer: Arc<dyn ReadObserver>) {
         *self.shared.observer.write().unwrap_or_else(PoisonError::into_inner) = Some(observer);
     }
 
-    /// What it has done so far.
+    /// The counts so far.
     pub fn report(&self) -> StreamReport {
         let counts = &self.shared.counts;
         let time = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Ordering::Relaxed));
@@ -484,7 +481,7 @@ impl Drop for Stream {
         self.shared.state().stopped = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // A reader that panicked has said so already; there is nobody here to tell.
+            // Panics of readers were reported to those who waited.
             drop(thread.join());
         }
     }
@@ -510,11 +507,11 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_nobody_waited_for_is_forgotten() {
-        // One unit is asked for, cannot be read and is given up; then it is asked for again.
-        let [ask, read, fail, give_up] = [0, 9, 13, 7];
-        assert_eq!(check(&[0, 1, ask, read, fail, give_up, ask]), 1);
-        // Of two who have asked one is still to be told.
-        assert_eq!(check(&[0, 1, ask, ask, read, fail, give_up]), 1);
+    fn a_failure_is_forgotten_when_its_request_is_cancelled() {
+        // A unit is requested, cannot be read and is cancelled; then it is requested again.
+        let [request, read, fail, cancel] = [0, 9, 13, 7];
+        assert_eq!(check(&[0, 1, request, read, fail, cancel, request]), 1);
+        // Of two requests one is still to be told.
+        assert_eq!(check(&[0, 1, request, request, read, fail, cancel]), 1);
     }
 }

@@ -51,7 +51,7 @@ proptest! {
                 scope.spawn(move || {
                     for (units, taken) in orders {
                         // Some are not taken after all.
-                        let order = stream.order(units.iter().copied());
+                        let order = stream.request(units.iter().copied());
                         order.take(*taken).for_each(|loaded| check(checkpoint, &loaded.unwrap()));
                     }
                 });
@@ -68,7 +68,7 @@ proptest! {
 /// Waits for units as somebody does who has other things to do meanwhile.
 fn until_there(stream: &Stream, units: Range<usize>) {
     let began = std::time::Instant::now();
-    while !stream.aim(units.clone()) {
+    while !stream.prioritize(units.clone()) {
         assert!(began.elapsed().as_secs() < 60, "units {units:?} never come");
         std::thread::sleep(std::time::Duration::from_micros(100));
     }
@@ -86,9 +86,9 @@ fn what_is_aimed_at_comes_without_being_waited_for() {
             check(&checkpoint, &stream.take(unit).unwrap());
             assert_eq!(stream.report().missed, before, "it was there");
         }
-        stream.aim(5..6);
+        stream.prioritize(5..6);
         stream.skip(5, true);
-        stream.rest();
+        stream.clear_priority();
         stream.set_buffers(0);
         let began = std::time::Instant::now();
         while stream.made_buffers() > 0 {

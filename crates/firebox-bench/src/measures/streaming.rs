@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use firebox_cache::{PAGE_TOKENS, PagePool, SequenceCache};
-use firebox_model::{Decoder, Input, LogitRows, StreamedConfig, StreamedWeights};
+use firebox_model::{Decoder, Input, StreamedConfig, StreamedDecoder, StreamedWeights, LogitRows};
 use firebox_runtime::{KvType, device};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig, read_rate};
 
@@ -94,7 +94,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let (checkpoint, cpu) = (Checkpoint::open(setup.plain())?, device("cpu")?);
     let plain = Decoder::load(&checkpoint, &cpu)?;
     let kept = all_kept(&checkpoint)?;
-    let streamed = Decoder::stream(&checkpoint, &cpu, &config())?;
+    let streamed = StreamedDecoder::open(&checkpoint, &cpu, &config())?;
     let pool = PagePool::new(plain.layout(KvType::F16));
     pool.reserve(BATCH, 2 * PAGE_TOKENS);
     let units = parts(&streamed)?.units();
@@ -138,8 +138,8 @@ fn config() -> StreamedConfig {
     }
 }
 
-fn all_kept(checkpoint: &Checkpoint) -> anyhow::Result<Decoder> {
-    let decoder = Decoder::stream(checkpoint, &device("cpu")?, &config())?;
+fn all_kept(checkpoint: &Checkpoint) -> anyhow::Result<StreamedDecoder> {
+    let decoder = StreamedDecoder::open(checkpoint, &device("cpu")?, &config())?;
     (0..parts(&decoder)?.parts())
         .try_for_each(|part| parts(&decoder)?.load(part).map_err(anyhow::Error::from))?;
     Ok(decoder)

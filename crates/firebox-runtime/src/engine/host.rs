@@ -373,7 +373,7 @@ impl Host {
         }
         let stepped = hosted.lane.step(clock, told);
         if let Some(residency) = hosted.model.residency() {
-            residency.look_at_program();
+            residency.charge_program_growth();
         }
         let now = clock.now();
         let meters = hosted.model.meters();

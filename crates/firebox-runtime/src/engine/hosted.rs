@@ -439,7 +439,7 @@ impl Hosted {
     /// not there, it is read before others from then on.
     fn aims(&self) -> Option<bool> {
         let streamed = self.lane.decoder().streamed()?;
-        Some(!streamed.is_taken() && self.lane.upcoming_step().is_none_or(|step| streamed.aim(step)))
+        Some(!streamed.is_busy() && self.lane.upcoming_step().is_none_or(|step| streamed.prioritize(step)))
     }
 
     /// Says how much the model is wanted, where that is news: memory goes where it is.
@@ -473,7 +473,7 @@ impl Hosted {
         if self.turn.replace(turn) != Some(turn)
             && let Some(residency) = self.model.residency()
         {
-            residency.set_turn(turn);
+            residency.set_queue_position(turn);
         }
     }
 

@@ -201,7 +201,7 @@ impl Lane {
         let Some(need) = self.choose(told, &mut stepped) else { return stepped };
         let decoder = self.decoder.clone();
         // A session beside the engine may have begun a pass since it was looked.
-        let Some(_turn) = decoder.attempt_turn() else { return stepped };
+        let Some(_turn) = decoder.try_stream() else { return stepped };
         let Some(mut running) = self.slot(need).take() else { return stepped };
         let layers = self.decoder.layers();
         let ends = running.pass.next_layer() == layers;

@@ -62,11 +62,11 @@ impl Shared {
         });
         let mut state = self.state();
         let name = request.name.clone();
-        // What a failed load has read is in the spare memory, and the charge for that is gone.
+        // What a failed load has read is in a pooled buffer, and the charge for that is gone.
         if loaded.is_err()
-            && let Some(spare) = self.source.spare()
+            && let Some(buffers) = self.source.buffers()
         {
-            spare.clear();
+            buffers.clear();
             state.reusable = None;
         }
         match loaded {
@@ -137,14 +137,14 @@ impl Shared {
     /// Returns the charge for the memory of a removed head, if a head of `bytes` fits into that memory and fills at least half
     /// of it. Other memory is released.
     fn reused_charge(&self, state: &mut State, bytes: u64) -> Option<Option<Charge>> {
-        let spare = self.source.spare()?;
+        let buffers = self.source.buffers()?;
         let reusable = state.reusable.take();
         let is_charged = reusable.is_some() || self.config.budget.is_none();
         // Reads begin and end on blocks, so memory is larger than the head it was read for.
-        if is_charged && spare.bytes() as u64 >= bytes && spare.bytes() as u64 / 2 <= bytes {
+        if is_charged && buffers.bytes() as u64 >= bytes && buffers.bytes() as u64 / 2 <= bytes {
             return Some(reusable);
         }
-        spare.clear();
+        buffers.clear();
         None
     }
 }

@@ -390,7 +390,7 @@ impl State {
         let removed = self.resident.remove(name)?;
         let is_in_use = removed.is_in_use();
         let ResidentHead { ready, charge, .. } = removed;
-        match &ready.loan {
+        match &ready.detach {
             Some(_) if !is_in_use => {
                 // Of two pieces of memory the larger one is reused.
                 let bytes = |charge: &Option<Charge>| charge.as_ref().map_or(0, Charge::bytes);
@@ -398,9 +398,9 @@ impl State {
                     self.reusable = charge;
                 }
             }
-            loan => {
-                if let Some(loan) = loan {
-                    loan.keep();
+            detach => {
+                if let Some(flag) = detach {
+                    flag.detach();
                 }
                 if let Some(charge) = charge {
                     ready.head.keep_with(charge);

@@ -4,7 +4,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use firebox_model::{Decoder, Head, HeadForm};
-use firebox_store::{HeadFiles, Heads, Loan, Quantization, SegmentId, Spare, StoreError, Tensors as _};
+use firebox_store::{
+    BufferPool, DetachFlag, HeadFiles, Heads, Quantization, SegmentId, StoreError, Tensors as _,
+};
 
 use crate::{Device, RuntimeError};
 
@@ -27,8 +29,8 @@ pub trait HeadSource: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Returns the memory of heads that are no longer used, if it is reused.
-    fn spare(&self) -> Option<&Spare> {
+    /// Where the memory of heads goes that are no longer used, if it is used again.
+    fn buffers(&self) -> Option<&BufferPool> {
         None
     }
 }
@@ -44,8 +46,8 @@ pub struct ReadyHead {
     pub bytes: u64,
     /// The quantization of its weights and the trunk's, if they differ.
     pub requantized: Option<Requantized>,
-    /// The buffer that it lies in, if that is reused.
-    pub loan: Option<Loan>,
+    /// What the memory is on that it lies in, where that is used again.
+    pub detach: Option<DetachFlag>,
 }
 
 /// A difference in quantization between trunk and head. Activations between them are `f32`, quantized again for the
@@ -63,13 +65,13 @@ pub struct Requantized {
 pub struct InstalledHeads {
     heads: Heads,
     decoder: Arc<Decoder>,
-    spare: Spare,
+    buffers: BufferPool,
 }
 
 impl InstalledHeads {
     /// Returns the heads of the model that `decoder` was opened from.
     pub fn new(heads: Heads, decoder: Arc<Decoder>) -> Self {
-        Self { heads, decoder, spare: Spare::default() }
+        Self { heads, decoder, buffers: BufferPool::of_largest() }
     }
 
     /// Returns the bytes of a head in memory. For a streamed model they include the model's weights that only the
@@ -108,15 +110,15 @@ impl HeadSource for InstalledHeads {
                 field: "spec".into(),
                 reason: format!("{error}; this program knows no such head, update it"),
             })?;
-        let memory = files.read(&self.spare)?;
-        // Caches and session files are identified by it, so the name alone is not enough.
+        let memory = files.read(&self.buffers)?;
+        // What a sequence remembers is kept under it, in files too: the same name is not enough.
         let id = format!("{name} {}", files.hash());
         // On other devices the weights are copied, and the charge for this memory goes with them.
         let is_used_here = *self.decoder.device() == Device::flex();
-        if let Some(loan) = memory.loan().filter(|_| !is_used_here) {
-            loan.keep();
+        if let Some(flag) = memory.detach_flag().filter(|_| !is_used_here) {
+            flag.detach();
         }
-        let loan = memory.loan().filter(|_| is_used_here).cloned();
+        let detach = memory.detach_flag().filter(|_| is_used_here).cloned();
         let head =
             Head::load(&id, Arc::new(memory), &form, files.split(), &self.decoder, self.heads.model())?;
         let (trunk, own) = (self.heads.model().quantization(), files.quantization());
@@ -126,7 +128,7 @@ impl HeadSource for InstalledHeads {
             bytes: self.bytes_of(&files),
             requantized: (form == HeadForm::Blocks && trunk != own)
                 .then_some(Requantized { trunk, head: own }),
-            loan,
+            detach,
         })
     }
 
@@ -134,7 +136,7 @@ impl HeadSource for InstalledHeads {
         Ok(head.build(&self.decoder)?)
     }
 
-    fn spare(&self) -> Option<&Spare> {
-        Some(&self.spare)
+    fn buffers(&self) -> Option<&BufferPool> {
+        Some(&self.buffers)
     }
 }

@@ -150,7 +150,7 @@ impl HeadSource for Wardrobe {
             (Arc::new(Nothing), HeadForm::Blocks)
         };
         let head = Head::load(&id, tensors, &form, self.split, &decoder, checkpoint)?;
-        Ok(ReadyHead { head: Arc::new(head), generation, bytes, requantized: None, loan: None })
+        Ok(ReadyHead { head: Arc::new(head), generation, bytes, requantized: None, detach: None })
     }
 }
 

@@ -1,94 +1,95 @@
+//! Finds the rates that predict measured rounds best.
+
 use crate::RuntimeError;
 use crate::planner::{Rates, Shape, predict};
 
-/// Some parts of a model that one token went through again and again.
+/// One token's way through some parts of a model, measured again and again.
 #[derive(Debug)]
 pub(super) struct Round {
-    /// Which parts, and whether each was kept.
+    /// The parts, and whether each was resident.
     pub parts: Vec<(usize, bool)>,
-    /// How long a round has taken.
+    /// Seconds that a round takes.
     pub seconds: f64,
 }
 
-/// What rounds say something about, but a single one only about the first.
-const KNOBS: [fn(&mut Rates) -> &mut f64; 3] =
+/// The rates that rounds determine. A single round determines only the first.
+const PARAMETERS: [fn(&mut Rates) -> &mut f64; 3] =
     [|rates| &mut rates.read_bytes_per_second, |rates| &mut rates.contention, |rates| &mut rates.hindrance];
 
-/// How far the rate of reading is looked for from where it is thought to be, as a factor, and the most that reading and computing
-/// are thought to hold each other up.
-const FARTHEST: f64 = 8.0;
-const MOST_DISTURBANCE: f64 = 8.0;
+/// The largest factor by which the rate of reading may differ from its first estimate, and the largest factor by which reading and
+/// computing may slow each other down.
+const MAX_RATE_CHANGE: f64 = 8.0;
+const MAX_SLOWDOWN: f64 = 8.0;
 
-/// What it counts, beside rounds that are not foretold well, that reading is faster or slower than it was thought to be: where
-/// computing takes longer than reading, rounds do not say.
-const DOUBT: f64 = 0.01;
+/// The weight of a changed rate of reading beside prediction errors. Where computing takes longer than reading, rounds do not determine
+/// the rate.
+const RATE_CHANGE_WEIGHT: f64 = 0.01;
 
-/// By what factor knobs are turned at first and at last, how much better rounds have to be foretold for knobs to be turned as far
-/// again, and how often they are turned at most.
-const FIRST_TURN: f64 = 1.25;
-const LAST_TURN: f64 = 1.005;
-const BETTER: f64 = 1e-3;
-const MOST_TURNS: usize = 200;
+/// The factor by which parameters change at first and at last, the improvement that keeps it, and the largest number of iterations.
+const FIRST_FACTOR: f64 = 1.25;
+const LAST_FACTOR: f64 = 1.005;
+const MIN_IMPROVEMENT: f64 = 1e-3;
+const MAX_ITERATIONS: usize = 200;
 
-/// The rates with which these rounds are best foretold, all of them alike.
-pub(super) fn explained(
+/// Returns the rates that predict these rounds best, by the sum of squared logarithmic errors.
+pub(super) fn calibrate(
     rates: Rates,
     shape: &Shape,
     buffers: usize,
     rounds: &[Round],
 ) -> Result<Rates, RuntimeError> {
-    let thought = rates.read_bytes_per_second;
+    let estimate = rates.read_bytes_per_second;
     let is_possible = |rates: &Rates| {
         let (contention, hindrance) = (rates.contention, rates.hindrance);
-        (thought / FARTHEST..=thought * FARTHEST).contains(&rates.read_bytes_per_second)
-            && (1.0..=MOST_DISTURBANCE).contains(&contention)
-            && (1.0..=MOST_DISTURBANCE).contains(&hindrance)
-            // Both at once is never slower than one after the other.
+        (estimate / MAX_RATE_CHANGE..=estimate * MAX_RATE_CHANGE).contains(&rates.read_bytes_per_second)
+            && (1.0..=MAX_SLOWDOWN).contains(&contention)
+            && (1.0..=MAX_SLOWDOWN).contains(&hindrance)
+            // Overlapping is never slower than reading and computing in turn.
             && 1.0 / contention + 1.0 / hindrance >= 1.0
     };
-    let fault = |rates: &Rates| {
-        let doubt = DOUBT * (rates.read_bytes_per_second / thought).ln().powi(2);
-        rounds.iter().try_fold(doubt, |sum, round| {
-            let foretold = round.foretold(shape, rates, buffers)?;
-            Ok::<_, RuntimeError>(sum + (foretold / round.seconds).ln().powi(2))
+    let error = |rates: &Rates| {
+        let penalty = RATE_CHANGE_WEIGHT * (rates.read_bytes_per_second / estimate).ln().powi(2);
+        rounds.iter().try_fold(penalty, |sum, round| {
+            let predicted = round.predicted(shape, rates, buffers)?;
+            Ok::<_, RuntimeError>(sum + (predicted / round.seconds).ln().powi(2))
         })
     };
-    let knobs = if rounds.len() > 1 { &KNOBS[..] } else { &KNOBS[..rounds.len()] };
-    let rates = Rates { contention: rates.contention.clamp(1.0, MOST_DISTURBANCE), ..rates };
-    let mut best = (fault(&rates)?, rates);
-    let mut turn = FIRST_TURN;
-    for _ in 0..MOST_TURNS {
-        if turn < LAST_TURN {
+    let parameters = if rounds.len() > 1 { &PARAMETERS[..] } else { &PARAMETERS[..rounds.len()] };
+    let rates = Rates { contention: rates.contention.clamp(1.0, MAX_SLOWDOWN), ..rates };
+    let mut best = (error(&rates)?, rates);
+    let mut step = FIRST_FACTOR;
+    for _ in 0..MAX_ITERATIONS {
+        if step < LAST_FACTOR {
             break;
         }
         let before = best.0;
-        for knob in knobs {
-            for factor in [turn, 1.0 / turn] {
-                let mut turned = best.1.clone();
-                *knob(&mut turned) *= factor;
-                // What is at its least stays there.
-                turned.contention = turned.contention.max(1.0);
-                turned.hindrance = turned.hindrance.max(1.0);
-                if !is_possible(&turned) {
+        for parameter in parameters {
+            for factor in [step, 1.0 / step] {
+                let mut changed = best.1.clone();
+                *parameter(&mut changed) *= factor;
+                // Slowdowns stay at their minimum.
+                changed.contention = changed.contention.max(1.0);
+                changed.hindrance = changed.hindrance.max(1.0);
+                if !is_possible(&changed) {
                     continue;
                 }
-                let found = fault(&turned)?;
+                let found = error(&changed)?;
                 if found < best.0 {
-                    best = (found, turned);
+                    best = (found, changed);
                 }
             }
         }
-        let is_better = best.0 < before * (1.0 - BETTER);
+        let is_better = best.0 < before * (1.0 - MIN_IMPROVEMENT);
         if !is_better {
-            turn = turn.sqrt();
+            step = step.sqrt();
         }
     }
     Ok(best.1)
 }
 
 impl Round {
-    /// Seconds that it takes with such rates.
-    fn foretold(&self, shape: &Shape, rates: &Rates, buffers: usize) -> Result<f64, RuntimeError> {
+    /// Seconds that the round takes at these rates.
+    fn predicted(&self, shape: &Shape, rates: &Rates, buffers: usize) -> Result<f64, RuntimeError> {
         let parts = || self.parts.iter().map(|&(part, _)| part);
         let shape = Shape { parts: parts().map(|part| shape.parts[part]).collect(), ..shape.clone() };
         let rates = Rates { compute: parts().map(|part| rates.compute[part]).collect(), ..rates.clone() };
@@ -117,17 +118,17 @@ mod tests {
         let behind = (0..8).map(|part| (part, true)).chain((20..28).map(|part| (part, false))).collect();
         let seen = |parts| {
             let mut round = Round { parts, seconds: 0.0 };
-            round.seconds = round.foretold(shape, rates, BUFFERS).unwrap();
+            round.seconds = round.predicted(shape, rates, BUFFERS).unwrap();
             round
         };
         [all, half, behind].map(seen).into()
     }
 
     #[test]
-    fn rates_are_found_that_foretell_every_number_of_kept_layers() {
+    fn calibrated_rates_predict_every_number_of_resident_layers() {
         let shape = model();
         let compute = vec![1e-3; 28];
-        let thought = Rates {
+        let estimate = Rates {
             read_bytes_per_second: 4e9,
             read_latency: 0.0,
             compute,
@@ -138,8 +139,8 @@ mod tests {
         for (rate, contention, hindrance) in
             [(5.5e9, 1.6, 1.0), (2e9, 1.0, 1.0), (8e9, 1.3, 1.5), (20e9, 1.9, 1.0)]
         {
-            let so = Rates { read_bytes_per_second: rate, contention, hindrance, ..thought.clone() };
-            let found = explained(thought.clone(), &shape, BUFFERS, &rounds(&shape, &so)).unwrap();
+            let so = Rates { read_bytes_per_second: rate, contention, hindrance, ..estimate.clone() };
+            let found = calibrate(estimate.clone(), &shape, BUFFERS, &rounds(&shape, &so)).unwrap();
             for count in 0..=20 {
                 let kept: Vec<bool> = (0..28).map(|part| part < 20 && (part * count) % 20 < count).collect();
                 let [said, is] = [&found, &so]
@@ -153,9 +154,9 @@ mod tests {
     }
 
     #[test]
-    fn where_computing_takes_longer_rounds_say_nothing_of_reading() {
+    fn rounds_bound_by_computing_leave_the_rate_of_reading() {
         let shape = model();
-        let thought = Rates {
+        let estimate = Rates {
             read_bytes_per_second: 50e9,
             read_latency: 0.0,
             compute: vec![1e-3; 28],
@@ -163,15 +164,15 @@ mod tests {
             contention: 40.0,
             hindrance: 1.0,
         };
-        let so = Rates { contention: 1.2, ..thought.clone() };
-        let found = explained(thought, &shape, BUFFERS, &rounds(&shape, &so)).unwrap();
+        let so = Rates { contention: 1.2, ..estimate.clone() };
+        let found = calibrate(estimate, &shape, BUFFERS, &rounds(&shape, &so)).unwrap();
         assert!((found.read_bytes_per_second / 50e9 - 1.0).abs() < 0.1, "{found:?}");
         assert!((found.contention / 1.2 - 1.0).abs() < 0.1, "{found:?}");
     }
 
     #[test]
-    fn without_rounds_nothing_is_known_better() {
-        let thought = Rates {
+    fn without_rounds_rates_stay_as_they_were() {
+        let estimate = Rates {
             read_bytes_per_second: 1e9,
             read_latency: 0.0,
             compute: vec![1e-3; 28],
@@ -179,6 +180,6 @@ mod tests {
             contention: 1.5,
             hindrance: 1.0,
         };
-        assert_eq!(explained(thought.clone(), &model(), BUFFERS, &[]).unwrap(), thought);
+        assert_eq!(calibrate(estimate.clone(), &model(), BUFFERS, &[]).unwrap(), estimate);
     }
 }

@@ -1,25 +1,23 @@
+//! The order in which models read from one disk: the most urgent first. If all read ahead at the same time, what each of them waits for
+//! would come as late as what none of them needs yet.
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use firebox_store::{Checkpoint, ReadAt, ReadMethod, StoreError};
 
-/// What is smaller is read at once, and through the page cache: rows of an embedding, which a pass waits for.
-const SMALL: usize = 256 << 10;
+use super::config::CONFIG;
 
-/// Lets models read from one disk one after the other, whoever needs it most first: what each of them waits for would
-/// else come as late as what all of them read ahead.
+/// A queue for one disk, which serves one large read at a time.
 #[derive(Debug, Default)]
 pub(super) struct DiskQueue {
-    state: Mutex<Waiting>,
+    state: Mutex<Queue>,
     changed: Condvar,
 }
 
-/// Reads of others after which it is somebody's turn in any case: the least urgent model goes on as well, if slowly.
-const MOST_PASSED: u32 = 16;
-
 #[derive(Debug, Default)]
-struct Waiting {
-    reads: bool,
+struct Queue {
+    is_reading: bool,
     waiting: Vec<Waiter>,
     next_id: u64,
 }
@@ -27,40 +25,41 @@ struct Waiting {
 #[derive(Debug)]
 struct Waiter {
     id: u64,
-    turn: Arc<QueuePosition>,
-    /// How many have read since it came.
-    passed: u32,
+    position: Arc<QueuePosition>,
+    /// Reads that began since it waits.
+    overtaken: u32,
 }
 
 impl Waiter {
+    /// The smallest rank reads next.
     fn rank(&self) -> u64 {
-        if self.passed < MOST_PASSED { 1 + u64::from(self.turn.number()) } else { 0 }
+        if self.overtaken < CONFIG.max_overtaken { 1 + u64::from(self.position.number()) } else { 0 }
     }
 }
 
-impl Waiting {
-    fn comes(&mut self, turn: &Arc<QueuePosition>) -> u64 {
+impl Queue {
+    fn add(&mut self, position: &Arc<QueuePosition>) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.waiting.push(Waiter { id, turn: turn.clone(), passed: 0 });
+        self.waiting.push(Waiter { id, position: position.clone(), overtaken: 0 });
         id
     }
 
     fn may_read(&self, id: u64) -> bool {
         let own = self.waiting.iter().find(|waiter| waiter.id == id).map(Waiter::rank);
-        !self.reads && self.waiting.iter().all(|other| Some(other.rank()) >= own)
+        !self.is_reading && self.waiting.iter().all(|other| Some(other.rank()) >= own)
     }
 
-    fn reads(&mut self, id: u64) {
-        self.reads = true;
+    fn begin_reading(&mut self, id: u64) {
+        self.is_reading = true;
         self.waiting.retain(|waiter| waiter.id != id);
         for waiter in &mut self.waiting {
-            waiter.passed += 1;
+            waiter.overtaken += 1;
         }
     }
 }
 
-/// When it is a model's turn: those with small numbers come first.
+/// A model's place in the queue. Small numbers come first.
 #[derive(Debug, Default)]
 pub(super) struct QueuePosition(AtomicU32);
 
@@ -75,44 +74,46 @@ impl QueuePosition {
 }
 
 impl DiskQueue {
-    fn wait(&self, turn: &Arc<QueuePosition>) -> Reading<'_> {
+    /// Waits until a model may read.
+    fn acquire(&self, position: &Arc<QueuePosition>) -> DiskGuard<'_> {
         let mut state = self.state();
-        let id = state.comes(turn);
+        let id = state.add(position);
         while !state.may_read(id) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.reads(id);
-        Reading(self)
+        state.begin_reading(id);
+        DiskGuard(self)
     }
 
-    /// Has those look again who wait, because their numbers are others now.
+    /// Wakes the waiting reads after positions have changed.
     pub fn reorder(&self) {
+        // A read that has just looked at the positions waits by the time that the lock is free.
         drop(self.state());
         self.changed.notify_all();
     }
 
-    fn state(&self) -> MutexGuard<'_, Waiting> {
+    fn state(&self) -> MutexGuard<'_, Queue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Has the disk until it is dropped.
-struct Reading<'a>(&'a DiskQueue);
+/// Exclusive use of the disk until it is dropped.
+struct DiskGuard<'a>(&'a DiskQueue);
 
-impl Drop for Reading<'_> {
+impl Drop for DiskGuard<'_> {
     fn drop(&mut self) {
-        self.0.state().reads = false;
+        self.0.state().is_reading = false;
         self.0.changed.notify_all();
     }
 }
 
-/// The files of a model, read when it is its turn.
+/// The files of a model, whose large reads go through a disk queue.
 #[derive(Debug)]
 pub(super) struct QueuedFiles {
     files: Arc<dyn ReadAt>,
     cached: Arc<dyn ReadAt>,
     disk: Arc<DiskQueue>,
-    turn: Arc<QueuePosition>,
+    position: Arc<QueuePosition>,
 }
 
 impl QueuedFiles {
@@ -120,23 +121,23 @@ impl QueuedFiles {
         checkpoint: &Checkpoint,
         method: ReadMethod,
         disk: &Arc<DiskQueue>,
-        turn: &Arc<QueuePosition>,
+        position: &Arc<QueuePosition>,
     ) -> Self {
         Self {
             files: checkpoint.disk(method),
             cached: checkpoint.disk(ReadMethod::Buffered),
             disk: disk.clone(),
-            turn: turn.clone(),
+            position: position.clone(),
         }
     }
 }
 
 impl ReadAt for QueuedFiles {
     fn read_at(&self, file: usize, buffer: &mut [u8], start: u64) -> Result<usize, StoreError> {
-        if buffer.len() < SMALL {
+        if buffer.len() < CONFIG.unqueued_read {
             return self.cached.read_at(file, buffer, start);
         }
-        let _reading = self.disk.wait(&self.turn);
+        let _guard = self.disk.acquire(&self.position);
         self.files.read_at(file, buffer, start)
     }
 }
@@ -149,33 +150,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_passed_over_often_enough_reads_next() {
+    fn a_read_that_was_overtaken_often_enough_comes_next() {
         let (mut state, urgent, other) =
-            (Waiting::default(), Arc::new(QueuePosition::default()), Arc::new(QueuePosition::default()));
+            (Queue::default(), Arc::new(QueuePosition::default()), Arc::new(QueuePosition::default()));
         other.set(u32::MAX);
-        let late = state.comes(&other);
-        for _ in 0..MOST_PASSED {
-            let soon = state.comes(&urgent);
+        let late = state.add(&other);
+        for _ in 0..CONFIG.max_overtaken {
+            let soon = state.add(&urgent);
             assert!(state.may_read(soon) && !state.may_read(late));
-            state.reads(soon);
-            state.reads = false;
+            state.begin_reading(soon);
+            state.is_reading = false;
         }
-        let soon = state.comes(&urgent);
+        let soon = state.add(&urgent);
         assert!(state.may_read(late) && !state.may_read(soon));
     }
 
     #[test]
-    fn who_needs_it_most_reads_next() {
+    fn the_smallest_number_reads_next() {
         let (disk, order) = (DiskQueue::default(), Mutex::new(Vec::new()));
         let first = Arc::new(QueuePosition::default());
-        let reading = disk.wait(&first);
+        let reading = disk.acquire(&first);
         thread::scope(|scope| {
             for number in [3, 1, 2] {
                 let (disk, order) = (&disk, &order);
                 scope.spawn(move || {
-                    let turn = Arc::new(QueuePosition::default());
-                    turn.set(number);
-                    let _reading = disk.wait(&turn);
+                    let position = Arc::new(QueuePosition::default());
+                    position.set(number);
+                    let _reading = disk.acquire(&position);
                     order.lock().unwrap().push(number);
                 });
             }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::buffer::BufferPool;
 use crate::bundle::read_segment;
 use crate::catalog::{Catalog, TensorInfo};
 use crate::disk::{ReadAt, ReadMethod};
@@ -17,7 +18,6 @@ use crate::manifest::{CREATED_BY, ManifestSegment, check_hash, check_segments, p
 use crate::mapping::Mapping;
 use crate::read_unit::{LoadedTensors, ReadUnit, Tensors};
 use crate::segment::SegmentId;
-use crate::spare::Spare;
 use crate::weight::Weight;
 
 /// The file that describes a head, and by which a directory is recognized as one.
@@ -242,19 +242,19 @@ impl HeadFiles {
         self.inner.catalog.infos()
     }
 
-    /// Reads the head into a buffer of `spare`, which gets it back when the last tensor over it is dropped.
-    pub fn read(&self, spare: &Spare) -> Result<LoadedTensors, StoreError> {
+    /// Reads the head into a buffer of `pool`, which gets it back when the last tensor over it is dropped.
+    pub fn read(&self, pool: &BufferPool) -> Result<LoadedTensors, StoreError> {
         let catalog = &self.inner.catalog;
         let tensors = catalog.tensors().iter();
         let tensors = tensors.map(|(info, place)| (info.clone(), place.data, place.scales)).collect();
         let unit = ReadUnit::new(catalog.path(), tensors);
-        let mut memory = spare.lend(unit.buffer_bytes())?;
+        let mut memory = pool.lend(unit.buffer_bytes())?;
         // Bytes that another process has in memory are copied faster than read.
         let is_there = self.resident_bytes().is_some_and(|resident| resident >= self.bytes());
         let method = if is_there { ReadMethod::Buffered } else { ReadMethod::Direct };
         unit.read(&Files { catalog, method }, memory.as_mut())?;
-        let loan = memory.loan.clone();
-        Ok(LoadedTensors::new(Arc::new(unit), Bytes::from_owner(memory), Some(loan)))
+        let flag = memory.detach_flag();
+        Ok(LoadedTensors::new(Arc::new(unit), Bytes::from_owner(memory), Some(flag)))
     }
 
     /// Drops the head's pages, from the page cache too unless another process uses them. Later accesses read from the disk

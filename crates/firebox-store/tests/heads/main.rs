@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use firebox_store::{
-    Bits, Checkpoint, Dtype, Encoding, HEAD, HeadFiles, HeadManifest, HeadTable, Heads, ImportOptions,
-    NewHead, Progress, Quantization, SegmentId, Spare, StoreError, Tensors, Weight, encode, import,
+    Bits, BufferPool, Checkpoint, Dtype, Encoding, HEAD, HeadFiles, HeadManifest, HeadTable, Heads,
+    ImportOptions, NewHead, Progress, Quantization, SegmentId, StoreError, Tensors, Weight, encode, import,
     is_head_name, is_quantized, trunk_hash, verify,
 };
 use safetensors::SafeTensors;
@@ -421,18 +421,18 @@ fn buffers_of_heads_are_reused() {
     } else {
         assert_eq!(cold, 0);
     }
-    let spare = Spare::default();
-    let loaded = head.read(&spare).unwrap();
+    let pool = BufferPool::of_largest();
+    let loaded = head.read(&pool).unwrap();
     assert_eq!(loaded.weight("lm_head.weight").unwrap().data, large.data);
-    assert_eq!(spare.bytes(), 0);
+    assert_eq!(pool.bytes(), 0);
     drop(loaded);
-    assert!(spare.bytes() as u64 >= head.bytes());
-    let weight = head.read(&spare).unwrap().weight("lm_head.weight").unwrap();
-    assert_eq!(spare.bytes(), 0, "as long as one of its tensors is there");
+    assert!(pool.bytes() as u64 >= head.bytes());
+    let weight = head.read(&pool).unwrap().weight("lm_head.weight").unwrap();
+    assert_eq!(pool.bytes(), 0, "as long as one of its tensors is there");
     assert_eq!(weight.data, large.data);
     drop(weight);
-    let loaded = head.read(&spare).unwrap();
-    assert!(loaded.loan().unwrap().keep());
+    let loaded = head.read(&pool).unwrap();
+    assert!(loaded.detach_flag().unwrap().detach());
     drop(loaded);
-    assert_eq!(spare.bytes(), 0);
+    assert_eq!(pool.bytes(), 0);
 }

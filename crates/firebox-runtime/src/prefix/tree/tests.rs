@@ -350,7 +350,7 @@ fn a_model_that_nobody_asks_gives_up_beginnings_before_anybody_gives_up_weights(
     let path = models()[0].checkpoint().path().to_owned();
     let open = || shared.open(&path, &device("cpu").unwrap(), &ShareOptions::default()).unwrap();
     let (idle, asked) = (open(), open());
-    let kept = || [&idle, &asked].map(|model| model.residency().map(Residency::kept_bytes));
+    let kept = || [&idle, &asked].map(|model| model.residency().map(Residency::resident_bytes));
     let prompts = [[5u32; 20], [7; 20]];
     let trees = [&idle, &asked].map(|model| {
         let pool = model.session().unwrap().cache().pool().clone();

@@ -373,7 +373,7 @@ fn what_is_restored_is_charged_to_what_its_model_was_fitted_into() {
     let config = ResidencyOptions::new(64 << 30);
     let model = Model::open_within(checkpoint, &device("cpu").unwrap(), &config).unwrap();
     let residency = model.residency().unwrap();
-    for kv_type in [config.kept, KvType::F32] {
+    for kv_type in [config.kv_dtype, KvType::F32] {
         let mut session = model.session().unwrap().with_kv_type(kv_type);
         session.feed(&some_tokens(3, 40)).unwrap();
         session.save(&path, &model).unwrap();
@@ -381,10 +381,10 @@ fn what_is_restored_is_charged_to_what_its_model_was_fitted_into() {
         let before = residency.budget().held(Account::Streams);
         let mut restored = Session::restore(&path, &model, kv_type).unwrap();
         assert_eq!(restored.chunk, residency.plan().chunk);
-        assert_eq!(restored.cache().pool().is(residency.pool()), kv_type == config.kept);
+        assert_eq!(restored.cache().pool().is(residency.pool()), kv_type == config.kv_dtype);
         restored.feed(&some_tokens(4, 200)).unwrap();
         // The pool of the model has made its pages before.
-        assert_eq!(residency.budget().held(Account::Streams) > before, kv_type != config.kept);
+        assert_eq!(residency.budget().held(Account::Streams) > before, kv_type != config.kv_dtype);
     }
 }
 

@@ -1,0 +1,155 @@
+//! How much models that share a budget are wanted, and which of two may take memory from the other.
+
+use std::cmp::{Ordering, Reverse};
+use std::sync::Weak;
+
+use firebox_cache::Reclaimable;
+
+use super::config::CONFIG;
+use crate::schedule::Priority;
+
+/// How much a model is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Urgency {
+    /// The highest priority of its requests.
+    pub priority: Priority,
+    /// Whether one of those still waits for its first token.
+    pub awaited: bool,
+}
+
+/// What one of several models that share a budget is entitled to, and how much it is wanted.
+#[derive(Debug)]
+pub(super) struct Entitlement {
+    /// Whether its weights are never evicted for another model.
+    pub is_pinned: bool,
+    /// Bytes of all its parts.
+    pub bytes: u64,
+    /// Bytes that it cannot do without.
+    pub least: u64,
+    /// Whether other models count on it and may ask it for memory: not before it is open.
+    pub is_open: bool,
+    /// Absent where no request uses it.
+    pub urgency: Option<Urgency>,
+    /// When it last began or ceased to be wanted, in the order of such changes.
+    pub since: u64,
+    /// Holders of pages of keys and values which no sequence uses now.
+    pub idle_pages: Vec<Weak<dyn Reclaimable>>,
+}
+
+impl Entitlement {
+    pub fn new(is_pinned: bool, bytes: u64, least: u64) -> Self {
+        Self { is_pinned, bytes, least, is_open: false, urgency: None, since: 0, idle_pages: Vec::new() }
+    }
+
+    /// Sets the urgency. Returns whether the model begins or ceases to be wanted.
+    pub fn set_urgency(&mut self, urgency: Option<Urgency>, changes: &mut u64) -> bool {
+        let is_change = self.urgency.is_some() != urgency.is_some();
+        if is_change {
+            *changes += 1;
+            self.since = *changes;
+        }
+        self.urgency = urgency;
+        is_change
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.urgency.is_none()
+    }
+
+    /// Whether a request waits for the first token.
+    pub fn is_awaited(&self) -> bool {
+        self.urgency.is_some_and(|urgency| urgency.awaited)
+    }
+
+    fn priority(&self) -> Option<Priority> {
+        self.urgency.map(|urgency| urgency.priority)
+    }
+
+    /// Holders of unused pages, where the model is idle and may be asked for them.
+    pub fn holders_of_idle_pages(&self) -> Option<Vec<Weak<dyn Reclaimable>>> {
+        (self.is_open && self.is_idle() && !self.is_pinned).then(|| self.idle_pages.clone())
+    }
+
+    /// The order of eviction: models with the smallest key are asked for memory first. Those are idle models, the one that has been idle
+    /// for longest first, then the least urgent ones, the largest of them first, and pinned ones last.
+    pub fn eviction_key(&self) -> impl Ord + use<> {
+        let since = if self.is_idle() { self.since } else { 0 };
+        (self.is_pinned, self.priority(), since, Reverse(self.bytes))
+    }
+
+    /// Whether the model may take resident parts from another: if its requests have a higher priority, or the same and it is smaller, so
+    /// that each byte saves it more reading. A model that waits for its first token needs every part once: it would gain nothing from
+    /// what it takes, and is about to use what it has.
+    pub fn comes_before(&self, other: &Self) -> bool {
+        let (numerator, denominator) = CONFIG.smaller_by;
+        let is_smaller = self.bytes * denominator < other.bytes * numerator;
+        !other.is_pinned
+            && match self.priority().cmp(&other.priority()) {
+                Ordering::Greater => true,
+                Ordering::Equal => !self.is_idle() && is_smaller && !other.is_awaited(),
+                Ordering::Less => false,
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn urgency(priority: Priority, awaited: bool) -> Option<Urgency> {
+        Some(Urgency { priority, awaited })
+    }
+
+    #[test]
+    fn memory_goes_to_the_more_urgent_then_to_the_smaller_model() {
+        let mut changes = 0;
+        let mut small = Entitlement::new(false, 100, 0);
+        let mut large = Entitlement::new(false, 1000, 0);
+        let pinned = Entitlement::new(true, 10, 0);
+        assert!(!small.comes_before(&large) && !large.comes_before(&small), "both are idle");
+        large.set_urgency(urgency(Priority::Normal, true), &mut changes);
+        assert!(large.comes_before(&small) && !large.comes_before(&pinned));
+        small.set_urgency(urgency(Priority::Normal, false), &mut changes);
+        assert!(!small.comes_before(&large), "the large model is about to use what it has");
+        assert!(!large.comes_before(&small), "it would use once what the small one uses for every token");
+        small.set_urgency(urgency(Priority::Normal, true), &mut changes);
+        large.set_urgency(urgency(Priority::Normal, false), &mut changes);
+        assert!(
+            small.comes_before(&large) && !large.comes_before(&small),
+            "it reads its parts now and can keep them"
+        );
+        small.set_urgency(urgency(Priority::Normal, false), &mut changes);
+        assert!(small.comes_before(&large) && !large.comes_before(&small), "it is read more often");
+        large.set_urgency(urgency(Priority::Interactive, false), &mut changes);
+        assert!(large.comes_before(&small) && !small.comes_before(&large));
+    }
+
+    #[test]
+    fn the_model_that_was_idle_for_longest_is_asked_first() {
+        let mut changes = 0;
+        let mut models: Vec<_> = [100, 200, 300].map(|bytes| Entitlement::new(false, bytes, 0)).into();
+        for at in [2, 0, 1] {
+            models[at].set_urgency(urgency(Priority::Normal, true), &mut changes);
+            assert!(models[at].set_urgency(None, &mut changes));
+        }
+        models.push(Entitlement::new(true, 400, 0));
+        models.push(Entitlement::new(false, 500, 0));
+        models[4].set_urgency(urgency(Priority::Background, false), &mut changes);
+        models.sort_by_cached_key(Entitlement::eviction_key);
+        let order: Vec<u64> = models.iter().map(|model| model.bytes).collect();
+        assert_eq!(order, [300, 100, 200, 500, 400], "then wanted models, and pinned ones last");
+    }
+
+    #[test]
+    fn of_two_equally_urgent_models_the_larger_is_asked_first() {
+        let mut changes = 0;
+        let mut models = [100, 1000].map(|bytes| Entitlement::new(false, bytes, 0));
+        models[0].set_urgency(urgency(Priority::Normal, false), &mut changes);
+        models[1].set_urgency(urgency(Priority::Normal, true), &mut changes);
+        models.sort_by_cached_key(Entitlement::eviction_key);
+        assert_eq!(
+            models[0].bytes, 1000,
+            "it needs each of its parts once while the smaller one needs all of its parts all the time"
+        );
+    }
+}
