@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use firebox::cache::{PagePool, SequenceCache};
-use firebox::model::{Decoder, Input, ModelError, StreamedConfig, StreamedDecoder, StreamedWeights, LogitRows};
+use firebox::model::{
+    Decoder, Input, LogitRows, ModelError, StreamedConfig, StreamedDecoder, StreamedWeights,
+};
 use firebox::pressure::{Level, Pressure};
 use firebox::residency::ResidencyOptions;
 use firebox::store::{

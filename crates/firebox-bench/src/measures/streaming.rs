@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use firebox_cache::{PAGE_TOKENS, PagePool, SequenceCache};
-use firebox_model::{Decoder, Input, StreamedConfig, StreamedDecoder, StreamedWeights, LogitRows};
+use firebox_model::{Decoder, Input, LogitRows, StreamedConfig, StreamedDecoder, StreamedWeights};
 use firebox_runtime::{KvType, device};
 use firebox_store::{Checkpoint, ReadMethod, StreamConfig, read_rate};
 

@@ -346,8 +346,7 @@ impl Running {
             Command::Host(act) => {
                 act(&mut self.host);
                 // What it ended was told to it and not to those who asked.
-                let gone =
-                    self.asking.iter().filter(|(id, asking)| !asking.ended && !self.host.knows(**id));
+                let gone = self.asking.iter().filter(|(id, asking)| !asking.ended && !self.host.knows(**id));
                 let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
                 let over = |id| (id, Event::Failed(RuntimeError::EngineOver.into()));
                 self.tell(gone.into_iter().map(over).collect());
