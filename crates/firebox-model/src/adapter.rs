@@ -3,12 +3,8 @@ use burn::tensor::Tensor;
 use firebox_kernels::linear::multiply;
 
 use crate::ModelError;
+use crate::adapter_plan::{INWARD, OUTWARD};
 use crate::weights::Weights;
-
-/// What the name of an adapter's first matrix ends with, where the weight's own ends with `.weight`.
-pub(crate) const INWARD: &str = ".lora_A.weight";
-/// What that of its second one ends with.
-pub(crate) const OUTWARD: &str = ".lora_B.weight";
 
 /// A change of low rank to a product: `scale · (x · inwardᵀ) · outwardᵀ`, which is never multiplied out.
 #[derive(Module, Debug)]

@@ -51,7 +51,7 @@ impl Initial {
             let scale = if is(&HEAD_NORMS) { self.seeded.head_norms } else { 1.0 };
             return vec![if name.contains("norm") { scale } else { 0.0 }; count];
         }
-        if name.ends_with(crate::adapter::OUTWARD) || name.ends_with("bridge.outward.weight") {
+        if name.ends_with(crate::adapter_plan::OUTWARD) || name.ends_with("bridge.outward.weight") {
             return vec![0.0; count];
         }
         let inputs = shape[1..].iter().product::<usize>() as f32;

@@ -4,6 +4,7 @@
 //! pass is a value, a [`Pass`], that runs layer by layer against the caches of the sequences it works on.
 
 mod adapter;
+mod adapter_plan;
 mod attention;
 mod block;
 mod bridge;
@@ -42,6 +43,7 @@ mod tower;
 mod weights;
 
 pub use adapter::Adapter;
+pub use adapter_plan::AdapterPlan;
 pub use attention::Attention;
 pub use block::Block;
 pub use bridge::Bridge;
@@ -67,4 +69,4 @@ pub use pooling::{Pooling, of_length_one};
 pub use rows::Input;
 pub use streamed::{StepHook, StreamedConfig, StreamedWeights};
 pub use streamed_decoder::StreamedDecoder;
-pub use tower::{AdapterPlan, ExitPlan, Fed, Reached, Tower, Trained};
+pub use tower::{ExitPlan, Fed, Reached, Tower, Trained};

@@ -10,7 +10,7 @@ use firebox_cache::{AttentionCache, LayerCache, LayerLayout, RecurrentState};
 use firebox_store::{Checkpoint, Tensors};
 
 use crate::ModelError;
-use crate::adapter::{INWARD, OUTWARD};
+use crate::adapter_plan::{AdapterPlan, INWARD, OUTWARD};
 use crate::block::Block;
 use crate::bridge::{BRIDGE, Bridge};
 use crate::config::DecoderConfig;
@@ -81,15 +81,6 @@ pub struct Reached {
     pub last: Tensor<2>,
     /// Hidden states at the exit, if there is one.
     pub exit: Option<Tensor<2>>,
-}
-
-/// Weights that a head's adapters change, and their rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AdapterPlan {
-    /// Rank of the adapters.
-    pub rank: usize,
-    /// Names of weights within their layer, such as `q_proj`.
-    pub targets: Vec<String>,
 }
 
 /// Inputs of a tower: tokens or hidden states of some sequences, one after the other.

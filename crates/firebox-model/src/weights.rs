@@ -10,10 +10,10 @@ use firebox_kernels::linear::{self, BlockFormat};
 use firebox_store::{Bits, BlockType, Dtype, Encoding, Tensors, Weight};
 
 use crate::ModelError;
+use crate::adapter_plan::AdapterPlan;
 use crate::experts::CachedExperts;
 use crate::initial::Initial;
 use crate::matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
-use crate::tower::AdapterPlan;
 
 /// Tensors of a checkpoint on their way into modules: looked up by name within a scope, checked against the
 /// configured shape, and counted, so that unused tensors are detected.

@@ -4,87 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firebox_text::Tokenizer;
-use serde::{Deserialize, Serialize};
 
 use crate::decode::branch::DraftBranch;
 use crate::decode::{
-    Advance, DecodeState, LogProbabilities, OutputState, PartialOutput, PausedGeneration, SamplerConfig,
-    Speculation, Timing,
+    Advance, DecodeState, Finish, GenerationConfig, OutputState, PartialOutput, PausedGeneration, Piece,
+    Speculation, Summary, Timing,
 };
 use crate::engine::{Clock, WallClock};
-use crate::{Grammar, RuntimeError, Session};
-
-/// Options of a generation.
-#[derive(Debug, Clone, Default)]
-pub struct GenerationConfig {
-    /// Ends after this many tokens.
-    pub max_tokens: Option<usize>,
-    /// Ends when the sequence, prompt included, has this many tokens.
-    pub context: Option<usize>,
-    /// Ends before any of these strings.
-    pub stop: Vec<String>,
-    /// Ends at any of these tokens, beside those the tokenizer knows; [`Model::end_tokens`](crate::Model::end_tokens)
-    /// has them for a model without a tokenizer.
-    pub end_tokens: Vec<u32>,
-    /// Continues after a token that would end it, unless a grammar has permitted the end.
-    pub ignore_end: bool,
-    /// The text continues that of the prompt, so that a space before its first word is kept, as it is under a grammar.
-    /// Otherwise the text begins anew.
-    pub continues: bool,
-    /// The grammar of the answer. The answer ends where the grammar does, and where the model ends it and the grammar
-    /// permits that.
-    pub grammar: Option<Grammar>,
-    /// Every token comes with its log-probability, and with those of this many of the likeliest tokens.
-    pub logprobs: Option<usize>,
-    /// How tokens are chosen.
-    pub sampler: SamplerConfig,
-}
-
-/// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Finish {
-    /// The model ended it, or a stop string did.
-    Stop,
-    /// It has as many tokens as were asked for, or as fit.
-    Length,
-    /// The caller ended it.
-    Cancelled,
-}
-
-/// One generated token and the text that is now certain.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Piece {
-    /// The token; absent when the text was held back from earlier ones.
-    pub token: Option<u32>,
-    /// Empty while a character or a stop string may still be incomplete.
-    pub text: String,
-    /// The token's log-probability, if that was [asked for](GenerationConfig::logprobs).
-    pub logprobs: Option<LogProbabilities>,
-}
-
-/// The outcome of a generation.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Summary {
-    /// The text.
-    pub text: String,
-    /// The tokens, without the one that ended it.
-    pub tokens: Vec<u32>,
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Milliseconds to the first token.
-    pub ttft_ms: f64,
-    /// Prompt tokens per second; 0 for a generation that was [resumed](Generation::resume), as its prompt was fed before.
-    pub prefill_tps: f64,
-    /// Generated tokens per second after the first; 0 when there are fewer than two.
-    pub decode_tps: f64,
-    /// Tokens that were drafted and verified.
-    pub drafted_tokens: usize,
-    /// Drafted tokens that the model chose.
-    pub accepted_tokens: usize,
-    /// Why it ended.
-    pub finish: Finish,
-}
+use crate::{RuntimeError, Session};
 
 /// A generation in progress. Dropping it leaves the session with every token it handed out; the last one goes through the
 /// layers with the next feed.

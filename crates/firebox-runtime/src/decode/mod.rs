@@ -7,19 +7,23 @@
 //! - [`Speculation`] drafts tokens that a pass verifies together with the token before them.
 
 mod branch;
+mod config;
 mod generation;
 mod logprobs;
 mod output;
 mod paused_generation;
+mod piece;
 mod sampler;
 mod speculation;
 mod state;
 mod timing;
 
-pub use generation::{Finish, Generation, GenerationConfig, Piece, Summary};
+pub use config::GenerationConfig;
+pub use generation::Generation;
 pub use logprobs::LogProbabilities;
 pub(crate) use output::OutputState;
 pub use paused_generation::{PartialOutput, PausedGeneration};
+pub use piece::{Finish, Piece, Summary};
 pub use sampler::{Sampler, SamplerConfig, likeliest};
 pub(crate) use speculation::{BatchDraft, PassCosts, draft_together};
 pub use speculation::{
