@@ -1,3 +1,5 @@
+//! Parsing of `firebox.toml` into settings and model entries, with errors that name the line.
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -1,3 +1,5 @@
+//! The entry of one model in `firebox.toml` or on the command line.
+
 use std::path::{Path, PathBuf};
 
 use firebox_runtime::schedule::Priority;

@@ -1,3 +1,5 @@
+//! Tests of the configuration file and of the order of precedence between flags, environment and file.
+
 use std::collections::BTreeMap;
 use std::process::Command as Process;
 

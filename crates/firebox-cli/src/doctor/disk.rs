@@ -1,3 +1,5 @@
+//! Measurement of the disk's read rate, for `firebox doctor`.
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;

@@ -1,3 +1,5 @@
+//! Measured facts about the machine's processor, memory, disk and devices, and the warnings they give rise to.
+
 use std::hint::black_box;
 use std::path::Path;
 use std::thread;

@@ -1,3 +1,5 @@
+//! Estimates of the speed and memory use of common model sizes on the measured machine.
+
 use firebox_runtime::human_bytes;
 use firebox_runtime::planner::{DeviceProfile, Mode, Part, Shape, plan};
 use serde::Serialize;

@@ -1,3 +1,5 @@
+//! Reading of a saved conversation file without its model.
+
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;

@@ -1,3 +1,5 @@
+//! The command `firebox session rewind`, which removes the last turns of a saved conversation.
+
 use std::path::PathBuf;
 
 use clap::Args;

@@ -1,3 +1,5 @@
+//! The figures that `firebox top` extracts from a server's metrics, per model and per memory budget.
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 

@@ -1,3 +1,5 @@
+//! A bounded history of a server's figures, with the rates and quantiles computed from it.
+
 use std::collections::VecDeque;
 
 use firebox_runtime::telemetry::{Counter, Histogram};

@@ -1,3 +1,5 @@
+//! A parser of the Prometheus text format.
+
 /// One line of what a server says to Prometheus.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {

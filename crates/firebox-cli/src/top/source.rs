@@ -1,3 +1,5 @@
+//! An HTTP client that reads a server's `/metrics`.
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};

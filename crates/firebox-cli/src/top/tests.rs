@@ -1,3 +1,5 @@
+//! Tests of the view of `firebox top` and of the HTTP source of its figures.
+
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::time::Instant;

@@ -1,3 +1,5 @@
+//! The terminal view of `firebox top`, and its plain-text form.
+
 use firebox_runtime::telemetry::{Counter, Gauge, Histogram};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};

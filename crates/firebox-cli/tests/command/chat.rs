@@ -1,3 +1,5 @@
+//! Tests of `firebox chat`.
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
 

@@ -1,3 +1,5 @@
+//! Tests of the shell completion scripts and the manual pages.
+
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 

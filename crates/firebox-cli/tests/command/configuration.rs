@@ -1,3 +1,5 @@
+//! Tests of how commands find and apply `firebox.toml`.
+
 use std::path::Path;
 use std::process::Command;
 

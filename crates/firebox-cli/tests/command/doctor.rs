@@ -1,3 +1,5 @@
+//! Tests of `firebox doctor`.
+
 use crate::args;
 use crate::support::*;
 

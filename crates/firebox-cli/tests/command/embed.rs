@@ -1,3 +1,5 @@
+//! Tests of `firebox embed`.
+
 use serde_json::Value;
 
 use crate::args;

@@ -1,3 +1,5 @@
+//! A test that a process stays within the memory it is given, and the model it is made with.
+
 use std::collections::HashMap;
 use std::path::Path;
 

@@ -1,3 +1,5 @@
+//! Tests of answers constrained by a JSON schema or a grammar.
+
 use std::fs;
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+//! Tests of `firebox head`: cutting, training, installing and using heads.
+
 use std::path::{Path, PathBuf};
 
 use crate::args;

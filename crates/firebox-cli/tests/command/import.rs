@@ -1,3 +1,5 @@
+//! Tests of `firebox import`.
+
 use std::fs;
 use std::path::Path;
 use std::time::Duration;

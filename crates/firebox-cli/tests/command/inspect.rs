@@ -1,3 +1,5 @@
+//! Tests of `firebox inspect`.
+
 use crate::args;
 use crate::support::*;
 

@@ -1,3 +1,5 @@
+//! Tests of `firebox perplexity`.
+
 use std::path::Path;
 
 use crate::args;

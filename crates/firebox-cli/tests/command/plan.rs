@@ -1,3 +1,5 @@
+//! Tests of `firebox plan`.
+
 use crate::args;
 use crate::support::*;
 

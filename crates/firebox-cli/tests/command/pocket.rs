@@ -1,3 +1,5 @@
+//! Tests of commands that run the pocket model, and of its router.
+
 use crate::args;
 use crate::support::*;
 

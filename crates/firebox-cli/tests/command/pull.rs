@@ -1,3 +1,5 @@
+//! Tests of `firebox pull` against a local imitation of the hub.
+
 use std::fs;
 use std::path::Path;
 

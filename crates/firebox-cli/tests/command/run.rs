@@ -1,3 +1,5 @@
+//! Tests of `firebox run`.
+
 use std::io::Read as _;
 use std::process::Child;
 use std::time::{Duration, Instant};

@@ -1,3 +1,5 @@
+//! Tests of `firebox serve` with several models in one memory budget.
+
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;

@@ -1,3 +1,5 @@
+//! Tests of `firebox session`.
+
 use std::path::Path;
 
 use crate::args;

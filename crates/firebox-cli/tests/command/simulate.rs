@@ -1,3 +1,5 @@
+//! Tests of `firebox simulate`.
+
 use crate::args;
 use crate::support::*;
 

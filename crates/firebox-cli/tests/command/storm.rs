@@ -1,3 +1,5 @@
+//! A stress test that runs a model while another process in its control group takes and releases memory.
+
 use std::process::Command;
 use std::time::{Duration, Instant};
 

@@ -1,3 +1,5 @@
+//! Tests of `firebox tokenize`.
+
 use crate::args;
 use crate::support::*;
 

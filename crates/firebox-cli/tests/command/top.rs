@@ -1,3 +1,5 @@
+//! A test of `firebox top` against a running server.
+
 use std::io::{BufRead as _, BufReader};
 
 use crate::args;

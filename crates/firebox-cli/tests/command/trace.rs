@@ -1,3 +1,5 @@
+//! Tests of the trace files that commands write.
+
 use std::collections::HashMap;
 use std::path::Path;
 

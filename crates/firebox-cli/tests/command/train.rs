@@ -1,3 +1,5 @@
+//! A test of `firebox train` with a pocket model that is already trained.
+
 use std::fs;
 use std::path::Path;
 

@@ -1,3 +1,5 @@
+//! Tests of `firebox verify`.
+
 use std::fs;
 
 use crate::args;
