@@ -1,3 +1,5 @@
+//! Low-rank adapters that change the product of a linear layer.
+
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use firebox_kernels::linear::multiply;

@@ -1,3 +1,5 @@
+//! One layer of a decoder: a mixer and a feed-forward network with their norms.
+
 use burn::module::Module;
 use burn::tensor::Tensor;
 use firebox_cache::{LayerCache, LayerLayout};

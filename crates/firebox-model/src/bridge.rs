@@ -1,3 +1,5 @@
+//! The bridge of a head, a small residual network in place of layers.
+
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 

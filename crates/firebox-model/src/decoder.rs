@@ -1,3 +1,5 @@
+//! The decoder: embedding, blocks, final norm and unembedding, with resident or streamed weights.
+
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, RwLock};

@@ -1,3 +1,5 @@
+//! The errors of building and running a model.
+
 use std::path::PathBuf;
 
 use burn::tensor::Tensor;

@@ -1,3 +1,5 @@
+//! The kinds of feed-forward networks in a block, custom ones included.
+
 use std::fmt::Debug;
 use std::sync::Arc;
 

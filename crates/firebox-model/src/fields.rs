@@ -1,3 +1,5 @@
+//! Typed access to the fields of a `config.json`.
+
 use serde_json::{Map, Value};
 
 use crate::ModelError;

@@ -1,3 +1,5 @@
+//! The gated feed-forward network.
+
 use burn::module::Module;
 use burn::tensor::Tensor;
 use firebox_kernels::gate::{gated, gated_halves};

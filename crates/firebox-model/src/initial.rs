@@ -1,3 +1,5 @@
+//! Random initial weights for a network that is trained from scratch.
+
 /// The numbers that a network begins to learn with.
 ///
 /// Matrices are normally distributed, and what they are given leaves them as large as it was; those that write into the

@@ -1,3 +1,5 @@
+//! A linear layer with an optional bias and adapter.
+
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use firebox_kernels::linear::Weight;

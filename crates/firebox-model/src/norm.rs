@@ -1,3 +1,5 @@
+//! The RMS norm.
+
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use firebox_kernels::linear::RowNorm;

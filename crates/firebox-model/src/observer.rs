@@ -1,3 +1,5 @@
+//! The trait of observers, which are told what a decoder computes and when.
+
 use std::fmt::Debug;
 use std::time::Instant;
 

@@ -1,3 +1,5 @@
+//! Pooling of token states into one vector per text.
+
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 

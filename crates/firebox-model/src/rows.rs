@@ -1,3 +1,5 @@
+//! The rows of one pass: the input tokens of its sequences, with their positions and rotary tables.
+
 use std::ops::Range;
 use std::sync::Arc;
 
