@@ -1,3 +1,5 @@
+//! The clock of an engine: the machine's own, or one made for a test.
+
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 

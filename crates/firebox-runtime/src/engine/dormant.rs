@@ -1,3 +1,5 @@
+//! Models that are opened at their first request, and the requests that wait until then.
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};

@@ -1,3 +1,5 @@
+//! The events that an engine emits for a request.
+
 use std::time::Duration;
 
 use crate::{Piece, RuntimeError, Session, Summary};

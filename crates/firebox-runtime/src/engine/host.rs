@@ -1,3 +1,5 @@
+//! The host, which schedules the requests of several models on one machine, layer by layer.
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

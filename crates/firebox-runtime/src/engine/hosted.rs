@@ -1,3 +1,5 @@
+//! One model of a host, with its running and waiting requests.
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;

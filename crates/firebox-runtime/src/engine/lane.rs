@@ -1,3 +1,5 @@
+//! The lane of a model: sequences that go through its layers together.
+
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

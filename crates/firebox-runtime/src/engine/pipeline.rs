@@ -1,3 +1,5 @@
+//! Pipelines: a router that chooses the stage that answers, with a fallback.
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;

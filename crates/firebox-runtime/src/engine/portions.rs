@@ -1,3 +1,5 @@
+//! Division of a layer's capacity among waiting prompts.
+
 use std::cmp::Reverse;
 
 use crate::schedule::Priority;

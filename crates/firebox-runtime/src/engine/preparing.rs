@@ -1,3 +1,5 @@
+//! Preparation of requests on threads of their own: fetching heads and compiling grammars.
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;

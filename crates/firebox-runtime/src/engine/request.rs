@@ -1,3 +1,5 @@
+//! The request for an answer of one of an engine's models.
+
 use std::time::Duration;
 
 use crate::schedule::{Priority, Task};

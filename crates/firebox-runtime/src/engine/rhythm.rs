@@ -1,3 +1,5 @@
+//! Measurement of how many rows of a prompt fit between two steps of the answers beside it.
+
 use std::iter::Sum;
 use std::time::Duration;
 

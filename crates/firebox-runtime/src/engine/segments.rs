@@ -1,3 +1,5 @@
+//! Residency of a model's mapped segments, and a thread that reads missing ones ahead.
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,3 +1,5 @@
+//! The state of one request while it runs in a lane.
+
 use std::time::Duration;
 
 use crate::decode::{Advance, DecodeState, OutputState, Timing};

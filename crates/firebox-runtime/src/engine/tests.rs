@@ -1,3 +1,5 @@
+//! Tests of the engine: scheduling, cancellation, and answers that do not depend on other requests.
+
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;

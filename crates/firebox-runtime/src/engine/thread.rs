@@ -1,3 +1,5 @@
+//! The engine: a thread around a host, and the stream of each request's events.
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,3 +1,5 @@
+//! Tests of the counters, gauges and trace events that sessions report.
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

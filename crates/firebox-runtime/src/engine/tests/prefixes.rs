@@ -1,3 +1,5 @@
+//! A test that a request is answered although looking up or keeping its prefix panics.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

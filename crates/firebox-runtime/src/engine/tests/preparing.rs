@@ -1,3 +1,5 @@
+//! Tests of requests that are prepared beside the engine.
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
