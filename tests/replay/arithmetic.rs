@@ -1,3 +1,5 @@
+//! Vectors, matrices, norms and feed-forward networks in `f64`, computed the plain way.
+
 /// A matrix of weights, a row for every output.
 #[derive(Debug)]
 pub struct Matrix {

@@ -1,3 +1,5 @@
+//! Attention with rotary positions in `f64`, computed one token at a time.
+
 use super::Met;
 use super::arithmetic::{Matrix, Norm, dot, sigmoid};
 

@@ -1,3 +1,5 @@
+//! The gated delta rule in `f64`, computed one token at a time.
+
 use super::arithmetic::{Matrix, Norm, dot, sigmoid, silu, softplus, unit};
 
 /// The gated delta rule: a matrix per head that forgets by a gate and is corrected towards every token.

@@ -1,3 +1,5 @@
+//! The weights of a decoder, read from a checkpoint into `f64` for the replay.
+
 use std::f64::consts::TAU;
 use std::path::Path;
 

@@ -1,3 +1,5 @@
+//! The errors of training.
+
 use std::io;
 use std::path::{Path, PathBuf};
 
