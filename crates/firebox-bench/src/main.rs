@@ -61,7 +61,7 @@ struct Args {
     /// A Python that has llama-cpp-python and gguf, to measure llama.cpp beside it
     #[arg(long, value_name = "PYTHON")]
     peer: Option<PathBuf>,
-    /// Tokens of the prompt that answers are measured beside, 2048 if nobody says; 32768 take a good while
+    /// Tokens of the prompt that answers are measured beside, 2048 by default; 32768 take a good while
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     long: Option<u32>,
     /// How often everything is measured; medians are shown

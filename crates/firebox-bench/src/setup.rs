@@ -55,7 +55,7 @@ pub struct Setup {
     pub model: Option<PathBuf>,
     /// A Python that has llama.cpp.
     pub peer: Option<PathBuf>,
-    /// Tokens of a long prompt, where somebody says.
+    /// Tokens of the long prompt, if given on the command line.
     pub long: Option<usize>,
     pub rounds: usize,
     pub is_quick: bool,

@@ -96,7 +96,7 @@ fn task(setup: &Setup, model: PathBuf) -> Run {
 }
 
 fn run(setup: &Setup, model: PathBuf) -> anyhow::Result<Ran> {
-    // Whoever comes first would read for both.
+    // Otherwise the first run would fill the page cache for the second.
     Checkpoint::open(&model)?.evict()?;
     child::asked(&Task::Run(task(setup, model)), None)
 }

@@ -1,4 +1,4 @@
-//! What a change of heads takes beside opening the model anew, and what wearing one costs.
+//! Compares changing heads with opening the model anew, and measures the cost of decoding with a head.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -38,18 +38,18 @@ const DECODING: (usize, usize) = (15, 32);
 /// Pairs of processes whose memory is compared.
 const PEAKS: usize = 5;
 
-/// A model that decodes with a head on and all others in memory, or as it is.
+/// A decoding task for a child process, either with a selected head and all other heads in memory, or with the plain model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Wearing {
     model: PathBuf,
     head: Option<String>,
 }
 
-/// What that took, in bytes.
+/// The memory that such a task took, in bytes.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Worn {
     resident: u64,
-    /// Of these, what heads take that are in memory.
+    /// The part of `resident` that loaded heads take.
     heads: u64,
 }
 
@@ -122,7 +122,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     speed(&alone, &wearing, setup.usual_or(DECODING.0, 1), figures)
 }
 
-/// What a process with heads takes beside the trunk and the heads that are in memory, while it decodes.
+/// Compares the memory of a process that decodes with a head to that of the plain model plus the loaded heads.
 fn memory(alone: &Wearing, wearing: &Wearing, own: u64, figures: &mut Figures) -> anyhow::Result<()> {
     let in_child = |wearing: &Wearing| child::asked::<Worn>(&Task::Head(wearing.clone()), None);
     let (alone, worn) = (in_child(alone)?, in_child(wearing)?);
@@ -141,7 +141,7 @@ fn speed(alone: &Wearing, wearing: &Wearing, rounds: usize, figures: &mut Figure
         decode(&mut session, DECODING.1)
     };
     for round in 0..rounds {
-        // Whoever comes first finds the machine as the other left it.
+        // The order alternates, since each run finds the machine in the state that the other left.
         let (worn, alone) = if round % 2 == 0 {
             let alone = speed_alone()?;
             (speed_worn()?, alone)

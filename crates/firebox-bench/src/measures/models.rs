@@ -276,7 +276,7 @@ impl Trial {
     }
 }
 
-/// One that keeps no beginnings: nobody asks the same again.
+/// Returns a host without prefix sharing, since no prompt is asked twice.
 fn host() -> anyhow::Result<Host> {
     let prefixes = PrefixLimits { pages: 0, ..PrefixLimits::default() };
     Ok(Host::new(HostConfig { prefixes, ..HostConfig::default() })?)

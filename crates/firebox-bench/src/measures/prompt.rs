@@ -1,4 +1,4 @@
-//! What a long prompt is to those who read along with another answer of the same model.
+//! Measures how much a long prompt delays other answers of the same model.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::figure::{Declared, Figures, compared, times};
 use crate::measures::requests::{Heard, PROMPT, TOKENS, host, quantile, request, submit};
 use crate::setup::Setup;
 
-/// Tokens of the prompt, if nobody says.
+/// The default number of prompt tokens, in usual and in quick runs.
 const LONG: (usize, usize) = (2048, 48);
 
 /// The first tokens of the first answer come from a host that finds its pace.
@@ -34,7 +34,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Somebody who has one answer after the other.
+/// A client that requests one answer after another.
 struct Reader {
     host: Host,
     clock: WallClock,
@@ -45,12 +45,12 @@ struct Reader {
     asked: usize,
 }
 
-/// What somebody notices of an answer.
+/// The delays that a [`Reader`] observes in its answers.
 #[derive(Default)]
 struct Noticed {
     /// From the question to the first token.
     firsts: Vec<Duration>,
-    /// What lay between tokens.
+    /// From one token to the next.
     gaps: Vec<Duration>,
 }
 
@@ -98,7 +98,7 @@ impl Reader {
         let mut reading = None;
         while self.said(prompt).is_empty() {
             self.work()?;
-            // Whoever has read an answer asks for the next.
+            // When an answer is complete, the next one is requested.
             let (id, _) = reading.unwrap_or((settling, began));
             if self.said(id).len() == self.tokens {
                 if let Some(read) = reading {

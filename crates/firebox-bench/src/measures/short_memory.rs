@@ -50,7 +50,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     let within = Run { memory: Some((room * TOLD) as u64), ..mapped.clone() };
     let streamed = Run { layers: Some((0, Kept::Fastest)), ..within.clone() };
     let seconds = |run: &Run| -> anyhow::Result<f64> {
-        // Pages that are there already belong to nobody in the group.
+        // Pages that are already in the page cache would not be charged to the group.
         checkpoint.evict()?;
         let ran: Ran = child::asked(&Task::Run(run.clone()), Some(&group))?;
         Ok(1.0 / ran.speed()?)
