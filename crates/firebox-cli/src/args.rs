@@ -62,7 +62,7 @@ Exit codes:
 pub struct Cli {
     #[command(flatten)]
     pub output: OutputArgs,
-    /// What options are where nobody says [default: ./firebox.toml, else firebox/firebox.toml among the user's settings]
+    /// The file with the defaults of options [default: ./firebox.toml, else firebox/firebox.toml among the user's settings]
     #[arg(long, global = true, value_name = "FILE", env = "FIREBOX_CONFIG")]
     pub config: Option<PathBuf>,
     #[command(subcommand)]
@@ -89,7 +89,7 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Measure how well a model predicts a text, and how far it is from another
     Perplexity(PerplexityArgs),
-    /// Say how many layers to keep in so much memory, and how fast that is going to be
+    /// Say how many layers to keep in so much memory, and how fast that will be
     Plan(PlanArgs),
     /// Install, change and make heads: last layers for a task, over a trunk that stays
     Head {

@@ -121,7 +121,7 @@ fn code_is_included_from_examples_and_every_example_is_somewhere() {
         for block in blocks(&text, "rust") {
             let path = block.strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}"));
             let path =
-                path.unwrap_or_else(|| panic!("{}: code that nobody compiles:\n{block}", page.display()));
+                path.unwrap_or_else(|| panic!("{}: code that is not compiled:\n{block}", page.display()));
             let target = page.parent().unwrap().join(path).canonicalize();
             included.insert(target.unwrap_or_else(|_| panic!("{}: {path} is not there", page.display())));
         }

@@ -149,7 +149,7 @@ impl Console {
         bar
     }
 
-    /// Says on a terminal that work goes on of which nobody knows how much there is, until it is cleared.
+    /// Shows a spinner on a terminal for work of unknown length, until it is cleared.
     pub fn waiting(&self, text: impl Into<String>) -> ProgressBar {
         let target = if self.quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(None, target);
@@ -169,7 +169,7 @@ impl Console {
     }
 
     fn remark(&self, text: &str) {
-        // There is nobody left to tell that stderr cannot be written to.
+        // An error on stderr cannot be reported anywhere.
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 }

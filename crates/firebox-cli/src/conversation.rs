@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::prompt::Prompter;
 use crate::router::{AUTO, choose};
 
-/// Tokens that an answer is to have room for where nobody says how long it may get.
+/// Tokens to keep free for an answer if no limit on its length is given.
 const USUAL_ANSWER: usize = 256;
 
 /// A conversation with a model.
@@ -148,7 +148,7 @@ impl Conversation {
         let name = if name == "own" { OWN_HEAD } else { name };
         let worn = self.session.use_head(name);
         if let Some(heads) = self.session.heads() {
-            // Habits that are forgotten cost a moment, next time.
+            // If the history is not saved, the next change of heads only takes a little longer.
             let _ = heads.history().save();
         }
         match worn.fallback_reason {
@@ -257,7 +257,7 @@ impl Conversation {
     }
 }
 
-/// How many tokens there can be pages for. Where nobody counts pages there is no limit.
+/// Returns the number of tokens that there is page memory for; unlimited if the model has no memory budget.
 fn tokens_in_memory(model: &Model, session: &Session) -> usize {
     model.residency().map_or(usize::MAX, |residency| residency.tokens_for(session))
 }

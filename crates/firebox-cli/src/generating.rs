@@ -82,12 +82,12 @@ impl GeneratingArgs {
         Ok(model.with_heads(HeadPoolConfig { history, ..self.rack.config() })?)
     }
 
-    /// A session of a model, which stops at Ctrl-C.
+    /// Begins a session of a model with these options, which stops at Ctrl-C.
     pub fn session(&self, model: &Model, interrupt: &Interrupt) -> anyhow::Result<Session> {
         self.dressed(model.session()?, interrupt)
     }
 
-    /// The same, for a session of the model that was begun elsewhere.
+    /// Applies these options to an existing session of the model, which then stops at Ctrl-C.
     pub fn dressed(&self, session: Session, interrupt: &Interrupt) -> anyhow::Result<Session> {
         let mut session = self.configured(session, interrupt);
         if let Some(name) = self.head.as_deref().filter(|name| *name != AUTO)

@@ -54,7 +54,7 @@ impl HubModel {
     }
 
     #[cfg(feature = "hub")]
-    /// The same, or an error that says how to write it.
+    /// Parses a model of the hub as [`parse`](Self::parse) does, or returns an error that shows the expected form.
     pub fn required(text: &str) -> anyhow::Result<Self> {
         Self::parse(text).ok_or_else(|| usage(format!("{text:?} is no model of the hub; write ORG/NAME")))
     }

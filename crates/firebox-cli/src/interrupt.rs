@@ -39,7 +39,7 @@ impl Interrupt {
         Working(self)
     }
 
-    /// The same, for those who look themselves.
+    /// Returns the flag that Ctrl-C sets, for code that polls it.
     pub fn flag(&self) -> Arc<AtomicBool> {
         self.requested.clone()
     }

@@ -58,7 +58,7 @@ pub fn usage(text: impl Into<String>) -> anyhow::Error {
     Usage(text.into()).into()
 }
 
-/// Nobody reads stdout any more.
+/// The error that the reading end of stdout was closed.
 #[derive(Debug)]
 pub struct ClosedPipe;
 

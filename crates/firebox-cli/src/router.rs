@@ -8,7 +8,7 @@ use crate::console::Console;
 /// The name that leaves the choice to the router.
 pub const AUTO: &str = "auto";
 
-/// Has a session wear the head that a router chooses for the prompt, which comes next. Says which in a remark.
+/// Switches a session to the head that a router chooses for the prompt that follows, and prints its name as a note.
 pub fn choose(
     router: &Router,
     session: &mut Session,

@@ -248,7 +248,7 @@ fn offers(
     Ok(offers.into_iter().map(|(_, offer)| offer).collect())
 }
 
-/// How a model is opened, now or when somebody asks for it.
+/// The settings to open a model with, at the start or at its first request.
 struct Opening {
     path: PathBuf,
     device: Device,

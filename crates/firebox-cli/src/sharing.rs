@@ -6,8 +6,8 @@ use firebox_store::ReadMethod;
 
 use crate::configuration::ModelEntry;
 
-/// One part in so many of what the program leaves stays everybody's: intermediate results, and what the program comes to
-/// take.
+/// The divisor of the part of the models' memory that is reserved for no model: it holds intermediate results and the
+/// program's own growth.
 const EVERYBODYS: u64 = 8;
 
 /// What a server comes to take beside its models: connections, the console, and code that has not run before.
@@ -23,8 +23,8 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// So much for all of them together. Where nobody says how much, it is what each is said to take, in all; where nobody
-    /// says that either, they do not share.
+    /// Makes a shared budget of `memory` bytes for all models together. If `memory` is absent, the budget is the sum of what
+    /// the entries reserve; if they reserve nothing, returns `None` and the models do not share.
     pub fn of(
         entries: &[ModelEntry],
         memory: Option<u64>,

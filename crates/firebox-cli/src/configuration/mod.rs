@@ -24,7 +24,7 @@ use crate::outcome::usage;
 /// The flag that names the file.
 const FLAG: &str = "config";
 
-/// What the file is called where nobody names it.
+/// The default name of the file.
 const NAME: &str = "firebox.toml";
 
 /// The command whose settings have a table of their own.
@@ -44,7 +44,7 @@ impl Configuration {
     /// The file that a command line names, or else the one in this folder, or else the user's own; an empty one where
     /// there is none.
     pub fn of(command: &Command, args: &[OsString]) -> anyhow::Result<Self> {
-        // Whoever asks for help gets it, however broken the file is.
+        // Help is shown even if the file is broken.
         let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(args) else {
             return Ok(Self::default());
         };
@@ -102,8 +102,8 @@ impl Configuration {
     }
 }
 
-/// Refuses options about the use of memory where no memory is given, whoever could have given it; what the file says of
-/// models is one of those.
+/// Refuses options about the use of memory if no memory is given by the command line, the environment or the file,
+/// including the file's `[[model]]` entries.
 pub fn expect_memory(matches: &ArgMatches, models: &[ModelEntry]) -> anyhow::Result<()> {
     if let Some((_, matches)) = matches.subcommand() {
         return expect_memory(matches, models);

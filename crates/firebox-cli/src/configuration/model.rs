@@ -7,7 +7,7 @@ use firebox_runtime::schedule::Priority;
 /// A `[[model]]` of the file, or one that the command line names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelEntry {
-    /// What it is called; the last part of its path where nobody says.
+    /// The model's name; if absent, the last part of its path.
     pub name: Option<String>,
     /// Where it is, or what the hub calls it.
     pub path: PathBuf,
@@ -21,7 +21,7 @@ pub struct ModelEntry {
     pub priority: Option<Priority>,
     /// Whether it stays in memory.
     pub pinned: bool,
-    /// Whether it is opened when somebody asks for it.
+    /// Opens the model at its first request instead of at the start.
     pub lazy: bool,
 }
 

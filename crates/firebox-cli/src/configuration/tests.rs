@@ -274,7 +274,7 @@ fn options_about_memory_want_memory_wherever_it_is_from() {
     assert!(asked(&without, &["firebox", "tokenize", "model"]).is_ok());
     let with = file("[defaults]\nmemory = \"1G\"\n").unwrap();
     assert!(asked(&with, &["firebox", "run", "--keep-layers", "2"]).is_ok());
-    // A common setting is no wish of somebody who runs a model without.
+    // A setting in `[defaults]` does not count as a request for it when a model runs without memory.
     let mode = file("[defaults]\nmode = \"context\"\n").unwrap();
     assert!(asked(&mode, &["firebox", "run"]).is_ok());
     // What the file says of a model is for that model, and for a server of all of them.

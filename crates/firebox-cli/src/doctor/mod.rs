@@ -43,7 +43,7 @@ struct Report {
     warnings: Vec<String>,
 }
 
-/// What a model that is there is going to do.
+/// The planned speed and memory use of a given model.
 #[derive(Debug, Serialize)]
 struct ModelOutlook {
     path: PathBuf,
@@ -53,7 +53,7 @@ struct ModelOutlook {
     peak_bytes: u64,
 }
 
-/// Measures what decides how models run, and says what is going to.
+/// Runs `firebox doctor`: measures the machine, and prints how fast models are expected to run on it.
 pub fn doctor(args: &DoctorArgs, console: &Console) -> anyhow::Result<Outcome> {
     let checkpoint = match &args.model {
         Some(name) => Some(Checkpoint::open(hub::resolve(name)?)?),

@@ -25,7 +25,7 @@ use crate::outcome::{Outcome, usage};
 /// How often a plain line is written.
 const LINES_EVERY: u64 = 10;
 
-/// The products that are changed where nobody says. No family has all of them in every layer.
+/// The products that get an adapter by default. No family has all of them in every layer.
 const TARGETS: &str = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj";
 
 /// Options of `firebox head train`.

@@ -46,7 +46,7 @@ pub fn rewind(args: &RewindArgs, console: &Console) -> anyhow::Result<()> {
     let note = match kept.messages {
         Some(mut messages) => {
             shorten(&mut messages, turns)?;
-            // Templates count on somebody having asked something.
+            // Templates require at least one message of the user.
             let asked = messages.iter().any(|message| message.role == "user");
             let ids = match asked {
                 true => args.template.prompter(&model, None)?.encode(&messages)?,
