@@ -235,7 +235,8 @@ impl NewBoundaryCache {
             .ok_or_else(|| TrainError::malformed(&path, "it was removed while it was made; try again"))
     }
 
-    /// Gives back the files, which are locked: until both have their names nobody else is to have one of them.
+    /// Renames the finished files to their final names and returns them, locked: no other process may use one of them before
+    /// both have their names.
     fn put_in_place(self) -> Result<[File; 2], TrainError> {
         let Self { folder, key, states, index, .. } = self;
         let durable = |kind: &str, writer: BufWriter<File>| {

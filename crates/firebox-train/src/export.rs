@@ -106,8 +106,8 @@ pub fn rebind_head(
     Ok(bound.write(folder)?)
 }
 
-/// Writes the last layers of a model as a head, which is what the model wears already: something to change to and from.
-/// `None` if there are not more layers than that.
+/// Writes the last layers of a model as a head that computes what the model itself does: a head to change to and from.
+/// Returns `None` if the model has no more layers than that.
 pub fn cut_head(
     model: &Checkpoint,
     layers: usize,

@@ -42,13 +42,13 @@ pub(crate) fn remove_folder(path: &Path) -> Result<(), TrainError> {
     }
 }
 
-/// Takes a file for this process alone, until it is closed or the process ends, however it ends; `busy` is told to who
-/// comes second.
+/// Locks a file for this process until the file is closed or the process ends; `busy` is the reason of the error if another
+/// process holds the lock.
 pub(crate) fn lock(file: &File, path: &Path, busy: &str) -> Result<(), TrainError> {
     if file.try_lock().map_err(|error| TrainError::io(path, "lock", error))? == Lock::Busy {
         return Err(TrainError::malformed(path, busy));
     }
-    // Whoever held it before may have finished it and given it its name.
+    // The process that held the lock before may have finished the file and renamed it.
     match is_at(file, path) {
         Ok(true) => Ok(()),
         Ok(false) => Err(TrainError::malformed(path, "another process has just taken it away; try again")),

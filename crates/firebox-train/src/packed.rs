@@ -29,7 +29,7 @@ impl Packed {
         Self { examples, budget, seed, training, held_out: Vec::new(), epoch: None }
     }
 
-    /// The same, with so many examples, chosen by the seed, held out of training. At least one is left to train on.
+    /// Holds `count` examples, chosen by the seed, out of training. At least one is left to train on.
     pub fn hold_out(mut self, count: usize) -> Self {
         let mut order = shuffled(self.examples.len(), self.seed, HELD_OUT_EPOCH);
         let mut held_out = order.split_off(order.len() - count.min(order.len() - 1));

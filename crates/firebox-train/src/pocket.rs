@@ -120,7 +120,7 @@ pub enum Kind {
     Program,
     /// The user wanted a summary.
     Summary,
-    /// The user asked for everything about somebody.
+    /// The user asked for all facts about one person or thing.
     About,
 }
 

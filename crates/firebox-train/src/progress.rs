@@ -69,7 +69,7 @@ pub struct Evaluation {
     pub best: bool,
 }
 
-/// Tells nobody.
+/// Discards all progress reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

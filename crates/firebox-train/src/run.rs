@@ -65,7 +65,7 @@ impl Run {
         }
         let checkpoints = folder.join(CHECKPOINTS);
         if checkpoints.exists() {
-            // Settings are written first: somebody has taken that run apart.
+            // Settings are written first, so checkpoints without settings mean that `run.toml` was removed.
             let reason = "these are of a run whose run.toml is gone; remove them, or choose another folder";
             return Err(TrainError::malformed(&checkpoints, reason));
         }

@@ -215,7 +215,7 @@ impl Examination<'_> {
         Ok(passages)
     }
 
-    /// A session that wears a head, and nothing in its place.
+    /// Begins a session with a head selected; fails if the session would fall back to another head.
     fn wearing(&self, head: &str) -> Result<Session, TrainError> {
         let mut session = self.model.session().map_err(TrainError::network)?.with_kv_type(self.kept);
         match session.use_head(head).fallback_reason {

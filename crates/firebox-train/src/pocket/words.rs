@@ -1,4 +1,4 @@
-//! The words that facts are made of: closed lists, and names nobody has heard before.
+//! The words that facts are made of: closed lists, and made-up names.
 
 use super::draw::Draw;
 
@@ -82,7 +82,7 @@ pub(super) fn town(draw: &mut Draw) -> String {
     known_or_made_up(draw, TOWNS, 50)
 }
 
-/// A word that nobody guesses.
+/// Returns a made-up word that cannot be guessed.
 pub(super) fn made_up(draw: &mut Draw) -> String {
     let letters = if draw.percent(75) { syllables(draw) } else { scrambled(draw) };
     if draw.percent(90) { capitalized(&letters) } else { letters }
