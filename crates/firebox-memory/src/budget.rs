@@ -415,7 +415,7 @@ mod tests {
             "no more is given up than is needed"
         );
         assert!(matches!(small.insist(Account::Weights, 70), Err(MemoryError::OverBudget { .. })));
-        assert!(large.insist(Account::Weights, 101).is_err(), "nobody was to be asked");
+        assert!(large.insist(Account::Weights, 101).is_err(), "a charge above the total is refused");
     }
 
     #[test]

@@ -227,8 +227,8 @@ impl Decoder {
         self.split.get().copied()
     }
 
-    /// Lets go of the layers from `first` on, which heads stand for. They are built again when somebody goes through them, and
-    /// stay then. What is streamed is kept by whoever has planned it.
+    /// Releases the layers from `first` on, which heads replace. A released layer is built again when a pass goes through it,
+    /// and stays from then on. Streamed weights are not released: their plan decides what is kept.
     pub fn evict_from(&self, first: usize) {
         if let Parts::Resident(whole) = &self.parts {
             whole.evict_from(first);
@@ -307,14 +307,14 @@ impl Decoder {
         })
     }
 
-    /// Begins a pass that somebody else steps through, and says whether logits will be asked of it. Where weights are
-    /// streamed, one is under way at a time.
+    /// Begins a pass that the caller steps through; `logits` says whether logits will be asked of it. With streamed weights,
+    /// only one pass may be under way at a time.
     pub fn begin_pass(&self, inputs: &[Input<'_>], logits: bool) -> Result<Pass, ModelError> {
         self.expect(inputs, logits);
         Pass::begin(self, inputs)
     }
 
-    /// Says what such a pass was, and how long it took without what came between its layers.
+    /// Reports the end of such a pass; `time` excludes what came between its layers.
     pub fn end_pass(&self, passed: Passed, time: Duration) {
         if let Some(observer) = self.observer() {
             observer.pass(passed, Instant::now().checked_sub(time).unwrap_or_else(Instant::now));
@@ -324,7 +324,7 @@ impl Decoder {
         }
     }
 
-    /// A whole pass whose logits nobody needs.
+    /// Runs a whole pass without computing logits.
     pub fn encode(&self, input: Input<'_>, cache: &mut SequenceCache) -> Result<(), ModelError> {
         let _turn = self.stream_guard();
         on_pool(&self.device, || {

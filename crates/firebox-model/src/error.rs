@@ -130,7 +130,7 @@ pub enum ModelError {
         /// What would help.
         remedy: &'static str,
     },
-    /// A component of somebody else's failed.
+    /// A custom component failed.
     #[error("component {id:?} failed: {source}")]
     Component {
         /// What it calls itself.
@@ -138,7 +138,7 @@ pub enum ModelError {
         /// What it says.
         source: ComponentError,
     },
-    /// A component of somebody else's cannot be where it was put.
+    /// A custom component cannot take the layer that it was put in.
     #[error("layer {layer} takes no component of one's own: {reason}")]
     Misplaced {
         /// Where it was to stand.
@@ -148,7 +148,7 @@ pub enum ModelError {
     },
 }
 
-/// What a component of somebody else's failed with.
+/// The error of a custom component.
 pub type ComponentError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a component made of rows, if it is as wide as they were.

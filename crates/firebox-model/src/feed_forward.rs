@@ -19,12 +19,12 @@ pub enum FeedForward {
     Gated(GatedFeedForward),
     /// Several, a few of which are chosen.
     MixtureOfExperts(MixtureOfExperts),
-    /// One of somebody else's kind.
+    /// A custom feed-forward.
     Own(HeldFeedForward),
 }
 
-/// A feed-forward of somebody else's kind, which [takes the place](crate::Decoder::with_feed_forward) of one that a model
-/// came with. What it does to a row must not depend on the rows beside it, or prompts in pieces say something else.
+/// A custom feed-forward, which [takes the place](crate::Decoder::with_feed_forward) of one that a model came with. Its
+/// output for a row must not depend on the other rows, or a prompt computed in pieces would give other results.
 pub trait OwnFeedForward: Debug + Send + Sync {
     /// That of no other, its numbers included: what sequences remember is kept under it.
     fn id(&self) -> &str;

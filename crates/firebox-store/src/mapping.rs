@@ -201,12 +201,13 @@ impl Mapping {
         Ok(())
     }
 
-    /// Bytes of the file that are in memory, whoever brought them there. None where the system does not say.
+    /// Returns how many bytes of the file are in memory, including those that other processes have read. `None` if the system
+    /// does not say.
     pub(crate) fn resident(&self) -> Option<u64> {
         self.resident_range(0, self.map.len())
     }
 
-    /// The same for a range of it.
+    /// Returns how many bytes of a range of the file are in memory. `None` if the system does not say.
     #[cfg(target_os = "linux")]
     pub(crate) fn resident_range(&self, start: usize, len: usize) -> Option<u64> {
         // SAFETY: sysconf takes a number and touches no memory.

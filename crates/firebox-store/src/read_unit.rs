@@ -224,7 +224,7 @@ impl Tensors for Checkpoint {
 }
 
 /// A checkpoint whose small tensors are read by position, so that building a module over it touches no page of a mapping:
-/// what is larger is not looked at by whoever only builds.
+/// building does not look at the contents of larger tensors.
 #[derive(Debug, Clone, Copy)]
 pub struct Unmapped<'a>(pub &'a Checkpoint);
 

@@ -224,8 +224,9 @@ fn attend_batch(parts: &[PartSpans], query: &CubeTensor, all: &Gathered) {
     }
 }
 
-/// Writes numbers over the positions of keys and values from `at` on, as whatever is stored: in place, where nobody else
-/// holds it. All shapes are those of [`KvTensor::assign`](super::KvTensor::assign), and keys and values have the same.
+/// Overwrites the keys and values from position `at` on, converted to the type of the stored tensors. Writes in place if the
+/// stored tensors are not shared. All shapes are those of [`KvTensor::assign`](super::KvTensor::assign), and keys and values
+/// have the same shape.
 ///
 /// # Panics
 /// If the tensors are not on an accelerator.
