@@ -1,4 +1,4 @@
-//! What is done in processes of their own: their peaks of memory are their own, and the page cache is emptied before.
+//! Runs measures in child processes, so that each has its own memory peak and starts with an empty page cache.
 
 use std::process::{Command, Stdio};
 
@@ -24,7 +24,7 @@ pub enum Task {
     Run(run::Run),
 }
 
-/// Does what the process was started for. Returns the answer as JSON.
+/// Performs the task that this process was started for, and returns the answer as JSON.
 pub fn perform(task: &str) -> anyhow::Result<String> {
     let task: Task = serde_json::from_str(task).context("only the program itself gives itself tasks")?;
     let answer = match task {
@@ -46,14 +46,14 @@ pub fn measured(name: &str, setup: &Setup) -> anyhow::Result<Measured> {
     asked(&Task::Measure { name: name.to_owned(), setup: setup.clone() }, None)
 }
 
-/// What a process answers, in a control group if one is named.
+/// Runs a task in a child process, within a control group if one is given, and returns its answer.
 pub fn asked<T: DeserializeOwned>(task: &Task, group: Option<&ControlGroup>) -> anyhow::Result<T> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(OPTION).arg(serde_json::to_string(task)?);
     answer(&mut command, group)
 }
 
-/// What a program says in its last line.
+/// Runs a program and parses the last line of its output as JSON.
 pub fn answer<T: DeserializeOwned>(command: &mut Command, group: Option<&ControlGroup>) -> anyhow::Result<T> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = match group {

@@ -1,4 +1,4 @@
-//! What was published, and which of our figures stands against it.
+//! Published results, and the figures of this project that are compared with them.
 
 use std::fmt;
 
@@ -14,19 +14,19 @@ const TABLE: &str = include_str!("../published.toml");
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// What it is about.
+    /// A description of the claim.
     pub says: String,
-    /// What was published; absent where the bar is this project's own.
+    /// The published result; absent if the bar is this project's own.
     pub published: Option<String>,
     /// The figure of ours that stands against it.
     pub figure: String,
-    /// What that should come to.
+    /// The bound that the figure should meet.
     pub bar: Bar,
     /// Why it has been missed. Printed only where it is.
     pub reason: Option<String>,
 }
 
-/// What a figure should come to.
+/// The bound that a figure should meet.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bar {
@@ -34,7 +34,7 @@ pub enum Bar {
     AtMost(f64),
 }
 
-/// Whether a claim holds.
+/// The result of checking a claim.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Verdict {
     Held(Spread),
@@ -43,7 +43,7 @@ pub enum Verdict {
 }
 
 impl Bar {
-    /// How far a value is above the bar, as a factor: below 1 is a miss.
+    /// Returns by which factor a value clears the bar: below 1 is a miss.
     pub fn cleared(self, value: f64) -> f64 {
         match self {
             Self::AtLeast(least) => value / least,
@@ -74,7 +74,7 @@ impl Claim {
         figures.iter().find(|figure| figure.name == self.figure)
     }
 
-    /// Whether the median of the rounds holds it.
+    /// Checks the claim against the median of the figure's rounds.
     pub fn verdict(&self, figures: &[Figure]) -> Verdict {
         match self.figure(figures).map(Figure::spread) {
             Some(spread) if self.bar.holds(spread.median) => Verdict::Held(spread),

@@ -14,7 +14,7 @@ struct Counter {
     range: u64,
 }
 
-/// What they showed at some time.
+/// The values of the counters at one moment.
 #[derive(Debug, Clone)]
 pub struct Reading(Vec<u64>);
 
@@ -39,7 +39,7 @@ impl Energy {
         (!counters.is_empty()).then_some(Self(counters))
     }
 
-    /// What the counters show now.
+    /// Reads the counters.
     pub fn read(&self) -> Option<Reading> {
         self.0.iter().map(|counter| number(&counter.file)).collect::<Option<_>>().map(Reading)
     }

@@ -1,4 +1,4 @@
-//! What was measured, round by round, each beside what it is compared with.
+//! Figures: measured values, round by round, each with the value it is compared with.
 
 use anyhow::{bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 pub struct Declared {
     /// The measure's name, a dot, and its own.
     pub name: &'static str,
-    /// What its values are counted in.
+    /// The unit of its values.
     pub unit: &'static str,
-    /// What the two things are counted in that it compares; empty where it stands alone.
+    /// The unit of the two quantities that it compares; empty if it compares nothing.
     pub of: &'static str,
-    /// What it is compared with.
+    /// The name of the baseline that it is compared with.
     pub beside: &'static str,
 }
 
@@ -36,11 +36,11 @@ pub const fn alone(name: &'static str, unit: &'static str) -> Declared {
     Declared { name, unit, of: "", beside: "" }
 }
 
-/// What one round brought.
+/// The result of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     pub value: f64,
-    /// What the value is made of: ours, and what it is compared with.
+    /// The two quantities that the value compares: ours, and the baseline.
     pub pair: Option<(f64, f64)>,
 }
 
@@ -63,7 +63,7 @@ pub struct Spread {
 }
 
 impl Figure {
-    /// What its rounds came to. A figure has one round at least.
+    /// Returns the spread of its rounds. A figure has at least one round.
     pub fn spread(&self) -> Spread {
         spread(self.rounds.iter().map(|round| round.value))
     }
@@ -92,18 +92,18 @@ pub fn spread(values: impl IntoIterator<Item = f64>) -> Spread {
     Spread { lowest: at(0), median, highest: at(last) }
 }
 
-/// What a measure has brought so far.
+/// The figures that a measure has collected so far.
 #[derive(Debug)]
 pub struct Figures {
     declared: &'static [Declared],
     measured: Measured,
 }
 
-/// What a measure brought, as it is handed from its process to the report's.
+/// The results of a measure, as its process passes them to the report.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Measured {
     pub figures: Vec<Figure>,
-    /// What could not be measured here, and why.
+    /// Figures that could not be measured on this machine, with the reasons.
     pub left_out: Vec<String>,
 }
 
@@ -122,12 +122,12 @@ impl Figures {
         self.round(name, Round { value, pair: Some((ours, baseline)) })
     }
 
-    /// How many times as much ours is.
+    /// Adds the ratio of our value to the baseline, for quantities of which more is better.
     pub fn more(&mut self, name: &str, ours: f64, baseline: f64) -> anyhow::Result<()> {
         self.add_pair(name, ours / baseline, ours, baseline)
     }
 
-    /// How many times as long the other takes.
+    /// Adds the ratio of the baseline's time to ours.
     pub fn sooner(&mut self, name: &str, ours: f64, baseline: f64) -> anyhow::Result<()> {
         self.add_pair(name, baseline / ours, ours, baseline)
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use firebox_runtime::{human_bytes, instructions, physical_bytes};
 
-/// What decides how fast it is, as far as the system says.
+/// The properties of the machine that decide its speed, as far as the system reports them.
 #[derive(Debug, Clone)]
 pub struct Machine {
     processor: Option<String>,
@@ -53,7 +53,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// What is checked out, with a plus where something was changed since.
+/// Returns the commit that is checked out, with a plus sign if there are uncommitted changes.
 fn commit() -> Option<String> {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;

@@ -29,7 +29,7 @@ use crate::measures::Measure;
 use crate::report::Report;
 use crate::setup::Setup;
 
-/// What the command `firebox` uses too.
+/// The allocator that the command `firebox` uses.
 #[global_allocator]
 static ALLOCATOR: firebox_allocator::Allocator = firebox_allocator::Allocator;
 
@@ -110,7 +110,7 @@ fn reported(args: &Args) -> anyhow::Result<bool> {
         rounds: args.rounds.map_or(if args.quick { 1 } else { 3 }, usize::from),
         is_quick: args.quick,
     };
-    // What it is written into is looked at before half an hour has gone by.
+    // The target is checked first, before half an hour of measuring.
     let target = args.write.as_deref().map(Target::open).transpose()?;
     note("making models, unless they are there");
     setup.prepare()?;
@@ -172,7 +172,7 @@ impl Target {
         Ok(target)
     }
 
-    /// What it is with a report in it. It may have been changed elsewhere since it was looked at last.
+    /// Returns the file's text with the report inserted. The file is read again, since it may have changed.
     fn with(&self, report: &str) -> anyhow::Result<String> {
         let shown = || self.path.display().to_string();
         let text = fs::read_to_string(&self.path).with_context(|| format!("cannot read {}", shown()))?;

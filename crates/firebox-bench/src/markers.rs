@@ -13,7 +13,7 @@ pub enum MarkerError {
     Count {
         /// Which one.
         marker: &'static str,
-        /// How often it is there.
+        /// The number of its occurrences.
         times: usize,
     },
     /// They are in the wrong order.

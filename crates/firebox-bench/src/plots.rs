@@ -54,7 +54,7 @@ pub fn swept(figures: &[Figure]) -> Option<String> {
     Some(stacked(&[chart], SWEEP_HEIGHT))
 }
 
-/// How far every claim that was measured is cleared or missed, as SVG. `None` if none was.
+/// Draws by how much every measured claim is cleared or missed, as SVG. Returns `None` if none was measured.
 pub fn cleared(claims: &[Claim], figures: &[Figure]) -> Option<String> {
     let rows = claims.iter().filter_map(|claim| match claim.verdict(figures) {
         Verdict::Held(spread) | Verdict::Missed(spread) => Some((claim, claim.bar.cleared(spread.median))),

@@ -6,14 +6,14 @@ use crate::claim::{Claim, Verdict};
 use crate::figure::{Figure, Spread};
 use crate::measures::sweep;
 
-/// What the tables are made of.
+/// The contents of the report.
 #[derive(Debug)]
 pub struct Report {
     /// The machine, the day, and how long it took.
     pub conditions: Vec<String>,
     pub claims: Vec<Claim>,
     pub figures: Vec<Figure>,
-    /// What was not measured, and why.
+    /// Figures that were not measured, with the reasons.
     pub left_out: Vec<String>,
     /// Images, as a reader of the Markdown finds them, and what they show.
     pub images: Vec<(String, &'static str)>,
@@ -42,7 +42,7 @@ impl Report {
         text
     }
 
-    /// How many claims hold, and how many were measured.
+    /// Returns the number of claims that hold and the number of claims that were measured.
     pub fn score(&self) -> (usize, usize) {
         let verdicts = self.claims.iter().map(|claim| claim.verdict(&self.figures));
         verdicts.fold((0, 0), |(held, measured), verdict| match verdict {
@@ -116,7 +116,7 @@ impl Report {
         text.push('\n');
     }
 
-    /// What no claim speaks of.
+    /// Writes the figures that no claim refers to.
     fn write_others(&self, text: &mut String) {
         let is_told = |figure: &Figure| {
             self.claims.iter().any(|claim| claim.figure == figure.name)
@@ -146,7 +146,7 @@ fn shown(Spread { lowest, median, highest }: Spread, unit: &str) -> String {
     format!("**{}**{space}{unit} ({} to {})", number(median), number(lowest), number(highest))
 }
 
-/// What a figure is made of.
+/// Describes the two quantities that a figure compares.
 fn in_the_same_run(figure: &Figure) -> String {
     let (Some((ours, baseline)), Figure { of, beside, .. }) = (figure.pair(), figure) else {
         return String::new();

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use firebox_testing::model::SyntheticModel;
 
-/// What Qwen3-0.6B is like.
+/// The shape of Qwen3-0.6B.
 const SHAPE: SyntheticModel = SyntheticModel {
     layers: 28,
     hidden: 1024,
@@ -46,12 +46,12 @@ const GROUP: usize = 32;
 
 const SEED: u64 = 7;
 
-/// What is measured, and how often.
+/// The settings of a measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Setup {
     /// Where models are made and results are written.
     pub out: PathBuf,
-    /// A model of one's own instead of a made one, its weights not quantized.
+    /// A given model to measure instead of the synthetic one, its weights not quantized.
     pub model: Option<PathBuf>,
     /// A Python that has llama.cpp.
     pub peer: Option<PathBuf>,
@@ -62,7 +62,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// What is made is kept here for the next time.
+    /// Returns the folder in which generated models are kept for later runs.
     pub fn models(&self) -> PathBuf {
         self.out.join("models").join(match &self.model {
             // Two folders of the same name are two models.
@@ -77,12 +77,12 @@ impl Setup {
         self.model.clone().unwrap_or_else(|| self.models().join("bf16"))
     }
 
-    /// The same in 4 bits, with heads beside it.
+    /// Returns the path of the model in 4 bits, with heads beside it.
     pub fn q4(&self) -> PathBuf {
         self.models().join("q4")
     }
 
-    /// The same in 8 bits.
+    /// Returns the path of the model in 8 bits.
     pub fn q8(&self) -> PathBuf {
         self.models().join("q8")
     }
@@ -98,12 +98,12 @@ impl Setup {
         }
     }
 
-    /// The smaller number in a quick run.
+    /// Returns `quick` in a quick run, else `usual`.
     pub fn usual_or<T>(&self, usual: T, quick: T) -> T {
         if self.is_quick { quick } else { usual }
     }
 
-    /// Makes what is not there yet.
+    /// Generates the models that are missing.
     pub fn prepare(&self) -> anyhow::Result<()> {
         fs::create_dir_all(self.models()).with_context(|| {
             format!("cannot make {}; name another folder by --out", self.models().display())
@@ -113,7 +113,7 @@ impl Setup {
             once(&self.plain(), |folder| {
                 made.write(folder, SEED)?;
                 fs::write(folder.join("tokenizer.json"), tokenizer(made.vocab).to_string())?;
-                // What is not on the disk yet cannot be dropped from the page cache.
+                // Pages that are not written to the disk yet cannot be dropped from the page cache.
                 Ok(fs::File::open(folder.join("tokenizer.json"))?.sync_all()?)
             })?;
         }
@@ -202,7 +202,8 @@ fn tokenizer(vocab: usize) -> Value {
     })
 }
 
-/// What byte-level tokenizers write for each byte: itself where it can be seen, and otherwise the next character from 256 on.
+/// Returns the characters that byte-level tokenizers write for each byte: itself if it is visible, else the next one from
+/// 256 on.
 fn byte_characters() -> impl Iterator<Item = char> {
     let is_seen = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let hidden = (0..=u8::MAX).filter(move |byte| !is_seen(byte)).zip('\u{100}'..).map(|(_, shown)| shown);

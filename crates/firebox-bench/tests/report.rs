@@ -58,7 +58,7 @@ fn a_quick_run_measures_every_claim_and_writes_between_the_markers() {
         assert!(measured.iter().any(|name| name == expected), "{expected}: {measured:?}");
     }
 
-    // What was made is there, and a part is measured alone.
+    // The models exist already, and some measures run alone.
     let ran = report(&out, &["--only", "published,heads"]);
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     let figures = figures(&out);

@@ -1,4 +1,4 @@
-//! The same weights run by llama.cpp, in turn, where a Python is named that has it.
+//! Compares with llama.cpp running the same weights, in turn, if a Python that has it is given.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -100,7 +100,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     for _ in 0..setup.usual_or(ROUNDS, 1) {
         let (changes, model) = SwapTimings::measure(&path, &cpu, HEAD, &prompt)?;
         let reading = bytes as f64 / disk_rate(model.checkpoint())?;
-        // What ends with a token is beside opening the model to the first token.
+        // Changes that are timed up to the first token are compared with opening the model up to its first token.
         let (reload, first) = (changes.reload, changes.reload_first_token);
         for (name, seconds, opening) in [
             ("heads.warm", changes.warm, reload),

@@ -1,4 +1,4 @@
-//! What is measured. Each measure runs in a process of its own, so that memory peaks are its own.
+//! The measures. Each runs in a process of its own, so that its memory peak is its own.
 
 mod foreign;
 pub mod heads;

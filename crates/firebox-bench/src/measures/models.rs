@@ -33,7 +33,7 @@ const ALL_PARTS: usize = 1350;
 const MEGABYTES: (usize, usize) = (1350, 54);
 const MOST_TOKENS: (usize, usize) = (usize::MAX, 12);
 const PROMPT: usize = 16;
-/// What may be taken of what preloading all takes.
+/// The budget, as a part of the memory that preloading all models takes.
 const SHARE: f64 = 0.65;
 /// Megabytes of models that are too few to measure anything with, and room for a program that runs nothing large.
 const SMALL: usize = 500;
@@ -73,7 +73,7 @@ pub struct Trial {
     most_tokens: usize,
 }
 
-/// What one way came to; times are in seconds.
+/// The results of one way of running the models; times are in seconds.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Ran {
     opening: f64,
@@ -101,7 +101,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     for _ in 0..setup.rounds {
         preloaded.push(run(Way::Preload, 0)?);
     }
-    // What the budget is a part of.
+    // The memory of which the budget is a part.
     let all = spread(preloaded.iter().map(|ran| ran.peak as f64)).median;
     // The program itself takes more than that where models are tiny, and they only show that it works.
     let least = if megabytes < SMALL { PROGRAM + SHARE * (megabytes * 1_000_000) as f64 } else { 0.0 };
@@ -147,7 +147,7 @@ fn made(setup: &Setup, megabytes: usize) -> anyhow::Result<PathBuf> {
 }
 
 impl Trial {
-    /// What comes of it in a process of its own, with nothing in the page cache.
+    /// Runs the trial in a process of its own, with nothing in the page cache.
     fn measured(self) -> anyhow::Result<Ran> {
         for (name, ..) in MODELS {
             Checkpoint::open(self.folder.join(name))?.evict()?;
@@ -155,7 +155,7 @@ impl Trial {
         child::asked(&Task::Models(self), None)
     }
 
-    /// What comes of it in this process.
+    /// Runs the trial in this process.
     pub fn run(&self) -> anyhow::Result<Ran> {
         let began = Instant::now();
         let ran = match self.way {

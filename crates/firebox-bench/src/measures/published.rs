@@ -1,4 +1,4 @@
-//! What others have measured, predicted from the ends of their own tables.
+//! Predicts measurements that others have published from the ends of their own tables.
 
 use firebox_runtime::RuntimeError;
 use firebox_runtime::planner::{Part, Placement, Rates, Shape, place};
@@ -58,7 +58,7 @@ impl Sweep {
         self.streamed() + (self.kept() - self.streamed()) * layers as f64 / LAYERS as f64
     }
 
-    /// What the planner has with rates from the two ends of the sweep.
+    /// Returns the planner's prediction with rates from the two ends of the sweep.
     ///
     /// Reading on demand, what computing does not explain at the lower end is reading. Reading ahead, all of it is.
     fn predicted(&self, layers: usize, buffers: usize) -> Result<f64, RuntimeError> {
@@ -108,9 +108,9 @@ pub fn measure(_: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    /// Whether interpolating is worse by far. On the iPhone it is closer. There a quarter of the layers in memory saves
-    /// 40 % of the time, and all layers are slower than seven eighths: reads do not have the same speed in every row, and
-    /// the two ends cannot say so.
+    /// Returns whether interpolation is expected to be much worse. On the iPhone it is closer: there a quarter of the layers
+    /// in memory saves 40 % of the time, and all layers are slower than seven eighths. Reads do not have the same speed in
+    /// every row, and the two ends cannot show that.
     fn interpolating_is_beaten(sweep: &Sweep) -> bool {
         sweep.figure != "published.iphone"
     }

@@ -1,4 +1,4 @@
-//! What sequences cost each other that share a model or a machine.
+//! Measures how much sequences that share a model or a machine slow each other down.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -36,13 +36,13 @@ impl From<Kept> for Placement {
     }
 }
 
-/// What is run.
+/// The parameters of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Run {
     pub model: PathBuf,
     /// Bytes that the whole process may take; otherwise the model is mapped.
     pub memory: Option<u64>,
-    /// How many layers are kept of that, instead of as many as fit, and which.
+    /// The number and choice of layers to keep in memory, instead of as many as fit.
     pub layers: Option<(usize, Kept)>,
     pub prompt: usize,
     pub depth: usize,
@@ -50,7 +50,7 @@ pub struct Run {
     pub batches: Vec<usize>,
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ran {
     /// Seconds from opening it to what follows a first token.
@@ -59,11 +59,11 @@ pub struct Ran {
     /// Tokens a second of each number of sequences.
     pub decode: Vec<f64>,
     pub peak: u64,
-    /// What was foretold, where that is done.
+    /// The planner's prediction, if one was made.
     pub foretold: Option<Foretold>,
 }
 
-/// What a plan promises.
+/// The speed and memory peak that a plan predicts.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Foretold {
     pub speed: f64,

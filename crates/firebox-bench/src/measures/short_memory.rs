@@ -17,13 +17,13 @@ pub const FIGURES: &[Declared] = &[
     times("short_memory.saved", "tok/s", "mapped"),
 ];
 
-/// What there is, of the bytes of the weights.
+/// The memory of the group, as a part of the bytes of the weights.
 const SHARE: f64 = 0.48;
 
 /// The program alone takes more than a tiny model.
 const PROGRAM: f64 = 160e6;
 
-/// What a process is told, of that: its own reading and its threads are the group's too.
+/// The part of that which a process is told: its own reading and its threads are charged to the group too.
 const TOLD: f64 = 0.98;
 
 const TOKENS: usize = 6;

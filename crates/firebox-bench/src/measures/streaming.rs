@@ -1,4 +1,4 @@
-//! What it costs to read weights from disk while a model runs. Every round measures each way of running once.
+//! Measures the cost of reading weights from disk while a model runs. Every round measures each way of running once.
 
 use std::time::Instant;
 
@@ -53,7 +53,8 @@ fn decode(decoder: &Decoder, pool: &PagePool, batch: usize, steps: usize) -> any
     Ok(times.iter().sum::<f64>() / steps as f64)
 }
 
-/// The same of one sequence by two decoders, step by step in turn, and medians: what a machine gives changes within seconds.
+/// Decodes the same tokens with two decoders, step by step in turn, and returns medians: a machine's speed changes within
+/// seconds.
 fn decode_in_turn(decoders: [&Decoder; 2], pool: &PagePool, steps: usize) -> anyhow::Result<[f64; 2]> {
     let mut caches = [[SequenceCache::new(pool)], [SequenceCache::new(pool)]];
     let mut times = [Vec::new(), Vec::new()];

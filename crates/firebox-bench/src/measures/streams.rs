@@ -1,4 +1,4 @@
-//! What it saves to remember: a prefix opened from its file beside computing it; two conversations that take turns beside
+//! Measures what reuse saves: a prefix opened from its file beside computing it; two conversations that take turns beside
 //! one that goes on, and beside computing the other one again; a branch; and what masks cost.
 
 use std::hint::black_box;
@@ -31,7 +31,7 @@ const TOKENS: (usize, usize) = (512, 48);
 const TURNS: u32 = 24;
 const TURN: usize = 64;
 
-/// What is short is done so often in a round.
+/// The number of repetitions of short operations in a round.
 const SHORT: usize = 9;
 const FORKS: u32 = 1000;
 
@@ -155,7 +155,7 @@ impl Streams {
     }
 }
 
-/// The same conversation with all visible, one turn hidden, and every other one.
+/// One conversation in three sessions: with all turns visible, with one turn hidden, and with every other turn hidden.
 struct Masked {
     visible: Session,
     one: Session,
@@ -184,14 +184,14 @@ impl Masked {
     }
 }
 
-/// Milliseconds of some work, and what came of it.
+/// Returns the milliseconds that some work took, and its result.
 fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(f64, T)> {
     let began = Instant::now();
     let done = work()?;
     Ok((1e3 * began.elapsed().as_secs_f64(), done))
 }
 
-/// The median of what is short.
+/// Returns the median of [`SHORT`] repetitions of a short measurement.
 fn often(measure: impl Fn() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
     Ok(spread((0..SHORT).map(|_| measure()).collect::<Result<Vec<_>, _>>()?).median)
 }

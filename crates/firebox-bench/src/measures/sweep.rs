@@ -72,7 +72,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many per cent what was foretold lies above what was measured.
+/// Returns by how many per cent the predicted value exceeds the measured one.
 fn error(foretold: f64, measured: f64) -> f64 {
     100.0 * (foretold / measured - 1.0)
 }
