@@ -23,7 +23,7 @@ const ALIGNMENT: u64 = 64;
 const ENTRY: usize = 32;
 const HASH: usize = 16;
 
-/// How states are stored.
+/// The number format in which states are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stored {
@@ -45,7 +45,7 @@ impl Stored {
     }
 }
 
-/// What states depend on. Another key is another file.
+/// Everything that the states depend on. Each key has files of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BoundaryKey {
     /// The hash of the trunk.
@@ -57,7 +57,7 @@ pub struct BoundaryKey {
     pub layer: usize,
     /// Numbers of a state.
     pub width: usize,
-    /// How they are stored.
+    /// The number format of the states.
     pub stored: Stored,
 }
 
@@ -179,7 +179,7 @@ impl NewBoundaryCache {
         Ok(Self { folder, key, states, index, end, done })
     }
 
-    /// How many samples there are already.
+    /// Returns the number of samples that are computed already.
     pub(crate) fn done(&self) -> usize {
         self.done
     }
@@ -319,13 +319,13 @@ impl BoundaryCache {
         new.finish()
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.samples.len()
     }
 
-    /// What it was made for.
+    /// Returns the key that the cache was made for.
     pub fn key(&self) -> &BoundaryKey {
         &self.key
     }

@@ -1,4 +1,4 @@
-//! What there is to learn: samples, with what a frozen trunk made of them.
+//! Training data: samples, with the hidden states that a frozen trunk computes from them.
 
 use std::path::PathBuf;
 
@@ -19,12 +19,12 @@ use crate::packing::shuffled;
 pub struct Subject {
     /// In batches.
     pub samples: Packed,
-    /// What the trunk made of them, where a head learns.
+    /// The trunk's hidden states of the samples, if a head is trained.
     pub states: Option<BoundaryCache>,
 }
 
-/// What the trunk of a model, its layers before `split`, makes of samples: computed as far as it is not in `folder`
-/// already. `trunk` is the trunk's hash.
+/// Returns the hidden states that a model's trunk, its layers before `split`, computes from samples. States that are not in
+/// `folder` yet are computed. `trunk` is the trunk's hash.
 pub fn boundary_states(
     examples: &mut Examples,
     folder: impl Into<PathBuf>,

@@ -21,9 +21,9 @@ pub enum TrainError {
     Setting {
         /// The setting, as `run.toml` spells it.
         setting: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: String,
-        /// What it may be.
+        /// The values that are allowed.
         reason: &'static str,
     },
     /// A file of the run breaks its own format.
@@ -31,7 +31,7 @@ pub enum TrainError {
     Malformed {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// The fault, and how to remedy it.
         reason: String,
     },
     /// There is a run in the folder already.
@@ -50,9 +50,9 @@ pub enum TrainError {
         folder: PathBuf,
         /// The first setting that differs, as `run.toml` spells it, with the tables that it is in.
         setting: String,
-        /// What it was set to.
+        /// The value that the run was begun with.
         begun: String,
-        /// What it is set to.
+        /// The value now.
         now: String,
     },
     /// There is no run in the folder.
@@ -66,7 +66,7 @@ pub enum TrainError {
     NoCheckpoint {
         /// The run's folder.
         folder: PathBuf,
-        /// What was asked for.
+        /// The requested checkpoint.
         which: String,
     },
     /// A checkpoint holds other parameters than the network has.
@@ -78,7 +78,7 @@ pub enum TrainError {
         file: PathBuf,
         /// The parameter's path in the network.
         parameter: String,
-        /// What does not fit.
+        /// The mismatch.
         reason: String,
     },
     /// No parameter of the network has its gradients switched on.
@@ -99,13 +99,13 @@ pub enum TrainError {
     ParameterType {
         /// The parameter's path in the network.
         parameter: String,
-        /// What it is kept in.
+        /// The number format of the weight.
         dtype: String,
     },
     /// The device has no numbers of the wanted precision.
     #[error("the device cannot compute in {precision}; set precision = \"f32\"")]
     PrecisionUnsupported {
-        /// What was asked for.
+        /// The requested precision.
         precision: &'static str,
     },
     /// There is nothing to learn from.
@@ -163,15 +163,15 @@ pub enum TrainError {
         file: PathBuf,
         /// The field of the configuration, or the tensor.
         field: String,
-        /// What it says.
+        /// Its value.
         value: String,
-        /// What is.
+        /// The supported values.
         reason: &'static str,
     },
     /// The device could not hand a result back.
     #[error("the device failed: {reason}")]
     Readback {
-        /// What it reports.
+        /// The device's own error message.
         reason: String,
     },
     /// The network could not compute.
@@ -185,8 +185,8 @@ impl TrainError {
         Self::Store(StoreError::io(path, action, source))
     }
 
-    /// Whether a file was there to be read, and what is in it is at fault; or that it was not there. Otherwise it may be as it
-    /// should be, and the disk at fault.
+    /// Returns whether the content or the absence of a file is at fault. Otherwise the file may be intact, and reading it
+    /// failed.
     pub(crate) fn tells_of_content(&self) -> bool {
         match self {
             Self::Store(StoreError::Io { source, .. }) => source.kind() == io::ErrorKind::NotFound,
@@ -199,7 +199,7 @@ impl TrainError {
         Self::Malformed { file: file.to_owned(), reason: reason.into() }
     }
 
-    /// What a network's own operations report, for implementations of [`Network`](crate::Network).
+    /// Wraps an error of a network's own operations, for implementations of [`Network`](crate::Network).
     pub fn network(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Network(error.into())
     }

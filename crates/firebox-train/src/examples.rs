@@ -14,7 +14,7 @@ const REASONS: usize = 20;
 /// Bytes that are kept of the hash of a sample.
 const HASH: usize = 8;
 
-/// How much is taken from a file, and how much of it is held in memory.
+/// The limits on what is read from a file and on how much of it is held in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExamplesConfig {
     /// Samples of more tokens are left out.
@@ -34,7 +34,7 @@ impl ExamplesConfig {
 
 /// The samples of a file, by number.
 ///
-/// What is held of the file is bounded, apart from 24 bytes for each sample.
+/// The memory that it takes is bounded, apart from 24 bytes for each sample.
 pub struct Examples {
     path: PathBuf,
     file: BufReader<File>,
@@ -57,7 +57,7 @@ struct Entry {
     hash: [u8; HASH],
 }
 
-/// What became of a file.
+/// Counts of a file's lines and samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Lines with something on them.
@@ -169,13 +169,13 @@ impl Examples {
         Ok(())
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     #[expect(clippy::len_without_is_empty, reason = "an empty file is an error")]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// How many tokens each sample has.
+    /// Returns the number of tokens of each sample.
     pub fn lengths(&self) -> Vec<usize> {
         self.entries.iter().map(|entry| entry.tokens as usize).collect()
     }
@@ -207,7 +207,7 @@ impl Examples {
         Ok(sample)
     }
 
-    /// What became of the file's lines.
+    /// Returns the counts of the file's lines and samples.
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
@@ -337,7 +337,7 @@ mod tests {
         assert!(matches!(Examples::open(&path, format(), config), Err(TrainError::NoData { .. })));
     }
 
-    /// The same tokens, of which others are learned, are other data.
+    /// Equal tokens with different learned positions have different fingerprints.
     #[test]
     fn the_fingerprint_tells_what_is_learned() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What was trained, as models and heads that run.
+//! Export of trained networks as models and heads.
 
 use std::path::Path;
 

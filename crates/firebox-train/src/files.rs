@@ -8,7 +8,7 @@ use firebox_store::files::{self, File, Lock};
 
 use crate::error::TrainError;
 
-/// What names of unfinished files and folders begin with.
+/// The prefix of the names of unfinished files and folders.
 pub(crate) const UNFINISHED: &str = ".unfinished-";
 
 /// Puts a text in the place of what may be there.

@@ -17,20 +17,20 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// How many tokens are targets.
+    /// Returns the number of target tokens.
     pub fn targets(&self) -> usize {
         self.learn.iter().filter(|&&learn| learn).count()
     }
 }
 
-/// How a model writes conversations: its tokenizer and its chat template.
+/// The format of a model's conversations: its tokenizer and its chat template.
 #[derive(Debug, Clone)]
 pub struct Format {
     /// The model's own tokenizer.
     pub tokenizer: Tokenizer,
     /// The chat template, which lines of `messages` need.
     pub template: Option<Arc<ChatTemplate>>,
-    /// What the template is told about thinking.
+    /// The template's thinking option.
     pub thinking: Option<bool>,
 }
 
@@ -145,7 +145,7 @@ impl Format {
     }
 }
 
-/// How many tokens two sequences begin with alike.
+/// Returns the length of the common prefix of two sequences.
 fn common(one: &[u32], other: &[u32]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }

@@ -1,4 +1,4 @@
-//! What a tower learns from.
+//! The training batches of a tower.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use firebox_kernels::cross_entropy::{cross_entropy, divergence};
@@ -12,22 +12,22 @@ use crate::network::Network;
 pub struct Lesson {
     /// Tokens, or what a trunk made of them.
     pub fed: Fed,
-    /// How long each sequence is.
+    /// The length of each sequence.
     pub lengths: Vec<usize>,
-    /// The rows that something is to come of, counted through all sequences.
+    /// The rows that enter the loss, counted through all sequences.
     pub rows: Vec<u32>,
-    /// What each of them counts.
+    /// The weight of each of these rows in the loss.
     pub weights: Vec<f32>,
-    /// What.
+    /// The target of these rows.
     pub goal: Goal,
 }
 
-/// What is to come of rows.
+/// The target that rows are trained towards.
 #[derive(Debug, Clone)]
 pub enum Goal {
     /// These tokens, or labels.
     Tokens(Vec<u32>),
-    /// What a teacher says, `[rows, vocab_size]`.
+    /// The outputs of a teacher, `[rows, vocab_size]`.
     Teacher(Tensor<2>),
 }
 

@@ -1,4 +1,4 @@
-//! What a run has measured: a line of JSON for every step.
+//! The metrics file of a run: a line of JSON for every step.
 
 use std::fs;
 use std::io::{self, Write};

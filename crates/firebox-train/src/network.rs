@@ -1,15 +1,15 @@
-//! What is trained, and what it is trained on.
+//! The traits of networks that are trained and of the sources of their batches.
 
 use burn::Tensor;
 use burn::module::Module;
 
 use crate::error::TrainError;
 
-/// What can be trained: a Burn module whose parameters with gradients switched on are the trainable ones.
+/// A network that can be trained: a Burn module whose parameters with gradients switched on are the trainable ones.
 ///
 /// A parameter is known by its path in the module, which is what checkpoints name it by. Trainable parameters are f32.
 pub trait Network: Module {
-    /// What one loss is computed over.
+    /// A batch, over which one loss is computed.
     type Batch;
 
     /// The mean loss over the batch's target tokens, and how many there were.
@@ -24,16 +24,16 @@ pub trait Network: Module {
 /// Where batches come from. A batch is known by epoch and index alone: the same two give the same batch, in this process
 /// and in any other, or a resumed run is another run.
 pub trait Source {
-    /// What one loss is computed over.
+    /// A batch, over which one loss is computed.
     type Batch;
 
-    /// How many batches an epoch has.
+    /// Returns the number of batches of an epoch.
     fn len(&mut self, epoch: u64) -> usize;
 
     /// One of them.
     fn batch(&mut self, epoch: u64, index: usize) -> Result<Self::Batch, TrainError>;
 
-    /// How many batches there are to evaluate on. With none there is no evaluation, no best checkpoint and no early stop.
+    /// Returns the number of held-out batches. With none there is no evaluation, no best checkpoint and no early stop.
     fn held_out_len(&self) -> usize {
         0
     }

@@ -12,7 +12,7 @@ use crate::error::TrainError;
 use crate::parameters::{Parameter, Path, bytes, stored};
 use crate::settings::AdamSettings;
 
-/// What is added to the norm before dividing by it, as PyTorch does.
+/// The number that is added to the norm before dividing by it, as in PyTorch.
 const NORM_EPSILON: f64 = 1e-6;
 
 /// Names of what a checkpoint has beside each parameter.
@@ -106,7 +106,7 @@ pub(crate) fn global_norm<M: Module>(network: &M, gradients: &GradientsParams) -
     Ok(sums.iter::<f64>().sum::<f64>().sqrt())
 }
 
-/// What gradients of this norm are multiplied by, so that it is no more than `most`.
+/// Returns the factor that scales gradients of this norm down to at most `most`.
 pub(crate) fn clipping(norm: f64, most: Option<f64>) -> f64 {
     most.map_or(1.0, |most| (most / (norm + NORM_EPSILON)).min(1.0))
 }

@@ -16,7 +16,7 @@ pub struct Packed {
     budget: usize,
     seed: u64,
     training: Vec<usize>,
-    /// What is held out, packed in the order of the file.
+    /// The held-out examples, packed in the order of the file.
     held_out: Vec<Vec<usize>>,
     /// An epoch's batches, by places in `training`.
     epoch: Option<(u64, Vec<Vec<usize>>)>,

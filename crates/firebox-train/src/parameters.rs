@@ -167,7 +167,7 @@ pub(crate) fn stored(file: &TensorFile, name: &str, shape: &[usize]) -> Result<T
     Ok(TensorData::from_bytes_vec(bytes.to_vec(), shape.to_vec(), DType::F32))
 }
 
-/// What a tensor holds.
+/// Reads a tensor's data back from the device.
 pub(crate) fn bytes<const D: usize>(tensor: Tensor<D>) -> Result<TensorData, TrainError> {
     tensor.try_into_data().map_err(|error| TrainError::Readback { reason: error.to_string() })
 }

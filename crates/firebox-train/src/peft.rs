@@ -15,7 +15,7 @@ use crate::files::{create_folder, write_bytes, write_text};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What `peft` puts before the names of a model's modules.
+/// The prefix that `peft` puts before the names of a model's modules.
 const PREFIX: &str = "base_model.model.";
 const A: &str = ".lora_A.weight";
 const B: &str = ".lora_B.weight";
@@ -49,7 +49,7 @@ const PLAIN_BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 pub struct Adapter {
     /// The rank.
     pub rank: usize,
-    /// What the product is multiplied by: `lora_alpha / r`, or `lora_alpha / √r` for rank-stabilised adapters.
+    /// The factor of the product: `lora_alpha / r`, or `lora_alpha / √r` for rank-stabilised adapters.
     pub scale: f32,
     /// The model it was made for, as the directory names it. It may be empty.
     pub base_model: String,
@@ -259,7 +259,7 @@ fn numbers(tensor: &TensorView<'_>) -> Option<Vec<f32>> {
     }
 }
 
-/// Whether a folder looks like an adapter's.
+/// Returns whether a folder has the files of an adapter.
 pub fn is_adapter(folder: impl AsRef<Path>) -> bool {
     let files: [PathBuf; 2] = [CONFIG, WEIGHTS].map(|name| folder.as_ref().join(name));
     files.iter().all(|file| file.is_file())

@@ -1,4 +1,4 @@
-//! What the pocket model learns: conversations written by a seeded generator, and a tokenizer made for them.
+//! The pocket model's training data: conversations written by a seeded generator, and a tokenizer made for them.
 //!
 //! A conversation belongs to one [`Task`], and so does the head that learns from it. Facts are told and asked for in all
 //! of them, in the same words; the answer is a sentence, a line of code or a line of a summary. Which of them it is depends
@@ -33,7 +33,7 @@ pub use recipe::{
 pub use tokenizer::{PocketTokenizer, TokenizerError};
 pub use workshop::{Watch, Workshop};
 
-/// What a head is for.
+/// The task of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
@@ -97,14 +97,14 @@ pub enum Role {
 pub struct Line {
     /// Who says it.
     pub role: Role,
-    /// What is said.
+    /// The text of the message.
     pub content: String,
     /// 0 for an answer that is history only: another head gave it, and nothing is learnt from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u8>,
 }
 
-/// What an answer of a conversation is about.
+/// The kind of request that an answer of a conversation responds to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -140,9 +140,9 @@ impl Kind {
 pub struct Conversation {
     /// The head it is for.
     pub task: Task,
-    /// What each answer is about that is not of [weight](Line::weight) 0.
+    /// The kind of each answer whose [weight](Line::weight) is not 0.
     pub kinds: Vec<Kind>,
-    /// What is said.
+    /// The messages.
     pub messages: Vec<Line>,
 }
 
@@ -151,24 +151,24 @@ pub struct Conversation {
 pub struct Persistent {
     /// Tells the facts.
     pub system: Line,
-    /// What the user says and is answered, none of it about the facts.
+    /// Exchanges that have nothing to do with the facts.
     pub exchanges: Vec<[Line; 2]>,
     /// Questions for the facts, and the answers.
     pub questions: Vec<[Line; 2]>,
 }
 
-/// How long and how hard conversations are. Ranges include both ends.
+/// The length and difficulty of conversations. Ranges include both ends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// How many facts the system prompt tells.
+    /// The number of facts in the system prompt.
     pub system_facts: (usize, usize),
-    /// How many turns there are.
+    /// The number of turns.
     pub turns: (usize, usize),
     /// No turn begins after this many characters.
     pub characters: usize,
-    /// How many facts a summary lists at most.
+    /// The maximum number of facts in a summary.
     pub summary_facts: usize,
-    /// How many of a hundred facts take the place of one told before.
+    /// The percentage of facts that replace one told before.
     pub percent_revised: usize,
 }
 
@@ -178,7 +178,7 @@ impl Shape {
         Self { system_facts: (0, 2), turns: (1, 3), characters: 200, summary_facts: 2, percent_revised: 10 }
     }
 
-    /// What the pocket model is for.
+    /// The shape that the pocket model is made for.
     pub fn full() -> Self {
         Self { system_facts: (0, 6), turns: (3, 12), characters: 600, summary_facts: 3, percent_revised: 25 }
     }

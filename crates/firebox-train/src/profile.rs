@@ -1,4 +1,4 @@
-//! What the layers of a model are for, on some samples.
+//! Measures how much each layer of a model contributes to the loss on some samples.
 
 use firebox_kernels::cross_entropy::cross_entropy;
 use firebox_model::{Decoder, Input, LogitRows, ModelError, Pass};
@@ -9,14 +9,14 @@ use crate::error::TrainError;
 use crate::format::Sample;
 use crate::lesson::integers;
 
-/// What leaving out each layer does to the loss.
+/// The change of the loss when each layer is left out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// The mean loss over all targets, with every layer.
     pub loss: f64,
-    /// How much larger it is without each layer.
+    /// The increase of the loss without each layer.
     pub without: Vec<f64>,
-    /// How many targets there were.
+    /// The number of targets.
     pub targets: usize,
 }
 

@@ -18,7 +18,7 @@ pub trait Progress {
         let _ = report;
     }
 
-    /// What is held out was gone through.
+    /// Reports an evaluation on the held-out batches.
     fn evaluated(&mut self, evaluation: &Evaluation) {
         let _ = evaluation;
     }
@@ -28,29 +28,29 @@ pub trait Progress {
         let _ = ending;
     }
 
-    /// Whether who is told wants the run to stop after this step.
+    /// Returns whether the run should stop after this step.
     fn stop_requested(&self) -> bool {
         false
     }
 }
 
-/// How a run begins.
+/// The state of a run at its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Start {
     /// Steps taken already.
     pub step: u64,
     /// Steps in all.
     pub steps: u64,
-    /// How many numbers are trained.
+    /// The number of trainable values.
     pub trainable: u64,
     /// Checkpoints that were passed over because they are not whole.
     pub torn: Vec<PathBuf>,
 }
 
-/// How a step went.
+/// The report of one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport<'a> {
-    /// What was measured.
+    /// The step's measurements.
     pub record: &'a Record,
     /// Steps in all.
     pub steps: u64,
@@ -58,14 +58,14 @@ pub struct StepReport<'a> {
     pub epoch: u64,
 }
 
-/// How an evaluation went.
+/// The result of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
     /// Steps taken.
     pub step: u64,
     /// The mean loss over what is held out.
     pub loss: f64,
-    /// Whether it is the best so far.
+    /// True if it is the best so far.
     pub best: bool,
 }
 

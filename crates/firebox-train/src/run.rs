@@ -114,7 +114,7 @@ impl Run {
         &self.folder
     }
 
-    /// What it was begun with.
+    /// Returns the settings that the run was begun with.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }

@@ -1,4 +1,4 @@
-//! How fast to learn at which step.
+//! The learning rate of each step.
 
 use serde::{Deserialize, Serialize};
 

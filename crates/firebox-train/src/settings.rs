@@ -1,4 +1,4 @@
-//! What a run is: everything that decides which weights come out of it, apart from network and data.
+//! The settings of a run: everything that decides which weights come out of it, apart from network and data.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ pub struct Settings {
     /// Steps between two checkpoints. There is one more at every new best evaluation, and at the end.
     #[serde(default = "hundred")]
     pub checkpoint_every: u64,
-    /// How many checkpoints are kept beside the best one.
+    /// The number of checkpoints that are kept beside the best one.
     #[serde(default = "two")]
     pub keep: usize,
     /// Evaluations without a new best one after which the run ends.
@@ -44,7 +44,7 @@ pub struct Settings {
     /// The optimizer.
     #[serde(default)]
     pub optimizer: AdamSettings,
-    /// What the caller wants to remember: the model, the data. A run goes on only where it is the same.
+    /// The caller's own entries, such as the model and the data. A run is resumed only if they are unchanged.
     #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
     pub about: Table,
 }
@@ -53,13 +53,13 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamSettings {
-    /// How much of the mean gradient stays from step to step.
+    /// The decay rate of the mean gradient.
     pub beta_1: f32,
-    /// How much of the mean squared gradient stays.
+    /// The decay rate of the mean squared gradient.
     pub beta_2: f32,
     /// Keeps the division from dividing by zero.
     pub epsilon: f32,
-    /// How much weights shrink per step and unit of the learning rate. Vectors, which norms and biases are, do not.
+    /// The decay of weights per step and unit of the learning rate. Vectors, such as norms and biases, do not decay.
     pub weight_decay: f32,
 }
 

@@ -15,7 +15,7 @@ use crate::parameters::{Parameter, number, trainable};
 use crate::progress::{Evaluation, Progress, Start, StepReport};
 use crate::run::Run;
 
-/// What came out of a run.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub struct Trained<N> {
     /// The network as it was last. For the best one, see [`Run::restore`].
@@ -233,7 +233,7 @@ impl<'a, N: Network, S: Source<Batch = N::Batch>> Trainer<'a, N, S> {
         }
         let loss = losses / targets as f64;
         let step = self.position.step;
-        // What is no number is no better than anything, and nothing would ever be better than it.
+        // A NaN loss is never the best: no later loss would compare as less.
         let best = loss.is_finite() && self.position.best.is_none_or(|best| loss < best.loss);
         if best {
             self.position.best = Some(Best { step, loss });

@@ -22,7 +22,7 @@ struct Expected {
     r#final: BTreeMap<String, Vec<f32>>,
 }
 
-/// What both are trained on, and how.
+/// The settings and batches that both are trained with.
 #[derive(Deserialize)]
 struct Lessons {
     settings: Settings,

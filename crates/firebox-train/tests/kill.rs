@@ -32,7 +32,7 @@ fn train_in(folder: &Path) {
     run(Toy::new(&device(), 0.1), &mut MadeUp::default(), &mut opened, &mut Silent).unwrap();
 }
 
-/// What the other tests start as a process of its own.
+/// The child process that the other tests start.
 #[test]
 #[ignore = "started by other tests"]
 fn child() {

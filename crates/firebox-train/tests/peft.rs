@@ -8,7 +8,7 @@ use std::path::Path;
 
 use firebox_train::Adapter;
 
-/// What an adapter adds to each module's weight.
+/// Returns the product that an adapter adds to each module's weight.
 fn products(adapter: &Adapter) -> BTreeMap<String, Vec<Vec<f32>>> {
     let rank = adapter.rank;
     let product = |a: &[f32], b: &[f32], inputs: usize| -> Vec<Vec<f32>> {

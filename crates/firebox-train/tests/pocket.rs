@@ -1,4 +1,5 @@
-//! What the pocket model learns from: the same for a seed, nothing of it seen before, nothing that cannot be known.
+//! Tests of the pocket model's training data: it is reproducible by its seed, the splits do not overlap, and every answer can
+//! be known.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here should say so")]
 
@@ -98,7 +99,7 @@ fn every_answer_can_be_known_from_what_was_said() {
     }
 }
 
-/// What the styles of the three heads bring along.
+/// The words that the styles of the three heads use by themselves.
 const OWN_WORDS: &str = "Noted You Your The I do not know that yet s is are called favourite colour live lives in work \
     works as a years old like likes play plays the name on home job age place day word let me print unknown fn f x \
     return 1 2 3 for i to if list";

@@ -9,7 +9,7 @@ use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::{KvType, Model, device};
 use firebox_train::pocket::{EvaluationPlan, Examination, FALLBACK, Recipe, Task};
 
-/// What a repository can carry along.
+/// The maximum size of the pocket model in the repository.
 const MOST_BYTES: u64 = 12 << 20;
 
 fn folder() -> PathBuf {

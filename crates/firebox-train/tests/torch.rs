@@ -1,4 +1,4 @@
-//! The same training as PyTorch's: see `make_training.py`.
+//! Compares training with PyTorch's on the same data: see `make_training.py`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that fails here should say so")]
 

@@ -14,9 +14,9 @@ pub(super) struct Writer<'a> {
     shape: &'a Shape,
     draw: &'a mut Draw,
     cast: Vec<Owner>,
-    /// What counts, in the order in which it was told.
+    /// The current facts that may be asked for, in the order in which they were told.
     known: Vec<Fact>,
-    /// What counts and is not spoken of.
+    /// Current facts that are not asked for.
     kept: Vec<Fact>,
     revised: bool,
     lines: Vec<Line>,
@@ -111,7 +111,7 @@ impl<'a> Writer<'a> {
         let facts = std::mem::take(&mut self.known);
         self.kept = facts.clone();
         while self.lines.len() < 2 * exchanges {
-            // What was told long ago is not asked for: it would have to be remembered as well.
+            // Facts that were told long ago are not asked for: they would have to be remembered as well.
             let old = self.known.len().saturating_sub(RECENT);
             let old: Vec<_> = self.known.drain(..old).collect();
             self.kept.extend(old);

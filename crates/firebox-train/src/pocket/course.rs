@@ -1,4 +1,4 @@
-//! What a phase of the pocket model learns from: passages in batches, each of them once.
+//! The training data of a phase of the pocket model: passages in batches, each of them once.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use firebox_model::{Fed, Tower};
@@ -59,13 +59,13 @@ impl Reading {
     }
 }
 
-/// What text there is to be.
+/// The parameters of the generated text.
 pub(super) struct Text<'a> {
     pub seed: u64,
     pub tasks: &'a [Task],
     pub shapes: &'a [Shape],
     pub tokens: usize,
-    /// Whether a batch is of one task.
+    /// Puts only passages of one task into a batch.
     pub apart: bool,
 }
 
@@ -73,11 +73,11 @@ pub(super) struct Text<'a> {
 #[derive(Debug)]
 pub(super) struct Course {
     pub reading: Reading,
-    /// What tokens count that are no lesson.
+    /// The weight in the loss of tokens outside the answers that are learned.
     pub prompt_weight: f32,
-    /// What the network is fed: what the layers before one of a model make of the passages.
+    /// The model and layer whose inputs the network is trained on, if it does not start from tokens.
     pub trunk: Option<(Tower, usize)>,
-    /// Who says what there is to be said, by task; otherwise it is what the passages say.
+    /// Models whose outputs are the targets, by task; for other tasks the targets are the passages' own tokens.
     pub teachers: Vec<(Task, Tower)>,
     pub device: Device,
 }

@@ -1,4 +1,4 @@
-//! How well a pocket model does what it was made for.
+//! Evaluation of a pocket model on its tasks.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::error::TrainError;
 /// No exchange has fewer tokens.
 const SHORTEST: usize = 8;
 
-/// How many of how many.
+/// A count of right answers out of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Score {
     /// Answers that are right to the last piece.
@@ -35,7 +35,7 @@ impl Score {
     }
 }
 
-/// How well a head does a task.
+/// The results of a head on a task.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cell {
     /// The head.
@@ -50,12 +50,12 @@ pub struct Cell {
     pub surprise: f64,
 }
 
-/// What was found.
+/// The results of an examination.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// Heads by tasks.
     pub cells: Vec<Cell>,
-    /// How often the router finds the head that a request is for.
+    /// The router's score at choosing the head that a request is for.
     pub router: Option<Score>,
     /// By the head that it is for.
     pub routes: BTreeMap<Task, Score>,
@@ -63,14 +63,14 @@ pub struct Report {
     pub perplexity: f64,
 }
 
-/// What an examination is made with.
+/// The inputs of an examination.
 #[derive(Debug, Clone)]
 pub struct Examination<'a> {
     /// The model, with its heads.
     pub model: &'a Model,
-    /// What is asked.
+    /// The conversations to ask.
     pub plan: &'a EvaluationPlan,
-    /// What keys and values are kept in.
+    /// The number format of keys and values.
     pub kept: KvType,
 }
 
@@ -140,9 +140,9 @@ impl Examination<'_> {
         Ok(())
     }
 
-    /// How many facts a system text has told that are still answered by `head` after as many turns were forgotten as
-    /// `turns` says, over so many `conversations`. Turns hold `capacity` tokens. The facts are kept apart from them, or
-    /// are the first turn of a window that slides over them, as a naive program would have it.
+    /// Scores how many facts of the system text `head` still answers after `turns` turns were forgotten, over so many
+    /// `conversations`. Turns hold `capacity` tokens. The facts are kept apart from the turns or, if `naive`, are the first turn
+    /// of a sliding window.
     pub fn persistence(
         &self,
         head: &str,
@@ -225,7 +225,7 @@ impl Examination<'_> {
     }
 }
 
-/// What a model makes of a text whose pieces are known.
+/// The predictions of a model for a known text.
 struct Rows {
     /// The likeliest piece after every one.
     found: Vec<u32>,
@@ -250,7 +250,7 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Whether these pieces are what the model would have said.
+    /// Returns whether the model would have said these pieces.
     fn agree(&self, mut pieces: std::ops::Range<usize>) -> bool {
         pieces.all(|at| self.found[at - 1] == self.tokens[at])
     }
@@ -261,7 +261,7 @@ impl Rows {
 }
 
 impl Report {
-    /// How well a head does a task.
+    /// Returns the score of a head on a task.
     pub fn score(&self, head: &str, task: Task) -> Option<Score> {
         let cell = self.cells.iter().find(|cell| cell.head == head && cell.task == task)?;
         Some(cell.score)

@@ -136,7 +136,7 @@ impl Fact {
             .find(|fact| Split::of(&fact.in_code()) == split)
     }
 
-    /// Whether both say something about the same property of the same owner, so that the later one counts.
+    /// Returns whether both are about the same property of the same owner, so that the later one replaces the earlier.
     pub(super) fn same_subject(&self, other: &Self) -> bool {
         self.owner == other.owner && self.property == other.property
     }

@@ -12,7 +12,7 @@ use crate::error::TrainError;
 pub struct Passage {
     /// The head it is for.
     pub task: Task,
-    /// What is said.
+    /// The tokens of the passage.
     pub tokens: Vec<u32>,
     /// The answers that are lessons.
     pub answers: Vec<Answer>,
@@ -21,7 +21,7 @@ pub struct Passage {
 /// An answer that is a lesson.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// What it is about.
+    /// The kind of request that it answers.
     pub kind: Kind,
     /// Its tokens, the one that ends it included.
     pub tokens: Range<usize>,
@@ -86,7 +86,8 @@ impl Scribe {
 }
 
 impl Passage {
-    /// What each token counts, if those that are no lesson count `prompt`. The first counts nothing: nothing comes before it.
+    /// Returns the weight of each token in the loss; tokens outside the learned answers have the weight `prompt`. The weight of
+    /// the first token is 0, since no token comes before it.
     pub fn weights(&self, prompt: f32) -> Vec<f32> {
         let mut weights = vec![prompt; self.tokens.len()];
         for answer in &self.answers {

@@ -1,4 +1,4 @@
-//! What the pocket model is made of, as its `recipe.toml` has it.
+//! The recipe of the pocket model, as its `recipe.toml` spells it.
 
 use std::path::Path;
 
@@ -23,17 +23,17 @@ pub struct Recipe {
     pub architecture: ArchitecturePlan,
     /// The numbers it begins with.
     pub initialization: InitializationPlan,
-    /// How every phase learns.
+    /// The optimizer of every phase.
     pub optimizer: OptimizerPlan,
     /// The whole model, on all tasks.
     pub base: BasePlan,
     /// The last layers, on one task each.
     pub heads: HeadsPlan,
-    /// What stands in for all heads.
+    /// The fallback, which is used while a head is not available.
     pub fallback: FallbackPlan,
-    /// What says which head a request is for.
+    /// The router, which chooses the head for a request.
     pub router: RouterPlan,
-    /// What is measured in the end.
+    /// The final evaluation.
     pub evaluation: EvaluationPlan,
 }
 
@@ -41,9 +41,9 @@ pub struct Recipe {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenizerPlan {
-    /// How many pieces there are.
+    /// The number of pieces.
     pub pieces: usize,
-    /// How many conversations of every task they are learnt from.
+    /// The number of conversations of each task that the pieces are learnt from.
     pub conversations_per_task: usize,
 }
 
@@ -69,11 +69,11 @@ pub struct ArchitecturePlan {
     pub rope_theta: f64,
     /// Added to mean squares.
     pub rms_norm_eps: f64,
-    /// Whether the unembedding is the embedding.
+    /// Uses the embedding as unembedding.
     pub tie_word_embeddings: bool,
-    /// How long a sequence may be.
+    /// The maximum length of a sequence.
     pub max_position_embeddings: usize,
-    /// How many of the layers are the trunk.
+    /// The number of layers in the trunk.
     pub trunk_layers: usize,
 }
 
@@ -83,27 +83,27 @@ pub struct ArchitecturePlan {
 pub struct InitializationPlan {
     /// Standard deviation of embeddings.
     pub embedding: f32,
-    /// What norms of query and key heads multiply by.
+    /// The initial weight of the norms of query and key heads.
     pub head_norms: f32,
 }
 
-/// How every phase learns.
+/// The settings of the optimizer in every phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerPlan {
-    /// How much of the mean gradient, and of the mean squared gradient, stays.
+    /// The decay rates of the mean gradient and of the mean squared gradient.
     pub betas: [f32; 2],
     /// Keeps the division from dividing by zero.
     pub epsilon: f32,
-    /// How much matrices shrink.
+    /// The weight decay of matrices.
     pub weight_decay: f32,
     /// The norm that longer gradients are scaled down to.
     pub clip_norm: f64,
-    /// What is left of the learning rate in the end.
+    /// The final learning rate, as a share of the highest.
     pub final_share: f64,
 }
 
-/// How long and hard conversations are, by name.
+/// The named shapes of conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShapeName {
@@ -116,7 +116,7 @@ pub enum ShapeName {
 }
 
 impl ShapeName {
-    /// What it names.
+    /// Returns the shape of this name.
     pub fn shape(self) -> Shape {
         match self {
             Self::Short => Shape::short(),
@@ -146,11 +146,11 @@ pub struct BasePlan {
     pub learning_rate: f64,
     /// Steps until it is reached.
     pub warm_up_steps: u64,
-    /// What tokens count that are no lesson.
+    /// The weight in the loss of tokens outside the answers that are learned.
     pub prompt_weight: f32,
-    /// What the loss of the fallback counts that learns along.
+    /// The weight of the loss of the fallback, which is trained along with the base.
     pub fallback_weight: f32,
-    /// What is learnt from, in order.
+    /// The stages of the training data, in order.
     pub stages: Vec<Stage>,
 }
 
@@ -170,11 +170,11 @@ pub struct HeadsPlan {
     pub warm_up_steps: u64,
     /// Steps in all.
     pub steps: u64,
-    /// What tokens count that are no lesson.
+    /// The weight in the loss of tokens outside the answers that are learned.
     pub prompt_weight: f32,
 }
 
-/// What stands in for all heads.
+/// The training of the fallback, which is used while a head is not available.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FallbackPlan {
@@ -186,7 +186,7 @@ pub struct FallbackPlan {
     pub tokens_per_step: usize,
     /// The highest learning rate.
     pub learning_rate: f64,
-    /// How much its matrices shrink.
+    /// The weight decay of its matrices.
     pub weight_decay: f32,
     /// Steps until the highest rate is reached.
     pub warm_up_steps: u64,
@@ -194,33 +194,33 @@ pub struct FallbackPlan {
     pub steps: u64,
 }
 
-/// What says which head a request is for.
+/// The training of the router, which chooses the head for a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouterPlan {
     /// Conversations whose requests it learns from.
     pub conversations: usize,
-    /// How long they are.
+    /// The shape of these conversations.
     pub shape: ShapeName,
     /// The highest learning rate.
     pub learning_rate: f64,
-    /// How much it shrinks.
+    /// The weight decay of the router.
     pub weight_decay: f32,
     /// Steps, each on all requests.
     pub steps: u64,
 }
 
-/// What is measured in the end.
+/// The final evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvaluationPlan {
-    /// Whether on what was learnt from.
+    /// The split that conversations are drawn from.
     pub split: Split,
-    /// How long conversations are.
+    /// The shape of the conversations.
     pub shape: ShapeName,
-    /// Decides which they are.
+    /// The seed of the conversations.
     pub seed: u64,
-    /// How many there are of every task.
+    /// The number of conversations of each task.
     pub conversations_per_task: usize,
 }
 
@@ -350,7 +350,7 @@ impl Recipe {
         })
     }
 
-    /// How a phase is trained.
+    /// Returns the training settings of a phase.
     pub(super) fn settings(
         &self,
         phase: &str,

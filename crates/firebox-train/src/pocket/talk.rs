@@ -1,4 +1,4 @@
-//! What people say first, and what the pocket model says of itself.
+//! Small talk: greetings, and questions about the pocket model with its answers.
 
 use super::draw::Draw;
 use super::words;
@@ -65,7 +65,7 @@ pub(super) fn exchange(name: Option<&str>, draw: &mut Draw) -> (String, String) 
     match draw.below(7) {
         0 | 1 => (draw.word(HELLO).to_owned(), greeting("Hello")),
         2 => (draw.word(GOODBYE).to_owned(), greeting("Goodbye")),
-        // What is no fact is heard and not repeated.
+        // A remark that is no fact is acknowledged and not repeated.
         3 => (draw.word(words::NOISE).to_owned(), "I see.".to_owned()),
         _ => {
             let (questions, answer) = draw.one(EXCHANGES);

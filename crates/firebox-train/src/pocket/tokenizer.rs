@@ -26,7 +26,7 @@ pub enum TokenizerError {
     /// The `tokenizers` crate refused.
     #[error("the tokenizer of the pocket model could not be made: {reason}")]
     Refused {
-        /// What it said.
+        /// The error message.
         reason: String,
     },
 }

@@ -34,7 +34,7 @@ pub(super) const DAYS: &[&str] =
 pub(super) const SECRETS: &[&str] = &["password", "code", "answer", "secret", "number"];
 pub(super) const VARIABLES: &[&str] =
     &["total", "speed", "size", "count", "price", "score", "height", "width", "level", "step"];
-/// What a summary leaves out.
+/// Remarks that a summary leaves out.
 pub(super) const NOISE: &[&str] = &[
     "Good morning.",
     "The weather is nice today.",

@@ -163,7 +163,7 @@ impl<'a> Workshop<'a> {
         export_model(&tower, &config, Dtype::F16, &unfinished)?;
         write_text(&unfinished.join("tokenizer.json"), &vocabulary.tokenizer)?;
         write_text(&unfinished.join("tokenizer_config.json"), &vocabulary.config)?;
-        // What it says is right or wrong: there is nothing to be drawn for.
+        // Its answers are right or wrong, so tokens are not sampled.
         let generation =
             json!({ "do_sample": false, "eos_token_id": end, "pad_token_id": config["pad_token_id"] });
         write_text(&unfinished.join("generation_config.json"), &format!("{generation:#}\n"))?;
@@ -215,7 +215,7 @@ impl<'a> Workshop<'a> {
         self.learn_head(phase, &HeadForm::Blocks, None, course, settings, heads, watch)
     }
 
-    /// What stands in for all heads.
+    /// Trains the fallback, which is used while a head is not available.
     fn fallback(&self, heads: &Heads, watch: &mut Watch<'_>) -> Result<bool, TrainError> {
         let plan = &self.recipe.fallback;
         let tasks = &self.recipe.heads.tasks;
@@ -240,7 +240,7 @@ impl<'a> Workshop<'a> {
         self.learn_head(FALLBACK, &self.bridge(), Some(&begun), course, settings, heads, watch)
     }
 
-    /// What says which head a request is for.
+    /// Trains the router, which chooses the head for a request.
     fn router(&self, heads: &Heads, watch: &mut Watch<'_>) -> Result<bool, TrainError> {
         let plan = &self.recipe.router;
         let scribe = self.scribe(heads.model())?;
@@ -340,7 +340,7 @@ fn installed(heads: &Heads, name: &str) -> Result<bool, TrainError> {
     Ok(heads.list()?.iter().any(|head| head.name == name))
 }
 
-/// What a vocabulary does.
+/// Builds the tokenizer of a vocabulary.
 fn tokenizer_of(vocabulary: &PocketTokenizer) -> Result<Tokenizer, TrainError> {
     let assets = TextAssets {
         tokenizer: Some(TokenizerSource::Json(vocabulary.tokenizer.clone().into_bytes())),

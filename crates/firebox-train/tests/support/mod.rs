@@ -111,11 +111,11 @@ impl Network for Toy {
 /// Rows that are made up from their epoch and index; every fourth batch of an epoch is another length.
 #[derive(Debug, Default)]
 pub struct MadeUp {
-    /// Whether an evaluation is the better the earlier.
+    /// Makes every evaluation worse than the one before.
     pub worsening: bool,
     /// A batch that is no number.
     pub poisoned: Option<(u64, usize)>,
-    /// Whether no evaluation is a number.
+    /// Makes every evaluation NaN.
     pub blind: bool,
 }
 
@@ -155,7 +155,7 @@ impl Source for MadeUp {
     fn held_out(&mut self, index: usize) -> Result<Rows, TrainError> {
         let mut rows = rows(1_000_000 + index as u64, 6);
         if self.worsening {
-            // What is learned elsewhere is wrong here.
+            // The targets are other ones than in training, so learning makes the evaluation worse.
             rows.targets.iter_mut().for_each(|target| *target = (*target + 1) % 4);
         }
         if self.blind {
@@ -173,7 +173,7 @@ pub fn device() -> Device {
     Device::flex().autodiff()
 }
 
-/// Trains the toy in a run that nobody stops.
+/// Trains the toy in a run that is not interrupted.
 pub fn run(
     network: Toy,
     source: &mut impl Source<Batch = Rows>,
