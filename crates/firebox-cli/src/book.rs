@@ -35,7 +35,7 @@ fn pages() -> Vec<(PathBuf, String)> {
     pages
 }
 
-/// What stands between two fences of a language.
+/// Returns the contents of the fenced code blocks of a language.
 fn blocks(text: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut lines = text.lines();

@@ -45,9 +45,9 @@ pub struct OutputArgs {
 pub enum Style {
     /// Failures.
     Alarm,
-    /// What asks for attention.
+    /// For text that asks for attention.
     Strong,
-    /// What does not.
+    /// For secondary text.
     Dim,
 }
 
@@ -125,7 +125,7 @@ impl Console {
         }
     }
 
-    /// What the user has just asked to be told, on stderr.
+    /// Writes the answer to a request of the user, such as `/help`, to stderr, even if the console is quiet.
     pub fn reply(&self, text: impl AsRef<str>) {
         self.remark(&paint(self.color_err, Style::Dim, text.as_ref()));
     }

@@ -80,7 +80,7 @@ impl Conversation {
         self.router = router;
     }
 
-    /// What was said.
+    /// Returns the messages so far.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
@@ -95,7 +95,7 @@ impl Conversation {
         (self.session.tokens().len(), self.session.cache_bytes())
     }
 
-    /// How many tokens it may have: as many as it is to, and no more than there can be pages for.
+    /// Returns the limit on its tokens: the configured context, and no more than there is page memory for.
     pub fn context(&self) -> usize {
         self.config.context.unwrap_or(usize::MAX).min(tokens_in_memory(&self.model, &self.session))
     }
@@ -165,7 +165,7 @@ impl Conversation {
         self.messages.push(Message::user(text));
         let said = self.answer(interrupt, console);
         if said.is_err() && self.messages.last().is_some_and(|message| message.role == "user") {
-            // What could not be answered would stand in the way of all that follows.
+            // A message without an answer would break the conversation for all messages that follow.
             self.messages.pop();
         }
         said
@@ -365,7 +365,7 @@ mod tests {
         assert!(talk.messages().is_empty());
     }
 
-    /// What a model keeps beside its pages makes room for more of them.
+    /// Kept layers are evicted to make room for pages.
     #[test]
     fn a_context_that_there_can_be_pages_for_is_had_as_a_whole() {
         let options = ResidencyOptions { context: Some(128), ..ResidencyOptions::new(8 << 30) };

@@ -1,4 +1,4 @@
-//! How much memory a model may take, on the command line.
+//! The command-line options for the memory that a model may take.
 
 use std::path::Path;
 
@@ -83,13 +83,13 @@ impl From<PlacementArg> for Placement {
 }
 
 impl FittingArgs {
-    /// The same for a model that firebox.toml may say something of.
+    /// Returns these options with the memory of the model's entry in firebox.toml, if it has one.
     pub fn of(&self, name: &Path) -> Self {
         let own = hub::known(name).and_then(|model| model.memory);
         Self { memory: own.or(self.memory), ..self.clone() }
     }
 
-    /// How to fit a model, if it is to be fitted at all.
+    /// Returns the options for fitting a model into memory, if a limit is given.
     pub fn config(&self, cache: CacheType, context: Option<usize>) -> Option<ResidencyOptions> {
         let mut config = ResidencyOptions::new(self.memory?);
         config.mode = self.mode.into();

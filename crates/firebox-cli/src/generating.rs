@@ -1,4 +1,4 @@
-//! What `run` and `chat` have in common: settings, an open model, and an answer that streams.
+//! Code shared by `run` and `chat`: settings, opening a model, and streaming an answer.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl GeneratingArgs {
         Ok(session)
     }
 
-    /// What says which head a message is for; nothing if the command line does.
+    /// Returns the router that chooses a head for each message, or `None` if the command line names a head.
     pub fn router(&self, session: &Session) -> anyhow::Result<Option<Router>> {
         let router = match self.head.as_deref() {
             None | Some(AUTO) => Router::for_session(session),
@@ -113,7 +113,7 @@ impl GeneratingArgs {
         Ok(router)
     }
 
-    /// What drafts, if anything is to.
+    /// Returns the drafter, if one is configured.
     pub fn speculation(
         &self,
         model: &Model,
@@ -128,7 +128,7 @@ impl GeneratingArgs {
         session.with_kv_type(self.cache_type.into()).with_cancel(interrupt.flag())
     }
 
-    /// What a generation is asked to do.
+    /// Returns the configuration of a generation.
     pub fn config(&self, model: &Model, console: &Console) -> anyhow::Result<GenerationConfig> {
         let trained = model.decoder()?.config().max_positions;
         if self.ctx_size > trained {
@@ -155,7 +155,7 @@ impl GeneratingArgs {
     }
 }
 
-/// Where the user's habits are kept.
+/// Returns the path of the history of heads.
 fn history_file() -> Option<PathBuf> {
     Some(dirs::data_local_dir()?.join("firebox").join("heads.json"))
 }
@@ -182,7 +182,7 @@ pub fn answer(
     Ok(generation.finish()?)
 }
 
-/// How fast it went, in one line.
+/// Formats the speed of a generation in one line.
 pub fn speed(summary: &Summary) -> String {
     let drafts = match summary.drafted_tokens {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! What an answer has to be: a grammar on the command line.
+//! The command-line options that constrain an answer by a grammar.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -60,7 +60,7 @@ impl HubModel {
     }
 
     #[cfg(feature = "hub")]
-    /// The same model at another version.
+    /// Returns the same model at another revision.
     pub fn at(self, revision: &str) -> anyhow::Result<Self> {
         if !is_plain_path(revision) {
             return Err(usage(format!("--revision {revision:?}: should be a branch, a tag or a commit")));
@@ -92,7 +92,7 @@ impl HubModel {
     }
 }
 
-/// Whether a path stays below where it starts.
+/// Returns whether a relative path stays below its root.
 pub fn is_plain_path(path: &str) -> bool {
     !path.is_empty()
         && !path.contains(['\\', '\0'])
@@ -135,7 +135,7 @@ pub fn endpoint() -> String {
 }
 
 #[cfg(feature = "hub")]
-/// Whether HF_HUB_OFFLINE forbids to ask the server.
+/// Returns whether HF_HUB_OFFLINE forbids requests to the server.
 pub fn is_offline() -> bool {
     set("HF_HUB_OFFLINE")
         .is_some_and(|value| matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"))
@@ -199,7 +199,7 @@ pub fn name_of_snapshot(folder: &Path) -> Option<&str> {
     Some(id.split_once("--").map_or(id, |(_, name)| name))
 }
 
-/// What to open in a snapshot: the folder, or the one GGUF file that makes it up.
+/// Returns the path to open in a snapshot: the folder, or the only GGUF file that it holds.
 pub fn runnable(snapshot: PathBuf) -> PathBuf {
     if snapshot.join("config.json").exists() {
         return snapshot;

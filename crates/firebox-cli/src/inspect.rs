@@ -53,7 +53,7 @@ pub fn source_name(source: SourceKind) -> &'static str {
     }
 }
 
-/// What is in a model.
+/// The contents of a model.
 #[derive(Debug, Serialize)]
 struct Contents {
     path: PathBuf,

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use crate::outcome::INTERRUPTED;
 
-/// What Ctrl-C does.
+/// The handler of Ctrl-C.
 #[derive(Debug, Clone, Default)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ impl Interrupt {
 }
 
 impl Working<'_> {
-    /// Whether the work is to stop.
+    /// Returns whether Ctrl-C has requested the work to stop.
     pub fn stop_requested(&self) -> bool {
         self.0.requested.load(Ordering::SeqCst)
     }

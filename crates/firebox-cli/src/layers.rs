@@ -20,7 +20,7 @@ pub struct LayerRun {
 /// One layer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Layer {
-    /// What moves information between positions.
+    /// The kind of the mixer, which moves information between positions.
     pub mixer: String,
     /// Query heads; value heads of a delta net.
     pub heads: usize,
@@ -28,11 +28,11 @@ pub struct Layer {
     pub kv_heads: usize,
     /// Width of a head; of a value head of a delta net.
     pub head_dim: usize,
-    /// How many positions are visible, where not all are.
+    /// The number of visible positions, if not all are.
     pub window: Option<usize>,
     /// Which position scheme.
     pub rope: Option<usize>,
-    /// What works on each position alone.
+    /// The kind of the feed-forward, which works on each position alone.
     pub feed_forward: String,
 }
 

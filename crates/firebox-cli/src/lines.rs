@@ -1,4 +1,4 @@
-//! What the user types: whole messages, from an editor on a terminal or line by line from a pipe.
+//! Input of messages, from an editor on a terminal or line by line from a pipe.
 
 use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _};

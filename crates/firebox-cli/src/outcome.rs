@@ -1,4 +1,4 @@
-//! How a command ends, for people and for scripts.
+//! The outcomes of commands: exit codes, and the errors that lead to them.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -16,15 +16,15 @@ const CHECK_FAILED: u8 = 1;
 const USAGE: u8 = 2;
 const UNUSABLE: u8 = 3;
 const OUT_OF_CONTEXT: u8 = 4;
-/// What a shell reports for a program that SIGINT ended.
+/// The exit code that a shell reports for a program that SIGINT ended.
 pub const INTERRUPTED: u8 = 130;
 
-/// How a command ended that did not fail.
+/// The outcome of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// As it should.
     Done,
-    /// What was checked is not what it should be.
+    /// A check did not pass.
     CheckFailed,
     /// By Ctrl-C.
     Interrupted,
@@ -70,7 +70,7 @@ impl fmt::Display for ClosedPipe {
 
 impl std::error::Error for ClosedPipe {}
 
-/// Whether the reader of stdout has left, as `head` does: no failure worth a word.
+/// Returns whether an error only says that the reader of stdout has left, as `head` does. Such errors are not reported.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.is::<ClosedPipe>()
 }

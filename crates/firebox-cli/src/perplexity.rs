@@ -15,7 +15,7 @@ use crate::opening::open;
 use crate::outcome::Outcome;
 use crate::tokens::parse_ids;
 
-/// What llama.cpp measures with, so that numbers can be compared.
+/// The context length that llama.cpp uses, so that results can be compared.
 const CONTEXT: usize = 512;
 
 /// Options of `firebox perplexity`.

@@ -57,7 +57,7 @@ pub struct PlanArgs {
     device: DeviceArgs,
 }
 
-/// What is planned for.
+/// The parameters of a plan.
 pub struct Wanted<'a> {
     pub memory: u64,
     pub mode: Mode,
@@ -116,7 +116,7 @@ fn rates_of_profile(path: &Path, shape: &Shape) -> anyhow::Result<(String, Rates
 }
 
 impl Report {
-    /// What is best, at rates that are measured where no profile has them.
+    /// Makes the best plan, at the rates of a profile or, without one, at rates measured on this machine.
     pub fn of(checkpoint: &Checkpoint, model: PathBuf, wanted: &Wanted<'_>) -> anyhow::Result<Self> {
         let Architecture::Decoder(config) = Architecture::from_json(checkpoint.config())? else {
             let remedy = "it is small enough to keep all of it; plan a decoder such as qwen3";
@@ -155,7 +155,7 @@ impl Report {
         format!("{facts}\n\n{}", self.rows())
     }
 
-    /// What was chosen, from what, and why.
+    /// Returns the plan's choices and their inputs as rows of a table.
     pub fn choice(&self) -> [[String; 2]; 7] {
         let plan = &self.plan;
         let choice = [

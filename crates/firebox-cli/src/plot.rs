@@ -9,7 +9,7 @@ const MIB: f64 = (1 << 20) as f64;
 /// One value over layers.
 struct OverLayers {
     caption: &'static str,
-    /// What is counted from left to right.
+    /// The label of the horizontal axis.
     counted: &'static str,
     color: Color,
     values: Vec<f64>,
@@ -42,7 +42,7 @@ pub fn plan(plan: &Plan, memory_bytes: u64) -> String {
     stacked(&[speed.chart(), memory.chart()], HEIGHT)
 }
 
-/// What the loss is more without each layer, with a dot where a head could begin, as SVG.
+/// Draws the increase of the loss without each layer as SVG, with a dot where a head could begin.
 pub fn profile(without: &[f64], split: usize) -> String {
     let losses = OverLayers {
         caption: "Loss without a layer, beyond that with all",

@@ -35,7 +35,7 @@ pub struct TemplateArgs {
 }
 
 impl PromptArgs {
-    /// What the template is told about thinking.
+    /// Returns the template's thinking option.
     pub fn thinking(&self) -> Option<bool> {
         match (self.think, self.no_think) {
             (true, _) => Some(true),
@@ -63,7 +63,7 @@ impl TemplateArgs {
         }
     }
 
-    /// What conversations are written by: the template, or where there is none, line after line.
+    /// Returns the prompter that writes conversations: by the template or, if there is none, line after line.
     pub fn prompter(&self, model: &Model, thinking: Option<bool>) -> anyhow::Result<Prompter> {
         let tokenizer = model.tokenizer()?.clone();
         let own = self.template(model)?;
@@ -78,7 +78,7 @@ pub struct Prompter {
     pub tokenizer: Arc<Tokenizer>,
     pub template: ChatTemplate,
     pub thinking: Option<bool>,
-    /// Whether the token that begins every text is to be added, because the template does not write it.
+    /// Adds the token that begins every text, because the template does not write it.
     pub add_special: bool,
 }
 

@@ -15,7 +15,7 @@ use crate::console::{Console, human_bytes};
 use crate::hub::{self, HubModel, is_plain_path};
 use crate::outcome::Outcome;
 
-/// How often a broken download is taken up again before giving up.
+/// The number of times that a broken download is resumed before giving up.
 const RETRIES: usize = 5;
 
 /// Files beside the weights that a model is read from.
@@ -34,7 +34,7 @@ const SMALL_FILES: [&str; 15] = [
     "additional_chat_templates/tool_use.jinja",
     "chat_template.json",
     "gguf-vocabulary.json",
-    // How an encoder's rows become one vector.
+    // The pooling of an encoder.
     "1_Pooling/config.json",
 ];
 
@@ -92,7 +92,7 @@ fn find_cached(model: &HubModel, patterns: &[String]) -> anyhow::Result<PathBuf>
     Ok(located(snapshot, patterns))
 }
 
-/// What a snapshot would need to be run.
+/// Returns the files that are missing in a snapshot to run it.
 fn missing_files(snapshot: &Path) -> anyhow::Result<Vec<String>> {
     let path = snapshot.join(INDEX);
     let wanted = match fs::read(&path) {
@@ -135,7 +135,7 @@ fn collect_files(folder: &Path, prefix: &str, files: &mut Vec<String>) -> anyhow
     Ok(())
 }
 
-/// What to hand to `run`: a file where a pattern asked for one, else whatever the snapshot is run from.
+/// Returns the path to give to `run`: the file if a pattern asked for one, else the path that the snapshot is run from.
 fn located(snapshot: PathBuf, patterns: &[String]) -> PathBuf {
     let mut files = Vec::new();
     if patterns.is_empty() || collect_files(&snapshot, "", &mut files).is_err() {
@@ -322,7 +322,7 @@ fn matching<'a>(listed: &[&'a str], patterns: &[String]) -> anyhow::Result<Vec<&
     Ok(listed.iter().copied().filter(wanted).collect())
 }
 
-/// Whether a name has the form of a pattern with `*` and `?`.
+/// Returns whether a name matches a pattern with `*` and `?`.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut letters = pattern.chars();
     match letters.next() {

@@ -51,7 +51,7 @@ pub struct RunArgs {
     generating: GeneratingArgs,
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     model: String,
@@ -184,7 +184,7 @@ fn encode(
     Ok((prompter.encode(&messages)?, false))
 }
 
-/// What is piped in, without the line break that ends a file.
+/// Returns the piped input, without the line break that ends a file.
 fn from_stdin() -> anyhow::Result<String> {
     let mut stdin = std::io::stdin();
     if stdin.is_terminal() {

@@ -1,4 +1,4 @@
-//! How tokens are chosen: by the command line, else by what the model's makers recommend, else as most do.
+//! The sampling options: those of the command line, else those that the model recommends, else common defaults.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -56,7 +56,7 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// What to sample with.
+    /// Returns the configuration of the sampler.
     pub fn config(
         &self,
         recommended: Option<&Value>,

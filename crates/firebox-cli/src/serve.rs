@@ -133,7 +133,7 @@ fn say_what_changes_nothing(
     }
 }
 
-/// What is to be served: what the command line names, or else all that firebox.toml has.
+/// Returns the models to serve: those that the command line names, or else all of firebox.toml.
 fn entries(args: &ServeArgs, configuration: &Configuration) -> anyhow::Result<Vec<ModelEntry>> {
     let named = |path: &PathBuf| hub::known(path).cloned().unwrap_or_else(|| ModelEntry::of(path));
     let mut entries: Vec<ModelEntry> = match args.models.is_empty() {
@@ -242,7 +242,7 @@ fn offers(
         };
         offers.push((at, offer.with_priority(entry.priority.unwrap_or_default())));
     }
-    // What one reads before another is there, that one might take back.
+    // Weights are read once all models are open: the next model to open could evict those read before.
     models.iter().filter_map(Model::residency).try_for_each(Residency::preload)?;
     offers.sort_by_key(|(at, _)| *at);
     Ok(offers.into_iter().map(|(_, offer)| offer).collect())
@@ -253,7 +253,7 @@ struct Opening {
     path: PathBuf,
     device: Device,
     sharing: Option<(SharedBudget, ShareOptions)>,
-    /// How it is fitted into memory that it does not share.
+    /// The options for fitting it into memory that it does not share.
     limit: Option<ResidencyOptions>,
     rack: RackArgs,
     heads: Vec<String>,
@@ -360,7 +360,7 @@ mod tests {
         }
     }
 
-    /// What a command line comes to.
+    /// Parses a command line into the server's configuration.
     fn configured(options: &[&str]) -> anyhow::Result<ServerConfig> {
         #[derive(clap::Parser)]
         struct Line {

@@ -1,4 +1,4 @@
-//! What `/set` changes while a conversation goes on.
+//! The settings that `/set` changes during a conversation.
 
 use std::str::FromStr;
 

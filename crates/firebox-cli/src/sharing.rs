@@ -10,14 +10,14 @@ use crate::configuration::ModelEntry;
 /// program's own growth.
 const EVERYBODYS: u64 = 8;
 
-/// What a server comes to take beside its models: connections, the console, and code that has not run before.
+/// The memory that a server takes beside its models: connections, the console, and code that has not run before.
 const SERVER: u64 = 24 << 20;
 
-/// The memory that several models share, and what each is to have of it for itself.
+/// The memory that several models share, with the part that is reserved for each.
 #[derive(Debug, Clone)]
 pub struct Sharing {
     shared: SharedBudget,
-    /// What those that are to have something of their own are to have in all.
+    /// The sum of the memory that is reserved for single models.
     reserved: u64,
     method: Option<ReadMethod>,
 }
@@ -40,7 +40,7 @@ impl Sharing {
         &self.shared
     }
 
-    /// What it is used for.
+    /// Returns the budget, with its uses by account.
     pub fn budget(&self) -> &Budget {
         self.shared.budget()
     }

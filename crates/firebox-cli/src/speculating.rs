@@ -1,4 +1,4 @@
-//! What drafts, so that the model has to be run less often.
+//! The command-line options for drafting tokens, so that the model has to run less often.
 
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ pub struct SpeculatingArgs {
 }
 
 impl SpeculatingArgs {
-    /// What drafts, if anything is to. Sessions of a draft model are those of `configured`.
+    /// Returns the drafter, if one is configured. The session of a draft model is set up by `configured`.
     pub fn speculation(
         &self,
         model: &Model,

@@ -27,7 +27,7 @@ impl TraceArgs {
     }
 }
 
-/// What is remembered, and where it is to be written.
+/// A timeline that is recorded, and the path that it is written to.
 pub struct Trace {
     path: PathBuf,
     timeline: Timeline,

@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::opening::opened_device;
 use crate::outcome::Outcome;
 
-/// How often a plain line is written.
+/// The number of steps between two plain progress lines.
 const LINES_EVERY: u64 = 50;
 
 /// Conversations in which facts are asked for long after they were told.

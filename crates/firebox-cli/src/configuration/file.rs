@@ -24,10 +24,10 @@ const NEAR: f64 = 0.6;
 /// Settings by the names of their flags.
 pub(super) type Values = BTreeMap<String, Value>;
 
-/// What a file says about a setting.
+/// The value of a setting in the file.
 #[derive(Debug)]
 pub(super) struct Value {
-    /// As they would stand on a command line, one behind the other.
+    /// The values as they would be written on a command line.
     pub texts: Vec<String>,
 }
 
@@ -107,7 +107,7 @@ impl File<'_> {
         Ok(values)
     }
 
-    /// What a command line would have in place of a value.
+    /// Converts a value to the texts that would be written on a command line.
     fn texts(&self, value: &Spanned<DeValue<'_>>, several: bool) -> anyhow::Result<Vec<String>> {
         let text = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
             DeValue::String(text) => Ok(text.to_string()),
@@ -247,9 +247,9 @@ fn meant<'a>(reason: String, name: &str, known: impl Iterator<Item = &'a str>) -
     }
 }
 
-/// What the parser of the command line has against a value.
+/// Checks a value with the parser of the command line, and returns the reason if it is refused.
 fn check(command: &Command, key: &str, text: &str) -> Result<(), String> {
-    // What else the command needs is not the file's business.
+    // Other arguments that the command requires are not checked here.
     let alone = command.clone().mut_args(|arg| arg.required(false)).no_binary_name(true);
     let Err(error) = alone.try_get_matches_from([format!("--{key}={text}")]) else { return Ok(()) };
     match error.kind() {

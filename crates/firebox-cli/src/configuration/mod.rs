@@ -30,7 +30,7 @@ const NAME: &str = "firebox.toml";
 /// The command whose settings have a table of their own.
 const SERVE: &str = "serve";
 
-/// What a file says.
+/// The contents of a configuration file.
 #[derive(Debug, Default)]
 pub struct Configuration {
     defaults: Values,
@@ -89,7 +89,7 @@ impl Configuration {
         }
     }
 
-    /// Whether the command line or the environment has an option, by its name in the code.
+    /// Returns whether the command line or the environment sets an option, given by its name in the code.
     pub fn is_given(&self, id: &str) -> bool {
         self.given.contains(id)
     }
@@ -124,8 +124,8 @@ pub fn expect_memory(matches: &ArgMatches, models: &[ModelEntry]) -> anyhow::Res
     Ok(())
 }
 
-/// Whether the file gives memory to a model that the command line names, or to one of those that are served where it
-/// names none.
+/// Returns whether the file gives memory to a model that the command line names or, if it names none, to one of those that
+/// are served.
 fn has_own_memory(matches: &ArgMatches, models: &[ModelEntry]) -> bool {
     let named: Vec<&OsStr> = ["first", "place", "model", "models"]
         .into_iter()
@@ -143,7 +143,7 @@ fn usual_places() -> Vec<PathBuf> {
     [Some(PathBuf::from(NAME)), own].into_iter().flatten().collect()
 }
 
-/// What an option is called in a file, if it may be there.
+/// Returns the key of an option in a file, if it may be set there.
 fn key_of(arg: &Arg) -> Option<String> {
     (arg.get_env().is_some() && arg.get_id() != FLAG).then(|| arg.get_long().map(str::to_owned)).flatten()
 }

@@ -9,29 +9,29 @@ use firebox_runtime::schedule::Priority;
 pub struct ModelEntry {
     /// The model's name; if absent, the last part of its path.
     pub name: Option<String>,
-    /// Where it is, or what the hub calls it.
+    /// Its path, or its name on the hub.
     pub path: PathBuf,
     /// Memory that it may take.
     pub memory: Option<u64>,
-    /// Of the memory that it shares with others, what it is to have for itself. Nothing outranks that.
+    /// The part of the shared memory that is reserved for it. Nothing outranks that.
     pub reserved: Option<u64>,
     /// Heads that are made ready at the start.
     pub heads: Vec<String>,
-    /// How urgent its requests are.
+    /// The priority of its requests.
     pub priority: Option<Priority>,
-    /// Whether it stays in memory.
+    /// Keeps it in memory.
     pub pinned: bool,
     /// Opens the model at its first request instead of at the start.
     pub lazy: bool,
 }
 
 impl ModelEntry {
-    /// One of which nothing else is said.
+    /// Returns an entry with a path and no other settings.
     pub fn of(path: &Path) -> Self {
         Self { path: path.to_owned(), ..Self::default() }
     }
 
-    /// Whether a command line means this one.
+    /// Returns whether a name on the command line means this model.
     pub fn is_called(&self, name: &Path) -> bool {
         self.name.as_deref().is_some_and(|own| Path::new(own) == name)
     }

@@ -140,7 +140,7 @@ fn a_flag_outranks_the_environment_which_outranks_the_file() {
     }
 }
 
-/// Whether a setting is not the server's alone.
+/// Returns whether other commands than the server have a setting.
 fn is_common(key: &str) -> bool {
     ["run", "chat", "bench"]
         .iter()
@@ -277,7 +277,7 @@ fn options_about_memory_want_memory_wherever_it_is_from() {
     // A setting in `[defaults]` does not count as a request for it when a model runs without memory.
     let mode = file("[defaults]\nmode = \"context\"\n").unwrap();
     assert!(asked(&mode, &["firebox", "run"]).is_ok());
-    // What the file says of a model is for that model, and for a server of all of them.
+    // The memory of a model's entry counts for that model, and for a server of all models.
     let text = "[[model]]\nname = \"small\"\npath = \"a\"\nmemory = \"1G\"\n[[model]]\nname = \"other\"\npath = \"b\"\n";
     let own = file(text).unwrap();
     for with in [

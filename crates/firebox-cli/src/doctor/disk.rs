@@ -18,11 +18,11 @@ const ENOUGH: u64 = 32 << 20;
 const TENSORS: usize = 8;
 const ELEMENTS: usize = 2 << 20;
 
-/// How fast a disk is read.
+/// The measured read rate of a disk.
 #[derive(Debug, Serialize)]
 pub struct Disk {
     pub read_bytes_per_second: f64,
-    /// What was read.
+    /// A description of the file that was read.
     pub file: String,
 }
 

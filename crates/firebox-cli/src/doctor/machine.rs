@@ -17,10 +17,10 @@ use super::disk::{self, Disk};
 const READ_BYTES: usize = 128 << 20;
 const READ_SHARE: u64 = 8;
 
-/// How long memory is read.
+/// The time for which memory is read.
 const READ_TIME: Duration = Duration::from_millis(250);
 
-/// Less of a disk makes streaming slower than most people wait.
+/// The read rate of a disk, in bytes per second, below which a warning is given.
 const SLOW_DISK: f64 = 5e8;
 
 /// Programs and small models need as much.
@@ -29,7 +29,7 @@ const LITTLE_MEMORY: u64 = 1 << 30;
 /// Where loaders of Vulkan look for drivers.
 const DRIVERS: [&str; 3] = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
 
-/// What decides how models run here.
+/// The properties of the machine that decide how models run.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     pub processor: Processor,
@@ -37,31 +37,31 @@ pub struct Machine {
     pub disk: Option<Disk>,
     /// Why there is no figure of the disk.
     pub disk_error: Option<String>,
-    /// What `--device` takes in this build.
+    /// The devices that `--device` accepts in this build.
     pub devices: Vec<&'static str>,
     /// Drivers of Vulkan that are installed.
     pub vulkan_drivers: Vec<String>,
     pub heat: Option<Warmth>,
-    /// Whether this command was compiled without optimisation.
+    /// True if this command was compiled without optimisation.
     pub is_debug_build: bool,
 }
 
 #[derive(Debug, Serialize)]
 pub struct Processor {
     pub threads: usize,
-    /// What products are computed with.
+    /// The instruction set that products are computed with.
     pub instructions: &'static str,
 }
 
 #[derive(Debug, Serialize)]
 pub struct Memory {
     pub physical_bytes: Option<u64>,
-    /// What can be taken before memory is short.
+    /// The memory that can be taken before it runs short.
     pub available_bytes: Option<u64>,
-    /// What control groups, of containers and services, leave of that.
+    /// The memory that the control groups of containers and services leave.
     pub group_bytes: Option<u64>,
     pub pressure: Level,
-    /// How fast it is read by all threads together.
+    /// The rate at which all threads together read it.
     pub read_bytes_per_second: f64,
 }
 
@@ -99,7 +99,7 @@ impl Machine {
         }
     }
 
-    /// What it is like, in words.
+    /// Returns the facts as rows of a table.
     pub fn facts(&self) -> Vec<[String; 2]> {
         let Self { processor, memory, .. } = self;
         let instructions = match processor.instructions {
@@ -147,7 +147,7 @@ impl Machine {
         .into()
     }
 
-    /// What stands in the way, and what to do about it.
+    /// Returns warnings about conditions that slow models down, each with a remedy.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let mut warn = |is: bool, text: String| warnings.extend(is.then_some(text));
@@ -213,7 +213,7 @@ fn state(heat: Heat) -> &'static str {
     }
 }
 
-/// What control groups leave, where they have limits.
+/// Returns the memory that control groups leave, if they have limits.
 fn group_bytes() -> Option<u64> {
     let root = Path::new("/");
     let groups = [Cgroup::v1(root), Cgroup::v2(root)];
@@ -240,7 +240,7 @@ fn drivers(folders: [&Path; 3]) -> Vec<String> {
     names
 }
 
-/// How much is read.
+/// Returns the number of bytes of memory to read.
 fn room(available: Option<u64>) -> usize {
     let most = available.map_or(u64::MAX, |available| available / READ_SHARE);
     READ_BYTES.min(usize::try_from(most).unwrap_or(usize::MAX))

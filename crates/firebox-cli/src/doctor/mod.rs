@@ -37,7 +37,7 @@ pub struct DoctorArgs {
 struct Report {
     #[serde(flatten)]
     machine: Machine,
-    /// What models of usual sizes would do, with four bits a weight.
+    /// Estimates for models of common sizes, with four bits a weight.
     outlook: Vec<Outlook>,
     model: Option<ModelOutlook>,
     warnings: Vec<String>,
@@ -83,7 +83,7 @@ pub fn doctor(args: &DoctorArgs, console: &Console) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// What a model does in the memory that is there; nothing for what is no decoder.
+/// Plans a model in the available memory. Returns `None` if it is no decoder.
 fn of_model(checkpoint: &Checkpoint, machine: &Machine) -> anyhow::Result<Option<ModelOutlook>> {
     let (Architecture::Decoder(config), Some(memory)) =
         (Architecture::from_json(checkpoint.config())?, machine.memory.available_bytes)

@@ -15,7 +15,7 @@ const BYTES_PER_WEIGHT: f64 = 4.5 / 8.0;
 /// Of what memory gives, decoding was measured to read as much: 38 GB/s of q4 where the same threads read 33 to 57.
 const READ_WELL: f64 = 0.8;
 
-/// How much longer computing takes while something is read.
+/// The factor by which computing slows down while weights are read.
 const CONTENTION: f64 = 1.1;
 
 /// The vocabulary of most models of the day.
@@ -27,7 +27,7 @@ struct Size {
     parameters: f64,
     layers: u64,
     hidden: u64,
-    /// Whether the embedding is the unembedding.
+    /// True if the unembedding is the embedding.
     is_tied: bool,
     /// Keys of one layer and token.
     keys: u64,
@@ -43,11 +43,11 @@ const SIZES: [Size; 7] = [
     Size { name: "70B", parameters: 70.6e9, layers: 80, hidden: 8192, is_tied: false, keys: 1024 },
 ];
 
-/// What a model of a usual size would do.
+/// The estimate for a model of a common size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outlook {
     pub model: &'static str,
-    /// What its weights take.
+    /// The bytes of its weights.
     pub bytes: u64,
     pub layers: usize,
     /// Layers that stay in memory; nothing where it does not run at all.
@@ -77,7 +77,7 @@ pub fn speed(pace: f64) -> String {
     }
 }
 
-/// What models of usual sizes would do on a machine, by its planner.
+/// Estimates how models of common sizes would run on a machine, with the planner.
 pub fn outlook(machine: &Machine) -> Vec<Outlook> {
     let profile = DeviceProfile {
         name: "this machine".into(),
@@ -94,7 +94,7 @@ impl Size {
     fn outlook(&self, profile: &DeviceProfile, memory: u64) -> Outlook {
         let shape = self.shape();
         let rates = profile.rates(&shape).ok();
-        // What does not fit at all is the only reason not to have a plan.
+        // There is no plan only if the model does not fit at all.
         let plan = rates.and_then(|rates| plan(&shape, &rates, memory, Mode::Context, CONTEXT).ok());
         Outlook {
             model: self.name,

@@ -22,7 +22,7 @@ use crate::interrupt::Interrupt;
 use crate::opening::open;
 use crate::outcome::{Outcome, usage};
 
-/// How often a plain line is written.
+/// The number of steps between two plain progress lines.
 const LINES_EVERY: u64 = 10;
 
 /// The products that get an adapter by default. No family has all of them in every layer.
@@ -118,8 +118,7 @@ impl TrainArgs {
     }
 }
 
-/// What decides, beside the settings, which head comes out of a run: the checkpoints of one are not to be gone on with
-/// as those of another.
+/// Everything beside the settings that decides which head a run produces. A run is only resumed if it is unchanged.
 #[derive(Serialize)]
 struct About<'a> {
     trunk: &'a str,
@@ -173,7 +172,7 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
         targets: args.lora.map(|_| &*args.targets),
         states: stored,
     })?;
-    // What can be refused is refused before a run is left behind, and that before the trunk has worked for it.
+    // Errors are found before the run's folder is created, and that before the trunk computes its states.
     let begun = network()?;
     if let Some(adapters) = &adapters {
         expect_targets(&begun, &adapters.targets)?;
@@ -205,7 +204,7 @@ pub fn train(args: &TrainArgs, console: &Console) -> anyhow::Result<Outcome> {
         // That of a run before: it is made anew from the run's own checkpoints.
         std::fs::remove_dir_all(&head)?;
     }
-    // What was trained rounded is stored as it was rounded.
+    // Weights that were trained in bf16 are stored in bf16.
     let dtype = if args.bf16 { Dtype::BF16 } else { Dtype::F16 };
     let files = export_head(&best, &form, model.checkpoint(), dtype, &head)?;
     console.line(format!("{}: {}", head.display(), human_bytes(files.bytes())))?;
@@ -234,7 +233,7 @@ fn expect_targets(network: &Tower, targets: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// How the model writes what it reads.
+/// Returns the model's format of conversations.
 pub(super) fn format(model: &Model) -> anyhow::Result<Format> {
     let tokenizer = model.tokenizer()?;
     let template = match ChatTemplate::new(model.checkpoint().text(), tokenizer) {

@@ -11,7 +11,7 @@ use firebox_text::Message;
 pub struct Kept {
     pub path: PathBuf,
     pub summary: SessionSummary,
-    /// What was said, if it is a conversation of `chat`.
+    /// The messages, if it is a conversation of `chat`.
     pub messages: Option<Vec<Message>>,
 }
 

@@ -288,7 +288,7 @@ impl Kept {
         self.summary.turns.iter().filter(move |turn| turn.kind == kind)
     }
 
-    /// How often the user said something.
+    /// Returns the number of messages of the user.
     fn questions(&self) -> usize {
         match &self.messages {
             Some(messages) => messages.iter().filter(|message| message.role == "user").count(),

@@ -79,7 +79,7 @@ fn shorten(messages: &mut Vec<Message>, turns: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many tokens come before the last turns.
+/// Returns the number of tokens before the last turns.
 fn before_turns(session: &Session, turns: usize) -> anyhow::Result<usize> {
     let mut starts = Vec::new();
     let mut before = 0;

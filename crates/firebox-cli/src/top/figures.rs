@@ -7,7 +7,7 @@ use firebox_runtime::telemetry::{Counter, Gauge, Histogram};
 
 use super::metrics::Sample;
 
-/// What a server says of itself at one moment.
+/// A server's metrics at one moment.
 #[derive(Debug, Clone)]
 pub struct Figures {
     pub at: Instant,
@@ -16,7 +16,7 @@ pub struct Figures {
     pub resident_bytes: Option<f64>,
 }
 
-/// What it says of a model.
+/// The metrics of one model.
 #[derive(Debug, Clone, Default)]
 pub struct ModelFigures {
     counters: BTreeMap<Counter, f64>,
@@ -52,7 +52,7 @@ impl BudgetFigures {
     }
 }
 
-/// How many values were at most so large, by bounds that rise.
+/// A cumulative histogram: pairs of a rising bound and the number of values that are at most as large.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Spread(Vec<(f64, f64)>);
 
@@ -61,7 +61,8 @@ impl Spread {
         self.0.last().map_or(0.0, |(_, below)| *below)
     }
 
-    /// What came since another one. Bounds beyond all values are left out by who counts, and stand for all.
+    /// Returns the values that were added since `before`. The server omits bounds beyond all values; the count at such a bound
+    /// is that of all values.
     pub fn since(&self, before: &Self) -> Self {
         let below = |bound: f64| {
             before.0.iter().find(|(other, _)| *other >= bound).map_or(before.count(), |(_, below)| *below)
@@ -69,7 +70,7 @@ impl Spread {
         Self(self.0.iter().map(|&(bound, all)| (bound, (all - below(bound)).max(0.0))).collect())
     }
 
-    /// What a share of the values is at most; even within the bounds. Nothing where there are no values.
+    /// Returns a quantile, interpolated between bounds. `None` if there are no values.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let count = self.count();
         if count <= 0.0 {

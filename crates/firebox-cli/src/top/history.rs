@@ -9,12 +9,12 @@ use super::figures::{Figures, ModelFigures};
 /// Figures that are kept: two minutes, at two a second.
 const KEPT: usize = 240;
 
-/// What a server has said of late, the newest last.
+/// A server's recent figures, the newest last.
 #[derive(Debug, Default)]
 pub struct History(VecDeque<Figures>);
 
 impl History {
-    /// Takes in what was said just now. A server that was started anew has no past.
+    /// Adds the newest figures. Discards the older ones if the server was restarted.
     pub fn add(&mut self, figures: Figures) {
         let is_new = self.newest().is_some_and(|before| {
             before.models.iter().any(|(name, model)| {
@@ -35,7 +35,7 @@ impl History {
         self.0.back()
     }
 
-    /// How fast a counter of a model grows, between each reading and the next.
+    /// Returns the growth rates of a counter of a model, between each reading and the next.
     pub fn rates(&self, model: &str, counter: Counter) -> Vec<f64> {
         let counted =
             |figures: &Figures| figures.models.get(model).map_or(0.0, |model| model.counter(counter));
@@ -48,7 +48,7 @@ impl History {
             .collect()
     }
 
-    /// How fast it grows now.
+    /// Returns the newest growth rate of a counter.
     pub fn rate(&self, model: &str, counter: Counter) -> f64 {
         self.rates(model, counter).last().copied().unwrap_or(0.0)
     }

@@ -21,7 +21,7 @@ use figures::Figures;
 use source::Metrics;
 use view::View;
 
-/// How long keys may wait for the screen.
+/// The longest wait for a pressed key before the screen is drawn again.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Options of `firebox top`.
@@ -52,7 +52,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub fn top(args: &TopArgs, console: &Console) -> anyhow::Result<Outcome> {
     let source = Metrics::at(&args.url, args.api_key.as_deref());
     let mut view = View::new(source.name().to_owned());
-    // What cannot be reached at first is a mistake on the command line, more likely than not.
+    // A server that cannot be reached at first is probably a mistake on the command line.
     view.history.add(source.read()?);
     let interval = Duration::from_secs_f64(args.interval);
     if args.once || !std::io::stdout().is_terminal() {

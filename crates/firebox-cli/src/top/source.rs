@@ -8,7 +8,7 @@ use ureq::Agent;
 use super::figures::Figures;
 use super::metrics::parse;
 
-/// Longer than any answer should take, and shorter than anybody waits.
+/// The timeout of a request to the server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A server's `/metrics`.
@@ -20,7 +20,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Those of the server at an address, which may be that of its API.
+    /// Returns the metrics source of the server at an address, which may be that of its API.
     pub fn at(url: &str, key: Option<&str>) -> Self {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         let base = if base.contains("://") { base } else { format!("http://{base}") };
@@ -29,12 +29,12 @@ impl Metrics {
         Self { url: format!("{base}/metrics"), base, key: key.map(str::to_owned), agent: agent.into() }
     }
 
-    /// What the server is called.
+    /// Returns the server's address.
     pub fn name(&self) -> &str {
         &self.base
     }
 
-    /// What it says now.
+    /// Reads the server's current metrics.
     pub fn read(&self) -> anyhow::Result<Figures> {
         let mut request = self.agent.get(&self.url);
         if let Some(key) = &self.key {

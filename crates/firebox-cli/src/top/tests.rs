@@ -11,7 +11,7 @@ use ratatui::backend::TestBackend;
 use super::metrics::parse;
 use super::*;
 
-/// What a server of two models says after so many tokens.
+/// Returns the metrics of a server of two models after so many tokens.
 fn said(tokens: u64) -> String {
     let telemetry = Telemetry::default();
     for name in ["chat", "code\x1b[31m"] {
@@ -30,7 +30,7 @@ fn said(tokens: u64) -> String {
     render(&telemetry.snapshot())
 }
 
-/// A server that says these, one after the other and the last again and again, to those with its key.
+/// Starts a server that sends these answers in order, repeating the last, to clients with its key.
 fn serve(answers: Vec<(u16, String)>, key: Option<&'static str>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -15,7 +15,7 @@ use crate::console::{grouped, human_bytes};
 const HEADER: [&str; 10] =
     ["model", "running", "waiting", "tok/s", "prompt/s", "first p50", "first p99", "token p50", "KV", "kept"];
 
-/// What is counted and only worth a look when it grows.
+/// The counters that are shown in the list of counts.
 const COUNTED: [(&str, Counter); 12] = [
     ("finished", Counter::FinishedRequests),
     ("cancelled", Counter::CancelledRequests),
@@ -31,7 +31,7 @@ const COUNTED: [(&str, Counter); 12] = [
     ("major faults", Counter::MajorPageFaults),
 ];
 
-/// What is seen: a server, and which of its models one looks at.
+/// The state of the screen: a server's figures, and the selected model.
 pub struct View {
     pub server: String,
     pub history: History,
@@ -176,7 +176,7 @@ fn draw_counts(frame: &mut Frame<'_>, area: Rect, name: &str, model: &ModelFigur
     frame.render_widget(Table::new(rows, [Constraint::Length(28); 3]).block(block), area);
 }
 
-/// What a server's memory is used for.
+/// Describes a server's memory and its uses.
 fn memory(figures: &Figures) -> String {
     let mut text = String::new();
     if let Some(resident) = figures.resident_bytes {
@@ -193,7 +193,7 @@ fn memory(figures: &Figures) -> String {
 /// Which part of the weights stays in memory by plan.
 fn kept(model: &ModelFigures) -> String {
     match (model.gauge(Gauge::KeptParts), model.gauge(Gauge::Parts)) {
-        // What is mapped as a whole has no parts.
+        // A model that is mapped as a whole has no parts.
         (_, 0.0) => "mapped".into(),
         (kept, parts) => format!("{kept}/{parts}"),
     }

@@ -71,7 +71,7 @@ fn a_conversation_outlives_its_process() {
     assert!(ran.stderr.contains("trunk"), "{}", ran.stderr);
 }
 
-/// What the session remembers must not change what is said.
+/// The session's cache must not change the answers.
 #[test]
 fn remembering_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();

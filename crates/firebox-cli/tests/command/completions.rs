@@ -18,7 +18,7 @@ fn every_shell_has_a_script_that_knows_the_commands() {
     assert!(ran.stderr.contains("zsh"), "{}", ran.stderr);
 }
 
-/// What bash makes of it: a command from its beginning.
+/// Bash completes a command from its first letters.
 #[test]
 fn bash_completes_by_it() {
     if Command::new("bash").arg("--version").output().is_err() {

@@ -62,7 +62,7 @@ fn models_go_by_their_names() {
     let named = run("small").ends_with(0).stdout;
     assert_eq!(named, run(gguf("llama").to_str().unwrap()).ends_with(0).stdout);
     run("smaller").fails(UNUSABLE, &["smaller"]);
-    // What is said of one model outranks what is said of all, and a flag outranks both.
+    // A model's own setting outranks the defaults, and a flag outranks both.
     let text = format!(
         "[defaults]\nmemory = \"2G\"\n[[model]]\nname = \"small\"\npath = {:?}\nmemory = \"1M\"\n",
         gguf("llama")

@@ -108,7 +108,7 @@ fn a_head_learns_is_installed_and_answers() {
         assert!(losses.len() == 30 && losses[29] < losses[0] * 0.9, "{name}: {losses:?}");
         assert!(run.join("run/loss.svg").exists());
         assert_ne!(answer(&model, Some(name)), own, "{name} says something of its own");
-        // What is done is not done again.
+        // Finished steps are not repeated.
         let again = firebox_with(&all).ends_with(0);
         assert!(again.stderr.contains("going on after step 30"), "{}", again.stderr);
     }

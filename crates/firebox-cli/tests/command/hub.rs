@@ -15,7 +15,7 @@ pub struct Request {
     pub token: Option<String>,
 }
 
-/// How the server is to behave.
+/// The behaviour of the server.
 #[derive(Debug, Clone, Default)]
 pub struct Behaviour {
     /// Answers everything with this status.

@@ -137,7 +137,7 @@ fn a_killed_import_leaves_nothing_that_opens() {
                 assert_eq!(code, Some(UNUSABLE), "{name} opens");
             }
         }
-        // What a killed import left behind does not stand in the way of the next.
+        // Files that a killed import left behind do not prevent the next import.
         if round % 4 == 0 && !bundle.exists() {
             firebox_with(args!["import", source, bundle]).ends_with(0);
         }

@@ -57,7 +57,7 @@ fn colours_are_for_terminals() {
     assert!(firebox_with(args!["inspect", model, "--color", "always"]).ends_with(0).stdout.contains('\x1b'));
 }
 
-/// The same as `firebox plan` has it.
+/// The placement is the one that `firebox plan` prints.
 #[test]
 fn a_placement_is_explained_where_memory_is_given() {
     let model = fixture("reference/llama");

@@ -10,7 +10,7 @@ fn measure(model: &Path, against: &Path) -> serde_json::Value {
     firebox_with(args!["perplexity", model, text, "--against", against, "--json"]).ends_with(0).json()
 }
 
-/// What rounding the same weights in NumPy costs, from tests/fixtures/quantization.py.
+/// Quantization costs as much as rounding the same weights in NumPy, as computed by tests/fixtures/quantization.py.
 #[test]
 fn quantizing_costs_what_its_rounding_costs() {
     let folder = tempfile::tempdir().unwrap();

@@ -37,7 +37,7 @@ fn prompt(from: usize, count: usize) -> Vec<usize> {
     (0..count).map(|at| (from + at * 7919) % VOCABULARY).collect()
 }
 
-/// What a model says by itself.
+/// Returns the tokens of a model that runs alone.
 fn alone(model: &Path, prompt: &[usize], most: usize) -> Vec<u64> {
     let ids: Vec<String> = prompt.iter().map(usize::to_string).collect();
     let (ids, most) = (ids.join(","), most.to_string());
@@ -63,7 +63,7 @@ impl Serving {
             assert!(remarks.read_line(&mut said).unwrap() > 0, "it ended: {}", &said[..before]);
         }
         let address = said.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
-        // Whoever writes to a pipe that nobody reads waits.
+        // The server would block on a full pipe if its output were not read.
         thread::spawn(move || std::io::copy(&mut remarks, &mut std::io::sink()));
         Self { child, address }
     }
@@ -128,7 +128,7 @@ fn toml(folder: &Path, settings: &str, more: [&str; 3]) {
     std::fs::write(folder.join("firebox.toml"), text).unwrap();
 }
 
-/// The promise of a memory that models share: the process stays within it, whoever is asked, and each says what it says alone.
+/// A process with a shared memory budget stays within it, whichever model is asked, and each model answers as it does alone.
 #[cfg(target_os = "linux")]
 #[test]
 fn models_share_a_memory_that_is_smaller_than_they_are() {
@@ -188,13 +188,13 @@ fn memory_of_each_is_kept_for_it() {
     let engine = server.engine();
     assert_eq!(budget(&engine, "all models")["total"], 260 * MIB);
     let filled = budget(&engine, "all models")["held"]["weights"].as_u64().unwrap();
-    assert!(filled > 60 * MIB, "nobody has asked, and there is room: {filled}");
+    assert!(filled > 60 * MIB, "free memory is filled before the first request: {filled}");
     let reserved = NAMES.map(|name| budget(&engine, name)["reserved"].as_u64().unwrap());
     assert!(reserved[0] < reserved[1] && reserved[1] < reserved[2], "{reserved:?}");
     assert!(reserved.iter().sum::<u64>() < 260 * MIB);
     assert_eq!(server.said("large", &prompt(1, 9), 4).len(), 4);
     drop(server);
-    // What is said of all outranks what each was to have in all, and each has its part of that.
+    // The memory of all models outranks the sum of the single ones, and each gets its part of it.
     let server = Serving::start(folder.path(), &["--memory", "240M"]);
     let engine = server.engine();
     assert_eq!(budget(&engine, "all models")["total"], 240 * MIB);

@@ -37,7 +37,7 @@ fn conversations_are_listed_shown_and_exported() {
     );
 }
 
-/// What is taken back was never said: the conversation goes on as one that never went there.
+/// After a rewind, the conversation goes on as if the removed turns had never been said.
 #[test]
 fn what_is_taken_back_was_never_said() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn only_conversations_are_removed() {
     assert!(none.stderr.contains("--session"), "{}", none.stderr);
 }
 
-/// Templates count on a first message, and one that nobody has asked anything in has none.
+/// Templates require a first message; a conversation whose only question was taken back has none.
 #[test]
 fn the_only_question_can_be_taken_back() {
     let folder = tempfile::tempdir().unwrap();

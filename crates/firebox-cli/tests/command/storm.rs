@@ -8,7 +8,7 @@ use crate::fitting::model;
 use crate::support::*;
 use firebox_testing::control_group::ControlGroup;
 
-/// What model, helper and their group are given, in MiB.
+/// The memory of the model, the helper and their group, in MiB.
 const MEMORY: usize = 170;
 const MOST_TAKEN: usize = 100;
 const LIMIT: u64 = 232;

@@ -26,7 +26,7 @@ pub fn gguf(family: &str) -> PathBuf {
     fixture(&format!("gguf/{family}/model.gguf"))
 }
 
-/// The command, away from the settings of whoever runs the tests.
+/// Returns the command, isolated from the settings of the user who runs the tests.
 pub fn firebox() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_firebox"));
     for variable in [
@@ -50,7 +50,7 @@ pub fn firebox() -> Command {
     {
         command.env_remove(variable);
     }
-    // What the command learns of its user is not the user's whose tests these are.
+    // The command keeps its history apart from that of the user who runs the tests.
     let own = std::env::temp_dir().join(format!("firebox-tests-{}", std::process::id()));
     command.env("XDG_DATA_HOME", &own).env("XDG_CONFIG_HOME", own.join("config"));
     // A machine that does much else may take its time with a head.
@@ -59,7 +59,7 @@ pub fn firebox() -> Command {
     command
 }
 
-/// What a run of the command came to.
+/// The result of a run of the command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::args;
 use crate::support::*;
 
-/// How often each thing happened.
+/// Counts the events of each name in a trace.
 fn counted(path: &Path) -> HashMap<String, usize> {
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let mut counts = HashMap::new();
