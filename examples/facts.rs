@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Asks on a branch, so that the session is as if nobody had asked.
+/// Asks on a branch, so that the session itself stays unchanged.
 fn asked(model: &Model, session: &Session, question: &str) -> Result<String, Box<dyn std::error::Error>> {
     let tokenizer = model.tokenizer()?.clone();
     let mut branch = session.clone();

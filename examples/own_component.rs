@@ -1,4 +1,4 @@
-//! Components of one's own: a drafter that knows what is often said, a policy that says what is forgotten, and a
+//! Custom components: a drafter that knows what is often said, a policy that decides what is forgotten, and a
 //! feed-forward with tensors that the model did not come with.
 //!
 //! `cargo run --release --example own_component`

@@ -196,7 +196,7 @@ fn retries_come_when_their_time_is_over() {
     });
     let retry_in = retry_in.unwrap();
     assert!(retry_in > Duration::from_secs(25) && retry_in < Duration::from_secs(45), "{retry_in:?}");
-    // The disk works again, which nobody knows, and a clock that jumps does not tell.
+    // The disk works again, but no retry is due: jumps of the wall clock do not change that.
     for hours in [0, 2, -2, 700] {
         WALL.store(hours * HOUR, Ordering::SeqCst);
         assert!(rack.acquire("code").fallback_reason.is_some(), "{hours}");

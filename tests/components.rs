@@ -1,5 +1,5 @@
-//! Components of one's own in a model that is otherwise as it came: those that do what was there before change not a bit,
-//! and those with a state say the same however their tokens come.
+//! Tests of custom components in a model: a component that computes what the original did changes no bit of the output, and
+//! a component with a state computes the same however its tokens are divided into passes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn tokens(count: u32) -> Vec<u32> {
     (0..count).map(|at| 3 + at * 31 % 300).collect()
 }
 
-/// A weight of the checkpoint, as somebody else would load it.
+/// Loads a weight of the checkpoint as a custom component would.
 fn linear(model: &Model, name: &str) -> Linear {
     let weight = model.checkpoint().weight(&format!("{name}.weight")).unwrap();
     let shape = [weight.shape[0], weight.shape[1]];

@@ -141,7 +141,7 @@ fn nobody_listens_any_more() {
     let mut answering = engine.generate(Request::new("llama", prompt(1, 4)).with_config(tokens(100_000)));
     assert!(matches!(answering.next(), Some(Event::Waiting { .. } | Event::Piece(_))));
     drop(answering);
-    soon("a request that nobody listens to ends", || engine.with_host(|host| host.under_way()).unwrap() == 0);
+    soon("a request without a listener ends", || engine.with_host(|host| host.under_way()).unwrap() == 0);
 }
 
 #[test]

@@ -310,7 +310,7 @@ fn a_disk_that_fails_under_one_model_is_nothing_to_the_others() {
         }
         assert_eq!(failed > 0, fault != Fault::Few, "{fault:?}: {failed}");
         faults.lift();
-        // What was read ahead while the disk failed is told to whoever asks for it first.
+        // A failure of reading ahead is reported to the first request that asks for the unit.
         let again = || engine.generate(Request::new("failing", prompt(4, 30)).with_config(tokens(12))).wait();
         let outcome = (0..9).find_map(|_| again().ok()).expect("the disk works again");
         assert_eq!(outcome.summary.tokens, expected[0]);
@@ -336,7 +336,7 @@ impl OwnFeedForward for Panicking {
     }
 }
 
-/// What a device that is lost does: nothing that is asked of it comes back, and whoever asks panics.
+/// Simulates a lost device: nothing can be read back from it, and a pass that tries to panics.
 #[test]
 fn a_pass_that_panics_fails_its_requests_and_nothing_else() {
     let calls = Arc::new(AtomicUsize::new(usize::MAX));

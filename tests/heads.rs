@@ -1,5 +1,5 @@
-//! A trunk with a head computes what one model of the same weights computes, from whichever token on the head is worn,
-//! beside whichever others.
+//! Tests that a trunk with a head computes what one model of the same weights computes, from whichever token on the head is
+//! used, and beside whichever other heads.
 
 #![allow(clippy::unwrap_used)]
 
@@ -364,7 +364,7 @@ fn bridged(folder: &Path) -> PathBuf {
     path
 }
 
-/// A sequence that wears a bridge goes without the last layers and comes back to them as if it had never left.
+/// A sequence that uses a bridge skips the last layers, and later returns to them as if it had never left.
 #[test]
 fn a_bridge_leaves_no_trace() {
     let folder = tempfile::tempdir().unwrap();
@@ -373,7 +373,7 @@ fn a_bridge_leaves_no_trace() {
     let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let (mut session, mut plain) = (model.session().unwrap(), model.session().unwrap());
     for (step, fed) in [tokens(1, 50), tokens(2, 70), tokens(3, 1), tokens(4, 20)].into_iter().enumerate() {
-        // A head that is not there is stood in for.
+        // A fallback replaces a head that does not exist.
         let worn = session.use_head(if step % 2 == 0 { OWN_HEAD } else { "none" });
         assert_eq!(worn.fallback_reason.is_some(), step % 2 == 1);
         let (found, expected) = (session.feed(&fed).unwrap(), plain.feed(&fed).unwrap());
@@ -381,7 +381,7 @@ fn a_bridge_leaves_no_trace() {
     }
 }
 
-/// Whoever fits a model into memory need not say what its heads are charged to.
+/// Heads of a model that is fitted into memory are charged to its budget by default.
 #[test]
 fn heads_of_a_fitted_model_are_charged_to_its_budget() {
     let folder = tempfile::tempdir().unwrap();
@@ -433,13 +433,13 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     let each = heads.head(one).unwrap().bytes();
     assert_eq!(both, 2 * each);
 
-    // What one leaves stays charged until the next one has it, which then says what it always said.
+    // The memory of an evicted head stays charged until the next head takes it, which then computes what it did before.
     rack.evict(one);
     assert_eq!(budget.held(Account::Weights), both);
     assert_eq!(ran(&mut wearing(one)), first);
     assert_eq!(budget.held(Account::Weights), both);
 
-    // Somebody who still wears a head keeps its memory, and it stays charged for.
+    // A session that still uses an evicted head keeps its memory, which stays charged.
     let mut worn = wearing(one);
     rack.evict(one);
     rack.evict(other);

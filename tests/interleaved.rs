@@ -228,7 +228,7 @@ fn who_is_assured_has_what_it_needs_whatever_others_take() {
     };
     let ((held, left), (_, others)) = (part(&small), part(&large));
     assert!(left >= kept - held && left > others, "{left} of {kept}, {held} held, {others} for others");
-    // Nobody keeps from others what it cannot use.
+    // A model does not reserve more memory than it can use.
     let greedy = ShareOptions { reserved: u64::MAX, ..options() };
     let shared = SharedBudget::beside(&Budget::new(64 * MIB)).unwrap();
     let small = open(&shared, &models.path("small"), &greedy);
@@ -250,7 +250,7 @@ fn a_head_gets_the_memory_of_parts_that_can_be_read_again() {
     let bytes: u64 = rack.names().iter().map(|name| rack.bytes_of(name).unwrap()).sum();
     let before = large.residency().unwrap().resident_bytes();
     assert!(shared.budget().left() < bytes, "the other one has it");
-    // Heads that are worn do not make room for each other.
+    // Heads in use are not evicted for each other.
     let worn: Vec<_> = rack.names().iter().map(|name| rack.acquire(name)).collect();
     assert!(worn.iter().all(|worn| worn.fallback_reason.is_none()), "{worn:?}");
     assert!(pocket.residency().unwrap().budget().held(Account::Weights) >= bytes);
@@ -440,6 +440,6 @@ fn nobody_waits_for_the_disk_of_another() {
     enough.store(true, Ordering::Relaxed);
     listening.join().unwrap();
     let (reads, silent) = (others.reads.load(Ordering::Relaxed), others.silent.load(Ordering::Relaxed));
-    assert!(!silent, "after {reads} reads nobody spoke until the next was over");
+    assert!(!silent, "after {reads} reads no other model produced a token until the next was over");
     assert!(reads > 20, "{reads} reads");
 }

@@ -81,7 +81,7 @@ fn a_lost_device_fails_what_is_asked_of_it_and_nothing_else() {
     assert!(said.starts_with(known) && known.len() + 1 >= said.len(), "{known:?} of {said:?}");
     let whole = [known, &alone(&cpu, session.tokens(), 4)].concat();
     assert_eq!(whole, alone(&cpu, &prompt, whole.len()));
-    // Whoever asks later is told as well, and does not wait for ever.
+    // Later requests fail with the same error, and do not wait forever.
     for event in ask("lost", 4) {
         match event {
             Event::Failed(failure) => assert!(is_lost(&failure.error), "{:?}", failure.error),

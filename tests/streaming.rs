@@ -161,7 +161,7 @@ fn blocks_in_pieces_compute_the_same() {
     }
 }
 
-/// Whoever sees that memory is short does not wait for the end of a pass.
+/// Parts can be evicted in the middle of a pass when memory is short.
 #[test]
 fn parts_may_go_and_come_in_the_middle_of_a_pass() {
     let path = fixtures("gguf/llama/hf");
@@ -377,7 +377,7 @@ fn a_disk_that_fails_fails_the_request_and_nothing_else() {
         assert_eq!(source.kind(), kind);
         *failing.fault.lock().unwrap() = None;
         session.rewind(tokens.len());
-        // What was read ahead while the disk failed is told to whoever asks for it.
+        // A failure of reading ahead is reported to the next pass that asks for the part.
         assert!((0..9).any(|_| other.feed(&tokens).is_ok()), "it works again");
         other.clear();
     }
@@ -475,7 +475,7 @@ fn a_feed_that_fails_can_be_tried_again() {
             keep(&decoder, |_| true);
             *failing.fault.lock().unwrap() = Some(Fault::Ahead);
             parts(&decoder).evict(failing_part);
-            // What was read ahead before that goes to somebody else.
+            // Parts that were read ahead before are taken by another session.
             assert!((0..5).any(|_| session.clone().feed(&tokens).is_err()));
             for _ in 0..2 {
                 assert!(session.feed(&tokens).is_err(), "{fixture}, part {failing_part}");

@@ -8,13 +8,14 @@ use memmap2::MmapMut;
 use super::ring::Ring;
 use crate::error::StoreError;
 
-/// Everybody around a ring: readers, those who wait and those who have a buffer.
+/// A ring with its users: readers, waiting requests, and holders of buffers.
 struct World {
     ring: Ring,
     units: usize,
     /// Ids and units of what was asked for.
     asked: Vec<(u64, usize)>,
-    /// The same of what somebody needs at once and lacks. Two of these at a time could wait for each other.
+    /// Ids and units that one request needs together and does not have yet. Two such requests at a time could wait for each
+    /// other.
     together: VecDeque<(u64, usize)>,
     /// What that one has of it, and keeps until nothing is lacking.
     held: Vec<MmapMut>,
@@ -98,7 +99,7 @@ impl World {
         self.asked.iter().chain(self.together.front()).copied().collect()
     }
 
-    /// Somebody who waits gets what is there.
+    /// Hands a unit that is ready to a waiting request.
     fn take(&mut self, which: usize) -> bool {
         let Some((id, unit)) = nth(&self.takable(), which) else { return false };
         self.ring.wait_for(id);
@@ -121,7 +122,7 @@ impl World {
         true
     }
 
-    /// Somebody does not want it any more, nor what is needed with it.
+    /// Cancels a request, with the others that are needed together with it.
     fn leave(&mut self, id: u64) {
         if self.is_together(id) {
             self.part();
@@ -171,12 +172,12 @@ impl World {
         }
         for (unit, _) in ready.iter().filter(|(_, read)| read.is_err()) {
             let is_wanted = self.asked.iter().chain(&self.together).any(|(_, asked)| asked == unit);
-            assert!(is_wanted, "that {unit} could not be read is kept for whoever asks next");
+            assert!(is_wanted, "the failure to read {unit} is kept although no request wants the unit");
         }
     }
 
-    /// Buffers come back that nobody keeps, readers succeed, and all who have asked wait. How many units were handed
-    /// out.
+    /// Returns all buffers that are not held, lets readers succeed, and serves all requests. Returns the number of units that
+    /// were handed out.
     fn come_to_rest(&mut self) -> usize {
         let mut handed_out = 0;
         let most = 4 * (self.asked.len() + self.together.len() + self.units + self.ring.made) + 16;

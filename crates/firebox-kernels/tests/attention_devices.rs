@@ -418,7 +418,7 @@ fn sequences_beside_each_other() {
     }
 }
 
-/// Keys and values written over some that are there, whoever else holds those.
+/// Keys and values can overwrite others, even if those are shared.
 #[test]
 fn keys_and_values_are_kept_together() {
     let shape = [3, 20, 10];

@@ -1,4 +1,4 @@
-//! Read units come as they were asked for, whoever asks for what and however few buffers there are.
+//! Tests that read units arrive as requested, for any order of requests and any number of buffers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -65,7 +65,7 @@ proptest! {
     }
 }
 
-/// Waits for units as somebody does who has other things to do meanwhile.
+/// Waits for units by polling, as a caller does that has other work to do meanwhile.
 fn until_there(stream: &Stream, units: Range<usize>) {
     let began = std::time::Instant::now();
     while !stream.prioritize(units.clone()) {
@@ -92,7 +92,7 @@ fn what_is_aimed_at_comes_without_being_waited_for() {
         stream.set_buffers(0);
         let began = std::time::Instant::now();
         while stream.made_buffers() > 0 {
-            assert!(began.elapsed().as_secs() < 60, "nobody wants anything any more");
+            assert!(began.elapsed().as_secs() < 60, "buffers are not released although no request is left");
         }
     }
 }
@@ -147,7 +147,7 @@ fn what_is_detached_stays() {
     assert!(stream.made_buffers() <= 1);
 }
 
-/// What a source of bytes does wrong is told to whoever asked, and only for as long as it does it.
+/// A failing source of bytes. Its failures are reported to the requests concerned, and only while it fails.
 #[derive(Debug)]
 struct Bad(Arc<dyn ReadAt>, std::sync::atomic::AtomicUsize);
 

@@ -34,7 +34,7 @@ fn a_lazy_model_is_opened_by_its_first_request() {
         (&engine["models"][1]["opened"], &engine["models"][1]["segments"]),
         (&json!(false), &json!([]))
     );
-    assert_eq!(opened.load(Ordering::SeqCst), 0, "nobody has asked for it");
+    assert_eq!(opened.load(Ordering::SeqCst), 0, "it is not opened before the first request");
     let mut body = chat("Hello there", 8);
     body["model"] = "later".into();
     server.post("/v1/chat/completions", &body).fails_saying(503, "\"later\" could not be opened");

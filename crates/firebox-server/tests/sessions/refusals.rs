@@ -70,7 +70,7 @@ fn the_number_of_saved_sessions_is_limited() {
     let refused = save(&one, &session, "c");
     assert!(
         !refused.head.to_ascii_lowercase().contains("retry-after"),
-        "waiting helps nobody: {}",
+        "retrying later would not help: {}",
         refused.head
     );
     refused.fails_saying(507, "--saved-sessions");

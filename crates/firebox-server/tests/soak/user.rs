@@ -347,7 +347,7 @@ impl Run<'_> {
             if seen["busy"] == false {
                 break seen;
             }
-            assert!(began.elapsed() < TIMEOUT, "an answer that nobody hears goes on: {seen}");
+            assert!(began.elapsed() < TIMEOUT, "an answer without a receiver goes on: {seen}");
             std::thread::sleep(Duration::from_millis(5));
         };
         if read.contains("\"error\"") {
