@@ -36,7 +36,7 @@ impl Bridge {
         })
     }
 
-    /// From `[rows, hidden_size]` to the same.
+    /// Maps `[rows, hidden_size]` to the same shape.
     pub fn forward(&self, hidden: Tensor<2>) -> Tensor<2> {
         let inner = activation::silu(self.inward.forward(self.norm.forward(hidden.clone())));
         hidden.add(self.outward.forward(inner))

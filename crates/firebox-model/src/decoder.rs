@@ -88,11 +88,11 @@ impl Decoder {
         })
     }
 
-    /// The same decoder with a mixer of one's own in a layer, made from the one that is there. All weights are shared, so
-    /// that variants of a model may be used side by side.
+    /// Returns this decoder with a custom mixer in a layer, made from the mixer that is there. All weights are shared, so that
+    /// variants of a model may be used side by side.
     ///
-    /// Layers of heads stay what they are: from the split on only the model's own change. A decoder that is streamed takes
-    /// none, since its blocks are built anew whenever they are read.
+    /// Layers of heads do not change: from the split on only the model's own layers do. A streamed decoder takes no custom
+    /// mixer, since its blocks are built anew whenever they are read.
     pub fn with_mixer<M: OwnMixer + 'static>(
         &self,
         layer: usize,
@@ -115,7 +115,7 @@ impl Decoder {
         }
     }
 
-    /// The same with a feed-forward.
+    /// Returns this decoder with a custom feed-forward in a layer, as [`with_mixer`](Self::with_mixer) does with a mixer.
     pub fn with_feed_forward<F: OwnFeedForward + 'static>(
         &self,
         layer: usize,
@@ -290,7 +290,7 @@ impl Decoder {
         self.forward_together(&[input], &mut [cache], wanted)
     }
 
-    /// The same for several sequences at once, each with its own cache.
+    /// Runs a whole pass for several sequences at once, each with its own cache.
     pub fn forward_together(
         &self,
         inputs: &[Input<'_>],

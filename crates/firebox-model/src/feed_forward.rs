@@ -29,7 +29,7 @@ pub trait OwnFeedForward: Debug + Send + Sync {
     /// That of no other, its numbers included: what sequences remember is kept under it.
     fn id(&self) -> &str;
 
-    /// From `[rows, hidden_size]` to the same.
+    /// Maps `[rows, hidden_size]` to the same shape.
     fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ComponentError>;
 }
 
@@ -55,7 +55,7 @@ impl FeedForward {
         Self::Own(HeldFeedForward { held })
     }
 
-    /// From `[rows, hidden_size]` to the same.
+    /// Maps `[rows, hidden_size]` to the same shape.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
         match self {
             Self::Gated(gated) => Ok(gated.forward(x)),

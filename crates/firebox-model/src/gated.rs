@@ -59,7 +59,7 @@ impl GatedFeedForward {
         }
     }
 
-    /// From `[rows, hidden_size]` to the same.
+    /// Maps `[rows, hidden_size]` to the same shape.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let inner = match &self.input {
             GatedInput::Separate(SeparateInput { gate, up }) => {
