@@ -1,8 +1,8 @@
 //! The command `firebox-report`: measures what was published of systems like this one, beside what is here, in one run on
 //! one machine.
 //!
-//! What was published, and what our figures should come to, stands in `published.toml`. Every measure compares two ways in
-//! turn, in a process of its own; this program runs them one after the other, and writes a table and images.
+//! `published.toml` holds the published results and the bounds that our figures should meet. Every measure compares two ways
+//! in turn, in a process of its own; this program runs them one after the other, and writes a table and images.
 
 mod child;
 mod claim;

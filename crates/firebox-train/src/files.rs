@@ -56,7 +56,7 @@ pub(crate) fn lock(file: &File, path: &Path, busy: &str) -> Result<(), TrainErro
     }
 }
 
-/// Whether a file is the one at a path.
+/// Returns whether an open file is the one at a path.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
