@@ -1,15 +1,15 @@
-//! The clock of an engine: the machine's own, or one made for a test.
+//! The clock that an engine reads: the system's, or a simulated one in tests.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-/// What time it is for an engine: the machine's, or one that a test makes up.
+/// A source of time for an engine.
 pub trait Clock: Debug + Send + Sync {
-    /// The time since some moment that stays the same.
+    /// Returns the time since a fixed moment.
     fn now(&self) -> Duration;
 }
 
-/// The machine's own clock, from when it was made.
+/// The system's monotonic clock, counted from its creation.
 #[derive(Debug, Clone)]
 pub struct WallClock(Instant);
 

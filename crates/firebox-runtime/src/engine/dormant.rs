@@ -1,4 +1,4 @@
-//! Models that are opened at their first request, and the requests that wait until then.
+//! Models that are opened on their first request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use crate::{Model, RuntimeError};
 /// Opens a model.
 pub(crate) type Opener = dyn Fn() -> Result<Model, RuntimeError> + Send + Sync;
 
-/// A model that is opened when somebody asks for it, on a thread of its own, and those who wait for that.
+/// A model that is opened on first use, on a thread of its own, with the requests that wait for it.
 pub(crate) struct Dormant {
     open: Arc<Opener>,
     opened: Option<Receiver<Result<Model, RuntimeError>>>,
     pub waiting: Vec<Parked>,
 }
 
-/// A request of a model that is not open yet.
+/// A request for a model that is not open yet.
 #[derive(Debug)]
 pub(crate) struct Parked {
     pub id: RequestId,
     pub request: Request,
-    /// When it came.
+    /// When it was submitted.
     pub since: Duration,
     pub cancelled: bool,
 }
 
 impl Parked {
-    /// Whether its first token should be there, and it is not to be answered later.
+    /// Returns whether the deadline of its first token has passed and the request is to fail for that.
     pub fn is_late(&self, now: Duration) -> bool {
         let first_by = self.request.task.first_by.filter(|_| self.request.or_not_at_all);
         first_by.is_some_and(|first_by| now >= self.since.saturating_add(first_by))
@@ -44,18 +44,18 @@ impl Dormant {
         Self { open, opened: None, waiting: Vec::new() }
     }
 
-    /// How many wait that are as urgent as this, or more.
+    /// Returns how many waiting requests have at least this priority.
     pub fn as_urgent(&self, priority: Priority) -> usize {
         self.waiting.iter().filter(|parked| parked.request.task.priority >= priority).count()
     }
 
-    /// Begins to open it, if nobody has.
+    /// Starts to open the model unless that is already under way.
     pub fn wake(&mut self) {
         if self.is_waking() {
             return;
         }
         let ((done, opened), open) = (channel(), self.open.clone());
-        // Where there is no thread left, nobody says anything, and that is what is found.
+        // If the thread fails to spawn, the sender is dropped and `opened` reports it.
         let _ = thread::Builder::new().name("firebox-open".into()).spawn(move || done.send(open()));
         self.opened = Some(opened);
     }
@@ -64,7 +64,7 @@ impl Dormant {
         self.opened.is_some()
     }
 
-    /// The model, once it was opened, or why it could not be; it is tried again for the next who asks.
+    /// Returns the model, or why it could not be opened, once the attempt has ended. The next request tries again.
     pub fn opened(&mut self) -> Option<Result<Model, RuntimeError>> {
         let opened = match self.opened.as_ref()?.try_recv() {
             Ok(opened) => opened,

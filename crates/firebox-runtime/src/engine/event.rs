@@ -1,51 +1,51 @@
-//! The events that an engine emits for a request.
+//! Events that an engine sends about a request.
 
 use std::time::Duration;
 
 use crate::{Piece, RuntimeError, Session, Summary};
 
-/// What an engine says of a request, in order. The last is [`Finished`](Self::Finished) or [`Failed`](Self::Failed).
+/// An event of a request. The last one is [`Finished`](Self::Finished) or [`Failed`](Self::Failed).
 #[derive(Debug)]
 pub enum Event {
-    /// It waits, with so many before it.
+    /// The request waits in the queue.
     Waiting {
-        /// How many come first.
+        /// How many requests come before it.
         place: usize,
     },
     /// A token, or text that was held back.
     Piece(Piece),
-    /// The end.
+    /// The request has ended.
     Finished(Box<Outcome>),
-    /// The end of a request that could not go on.
+    /// The request has failed.
     Failed(Box<Failure>),
 }
 
 impl Event {
-    /// Whether nothing comes after it.
+    /// Returns whether no event follows.
     pub fn is_last(&self) -> bool {
         matches!(self, Self::Finished(_) | Self::Failed(_))
     }
 }
 
-/// What a request came to.
+/// The result of a request that ended.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Its text, tokens and times.
+    /// Its text, tokens and timings.
     pub summary: Summary,
-    /// Tokens of the prompt that were remembered from another request.
+    /// Tokens of the prompt that the prefix cache supplied.
     pub cached_tokens: usize,
-    /// How long it waited until it ran.
+    /// How long it waited in the queue.
     pub waited: Duration,
-    /// The session, answer included, for what comes next.
+    /// The session, which includes the answer and can go on.
     pub session: Session,
 }
 
-/// Why a request could not go on, and what is left of it.
+/// The error of a request that failed, and its session.
 #[derive(Debug)]
 pub struct Failure {
-    /// Why.
+    /// The error.
     pub error: RuntimeError,
-    /// The session as far as it came, if it is there still.
+    /// The session as far as it got, if it still exists.
     pub session: Option<Box<Session>>,
 }
 

@@ -1,4 +1,4 @@
-//! The host, which schedules the requests of several models on one machine, layer by layer.
+//! The models of a machine, their requests, and the loop that runs them layer by layer.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -20,23 +20,23 @@ use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::thermal::Heat;
 use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, ScheduleError, Session, SessionFile};
 
-/// How often a model has to follow another one to be read ahead for it.
+/// Probability from which the model that is likely next is read ahead.
 const LIKELY: f64 = 0.5;
 
-/// How requests of several models share a machine.
+/// Limits and policies of a [`Host`].
 #[derive(Debug, Clone)]
 pub struct HostConfig {
     /// Which model runs when.
     pub schedule: ScheduleConfig,
     /// How many requests of a model run at once, and how many may wait.
     pub admission: AdmissionConfig,
-    /// How much of what requests begin with is kept for others.
+    /// How much of the prompts' prefixes each model caches.
     pub prefixes: PrefixLimits,
-    /// Whether to draft tokens by looking up how a text went on before, for requests that say nothing of it.
+    /// Whether requests that do not set [`Request::lookup`] draft tokens by lookup.
     pub lookup: bool,
 }
 
-/// Pages that a model keeps for beginnings: 64 prompts of a page each, or fewer longer ones.
+/// Pages of a model's prefix cache: 64 prompts of one page each, or fewer longer ones.
 const PREFIX_PAGES: usize = 64;
 
 impl Default for HostConfig {
@@ -50,43 +50,43 @@ impl Default for HostConfig {
     }
 }
 
-/// Several models on one machine, and all that is asked of them. It does one layer at a time, whenever it is told to, by
-/// whatever clock: an [`Engine`](super::Engine) is a thread around it.
+/// Several models on one machine with their requests. Each call of [`work`](Self::work) runs one layer, timed by the
+/// clock that the caller passes. An [`Engine`](super::Engine) is a thread around it.
 #[derive(Debug)]
 pub struct Host {
     config: HostConfig,
     scheduler: Scheduler,
     hosted: BTreeMap<LaneId, Hosted>,
-    /// Models that nobody has asked for yet, by name.
+    /// Models that are not open yet, by name.
     dormant: BTreeMap<String, Dormant>,
     lanes: HashMap<RequestId, LaneId>,
     made: u64,
     fetcher: Arc<Fetcher>,
     next: NextModel,
-    /// The lane that ran last.
+    /// The model that ran last.
     ran: Option<LaneId>,
-    /// The lane that has the machine, since when it has, and how many layers.
+    /// The model whose quantum is under way, when the quantum began, and how many layers it has run.
     last: Option<(LaneId, Option<Instant>, u64)>,
 }
 
-/// What a host has done.
+/// What a call of [`Host::work`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Worked {
-    /// A layer of a model.
+    /// It ran a layer of a model.
     Layer {
-        /// How long it took.
+        /// How long the layer took.
         took: Duration,
-        /// Whether another model had run before.
+        /// Whether another model ran before.
         switched: bool,
     },
-    /// Nothing: the disk has to bring something first.
+    /// It ran nothing: weights have to come from disk, or a request or a model is being prepared.
     Waiting,
-    /// Nothing: nobody wants anything.
+    /// It ran nothing: no request can go on.
     Idle,
 }
 
 impl Host {
-    /// Without any model.
+    /// A host without models.
     pub fn new(config: HostConfig) -> Result<Self, RuntimeError> {
         config.schedule.check()?;
         let mut config = config;
@@ -105,13 +105,13 @@ impl Host {
         })
     }
 
-    /// Takes a model in.
+    /// Adds a model. Its sequences share one pool of pages.
     pub fn add(&mut self, name: &str, model: Model) -> Result<(), RuntimeError> {
         let pool = model.session()?.cache().pool().clone();
         self.add_in_pool(name, model, pool)
     }
 
-    /// The same for a model whose sequences take their pages from a pool.
+    /// Adds a model whose sequences take their pages from `pool`.
     pub fn add_in_pool(&mut self, name: &str, model: Model, pool: PagePool) -> Result<(), RuntimeError> {
         self.is_free(name)?;
         let mut queue = Queue::new(self.config.admission.clone());
@@ -126,8 +126,9 @@ impl Host {
         Ok(())
     }
 
-    /// Takes a model in that is opened when somebody asks for it, or is likely to: it takes no memory before. Others run
-    /// meanwhile. Where it cannot be opened, those who asked are told, and it is tried again for the next.
+    /// Adds a model that is opened on its first request, or when one is likely, and takes no memory before. Other
+    /// models run meanwhile. If opening fails, the waiting requests fail with the reason, and the next request tries
+    /// again.
     pub fn add_later(
         &mut self,
         name: &str,
@@ -145,7 +146,7 @@ impl Host {
         Ok(())
     }
 
-    /// Lets go of a model, and of all that is asked of it. Returns the model, if it was open.
+    /// Removes a model; its requests fail. Returns the model if it was open.
     pub fn remove(&mut self, name: &str, told: Told<'_>) -> Result<Option<Model>, RuntimeError> {
         if let Some(dormant) = self.dormant.remove(name) {
             for Parked { id, request, .. } in dormant.waiting {
@@ -170,36 +171,36 @@ impl Host {
         Ok(Some(hosted.model))
     }
 
-    /// Its models that are open, by name.
+    /// Returns the open models, by name.
     pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
         self.hosted.values().map(|hosted| (hosted.name.as_str(), &hosted.model))
     }
 
-    /// A sequence that has not begun, for [requests](Request::in_session) of a model that go on in it. It takes its pages from
-    /// where all requests of the model have theirs.
+    /// Returns an empty session for [requests](Request::in_session) of a model. It takes its pages from the model's
+    /// pool.
     pub fn session(&self, name: &str) -> Result<Session, RuntimeError> {
         self.hosted[&self.lane_of(name)?].session()
     }
 
-    /// The same, going on from a file.
+    /// Returns a session that continues from a file. It takes its pages from the model's pool.
     pub fn restored(&self, name: &str, saved: &SessionFile) -> Result<Session, RuntimeError> {
         self.hosted[&self.lane_of(name)?].restored(saved)
     }
 
-    /// All that is asked of its models.
+    /// Returns the requests of all open models that are queued or running.
     pub fn requests(&self) -> Vec<UnderWay> {
         self.hosted.values().flat_map(Hosted::requests).collect()
     }
 
-    /// Takes a request in. It ends with an event that [is the last](super::Event::is_last); what is wrong with it from the
-    /// beginning is refused at once.
+    /// Submits a request. It ends with an event that [is the last](super::Event::is_last); an invalid request is
+    /// refused at once.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
         let id = RequestId(self.made);
         let model = request.model.clone();
         if let Some(dormant) = self.dormant.get_mut(&model) {
             let AdmissionConfig { most_running, most_waiting: limit, .. } = self.config.admission;
             let priority = request.task.priority;
-            // No more than would be let in if it were open.
+            // The limit is that of an open model's queue.
             if dormant.as_urgent(priority) >= limit.saturating_add(most_running) {
                 let error = RuntimeError::Schedule(ScheduleError::QueueFull { priority, limit });
                 return Err(Box::new(Failure { error, session: request.session }));
@@ -213,7 +214,7 @@ impl Host {
         self.enter(id, request, now)?;
         self.made += 1;
         self.next.note(&model);
-        // What usually comes next begins to be read while this one runs.
+        // Starts to load the model that is likely to be used next while this one runs.
         let likely: Vec<String> = self.next.likely(LIKELY).map(str::to_owned).collect();
         for name in likely {
             if let Some(dormant) = self.dormant.get_mut(&name) {
@@ -237,7 +238,8 @@ impl Host {
         Ok(())
     }
 
-    /// Lets those in whose model was opened meanwhile, and tells those whose was not, or came too late.
+    /// Submits the requests of models that were opened meanwhile, and fails those that are late or whose model failed
+    /// to open.
     fn open(&mut self, now: Duration, told: Told<'_>) {
         let mut opened = Vec::new();
         for (name, dormant) in &mut self.dormant {
@@ -274,21 +276,21 @@ impl Host {
         self.dormant.values().flat_map(|dormant| &dormant.waiting)
     }
 
-    /// Requests that run or wait.
+    /// Returns how many requests run or wait.
     pub fn under_way(&self) -> usize {
         self.lanes.len() + self.parked().count()
     }
 
-    /// Whether a request runs or waits.
+    /// Returns whether a request runs or waits.
     pub fn knows(&self, id: RequestId) -> bool {
         self.lanes.contains_key(&id) || self.parked().any(|parked| parked.id == id)
     }
 
-    /// Ends a request where it is, as soon as it is in no pass.
+    /// Cancels a request. If it is in a pass, it ends with that pass.
     pub fn cancel(&mut self, id: RequestId, now: Duration, told: Told<'_>) {
         let parked = self.dormant.values_mut().flat_map(|dormant| &mut dormant.waiting);
         for parked in parked.filter(|parked| parked.id == id) {
-            // It ends as soon as there is a session to end with.
+            // It ends once it has a session to return.
             parked.cancelled = true;
         }
         let Some(lane) = self.lanes.get(&id) else { return };
@@ -300,14 +302,14 @@ impl Host {
         }
     }
 
-    /// Keeps a request from going on, or lets it go on.
+    /// Pauses a request, or lets it go on.
     pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
         if let Some(hosted) = self.lanes.get(&id).and_then(|lane| self.hosted.get_mut(lane)) {
             hosted.hold(id, held, now);
         }
     }
 
-    /// How hot it is: fewer run together, for shorter.
+    /// Sets how hot the machine is. The hotter, the fewer requests run together and the shorter the quanta.
     pub fn set_heat(&mut self, heat: Heat) {
         self.scheduler.set_heat(heat);
         for hosted in self.hosted.values_mut() {
@@ -316,12 +318,12 @@ impl Host {
         }
     }
 
-    /// What the schedule has come to.
+    /// Returns the counters of the scheduler.
     pub fn counters(&self) -> &ScheduleCounters {
         self.scheduler.counters()
     }
 
-    /// Runs one layer of whichever model is to run, if any.
+    /// Runs one layer of the model that the scheduler chooses, if any is ready.
     pub fn work(&mut self, clock: &dyn Clock, told: Told<'_>) -> Worked {
         let now = clock.now();
         self.open(now, told);
@@ -363,7 +365,7 @@ impl Host {
         }
         if switched {
             self.tell_turns(now);
-            // While this one runs, the disk brings what the next one needs.
+            // While this model runs, the disk loads what the next one needs.
             let next = self.scheduler.prefetch(now).find(|next| *next != lane);
             if let Some(next) = next.and_then(|next| self.hosted.get(&next)) {
                 next.prefetch(now);
@@ -395,7 +397,7 @@ impl Host {
             }
         }
         before.tell(self.scheduler.counters(), meters);
-        // Those that have left gave pages back.
+        // Sequences that have left returned their pages.
         let starved = stepped.left.is_empty() && !stepped.starved.is_empty();
         for id in stepped.left {
             hosted.left(id, now, &mut self.scheduler);
@@ -410,8 +412,8 @@ impl Host {
         Worked::Layer { took: stepped.took.unwrap_or_default(), switched }
     }
 
-    /// Has the disk read first for those who are going to run first, and of those who are as urgent for those that wait for
-    /// their first token: who has one goes on as fast as the disk reads anyway, and in the time of one pass nobody waits.
+    /// Sets the order in which models read from disk: by priority, and within a priority those first that wait for their
+    /// first token. A model that already decodes goes as fast as the disk reads anyway.
     fn tell_turns(&mut self, now: Duration) {
         let mut order: Vec<LaneId> = self.scheduler.prefetch(now).collect();
         order.sort_by_key(|lane| {
@@ -445,7 +447,7 @@ impl Host {
     }
 }
 
-/// What the schedule had come to before a layer.
+/// Counters of the scheduler before a layer.
 struct Noted {
     quanta: u64,
     overruns: u64,
@@ -466,7 +468,7 @@ impl Noted {
         }
     }
 
-    /// Tells what the model that runs has added since.
+    /// Adds what the counters have gained since to the meters of the model that ran.
     fn tell(&self, counters: &ScheduleCounters, meters: &Meters) {
         let now = Self::of(counters);
         for (counter, added) in [

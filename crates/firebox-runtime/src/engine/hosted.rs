@@ -1,4 +1,4 @@
-//! One model of a host, with its running and waiting requests.
+//! An open model of a host, with its queue and its running requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,55 +19,55 @@ use crate::{
     LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, Session, SessionFile, Speculation,
 };
 
-/// A model that nobody used for so long may have lost its pages to others.
+/// After how long without use the system may have evicted pages of a mapped model.
 const DOUBTFUL: Duration = Duration::from_secs(1);
 
-/// A request that has not ended.
+/// A request that is queued or running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnderWay {
-    /// Which one.
+    /// The request.
     pub id: RequestId,
-    /// Of which model.
+    /// The name of its model.
     pub model: String,
-    /// How many come before it; nothing where it runs.
+    /// How many requests come before it; `None` if it runs.
     pub waits: Option<usize>,
-    /// Tokens it came with.
+    /// Tokens of its prompt.
     pub prompt_tokens: usize,
-    /// Tokens it has got.
+    /// Tokens generated so far.
     pub generated_tokens: usize,
 }
 
-/// A model of a host, with those who use it and those who wait for it.
+/// An open model of a host, with its running and waiting requests.
 #[derive(Debug)]
 pub(crate) struct Hosted {
     pub name: String,
     pub model: Model,
     pub lane: Lane,
     pub queue: Queue,
-    /// Requests that wait, those included that have begun and had to make room.
+    /// Waiting requests, including those that ran and were paused.
     waiting: HashMap<Ticket, (Sequence, Task)>,
     running: HashMap<RequestId, (Ticket, TaskId, Task)>,
     tickets: HashMap<RequestId, Ticket>,
     preparing: Vec<Preparing>,
-    /// Those that are to wait as soon as they are in no pass.
+    /// Requests to pause as soon as they are in no pass.
     pausing: Vec<RequestId>,
-    /// The place that was told last, of each that waits.
+    /// The place in the queue that each waiting request was last sent.
     places: HashMap<RequestId, usize>,
-    /// As long as it is there, its pages are asked about.
+    /// Kept here so that the page gauge is reported for as long as the model is hosted.
     pool: Arc<PagePool>,
-    /// Whether who runs and who waits may have changed.
+    /// Whether the set of running or waiting requests may have changed.
     pub changed: bool,
-    /// When a request came or ended last.
+    /// When a request last came or ended.
     busy: Duration,
-    /// Whether somebody has found no room for what it remembers.
+    /// Whether a sequence has found the page pool exhausted.
     short: bool,
     segments: Segments,
-    /// How much it was said to be wanted, and when to read.
+    /// The urgency and the read position last passed to the model's residency.
     urgency: Option<Urgency>,
     turn: Option<u32>,
-    /// The draft model's, which every request has a copy of.
+    /// The drafter of the draft model; each request gets a clone.
     drafter: Option<ModelDrafter>,
-    /// Whether requests that say nothing of it draft by lookup.
+    /// Whether requests that do not set `lookup` draft by lookup.
     lookup: bool,
 }
 
@@ -111,7 +111,7 @@ impl Hosted {
         })
     }
 
-    /// Has requests that say nothing of it draft by lookup, or not.
+    /// Sets whether requests that do not set `lookup` draft by lookup.
     pub fn with_lookup(self, lookup: bool) -> Self {
         Self { lookup, ..self }
     }
@@ -126,17 +126,17 @@ impl Hosted {
         Some(speculation.with_draft_branches(1))
     }
 
-    /// A sequence that has not begun, with pages from where requests have theirs.
+    /// Returns an empty session with pages from the model's pool.
     pub fn session(&self) -> Result<Session, RuntimeError> {
         self.model.session_in(&self.pool)
     }
 
-    /// The same, going on from a file.
+    /// Returns a session that continues from a file, with pages from the model's pool.
     pub fn restored(&self, saved: &SessionFile) -> Result<Session, RuntimeError> {
         self.model.restored_in(saved, &self.pool)
     }
 
-    /// What is asked of the model.
+    /// Returns the requests that are queued or running.
     pub fn requests(&self) -> impl Iterator<Item = UnderWay> {
         let of = |sequence: &Sequence, waits: Option<usize>| UnderWay {
             id: sequence.id,
@@ -151,14 +151,14 @@ impl Hosted {
         self.lane.sequences().map(move |sequence| of(sequence, None)).chain(waiting)
     }
 
-    /// Lets a request in, to wait until it is started. A session that is refused comes back.
+    /// Queues a request. A refused request returns its session.
     pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
         let Request { prompt, config, session, head, task, or_not_at_all, scope, lookup, .. } = request;
         let session = match session {
             Some(session) => session,
             None => Box::new(self.session()?),
         };
-        // Those for whom there is no room anyway cost nothing.
+        // The queue is asked first: a request that it refuses costs nothing more.
         let ticket = match self.queue.enter(now, task.priority) {
             Ok(ticket) => ticket,
             Err(error) => {
@@ -175,7 +175,7 @@ impl Hosted {
         let tokenizer = self.model.tokenizer().ok().cloned();
         let preparation = Preparation::of(&lent.session, head, config, tokenizer);
         if preparation.takes_long() {
-            // Until then others run in its place.
+            // Other requests run in its place until it is prepared.
             self.queue.hold(now, ticket, true);
             let preparing = Preparing::new((id, ticket, task), lent, scope, now, late_at, preparation);
             self.preparing.push(preparing);
@@ -192,7 +192,7 @@ impl Hosted {
         Ok(())
     }
 
-    /// Refuses what nothing that could be prepared would answer.
+    /// Refuses a request that no preparation could make valid.
     fn may_answer(
         &self,
         Lent { session, prompt, .. }: &Lent,
@@ -205,7 +205,7 @@ impl Hosted {
         session.check_prompt_fits(prompt.len(), context)
     }
 
-    /// Has a request wait for its turn, as one that came at `since`.
+    /// Adds a prepared request to the queue, as one that came at `since`.
     fn line_up(
         &mut self,
         (id, ticket, task): (RequestId, Ticket, Task),
@@ -221,12 +221,12 @@ impl Hosted {
         self.waiting.insert(ticket, (sequence, task));
     }
 
-    /// Whether something is being prepared that it is asked for.
+    /// Returns whether requests are being prepared.
     pub fn is_preparing(&self) -> bool {
         !self.preparing.is_empty()
     }
 
-    /// Lets those wait for their turn that are ready for it. Returns those that end instead.
+    /// Queues the requests whose preparation is done. Returns those that ended instead.
     pub fn prepared(&mut self, now: Duration, told: Told<'_>) -> Vec<RequestId> {
         let (mut ended, mut done, mut at) = (Vec::new(), Vec::new(), 0);
         while let Some(preparing) = self.preparing.get(at) {
@@ -255,15 +255,15 @@ impl Hosted {
         ended
     }
 
-    /// Asks again what is in memory, after nobody has used the model for a while.
+    /// Marks the residency of mapped segments as unknown if the model has been idle for a while.
     fn doubt(&self, now: Duration) {
         if !self.lane.has_work() && now.saturating_sub(self.busy) > DOUBTFUL {
             self.segments.doubt();
         }
     }
 
-    /// Lets those run that may, and tells those that wait how many come before them.
-    /// Returns those that were to end, and could not before.
+    /// Starts and pauses requests as the queue says, and sends the waiting ones their place. Returns requests that were
+    /// cancelled in a pass and have ended now.
     pub fn update(
         &mut self,
         id: LaneId,
@@ -278,12 +278,12 @@ impl Hosted {
             match change {
                 Change::Start(ticket) => {
                     let Some((mut sequence, task)) = self.waiting.remove(&ticket) else {
-                        // It has not come to wait yet.
+                        // It is not queued yet, only being prepared.
                         self.pausing.retain(|id| self.tickets.get(id) != Some(&ticket));
                         continue;
                     };
                     sequence.starts(self.lane.prefixes(), now);
-                    // What it waited is part of the time that its first token may take.
+                    // Time in the queue counts towards the deadline of the first token.
                     let waited = sequence.state.timing().since_begin(now);
                     let first_by = task.first_by.filter(|_| sequence.output().count() == 0);
                     let first_by = first_by.map(|first_by| first_by.saturating_sub(waited));
@@ -294,7 +294,7 @@ impl Hosted {
                 }
                 Change::Pause(ticket) => {
                     let paused = self.running.iter().find(|(_, (other, ..))| *other == ticket);
-                    // One that was to wait already may be on its way out.
+                    // One that is being paused already may have left.
                     if let Some((&id, _)) = paused {
                         self.pausing.push(id);
                     }
@@ -343,7 +343,7 @@ impl Hosted {
         ended
     }
 
-    /// A request has ended, and its place is free.
+    /// Removes a request that has ended; its slot is free.
     pub fn left(&mut self, id: RequestId, now: Duration, scheduler: &mut Scheduler) {
         self.changed = true;
         self.busy = now;
@@ -359,7 +359,7 @@ impl Hosted {
         }
     }
 
-    /// Ends a request where it is. Whether it has ended with that: one that is in a pass ends with it.
+    /// Cancels a request. Returns whether it has ended; one that is in a pass ends with that pass.
     pub fn cancel(&mut self, id: RequestId, now: Duration, told: Told<'_>) -> bool {
         if let Some(preparing) = self.preparing.iter_mut().find(|preparing| preparing.id == id) {
             preparing.cancelled = true;
@@ -380,7 +380,7 @@ impl Hosted {
         true
     }
 
-    /// Lets those fail whose first token should be there, and returns them.
+    /// Fails requests whose first token is late, and returns them.
     pub fn fail_late(&mut self, now: Duration, told: Told<'_>) -> Vec<RequestId> {
         let running = self.lane.sequences().filter(|one| one.is_late(now) && !self.lane.is_passing(one.id));
         let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
@@ -391,7 +391,7 @@ impl Hosted {
         late
     }
 
-    /// Ends a request that is in no pass for an error.
+    /// Fails a request that is in no pass.
     pub fn fail(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>) {
         let preparing = self.preparing.iter().position(|preparing| preparing.id == id);
         if let Some(at) = preparing {
@@ -406,7 +406,7 @@ impl Hosted {
         told(id, event);
     }
 
-    /// Keeps a request from going on, or lets it go on. Others run in its place meanwhile.
+    /// Pauses a request, or lets it go on. Others run in its place meanwhile.
     pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
         let Some(&ticket) = self.tickets.get(&id) else { return };
         let waiting = self.waiting.get_mut(&ticket).map(|(sequence, _)| sequence);
@@ -425,7 +425,7 @@ impl Hosted {
         self.running.get(&id).map(|(_, task, _)| *task)
     }
 
-    /// What it could do with the machine. Asks for the layers it needs next, if they are not in memory.
+    /// Returns whether the model has work and its next layer is resident. Starts to read the layer if it is not.
     pub fn readiness(&self) -> Readiness {
         if !self.lane.has_work() {
             return Readiness::Idle;
@@ -437,14 +437,14 @@ impl Hosted {
         }
     }
 
-    /// Where weights are streamed, whether what the next step needs is there and nobody streams beside the engine. If it is
-    /// not there, it is read before others from then on.
+    /// For a model that streams its weights, returns whether those of the next step are resident and no pass outside
+    /// the engine streams. Moves missing weights to the front of the read order.
     fn aims(&self) -> Option<bool> {
         let streamed = self.lane.decoder().streamed()?;
         Some(!streamed.is_busy() && self.lane.upcoming_step().is_none_or(|step| streamed.prioritize(step)))
     }
 
-    /// Says how much the model is wanted, where that is news: memory goes where it is.
+    /// Reports the model's urgency to its residency if it has changed: memory goes to the most urgent model.
     pub fn tell_urgency(&mut self) {
         let Some(residency) = self.model.residency() else { return };
         let waiting = self.waiting.values().map(|(sequence, _)| sequence);
@@ -456,7 +456,7 @@ impl Hosted {
         }
     }
 
-    /// Nobody asks for it any more, be it that somebody goes on using the model elsewhere.
+    /// Reports that the engine no longer needs the model, even if it is used elsewhere.
     pub fn rest(&mut self) {
         self.model.meters().set(Gauge::WaitingRequests, 0);
         if let Some(residency) = self.model.residency() {
@@ -465,12 +465,12 @@ impl Hosted {
         self.tell_turn(u32::MAX);
     }
 
-    /// How much the model is wanted, where it shares its memory.
+    /// Returns the urgency last reported, for a model that shares its memory.
     pub fn urgency(&self) -> Option<Urgency> {
         self.urgency
     }
 
-    /// Says when it is the model's turn to read, where that is news.
+    /// Reports the model's position in the order of disk reads if it has changed.
     pub fn tell_turn(&mut self, turn: u32) {
         if self.turn.replace(turn) != Some(turn)
             && let Some(residency) = self.model.residency()
@@ -479,19 +479,19 @@ impl Hosted {
         }
     }
 
-    /// Has it read ahead what it is going to need.
+    /// Prefetches the segments of the next layers.
     pub fn prefetch(&self, now: Duration) {
         if self.lane.decoder().streamed().is_some() {
-            // It reads ahead by itself once it has something to do, and holds no buffers before.
+            // It reads ahead by itself once it has work, and holds no buffers before.
             return;
         }
         self.doubt(now);
         self.segments.fetch_from(self.lane.upcoming_layer());
     }
 
-    /// Sequences found no room for what they remember. What others remember that wait goes first, the last one's before that of
-    /// those who come sooner; it is computed again when it is their turn. Then fewer run, if there is anybody to wait for.
-    /// Otherwise they fail, and are returned.
+    /// Frees pages for sequences that found the pool exhausted. First drops the cache of the waiting request that runs
+    /// last, which is recomputed when it runs. If there is none, runs one request fewer. If only one runs, fails the
+    /// starved sequences and returns them.
     pub fn starve(&mut self, starved: Vec<RequestId>, now: Duration, told: Told<'_>) -> Vec<RequestId> {
         self.changed = true;
         let order = self.queue.order(now);
@@ -503,7 +503,7 @@ impl Hosted {
             self.pool.shrink();
             return Vec::new();
         }
-        // Who is about to pause gives pages back soon.
+        // Pausing requests will return pages soon.
         let running = self.queue.running().max(self.lane.sequences().len());
         if running > 1 {
             self.queue.set_room(running - 1);
@@ -518,8 +518,8 @@ impl Hosted {
     }
 }
 
-/// Whether pages are free once a session has lost what it remembers, which it can compute again: a question to a conversation that
-/// goes on elsewhere only refers to what that keeps.
+/// Returns whether dropping the session's cache frees pages and loses nothing that cannot be recomputed. A branch of a
+/// conversation that goes on elsewhere may own no page.
 fn gains_pages(session: &Session) -> bool {
     session.is_reproducible() && session.cache().has_own_page()
 }

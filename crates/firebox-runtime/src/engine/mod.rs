@@ -1,7 +1,7 @@
-//! Many requests at once: on one model together, and on several models in turn.
+//! Continuous batching of requests on one model and time slicing between several models.
 //!
-//! A [`Host`] has models and requests and does one layer at a time; an [`Engine`] is a thread around it, from which events
-//! come as a stream.
+//! A [`Host`] holds the models and their requests and runs one layer at a time. An [`Engine`] runs a host on a thread
+//! of its own and delivers events as streams.
 
 mod clock;
 mod dormant;
