@@ -1,4 +1,4 @@
-//! The lane of a model: sequences that go through its layers together.
+//! The batch of a model: sequences that go through its layers together.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,13 +22,13 @@ use crate::readback::read_floats;
 use crate::session::NextChunk;
 use crate::{Finish, PrefixTree, RuntimeError};
 
-/// Prompts that others are worth beginning with before the answer is there.
+/// Prompts from this length on are cached as prefixes before their answer has ended.
 const WORTH_KEEPING: usize = PAGE_TOKENS;
 
 /// Sequences of one model that go through its layers together, layer by layer.
 ///
-/// Tokens of answers and tokens of prompts have passes of their own, so that between two steps of an answer prompts
-/// get as long as a step takes and no longer.
+/// Decoding and prefill have passes of their own, so that between two decode steps prefill gets as long as a step takes
+/// and no longer.
 #[derive(Debug)]
 pub(crate) struct Lane {
     decoder: Arc<Decoder>,
@@ -36,12 +36,12 @@ pub(crate) struct Lane {
     sequences: Vec<Sequence>,
     answering: Option<Running>,
     feeding: Option<Running>,
-    /// The most rows of a pass over prompts since the last of them ended.
+    /// The most rows of a prefill pass since prefill last ended.
     fed: usize,
     rhythm: Rhythm,
-    /// What passes over answers cost, which says how much to draft.
+    /// Measured costs of decode passes, from which draft lengths are chosen.
     costs: PassCosts,
-    /// How long the drafts of the last pass over answers took to propose.
+    /// How long proposing the drafts of the last decode pass took.
     drafting: Duration,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Lane {
 struct Running {
     pass: Pass,
     members: Vec<Member>,
-    /// Steps that it consists of: blocks, from the first on, then the unembedding.
+    /// Steps of the pass: the blocks from the first on, then the unembedding.
     steps: usize,
     took: Duration,
 }
@@ -69,37 +69,37 @@ impl Running {
 struct Member {
     id: RequestId,
     tokens: usize,
-    /// Tokens that its cache had before.
+    /// Tokens in its cache before the pass.
     before: usize,
-    /// Whether nothing of it is left to go through the layers after this pass.
+    /// Whether the pass covers all tokens of the sequence, so that logits are needed.
     asks: bool,
-    /// Whether it takes a prompt, or what was forgotten of the sequence.
+    /// Whether it is prefill: a prompt, or evicted tokens that are recomputed.
     feeds: bool,
     /// Draft tokens at its end.
     drafted: usize,
 }
 
 impl Member {
-    /// How many of its last tokens logits are wanted after.
+    /// Returns after how many of its last tokens logits are needed.
     fn logits(&self) -> usize {
         if self.asks { 1 + self.drafted } else { 0 }
     }
 }
 
-/// What came of one layer.
+/// The result of one step.
 #[derive(Debug, Default)]
 pub(crate) struct Stepped {
-    /// How long it took; nothing where none ran.
+    /// How long the layer took; `None` if none ran.
     pub took: Option<Duration>,
-    /// Whose tokens were chosen.
+    /// The request of each token that was chosen.
     pub tokens: Vec<RequestId>,
-    /// Sequences that have left, and what is left of them to say.
+    /// Requests that have ended.
     pub left: Vec<RequestId>,
-    /// Sequences that found no room for what they remember.
+    /// Sequences that found the page pool exhausted.
     pub starved: Vec<RequestId>,
 }
 
-/// Where events go.
+/// The sink of events.
 pub(crate) type Told<'t> = &'t mut dyn FnMut(RequestId, Event);
 
 impl Lane {
@@ -117,17 +117,16 @@ impl Lane {
         }
     }
 
-    /// The model.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// What its sequences begin with.
+    /// Returns the prefix cache that sequences start from.
     pub fn prefixes(&self) -> &PrefixTree {
         &self.prefixes
     }
 
-    /// A sequence joins, with the next pass.
+    /// Adds a sequence; it takes part from the next pass on.
     pub fn join(&mut self, sequence: Sequence) {
         self.sequences.push(sequence);
     }
@@ -140,7 +139,7 @@ impl Lane {
         self.sequences.iter_mut().find(|sequence| sequence.id == id)
     }
 
-    /// Takes a sequence out, unless it is in a pass.
+    /// Removes a sequence, unless it is in a pass.
     pub fn leave(&mut self, id: RequestId) -> Option<Sequence> {
         if self.is_passing(id) {
             return None;
@@ -149,7 +148,7 @@ impl Lane {
         Some(self.sequences.remove(at))
     }
 
-    /// Gives up the passes under way. Sequences go back to where they were before.
+    /// Abandons the passes under way and rolls their sequences back.
     pub fn abandon(&mut self) {
         for running in [self.answering.take(), self.feeding.take()].into_iter().flatten() {
             for member in running.members {
@@ -160,7 +159,7 @@ impl Lane {
         }
     }
 
-    /// Whether a sequence is in a pass that is not whole.
+    /// Returns whether a sequence is in a pass that has not ended.
     pub fn is_passing(&self, id: RequestId) -> bool {
         self.passing().any(|passing| passing == id)
     }
@@ -170,14 +169,13 @@ impl Lane {
         running.flat_map(|running| &running.members).map(|member| member.id)
     }
 
-    /// Whether there is anything to do.
+    /// Returns whether a pass is under way or a sequence can go on.
     pub fn has_work(&self) -> bool {
         self.answering.is_some()
             || self.feeding.is_some()
             || self.sequences.iter().any(|one| !one.held || one.cancelled)
     }
 
-    /// The layer that comes next.
     pub fn upcoming_layer(&self) -> usize {
         let next = |running: &Running| running.pass.next_layer();
         match (&self.answering, &self.feeding) {
@@ -189,20 +187,21 @@ impl Lane {
         }
     }
 
-    /// The step that comes next of a model that streams; none where nothing more is to be read for it.
+    /// Returns the step that runs next on a model that streams its weights, or `None` if no more weights are needed for
+    /// the pass.
     pub fn upcoming_step(&self) -> Option<usize> {
         let Some(running) = &self.feeding else { return Some(0) };
         Some(running.pass.next_layer()).filter(|step| *step < running.steps)
     }
 
-    /// Runs one layer of one pass, and after the last one chooses the tokens that follow.
+    /// Runs one layer of one pass, and after the last layer chooses the next tokens.
     pub fn step(&mut self, clock: &dyn Clock, told: Told<'_>) -> Stepped {
         let mut stepped = Stepped::default();
         let began = clock.now();
         self.see_off_cancelled(clock, told, &mut stepped);
         let Some(need) = self.choose(told, &mut stepped) else { return stepped };
         let decoder = self.decoder.clone();
-        // A session beside the engine may have begun a pass since it was looked.
+        // A session outside the engine may have begun a pass since readiness was checked.
         let Some(_turn) = decoder.try_stream() else { return stepped };
         let Some(mut running) = self.slot(need).take() else { return stepped };
         let layers = self.decoder.layers();
@@ -213,7 +212,7 @@ impl Lane {
         self.rhythm.layer(need, running.work(), layer);
         match done {
             Err(error) => self.fail(&running.members, error, told, &mut stepped),
-            // An unembedding that is not in memory is waited for like another layer.
+            // A step for the unembedding lets the engine wait for its weights like for those of a layer.
             Ok(())
                 if running.pass.next_layer() < layers
                     || (!ends && running.steps > layers && !self.parts()) =>
@@ -226,8 +225,8 @@ impl Lane {
         stepped
     }
 
-    /// Whether passes of answers and of prompts can be under way at once. Layers that come from disk are read for one
-    /// pass at a time.
+    /// Returns whether decode and prefill passes can be under way at once. Layers that are streamed from disk are read
+    /// for one pass at a time.
     fn parts(&self) -> bool {
         self.decoder.streamed().is_none()
     }
@@ -239,7 +238,7 @@ impl Lane {
         }
     }
 
-    /// Which pass gets the next layer; it is under way then.
+    /// Chooses the pass that gets the next layer, and begins it if necessary.
     fn choose(&mut self, told: Told<'_>, stepped: &mut Stepped) -> Option<Need> {
         if self.answering.is_some() {
             return Some(Need::Step);
@@ -269,7 +268,7 @@ impl Lane {
         self.sequences.iter().any(|one| !one.held && one.need() == need && !self.is_passing(one.id))
     }
 
-    /// Begins a pass of all that need it.
+    /// Begins a pass of all sequences with one of these needs.
     fn begin(&mut self, needs: &[Need], told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
         if needs.contains(&Need::Step) {
             self.draft();
@@ -288,7 +287,7 @@ impl Lane {
                 if state.pending() == 0 {
                     return Err(error.into());
                 }
-                // Without the draft there may be room.
+                // There may be room without the draft.
                 state.cancel_draft(session);
                 let due = session.next_chunk(session.uncached_tokens())?;
                 session.cache.reserve(due.tokens.len())?;
@@ -307,7 +306,7 @@ impl Lane {
             }
         }
         dues.sort_by_key(|(at, _)| *at);
-        // Those that failed leave the others where they are.
+        // Failed sequences are removed below, which shifts the indices of those after them.
         for (at, _) in &mut dues {
             *at -=
                 failed.iter().filter(|(id, _)| self.sequences[..*at].iter().any(|one| one.id == *id)).count();
@@ -318,7 +317,7 @@ impl Lane {
         self.over(dues, told, stepped)
     }
 
-    /// Has sequences draft what follows the tokens that they take through the layers next.
+    /// Drafts tokens for the sequences of the next decode pass.
     fn draft(&mut self) {
         let passing: Vec<RequestId> = self.passing().collect();
         let drafting = |one: &&mut Sequence| {
@@ -339,13 +338,13 @@ impl Lane {
             Ok(())
         });
         if drafted.is_err() {
-            // Decoding goes on without drafts; whether there is anything wrong with the device, the next pass tells.
+            // Decoding goes on without drafts; if the device is lost, the next pass reports it.
             sequences.iter_mut().for_each(|one| one.speculation = None);
         }
         self.drafting = began.elapsed();
     }
 
-    /// How many tokens of every sequence a pass takes.
+    /// Returns how many tokens of every sequence a pass takes.
     fn takes(&self, needs: &[Need]) -> Vec<usize> {
         let joins = |one: &Sequence| !one.held && needs.contains(&one.need()) && !self.is_passing(one.id);
         let (mut takes, mut most) = (vec![0; self.sequences.len()], usize::MAX);
@@ -358,7 +357,7 @@ impl Lane {
             let Sequence { session, priority, stop, .. } = one;
             most = most.min(session.chunk);
             let before = session.cache.len();
-            // Recurrent states that others could go on from are kept on the way.
+            // A pass stops where recurrent states are to be cached for other requests.
             let stop = stop.and_then(|stop| stop.checked_sub(before)).filter(|left| *left > 0);
             let tokens = stop.map_or(session.uncached_tokens(), |left| left.min(session.uncached_tokens()));
             prompts.push(Prompt { priority: *priority, tokens, row: self.rhythm.takes(Work::of(1, before)) });
@@ -371,15 +370,15 @@ impl Lane {
         takes
     }
 
-    /// How much of prompts a pass takes.
+    /// Returns how much of the prompts a pass takes.
     fn room(&self, needs: &[Need], prompts: &[Prompt]) -> Room {
         let row = prompts.iter().map(|prompt| prompt.row).fold(0.0, f64::max);
         let answering = self.sequences.iter().any(|one| !one.held && one.need() == Need::Step);
         match needs {
-            // Of several prompts one is answered while the pass of the others goes on.
+            // With several prompts, one may begin to decode while the pass of the others goes on.
             [Need::Feed] if answering || prompts.len() > 1 => self.rhythm.beside(row),
             [Need::Feed] => self.rhythm.alone(self.decoder.layers(), row),
-            // What comes from disk is read once for all of it.
+            // Weights that are streamed are read once for the whole pass.
             _ => Room::ALL,
         }
     }
@@ -424,7 +423,7 @@ impl Lane {
         computed(&decoder, || Ok(running.pass.step(&decoder, &mut caches)?))
     }
 
-    /// Those of some members, which are in the order of the sequences.
+    /// Returns the caches of members, which are in the order of the sequences.
     fn caches(&mut self, members: &[Member]) -> Vec<&mut SequenceCache> {
         let mut members = members.iter().peekable();
         let sequences = self.sequences.iter_mut();
@@ -432,7 +431,7 @@ impl Lane {
         mine.map(|one| &mut one.session.cache).collect()
     }
 
-    /// After the last layer.
+    /// Ends a pass: caches prefixes, chooses tokens and removes sequences that have ended.
     fn finish(
         &mut self,
         need: Need,
@@ -502,7 +501,7 @@ impl Lane {
             match advanced {
                 Err(error) => self.drop_failed(member.id, error, told, stepped),
                 Ok(ended) => {
-                    // A token that ends an answer and is no part of it was chosen, too.
+                    // A token that ends the answer counts, although it is no part of it.
                     stepped.tokens.extend(std::iter::repeat_n(member.id, chosen.max(1)));
                     if ended {
                         self.see_off(member.id, now, told, stepped);
@@ -560,7 +559,7 @@ impl Lane {
     }
 }
 
-/// Computes with a model where its device does best.
+/// Computes on the thread pool if the device is a CPU.
 fn computed<R: Send>(
     decoder: &Decoder,
     work: impl FnOnce() -> Result<R, RuntimeError> + Send,
@@ -569,17 +568,17 @@ fn computed<R: Send>(
     on_pool(device, || shielded(device, work))
 }
 
-/// Computes something on a device that may be lost, or with a component of somebody else's that may panic. That ends what was
-/// asked, and not the engine with all else that is asked of it.
+/// Computes on a device that may be lost, or with a custom component that may panic. Either is returned as an error, so
+/// that only the requests involved fail.
 pub(crate) fn shielded<R>(
     device: &Device,
     work: impl FnOnce() -> Result<R, RuntimeError>,
 ) -> Result<R, RuntimeError> {
-    // What was being computed is thrown away, and sessions go back to where they were before.
+    // Unwind safety: intermediate results are dropped, and sessions are rolled back.
     let done = catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() }));
     match done {
-        // What a device that is gone does to those who ask it for something says little about why.
+        // An operation on a lost device fails with an error that says little about the cause.
         Err(error @ (RuntimeError::Panicked { .. } | RuntimeError::Readback { .. })) => {
             Err(lost(device).unwrap_or(error))
         }
@@ -587,7 +586,7 @@ pub(crate) fn shielded<R>(
     }
 }
 
-/// Why nothing can be asked of a device any more, if so: a number that it is to count up does not come back.
+/// Returns why a device is lost, if it is: it does not return the result of a small addition.
 fn lost(device: &Device) -> Option<RuntimeError> {
     let counted = || read_floats(Tensor::<1>::zeros([1], device).add_scalar(1.0));
     let reason = match catch_unwind(AssertUnwindSafe(counted)) {

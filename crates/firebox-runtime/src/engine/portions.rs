@@ -1,19 +1,19 @@
-//! Division of a layer's capacity among waiting prompts.
+//! Splits the prefill budget of a pass among several prompts.
 
 use std::cmp::Reverse;
 
 use crate::schedule::Priority;
 
-/// A prompt, or what is left of it.
+/// A prompt, or the rest of one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prompt {
     pub priority: Priority,
     pub tokens: usize,
-    /// Seconds that a layer takes for one of them.
+    /// Seconds that a layer takes per token.
     pub row: f64,
 }
 
-/// How much goes through a layer together.
+/// How many rows go through a layer together, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
     pub rows: usize,
@@ -21,15 +21,15 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// For all there is.
+    /// No limit.
     pub const ALL: Self = Self { rows: usize::MAX, seconds: f64::INFINITY };
 
-    /// For what a layer takes so long for.
+    /// A limit on the time that a layer takes.
     pub fn seconds(seconds: f64) -> Self {
         Self { seconds, ..Self::ALL }
     }
 
-    /// The same, for so many rows at most.
+    /// Limits the number of rows.
     pub fn at_most(self, rows: usize) -> Self {
         Self { rows: self.rows.min(rows), ..self }
     }
@@ -38,24 +38,23 @@ impl Room {
         Self { rows: self.rows / 2, seconds: self.seconds / 2.0 }
     }
 
-    /// How many rows of a prompt it has room for.
+    /// Returns how many rows of a prompt fit.
     fn rows_of(self, prompt: &Prompt) -> usize {
         self.rows.min((self.seconds / prompt.row) as usize)
     }
 
-    /// What is left beside some rows of a prompt.
+    /// Returns what is left after some rows of a prompt.
     fn beside(self, rows: usize, prompt: &Prompt) -> Self {
         let seconds = (self.seconds - rows as f64 * prompt.row).max(0.0);
         Self { rows: self.rows.saturating_sub(rows), seconds }
     }
 }
 
-/// How many tokens of each of several prompts go through the layers together; the prompts are in the order in which they
-/// came.
+/// Returns how many tokens of each prompt go through the layers together. Prompts are in order of arrival.
 ///
-/// Those that are urgent come first. Of those that are as urgent who came first has half, so that it gets on whoever
-/// else comes, and the other half is for who has the least left: a question does not wait for a book. However little room
-/// there is, there is one token for who came first and one for somebody else.
+/// Higher priorities come first. Within a priority, the oldest prompt gets half, so that it makes progress whatever
+/// arrives, and the other half goes to the prompts with the fewest tokens left: a question does not wait for a book.
+/// However small the budget, the oldest prompt gets one token and another prompt one.
 pub(crate) fn portions(room: Room, prompts: &[Prompt]) -> Vec<usize> {
     let mut portions = vec![0; prompts.len()];
     let urgency = |at: usize| Reverse(prompts[at].priority);

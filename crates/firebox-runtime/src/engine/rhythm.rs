@@ -1,4 +1,4 @@
-//! Measurement of how many rows of a prompt fit between two steps of the answers beside it.
+//! Paces prefill beside decoding.
 
 use std::iter::Sum;
 use std::time::Duration;
@@ -6,44 +6,44 @@ use std::time::Duration;
 use crate::engine::portions::Room;
 use crate::engine::sequence::Need;
 
-/// Rows of a prompt that go through a layer together beside answers, before anything was measured.
+/// Rows of prefill that go through a layer together beside decoding before anything was measured.
 const FIRST_ROWS: usize = 16;
-/// What the newest measurement counts for.
+/// Weight of the newest measurement in the moving average.
 const NEWEST: f64 = 0.3;
-/// Of the time between two steps of answers, what a layer of a prompt takes.
+/// Share of the time of a decode step that a layer of prefill may take.
 const SHARE: f64 = 0.5;
-/// The same where that would be few rows: the deeper in a prompt, the more of a layer is reading the keys of all that came
-/// before, however few rows they are read for.
+/// [`SHARE`] for when that would be few rows: deep in a prompt, most of a layer's time goes into reading the keys of
+/// all earlier tokens, however few rows they are read for.
 const LARGEST_SHARE: f64 = 0.65;
-/// Seconds that a pass of prompts takes where nobody waits for the next token, about: who comes meanwhile waits for its end,
-/// and other models for that of a layer. Longer ones are hardly faster, row by row.
+/// Approximate seconds that a prefill pass takes when nothing decodes. A new request waits for the end of the pass, and
+/// other models for the end of a layer. Longer passes are hardly faster per row.
 const PASS: f64 = 0.4;
-/// Rows that are worth reading weights and keys for, however long they take.
+/// Rows that make reading the weights and keys of a layer worth it; the limits on time are raised to allow as many.
 const WORTH_READING: f64 = 32.0;
-/// Positions to attend to that are taken to cost as much as the weights of a layer, until it was measured.
+/// Number of attended positions that is assumed to cost as much as the weights of a layer for a row, until measured.
 const POSITIONS: f64 = 4096.0;
 
-/// How long a prompt may go on between two steps of answers: as long as a step takes.
+/// Decides how long prefill may run between two decode steps: as long as a step takes.
 #[derive(Debug, Default)]
 pub(crate) struct Rhythm {
-    /// What a step of the answers takes.
+    /// Seconds that a decode step takes.
     step: Option<f64>,
-    /// What a layer takes.
+    /// Cost of a layer of prefill.
     layer: Option<Seconds>,
-    /// How long prompts went on since the last step.
+    /// Seconds of prefill since the last decode step.
     fed: f64,
 }
 
-/// What there is to do for rows of prompts in a layer.
+/// The work of a layer for rows of prompts.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Work {
     rows: f64,
-    /// Positions that all rows attend to, by [`POSITIONS`].
+    /// Positions that all rows attend to, in units of [`POSITIONS`].
     attended: f64,
 }
 
 impl Work {
-    /// For so many tokens behind so many others.
+    /// The work of `tokens` tokens that follow `before` others.
     pub fn of(tokens: usize, before: usize) -> Self {
         let rows = tokens as f64;
         Self { rows, attended: rows * (before as f64 + rows / 2.0) / POSITIONS }
@@ -59,7 +59,7 @@ impl Sum for Work {
     }
 }
 
-/// What a layer takes for a unit of each kind of work.
+/// Seconds that a layer takes per unit of each kind of work.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seconds {
     row: f64,
@@ -71,8 +71,8 @@ impl Seconds {
         self.row * work.rows + self.attended * work.attended
     }
 
-    /// Moves a part of the way to what was measured, and no further in any direction than that takes: rows that attend to
-    /// little say something of rows, those that attend to much of attending.
+    /// Moves a part of the way towards a measurement, by the shortest correction that explains it: rows that attend to
+    /// little adjust the cost of rows, rows that attend to much the cost of attention.
     fn blend(&mut self, work: Work, took: f64, part: f64) {
         let length = work.rows * work.rows + work.attended * work.attended;
         if length > 0.0 {
@@ -84,7 +84,7 @@ impl Seconds {
 }
 
 impl Rhythm {
-    /// A layer has been run.
+    /// Records a layer.
     pub fn layer(&mut self, need: Need, work: Work, took: Duration) {
         if need == Need::Feed {
             let took = took.as_secs_f64();
@@ -94,7 +94,7 @@ impl Rhythm {
         }
     }
 
-    /// A pass has come to its end.
+    /// Records a pass.
     pub fn pass(&mut self, need: Need, took: Duration) {
         if need == Need::Step {
             self.fed = 0.0;
@@ -103,21 +103,21 @@ impl Rhythm {
         }
     }
 
-    /// Whether a layer of prompts comes before the next step; of a pass not begun, where nothing is said. One always does,
-    /// so that prompts go on whatever they take.
+    /// Returns whether a layer of prefill runs before the next decode step. Without `work`, assumes a pass that has not
+    /// begun. At least one layer runs between two steps, so that prefill makes progress whatever it costs.
     pub fn may_feed(&self, work: Option<Work>) -> bool {
         let Some(step) = self.step else { return false };
         let layer = work.map_or(SHARE * step, |work| self.takes(work));
         self.fed == 0.0 || self.fed + layer <= step
     }
 
-    /// Seconds that a layer takes; none, as long as nothing was measured.
+    /// Returns the seconds that a layer takes, or zero as long as nothing was measured.
     pub fn takes(&self, work: Work) -> f64 {
         self.layer.unwrap_or_default().of(work)
     }
 
-    /// How much of a prompt goes through so many layers together where there is nothing beside it. A layer takes so long for a
-    /// row of it.
+    /// Returns how much of a prompt goes through `layers` layers together when nothing runs beside it. `row` is the
+    /// seconds that a layer takes per row.
     pub fn alone(&self, layers: usize, row: f64) -> Room {
         match self.layer {
             Some(_) => Room::seconds((PASS / layers.max(1) as f64).max(WORTH_READING * row)),
@@ -125,7 +125,7 @@ impl Rhythm {
         }
     }
 
-    /// How much of prompts goes through the layers together beside answers, or beside each other.
+    /// Returns how much of the prompts goes through a layer together beside decoding, or beside each other.
     pub fn beside(&self, row: f64) -> Room {
         match (self.step, self.layer) {
             (Some(step), Some(_)) => {
@@ -140,8 +140,9 @@ impl Rhythm {
 mod tests {
     use super::*;
 
-    /// A rhythm beside steps of 20 ms whose layers take so many milliseconds, for each row, and for each 4096 positions that a row
-    /// attends to; what it gives to a prompt behind so many tokens once it has found its pace, in rows and milliseconds.
+    /// Returns a rhythm beside decode steps of 20 ms, and the rows and milliseconds of a prefill layer once they have
+    /// settled, `before` tokens into a prompt. `took` holds the milliseconds of a layer: fixed, per row, and per 4096
+    /// positions that a row attends to.
     fn beside(took: [f64; 3], before: usize) -> (Rhythm, usize, f64) {
         let mut rhythm = Rhythm::default();
         rhythm.pass(Need::Step, Duration::from_millis(20));
@@ -174,7 +175,7 @@ mod tests {
     fn a_question_beside_a_book_says_nothing_wrong_of_the_book() {
         let took = [0.5, 0.1, 0.15];
         let mut rhythm = beside(took, 100).0;
-        // The book goes on, now and then beside a question. What rows cost and what attending does is known some questions later.
+        // The long prompt goes on, now and then beside a short one. After some of those, both costs are known.
         let mut before = 100;
         for pass in 0..400 {
             let question = (pass % 7 == 0).then(|| Work::of(16, 30));
@@ -198,7 +199,7 @@ mod tests {
         rhythm.layer(Need::Feed, Work::of(512, 0), Duration::from_millis(120));
         let took = 28.0 * rhythm.alone(28, rhythm.takes(Work::of(1, 0))).seconds;
         assert!((0.38..0.41).contains(&took), "{took} s");
-        // A layer that takes as long whatever goes through it.
+        // The time of this layer does not depend on its rows.
         let (mut slow, mut rows) = (Rhythm::default(), 512);
         for _ in 0..100 {
             slow.layer(Need::Feed, Work::of(rows, 0), Duration::from_millis(50));

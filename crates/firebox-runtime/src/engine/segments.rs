@@ -1,4 +1,4 @@
-//! Residency of a model's mapped segments, and a thread that reads missing ones ahead.
+//! Prefetching of a model's memory-mapped segments.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,11 @@ use firebox_store::{Checkpoint, SegmentId};
 
 use crate::readahead;
 
-/// Layers that are read ahead of the one that runs next.
+/// Layers that are prefetched after the next one.
 const AHEAD: usize = 3;
 
-/// The parts of a model that are mapped, and come from disk when they are touched: which are in memory, and who brings
-/// them there before a layer waits for them.
+/// The memory-mapped segments of a model that are read on first access: which are resident, and the fetcher that loads
+/// them before a layer waits for them.
 #[derive(Debug)]
 pub(crate) struct Segments {
     checkpoint: Checkpoint,
@@ -27,16 +27,16 @@ pub(crate) struct Segments {
 #[derive(Debug)]
 struct Part {
     id: SegmentId,
-    /// The layer that it is needed for.
+    /// The layer that needs it.
     layer: usize,
-    /// Whether it was in memory when that was asked last, or has been brought there since.
+    /// Whether it was resident when last checked, or has been loaded since.
     there: Arc<AtomicBool>,
 }
 
 impl Segments {
-    /// Those of a model. One that streams its weights reads ahead by itself.
+    /// The segments of a model; none if the model streams its weights, which has a readahead of its own.
     pub fn of(checkpoint: &Checkpoint, decoder: &Decoder, fetcher: &Arc<Fetcher>) -> Self {
-        // Elsewhere weights are copies, and nobody touches the files again.
+        // On other devices the weights are copies, and the files are not read again.
         let mapped = decoder.streamed().is_none() && *decoder.device() == Device::flex();
         let touched = mapped.then(|| readahead::touched(checkpoint, decoder.config()));
         let touched = touched.into_iter().flatten();
@@ -44,10 +44,10 @@ impl Segments {
         Self { checkpoint: checkpoint.clone(), parts, fetcher: fetcher.clone() }
     }
 
-    /// Whether a layer can run without waiting for the disk. If not, it is being read from then on, and those behind it.
+    /// Returns whether a layer can run without waiting for the disk. If not, starts to load it and those after it.
     pub fn are_there(&self, layer: usize) -> bool {
         let needed = self.parts.iter().filter(|part| part.layer == layer);
-        // All of them are looked at, so that all of them are fetched.
+        // All parts are checked, so that all missing ones are fetched.
         let missing = needed.filter(|part| !self.look(part)).count();
         let there = missing == 0;
         if !there {
@@ -56,7 +56,7 @@ impl Segments {
         there
     }
 
-    /// Has read what a layer and the next ones need.
+    /// Requests the missing segments of a layer and the next ones.
     pub fn fetch_from(&self, layer: usize) {
         for part in self.parts.iter().filter(|part| (layer..=layer + AHEAD).contains(&part.layer)) {
             if !part.there.load(Ordering::Relaxed) {
@@ -69,7 +69,7 @@ impl Segments {
         }
     }
 
-    /// Asks again which parts are in memory: the system may have taken some back.
+    /// Marks all parts as unknown, because the system may have evicted some.
     pub fn doubt(&self) {
         for part in &self.parts {
             part.there.store(false, Ordering::Relaxed);
@@ -78,14 +78,14 @@ impl Segments {
 
     fn look(&self, part: &Part) -> bool {
         if !part.there.load(Ordering::Relaxed) {
-            // Where the system does not say, a layer waits for its pages by itself.
+            // If the system cannot tell, the layer waits for its page faults.
             part.there.store(self.checkpoint.is_resident(part.id).unwrap_or(true), Ordering::Relaxed);
         }
         part.there.load(Ordering::Relaxed)
     }
 }
 
-/// Reads segments into memory on a thread of its own, in the order in which they were asked for.
+/// Loads segments on a thread of its own, in the order of the requests.
 #[derive(Debug, Default)]
 pub(crate) struct Fetcher {
     wanted: Mutex<LogitRows>,
@@ -102,12 +102,12 @@ struct LogitRows {
 struct Fetch {
     checkpoint: Checkpoint,
     id: SegmentId,
-    /// Set once it was brought, even if the system has taken it back by then: who asked must get on.
+    /// Set once loaded, even if the system has evicted it again, so that the layer runs.
     there: Arc<AtomicBool>,
 }
 
 impl Fetcher {
-    /// Begins to read what is asked for, until it is [ended](Self::end).
+    /// Starts the thread, which runs until [`end`](Self::end).
     pub fn start() -> Arc<Self> {
         let fetcher = Arc::new(Self::default());
         let reading = fetcher.clone();
@@ -121,7 +121,7 @@ impl Fetcher {
     fn ask(&self, fetch: Fetch) {
         let mut wanted = self.wanted();
         if wanted.over {
-            // Without a thread layers wait for their pages by themselves.
+            // Without a thread, layers wait for their page faults.
             fetch.there.store(true, Ordering::Relaxed);
         } else if !wanted.queue.iter().any(|asked| Arc::ptr_eq(&asked.there, &fetch.there)) {
             wanted.queue.push_back(fetch);
@@ -142,7 +142,7 @@ impl Fetcher {
                 continue;
             };
             drop(wanted);
-            // What cannot be read is told to whoever touches it.
+            // The access that needs the segment reports a read error.
             let _ = checkpoint.populate(id);
             there.store(true, Ordering::Relaxed);
             wanted = self.wanted();

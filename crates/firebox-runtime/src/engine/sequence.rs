@@ -1,4 +1,4 @@
-//! The state of one request while it runs in a lane.
+//! A request in progress: its session and the state of its answer.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::engine::lane::shielded;
 use crate::schedule::Priority;
 use crate::{Finish, PrefixHit, PrefixTree, RuntimeError, Session, Speculation};
 
-/// Which request of an engine.
+/// Identifies a request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub(crate) u64);
 
-/// A request on its way: a session that has accepted the prompt, and the answer that comes of it.
+/// A request in progress: a session with the prompt, and the state of its answer.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub id: RequestId,
@@ -20,37 +20,37 @@ pub(crate) struct Sequence {
     pub state: DecodeState,
     /// Drafts tokens beyond those that a grammar forces.
     pub speculation: Option<Speculation>,
-    /// Who must not notice others.
+    /// The scope within which requests share prefixes.
     pub scope: String,
     pub priority: Priority,
-    /// Until it has run.
+    /// The prompt, until the sequence first runs.
     prompt: Option<Vec<u32>>,
     pub prompt_tokens: usize,
-    /// Of these, how many need not go through the layers.
+    /// Prompt tokens that the prefix cache supplied.
     pub cached_tokens: usize,
-    /// How long it waited until it ran.
+    /// How long it waited in the queue before it first ran.
     pub waited: Duration,
-    /// After how many tokens of the sequence it stops on its way, for others to begin there.
+    /// The length at which prefill stops to cache the prefix for other requests.
     pub stop: Option<usize>,
-    /// When it fails, unless its first token is there.
+    /// When it fails unless its first token is out.
     pub late_at: Option<Duration>,
-    /// Whether it must not go on for now: nobody takes what it says.
+    /// Whether it is paused because its events are not being read.
     pub held: bool,
-    /// Whether it is to end where it is.
+    /// Whether it is to end as soon as possible.
     pub cancelled: bool,
 }
 
-/// What a sequence needs of the layers.
+/// The kind of pass that a sequence needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The last token it has chosen, with a draft of what follows, and what a refused draft has undone.
+    /// The last token chosen, with a draft of the next ones, and tokens that a refused draft has undone.
     Step,
-    /// A prompt, or what was forgotten of the sequence to make room.
+    /// A prompt, or evicted tokens that are recomputed.
     Feed,
 }
 
 impl Sequence {
-    /// Waits to accept a prompt.
+    /// A sequence that has not yet accepted its prompt.
     pub fn new(
         id: RequestId,
         session: Session,
@@ -79,7 +79,7 @@ impl Sequence {
         }
     }
 
-    /// It runs from now on, for the first time or again. What its prompt begins with may be known from others.
+    /// Marks it as running, for the first time or again. The first time, it takes the prompt's prefix from the cache.
     pub fn starts(&mut self, prefixes: &PrefixTree, now: Duration) {
         if let Some(prompt) = self.prompt.take() {
             let before = self.session.tokens().len();
@@ -96,7 +96,7 @@ impl Sequence {
         self.state.timing().set_running(true);
     }
 
-    /// Begins with what is known of its prompt. Where that cannot be had, it is computed, and nothing is known any more.
+    /// Starts from the cached prefix of the prompt. On failure, clears the prefix cache and computes the whole prompt.
     fn begin(&mut self, prefixes: &PrefixTree, prompt: &[u32]) -> PrefixHit {
         let before = self.session.clone();
         let begun = || Ok(prefixes.begin(&mut self.session, &self.scope, prompt));
@@ -107,8 +107,8 @@ impl Sequence {
         })
     }
 
-    /// Has others begin with what it has computed so far. It goes on where that cannot be kept: what is wrong with the device is
-    /// told by the next pass.
+    /// Caches what it has computed so far as a prefix for other requests. On failure, clears the prefix cache and goes
+    /// on; a lost device is reported by the next pass.
     pub fn keep(&self, prefixes: &PrefixTree) {
         let kept = || {
             prefixes.insert(&self.session, &self.scope);
@@ -119,17 +119,17 @@ impl Sequence {
         }
     }
 
-    /// What it has said so far.
+    /// Returns the output so far.
     pub fn output(&self) -> &OutputState {
         self.state.output()
     }
 
-    /// It waits from now on.
+    /// Marks it as waiting.
     pub fn pauses(&mut self) {
         self.state.timing().set_running(false);
     }
 
-    /// Whether its first token is not there and should be.
+    /// Returns whether its first token is late.
     pub fn is_late(&self, now: Duration) -> bool {
         self.late_at.is_some_and(|late_at| now >= late_at) && self.output().count() == 0
     }
@@ -138,8 +138,8 @@ impl Sequence {
         if self.state.is_decoding(&self.session) { Need::Step } else { Need::Feed }
     }
 
-    /// Takes the logits after the last token, chooses what follows, and returns the events of it, and whether the request
-    /// has ended.
+    /// Takes the logits after the last token, chooses the next tokens and emits their events. Returns whether the
+    /// request has ended.
     pub fn advance(
         &mut self,
         logits: Vec<f32>,
@@ -158,29 +158,29 @@ impl Sequence {
                 Err(error) => break Err(error),
             }
         };
-        // The session of a sequence has draft tokens only during a pass.
+        // Draft tokens are in the session only during a pass.
         self.state.settle(&mut self.session);
         ended
     }
 
-    /// Takes back what a pass that failed has left, before which the cache had `cached` tokens.
+    /// Rolls back a failed pass, before which the cache had `cached` tokens.
     pub fn abandon_pass(&mut self, cached: usize) {
         self.state.cancel_draft(&mut self.session);
         self.session.undo_pass(cached);
     }
 
-    /// Ends where it is.
+    /// Ends the answer as cancelled, and returns text that was held back.
     pub fn cancel(&mut self) -> Option<Event> {
         self.state.end(Finish::Cancelled).map(Event::Piece)
     }
 
-    /// What is left of it where it cannot go on.
+    /// Fails the request and returns its session.
     pub fn failed(mut self, error: RuntimeError) -> Event {
         self.state.timing().ended(None);
         Event::Failed(Box::new(Failure { error, session: Some(Box::new(self.session)) }))
     }
 
-    /// What it came to, with the session as it is now.
+    /// Returns the last event, with the summary and the session.
     pub fn finished(mut self, now: Duration) -> Event {
         let fed = if self.prompt.is_some() { 0 } else { self.prompt_tokens - self.cached_tokens };
         let summary = self.state.summarize(self.prompt_tokens, fed, self.waited, now);
