@@ -1,4 +1,4 @@
-//! Pipelines: a router that chooses the stage that answers, with a fallback.
+//! Pipelines: a router chooses which model or head answers, with a fallback.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,9 +13,9 @@ use crate::engine::{Answering, Engine, Event, Request};
 use crate::schedule::Priority;
 use crate::{GenerationConfig, RuntimeError};
 
-/// Says which stage of a pipeline is to answer.
+/// Chooses which stage of a pipeline answers.
 pub trait Router: Send {
-    /// The names of stages with how sure it is of each, in any order.
+    /// Returns names of stages with the confidence in each, in any order.
     fn route(&mut self, text: &str) -> Result<Vec<(String, f32)>, RuntimeError>;
 }
 
@@ -25,10 +25,10 @@ impl<F: FnMut(&str) -> Result<Vec<(String, f32)>, RuntimeError> + Send> Router f
     }
 }
 
-/// Turns what was asked into tokens of a model.
+/// Encodes a question as the prompt of a model.
 pub type Prompting = Arc<dyn Fn(&str) -> Result<Vec<u32>, RuntimeError> + Send + Sync>;
 
-/// A model, or one head of it, that answers in a pipeline.
+/// A model, or one head of a model, that answers in a pipeline.
 #[derive(Clone)]
 pub struct Stage {
     name: String,
@@ -41,7 +41,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A model of an engine, by its name there. The stage has the same name.
+    /// A stage for a model of an engine, by its name there. The stage has the same name.
     pub fn new(
         model: impl Into<String>,
         prompting: impl Fn(&str) -> Result<Vec<u32>, RuntimeError> + Send + Sync + 'static,
@@ -58,28 +58,28 @@ impl Stage {
         }
     }
 
-    /// The same with one of the model's heads, after which the stage is named.
+    /// Uses one of the model's heads, and names the stage after it.
     pub fn wearing(self, head: impl Into<String>) -> Self {
         let head = head.into();
         Self { name: head.clone(), head: Some(head), ..self }
     }
 
-    /// The same by another name.
+    /// Renames the stage.
     pub fn named(self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// The same with limits and a way to choose tokens.
+    /// Sets limits and sampling.
     pub fn with_config(self, config: GenerationConfig) -> Self {
         Self { config, ..self }
     }
 
-    /// The same, replaced by the fallback where its first token is not there in time.
+    /// Sets a deadline for the first token, after which the fallback answers.
     pub fn with_first_by(self, first_by: Duration) -> Self {
         Self { first_by: Some(first_by), ..self }
     }
 
-    /// The same, asked only where the router is at least so sure.
+    /// Sets the confidence of the router below which the fallback answers.
     pub fn with_least_confidence(self, least_confidence: f32) -> Self {
         Self { least_confidence, ..self }
     }
@@ -102,7 +102,7 @@ impl fmt::Debug for Stage {
     }
 }
 
-/// A router that says which of several stages answers, and a fallback for when that one does not.
+/// A router that chooses one of several stages for each question, and a fallback for when that stage fails.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
@@ -148,47 +148,47 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// What a pipeline says.
+/// An event of a pipeline.
 #[derive(Debug)]
 pub enum Piped {
-    /// Who is going to answer.
+    /// A stage was chosen.
     Routed {
-        /// The stage.
+        /// The name of the stage.
         stage: String,
-        /// How sure the router was.
+        /// The confidence of the router.
         confidence: f32,
     },
-    /// Somebody else answers from the beginning: what was said so far, if anything, is void.
+    /// Another stage answers from the beginning; what was streamed so far, if anything, is void.
     Replaced {
-        /// The stage that did not.
+        /// The stage that failed.
         stage: String,
-        /// The one that does.
+        /// The stage that answers instead.
         by: String,
-        /// Why.
+        /// Why the stage failed.
         why: RuntimeError,
     },
-    /// What the stage says that was named last.
+    /// An event of the current stage.
     Said(Event),
 }
 
 impl Pipeline {
-    /// Everything is answered by the fallback, until there are a router and stages.
+    /// A pipeline in which the fallback answers everything until there are a router and stages.
     pub fn new(engine: &Engine, fallback: Stage) -> Self {
         Self { engine: engine.clone(), stages: Vec::new(), fallback, router: None }
     }
 
-    /// The same with one more stage.
+    /// Adds a stage.
     pub fn with_stage(mut self, stage: Stage) -> Self {
         self.stages.push(stage);
         self
     }
 
-    /// The same, asking somebody which stage answers.
+    /// Sets the router.
     pub fn with_router(self, router: impl Router + 'static) -> Self {
         Self { router: Some(Shared(Arc::new(Mutex::new(router)))), ..self }
     }
 
-    /// Asks. The router runs on the calling thread, everything else on the engine's.
+    /// Asks a question. The router runs on the calling thread, everything else on the engine's.
     pub fn ask(&self, text: &str) -> Asked {
         let (stage, confidence, told) = match self.routed(text) {
             Ok((stage, confidence)) => (stage, confidence, None),
@@ -211,7 +211,7 @@ impl Pipeline {
         asked
     }
 
-    /// The stage that the router is surest of, if it is sure enough.
+    /// Returns the stage with the highest confidence, if that suffices.
     fn routed(&self, text: &str) -> Result<(Option<Stage>, f32), RuntimeError> {
         let Some(Shared(router)) = &self.router else { return Ok((None, 1.0)) };
         let routes = router.lock().unwrap_or_else(PoisonError::into_inner).route(text)?;
@@ -224,10 +224,10 @@ impl Pipeline {
     }
 }
 
-/// What the router is called where it fails.
+/// The name of the router in [`Piped::Replaced`].
 const ROUTER: &str = "router";
 
-/// What a pipeline says to one question, as a [`Stream`] and as an iterator that waits. Dropping it cancels the question.
+/// The events of a question, as a [`Stream`] and as a blocking iterator. Dropping it cancels the question.
 #[derive(Debug)]
 pub struct Asked {
     pipeline: Pipeline,
@@ -239,7 +239,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Who answers.
+    /// Returns the name of the stage that answers.
     pub fn by(&self) -> &str {
         &self.stage.name
     }
@@ -251,7 +251,7 @@ impl Asked {
         }
     }
 
-    /// Lets the fallback answer, unless it is the one that failed.
+    /// Lets the fallback answer, unless it is what failed.
     fn failed(&mut self, why: RuntimeError) {
         self.answering = None;
         let fallback = &self.pipeline.fallback;
@@ -266,7 +266,7 @@ impl Asked {
         self.begin();
     }
 
-    /// Takes in what the engine says of the stage.
+    /// Handles an event of the current stage.
     fn heard(&mut self, event: Option<Event>) {
         match event {
             Some(Event::Failed(failure)) => self.failed(failure.error),

@@ -1,4 +1,4 @@
-//! Preparation of requests on threads of their own: fetching heads and compiling grammars.
+//! Preparation of a request: its head is loaded and its grammar compiled before it is queued.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -18,8 +18,8 @@ use crate::session::FetchedHead;
 use crate::telemetry::Meters;
 use crate::{GenerationConfig, OWN_HEAD, RuntimeError, Session, Speculation};
 
-/// What a request came with. It stays with the engine while the rest is prepared, so that the session is there, and as it came,
-/// whatever becomes of that.
+/// The session and the prompt of a request. They stay with the engine during the preparation, so that the session can
+/// be returned unchanged if that fails.
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub session: Box<Session>,
@@ -27,7 +27,7 @@ pub(crate) struct Lent {
     pub speculation: Option<Speculation>,
 }
 
-/// What a request needs before it can wait for its turn, and what may take long: a head that is not in memory, and a
+/// The work before a request is queued that may take long: loading a head that is not resident, and compiling a
 /// grammar, for the first of which the whole vocabulary is sorted.
 pub(crate) struct Preparation {
     pool: Option<HeadPool>,
@@ -38,15 +38,15 @@ pub(crate) struct Preparation {
     tokenizer: Option<Arc<Tokenizer>>,
 }
 
-/// What was prepared.
+/// The result of a preparation.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    /// Where the request names a head.
+    /// The head, if the request names one.
     fetched: Option<FetchedHead>,
     output: OutputState,
 }
 
-/// A request that is ready to wait for its turn.
+/// A request that can be queued.
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub session: Box<Session>,
@@ -55,7 +55,7 @@ pub(crate) struct Ready {
     pub output: OutputState,
 }
 
-/// A request that is being prepared beside the engine, which answers others meanwhile.
+/// A request that is being prepared while the engine runs others.
 #[derive(Debug)]
 pub(crate) struct Preparing {
     pub id: RequestId,
@@ -64,14 +64,14 @@ pub(crate) struct Preparing {
     pub lent: Lent,
     pub scope: String,
     pub since: Duration,
-    /// When it fails, unless its first token is there.
+    /// When it fails unless its first token is out.
     pub late_at: Option<Duration>,
     pub cancelled: bool,
     prepared: Receiver<Result<Prepared, RuntimeError>>,
 }
 
 impl Lent {
-    /// Ready to be answered with what was prepared, or else refused.
+    /// Applies the result of the preparation, or refuses the request and restores the session's head.
     pub fn with(self, prepared: Result<Prepared, RuntimeError>) -> Result<Ready, Box<Failure>> {
         let Self { mut session, prompt, speculation } = self;
         let selection = session.head_selection();
@@ -94,14 +94,14 @@ impl Lent {
         }
     }
 
-    /// The end of the request, with its session.
+    /// Fails the request and returns its session.
     pub fn refused(self, error: RuntimeError) -> Box<Failure> {
         Box::new(Failure { error, session: Some(self.session) })
     }
 }
 
 impl Preparation {
-    /// Of an answer that a session is to give.
+    /// The preparation of an answer in `session`.
     pub fn of(
         session: &Session,
         head: Option<String>,
@@ -112,8 +112,8 @@ impl Preparation {
         Self { pool, meters, device: session.decoder.device().clone(), head, config, tokenizer }
     }
 
-    /// Whether it may take longer than others should have to wait for it. Where finding that out panics, it is found out
-    /// once more where a panic is told to who asked.
+    /// Returns whether the preparation may take long enough to delay other requests. If finding out panics, it is
+    /// assumed to, and `run` reports the panic to the request.
     pub fn takes_long(&self) -> bool {
         let is_there =
             |head: &String| head == OWN_HEAD || self.pool.as_ref().is_none_or(|pool| pool.is_resident(head));
@@ -122,7 +122,7 @@ impl Preparation {
         shielded(&self.device, takes_long).unwrap_or(true)
     }
 
-    /// Does what is needed, however long it takes.
+    /// Prepares the request, however long that takes.
     pub fn run(self) -> Result<Prepared, RuntimeError> {
         let Self { pool, meters, device, head, config, tokenizer } = self;
         shielded(&device, || {
@@ -131,7 +131,7 @@ impl Preparation {
         })
     }
 
-    /// Does it on a thread of its own, or here where there is none left.
+    /// Runs on a thread of its own, or on the calling one if none can be spawned.
     pub fn begin(self) -> Receiver<Result<Prepared, RuntimeError>> {
         let (done, prepared) = channel();
         let ((given, taken), here) = (channel(), done.clone());
@@ -149,7 +149,7 @@ impl Preparation {
     }
 }
 
-/// Whoever names a head wants no other.
+/// Fetches a head. A fallback is an error, because the request named the head.
 fn fetched(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<FetchedHead, RuntimeError> {
     let fetched = FetchedHead::fetch(name, pool, meters);
     match fetched.switch.fallback_reason {
@@ -171,7 +171,7 @@ impl Preparing {
         Self { id, ticket, task, lent, scope, since, late_at, cancelled: false, prepared }
     }
 
-    /// What came of it, once it is done or too late. `model` is what it is asked of.
+    /// Returns the result once there is one or the deadline has passed. `model` is named in the error.
     pub fn outcome(&self, model: &str, now: Duration) -> Option<Result<Prepared, RuntimeError>> {
         if self.late_at.is_some_and(|late_at| now >= late_at) {
             return Some(Err(RuntimeError::Late { model: model.into() }));

@@ -1,11 +1,11 @@
-//! The request for an answer of one of an engine's models.
+//! A request to an engine.
 
 use std::time::Duration;
 
 use crate::schedule::{Priority, Task};
 use crate::{GenerationConfig, Session};
 
-/// What an engine is asked for: an answer of one of its models.
+/// A request for an answer of one of an engine's models.
 ///
 /// ```
 /// use firebox_runtime::engine::Request;
@@ -16,29 +16,29 @@ use crate::{GenerationConfig, Session};
 /// ```
 #[derive(Debug)]
 pub struct Request {
-    /// Which model.
+    /// The name of the model.
     pub model: String,
-    /// What the answer follows.
+    /// The tokens to continue.
     pub prompt: Vec<u32>,
-    /// How long it becomes, and how tokens are chosen.
+    /// Limits and sampling.
     pub config: GenerationConfig,
-    /// How urgent it is.
+    /// Priority and deadlines.
     pub task: Task,
-    /// Whether it fails where its first token is not there in time, so that somebody else can answer.
+    /// Whether it fails if its first token is late, so that another model can answer.
     pub or_not_at_all: bool,
-    /// What the prompt follows; absent where it is the beginning.
+    /// The session that the prompt continues; a new one if absent.
     pub session: Option<Box<Session>>,
-    /// Which of the model's heads is worn; what the session wears, where none is said.
+    /// The head that answers; the session's own choice if absent.
     pub head: Option<String>,
-    /// Who must not notice others: beginnings are shared among requests of the same scope.
+    /// The scope within which requests share prefixes. Requests of other scopes cannot observe it.
     pub scope: String,
-    /// Whether to draft tokens by looking up how the text went on before; where nothing is said, as the
-    /// [host](super::HostConfig::lookup) does.
+    /// Whether to draft tokens by looking up how the text went on before; if absent, the [host's
+    /// setting](super::HostConfig::lookup) applies.
     pub lookup: Option<bool>,
 }
 
 impl Request {
-    /// An answer to a prompt that nothing comes before.
+    /// A request that continues a prompt in a new session.
     pub fn new(model: impl Into<String>, prompt: Vec<u32>) -> Self {
         Self {
             model: model.into(),
@@ -53,54 +53,54 @@ impl Request {
         }
     }
 
-    /// The same, with limits and a way to choose tokens.
+    /// Sets limits and sampling.
     pub fn with_config(self, config: GenerationConfig) -> Self {
         Self { config, ..self }
     }
 
-    /// The same, so urgent.
+    /// Sets the priority.
     pub fn with_priority(mut self, priority: Priority) -> Self {
         self.task.priority = priority;
         self
     }
 
-    /// The same, with so many tokens a second in mind.
+    /// Sets a target rate in tokens per second.
     pub fn with_pace(mut self, pace: f64) -> Self {
         self.task.pace = Some(pace);
         self
     }
 
-    /// The same, with its first token wanted within some time.
+    /// Sets a deadline for the first token, counted from submission.
     pub fn with_first_by(mut self, first_by: Duration) -> Self {
         self.task.first_by = Some(first_by);
         self
     }
 
-    /// The same, failing where its first token is not there [in time](Self::with_first_by).
+    /// Fails the request if its first token misses the [deadline](Self::with_first_by).
     pub fn or_not_at_all(self) -> Self {
         Self { or_not_at_all: true, ..self }
     }
 
-    /// The same, going on in a session, which comes back with the end.
+    /// Continues a session, which the last event returns.
     pub fn in_session(mut self, session: Session) -> Self {
         self.session = Some(Box::new(session));
         self
     }
 
-    /// Drafts tokens by looking up how the text went on before, or does not. Tokens are the same, and come faster where the
-    /// text repeats itself.
+    /// Sets whether to draft tokens by looking up how the text went on before. The tokens stay the same, and come
+    /// faster if the text repeats itself.
     pub fn with_lookup(mut self, lookup: bool) -> Self {
         self.lookup = Some(lookup);
         self
     }
 
-    /// The same, answered by one of the model's heads.
+    /// Chooses the head that answers.
     pub fn wearing(mut self, head: impl Into<String>) -> Self {
         self.head = Some(head.into());
         self
     }
 
-    /// The same, for somebody whom others must not notice.
+    /// Sets the scope within which requests share prefixes.
     pub fn in_scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
         self

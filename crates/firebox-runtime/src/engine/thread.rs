@@ -1,4 +1,4 @@
-//! The engine: a thread around a host, and the stream of each request's events.
+//! The thread of an engine, and the handles that send it commands and receive its events.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -22,21 +22,21 @@ use crate::engine::sequence::RequestId;
 use crate::thermal::{self, Thermometer};
 use crate::{Model, RuntimeError};
 
-/// Events of a request that nobody has taken yet; with more, it waits until somebody does.
+/// Events of a request that are buffered; when the buffer is full, the request pauses.
 const BACKLOG: usize = 64;
-/// From one look to the next whether somebody takes what a request says.
+/// Interval at which a full buffer is checked for room.
 const BACKLOG_CHECK: Duration = Duration::from_millis(2);
-/// From one look to the next whether the disk has brought what was waited for.
+/// Interval at which the host is polled while weights are being loaded.
 const DISK_CHECK: Duration = Duration::from_micros(200);
 
-/// From one look at the thermometer to the next.
+/// Interval between two readings of the thermometer.
 const HEAT_CHECK: Duration = Duration::from_secs(1);
 
-/// Commands that are obeyed between two layers.
+/// The most commands that are executed between two layers.
 const COMMANDS: usize = 16;
 
-/// Answers requests of several models at once, on a thread of its own. Clones are the same engine; it ends with the last of
-/// them; whoever waits for an answer has one.
+/// Answers requests of several models at once, on a thread of its own. Clones share the engine, which ends with the
+/// last of them. Each [`Answering`] holds a clone.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
@@ -78,23 +78,23 @@ enum Command {
 }
 
 impl Engine {
-    /// Begins, without any model.
+    /// Starts an engine without models.
     pub fn start(config: HostConfig) -> Result<Self, RuntimeError> {
         let (commands, received) = channel();
         let host = Host::new(config)?;
         let running = move || Running::new(host, received).run();
-        // A machine that has no thread left refuses every request instead.
+        // If the thread fails to spawn, every request is refused.
         let thread = thread::Builder::new().name("firebox-engine".into()).spawn(running).ok();
         Ok(Self(Arc::new(Handle { commands, thread })))
     }
 
-    /// Takes a model in.
+    /// Adds a model.
     pub fn add(&self, name: &str, model: Model) -> Result<(), RuntimeError> {
         let name = name.to_owned();
         self.with_host(move |host| host.add(&name, model))?
     }
 
-    /// Takes a model in that is opened when somebody asks for it: see [`Host::add_later`].
+    /// Adds a model that is opened on its first request; see [`Host::add_later`].
     pub fn add_later(
         &self,
         name: &str,
@@ -104,34 +104,34 @@ impl Engine {
         self.with_host(move |host| host.add_later(&name, open))?
     }
 
-    /// Lets go of a model. Requests that it has end as failed.
+    /// Removes a model. Its requests fail.
     pub fn remove(&self, name: &str) -> Result<(), RuntimeError> {
         let (done, removed) = channel();
         self.send(Command::Remove { name: name.to_owned(), done })?;
         removed.recv().map_err(|_| RuntimeError::EngineOver)?
     }
 
-    /// Has it follow another thermometer than the system's: fewer requests run together when it is hot, for shorter.
+    /// Replaces the system's thermometer. The hotter, the fewer requests run together and the shorter the quanta.
     pub fn set_thermometer(&self, thermometer: Thermometer) -> Result<(), RuntimeError> {
         self.send(Command::Thermometer(Box::new(thermometer)))
     }
 
-    /// Does something with the host between two layers, and waits for it. A panic ends what is done, and not the engine. What
-    /// it does must not call the engine and wait: that would be for itself.
+    /// Calls `act` with the host between two layers, and waits for the result. A panic is returned as an error. `act`
+    /// must not call the engine and wait, which would deadlock.
     pub fn with_host<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Host) -> R + Send + 'static,
     ) -> Result<R, RuntimeError> {
         let (done, result) = channel();
         self.send(Command::Host(Box::new(move |host| {
-            // Models are taken in and let go of as a whole, so that none is left half there.
+            // Unwind safety: models are added and removed as a whole.
             drop(done.send(catch_unwind(AssertUnwindSafe(|| act(host)))));
         })))?;
         let acted = result.recv().map_err(|_| RuntimeError::EngineOver)?;
         acted.map_err(|panic| RuntimeError::Panicked { reason: panic_message(&*panic).to_owned() })
     }
 
-    /// Asks for an answer. What is wrong with the request is told by the answer's first event, which is then its last.
+    /// Submits a request. If it is invalid, the first event is also the last and says why.
     pub fn generate(&self, request: Request) -> Answering {
         static TICKETS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let ticket = TICKETS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -163,20 +163,20 @@ impl Drop for Handle {
     }
 }
 
-/// The events of one request, as a [`Stream`] for any executor and as an iterator that waits. Dropping it cancels the
+/// The events of a request, as a [`Stream`] for any executor and as a blocking iterator. Dropping it cancels the
 /// request.
 #[derive(Debug)]
 pub struct Answering {
     received: Pin<Box<async_channel::Receiver<Event>>>,
     ticket: u64,
     engine: Engine,
-    /// Whether nothing comes any more.
+    /// Whether no event follows.
     over: bool,
     told: bool,
 }
 
 impl Answering {
-    /// Waits for the end, and returns what it came to.
+    /// Waits for the end and returns the result.
     pub fn wait(self) -> Result<Outcome, RuntimeError> {
         for event in self {
             match event {
@@ -188,7 +188,7 @@ impl Answering {
         Err(RuntimeError::EngineOver)
     }
 
-    /// Ends the request where it is. Its last events still come.
+    /// Cancels the request. Its last events still follow.
     pub fn cancel(&self) {
         let _ = self.engine.send(Command::Cancel { ticket: self.ticket });
     }
@@ -201,7 +201,7 @@ impl Answering {
                 Some(event)
             }
             None => {
-                // An engine that ended says nothing more, and its requests have ended with it.
+                // The engine has ended, and the request with it.
                 self.over = true;
                 let over = || Event::Failed(RuntimeError::EngineOver.into());
                 (!std::mem::replace(&mut self.told, true)).then(over)
@@ -237,26 +237,26 @@ impl Drop for Answering {
     }
 }
 
-/// The thread of an engine.
+/// The state of an engine's thread.
 struct Running {
     host: Host,
     commands: Receiver<Command>,
     clock: WallClock,
     asking: HashMap<RequestId, Asking>,
     tickets: HashMap<u64, RequestId>,
-    /// None where nobody says how hot it is.
+    /// `None` if the system has no thermometer.
     thermometer: Option<Thermometer>,
-    /// When it is looked at next.
+    /// When the thermometer is read next.
     next_look: Duration,
 }
 
-/// Who waits for the events of a request.
+/// The receiver of a request's events.
 struct Asking {
     ticket: u64,
     events: async_channel::Sender<Event>,
-    /// What was said and not taken.
+    /// Events that did not fit into the channel.
     backlog: VecDeque<Event>,
-    /// Whether nothing more will be said.
+    /// Whether the last event is out.
     ended: bool,
 }
 
@@ -306,7 +306,7 @@ impl Running {
         }
     }
 
-    /// Looks how hot it is, from time to time.
+    /// Reads the thermometer if it is time to.
     fn feel(&mut self) {
         let now = self.clock.now();
         let Some(thermometer) = self.thermometer.as_mut().filter(|_| self.next_look <= now) else { return };
@@ -347,7 +347,7 @@ impl Running {
             }
             Command::Host(act) => {
                 act(&mut self.host);
-                // What it ended was told to it and not to those who asked.
+                // Events that `act` caused went to its own sink and not to the receivers.
                 let gone = self.asking.iter().filter(|(id, asking)| !asking.ended && !self.host.knows(**id));
                 let gone: Vec<RequestId> = gone.map(|(id, _)| *id).collect();
                 let over = |id| (id, Event::Failed(RuntimeError::EngineOver.into()));
@@ -367,7 +367,7 @@ impl Running {
             let Some(asking) = self.asking.get_mut(&id) else { continue };
             asking.ended = event.is_last();
             if let (Event::Waiting { .. }, Some(Event::Waiting { .. })) = (&event, asking.backlog.back()) {
-                // Only the newest place is of any use.
+                // Only the newest place matters.
                 asking.backlog.pop_back();
             }
             asking.backlog.push_back(event);
@@ -378,7 +378,7 @@ impl Running {
         }
     }
 
-    /// Hands out what has not been taken.
+    /// Sends buffered events to the receivers that have room.
     fn deliver(&mut self) {
         let behind: Vec<RequestId> =
             self.asking.iter().filter(|(_, asking)| !asking.backlog.is_empty()).map(|(id, _)| *id).collect();
@@ -398,7 +398,7 @@ impl Running {
         {
             self.tickets.remove(&asking.ticket);
             if !asking.ended {
-                // Whoever asked is gone, and is noticed before what it says of that is read.
+                // The receiver was dropped, and the backlog shows that before its cancel command is read.
                 self.host.hold(id, false, self.clock.now());
                 self.host.cancel(id, self.clock.now(), &mut |_, _| {});
             }
@@ -407,7 +407,7 @@ impl Running {
 }
 
 impl Asking {
-    /// Hands out what it can. Whether nothing is left.
+    /// Sends what fits. Returns whether nothing is left.
     fn deliver(&mut self) -> bool {
         while let Some(event) = self.backlog.pop_front() {
             let last = event.is_last();
@@ -416,7 +416,7 @@ impl Asking {
                     self.events.close();
                 }
                 Ok(()) => {}
-                // Whoever asked is gone.
+                // The receiver was dropped.
                 Err(TrySendError::Closed(_)) => self.backlog.clear(),
                 Err(TrySendError::Full(event)) => {
                     self.backlog.push_front(event);
