@@ -1,10 +1,9 @@
-//! Tests of the engine: scheduling, cancellation, and answers that do not depend on other requests.
+//! Property tests of the engine: batching and time slicing change no answer.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -30,14 +29,13 @@ mod drafts;
 mod prefixes;
 mod preparing;
 
-/// Goes on by another while whenever it is asked.
+/// A clock that each reading advances by up to ten milliseconds.
 #[derive(Debug, Default)]
 struct MadeUp(AtomicU64);
 
 impl Clock for MadeUp {
     fn now(&self) -> Duration {
         let before = self.0.fetch_add(1, Ordering::Relaxed);
-        // Anything between nothing and ten milliseconds passes each time.
         Duration::from_micros(before * 5_000 + before.wrapping_mul(0x9E37_79B9) % 5_000)
     }
 }
@@ -62,14 +60,14 @@ struct Asked {
     drafts: Drafts,
 }
 
-/// What drafts the tokens of a request.
+/// The drafter of a request.
 #[derive(Debug, Clone, Copy)]
 enum Drafts {
     None,
-    /// Drafts as many tokens as it may, whatever becomes of them.
+    /// Drafts as many tokens as allowed, whether they are accepted or not.
     SteadyLookup,
     Lookup,
-    /// Drafts by the model itself, which is always right.
+    /// Drafts with the model itself, which is always right.
     SteadyModel,
 }
 
@@ -85,15 +83,15 @@ impl Drafts {
     }
 }
 
-/// What happens between two layers.
+/// An event between two layers.
 #[derive(Debug, Clone)]
 enum Happening {
     Joins(Asked),
     Layers(usize),
     Held(usize, bool),
-    /// Everything that a sequence remembers goes.
+    /// The sequence's cache is dropped.
     Evicted(usize),
-    /// A sequence goes elsewhere, and comes back last.
+    /// The sequence leaves the batch and joins it again as the last.
     Moved(usize),
     Cancelled(usize),
 }
@@ -148,7 +146,7 @@ fn alone(model: &Model, asked: &Asked) -> (Vec<u32>, Finish) {
     (summary.tokens, summary.finish)
 }
 
-/// Returns how many tokens were drafted, and how many of them were accepted.
+/// Runs sequences in one batch and compares each with a solo run. Returns how many tokens were drafted and accepted.
 fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
     let clock = MadeUp(AtomicU64::new(0));
     let decoder = model.decoder().unwrap();
@@ -200,7 +198,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
             }
             Happening::Evicted(at) => {
                 let Some(id) = which(&lane, *at).filter(|id| !lane.is_passing(*id)) else { continue };
-                // Tokens that have seen what was forgotten are not computed again as they were.
+                // With a capacity, tokens that have attended to forgotten ones cannot be recomputed exactly.
                 if all[id.0 as usize].capacity.is_none() {
                     lane.get_mut(id).unwrap().session.drop_cache();
                 }
@@ -226,7 +224,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
     while lane.has_work() {
         lane.step(&clock, &mut told);
     }
-    assert_eq!(ended.len(), all.len(), "every one ends");
+    assert_eq!(ended.len(), all.len(), "every request ends");
     for (index, asked) in all.iter().enumerate() {
         let id = RequestId(index as u64);
         let (found, finish) = &ended[&id];
@@ -241,7 +239,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
     drafts
 }
 
-/// What happens to several models at once.
+/// An event of a host with several models.
 #[derive(Debug, Clone)]
 enum Turn {
     Asked(usize, Priority, Asked),
@@ -269,7 +267,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
     for (index, model) in models.iter().enumerate() {
         let pool = PagePool::with_pages(model.decoder().unwrap().layout(KvType::F32), pages);
-        // One of them drafts by itself.
+        // One of the models is its own draft model.
         let model = if index == 1 { model.clone().with_draft(model.clone()).unwrap() } else { model.clone() };
         host.add_in_pool(&index.to_string(), model, pool).unwrap();
     }
@@ -289,7 +287,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     for event in events {
         match event {
             Turn::Asked(model, priority, asked) => {
-                // Exact keys, so that the tokens of a sequence that is computed again are the same.
+                // Keys are exact, so that recomputed sequences yield the same tokens.
                 let request = Request::new(model.to_string(), asked.prompt.clone())
                     .with_config(asked.config.clone())
                     .with_lookup(!matches!(asked.drafts, Drafts::None))
@@ -322,13 +320,13 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     let (mut idle, mut works) = (0, 0);
     while idle < 3 {
         works += 1;
-        assert!(works < 20_000, "it goes on and on: {} of {} ended", ended.len(), all.len());
+        assert!(works < 20_000, "the host does not become idle: {} of {} ended", ended.len(), all.len());
         match host.work(&clock, &mut told) {
             Worked::Idle => idle += 1,
             Worked::Layer { .. } | Worked::Waiting => idle = 0,
         }
     }
-    assert_eq!(ended.len(), all.len(), "every one ends: {events:?}");
+    assert_eq!(ended.len(), all.len(), "every request ends: {events:?}");
     for (model, asked, id) in &all {
         let (found, finish) = &ended[id];
         assert_eq!(found, said.get(id).unwrap_or(&Vec::new()));
@@ -354,7 +352,7 @@ fn run<S: Strategy>(cases: u32, strategy: S, check: impl Fn(S::Value)) {
     }
 }
 
-/// Whatever is asked of whichever model, and however much memory and heat there is.
+/// Covers several models, with little memory and changing heat.
 #[test]
 fn in_turn_each_says_what_it_says_alone() {
     let models = models();
@@ -363,7 +361,7 @@ fn in_turn_each_says_what_it_says_alone() {
     });
 }
 
-/// Whatever joins, leaves, waits, is cancelled, or loses what it remembers, between any two layers.
+/// Covers sequences that join, leave, pause, are cancelled or lose their cache between any two layers.
 #[test]
 fn together_each_says_what_it_says_alone() {
     let models = models();
@@ -377,7 +375,7 @@ fn together_each_says_what_it_says_alone() {
     assert!(accepted > 0 && drafted > accepted, "{accepted} of {drafted} draft tokens were accepted");
 }
 
-/// Neither beside somebody's answer, when a pass of prompts is short, nor without.
+/// Covers a batch that decodes, where prefill passes are short, and one that does not.
 #[test]
 fn a_question_does_not_wait_for_a_book() {
     let (model, clock) = (models().remove(0), MadeUp(AtomicU64::new(0)));
@@ -423,7 +421,7 @@ fn a_question_does_not_wait_for_a_book() {
     }
 }
 
-/// A host of one model in which so many requests run at once, and what it has told.
+/// A host of one model that runs at most `most_running` requests at once, and its clock.
 fn small(most_running: usize) -> (Host, MadeUp) {
     let admission = AdmissionConfig { most_running, ..AdmissionConfig::default() };
     let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
@@ -447,7 +445,7 @@ fn who_is_held_and_cancelled_ends() {
         Event::Piece(_) | Event::Waiting { .. } => {}
     };
     let id = host.submit(answer_of(1000), clock.now()).unwrap();
-    // In the middle of a pass, and then between two.
+    // First in the middle of a pass, then between two.
     for _ in 0..7 {
         host.work(&clock, &mut told);
     }
@@ -463,7 +461,7 @@ fn who_is_held_and_cancelled_ends() {
 #[test]
 fn a_session_comes_back_from_a_model_that_is_let_go_of() {
     let layers = models()[0].decoder().unwrap().layers();
-    // Between passes and in the middle of one, of a prompt and of an answer.
+    // Covers positions between passes and within one, in prefill and in decoding.
     for works in 0..=3 * layers {
         let (mut host, clock) = small(2);
         let asked = answer_of(1000).in_session(host.session("model").unwrap());
@@ -509,7 +507,7 @@ fn others_run_in_the_place_of_who_is_held() {
     assert_eq!(ended, [other, slow]);
 }
 
-/// Who waits for a model that is being opened waits in a line that is no longer than that of an open one.
+/// The queue of a model that is being opened is no longer than that of an open one.
 #[test]
 fn those_who_wait_for_a_model_to_open_are_not_too_many() {
     let admission = AdmissionConfig { most_running: 1, most_waiting: 2, ..AdmissionConfig::default() };
@@ -571,7 +569,7 @@ fn a_model_that_was_removed_is_gone() {
     let mut host = Host::new(HostConfig::default()).unwrap();
     host.add("model", model).unwrap();
     drop(host.remove("model", &mut |_, _| {}).unwrap());
-    // Whoever looks how short memory is may be at it.
+    // The pressure monitor may still hold a reference for a moment.
     let began = Instant::now();
     while decoder.upgrade().is_some() && began.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(1));

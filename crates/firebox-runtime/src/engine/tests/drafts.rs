@@ -62,7 +62,7 @@ fn text() -> impl Strategy<Value = Text> {
         |(prompt, sampler, stop, grammar, most, logprobs, lookup)| {
             let config = GenerationConfig {
                 max_tokens: Some(most),
-                // A stop string would cut what a grammar is checked by.
+                // A stop string would cut the text that the grammar is checked against.
                 stop: if grammar.is_some() { Vec::new() } else { stop },
                 ignore_end: grammar.is_none(),
                 grammar,
@@ -91,7 +91,8 @@ fn alone(model: &Model, text: &Text) -> Said {
     (summary.text, summary.tokens, summary.finish, logprobs)
 }
 
-/// Answers texts together, of which each may come a while after the one before. Returns how many tokens were drafted.
+/// Answers texts together, each of which may be submitted some layers after the one before. Returns how many tokens
+/// were drafted.
 fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
     let clock = MadeUp(AtomicU64::new(0));
     let mut host = Host::new(HostConfig::default()).unwrap();
@@ -109,7 +110,7 @@ fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
             let summary = outcome.summary;
             drafted += summary.drafted_tokens;
             let (text, logprobs) = streamed.remove(&id).unwrap_or_default();
-            assert_eq!(text, summary.text, "what is streamed is the whole text");
+            assert_eq!(text, summary.text, "the pieces add up to the text");
             ended.insert(id, (summary.text, summary.tokens, summary.finish, logprobs));
         }
         Event::Failed(failure) => panic!("{}", failure.error),
@@ -155,6 +156,6 @@ fn forced_tokens_are_drafted_without_being_asked_for() {
     let drafted = together(&model, &[(text, 0)]);
     assert!(drafted > 0);
     let counted = telemetry.snapshot().model("model").unwrap().meters.counters[&Counter::DraftedTokens];
-    // The generation that the answer is compared with drafts them, too.
+    // The solo generation that the answer is compared with drafts them, too.
     assert_eq!(counted, 2 * drafted as u64);
 }

@@ -12,7 +12,7 @@ use crate::engine::host::{Host, HostConfig, Worked};
 use crate::engine::sequence::RequestId;
 use crate::{KvType, PagePool};
 
-/// Allows every page, but panics where it is asked for the next one after it was told to.
+/// Grants every page, but panics at the next one once it is set to.
 #[derive(Debug, Default)]
 struct Touchy(AtomicBool);
 
@@ -35,7 +35,8 @@ fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics()
     let layout = model.decoder().unwrap().layout(KvType::default());
     let mut host = Host::new(HostConfig::default()).unwrap();
     host.add_in_pool("model", model, PagePool::with_ledger(layout, ledger.clone())).unwrap();
-    // The page after so many tokens: the first one is for a copy of what is known, and the last one for a copy to keep.
+    // After how many tokens a page panics: the first page is for a copy of the known prefix, the last one for a copy to
+    // cache.
     let mut answered = |panics_after: Option<usize>| {
         let (mut outcome, mut pieces) = (None, 0);
         let mut told = |_: RequestId, event: Event| match event {
@@ -52,7 +53,7 @@ fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics()
         host.submit(answer_of(4), clock.now()).unwrap();
         ledger.0.store(panics_after == Some(0), Ordering::Relaxed);
         while host.work(&clock, &mut told) != Worked::Idle {}
-        assert!(!ledger.0.load(Ordering::Relaxed), "it has panicked where it was to");
+        assert!(!ledger.0.load(Ordering::Relaxed), "the ledger has panicked");
         let outcome = outcome.unwrap();
         (outcome.summary.tokens, outcome.cached_tokens)
     };

@@ -1,4 +1,4 @@
-//! Tests of requests that are prepared beside the engine.
+//! Tests of request preparation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::heads::tests::Wardrobe;
 use crate::heads::{FALLBACK, HeadPool, HeadPoolConfig, HeadSource, ReadyHead};
 use crate::{GenerationConfig, Grammar, RuntimeError, Session};
 
-/// Heads that do not come before so many requests have ended, or half a minute is over, and then are none.
+/// A source whose head fails to load once `after` requests have ended, or after half of [`PATIENCE`].
 #[derive(Debug)]
 struct Slow {
     after: usize,
@@ -90,7 +90,7 @@ fn others_run_while_a_request_is_prepared() {
     assert_eq!(host.under_way(), 0);
 }
 
-/// Heads of which one makes who puts it on panic.
+/// A source with a head that panics when it is built.
 #[derive(Debug)]
 struct Touchy(Arc<Wardrobe>);
 
@@ -117,7 +117,7 @@ impl HeadSource for Touchy {
     }
 }
 
-/// Why a request of the only model could not be answered, and what came back.
+/// Returns the failure of a request.
 fn failure(host: &mut Host, clock: &MadeUp, request: Request) -> Failure {
     let mut failed = None;
     let mut told = |_: RequestId, event: Event| match event {
@@ -134,7 +134,7 @@ fn failure(host: &mut Host, clock: &MadeUp, request: Request) -> Failure {
     failed.unwrap()
 }
 
-/// A session as it is lent, and a request in it that wears another head.
+/// A request for `head` in a session that uses another one.
 fn lent(host: &Host, rack: &HeadPool, head: &str) -> Request {
     let mut session = host.session("model").unwrap().with_heads(rack.clone());
     session.feed(&[4, 9]).unwrap();
@@ -144,7 +144,7 @@ fn lent(host: &Host, rack: &HeadPool, head: &str) -> Request {
 
 #[track_caller]
 fn is_as_it_was_lent(session: Option<Box<Session>>) {
-    let session = session.expect("it comes back");
+    let session = session.expect("the session is returned");
     assert_eq!((&*session.head_id(), session.requested_head.as_deref()), ("worn 1", Some("worn")));
     assert_eq!((session.tokens(), session.cache().len()), (&[4, 9][..], 2));
 }
@@ -167,14 +167,14 @@ fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepare
         assert!(matches!(error, RuntimeError::HeadUnavailable { .. }), "{error}");
         is_as_it_was_lent(session);
     }
-    // The second time it is at hand, and nobody prepares it beside the engine.
+    // The second time the head is resident, and the request is not prepared on a thread of its own.
     for _ in 0..2 {
         let asked = lent(&host, &rack, "touchy");
         let Failure { error, session } = failure(&mut host, &clock, asked);
         assert!(matches!(error, RuntimeError::Panicked { .. }), "{error}");
         is_as_it_was_lent(session);
     }
-    // It is put on before that shows.
+    // The session has switched to the head before the check of its kind fails.
     let asked = lent(&host, &rack, "judge");
     let Failure { error, session } = failure(&mut host, &clock, asked);
     assert!(matches!(error, RuntimeError::Kind { found: "a classifier head", .. }), "{error}");
