@@ -30,10 +30,9 @@ pub enum Cores {
     Large,
 }
 
-/// The threads that compute, bound to cores by a policy. Clones share the threads.
+/// Thread pools that a policy binds to cores. Clones share the threads.
 ///
-/// Everything that a model computes inside [`run`](Self::run) runs on the threads of its cores only. On other devices
-/// nothing changes.
+/// Inside [`run`](Self::run), a model computes only on the threads of its cores. On other devices nothing changes.
 ///
 /// ```
 /// use firebox_runtime::placement::{Cores, CpuPolicy, Placed};
@@ -85,7 +84,7 @@ fn pool(name: &'static str, cores: &[usize]) -> Result<ThreadPool, RuntimeError>
     let pool = ThreadPoolBuilder::new()
         .num_threads(cores.len())
         .thread_name(move |thread| format!("{name} {thread}"))
-        // An unbound thread computes as well.
+        // A thread that cannot be bound computes as well.
         .start_handler(move |_| drop(bind(&bound)))
         .build();
     pool.map_err(|error| RuntimeError::Threads { reason: error.to_string() })
@@ -191,7 +190,7 @@ mod tests {
         let on = |which| split.run(which, || linux::bound_to().unwrap());
         assert_eq!(on(Cores::Small), cores[..1]);
         assert_eq!(on(Cores::Large), cores[1..]);
-        assert_eq!(linux::bound_to().unwrap(), cores, "nobody else is bound");
+        assert_eq!(linux::bound_to().unwrap(), cores, "the calling thread is unbound");
     }
 
     #[test]

@@ -14,18 +14,18 @@ use crate::RuntimeError;
 
 const _: () = assert!(KV_PAGE_TOKENS == firebox_cache::PAGE_TOKENS);
 
-/// The program with its threads: a model of a few kilobytes was measured to run in 26 MiB.
+/// Memory of the program and its threads: a model of a few kilobytes was measured to run in 26 MiB.
 pub(crate) const PROGRAM_BYTES: u64 = 32 << 20;
 
-/// A token in the tables of a tokenizer, with its merge: 77 were measured on a vocabulary of 152,000, and 200 while it was made
-/// from JSON.
+/// Bytes of a token in the tables of a tokenizer, with its merge: 77 were measured with a vocabulary of 152,000, and
+/// 200 while the tokenizer was built from JSON.
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 128;
 
-/// An allocator keeps what one operation has given back for others of its size, and products pack what they multiply:
-/// 0.9 to 1.8 times what is alive was measured to be resident.
+/// Ratio of resident to live memory: the allocator caches freed blocks by size, and matrix products pack their
+/// operands. 0.9 to 1.8 were measured.
 const ALLOCATED: usize = 2;
 
-/// Hidden states that live at the same time: the residual, its normed copy, and an output to be added.
+/// Hidden states that are alive at once: the residual, its normed copy, and an output to be added.
 const HIDDEN_COPIES: usize = 3;
 
 /// Returns the shape of a model on disk.
@@ -52,7 +52,7 @@ pub fn decoder_shape(
     })
 }
 
-/// Bytes of the experts that a token chooses in a layer.
+/// Returns the bytes of the experts that a token activates in a layer.
 fn experts_read(config: &DecoderConfig, partition: &Partition, part: usize) -> u64 {
     let (Some(block), Some(whole)) = (config.blocks.get(part), partition.whole.get(part)) else { return 0 };
     let FeedForwardConfig::MixtureOfExperts(mixture) = &block.feed_forward else { return 0 };
@@ -60,7 +60,8 @@ fn experts_read(config: &DecoderConfig, partition: &Partition, part: usize) -> u
     experts * mixture.chosen as u64 / mixture.experts.max(1) as u64
 }
 
-/// The widest layer decides: the results of one are gone before the next computes.
+/// Returns the bytes of activations per row. The widest layer decides, because a layer's results are freed before the
+/// next one runs.
 fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
     let numbers = config.blocks.iter().map(|block| {
         let mixer = match &block.mixer {
@@ -78,28 +79,30 @@ fn activation_bytes_per_row(config: &DecoderConfig) -> u64 {
     (ALLOCATED * widest * size_of::<f32>()) as u64
 }
 
-/// Intermediate results of texts of such lengths that go through an encoder together.
+/// Returns the bytes of activations when an encoder processes texts of these lengths in one pass.
 pub(crate) fn encoder_activation_bytes(
     config: &EncoderConfig,
     lengths: impl Iterator<Item = usize> + Clone,
 ) -> u64 {
     let EncoderConfig { hidden_size, inner_size, heads, .. } = *config;
-    // Queries, keys, values and what comes of them, or what goes into an activation and what comes out.
+    // Either queries, keys, values and the attention output, or the input and the output of the activation.
     let widest = (4 * hidden_size).max(2 * inner_size) + HIDDEN_COPIES * hidden_size;
     let (rows, longest) = (lengths.clone().sum::<usize>(), lengths.max().unwrap_or(0));
-    // One text attends after the other: scores, and the shares that they come to.
+    // Texts attend one after the other: scores and attention weights.
     let attended = 2 * heads * longest * longest;
     (ALLOCATED * (rows * widest + attended) * size_of::<f32>()) as u64
 }
 
-/// Queries, keys and values before and after their rotation, the output of every head, and a gate where there is one.
+/// Returns how many numbers a row of attention needs: queries, keys and values before and after their rotation, the
+/// output of every head, and a gate if there is one.
 fn attention_numbers(attention: &AttentionConfig) -> usize {
     let projected = (attention.heads + 2 * attention.kv_heads) * attention.head_dim;
     let of_heads = attention.heads * attention.head_dim;
     2 * projected + if attention.gated { 2 * of_heads } else { of_heads }
 }
 
-/// What goes into the convolution and what comes out, the output of every head, and its gate.
+/// Returns how many numbers a row of a delta net needs: input and output of the convolution, the output of every head,
+/// and its gate.
 fn delta_net_numbers(net: &DeltaNetConfig) -> usize {
     let values = net.value_heads * net.value_dim;
     2 * (2 * net.key_heads * net.key_dim + values) + 2 * values

@@ -1,4 +1,4 @@
-//! The mapped weights that a pass touches, and having them come from the disk before it does.
+//! Reads memory-mapped weights ahead of the passes that need them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -9,17 +9,17 @@ use firebox_store::{Checkpoint, SegmentId};
 
 use crate::pressure;
 
-/// Threads that read: a disk is rarely busy with what one of them waits for.
+/// Threads that read: a single one rarely keeps a disk busy.
 const READERS: usize = 2;
 
-/// The segments that a pass reads whole, each with the layer that it is needed for, in that order.
+/// Returns the segments that a pass reads as a whole, each with the layer that needs it, in the order of layers.
 pub(crate) fn touched(checkpoint: &Checkpoint, config: &DecoderConfig) -> Vec<(usize, SegmentId)> {
     let last = config.blocks.len().saturating_sub(1);
     let unembedding = if config.tied_embeddings { SegmentId::Embed } else { SegmentId::Final };
     let segments = checkpoint.segments().into_iter().filter_map(|segment| match segment.id {
         SegmentId::Layer(layer) => Some((layer, segment.id)),
         id if id == unembedding => Some((last, id)),
-        // Of an embedding a few rows are touched.
+        // A pass reads only a few rows of an embedding.
         _ => None,
     });
     let mut segments: Vec<_> = segments.collect();
@@ -27,10 +27,11 @@ pub(crate) fn touched(checkpoint: &Checkpoint, config: &DecoderConfig) -> Vec<(u
     segments
 }
 
-/// Reads all of a decoder that is about to be opened, and does not wait for it: the disk reads while its tokenizer is made and its
-/// first layers run. Not a mixture, of which few experts may ever be chosen, nor what is more than half of the memory to spare.
+/// Starts to read all weights of a decoder that is about to be opened, while its tokenizer is built and its first
+/// layers run. Skips mixtures of experts, of which few experts may ever be active, and models larger than half of the
+/// available memory.
 pub(crate) fn read_all_of(checkpoint: &Checkpoint) {
-    // Any fault of the configuration is told by whoever builds the model.
+    // Building the model reports a faulty configuration.
     let Ok(Architecture::Decoder(config)) = Architecture::from_json(checkpoint.config()) else { return };
     let is_mixture = |feed_forward: &_| matches!(feed_forward, FeedForwardConfig::MixtureOfExperts(_));
     if config.blocks.iter().any(|block| is_mixture(&block.feed_forward)) {
@@ -47,11 +48,11 @@ pub(crate) fn read_all_of(checkpoint: &Checkpoint) {
         let next = move || segments.lock().unwrap_or_else(PoisonError::into_inner).next();
         let read = move || {
             while let Some((_, segment)) = next() {
-                // What cannot be read is told to whoever touches it.
+                // The access that needs the segment reports a read error.
                 let _ = checkpoint.populate(segment);
             }
         };
-        // Without a thread, pages come when they are touched.
+        // Without a thread, pages are read on first access.
         drop(thread::Builder::new().name("firebox-read".into()).spawn(read));
     }
 }

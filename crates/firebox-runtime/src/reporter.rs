@@ -8,14 +8,14 @@ use firebox_store::ReadObserver;
 
 use crate::telemetry::{Counter, Gauge, Kind, Meters, ModelSnapshot, Telemetry};
 
-/// Puts down what a decoder and its readers do.
+/// Records what a decoder and its readers do.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     meters: Arc<Meters>,
 }
 
 impl Reporter {
-    /// Lets a decoder report from now on.
+    /// Attaches a reporter to a decoder.
     pub fn attach(decoder: &Arc<Decoder>, meters: &Arc<Meters>, telemetry: &Telemetry) {
         telemetry.disregard_faults();
         decoder.set_observer(Arc::new(Self { meters: meters.clone() }));
@@ -35,7 +35,7 @@ impl Reporter {
     }
 }
 
-/// What a streamed decoder knows of itself.
+/// Adds the statistics of a streamed decoder to a snapshot.
 fn tell(decoder: &Decoder, snapshot: &mut ModelSnapshot) {
     let Some(streamed) = decoder.streamed() else { return };
     let report = streamed.report();
@@ -91,11 +91,11 @@ impl Observer for Reporter {
     }
 }
 
-/// Draws what readers do.
+/// Records reads and waits of one kind of reader on the timeline.
 #[derive(Debug)]
 struct Reads {
     meters: Arc<Meters>,
-    /// What reading is drawn as, and what waiting is.
+    /// The kinds of event for reading and for waiting.
     kinds: [Kind; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the counters, gauges and trace events that sessions report.
+//! Tests of what reporters count and trace.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,14 +43,14 @@ fn what_sessions_count_is_the_model_s() {
     assert_eq!(of(Counter::PromptTokens), (3, 8));
     assert_eq!(of(Counter::GeneratedTokens), (4, 7));
     assert_eq!(of(Counter::FinishedRequests), (1, 2));
-    // The last token of an answer does not go through the layers.
+    // The last token of an answer takes no pass.
     assert_eq!(of(Counter::Passes), (0, 4 + 3));
     assert_eq!(counted.count(Counter::Rows), 8 + 3 + 2);
     let distribution = |histogram: Histogram| counted.meters.histograms[&histogram].count();
     assert_eq!(distribution(Histogram::TimeToFirstToken), 2);
     assert_eq!(distribution(Histogram::InterToken), 3 + 2);
     assert_eq!(distribution(Histogram::BatchOccupancy), 3 + 2);
-    assert_eq!(counted.gauges[&Gauge::Sessions], 1, "one is gone");
+    assert_eq!(counted.gauges[&Gauge::Sessions], 1, "one session has ended");
     assert_eq!(counted.gauges[&Gauge::RunningRequests], 0);
     assert!(counted.count(Counter::PassTime) > 0);
 }
@@ -72,7 +72,7 @@ fn evictions_and_fallbacks_are_counted() {
     assert_eq!(meters.count(Counter::WarmHeadSwaps), 1);
 }
 
-/// A disk on which everything takes its time.
+/// A disk on which every read takes two milliseconds.
 #[derive(Debug)]
 struct Slow(Arc<dyn ReadAt>);
 
@@ -107,7 +107,7 @@ fn a_trace_shows_layers_in_passes_and_reading_beside_them() {
     let mut nothing = Vec::new();
     telemetry.timeline().write(&mut nothing).unwrap();
     let nothing: Value = serde_json::from_slice(&nothing).unwrap();
-    assert_eq!(nothing["traceEvents"].as_array().unwrap().len(), 0, "it is off");
+    assert_eq!(nothing["traceEvents"].as_array().unwrap().len(), 0, "the timeline is off");
 
     telemetry.timeline().start(TIMELINE_EVENTS);
     generate(&mut session, &[5, 6, 7], 8);
@@ -117,7 +117,7 @@ fn a_trace_shows_layers_in_passes_and_reading_beside_them() {
     telemetry.timeline().write(&mut file).unwrap();
     let trace: Value = serde_json::from_slice(&file).unwrap();
 
-    // The first feed has one token more, which the answer before it ended with.
+    // The first feed has one more token, the last one of the previous answer.
     let passes = [spans(&trace, "prefill"), spans(&trace, "decode")];
     assert_eq!(passes.each_ref().map(Vec::len), [1, 7]);
     let passes = passes.concat();
@@ -129,7 +129,7 @@ fn a_trace_shows_layers_in_passes_and_reading_beside_them() {
     for layer in in_layers.iter().chain(&spans(&trace, "logits")) {
         assert!(passes.iter().any(|pass| inside(layer, pass)), "{layer:?} of {passes:?}");
     }
-    // What one thread does is nested.
+    // Events of one thread are nested.
     let all: Vec<_> = ["prefill", "decode", "layer", "logits", "wait"]
         .iter()
         .flat_map(|name| spans(&trace, name))
@@ -142,7 +142,7 @@ fn a_trace_shows_layers_in_passes_and_reading_beside_them() {
     let meet = |one: &(f64, f64, u64), other: &(f64, f64, u64)| {
         one.0 < other.1 && other.0 < one.1 && one.2 != other.2
     };
-    // What is read while nobody waits for it is read beside the work.
+    // Reads that no pass waits for overlap with layers of other threads.
     assert!(reads.iter().any(|read| in_layers.iter().any(|layer| meet(read, layer))), "{reads:?}");
     let bytes = |event: &&Value| event["name"] == "read" && event["args"]["bytes"].as_u64() > Some(0);
     assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| bytes(&event)));
