@@ -10,9 +10,9 @@ use crate::session::Snapshot;
 use crate::telemetry::Counter;
 use crate::{RuntimeError, Session};
 
-/// Decodes one sequence: [`advance`](Self::advance) chooses a token from the logits at hand, and whoever drives it runs a
-/// pass when these are used up. The session is passed to every call, so that a generation can borrow it and an engine own
-/// it.
+/// The decoding state of one sequence. [`advance`](Self::advance) chooses a token from the logits at hand; when they
+/// are used up, the caller runs a pass. The session is passed to every call, so that a generation can borrow it and an
+/// engine own it.
 ///
 /// Tokens are chosen from the model's own logits, one after the other, each with the sequence before it. Drafts go
 /// through the layers together with the token before them, and as long as the choices turn out to be those of a draft, the

@@ -136,7 +136,7 @@ impl HeadSource for Wardrobe {
     fn load(&self, name: &str) -> Result<ReadyHead, RuntimeError> {
         let Made { generation, bytes, fails, classifies, .. } = self.made(name);
         self.loading.store(true, Ordering::Relaxed);
-        // Nobody waits for it for ever, and whoever waits for it to its end has found out.
+        // Gives up after a minute, so that no test waits forever.
         (0..6000).take_while(|_| self.made(name).held_back).for_each(|_| sleep(Duration::from_millis(10)));
         assert!(generation != PANICS, "as if a kernel had been given an impossible shape");
         if fails {
@@ -208,7 +208,7 @@ fn another_fallback_takes_the_place_of_the_one_before() {
     let pool = wardrobe.pool(HeadPoolConfig::patient());
     assert_eq!(worn(&pool, "broken"), "universal 1");
     wardrobe.change(FALLBACK, |made| made.generation = 2);
-    assert_eq!(worn(&pool, "broken"), "universal 1", "nobody waits for it");
+    assert_eq!(worn(&pool, "broken"), "universal 1", "acquiring does not wait for the new generation");
     pool.wait_until_idle();
     assert_eq!(worn(&pool, "broken"), "universal 2");
     assert_eq!(pool.bytes(), 1);
@@ -244,9 +244,9 @@ fn what_cannot_be_used_is_stood_in_for_and_tried_later() {
     };
     assert_eq!(failures(), 1, "it is not tried again at once");
     wardrobe.change("code", |made| made.fails = false);
-    assert_eq!(worn(&pool, "code"), "universal 1", "not before its time");
+    assert_eq!(worn(&pool, "code"), "universal 1", "no retry before the delay is over");
     wardrobe.change("code", |made| made.generation = 2);
-    assert_eq!(worn(&pool, "code"), "code 2", "another generation is another matter");
+    assert_eq!(worn(&pool, "code"), "code 2", "a new generation is loaded at once");
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn heads_that_nobody_wears_make_room() {
         worn(&pool, "b");
         assert_eq!(pool.in_memory(), ["a", "b", FALLBACK]);
         assert_eq!(worn(&pool, "c"), "c 1");
-        assert_eq!(pool.in_memory(), ["a", "c", FALLBACK], "a is worn, the fallback stays");
+        assert_eq!(pool.in_memory(), ["a", "c", FALLBACK], "a is in use, the fallback stays");
         let refused = pool.acquire("large");
         assert!(matches!(
             refused.fallback_reason.as_deref(),

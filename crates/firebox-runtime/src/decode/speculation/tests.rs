@@ -304,7 +304,7 @@ fn tokens_are_drawn_as_the_probabilities_say() {
         session.rewind(prompt.len());
     }
     assert!(expected.len() >= 12, "{expected:?}");
-    // Drafts the same unlikely pair again and again: whoever favoured drafts would show.
+    // Drafts the same unlikely pair again and again, so that a bias towards drafts would show.
     let unlikely = expected.iter().filter(|(_, p)| **p > 0.02).min_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
     let (pair, reversed) = (vec![unlikely.0, unlikely.1], vec![unlikely.1, unlikely.0]);
     let fork = vec![unlikely.0, unlikely.0];
@@ -347,7 +347,7 @@ fn tokens_are_drawn_as_the_probabilities_say() {
     }
 }
 
-/// A model that agrees with the large one drafts what that one is going to draw, at any temperature.
+/// A draft model that agrees with the large model drafts the tokens that the large model draws, at any temperature.
 #[test]
 fn the_same_model_drafts_the_same_tokens() {
     for name in ["reference/qwen3", "reference/qwen3_5_text"] {

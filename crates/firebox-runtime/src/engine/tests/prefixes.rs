@@ -1,4 +1,4 @@
-//! A test that a request is answered although looking up or keeping its prefix panics.
+//! Tests that a panic while a prefix is looked up or cached fails no request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -140,7 +140,7 @@ fn check(model: &Model, kept: KvType, policy: u8, limits: PrefixLimits, family: 
     }
     let stats = tree.stats();
     drop(living);
-    assert!(pool.pages() - pool.free_pages() <= stats.pages, "what nobody keeps has come back");
+    assert!(pool.pages() - pool.free_pages() <= stats.pages, "pages outside the tree are free again");
     tree.clear();
     assert_eq!(pool.free_pages(), pool.pages());
     stats
@@ -200,7 +200,7 @@ proptest! {
         }
     }
 
-    /// A pool that is too small for what is kept refuses nobody whom it does not refuse when nothing is kept.
+    /// With a tree, a pool that is too small refuses no request that it accepts without one.
     #[test]
     fn what_is_kept_is_in_nobodys_way(
         doings in prop::collection::vec((0usize..3, 0u8..5, 0u32..3, 1usize..260), 1..24),
@@ -235,7 +235,7 @@ proptest! {
     }
 }
 
-/// Nothing is shared with whoever computes something else, or must not know.
+/// Different models and different scopes share nothing.
 #[test]
 fn nothing_is_shared_across_keys() {
     let [one, other] = ["reference/llama", "reference/llama"].map(model);
@@ -253,7 +253,7 @@ fn nothing_is_shared_across_keys() {
     assert_eq!(begun(first, "scope"), 0, "a sequence that has gone on otherwise");
 }
 
-/// What was computed with something else there that is hidden or gone now is nobody else's beginning.
+/// States that were computed in the presence of tokens that are hidden or gone now are not shared.
 #[test]
 fn what_was_altered_is_not_shared() {
     let alter: [fn(&mut Session, [crate::TurnId; 2]); 6] = [

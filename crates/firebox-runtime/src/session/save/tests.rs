@@ -276,7 +276,7 @@ fn damage_is_an_error() {
     }
 }
 
-/// Files whose hash is right and whose content is not: somebody else's program, or malice.
+/// Files whose hash is right and whose content is not, as from a faulty or malicious program.
 #[test]
 fn nonsense_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
