@@ -3,7 +3,7 @@
 use crate::RuntimeError;
 use crate::planner::{Rates, Shape, predict};
 
-/// One token's way through some parts of a model, measured again and again.
+/// One token's pass through some parts of a model, measured repeatedly.
 #[derive(Debug)]
 pub(super) struct Round {
     /// The parts, and whether each was resident.

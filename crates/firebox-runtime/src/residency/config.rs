@@ -54,7 +54,8 @@ pub(super) struct Config {
     pub program_interval: Duration,
     /// Bytes that the program may grow until the next measurement.
     pub program_headroom: u64,
-    /// The same if its memory changed by at most half of that during the last measurements.
+    /// [`program_headroom`](Self::program_headroom) for when memory changed by at most half of that during the last
+    /// measurements.
     pub steady_program_headroom: u64,
     /// Measurements in a row after which the largest of them decides what is charged.
     pub measurements_to_settle: u32,
@@ -62,7 +63,7 @@ pub(super) struct Config {
     /// Reads below this size go through the page cache at once, without a place in the disk queue: rows of an embedding, which a pass
     /// waits for.
     pub unqueued_read: usize,
-    /// Reads of other models after which a waiting read comes first in any case, so that the least urgent model makes progress.
+    /// Reads of other models after which a waiting read comes first, so that the least urgent model makes progress.
     pub max_overtaken: u32,
 
     /// The fastest rate at which other programs take memory: the kernel clears pages for a few threads at once.
@@ -70,7 +71,7 @@ pub(super) struct Config {
     /// The shortest time between two readings of memory pressure. A reading takes an eighth of a millisecond, which is three percent of
     /// a core.
     pub monitor_interval: Duration,
-    /// The same while no part is resident: there is nothing to evict.
+    /// [`monitor_interval`](Self::monitor_interval) while no part is resident, so that nothing can be evicted.
     pub idle_monitor_interval: Duration,
     /// The longest time between two readings. Limits may be lowered at any time.
     pub max_monitor_interval: Duration,

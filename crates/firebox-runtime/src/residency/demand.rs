@@ -1,4 +1,4 @@
-//! How much models that share a budget are wanted, and which of two may take memory from the other.
+//! The demand for models that share a budget, and which of two may take memory from the other.
 
 use std::cmp::{Ordering, Reverse};
 use std::sync::Weak;
@@ -8,29 +8,29 @@ use firebox_cache::Reclaimable;
 use super::config::CONFIG;
 use crate::schedule::Priority;
 
-/// How much a model is wanted.
+/// The demand for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Urgency {
     /// The highest priority of its requests.
     pub priority: Priority,
-    /// Whether one of those still waits for its first token.
+    /// Whether one of these requests still waits for its first token.
     pub awaited: bool,
 }
 
-/// What one of several models that share a budget is entitled to, and how much it is wanted.
+/// What a model that shares a budget is entitled to, and the demand for it.
 #[derive(Debug)]
 pub(super) struct Entitlement {
     /// Whether its weights are never evicted for another model.
     pub is_pinned: bool,
     /// Bytes of all its parts.
     pub bytes: u64,
-    /// Bytes that it cannot do without.
+    /// Bytes without which it cannot run.
     pub least: u64,
-    /// Whether other models count on it and may ask it for memory: not before it is open.
+    /// Whether the model is open: before, other models do not count on it or take memory from it.
     pub is_open: bool,
-    /// Absent where no request uses it.
+    /// `None` if no request uses it.
     pub urgency: Option<Urgency>,
-    /// When it last began or ceased to be wanted, in the order of such changes.
+    /// When demand for it last began or ended, in the order of such changes.
     pub since: u64,
     /// Holders of pages of keys and values which no sequence uses now.
     pub idle_pages: Vec<Weak<dyn Reclaimable>>,
@@ -41,7 +41,7 @@ impl Entitlement {
         Self { is_pinned, bytes, least, is_open: false, urgency: None, since: 0, idle_pages: Vec::new() }
     }
 
-    /// Sets the urgency. Returns whether the model begins or ceases to be wanted.
+    /// Sets the urgency. Returns whether demand begins or ends.
     pub fn set_urgency(&mut self, urgency: Option<Urgency>, changes: &mut u64) -> bool {
         let is_change = self.urgency.is_some() != urgency.is_some();
         if is_change {
@@ -56,7 +56,7 @@ impl Entitlement {
         self.urgency.is_none()
     }
 
-    /// Whether a request waits for the first token.
+    /// Returns whether a request waits for the first token.
     pub fn is_awaited(&self) -> bool {
         self.urgency.is_some_and(|urgency| urgency.awaited)
     }
@@ -65,7 +65,7 @@ impl Entitlement {
         self.urgency.map(|urgency| urgency.priority)
     }
 
-    /// Holders of unused pages, where the model is idle and may be asked for them.
+    /// Returns the holders of unused pages if the model is open, idle and not pinned.
     pub fn holders_of_idle_pages(&self) -> Option<Vec<Weak<dyn Reclaimable>>> {
         (self.is_open && self.is_idle() && !self.is_pinned).then(|| self.idle_pages.clone())
     }
@@ -77,9 +77,9 @@ impl Entitlement {
         (self.is_pinned, self.priority(), since, Reverse(self.bytes))
     }
 
-    /// Whether the model may take resident parts from another: if its requests have a higher priority, or the same and it is smaller, so
-    /// that each byte saves it more reading. A model that waits for its first token needs every part once: it would gain nothing from
-    /// what it takes, and is about to use what it has.
+    /// Returns whether the model may take resident parts from another: if its requests have a higher priority, or the
+    /// same and it is smaller, so that each byte saves it more reading. A model that waits for its first token needs
+    /// every part once: it would gain nothing from other models' memory, and is about to use its own parts.
     pub fn comes_before(&self, other: &Self) -> bool {
         let (numerator, denominator) = CONFIG.smaller_by;
         let is_smaller = self.bytes * denominator < other.bytes * numerator;

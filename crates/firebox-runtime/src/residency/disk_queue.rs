@@ -1,5 +1,5 @@
-//! The order in which models read from one disk: the most urgent first. If all read ahead at the same time, what each of them waits for
-//! would come as late as what none of them needs yet.
+//! The order in which models read from one disk: the most urgent first. If all read ahead at the same time, urgent
+//! reads would come as late as those that nothing needs yet.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,11 +1,11 @@
-//! Which part should be missing instead of another, so that missing parts are far apart in a pass.
+//! Chooses which parts of a model should be missing, so that they are far apart in a pass.
 
 /// Returns the part of a block that should be missing instead of `part`, if there is one. All of `missing` are parts of blocks, and so
 /// are parts below `block_parts`.
 ///
-/// The result is farther from all other missing parts than `part` is, and `part` is nearer to one of them, by more than one, than if all
-/// were spread evenly. Distances go round: passes follow each other, so the first part comes after the last. A part of the unembedding
-/// is always exchanged.
+/// The result is farther from all other missing parts than `part` is, and `part` is closer to one of them, by more than
+/// one, than if all were spread evenly. Distances wrap around: passes follow each other, so the first part comes after
+/// the last. A part of the unembedding is always exchanged.
 pub(super) fn better_missing(part: usize, missing: &[usize], block_parts: usize) -> Option<usize> {
     let others = || missing.iter().copied().filter(|other| *other != part);
     let distance = |part: usize| {

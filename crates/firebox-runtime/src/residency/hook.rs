@@ -1,4 +1,4 @@
-//! What a model's passes and pages tell the weight cache.
+//! Hooks through which a model's passes and pages notify the weight cache.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

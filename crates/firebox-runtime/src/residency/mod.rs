@@ -58,7 +58,7 @@ pub use sharing::{ShareOptions, SharedBudget};
 pub struct ResidencyOptions {
     /// Bytes that the whole process may take.
     pub memory: u64,
-    /// For how much text room is planned.
+    /// The length of text that room is planned for.
     pub mode: Mode,
     /// The expected length of sequences, instead of the length that the model was trained for.
     pub context: Option<usize>,
@@ -75,7 +75,7 @@ pub struct ResidencyOptions {
 }
 
 impl ResidencyOptions {
-    /// A limit of so many bytes, and the fastest plan within it.
+    /// A limit of `memory` bytes, and the fastest plan within it.
     pub fn new(memory: u64) -> Self {
         Self {
             memory,
@@ -99,7 +99,7 @@ pub struct Residency {
     pool: PagePool,
     cached: Arc<CachedModel>,
     decoder: StreamedDecoder,
-    /// Intermediate results of one row of a pass.
+    /// Bytes of activations per row of a pass.
     row_bytes: u64,
     /// The place in the disk queue of a model that shares its budget.
     queue_position: Option<Arc<QueuePosition>>,
@@ -118,12 +118,12 @@ impl Residency {
         &self.rates
     }
 
-    /// The budget that the model is charged to, with what it is used for.
+    /// Returns the budget that the model is charged to, with its accounts.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Events since the last call.
+    /// Returns the events since the last call.
     pub fn events(&self) -> Vec<Event> {
         self.cached.events()
     }
@@ -144,14 +144,14 @@ impl Residency {
         self.cached.set_meters(meters.clone());
     }
 
-    /// Bytes of the model's resident parts.
+    /// Returns the bytes of the model's resident parts.
     pub fn resident_bytes(&self) -> u64 {
         let weights = self.decoder.weights();
         let resident = (0..weights.parts()).filter(|&part| weights.is_resident(part));
         resident.map(|part| weights.part_bytes(part)).sum()
     }
 
-    /// Loads as many parts of a model that shares its memory as there is room for. Nothing is evicted for them.
+    /// Loads as many parts of a model that shares its memory as there is room for, without evicting any.
     pub fn preload(&self) -> Result<(), RuntimeError> {
         if self.cached.is_shared() { self.cached.preload(self.decoder.weights(), false) } else { Ok(()) }
     }
@@ -169,7 +169,7 @@ impl Residency {
         further.map_or(usize::MAX, |further| pool.pages().saturating_add(further).saturating_mul(PAGE_TOKENS))
     }
 
-    /// Rows of texts without a cache that one pass can have without evicting anything.
+    /// Returns how many rows of texts one pass without a cache can have without evicting anything.
     pub(crate) fn rows_at_once(&self) -> usize {
         let rows = self.budget.left() / (self.row_bytes + self.uncached_row_bytes()).max(1);
         self.plan.chunk.saturating_add(usize::try_from(rows).unwrap_or(usize::MAX))
@@ -185,7 +185,7 @@ impl Residency {
         Ok(self.cached.charge(Account::Activations, bytes, CONFIG.pass_wait)?)
     }
 
-    /// Bytes of exact keys and values of one token in all layers.
+    /// Returns the bytes of exact keys and values of one token in all layers.
     fn uncached_row_bytes(&self) -> u64 {
         self.decoder.layout(KvType::F32).bytes_per_position() as u64
     }
@@ -194,18 +194,18 @@ impl Residency {
         &self.pool
     }
 
-    /// Sets how much the model is wanted, where it shares its memory with others.
+    /// Sets the demand for the model, if it shares its memory with others.
     pub(crate) fn set_urgency(&self, urgency: Option<Urgency>) {
         self.cached.set_urgency(self.decoder.weights(), urgency);
     }
 
-    /// Charges the program's growth within a pass, where models share a budget: passes of several models may begin before any of them
-    /// ends.
+    /// Charges the program's growth within a pass if models share a budget: passes of several models may begin before
+    /// any of them ends.
     pub(crate) fn charge_program_growth(&self) {
         self.cached.charge_program_growth();
     }
 
-    /// Sets the model's place in the disk queue, where it shares the disk with others. Small numbers come first.
+    /// Sets the model's place in the disk queue, if it shares the disk with others. Small numbers come first.
     pub(crate) fn set_queue_position(&self, number: u32) {
         if let Some(position) = &self.queue_position {
             position.set(number);

@@ -12,8 +12,8 @@ use crate::RuntimeError;
 use crate::memory::anonymous_bytes;
 use crate::pressure::{Level, Pressure, PressureSource, read_all};
 
-/// Starts the monitor of a model: another program that suddenly takes memory has it within fewer milliseconds than a pass takes. The
-/// thread ends soon after the model is dropped.
+/// Starts the monitor of a model: another program may take memory faster than a pass ends. The thread ends soon after
+/// the model is dropped.
 pub(super) fn start(
     model: &Arc<CachedModel>,
     weights: &Arc<StreamedWeights>,
@@ -30,7 +30,7 @@ pub(super) fn start(
     started.map(drop).map_err(|error| RuntimeError::Threads { reason: error.to_string() })
 }
 
-/// Reads the pressure once. Returns the time until the next reading, or none if the model is gone.
+/// Reads the pressure once. Returns the time until the next reading, or `None` if the model is gone.
 fn check(
     model: &Weak<CachedModel>,
     weights: &Weak<StreamedWeights>,
@@ -65,12 +65,12 @@ struct OtherPrograms {
 }
 
 impl OtherPrograms {
-    /// Whether other programs take memory so fast that what is available is gone before parts could be evicted. `own` are bytes of this
-    /// process, whose own growth was charged before. Two fast readings in a row are needed: limits may be moved, or something may be
-    /// allocated between reading the two numbers.
+    /// Returns whether other programs take memory so fast that it is exhausted before parts could be evicted. `own`
+    /// returns the bytes of this process, whose own growth was charged before. Two fast readings in a row are needed:
+    /// limits may be moved, or something may be allocated between reading the two numbers.
     fn exhaust(&mut self, now: Instant, available: u64, own: impl FnOnce() -> u64) -> bool {
         if available == 0 || available > CONFIG.plenty {
-            // How much is missing is unknown, or does not matter yet.
+            // The rate is unknown if nothing is available, and does not matter if there is plenty.
             *self = Self::default();
             return false;
         }

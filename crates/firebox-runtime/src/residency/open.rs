@@ -64,7 +64,7 @@ pub fn disk_rate(checkpoint: &Checkpoint) -> Result<f64, StoreError> {
     read_rate(&*checkpoint.disk(ReadMethod::Direct), sample_units(&units))
 }
 
-/// The streaming that a decoder begins with, where so many bytes of memory are not the page cache's.
+/// Returns the streaming configuration to begin with when `taken` bytes of the available memory will be used otherwise.
 fn streaming(method: Option<ReadMethod>, taken: u64) -> StreamedConfig {
     StreamedConfig {
         stream: StreamConfig { buffers: FEWEST_BUFFERS, ..StreamConfig::default() },
@@ -79,7 +79,7 @@ fn available() -> Option<u64> {
     pressure::read_all(&mut pressure::system()).and_then(|pressure| pressure.available)
 }
 
-/// Probes a model with at most so many bytes of parts in memory, if the system has them, and at most so many parts.
+/// Probes a model with limits on the bytes and the number of resident parts, and as far as the system has memory.
 fn probe_rates(
     decoder: &StreamedDecoder,
     shape: &Shape,

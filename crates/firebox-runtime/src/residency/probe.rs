@@ -26,22 +26,23 @@ const SEQUENCE_TOKENS: usize = 64;
 /// Seconds of reading that make a round long enough to stand for all others.
 const ROUND_SECONDS: f64 = 0.5;
 
-/// Rounds are repeated for so many seconds, within these numbers of repetitions.
+/// Rounds are repeated for this many seconds, within these numbers of repetitions.
 const REPEAT_SECONDS: f64 = 0.5;
 const MIN_ROUNDS: usize = 3;
 const MAX_ROUNDS: usize = 15;
 
 /// A measurement of a decoder without resident parts. It takes a few seconds at most.
 ///
-/// Some layers compute while the next ones are read, and then while they are resident and nothing is read. Other layers are taken to be
-/// as fast, byte for byte, as those of their kind. Then one token goes round through some parts as in decoding: through as many as are
-/// read in a short time, all of them streamed; through some with every other one resident; and through the unembedding behind resident
-/// layers. [Calibration](calibrate) finds the rate of reading, and what reading and computing cost each other, from all three.
+/// Some layers compute while the next ones are read, and then while they are resident and nothing is read. Other layers
+/// are assumed to be as fast per byte as those of their kind. Then one token passes some parts as in decoding: as many
+/// as are read in a short time, all of them streamed; then with every other one resident; and then the unembedding
+/// behind resident layers. [Calibration](calibrate) finds the rate of reading, and how much reading and computing slow
+/// each other down, from all three.
 pub(super) struct Probe<'a> {
     pub decoder: &'a Decoder,
     pub weights: &'a StreamedWeights,
     pub shape: &'a Shape,
-    /// How many parts may be in memory at the same time.
+    /// The most parts that may be in memory at the same time.
     pub at_once: usize,
 }
 
@@ -108,7 +109,8 @@ impl Probe<'_> {
         Ok(rounds)
     }
 
-    /// Times rounds through the first layers and then the first blocks of the unembedding, each given with whether it is resident.
+    /// Times rounds through the first layers and then the first blocks of the unembedding, each with whether it is
+    /// resident.
     fn time_round(&self, parts: Vec<(usize, bool)>) -> Result<Round, RuntimeError> {
         let sequence = RefCell::new(self.sequence());
         let with = |resident: bool| parts.iter().filter(move |part| part.1 == resident).map(|part| part.0);
@@ -125,7 +127,7 @@ impl Probe<'_> {
         Ok(Round { parts, seconds: times[0] })
     }
 
-    /// How many of these parts are read in the time that makes a round long enough.
+    /// Returns how many of these parts are read in the time that makes a round long enough.
     fn readable(&self, parts: Range<usize>, rates: &Rates) -> usize {
         let mut left = ROUND_SECONDS;
         let parts = self.shape.parts[parts].iter().take_while(|part| {
@@ -136,7 +138,8 @@ impl Probe<'_> {
         parts.count()
     }
 
-    /// Seconds that one token takes through so many of the first layers and then blocks of the unembedding.
+    /// Returns the seconds that one token takes through some of the first layers and then some blocks of the
+    /// unembedding.
     fn round_seconds(
         &self,
         layers: usize,
@@ -149,7 +152,7 @@ impl Probe<'_> {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// A number of first layers that has one of every kind, and `count` of the last kind that appears.
+    /// Returns a number of first layers that includes every kind, with `count` of the kind that appears last.
     fn layers_of_all_kinds(&self, count: usize) -> usize {
         let blocks = &self.decoder.config().blocks;
         let firsts = (0..blocks.len()).filter(|&layer| !blocks[..layer].contains(&blocks[layer]));
@@ -244,7 +247,7 @@ fn medians(
     Ok((0..runs[0].len()).filter_map(times).collect())
 }
 
-/// The sum of all but the first, or of all where there is only one.
+/// Returns the sum of all times but the first, or of all if there is only one.
 fn sum_after_first(times: &[f64]) -> f64 {
     times[usize::from(times.len() > 1)..].iter().sum()
 }

@@ -1,4 +1,4 @@
-//! What the program itself is charged for where several models share a budget: measured now and then, with some headroom.
+//! The charge for the program's own memory when several models share a budget: measured at intervals, with headroom.
 
 use std::time::Instant;
 
@@ -23,18 +23,18 @@ pub(super) struct ProgramUsage {
 /// A charge that has to grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Growth {
-    /// What should be charged.
+    /// The new charge.
     pub charged: u64,
-    /// What the program takes already.
+    /// Bytes in use already.
     pub used: u64,
 }
 
-/// How much memory the program takes beside its models.
+/// Bounds of the memory that the program takes beside its models.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measured {
-    /// The least that it takes: everything that is charged for models may be in memory.
+    /// The lower bound: everything that is charged for models may be resident.
     pub at_least: u64,
-    /// The most: some of what is charged need not be there.
+    /// The upper bound: some of what is charged need not be resident.
     pub at_most: u64,
 }
 
@@ -49,7 +49,7 @@ impl ProgramUsage {
         self.charge.bytes()
     }
 
-    /// Whether a measurement is due. If so, the next one is due only after the interval.
+    /// Returns whether a measurement is due. If so, the next one is due only after the interval.
     pub fn begin_measurement(&mut self) -> bool {
         let is_due = self.measured_at.elapsed() >= CONFIG.program_interval;
         if is_due {
@@ -58,8 +58,8 @@ impl ProgramUsage {
         is_due
     }
 
-    /// Takes a measurement into account. Returns the growth where more should be charged. Charges less by itself, once the usage has
-    /// stayed below the charge for some measurements.
+    /// Takes a measurement into account. Returns the growth if more should be charged. Reduces the charge by itself,
+    /// once the usage has stayed below it for some measurements.
     pub fn settle(&mut self, measured: Measured) -> Option<Growth> {
         let charged = self.charge.bytes();
         self.max = self.max.max(measured.at_most);
@@ -82,12 +82,12 @@ impl ProgramUsage {
         None
     }
 
-    /// Whether the charge is too small for a program that takes so many bytes.
+    /// Returns whether the charge is too small for a program that takes `used` bytes.
     pub fn is_outgrown_by(&self, used: u64) -> bool {
         used + self.headroom > self.charge.bytes()
     }
 
-    /// Charges at least so many bytes.
+    /// Charges at least `bytes`.
     pub fn grow_to(&mut self, bytes: u64) -> Result<(), MemoryError> {
         if bytes > self.charge.bytes() { self.charge.resize(bytes) } else { Ok(()) }
     }

@@ -1,4 +1,5 @@
-//! One model's share of a weight cache: what is charged for its resident parts, its buffers and its pages, and how it gives them up.
+//! One model's share of a weight cache: the charges for its resident parts, its buffers and its pages, and how they are
+//! released.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -17,25 +18,25 @@ use crate::telemetry::{Kind, Meters};
 use crate::thermal::{self, Heat, Thermometer};
 use crate::{Account, Budget, Charge, MajorPageFaults, MemoryError, RuntimeError};
 
-/// What a weight cache holds of one model. All of it is under the cache's lock.
+/// The state of one model in a weight cache, under the cache's lock.
 pub(super) struct ModelShare {
-    /// What the model's memory is charged to: a slice of the budget that models share, or all of it where the model is alone.
+    /// The budget that the model is charged to: a slice of the shared budget, or all of it if the model does not share.
     pub budget: Budget,
     /// The model's parts. They own the hook that refers to the cache, so this reference is weak.
     pub weights: Weak<StreamedWeights>,
     /// The rank of each part: parts are loaded in this order, and evicted in the reverse order.
     ranks: Vec<usize>,
-    /// Buffers that were planned for a model that is alone.
+    /// Buffers that were planned for a model that does not share its budget.
     planned_buffers: usize,
-    /// Present where the model shares its budget with others.
+    /// Present if the model shares its budget with others.
     pub entitlement: Option<Entitlement>,
     /// Bytes that are charged for pages of keys and values and not filled yet. Pages change it without the cache's lock.
     pub unfilled: Arc<AtomicU64>,
-    /// What is charged for each resident part.
+    /// The charge for each resident part.
     pub charges: Vec<Option<Charge>>,
-    /// What is charged for buffers.
+    /// The charge for buffers.
     pub ring: Charge,
-    /// What is charged for pages of keys and values.
+    /// The charge for pages of keys and values.
     pub pages: Charge,
     /// Whether a pass has ended.
     pub has_run: bool,
@@ -47,14 +48,14 @@ pub(super) struct ModelShare {
     pub meters: Arc<Meters>,
 }
 
-/// What came of asking a share for memory.
+/// The result of reclaiming memory from a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ShareReclaimed {
     /// Some was released.
     Some,
     /// A buffer in use will be released: the share pays for this many, one of which is surplus.
     Pending { buffers: usize },
-    /// The share has none to give.
+    /// The share has nothing to release.
     Nothing,
 }
 
@@ -103,12 +104,12 @@ impl ModelShare {
         self.entitlement.is_some()
     }
 
-    /// Whether the model shares its budget and no request uses it.
+    /// Returns whether the model shares its budget and no request uses it.
     fn is_idle(&self) -> bool {
         self.entitlement.as_ref().is_some_and(Entitlement::is_idle)
     }
 
-    /// Parts in the order in which they are loaded.
+    /// Returns the parts in the order in which they are loaded.
     pub fn load_order(&self) -> Vec<usize> {
         let mut parts: Vec<usize> = (0..self.ranks.len()).collect();
         parts.sort_by_key(|&part| self.ranks[part]);
@@ -131,7 +132,7 @@ impl ModelShare {
         self.charges[part] = None;
     }
 
-    /// Evicts the part that was to be loaded last. Returns whether there was one.
+    /// Evicts the resident part that is last in load order. Returns whether there was one.
     fn evict_last(&mut self, weights: &StreamedWeights) -> bool {
         let resident = (0..weights.parts()).filter(|&part| weights.is_resident(part));
         let Some(part) = resident.max_by_key(|&part| self.ranks[part]) else { return false };
@@ -162,7 +163,8 @@ impl ModelShare {
             let is_pending = buffers > weights.buffers();
             return if is_pending { ShareReclaimed::Pending { buffers } } else { ShareReclaimed::Nothing };
         }
-        // If (nearly) all parts were resident, the model needs more buffers now, of what it has just released.
+        // If (nearly) all parts were resident, the model now needs more buffers, which take part of what it has just
+        // released.
         while !is_idle && self.ring.bytes() < self.least_ring(weights) {
             if !self.set_ring(weights, self.shared_buffers(weights)) && !self.evict_last(weights) {
                 break;
@@ -171,15 +173,15 @@ impl ModelShare {
         ShareReclaimed::Some
     }
 
-    /// Whether a part is one of those to be loaded next, where there is room for it and for all of a lower rank. `takeable` is what less
-    /// urgent models hold.
+    /// Returns whether a part is one of the next to be loaded, with room for it and for all of a lower rank. `takeable`
+    /// are the bytes that less urgent models hold.
     pub fn is_next(&self, weights: &StreamedWeights, part: usize, takeable: u64) -> bool {
         let resident = (0..weights.parts()).filter(|&part| weights.is_resident(part)).count();
         let room = self.budget.left() + takeable;
         self.ranks[part] < resident + (room / weights.part_bytes(part).max(1)) as usize
     }
 
-    /// Whether there may be room for all parts.
+    /// Returns whether there may be room for all parts.
     pub fn could_hold_all(&self, takeable: u64) -> bool {
         let bytes = self.entitlement.as_ref().map_or(u64::MAX, |entitlement| entitlement.bytes);
         self.budget.held(Account::Weights) + self.budget.left() + takeable >= bytes
@@ -191,9 +193,9 @@ impl ModelShare {
         Ok(())
     }
 
-    /// Where few parts are missing, evicts one that is better missing than `part`, and charges that instead: a part of a block for one
-    /// of the unembedding, or a part far from all other missing ones for one that is near another. That means one more read into new
-    /// memory, so no request may wait for its first token.
+    /// If few parts are missing, evicts one that is better missing than `part`, and charges `part` instead: it swaps a
+    /// part of the unembedding for one of a block, or spreads missing parts. That means one more read into new memory,
+    /// so no request may wait for its first token.
     pub fn exchange(&mut self, weights: &StreamedWeights, part: usize) -> bool {
         let is_awaited = self.entitlement.as_ref().is_some_and(Entitlement::is_awaited);
         if is_awaited || !self.few_are_missing(weights) {
@@ -206,7 +208,7 @@ impl ModelShare {
         if self.budget.left() + weights.part_bytes(other) < bytes {
             return false;
         }
-        // One charge becomes the other, so that no other charge comes in between.
+        // The charge is passed on, so that no other charge comes in between.
         let charge = self.charges[other].take();
         self.evict(weights, other);
         self.log(Event::Shed { layers: vec![other] }, weights);
@@ -214,8 +216,8 @@ impl ModelShare {
         self.charges[part].is_some()
     }
 
-    /// Gives up a buffer and charges a part instead, where the remaining buffers hold all missing parts. Returns none if it took the
-    /// buffer and could not charge the part.
+    /// Releases a buffer and charges a part instead, if the remaining buffers hold all missing parts. Returns `None` if
+    /// it released the buffer and could not charge the part.
     pub fn trade_buffer(&mut self, weights: &StreamedWeights, part: usize) -> Option<bool> {
         let each = weights.buffer_bytes() as u64;
         let missing = self.missing(weights) as u64;
@@ -234,8 +236,8 @@ impl ModelShare {
         (0..weights.parts()).all(|part| weights.is_resident(part))
     }
 
-    /// Buffers that the ring should have: fewer on a hot machine, which should not read ahead, and none where all parts are resident or
-    /// the model is idle.
+    /// Returns the number of buffers that the ring should have: fewer on a hot machine, which should not read ahead,
+    /// and none if all parts are resident or the model is idle.
     fn wanted_buffers(&self, weights: &StreamedWeights) -> usize {
         if self.is_idle() || self.holds_all(weights) {
             return 0;
@@ -245,7 +247,7 @@ impl ModelShare {
         heat.prefetch_depth(most).max(weights.most_missing().max(1))
     }
 
-    /// Bytes of buffers that other models have to make room for.
+    /// Returns the bytes of buffers that other models have to make room for.
     pub fn required_ring(&self, weights: &StreamedWeights) -> u64 {
         if !self.is_shared() {
             return 0;
@@ -255,14 +257,14 @@ impl ModelShare {
         (buffers * weights.buffer_bytes()) as u64
     }
 
-    /// Gives the ring the buffers that it should have, or as many as can be charged.
+    /// Resizes the ring to the buffers that it should have, or to as many as can be charged.
     pub fn resize_ring(&mut self, weights: &StreamedWeights) {
         let wanted = self.wanted_buffers(weights);
         let _ = (0..=wanted).rev().find(|&buffers| self.set_ring(weights, buffers));
     }
 
-    /// Gives the ring so many buffers, if they can be charged. Surplus buffers in use stay charged until they are released and
-    /// [noticed](Self::pays_for_released_buffers).
+    /// Resizes the ring to `buffers`, if they can be charged. Surplus buffers in use stay charged until they are
+    /// released and [noticed](Self::pays_for_released_buffers).
     fn set_ring(&mut self, weights: &StreamedWeights, buffers: usize) -> bool {
         let each = weights.buffer_bytes() as u64;
         let wanted = buffers as u64 * each;
@@ -294,34 +296,34 @@ impl ModelShare {
         (weights.most_missing() * weights.buffer_bytes()) as u64
     }
 
-    /// Whether the ring of a shared model has another size than it should.
+    /// Returns whether the ring of a shared model has the wrong size.
     fn ring_is_misfit(&self, weights: &StreamedWeights) -> bool {
         let each = weights.buffer_bytes() as u64;
         let buffers = if self.holds_all(weights) { 0 } else { self.shared_buffers(weights) as u64 };
         self.is_shared() && self.ring.bytes() != buffers * each
     }
 
-    /// Buffers that are charged.
+    /// Returns the number of buffers that are charged.
     fn paid_buffers(&self, weights: &StreamedWeights) -> usize {
         (self.ring.bytes() / (weights.buffer_bytes() as u64).max(1)) as usize
     }
 
-    /// Whether buffers are charged that were released meanwhile.
+    /// Returns whether buffers are charged that were released meanwhile.
     fn pays_for_released_buffers(&self, weights: &StreamedWeights) -> bool {
         self.paid_buffers(weights) > weights.made_buffers().max(weights.buffers())
     }
 
-    /// Whether the ring should be resized after a pass.
+    /// Returns whether the ring should be resized after a pass.
     pub fn ring_needs_resizing(&self, weights: &StreamedWeights) -> bool {
         self.pays_for_released_buffers(weights) || self.ring_is_misfit(weights)
     }
 
-    /// Page faults since the last call.
+    /// Returns the page faults since the last call.
     pub fn new_faults(&mut self) -> u64 {
         self.faults.as_mut().map_or(0, MajorPageFaults::since_last)
     }
 
-    /// Reads the thermometer, once in so many steps. Returns whether the heat has changed.
+    /// Reads the thermometer, once every few steps. Returns whether the heat has changed.
     pub fn heat_changed(&mut self) -> bool {
         let Some(thermometer) = &mut self.thermometer else { return false };
         self.steps += 1;

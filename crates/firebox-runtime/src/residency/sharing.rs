@@ -32,8 +32,8 @@ const UNBOUNDED: Duration = Duration::from_secs(1 << 20);
 pub struct ShareOptions {
     /// Bytes that other models cannot take, or as many of them as the model can use. What it holds beyond them may be taken back.
     pub reserved: u64,
-    /// Reserves what the model cannot do without, so that it can always answer: room for some text, and the buffers that it streams
-    /// through. Otherwise other models may have that too while no request uses the model.
+    /// Reserves the minimum with which the model can always answer: room for some text, and streaming buffers.
+    /// Otherwise other models may take that too while no request uses the model.
     pub guaranteed: bool,
     /// Loads all weights when the model is opened and never evicts them, so that it always answers at once.
     pub pinned: bool,
@@ -70,7 +70,7 @@ impl ShareOptions {
         Self { pinned: true, ..Self::default() }
     }
 
-    /// Options of a model that is read when it is needed, and not before.
+    /// Options of a model that is loaded on demand.
     pub fn on_demand() -> Self {
         Self { preload: false, ..Self::default() }
     }
@@ -110,7 +110,7 @@ pub struct SharedBudget {
 }
 
 impl SharedBudget {
-    /// A budget of so many bytes for the whole process, with what it holds already.
+    /// A budget of `memory` bytes for the whole process, including what it holds already.
     pub fn new(memory: u64) -> Result<Self, RuntimeError> {
         Self::beside_program(memory, 0)
     }
@@ -132,7 +132,7 @@ impl SharedBudget {
         Ok(Self { cache: WeightCache::new(&budget, program, least)?, encoders: Arc::default(), budget })
     }
 
-    /// The budget, with what it is used for.
+    /// Returns the budget, with its accounts.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
@@ -270,20 +270,20 @@ impl SharedBudget {
         Ok(model)
     }
 
-    /// A slice of the budget for one model. Parts of all models are evicted for what the model insists on.
+    /// A slice of the budget for one model. Parts of all models are evicted for charges that the model requires.
     fn slice(&self) -> Result<Budget, RuntimeError> {
         let (budget, cache) = (self.budget.slice(0)?, Arc::downgrade(&self.cache));
         budget.ask_when_short(move || cache.upgrade().is_some_and(|cache| cache.release_some()));
         Ok(budget)
     }
 
-    /// Bytes that the program and all open models take at least.
+    /// Returns the bytes that the program and all open models take at least.
     fn required_by_others(&self, encoders: &[Weak<Charge>]) -> u64 {
         let encoders: u64 = encoders.iter().filter_map(Weak::upgrade).map(|charge| charge.bytes()).sum();
         self.cache.required_bytes() + encoders
     }
 
-    /// Checks that all models could run that take at least so many bytes together.
+    /// Checks that all models could run that take at least `needed` bytes together.
     fn check_total(&self, path: &Path, needed: u64) -> Result<(), RuntimeError> {
         let memory = self.budget.total();
         if needed > memory {

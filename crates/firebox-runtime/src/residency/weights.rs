@@ -55,13 +55,13 @@ pub(super) struct WeightCache {
     state: Mutex<State>,
 }
 
-/// What the cache's lock protects.
+/// The state that the cache's lock protects.
 pub(super) struct State {
     shares: BTreeMap<u64, ModelShare>,
     next_id: u64,
-    /// How often models have begun or ceased to be wanted.
+    /// How often demand for a model has begun or ended.
     demand_changes: u64,
-    /// What the program is charged, where that is part of the budget.
+    /// The charge for the program, if that is part of the budget.
     program: Option<ProgramUsage>,
     /// Intermediate results of the model with the largest ones: only one model runs at a time.
     activations: Charge,
@@ -75,7 +75,7 @@ struct LastPressure {
     short_at: Option<Instant>,
 }
 
-/// What came of asking the shares for memory.
+/// The result of reclaiming memory from the shares.
 enum Reclaimed {
     Some,
     /// A model's buffer will be released once it was read into: it has this many.
@@ -133,7 +133,7 @@ impl WeightCache {
         })
     }
 
-    /// What intermediate results would take with those of one model more.
+    /// Returns the charge for activations with those of one more model.
     pub fn activations_with(&self, bytes: u64) -> u64 {
         self.lock().state.activations.bytes().max(bytes)
     }
@@ -194,7 +194,7 @@ impl WeightCache {
         let Some(mut measured) = self.measure_program() else { return };
         let is_outgrown = |program: &ProgramUsage| program.is_outgrown_by(measured.at_least);
         if self.lock().state.program.as_ref().is_some_and(is_outgrown) {
-            // What an allocator holds back should not cost a resident part.
+            // Memory that an allocator holds back should not cost a resident part.
             release_to_os();
             let Some(again) = self.measure_program() else { return };
             measured = again;
@@ -274,7 +274,7 @@ impl State {
         weaker.map(|(share, _)| share.budget.held(Account::Weights)).sum()
     }
 
-    /// Whether the system has so many bytes to spare, and was not short of memory lately.
+    /// Returns whether the system has this many bytes to spare and was not short of memory recently.
     fn has_room(&self, bytes: u64) -> bool {
         let LastPressure { available, short_at } = &self.pressure;
         let margin = GovernorConfig::default().margin;
@@ -312,8 +312,9 @@ impl<'a> Locked<'a> {
         Some(weights)
     }
 
-    /// Charges what cannot be done without. As long as the budget refuses it, releases memory of the least urgent models, the charged one
-    /// included, and returns it to the system. Waits at most so long for a buffer that is being read into.
+    /// Charges memory that the caller requires. While the budget refuses it, releases memory of the least urgent
+    /// models, the charged one included, and returns it to the system. Waits for a buffer that is being read into, up
+    /// to a limit.
     fn charge_or_evict<R>(
         mut self,
         wait: Duration,
@@ -341,7 +342,7 @@ impl<'a> Locked<'a> {
         (self, charged)
     }
 
-    /// Releases the lock until a model has fewer than so many buffers, or for a while.
+    /// Releases the lock until a model has fewer than `buffers` buffers, or until the recheck interval is over.
     fn wait_for_buffer(self, weights: &StreamedWeights, buffers: usize, left: Duration) -> Self {
         let cache = self.cache;
         drop(self);
@@ -349,7 +350,7 @@ impl<'a> Locked<'a> {
         cache.lock()
     }
 
-    /// Asks the models for memory, the least urgent first.
+    /// Reclaims memory from the models, the least urgent first.
     fn reclaim(&mut self) -> Reclaimed {
         let order = self.state.eviction_order();
         self.reclaim_from(&order)

@@ -1,4 +1,4 @@
-//! The handle of one model in a weight cache: what its hook, its pages, its monitor and its residency call.
+//! The handle of one model in a weight cache, for its hook, its pages, its monitor and its residency.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -23,7 +23,7 @@ pub(in crate::residency) struct CachedModel {
     pub cache: Arc<WeightCache>,
     pub(super) id: u64,
     pub(super) is_shared: bool,
-    /// What the model's memory is charged to.
+    /// The budget that the model is charged to.
     pub budget: Budget,
     /// See [`ModelShare::unfilled`].
     pub(super) unfilled: Arc<AtomicU64>,
@@ -35,18 +35,18 @@ impl CachedModel {
         self.is_shared
     }
 
-    /// Charges what the model cannot do without. Parts are evicted for it.
+    /// Charges memory that the model requires. Parts are evicted for it.
     pub fn charge(&self, account: Account, bytes: u64, wait: Duration) -> Result<Charge, MemoryError> {
         let charge = |_: &mut State| self.budget.charge(account, bytes);
         self.cache.lock().charge_or_evict(wait, charge).1
     }
 
-    /// Reserves so many bytes for the model, with those that it holds. Parts are evicted for it.
+    /// Reserves this many bytes for the model, including those that it holds. Parts are evicted for it.
     pub fn reserve(&self, bytes: u64) -> Result<(), MemoryError> {
         self.cache.charge_or_evict(|_| self.budget.reserve(bytes))
     }
 
-    /// Lets other models count on this one and ask it for memory.
+    /// Lets other models count on this one and take memory from it.
     pub fn set_open(&self) {
         if let Some(entitlement) = &mut self.cache.lock().share(self.id).entitlement {
             entitlement.is_open = true;
@@ -79,7 +79,7 @@ impl CachedModel {
         Ok(())
     }
 
-    /// Charges a part that is about to be loaded. Returns none if it is resident.
+    /// Charges a part that is about to be loaded. Returns `None` if it is resident.
     fn charge_absent(
         &self,
         weights: &StreamedWeights,
@@ -209,7 +209,7 @@ impl CachedModel {
         }
     }
 
-    /// Sets how much the model is wanted. Only a wanted model has buffers.
+    /// Sets the demand for the model. Only a model in demand has buffers.
     pub fn set_urgency(&self, weights: &StreamedWeights, urgency: Option<Urgency>) {
         let mut locked = self.cache.lock();
         let State { shares, demand_changes, .. } = &mut *locked.state;
@@ -273,12 +273,12 @@ impl CachedModel {
         self.page_filled(bytes);
     }
 
-    /// So many charged bytes of pages have come to take memory.
+    /// Records that charged bytes of pages now take memory.
     pub fn page_filled(&self, bytes: u64) {
         self.unfilled.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// So many charged bytes of pages take no memory.
+    /// Records that charged bytes of pages no longer take memory.
     pub fn page_emptied(&self, bytes: u64) {
         self.unfilled.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -291,7 +291,7 @@ impl CachedModel {
         }
     }
 
-    /// Has an idle model release a page that no sequence uses, the model first that has been idle for longest. Returns whether one was
+    /// Releases a page that no sequence uses, from the model that has been idle for longest. Returns whether one was
     /// released. The caller holds no lock: releasing takes those of the other model's pages and of the cache.
     pub fn release_idle_page(&self) -> bool {
         let idle: Vec<(Budget, Vec<Weak<dyn Reclaimable>>)> = {

@@ -92,7 +92,7 @@ fn residency_may_change_while_a_part_is_loaded() {
     assert_eq!(budget.held(Account::Weights), 0, "the handle owns the share");
 }
 
-/// A model that is idle by now, with one buffer that a held disk reads into.
+/// A model that has become idle, with one buffer that a held disk reads into.
 fn reading_model(budget: &Budget) -> (StreamedDecoder, Arc<HeldDisk>, Arc<CachedModel>) {
     let (decoder, disk) = open();
     disk.hold(true);
