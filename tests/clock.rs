@@ -1,7 +1,7 @@
-//! The wall clock jumps, by hours and before 1970: deadlines, retries, turns and files do not notice.
+//! Tests that jumps of the wall clock, by hours and before 1970, change no deadline, retry, turn or file.
 //!
-//! The system's own clock stays as it is. This program has a `clock_gettime` of its own in the place of the C library's, which
-//! is where the standard library has the time from, and adds to what the system says.
+//! The system's clock stays as it is. This program replaces the C library's `clock_gettime`, which the standard library
+//! reads, by a function that adds an offset to the system's time.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
@@ -20,18 +20,18 @@ use firebox::{
     device,
 };
 
-/// Seconds that the wall clock is ahead of the system's.
+/// Offset of the wall clock in seconds.
 static WALL: AtomicI64 = AtomicI64::new(0);
-/// Seconds that the clock is ahead by which time is measured.
+/// Offset of the monotonic clock in seconds.
 static MEASURED: AtomicI64 = AtomicI64::new(0);
 
 const HOUR: i64 = 3600;
 
 /// # Safety
-/// As the C library's: `time` is where a time can be written to.
+/// As for the C library's function: `time` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
-    // SAFETY: the system is asked as the C library would ask it, with what its caller has handed over.
+    // SAFETY: the arguments are those of the caller, who guarantees what the C library requires.
     let said = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) };
     let ahead = match clock {
         libc::CLOCK_REALTIME => &WALL,
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::
         _ => return said as c_int,
     };
     if said == 0 {
-        // SAFETY: the system has just written a time there.
+        // SAFETY: the system has just written to `time`.
         unsafe { (*time).tv_sec += ahead.load(Ordering::SeqCst) };
     }
     said as c_int
@@ -61,7 +61,7 @@ fn config(most: usize) -> GenerationConfig {
     GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() }
 }
 
-/// All in one: the clock is one for the whole process.
+/// One test for all, because the offsets apply to the whole process.
 #[test]
 fn a_clock_that_jumps_is_not_noticed() {
     the_clock_is_in_our_hands();
@@ -80,7 +80,8 @@ fn the_clock_is_in_our_hands() {
     WALL.store(0, Ordering::SeqCst);
 }
 
-/// A conversation that forgets, is saved and goes on, with the clock jumping before every step of it, and what it says.
+/// Returns the logits of a conversation that forgets turns, is saved and continues, while the clock jumps before every
+/// step.
 fn conversation(path: &Path, model: &Model, jumps: &[i64]) -> Vec<Vec<f32>> {
     let policy = || WholeTurns { after: AfterEviction::CompactPositions };
     let mut session = model.session().unwrap().with_turn_capacity(100, policy());
@@ -101,7 +102,7 @@ fn conversation(path: &Path, model: &Model, jumps: &[i64]) -> Vec<Vec<f32>> {
         let ids = |session: &Session| session.turns().map(|turn| turn.id).collect::<Vec<_>>();
         assert_eq!((restored.tokens(), ids(&restored)), (session.tokens(), ids(&session)));
         for (restored, kept) in restored.turns().zip(session.turns()) {
-            // A file says since when by seconds after 1970; what a clock says that is wrong by so much is not kept.
+            // A file stores the time as seconds since 1970; an earlier time is clamped.
             assert_eq!(restored.began, kept.began.max(UNIX_EPOCH));
         }
         session = restored.with_turn_capacity(100, policy());
@@ -145,7 +146,7 @@ fn deadlines_are_measured() {
             }
         });
         for _ in 0..20 {
-            // A minute is not over because a clock says so, and a nanosecond is, whatever a clock says.
+            // A request is late neither sooner nor later than the monotonic clock says, whatever the wall clock says.
             let ask = |first_by| {
                 let request = Request::new("llama", tokens(1, 20)).with_config(config(60));
                 engine.generate(request.with_first_by(first_by).or_not_at_all())
@@ -174,7 +175,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A head that the disk does not give is stood in for. It is tried again after half a minute and some, and not before.
+/// A head that fails to load is replaced by the fallback, and retried after about half a minute, not before.
 fn retries_come_when_their_time_is_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pocket");
@@ -196,13 +197,13 @@ fn retries_come_when_their_time_is_over() {
     });
     let retry_in = retry_in.unwrap();
     assert!(retry_in > Duration::from_secs(25) && retry_in < Duration::from_secs(45), "{retry_in:?}");
-    // The disk works again, but no retry is due: jumps of the wall clock do not change that.
+    // The disk works again, but there is no retry before the delay is over, even if the wall clock jumps.
     for hours in [0, 2, -2, 700] {
         WALL.store(hours * HOUR, Ordering::SeqCst);
         assert!(rack.acquire("code").fallback_reason.is_some(), "{hours}");
-        // The others are there all the time.
+        // Other heads are available throughout.
         assert!(rack.acquire("chat").fallback_reason.is_none());
     }
     MEASURED.store(retry_in.as_secs() as i64 + 1, Ordering::SeqCst);
-    assert!(rack.acquire("code").fallback_reason.is_none(), "its time has come");
+    assert!(rack.acquire("code").fallback_reason.is_none(), "the head is retried after the delay");
 }

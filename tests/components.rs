@@ -1,5 +1,5 @@
-//! Tests of custom components in a model: a component that computes what the original did changes no bit of the output, and
-//! a component with a state computes the same however its tokens are divided into passes.
+//! Tests of custom components: those that reimplement a built-in one change no bit, and those with a state do not
+//! depend on how tokens are divided into passes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn tokens(count: u32) -> Vec<u32> {
     (0..count).map(|at| 3 + at * 31 % 300).collect()
 }
 
-/// Loads a weight of the checkpoint as a custom component would.
+/// Loads a weight of the checkpoint as a user of the library would.
 fn linear(model: &Model, name: &str) -> Linear {
     let weight = model.checkpoint().weight(&format!("{name}.weight")).unwrap();
     let shape = [weight.shape[0], weight.shape[1]];
@@ -46,7 +46,7 @@ fn linear(model: &Model, name: &str) -> Linear {
     Linear { weight, bias: None, adapter: None }
 }
 
-/// The gated network of layer 1, built again.
+/// A reimplementation of the gated network of layer 1.
 #[derive(Debug)]
 struct SameGated {
     gate: Linear,
@@ -76,7 +76,7 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 16;
 
-/// The attention of layer 2, built again.
+/// A reimplementation of the attention of layer 2.
 #[derive(Debug)]
 struct SameAttention {
     query: Linear,
@@ -122,7 +122,7 @@ impl OwnMixer for SameAttention {
     }
 }
 
-/// What was said before counts less and less.
+/// A mixer that sums tokens with decaying weights.
 #[derive(Debug)]
 struct Fading {
     id: &'static str,
@@ -165,7 +165,7 @@ fn fading() -> Model {
     plain().with_mixer(1, |_| FADING).unwrap()
 }
 
-/// The logits after every token that comes in pieces of so many.
+/// Returns the logits after every token, fed in pieces of `piece` tokens.
 fn logits(session: &mut Session, tokens: &[u32], piece: usize) -> Vec<f32> {
     let mut all = Vec::new();
     for piece in tokens.chunks(piece) {
@@ -195,7 +195,7 @@ fn who_does_what_was_there_changes_no_bit() {
         let expected = logits(&mut model.session().unwrap(), &tokens, piece);
         assert_eq!(logits(&mut own.session().unwrap(), &tokens, piece), expected, "{piece}");
     }
-    // Turns are forgotten on the way, and keys of those that stay are turned back.
+    // Turns are forgotten on the way, and the keys of the remaining ones are rotated back.
     let [expected, found] = [&model, &own].map(|model| {
         let mut session = begun(model);
         for turn in tokens.chunks(30) {
@@ -219,7 +219,7 @@ fn a_state_of_its_own_says_the_same_however_tokens_come() {
     let vocab = whole.len() / tokens.len();
     let from = |token: usize| &whole[token * vocab..];
 
-    // A session that went elsewhere and back, and a branch of it.
+    // A session that is rewound, and a branch of it.
     let mut session = model.session().unwrap();
     logits(&mut session, &tokens[..40], 40);
     let mut branch = session.clone();
@@ -228,7 +228,7 @@ fn a_state_of_its_own_says_the_same_however_tokens_come() {
     assert_eq!(logits(&mut session, &tokens[40..], 4), from(40));
     assert_eq!(logits(&mut branch, &tokens[40..], 30), from(40));
 
-    // Beside another sequence, in one pass.
+    // Together with another sequence in one pass.
     let decoder = model.decoder().unwrap();
     let mut caches = [decoder.cache(), decoder.cache()];
     let inputs = [Input::new(&tokens[..11], 0, 11), Input::new(&tokens[20..25], 0, 5)];
@@ -243,7 +243,7 @@ fn a_state_of_its_own_says_the_same_however_tokens_come() {
     };
     assert_eq!(both, [exact(&tokens[..11]), exact(&tokens[20..25])].concat());
 
-    // Among other requests.
+    // Together with other requests.
     let engine = Engine::start(HostConfig::default()).unwrap();
     engine.add("fading", model.clone()).unwrap();
     let config = GenerationConfig { max_tokens: Some(24), ignore_end: true, ..GenerationConfig::default() };
@@ -294,7 +294,7 @@ fn what_is_saved_is_only_for_the_same_components() {
     }
 }
 
-/// What was there, as one's own.
+/// A built-in component, wrapped as a custom one.
 #[derive(Debug)]
 struct SameAs<T>(T);
 
@@ -308,7 +308,7 @@ impl OwnFeedForward for SameAs<FeedForward> {
     }
 }
 
-/// What was there, as one's own, and what it says that it remembers.
+/// A built-in mixer, wrapped as a custom one with a declared memory.
 #[derive(Debug)]
 struct Around(Mixer, MixerMemory);
 
@@ -369,7 +369,7 @@ fn where_no_component_can_stand_it_is_refused() {
     let memory = MixerMemory::KeysAndValues { kv_heads: KV_HEADS, head_dim: HEAD_DIM, rope: Some(1) };
     misplaced(plain().with_mixer(1, |there| Around(there, memory)), 1);
 
-    // Heads bring layers that remember what the checkpoint's own do.
+    // The layers of a head have the same memory as the checkpoint's own.
     let model = plain();
     model.decoder().unwrap().split_at(2).unwrap();
     misplaced(model.clone().with_mixer(3, |_| FADING), 3);
@@ -378,7 +378,7 @@ fn where_no_component_can_stand_it_is_refused() {
     misplaced(model.decoder().unwrap().split_at(2).map_err(RuntimeError::from), 3);
 }
 
-/// Fails, in one way or another.
+/// A component that fails with an error or with a wrong shape.
 #[derive(Debug)]
 struct Failing {
     narrow: bool,
@@ -408,7 +408,7 @@ fn what_a_component_does_wrong_is_told() {
     assert!(told(lying).contains("remembers something else"));
 }
 
-/// Variants of one model share what they have in common, and do not see each other.
+/// Variants of a model share unchanged components and do not affect each other.
 #[test]
 fn a_variant_leaves_the_model_as_it_was() {
     let model = plain();

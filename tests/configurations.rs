@@ -1,5 +1,5 @@
-//! A `config.json` that lies is an error, never a panic: neither when the model is built nor, should the lie
-//! go unnoticed, when it runs.
+//! Tests that a wrong value in a `config.json` is an error and never a panic, neither when the model is built nor when
+//! it runs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -33,7 +33,7 @@ fn lies() -> Vec<Value> {
     ]
 }
 
-/// Every path to a value within the configuration: fields, and fields of its objects.
+/// Returns every path to a value within the configuration: fields, and fields of its objects.
 fn paths(config: &Value) -> Vec<String> {
     let mut paths = Vec::new();
     for (name, value) in config.as_object().unwrap() {
@@ -83,7 +83,7 @@ fn no_lie_in_a_configuration_panics() {
             }
         }
     }
-    // Many fields do not concern the network; those that do have to be noticed.
+    // Many fields do not concern the network; those that do must be checked.
     assert!(refused > 500 && accepted > 500, "{refused} refused, {accepted} accepted");
 }
 

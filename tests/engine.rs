@@ -1,4 +1,4 @@
-//! An engine as programs use it: many requests, several models, from threads and from executors.
+//! Tests of the public interface of an engine: many requests, several models, threads and executors.
 
 #![allow(clippy::unwrap_used)]
 
@@ -46,7 +46,7 @@ fn engine(models: &[(&str, &Model)]) -> Engine {
     engine
 }
 
-/// Waits for a condition that another thread brings about.
+/// Waits for a condition that another thread fulfils.
 fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -55,8 +55,8 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Of four requests that may run together one does when it is critical, and the others see where they stand; all say what
-/// they say alone.
+/// Under critical heat, one of four requests runs and the others are sent their place in the queue. All answers are the
+/// same as alone.
 #[test]
 fn fewer_run_together_when_it_is_hot() {
     let model = model("llama");
@@ -164,7 +164,7 @@ fn who_listens_slowly_holds_up_nobody_else() {
     let fast = engine.generate(Request::new("llama", prompt(2, 4)).with_config(tokens(200)));
     assert_eq!(fast.wait().unwrap().summary.tokens.len(), 200);
     assert_eq!(engine.with_host(|host| host.under_way()).unwrap(), 1, "it has not ended");
-    // It has said as much as there is room for, and waits.
+    // Its event buffer is full, so it is paused.
     let layers = || engine.with_host(|host| host.counters().layers).unwrap();
     let mut before = layers();
     soon("it waits", || {
@@ -211,8 +211,8 @@ fn whoever_waits_for_an_answer_owns_the_engine() {
     assert_eq!(answering.wait().unwrap().summary.tokens.len(), 20);
 }
 
-/// A thread of the pool that waits within a layer takes on whatever else is there to be computed. What a session computes by
-/// itself must not come on top of a layer that holds what it waits for.
+/// A thread of the pool that waits within a layer steals other work. A session's own computation must not run on top of
+/// a layer that holds what it waits for.
 #[test]
 fn a_session_goes_on_beside_an_engine_that_streams() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/qwen3");
@@ -240,7 +240,7 @@ fn a_session_goes_on_beside_an_engine_that_streams() {
         for answering in answering {
             let (said, answer) = std::sync::mpsc::channel();
             thread::spawn(move || drop(said.send(answering.wait())));
-            let outcome = answer.recv_timeout(Duration::from_secs(120)).expect("it hangs").unwrap();
+            let outcome = answer.recv_timeout(Duration::from_secs(120)).expect("no timeout").unwrap();
             assert_eq!(outcome.summary.tokens.len(), 20);
         }
     }
@@ -312,8 +312,8 @@ fn a_pipeline_has_an_answer_whatever_fails() {
     }
 }
 
-/// Asks four times as much as two models can answer, for so long. Returns what the schedule came to, and how many requests were
-/// refused.
+/// Submits four times as many requests as two models can answer, for `time`. Returns the scheduler's counters and the
+/// number of refused requests.
 fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
     let (llama, qwen) = (model("llama"), model("qwen3"));
     let admission = AdmissionConfig { most_waiting: 32, ..AdmissionConfig::default() };
@@ -324,7 +324,7 @@ fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
         let name = if index.is_multiple_of(2) { "llama" } else { "qwen" };
         Request::new(name, prompt(index * 97, 8)).with_config(tokens(40)).with_priority(priority)
     };
-    // How many a second it can answer.
+    // Measures the time per request.
     let began = Instant::now();
     let asked: Vec<_> = (0..32).map(|index| engine.generate(request(index, Priority::Normal))).collect();
     for answering in asked {
@@ -338,7 +338,7 @@ fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
             break;
         }
         thread::sleep(due.saturating_duration_since(Instant::now()));
-        // Few are pinned: what must always be answered has to fit.
+        // Few requests are pinned, because all of those must be answered in time.
         let priority = match index % 16 {
             0 => Priority::Pinned,
             1..=4 => Priority::Interactive,
@@ -347,7 +347,7 @@ fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
         };
         let answering = engine.generate(request(index, priority));
         listening.push(thread::spawn(move || answering.wait().map(|outcome| outcome.summary.tokens.len())));
-        // Finished ones are looked at meanwhile, so that there are not thousands of threads.
+        // Joins finished threads meanwhile, so that there are not thousands of them.
         let (done, going): (Vec<_>, Vec<_>) =
             listening.into_iter().partition(thread::JoinHandle::is_finished);
         listening = going;
@@ -371,7 +371,7 @@ fn judged(answered: thread::JoinHandle<Result<usize, RuntimeError>>) -> usize {
 
 #[test]
 fn too_much_is_refused_and_everybody_gets_on() {
-    // A machine that has become faster since it was measured is asked again, and for longer, one that stands still too.
+    // Tries again, for longer, if the machine was faster than measured or stood still.
     let all_get_on = |seconds: u64| {
         let (counters, refused) = overloaded(Duration::from_secs(seconds));
         eprintln!("{refused} refused, {counters:?}");

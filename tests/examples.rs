@@ -1,4 +1,4 @@
-//! Every example runs as it stands, offline, and does what it says.
+//! Tests that every example runs as it stands, offline, and prints what it should.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// What an example says if it did what it is for.
+/// Examples and words that each prints if it works.
 const SAID: [(&str, &[&str]); 17] = [
     ("axum_embed", &["Hello from the program.", "I am the pocket model", "has ended"]),
     ("branches", &["Your dog is called Biscuit.", "tokens are kept"]),
@@ -35,14 +35,14 @@ const SAID: [(&str, &[&str]); 17] = [
     ("telemetry", &["tokens in", "events on the timeline"]),
 ];
 
-/// Longer than any of them takes by far, on a machine that builds beside.
+/// Far longer than any example takes, even beside a build.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where cargo puts examples that it has built: beside the folder of this test.
+/// Returns the path where cargo builds an example: next to the folder of this test.
 fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().unwrap().parent().unwrap().join("examples").join(name);
@@ -90,7 +90,7 @@ fn no_example_is_forgotten() {
     let run: BTreeSet<String> =
         SAID.iter().map(|(name, _)| (*name).to_owned()).chain(["train_head".into()]).collect();
     assert_eq!(there, run);
-    // Packages of their own are built beside the tests, not with them.
+    // Examples with a package of their own are built by a step of their own.
     let steps = std::fs::read_to_string(root().join(".ci/run")).unwrap();
     for package in folders.iter().map(name) {
         assert!(steps.contains(&format!("examples/{package}/Cargo.toml")), "{package}");

@@ -1,5 +1,5 @@
-//! What fails takes nothing else with it: disks that fail under sessions, prefixes, paused answers and streamed weights,
-//! memory that is refused, and components that panic in the middle of a pass.
+//! Tests that faults are contained: disks that fail under sessions, prefixes, paused answers and streamed weights,
+//! refused memory, and components that panic in the middle of a pass.
 
 #![allow(clippy::unwrap_used)]
 
@@ -27,7 +27,7 @@ use tempfile::TempDir;
 const CHANGING: [Fault; 2] = [Fault::Full, Fault::Broken];
 const READING: [Fault; 3] = [Fault::Broken, Fault::Short, Fault::Vanished];
 
-/// In memory, where there is such a place: thousands of files are made durable here, and no disk has to be asked for that.
+/// Returns a temporary folder, in memory if possible: thousands of files are synced here, which a disk would slow down.
 fn scratch() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -55,13 +55,13 @@ fn alone(model: &Model, prompt: &[u32], most: usize) -> Vec<u32> {
     generation.finish().unwrap().tokens
 }
 
-/// Whether an error says what was wrong with the disk.
+/// Checks that an error reports the fault of the disk.
 #[track_caller]
 fn check_error(fault: Fault, error: &RuntimeError) {
     let store = match error {
         RuntimeError::Together { source } => return check_error(fault, source),
         RuntimeError::Store(store) | RuntimeError::Model(ModelError::Store(store)) => store,
-        other => panic!("{fault:?} is told as {other:?}"),
+        other => panic!("{fault:?} is reported as {other:?}"),
     };
     let kind = match fault {
         Fault::Full => ErrorKind::StorageFull,
@@ -71,14 +71,14 @@ fn check_error(fault: Fault, error: &RuntimeError) {
     };
     match store {
         StoreError::Io { source, .. } => assert_eq!(source.kind(), kind, "{fault:?}: {store}"),
-        // What is not there, or not all of it, may be told from the content.
+        // Missing content may be noticed when it is parsed.
         StoreError::Malformed { .. } if matches!(fault, Fault::Torn | Fault::Short) => {}
-        other => panic!("{fault:?} is told as {other:?}"),
+        other => panic!("{fault:?} is reported as {other:?}"),
     }
 }
 
-/// Has something fail at one operation on files after the other, until there is none left that could. Returns how often it
-/// failed. `attempt` returns what came of it, and how many operations were struck.
+/// Lets each file operation of `attempt` fail in turn, until it has no more operations. Returns how many attempts
+/// failed. `attempt` returns its result and how many operations were affected.
 fn at_every_operation(
     fault: Fault,
     mut attempt: impl FnMut(&dyn Fn(&Faults)) -> (Result<(), RuntimeError>, usize),
@@ -86,7 +86,7 @@ fn at_every_operation(
     let mut failed = 0;
     for goes_on in [true, false] {
         for nth in 0.. {
-            assert!(nth < 500, "{fault:?}: there is no end to it");
+            assert!(nth < 500, "{fault:?}: more than 500 operations");
             let begin = |faults: &Faults| {
                 if goes_on { faults.from(nth, fault) } else { faults.once(nth, fault) }
             };
@@ -110,7 +110,7 @@ fn a_session_that_cannot_be_saved_goes_on_and_its_file_stays() {
     for name in ["llama", "qwen3_5_text"] {
         let model = open(name);
         let (next, restore) = (prompt(9, 5), |path: &Path| Session::restore(path, &model, KvType::default()));
-        // Up to the end of a page, so that clones go on in pages of their own and say the same to the last bit.
+        // Up to the end of a page, so that clones continue in pages of their own with bit-equal logits.
         let mut old = model.session().unwrap();
         old.feed(&prompt(1, PAGE_TOKENS as u32)).unwrap();
         let mut new = old.clone();
@@ -125,7 +125,7 @@ fn a_session_that_cannot_be_saved_goes_on_and_its_file_stays() {
                 let faults = Faults::below(folder.path());
                 begin(&faults);
                 let mut done = new.save(&path, &model);
-                // Others save theirs meanwhile, and it goes on itself.
+                // Another session is saved meanwhile, and this one continues.
                 old.save(&other, &model).unwrap();
                 assert_eq!(new.clone().feed(&next).unwrap(), expected_new);
                 let struck = faults.lift();
@@ -137,18 +137,14 @@ fn a_session_that_cannot_be_saved_goes_on_and_its_file_stays() {
                         assert!(done.is_err());
                         assert_eq!(found.feed(&next).unwrap(), expected_old);
                     }
-                    // Only a disk that says to have written what it has not can take the old file.
+                    // Only a disk that reports unwritten data as written can damage the old file.
                     Err(error) => {
                         assert_eq!((fault, done.is_ok()), (Fault::Torn, true), "{error}");
                         done = Err(error);
                     }
                 }
                 assert_eq!(restore(&other).unwrap().feed(&next).unwrap(), expected_old);
-                assert_eq!(
-                    held.clone().feed(&next).unwrap(),
-                    expected_old,
-                    "it lies in the file that it was"
-                );
+                assert_eq!(held.clone().feed(&next).unwrap(), expected_old, "the old file is intact");
                 new.save(&path, &model).unwrap();
                 assert_eq!(restore(&path).unwrap().feed(&next).unwrap(), expected_new);
                 (done, struck)
@@ -263,7 +259,7 @@ fn a_paused_answer_goes_on_from_the_file_that_is_there() {
     }
 }
 
-/// A copy of a fixture, whose disk fails for it alone.
+/// Returns a copy of a fixture; only the disk of the copy fails.
 fn copied(name: &str, folder: &Path) -> PathBuf {
     let copy = folder.join(name);
     std::fs::create_dir(&copy).unwrap();
@@ -310,14 +306,14 @@ fn a_disk_that_fails_under_one_model_is_nothing_to_the_others() {
         }
         assert_eq!(failed > 0, fault != Fault::Few, "{fault:?}: {failed}");
         faults.lift();
-        // A failure of reading ahead is reported to the first request that asks for the unit.
+        // A read-ahead that failed is reported to the first request that needs it.
         let again = || engine.generate(Request::new("failing", prompt(4, 30)).with_config(tokens(12))).wait();
         let outcome = (0..9).find_map(|_| again().ok()).expect("the disk works again");
         assert_eq!(outcome.summary.tokens, expected[0]);
     }
 }
 
-/// What was there, which panics once it has been asked so often.
+/// The built-in network, which panics after a number of calls.
 #[derive(Debug)]
 struct Panicking {
     there: FeedForward,
@@ -336,7 +332,7 @@ impl OwnFeedForward for Panicking {
     }
 }
 
-/// Simulates a lost device: nothing can be read back from it, and a pass that tries to panics.
+/// A lost device behaves like this: operations panic.
 #[test]
 fn a_pass_that_panics_fails_its_requests_and_nothing_else() {
     let calls = Arc::new(AtomicUsize::new(usize::MAX));
@@ -351,7 +347,7 @@ fn a_pass_that_panics_fails_its_requests_and_nothing_else() {
             let count = if model == "other" { 20 } else { 30 };
             engine.generate(Request::new(model, prompt(from, count)).with_config(tokens(most)))
         };
-        // In the prompt, in the first tokens, and later.
+        // During prefill, during the first tokens, and later.
         for after in [0, 1, 2, 5, 9] {
             calls.store(after, Ordering::SeqCst);
             let others = [ask("other", 7, 40), ask("other", 7, 40)];
@@ -365,8 +361,8 @@ fn a_pass_that_panics_fails_its_requests_and_nothing_else() {
                 let RuntimeError::Together { source } = &failure.error else { panic!("{}", failure.error) };
                 let RuntimeError::Panicked { reason } = &**source else { panic!("{source}") };
                 assert_eq!(reason, "the device is gone");
-                // It has what it had before the pass, and goes on to the same.
-                let mut session = failure.session.expect("it is handed back");
+                // It is as before the pass, and continues with the same logits.
+                let mut session = failure.session.expect("the session is returned");
                 let whole = [session.tokens(), &[9]].concat();
                 let mut plain = open(name).session().unwrap();
                 assert_eq!(session.feed(&[9]).unwrap(), plain.feed(&whole).unwrap(), "{name}, {after}");
@@ -383,7 +379,7 @@ fn options() -> ShareOptions {
     ShareOptions { context: Some(128), rows: 32, ..ShareOptions::default() }
 }
 
-/// Whatever a model has let go of is back, as soon as its threads have ended.
+/// Waits until all memory of a dropped model is released, once its threads have ended.
 fn given_back(budget: &Budget) {
     for _ in 0..6000 {
         if budget.left() == budget.total() {
@@ -395,7 +391,7 @@ fn given_back(budget: &Budget) {
     panic!("{} of {} are left: {held:?}", budget.left(), budget.total());
 }
 
-/// Whether an error says that memory was refused, and for what.
+/// Returns which account an error about refused memory names.
 fn refused(error: &RuntimeError) -> String {
     match error {
         RuntimeError::Together { source } => refused(source),
@@ -421,7 +417,7 @@ fn memory_that_is_refused_anywhere_is_given_back_everywhere() {
         session.feed(&tokens)
     };
     let mut refusals = BTreeSet::new();
-    // There is enough by the plan, and so much of it is left.
+    // The plan fits, but only `left` bytes are left.
     let mut attempt = |left: u64| {
         let budget = Budget::new(64 << 20);
         let taken = budget.charge(Account::Scratch, budget.total() - left).unwrap();
@@ -464,7 +460,7 @@ fn memory_that_is_gone_for_a_while_fails_who_needs_more_and_nobody_else() {
     for round in 0..3u32 {
         let fed = prompt(round, 40);
         assert_eq!(session.feed(&fed).unwrap(), expected.feed(&fed).unwrap());
-        // All that is left is gone: there is nothing for anything new, and pages for as long as weights can be let go of.
+        // Without memory left, every new charge is refused; pages are granted as long as weights can be evicted.
         let taken = budget.charge(Account::Scratch, budget.left()).unwrap();
         assert_eq!(refused(&budget.charge(Account::Weights, 1).map(drop).unwrap_err().into()), "weights");
         let mut others = Vec::new();
@@ -479,7 +475,7 @@ fn memory_that_is_gone_for_a_while_fails_who_needs_more_and_nobody_else() {
         assert_eq!(refused(&error), "pages");
         let another = open_shared("qwen3").map(drop);
         assert!(another.is_err_and(|error| !refused(&error).is_empty()));
-        // Who has its pages goes on, and so do all once there is room again.
+        // A session that has its pages continues, and so do all once there is room again.
         let next = prompt(round + 9, 10);
         assert_eq!(session.feed(&next).unwrap(), expected.feed(&next).unwrap());
         println!("{} others had their pages", others.len());

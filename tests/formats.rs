@@ -1,4 +1,5 @@
-//! One checkpoint, whatever it is stored as: a Hugging Face directory, a GGUF file, a bundle made of either.
+//! Tests that a checkpoint computes the same in every format: a Hugging Face directory, a GGUF file, and a bundle of
+//! either.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +21,7 @@ fn open(path: &Path) -> Model {
     Model::open(path, &device("cpu").unwrap()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What a checkpoint computes on every device of this build.
+/// Verifies a checkpoint on every device of this build.
 fn verified(path: &Path, expected: &Path) -> Vec<(&'static str, Verification)> {
     let verified = |name| {
         let model = Model::open(path, &device(name).unwrap()).unwrap();
@@ -66,8 +67,8 @@ fn an_encoder_survives_its_bundle() {
     }
 }
 
-/// What rounding weights costs, against the same rounding done by another program: the difference between
-/// the two would be a fault of this one.
+/// The loss of quantized weights equals that of the same rounding by another program; a difference would be a fault of
+/// this one.
 #[test]
 fn quantization_costs_what_its_rounding_costs() {
     let oracle: Value =
@@ -112,8 +113,8 @@ fn a_quantized_model_keeps_its_tokens_when_stored_again() {
     assert_eq!(hashes(&first), hashes(&second));
 }
 
-/// A quantized model computes the same on every device: the CPU has kernels for it, others unpack it. Beside weights of
-/// four bits the CPU reads activations of eight bits, which are 257 times as coarse as the sixteen beside those of eight.
+/// A quantized model computes the same on every device: the CPU has kernels for it, others dequantize. With 4-bit
+/// weights the CPU quantizes activations to 8 bits, which is 257 times as coarse as the 16 bits with 8-bit weights.
 #[test]
 fn quantized_weights_mean_the_same_everywhere() {
     let scratch = tempfile::tempdir().unwrap();

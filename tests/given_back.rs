@@ -1,4 +1,5 @@
-//! When memory is given back that was freed. The process says only once how, which is why this stands alone.
+//! Tests when freed memory is released to the system. The release hook is global, so this test has a process of its
+//! own.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +15,7 @@ fn prompt(count: u32) -> Vec<u32> {
     (0..count).map(|index| 3 + index * 31 % 150).collect()
 }
 
-/// How often it is given back while something is done.
+/// Returns how often memory is released during `by`.
 fn given_back(by: impl FnOnce()) -> usize {
     let before = GIVEN_BACK.load(Ordering::Relaxed);
     by();
@@ -33,7 +34,7 @@ fn what_a_prompt_leaves_is_given_back_when_its_answer_begins() {
     let feed =
         |session: &mut firebox::Session, count| given_back(|| drop(session.feed(&prompt(count)).unwrap()));
     assert_eq!([63, 64, 1].map(|count| feed(&mut session, count)), [0, 1, 0]);
-    // Each piece of it is followed by another one.
+    // Each piece of the prompt is followed by another one.
     let mut session = model.session().unwrap();
     assert_eq!(given_back(|| session.feed_each_row(&prompt(100), |_| ()).unwrap()), 0);
 
