@@ -1,5 +1,5 @@
-//! Tests that a trunk with a head computes what one model of the same weights computes, from whichever token on the head is
-//! used, and beside whichever other heads.
+//! Tests that a trunk with a head computes what a single model of the same weights computes, whenever the head is
+//! switched to, and whatever other heads are in use.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,7 +30,7 @@ fn layer_of(name: &str) -> Option<usize> {
     name.split_once("layers.")?.1.split('.').next()?.parse().ok()
 }
 
-/// A model that differs from the fixture in all that a head may have from layer `split` on.
+/// Writes a model that differs from the fixture, from layer `split` on, in everything that a head may have.
 fn changed(family: &str, split: usize, seed: u32, folder: &Path) -> PathBuf {
     let path = folder.join(format!("{family}-{seed}"));
     std::fs::create_dir(&path).unwrap();
@@ -57,7 +57,7 @@ fn changed(family: &str, split: usize, seed: u32, folder: &Path) -> PathBuf {
     path
 }
 
-/// A trunk, models that differ from it from its split on, and the heads that make it one of them.
+/// A trunk, models that differ from it from its split on, and the corresponding heads.
 struct Wardrobe {
     trunk: Model,
     wholes: Vec<Model>,
@@ -75,7 +75,7 @@ impl Wardrobe {
         decoder.split_at(split).unwrap();
         let paths: Vec<_> = (1..=heads).map(|seed| changed(family, split, seed, folder.path())).collect();
         let head = |path: &PathBuf| {
-            // All of its tensors, those of the trunk too: only a head's own are asked for.
+            // The source has all tensors, but only a head's own are read.
             let tensors = Checkpoint::open(path).unwrap();
             let own = Arc::new(Own { tensors, split });
             let id = path.file_name().unwrap().to_str().unwrap();
@@ -91,7 +91,7 @@ impl Wardrobe {
     }
 }
 
-/// Tensors of a checkpoint that are a head's.
+/// The tensors of a checkpoint that belong to a head.
 #[derive(Debug)]
 struct Own {
     tensors: Checkpoint,
@@ -147,7 +147,7 @@ fn swapping_there_and_back_leaves_no_trace() {
     for family in FAMILIES {
         let wardrobe = Wardrobe::new(family, 2);
         let mut session = wardrobe.session();
-        // As long as several pages, in pieces that end within one.
+        // Several pages long, in pieces that end within a page.
         let mut wholes: Vec<Session> = wardrobe.wholes.iter().map(|model| model.session().unwrap()).collect();
         let mut bare = wardrobe.session();
         let order = [None, Some(0), Some(1), Some(0), None, Some(1)];
@@ -240,7 +240,7 @@ fn a_saved_session_goes_on_with_any_head() {
     }
 }
 
-/// A copy of a fixture that heads can be installed beside.
+/// Copies a fixture to a folder where heads can be installed.
 fn installable(family: &str, folder: &Path) -> PathBuf {
     let path = folder.join("model");
     std::fs::create_dir(&path).unwrap();
@@ -259,7 +259,7 @@ fn noise(seed: u32, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Installed beside a model, an adapter does what a model does that it was multiplied into.
+/// An installed adapter computes what a model with the adapter merged into its weights computes.
 #[test]
 fn an_adapter_is_the_weights_it_would_make() {
     const RANK: usize = 3;
@@ -321,7 +321,7 @@ fn an_adapter_is_the_weights_it_would_make() {
     assert!(furthest(&own, &expected) > range * 1e-2, "the adapter changes something");
 }
 
-/// A head that cannot be loaded has no say in where heads begin.
+/// A head that fails to load does not determine the split.
 #[test]
 fn a_head_that_cannot_be_loaded_splits_nothing() {
     let model = Model::open(fixture("llama"), &device("cpu").unwrap()).unwrap();
@@ -330,7 +330,7 @@ fn a_head_that_cannot_be_loaded_splits_nothing() {
     let load = |own: Arc<dyn firebox::store::Tensors + Send + Sync>, split: usize| {
         Head::load("head", own, &HeadForm::Blocks, split, &decoder, model.checkpoint())
     };
-    // Those of the trunk are not a head's.
+    // The tensors of the trunk do not belong to a head.
     assert!(matches!(load(Arc::new(tensors.clone()), 1).unwrap_err(), ModelError::ExtraTensors { .. }));
     assert_eq!(decoder.split(), None);
     let own = |split: usize| Arc::new(Own { tensors: tensors.clone(), split });
@@ -342,7 +342,7 @@ fn a_head_that_cannot_be_loaded_splits_nothing() {
     }
 }
 
-/// A model in a folder, with a bridge for a fallback.
+/// Writes a model with a bridge as its fallback head.
 fn bridged(folder: &Path) -> PathBuf {
     let path = installable("llama", folder);
     let checkpoint = Checkpoint::open(&path).unwrap();
@@ -364,7 +364,7 @@ fn bridged(folder: &Path) -> PathBuf {
     path
 }
 
-/// A sequence that uses a bridge skips the last layers, and later returns to them as if it had never left.
+/// A sequence that uses a bridge skips the last layers, and returns to them as if it had never left.
 #[test]
 fn a_bridge_leaves_no_trace() {
     let folder = tempfile::tempdir().unwrap();
@@ -373,7 +373,7 @@ fn a_bridge_leaves_no_trace() {
     let model = model.with_heads(HeadPoolConfig::patient()).unwrap();
     let (mut session, mut plain) = (model.session().unwrap(), model.session().unwrap());
     for (step, fed) in [tokens(1, 50), tokens(2, 70), tokens(3, 1), tokens(4, 20)].into_iter().enumerate() {
-        // A fallback replaces a head that does not exist.
+        // A missing head is replaced by the fallback.
         let worn = session.use_head(if step % 2 == 0 { OWN_HEAD } else { "none" });
         assert_eq!(worn.fallback_reason.is_some(), step % 2 == 1);
         let (found, expected) = (session.feed(&fed).unwrap(), plain.feed(&fed).unwrap());
@@ -381,7 +381,7 @@ fn a_bridge_leaves_no_trace() {
     }
 }
 
-/// Heads of a model that is fitted into memory are charged to its budget by default.
+/// A model in a limited budget charges its heads to that budget by default.
 #[test]
 fn heads_of_a_fitted_model_are_charged_to_its_budget() {
     let folder = tempfile::tempdir().unwrap();
@@ -433,13 +433,13 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     let each = heads.head(one).unwrap().bytes();
     assert_eq!(both, 2 * each);
 
-    // The memory of an evicted head stays charged until the next head takes it, which then computes what it did before.
+    // The memory of an evicted head stays charged until the next load takes it over, which computes the same.
     rack.evict(one);
     assert_eq!(budget.held(Account::Weights), both);
     assert_eq!(ran(&mut wearing(one)), first);
     assert_eq!(budget.held(Account::Weights), both);
 
-    // A session that still uses an evicted head keeps its memory, which stays charged.
+    // A head in use keeps its memory, which stays charged.
     let mut worn = wearing(one);
     rack.evict(one);
     rack.evict(other);
@@ -451,7 +451,7 @@ fn the_memory_of_a_head_that_left_is_the_next_ones() {
     assert_eq!(budget.held(Account::Weights), each);
 }
 
-/// From what the trunk made of the last token, and without moving the sequence.
+/// A classifier reads the trunk's state of the last token, and does not change the sequence.
 #[test]
 fn a_classifier_reads_the_trunk() {
     let folder = tempfile::tempdir().unwrap();
@@ -490,13 +490,13 @@ fn a_classifier_reads_the_trunk() {
         assert!((found - expected).abs() < 1e-2, "{label}: {found} instead of {expected}");
     }
     assert!(found.is_sorted_by(|one, other| one.probability >= other.probability));
-    // It cannot be asked to continue, nor to share a pass with heads that do.
+    // A classifier can neither generate nor share a pass with heads that do.
     session.use_head("router");
     let config = firebox::GenerationConfig::default();
     assert!(firebox::Generation::begin(&mut session, None, &[5], config).is_err());
 }
 
-/// A session that wore a head and was cleared begins with what the prefix has, which is the model's own.
+/// A session that used a head and was cleared starts from the prefix, which belongs to the model itself.
 #[test]
 fn a_prefix_is_that_of_the_model_itself() {
     let wardrobe = Wardrobe::new("llama", 1);
@@ -517,8 +517,8 @@ fn a_prefix_is_that_of_the_model_itself() {
     }
 }
 
-/// Positions that are taken up, and turns that are gone or hidden: what a head makes of the rest is what it would make
-/// of it alone, and the trunk's part stays as it was.
+/// After positions are compacted and turns are evicted or hidden, a head computes what it would compute for the rest
+/// alone, and the trunk's states stay unchanged.
 #[test]
 fn a_head_can_be_put_on_after_turns_have_gone() {
     for (family, after) in
@@ -537,7 +537,7 @@ fn a_head_can_be_put_on_after_turns_have_gone() {
         let changed = other.feed(&[9]).unwrap();
         assert_ne!(bits(&changed), bits(&own));
         assert!(changed.iter().all(|logit| logit.is_finite()));
-        // What others share was not written over.
+        // Pages shared with other sessions are not overwritten.
         assert_eq!(bits(&session.feed(&[9]).unwrap()), bits(&own), "{family}");
     }
 }
@@ -545,8 +545,7 @@ fn a_head_can_be_put_on_after_turns_have_gone() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Going back, branching off and swapping in any order: what counts is which tokens there are, and the head of the
-    /// moment.
+    /// Covers rewinds, branches and switches in any order: only the tokens and the current head matter.
     #[test]
     fn history_does_not_show(steps in prop::collection::vec((0u8..5, 0usize..150), 1..12)) {
         let wardrobe = Wardrobe::new("llama", 2);

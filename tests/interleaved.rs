@@ -1,4 +1,4 @@
-//! Several models in less memory than they take together.
+//! Tests of several models in less memory than they take together.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use firebox_testing::model::SyntheticModel;
 
-/// What the process takes is looked at, and what others do in it meanwhile would count.
+/// Held by every test, because the memory of the process is measured.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone_here() -> MutexGuard<'static, ()> {
@@ -35,7 +35,7 @@ struct Models {
 }
 
 impl Models {
-    /// Three whose weights take so many MiB each.
+    /// Writes three models with weights of these sizes in MiB.
     fn new(sizes: [usize; 3]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let made = [(sizes[0], 4), (sizes[1], 8), (sizes[2], 12)];
@@ -54,7 +54,7 @@ impl Models {
         self.made.iter().map(|made| made.bytes() as u64).sum()
     }
 
-    /// What each says alone, with all of it in memory.
+    /// Generates with one model alone that is resident as a whole.
     fn alone(&self, name: &str, prompt: &[u32], config: GenerationConfig) -> Vec<u32> {
         let model = Model::open(self.path(name), &device("cpu").unwrap()).unwrap();
         let mut session = model.session().unwrap();
@@ -68,7 +68,7 @@ fn options() -> ShareOptions {
     ShareOptions { context: Some(256), rows: 16, ..ShareOptions::default() }
 }
 
-/// Room for so much of the weights, and for what models take beside them.
+/// A budget for this many bytes of weights and what models take beside them.
 fn shared(weights: u64) -> SharedBudget {
     SharedBudget::beside(&Budget::new(weights + 6 * MIB)).unwrap()
 }
@@ -143,7 +143,7 @@ fn one_gives_way_and_grows_back() {
         .add("middle", open(&shared, &models.path("middle"), &ShareOptions { preload: false, ..options() }))
         .unwrap();
     let whole = kept(&engine, "large");
-    assert!(whole >= large, "there is room for all of it: {whole} of {large}");
+    assert!(whole >= large, "the whole model fits: {whole} of {large}");
     assert_eq!(kept(&engine, "middle"), 0);
     let ask = |name: &str| {
         let request = Request::new(name, prompt(1, 9)).with_config(tokens(12));
@@ -152,10 +152,10 @@ fn one_gives_way_and_grows_back() {
     };
     ask("middle");
     let (middle, rest) = (kept(&engine, "middle"), kept(&engine, "large"));
-    assert!(middle >= models.made[1].bytes() as u64, "who is asked has the memory: {middle}");
-    assert!(rest > 0 && rest < whole, "no more is given up than is needed: {rest} of {whole}");
+    assert!(middle >= models.made[1].bytes() as u64, "the model in use has the memory: {middle}");
+    assert!(rest > 0 && rest < whole, "no more is evicted than needed: {rest} of {whole}");
     ask("large");
-    assert!(kept(&engine, "large") > rest + middle / 2, "it comes back");
+    assert!(kept(&engine, "large") > rest + middle / 2, "its parts are loaded again");
     assert!(kept(&engine, "middle") < middle);
     assert!(shared.budget().most_held() <= shared.budget().total());
 }
@@ -174,7 +174,7 @@ fn the_first_pass_of_what_does_not_fit_goes_through() {
             kept(&engine, "large")
         };
         let (first, second) = (kept_after_another(), kept_after_another());
-        assert_eq!(first > 0, fits, "{first} bytes stay where all of it fits: {fits}");
+        assert_eq!(first > 0, fits, "{first} bytes stay resident if all of it fits: {fits}");
         assert!(second > large / 3, "{second} of {large} bytes stay");
     }
 }
@@ -186,7 +186,7 @@ fn who_is_pinned_stays() {
     let shared = shared(2 * MIB);
     let engine = Engine::start(HostConfig::default()).unwrap();
     engine.add("large", open(&shared, &models.path("large"), &options())).unwrap();
-    // What was filled makes room for it.
+    // Preloaded parts of other models make room for it.
     let pinned = ShareOptions { pinned: true, ..options() };
     engine.add("small", open(&shared, &models.path("small"), &pinned)).unwrap();
     let whole = kept(&engine, "small");
@@ -220,7 +220,7 @@ fn who_is_assured_has_what_it_needs_whatever_others_take() {
     let kept = small.residency().unwrap().budget().reserved().unwrap();
     assert!(kept > 0);
     let large = open(&shared, &models.path("large"), &options());
-    // The other one has taken all that is not kept for this one.
+    // The other model has taken everything that is not reserved for this one.
     let part = |model: &Model| {
         let budget = model.residency().unwrap().budget().clone();
         let held: u64 = Account::ALL.into_iter().map(|account| budget.held(account)).sum();
@@ -228,7 +228,7 @@ fn who_is_assured_has_what_it_needs_whatever_others_take() {
     };
     let ((held, left), (_, others)) = (part(&small), part(&large));
     assert!(left >= kept - held && left > others, "{left} of {kept}, {held} held, {others} for others");
-    // A model does not reserve more memory than it can use.
+    // A model cannot reserve more than it can use.
     let greedy = ShareOptions { reserved: u64::MAX, ..options() };
     let shared = SharedBudget::beside(&Budget::new(64 * MIB)).unwrap();
     let small = open(&shared, &models.path("small"), &greedy);
@@ -249,7 +249,7 @@ fn a_head_gets_the_memory_of_parts_that_can_be_read_again() {
     let rack = pocket.heads().unwrap();
     let bytes: u64 = rack.names().iter().map(|name| rack.bytes_of(name).unwrap()).sum();
     let before = large.residency().unwrap().resident_bytes();
-    assert!(shared.budget().left() < bytes, "the other one has it");
+    assert!(shared.budget().left() < bytes, "the other model has it");
     // Heads in use are not evicted for each other.
     let worn: Vec<_> = rack.names().iter().map(|name| rack.acquire(name)).collect();
     assert!(worn.iter().all(|worn| worn.fallback_reason.is_none()), "{worn:?}");
@@ -269,7 +269,7 @@ fn an_encoder_stays_as_a_whole() {
     let before = large.residency().unwrap().resident_bytes();
     let taken = shared.budget().left().saturating_sub(bytes / 2);
     let _taken = shared.budget().charge(Account::Program, taken).unwrap();
-    // Others give way for it, and it is paid for.
+    // Parts of other models are evicted for it, and it is charged.
     let whole = open(&shared, &encoder, &options());
     assert!(whole.encoder().is_ok() && large.residency().unwrap().resident_bytes() < before);
     let weights =
@@ -278,7 +278,7 @@ fn an_encoder_stays_as_a_whole() {
     drop(whole);
     let left =
         shared.budget().held(Account::Weights) - large.residency().unwrap().budget().held(Account::Weights);
-    assert_eq!(left, 0, "what is gone is not paid for");
+    assert_eq!(left, 0, "a dropped model is not charged");
     let little = SharedBudget::beside(&Budget::new(bytes / 2)).unwrap();
     let error = little.open(&encoder, &device("cpu").unwrap(), &options()).map(drop).unwrap_err();
     assert!(error.to_string().contains("beside the other models"), "{error}");
@@ -303,7 +303,7 @@ fn who_is_rarely_asked_is_opened_then() {
     let request = || Request::new("middle", prompt(2, 6)).with_config(tokens(7));
     let error = engine.generate(request()).wait().unwrap_err();
     assert!(matches!(error, RuntimeError::NotOpened { .. }), "{error}");
-    // The next ones try again, and wait for it together.
+    // The next requests retry, and wait for it together.
     let asked = [request(), request()].map(|request| engine.generate(request));
     let cancelled = engine.generate(request());
     cancelled.cancel();
@@ -324,7 +324,7 @@ fn who_is_rarely_asked_is_opened_then() {
 fn the_process_takes_no_more_than_it_may() {
     let _alone = alone_here();
     let models = Models::new([6, 18, 48]);
-    // What the program itself takes is there before.
+    // Allocates what the program takes beside its models.
     models.alone("middle", &prompt(1, 16), tokens(4));
     let own = firebox::resident_bytes().unwrap();
     let memory = own + 20 * MIB + (models.bytes() as f64 * 0.65) as u64;
@@ -355,24 +355,25 @@ fn the_process_takes_no_more_than_it_may() {
     drop(watching);
     watch.join().unwrap();
     let most = over.load(Ordering::Relaxed) as u64;
-    assert!(most > own + 10 * MIB, "it was looked at: {most}");
+    assert!(most > own + 10 * MIB, "memory was measured: {most}");
     assert!(most <= memory, "{} MiB of {}", most / MIB, memory / MIB);
     assert!(shared.budget().most_held() <= memory);
 }
 
-/// What a disk waits for.
+/// What a slow disk waits for.
 #[derive(Debug, Default)]
 struct Others {
     /// Whether it waits at all.
     speak: AtomicBool,
     tokens: AtomicUsize,
-    /// Reads during which they spoke.
+    /// Reads during which other requests got tokens.
     reads: AtomicUsize,
-    /// Whether they kept silent for a minute.
+    /// Whether a read saw no token for a minute.
     silent: AtomicBool,
 }
 
-/// A disk that takes for every read until others have spoken on: however slow the machine is, they have to get on meanwhile.
+/// A disk whose reads last until other requests get tokens: they must make progress meanwhile, however slow the machine
+/// is.
 #[derive(Debug)]
 struct Slow {
     disk: Arc<dyn ReadAt>,
@@ -397,7 +398,7 @@ impl ReadAt for Slow {
     }
 }
 
-/// While one waits for the disk, another has the machine.
+/// While one model waits for the disk, another one runs.
 #[test]
 fn nobody_waits_for_the_disk_of_another() {
     let _alone = alone_here();
@@ -440,6 +441,6 @@ fn nobody_waits_for_the_disk_of_another() {
     enough.store(true, Ordering::Relaxed);
     listening.join().unwrap();
     let (reads, silent) = (others.reads.load(Ordering::Relaxed), others.silent.load(Ordering::Relaxed));
-    assert!(!silent, "after {reads} reads no other model produced a token until the next was over");
+    assert!(!silent, "after {reads} reads no token came until the next one ended");
     assert!(reads > 20, "{reads} reads");
 }

@@ -1,4 +1,4 @@
-//! The launches of a decode step on an accelerator.
+//! Tests how many kernels a decode step launches on an accelerator.
 
 #![cfg(feature = "wgpu")]
 #![allow(clippy::unwrap_used)]

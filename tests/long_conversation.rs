@@ -1,5 +1,5 @@
-//! A conversation may go on for ever: it takes no more memory after ten thousand turns than after a few hundred. In a
-//! process of its own, so that nothing else is measured.
+//! Tests that a conversation takes no more memory after ten thousand turns than after a few thousand. It has a process
+//! of its own, so that nothing else is measured.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -7,11 +7,12 @@ use std::path::Path;
 
 use firebox::{AfterEviction, Model, Role, WholeTurns, anonymous_bytes, device, mapped_file_bytes};
 
-/// Turns before memory is measured: until then threads and the allocator take what they keep.
+/// Turns before memory is first measured, until threads and the allocator have what they keep.
 const WARM_UP: usize = 3_000;
 const TURNS: usize = 10_000;
-/// A conversation that keeps something of its turns grows every time. A thread that the system is late to start, or code that
-/// is read from disk again, adds to one of them: a hundred pages of 4 KiB once were more than the hundredth that is allowed.
+/// Number of measurements, all of which must show growth to fail. A leak grows every time; a thread that starts late,
+/// or code that is paged in again, affects one. It once was a hundred pages of 4 KiB, more than the hundredth that is
+/// allowed.
 const ATTEMPTS: usize = 3;
 
 fn resident_bytes() -> u64 {
@@ -28,7 +29,7 @@ fn memory_stays_flat_over_ten_thousand_turns() {
         .unwrap()
         .with_turn_capacity(256, policy);
     let pool = session.cache().pool().clone();
-    // Looking brings code into memory that looks.
+    // Pages in the code that measures.
     resident_bytes();
     let mut turns = 0_u32..;
     let mut converse = |count: usize| {

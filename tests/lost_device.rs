@@ -1,5 +1,5 @@
-//! A graphics device that is lost in the middle of an answer: what was asked of it fails and says why, what it had said is
-//! there still, and models on other devices go on.
+//! Tests that losing a graphics device in the middle of an answer fails its requests with the cause, keeps what was
+//! generated, and leaves models on other devices running.
 
 #![cfg(feature = "wgpu")]
 #![allow(clippy::unwrap_used)]
@@ -33,7 +33,7 @@ fn alone(model: &Model, prompt: &[u32], most: usize) -> Vec<u32> {
     generation.finish().unwrap().tokens
 }
 
-/// Whether an error is about a device that is gone.
+/// Returns whether an error reports a lost device.
 fn is_lost(error: &RuntimeError) -> bool {
     match error {
         RuntimeError::Together { source } => is_lost(source),
@@ -73,15 +73,15 @@ fn a_lost_device_fails_what_is_asked_of_it_and_nothing_else() {
     }
     let failure = failure.unwrap();
     assert!(is_lost(&failure.error), "{:?}", failure.error);
-    // What was said is known, and another device goes on from it.
-    let session = failure.session.expect("it is handed back");
+    // The tokens are known, and another device continues from them.
+    let session = failure.session.expect("the session is returned");
     assert!(said.len() >= SAID);
     assert!(session.tokens().starts_with(&prompt));
     let known = &session.tokens()[prompt.len()..];
     assert!(said.starts_with(known) && known.len() + 1 >= said.len(), "{known:?} of {said:?}");
     let whole = [known, &alone(&cpu, session.tokens(), 4)].concat();
     assert_eq!(whole, alone(&cpu, &prompt, whole.len()));
-    // Later requests fail with the same error, and do not wait forever.
+    // Later requests fail as well, and do not hang.
     for event in ask("lost", 4) {
         match event {
             Event::Failed(failure) => assert!(is_lost(&failure.error), "{:?}", failure.error),
@@ -93,7 +93,7 @@ fn a_lost_device_fails_what_is_asked_of_it_and_nothing_else() {
         assert_eq!(other.wait().unwrap().summary.tokens, expected);
     }
     assert_eq!(ask("other", 40).wait().unwrap().summary.tokens, expected);
-    // The model can be let go of.
+    // The model can be removed.
     engine.remove("lost").unwrap();
     assert_eq!(ask("other", 40).wait().unwrap().summary.tokens, expected);
 }

@@ -1,6 +1,6 @@
-//! Weights are used where they lie: running a model maps its file and copies nothing of size.
+//! Tests that weights are used in place: running a model maps its file and copies little.
 //!
-//! The one test of its process, because it counts the memory of the whole process.
+//! It is the only test of its process, because it counts the memory of the whole process.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 const MIB: u64 = 1 << 20;
 
-/// A llama of 100 MB in f32, laid out as any safetensors file.
+/// Writes a llama of 100 MB in f32 as a safetensors file.
 fn write_checkpoint(folder: &Path) -> u64 {
     let (vocab, hidden, inner, layers) = (8192, 512, 2048, 4);
     let config = json!({
@@ -67,8 +67,8 @@ fn a_run_maps_the_file_and_copies_none_of_it() {
     let folder = tempfile::tempdir().unwrap();
     let weights = write_checkpoint(folder.path());
     assert!(weights > 96 * MIB);
-    // The thread pool and the allocator take what they take before the measurement. It stays open, because who reads it ahead
-    // may hold its file longer than it would be, and that would be missing afterwards.
+    // The thread pool and the allocator are initialized before the measurement. The model stays open, because a
+    // readahead thread could release its mapping late, within the measurement.
     let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/reference/llama");
     let small = Model::open(small, &device("cpu").unwrap()).unwrap();
     small.session().unwrap().feed(&[5; 16]).unwrap();
@@ -80,7 +80,7 @@ fn a_run_maps_the_file_and_copies_none_of_it() {
     session.feed(&[9]).unwrap();
     let anonymous = anonymous_bytes().unwrap().saturating_sub(anonymous);
     let mapped = mapped_file_bytes().unwrap().saturating_sub(mapped);
-    // Of the embedding only the rows of nine tokens are touched.
+    // Only the rows of nine tokens of the embedding are read.
     assert!(mapped > 80 * MIB, "only {mapped} bytes of the file were touched");
     assert!(anonymous < 12 * MIB, "{anonymous} bytes were copied");
 }

@@ -1,4 +1,4 @@
-//! A prefix that two processes have opened is in memory once.
+//! Tests that a prefix opened by two processes is in memory once.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that fails here should say so")]
 
@@ -19,7 +19,7 @@ fn open(folder: &Path) -> (Model, PersistentPrefix) {
     (model, prefix)
 }
 
-/// What this process and the others that share them have of a file's pages: kilobytes resident, and its share of them.
+/// Returns the kilobytes of a file that are resident in this process, and this process's proportional share of them.
 fn of_prefix(process: u32) -> (u64, u64) {
     let maps = std::fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
     let (mut within, mut sums) = (false, (0, 0));
@@ -42,7 +42,7 @@ fn rolled_up(process: u32) -> String {
     rolled_up.lines().filter(|line| line.starts_with("Pss:") || line.starts_with("Rss:")).collect()
 }
 
-/// Opens a prefix, says so, and holds it until it is told that that is enough.
+/// Opens a prefix, prints that it has, and holds it until its input ends.
 #[test]
 fn held_by_another_process() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
