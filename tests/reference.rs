@@ -1,5 +1,5 @@
-//! Every family computes what the reference computes, however the prompt goes through the layers, on every
-//! device of this build.
+//! Tests that every family computes what the reference computes, however the prompt is divided, on every device of this
+//! build.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use firebox::{Model, Prefill, Verification, available_devices, device, verify_ag
 
 const MODES: [Prefill; 3] = [Prefill::Whole, Prefill::Chunked, Prefill::Stepwise];
 
-/// Of the logit range, and of an embedding's elements.
+/// Relative to the logit range, and to an embedding's elements.
 const LOGIT_TOLERANCE: f64 = 1e-4;
 const EMBEDDING_TOLERANCE: f64 = 1e-5;
 
@@ -22,7 +22,7 @@ fn fixtures(folder: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// Checks one checkpoint in every mode and collects what fails.
+/// Checks one checkpoint in every mode and collects the failures.
 fn check(path: &Path, expected: &Path, failures: &mut Vec<String>) {
     for device_name in available_devices() {
         let model = match Model::open(path, &device(device_name).unwrap()) {

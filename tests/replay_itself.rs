@@ -1,5 +1,5 @@
-//! The replay that caches are compared with: it says what the library and the reference say of undisturbed
-//! sequences, and it notices what it is told to see.
+//! Tests of the replay that caches are compared with: on undisturbed sequences it agrees with the library and the
+//! reference, and it reacts to changes of what tokens see.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use safetensors::SafeTensors;
 const FIXTURES: [&str; 4] =
     ["reference/llama", "reference/qwen3", "reference/qwen3_5_text", "variants/mistral-window7-headdim12"];
 
-/// Of the logit range.
+/// Relative to the logit range.
 const TOLERANCE: f64 = 1e-4;
 const NOTICEABLE: f64 = 1e-3;
 
@@ -30,7 +30,7 @@ fn tokens(count: u32, first: u32) -> Vec<u32> {
     (0..count).map(|at| (first + at * 37 + at * at) % 160).collect()
 }
 
-/// The largest deviation of any row from what the library says.
+/// Returns the largest deviation of any row from the library's logits.
 fn from_library(fixture: &str, tokens: &[u32], expected: &[Vec<f64>]) -> f64 {
     let mut found = Vec::new();
     session(fixture).feed_each_row(tokens, |logits| found.extend_from_slice(logits)).unwrap();
@@ -73,7 +73,7 @@ fn an_undisturbed_sequence_says_what_the_reference_says() {
     }
 }
 
-/// Hiding a token is noticed at once, by every later token that took it in, and by none before.
+/// Hiding a token changes every later token that attended to it, and no earlier one.
 #[test]
 fn a_hidden_token_is_missed() {
     for fixture in FIXTURES {
@@ -91,7 +91,7 @@ fn a_hidden_token_is_missed() {
     }
 }
 
-/// Positions count for a window, not how many tokens are visible: what lies beyond it is not seen, listed or not.
+/// A window counts positions, not visible tokens: a token beyond it is not seen, whether listed or not.
 #[test]
 fn a_window_reaches_back_as_many_positions_as_it_has() {
     let naive = Naive::open(&path("variants/mistral-window7-headdim12"));
@@ -104,7 +104,7 @@ fn a_window_reaches_back_as_many_positions_as_it_has() {
     }
 }
 
-/// Only distances count, and they do.
+/// Only distances between positions matter, and they do.
 #[test]
 fn keys_are_rotated_to_where_a_query_sees_them() {
     for fixture in FIXTURES {
@@ -128,7 +128,7 @@ fn keys_are_rotated_to_where_a_query_sees_them() {
     }
 }
 
-/// In half precision it matters where a key was before, a little, and nowhere else.
+/// In half precision, the former position of a key matters a little, and nowhere else.
 #[test]
 fn keys_that_have_moved_are_rounded_again() {
     for fixture in FIXTURES {
@@ -148,7 +148,7 @@ fn keys_that_have_moved_are_rounded_again() {
     }
 }
 
-/// Two branches behind one beginning say what two sequences say, whatever the order in which they grow.
+/// Two branches with a common prefix compute what two sequences compute, in whatever order they grow.
 #[test]
 fn branches_do_not_meet() {
     let (beginning, left, right) = (tokens(12, 5), tokens(9, 90), tokens(9, 31));
@@ -182,7 +182,7 @@ fn branches_do_not_meet() {
     }
 }
 
-/// What recurrent layers remember is what they went through, not what is visible.
+/// The state of recurrent layers depends on the tokens processed, not on the visible ones.
 #[test]
 fn recurrent_layers_continue_where_they_are_told() {
     for (fixture, recurrent) in [("reference/qwen3_5_text", true), ("reference/llama", false)] {

@@ -1,4 +1,4 @@
-//! Files that an earlier version wrote open and continue with the same tokens.
+//! Tests that files of an earlier version open and continue with the same tokens.
 //!
 //! `tests/fixtures/before` was written by the code before sessions got a module of their own. To write files of another
 //! version, run the ignored test on that version with `FIREBOX_WRITE_BEFORE=1`.
@@ -38,7 +38,7 @@ fn tokens(seed: u32, count: u32) -> Vec<u32> {
     (0..count).map(|i| 3 + (seed + i * 31) % 150).collect()
 }
 
-/// The most likely continuation.
+/// Returns the most likely continuation.
 fn continued(session: &mut Session, prompt: &[u32]) -> Vec<u32> {
     let mut next = likeliest(&session.feed(prompt).unwrap());
     let step = |_| {

@@ -1,5 +1,5 @@
-//! A model whose weights come from disk while it runs computes what it computes with all of them in memory, whatever is
-//! kept and whatever happens to the files.
+//! Tests that a model that is streamed from disk computes what it computes when resident, whatever is resident and
+//! whatever happens to the files.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,7 +29,7 @@ fn fixtures(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder)
 }
 
-/// Every family as a directory, a GGUF file, and bundles of 32-, 8- and 4-bit numbers.
+/// Returns every family as a directory, a GGUF file, and bundles of 32-, 8- and 4-bit numbers.
 fn checkpoints(scratch: &Path) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(fixtures("gguf")).unwrap() {
@@ -75,7 +75,7 @@ fn keep(decoder: &Decoder, kept: impl Fn(usize) -> bool) {
     }
 }
 
-/// The logits after each of some steps of `batch` sequences that are fed a prompt in two pieces and then their
+/// Returns the logits after each of some steps of `batch` sequences that are fed a prompt in two pieces and then their
 /// likeliest tokens. `between` runs before every pass.
 fn run(decoder: &Decoder, batch: usize, mut between: impl FnMut(usize)) -> Vec<Vec<f32>> {
     let vocab = decoder.config().vocab_size as u32;
@@ -129,7 +129,7 @@ fn whatever_is_kept_the_numbers_are_the_same() {
     }
 }
 
-/// Pieces of a block stay or not on their own, and are multiplied with together.
+/// Pieces of a block are resident independently of each other, and are multiplied together.
 #[test]
 fn blocks_in_pieces_compute_the_same() {
     let scratch = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn blocks_in_pieces_compute_the_same() {
     }
 }
 
-/// Parts can be evicted in the middle of a pass when memory is short.
+/// Parts can be evicted under memory pressure without waiting for the end of a pass.
 #[test]
 fn parts_may_go_and_come_in_the_middle_of_a_pass() {
     let path = fixtures("gguf/llama/hf");
@@ -211,7 +211,7 @@ fn all_devices_stream() {
     }
 }
 
-/// Bytes of what was read, and what a round of all parts has.
+/// Returns the bytes read since `from`, and the bytes of all parts.
 fn read_bytes(decoder: &Decoder, from: u64) -> (u64, u64) {
     let streamed = parts(decoder);
     let round = (0..streamed.parts()).filter(|part| !streamed.is_resident(*part));
@@ -231,7 +231,7 @@ fn read_once_a_round(decoder: &Decoder) {
     let before = parts(decoder).report().bytes;
     run(decoder, 4, |_| ());
     let (read, round) = read_bytes(decoder, before);
-    // Four prompts leave out the unembedding. A few parts more than were needed may have been read ahead.
+    // Four prefill passes leave out the unembedding. A few parts more than needed may have been read ahead.
     let passes = (4 + STEPS + 1) as u64;
     let ahead = 3 * parts(decoder).units().iter().map(|unit| unit.bytes()).max().unwrap();
     assert!(read + ahead >= (STEPS as u64 + 1) * round, "{read} of rounds of {round}");
@@ -239,10 +239,10 @@ fn read_once_a_round(decoder: &Decoder) {
     keep(decoder, |_| true);
     let before = parts(decoder).report().units;
     run(decoder, 1, |_| ());
-    assert!(parts(decoder).report().units - before <= 3, "only what was being read ahead");
+    assert!(parts(decoder).report().units - before <= 3, "only parts that were being read ahead");
 }
 
-/// Only experts that are chosen are read, and those that there is room for only once.
+/// Only active experts are read, and those that fit stay resident.
 #[test]
 fn experts_are_read_when_they_are_chosen_and_hot_ones_stay() {
     let path = fixtures("gguf/qwen3_moe/hf");
@@ -269,7 +269,7 @@ fn experts_are_read_when_they_are_chosen_and_hot_ones_stay() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Parts come and go between passes, and so do buffers.
+    /// Parts and buffers come and go between passes.
     #[test]
     fn what_is_kept_may_change_between_passes(
         (buffers, pieces) in (1usize..5, 1usize..6),
@@ -293,7 +293,7 @@ proptest! {
     }
 }
 
-/// Several threads that run the same model at once do not stand in each other's way for good.
+/// Several threads that run the same model at once do not deadlock.
 #[test]
 fn passes_side_by_side_take_turns() {
     let path = fixtures("gguf/llama/hf");
@@ -313,7 +313,7 @@ fn passes_side_by_side_take_turns() {
     }
 }
 
-/// Files that can be told to fail.
+/// Files with injected faults.
 #[derive(Debug)]
 struct Failing {
     files: Arc<dyn ReadAt>,
@@ -323,11 +323,11 @@ struct Failing {
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Error,
-    /// Every read gives a few bytes only: no fault, but rare enough to be forgotten.
+    /// Every read returns only a few bytes: valid, but easily forgotten.
     Few,
     /// The file seems to end early.
     Ends,
-    /// Only what is read ahead fails: parts, and not the rows of the embedding.
+    /// Only reads of parts fail, not those of embedding rows.
     Ahead,
 }
 
@@ -369,7 +369,7 @@ fn a_disk_that_fails_fails_the_request_and_nothing_else() {
         [(Fault::Error, std::io::Error::from_raw_os_error(5).kind()), (Fault::Ends, ErrorKind::UnexpectedEof)]
     {
         *failing.fault.lock().unwrap() = Some(fault);
-        // What had been read ahead may last for a pass or two.
+        // Parts that were read ahead may last for a pass or two.
         let error = (0..9).find_map(|_| session.feed(&[5]).err()).expect("the disk fails");
         let RuntimeError::Model(ModelError::Store(StoreError::Io { source, .. })) = error else {
             panic!("{error:?}")
@@ -377,8 +377,8 @@ fn a_disk_that_fails_fails_the_request_and_nothing_else() {
         assert_eq!(source.kind(), kind);
         *failing.fault.lock().unwrap() = None;
         session.rewind(tokens.len());
-        // A failure of reading ahead is reported to the next pass that asks for the part.
-        assert!((0..9).any(|_| other.feed(&tokens).is_ok()), "it works again");
+        // A read-ahead that failed is reported to the pass that needs it.
+        assert!((0..9).any(|_| other.feed(&tokens).is_ok()), "the disk works again");
         other.clear();
     }
     *failing.fault.lock().unwrap() = Some(Fault::Few);
@@ -397,7 +397,7 @@ fn copied(scratch: &Path) -> PathBuf {
     copy
 }
 
-/// Feeds tokens until that fails.
+/// Feeds tokens until a feed fails.
 fn failure(session: &mut Session) -> Option<RuntimeError> {
     (0..9).find_map(|_| session.feed(&[5]).err())
 }
@@ -447,14 +447,13 @@ fn files_that_change_are_noticed_and_new_ones_under_their_name_are_not_read() {
                     matches!(error, RuntimeError::Model(ModelError::Store(StoreError::Changed { .. })));
                 assert!(changed, "{name}, {method}: {error:?}");
             }
-            // Another model of the same process does not notice.
+            // Another model of the same process is not affected.
             assert!(failure(&mut undisturbed).is_none());
         }
     }
 }
 
-/// A feed that fails changes nothing, wherever it fails: fed again it says what it would have said, and turns are what
-/// they were.
+/// A failed feed changes nothing, wherever it fails: a retry returns the same logits, and turns are unchanged.
 #[test]
 fn a_feed_that_fails_can_be_tried_again() {
     for fixture in ["gguf/llama/hf", "gguf/qwen3_5_text/hf"] {
@@ -475,7 +474,7 @@ fn a_feed_that_fails_can_be_tried_again() {
             keep(&decoder, |_| true);
             *failing.fault.lock().unwrap() = Some(Fault::Ahead);
             parts(&decoder).evict(failing_part);
-            // Parts that were read ahead before are taken by another session.
+            // Other sessions use up the parts that were read ahead before.
             assert!((0..5).any(|_| session.clone().feed(&tokens).is_err()));
             for _ in 0..2 {
                 assert!(session.feed(&tokens).is_err(), "{fixture}, part {failing_part}");
@@ -494,7 +493,8 @@ fn a_feed_that_fails_can_be_tried_again() {
     }
 }
 
-/// What a phone's system says of memory and heat comes from the program, and acts as what the machine says itself.
+/// A program can report memory pressure and temperature of a phone's system, with the effect of the machine's own
+/// readings.
 #[test]
 fn a_program_may_warn_and_say_how_hot_it_is() {
     let options = ResidencyOptions { layers: Some(2), buffers: Some(3), ..ResidencyOptions::new(8 << 30) };
@@ -504,7 +504,7 @@ fn a_program_may_warn_and_say_how_hot_it_is() {
     let kept = || (0..parts(&decoder).parts()).filter(|&part| parts(&decoder).is_resident(part)).count();
     assert_eq!((kept(), parts(&decoder).buffers()), (2, 3));
     residency.warn(Pressure { level: Level::Some, available: None });
-    assert_eq!(kept(), 1, "a quarter, and at least one");
+    assert_eq!(kept(), 1, "a quarter of the parts is evicted, and at least one");
     residency.warn(Pressure { level: Level::Critical, available: None });
     assert_eq!((kept(), residency.resident_bytes()), (0, 0));
 

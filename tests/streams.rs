@@ -1,5 +1,4 @@
-//! Whatever is done to what a session remembers, its logits are those of a replay that remembers nothing as the
-//! library does: see [`replay`].
+//! Tests that whatever is done to a session's cache, its logits are those of a replay without caches: see [`replay`].
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -33,11 +32,11 @@ fn session_on(name: &str, fixture: &str, kept: KvType) -> Session {
     Session::in_pool(decoder.clone(), &PagePool::new(decoder.layout(kept))).with_chunk(7)
 }
 
-/// Something that is done to a session.
+/// An operation on a session.
 #[derive(Debug, Clone, Copy)]
 struct Doing {
     kind: u8,
-    /// Which turn, branch or token it is about, whatever there are.
+    /// Selects a turn, branch or token, modulo their number.
     which: usize,
     tokens: usize,
 }
@@ -51,7 +50,7 @@ fn steps(count: usize) -> impl Strategy<Value = Vec<Doing>> {
     prop::collection::vec(step, 1..=2 * count)
 }
 
-/// A token that is remembered.
+/// A token in the cache.
 #[derive(Debug, Clone)]
 struct Held {
     token: u32,
@@ -69,7 +68,7 @@ struct HeldTurn {
     before: Option<usize>,
 }
 
-/// A session, and what it should remember.
+/// A session, and the expected content of its cache.
 #[derive(Debug, Clone)]
 struct Branch {
     session: Session,
@@ -82,7 +81,7 @@ const KINDS: u8 = 14;
 
 struct Scene {
     naive: Naive,
-    /// The same model with rounded numbers, for what makes much of rounding: see [`Bound`].
+    /// Replays with rounded numbers, which measure the effect of rounding: see [`Bound`].
     rounded: Vec<Naive>,
     bound: Bound,
     hybrid: bool,
@@ -164,7 +163,7 @@ impl Scene {
         let tokens = self.tokens(count);
         let closed = |turn: &HeldTurn| turn.hidden || (turn.fact && !turn.tokens.is_empty());
         if self.branch().turns.last().is_none_or(closed) {
-            // The library begins a turn by itself where there is none to go on with.
+            // The library begins a turn by itself if there is none to continue.
             self.begin();
         }
         if let Some(capacity) = self.capacity {
@@ -188,7 +187,7 @@ impl Scene {
         }
     }
 
-    /// Tokens of turns that are not forgotten to make room.
+    /// Returns the tokens of turns that are not evicted to make room.
     fn staying(&mut self) -> usize {
         let turns = &self.branch().turns;
         let last = turns.len() - 1;
@@ -197,14 +196,14 @@ impl Scene {
         staying.map(|(_, turn)| turn.tokens.len()).sum()
     }
 
-    /// The last turn is too long by some tokens: that is an error, and changes nothing.
+    /// Checks that a last turn that is too long is refused and changes nothing.
     fn refuse(&mut self, tokens: &[u32]) {
         let refused = self.branch().session.feed(tokens).unwrap_err();
         assert!(matches!(refused, RuntimeError::Cache(CacheError::TurnTooLong { .. })), "{refused}");
         self.check();
     }
 
-    /// What the oldest turns take goes, until the new tokens fit.
+    /// Removes the oldest turns until the new tokens fit.
     fn make_room(&mut self, capacity: usize, count: usize) {
         let turns = &mut self.branch().turns;
         let held = |turns: &[HeldTurn]| -> usize {
@@ -220,7 +219,7 @@ impl Scene {
         }
     }
 
-    /// The logits that the replay has after each of some tokens of the last turn, and what rounding does to them.
+    /// Returns the replay's logits after each of some tokens of the last turn, and the effect of rounding on them.
     fn replay(&mut self, tokens: &[u32]) -> Vec<(Vec<f64>, f64)> {
         let mut logits = Vec::new();
         let Self { naive, rounded, branches, current, .. } = self;
@@ -328,7 +327,7 @@ impl Scene {
         }
     }
 
-    /// Drops a branch, or lets it take the place of the current one.
+    /// Drops a branch, or continues with it instead of the current one.
     fn end_branch(&mut self, which: usize) {
         if self.branches.len() > 1 {
             let ended = self.branches.remove(which % self.branches.len());
@@ -346,7 +345,7 @@ impl Scene {
         if held == 0 {
             return;
         }
-        // Recurrent layers go back to where turns began, and elsewhere by computing again what is left.
+        // Recurrent layers can be rewound to the start of a turn, and elsewhere by recomputing the rest.
         let starts = turns.iter().scan(0, |next, turn| {
             *next += turn.tokens.len();
             Some(*next - turn.tokens.len())
@@ -377,7 +376,7 @@ impl Scene {
         }
     }
 
-    /// Positions close up, or everything that is visible is computed again.
+    /// Compacts positions, or recomputes everything visible.
     fn move_up(&mut self, which: usize) {
         if !which.is_multiple_of(4) {
             let Branch { session, turns, position, .. } = self.branch();
@@ -408,7 +407,7 @@ impl Scene {
         }
     }
 
-    /// What the session says it remembers is what it should.
+    /// Checks that the session reports the expected content of its cache.
     fn check(&mut self) {
         let Branch { session, turns, position, .. } = self.branch();
         let tokens: Vec<u32> = turns.iter().flat_map(|turn| &turn.tokens).map(|held| held.token).collect();
@@ -430,23 +429,23 @@ impl Scene {
     }
 }
 
-/// How far logits may be from the exact ones.
+/// Upper bound of the deviation of logits from the exact ones.
 ///
 /// The gated delta rule of random weights sometimes divides a small difference of large numbers by its own size: a few
 /// tokens in a hundred then magnify rounding ten thousand times, in the library and in a replay with rounded numbers
-/// alike. So what rounding does to the replay counts.
+/// alike. So the bound includes the effect of rounding on the replay.
 ///
-/// Where keys and values are kept in half precision the replay keeps them so as well. What lies between two of its numbers
-/// goes to the one here and to the other there: replays with rounded numbers do that too.
+/// If keys and values are stored in half precision, the replay rounds them as well. Numbers halfway between two others
+/// may be rounded differently; so does a replay with rounded numbers.
 #[derive(Debug, Clone, Copy)]
 struct Bound {
     /// As a fraction of the range of the logits.
     deviation: f64,
-    /// How often what replays deviate by at most when their numbers are rounded.
+    /// Factor of the largest deviation of replays with rounded numbers.
     rounding: f64,
 }
 
-/// What sessions are compared with.
+/// The replay that sessions are compared with.
 struct Replay {
     fixture: &'static str,
     naive: Naive,
@@ -464,7 +463,7 @@ impl Replay {
     }
 }
 
-/// Runs steps from a beginning, and returns the largest deviation as a fraction of what is allowed.
+/// Runs steps on a session, and returns the largest deviation as a fraction of the bound.
 fn play(replay: &Replay, session: Session, steps: &[Doing], capacity: Option<usize>) -> f64 {
     let session = session.with_fact_capacity(100_000);
     let session = match capacity {
@@ -480,14 +479,14 @@ fn play(replay: &Replay, session: Session, steps: &[Doing], capacity: Option<usi
     }
     let worst = scene.worst;
     drop(scene);
-    assert_eq!(pool.free_pages(), pool.pages(), "every page has come back");
+    assert_eq!(pool.free_pages(), pool.pages(), "every page is free again");
     worst
 }
 
 /// Steps on average in a sequence.
 const STEPS: usize = 60;
 
-/// As many sequences as take so many steps; `FIREBOX_STEPS` asks for more.
+/// Returns a configuration with as many sequences as take `steps` steps; `FIREBOX_STEPS` overrides it.
 fn cases(steps: u32) -> ProptestConfig {
     let asked = std::env::var("FIREBOX_STEPS").ok().and_then(|steps| steps.parse().ok());
     ProptestConfig {
@@ -530,14 +529,14 @@ fn turns_are_evicted_as_a_whole() {
     conversations(&[DENSE[1], HYBRID], KvType::F32, Some(40), 2000, EXACT);
 }
 
-/// Fewer steps, as software devices take their time; none where a build has the CPU alone. Operations round a little
-/// more there.
+/// Runs fewer steps, because software devices are slow, and none if the build has the CPU alone. Operations round a
+/// little more there.
 #[test]
 fn other_devices_say_what_the_replay_says() {
     on_other_devices(&[DENSE[1], HYBRID], KvType::F32, Bound { deviation: 2e-4, rounding: 500.0 });
 }
 
-/// Where a device has no such numbers it keeps exact ones, which are compared above.
+/// Devices without half precision store exact numbers, which are compared above.
 #[test]
 fn other_devices_say_nearly_the_same_in_half_precision() {
     on_other_devices(&[DENSE[0], HYBRID], KvType::F16, HALF);
@@ -580,7 +579,7 @@ fn bytes_say_nearly_the_same() {
     conversations(&[DENSE[0], HYBRID], KvType::Int8, Some(60), 600, BYTES);
 }
 
-/// What is left of a conversation under policies that compute it again, or move it up.
+/// What policies that recompute or compact leave of a conversation.
 #[test]
 fn policies_leave_what_they_say() {
     let lengths = [9usize, 14, 5, 20, 11, 8, 17, 6, 12, 9];
@@ -597,7 +596,7 @@ fn policies_leave_what_they_say() {
                 session.begin_turn(&[Role::User]).unwrap();
                 session.feed(&tokens).unwrap()
             });
-            // As if nothing but what is left had ever been said.
+            // As if only the remaining tokens had ever been fed.
             let fresh = session(fixture, KvType::F32).feed(windowed.tokens()).unwrap();
             let expected: Vec<f64> = fresh.into_iter().map(f64::from).collect();
             assert!(deviation(&found[0], &expected) < 1e-3, "{fixture}, turn {turn}");

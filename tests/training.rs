@@ -1,4 +1,4 @@
-//! What is trained is what is run.
+//! Tests that training computes what inference computes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -38,7 +38,7 @@ fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     }
 }
 
-/// The logits of all tokens of some sequences, as a decoder computes them.
+/// Returns the logits of all tokens of some sequences, as a decoder computes them.
 fn expected(model: &Model, sequences: &[Vec<u32>]) -> Vec<f32> {
     let decoder = model.decoder().unwrap();
     let logits = sequences
@@ -88,7 +88,7 @@ fn a_head_begins_as_what_its_model_does() {
     }
 }
 
-/// A bridge begins as nothing, whatever norms of its family add to their weights, and does not stay so.
+/// A bridge initially adds nothing, even in families whose norms add to their weights, and learns.
 #[test]
 fn a_bridge_of_every_family_learns() {
     const WIDTH: usize = 3;
@@ -107,7 +107,7 @@ fn a_bridge_of_every_family_learns() {
     }
 }
 
-/// Looks for the gradient of what leads out of a bridge.
+/// Finds the gradient of a bridge's output projection.
 struct Outward<'g> {
     gradients: &'g burn::tensor::Gradients,
     width: usize,
@@ -124,7 +124,7 @@ impl burn::module::ModuleVisitor for Outward<'_> {
     }
 }
 
-/// A small step against the gradient of every parameter at once makes the loss smaller by what the gradient says.
+/// A small step against the gradient of all parameters reduces the loss by as much as the gradient predicts.
 #[test]
 fn every_family_learns() {
     let folder = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn every_family_learns() {
         let (square, missing) = (stepping.square, stepping.missing);
         assert_eq!(missing, 0, "{family}: every parameter has a gradient");
         let mut gradients = loss(&tower).backward();
-        // What a linear function would lose by this step.
+        // The decrease that a linear function would have.
         let wanted = 1e-3 * f64::from(before);
         let mut stepping =
             Stepping { gradients: &mut gradients, rate: wanted / square, square: 0.0, missing: 0 };
@@ -159,8 +159,8 @@ fn every_family_learns() {
     }
 }
 
-/// The fixture, but that all experts of a mixture are chosen: with some of them the loss jumps wherever a token comes to
-/// choose another, and no gradient says so.
+/// Writes the fixture with all experts of mixtures active: with only some active, the loss jumps whenever a token's
+/// choice changes, which no gradient shows.
 fn with_all_experts(family: &str, folder: &Path) -> PathBuf {
     let path = folder.join(family);
     std::fs::create_dir(&path).unwrap();
@@ -196,7 +196,7 @@ impl burn::module::ModuleMapper for Stepping<'_> {
     }
 }
 
-/// Leaving out a layer is what a model does whose layer adds nothing.
+/// Skipping a layer equals a model whose layer adds nothing.
 #[test]
 fn a_profile_says_what_layers_are_for() {
     let folder = tempfile::tempdir().unwrap();
