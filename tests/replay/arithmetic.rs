@@ -1,6 +1,6 @@
-//! Vectors, matrices, norms and feed-forward networks in `f64`, computed the plain way.
+//! Matrices, norms and activations of the replay.
 
-/// A matrix of weights, a row for every output.
+/// A weight matrix with a row per output.
 #[derive(Debug)]
 pub struct Matrix {
     pub rows: Vec<Vec<f64>>,
@@ -12,7 +12,7 @@ impl Matrix {
     }
 }
 
-/// Division by the root of the mean square, and multiplication by a weight.
+/// RMS normalization: division by the root mean square, and multiplication by a weight.
 #[derive(Debug)]
 pub struct Norm {
     pub weight: Vec<f64>,
@@ -26,7 +26,7 @@ impl Norm {
         x.iter().zip(&self.weight).map(|(x, weight)| x / root * weight).collect()
     }
 
-    /// Of every head of a row by itself.
+    /// Normalizes every head of a row separately.
     pub fn of_heads(&self, x: &[f64]) -> Vec<f64> {
         x.chunks(self.weight.len()).flat_map(|head| self.of(head)).collect()
     }
@@ -75,9 +75,9 @@ pub fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// Scaled to length one.
+/// Returns `x` scaled to length one.
 pub fn unit(x: &[f64]) -> Vec<f64> {
-    // What the reference adds, so that a zero stays one.
+    // The reference's constant, which keeps a zero vector zero.
     const EPSILON: f64 = 1e-6;
     let length = (dot(x, x) + EPSILON).sqrt();
     x.iter().map(|x| x / length).collect()

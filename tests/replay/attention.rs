@@ -1,21 +1,21 @@
-//! Attention with rotary positions in `f64`, computed one token at a time.
+//! Attention and rotary positions of the replay.
 
 use super::Met;
 use super::arithmetic::{Matrix, Norm, dot, sigmoid};
 
-/// Rotary positions: pairs of a head's elements are turned by an angle that grows with the position.
+/// Rotary positions: pairs of a head's elements are rotated by an angle that grows with the position.
 #[derive(Debug)]
 pub struct Rope {
     /// Radians per position of each pair; element `i` pairs with element `i + frequencies.len()`.
     pub frequencies: Vec<f32>,
 }
 
-/// Cosine and sine of the angle of each pair at one position.
+/// Cosine and sine of each pair's angle at one position.
 #[derive(Debug)]
 pub struct Turn(Vec<(f64, f64)>);
 
 impl Rope {
-    /// A key as it is met, from what it was before its rotation.
+    /// Returns a key as a query meets it, from the key before its rotation.
     pub fn seen(&self, met: &Met, half: bool) -> Seen {
         let &Met { step, position, ref before } = met;
         let turns = if half {
@@ -30,20 +30,20 @@ impl Rope {
     }
 
     fn turn(&self, position: usize) -> Turn {
-        // Products in f32, as the implementation that models are trained with has them: at large positions their
-        // rounding turns a pair by more than any tolerance.
+        // Products are in f32, as in the implementation that models are trained with: at large positions their rounding
+        // changes the angle by more than any tolerance.
         let angles = self.frequencies.iter().map(|frequency| f64::from(position as f32 * frequency));
         Turn(angles.map(|angle| (angle.cos(), angle.sin())).collect())
     }
 }
 
 impl Turn {
-    /// The other way round.
+    /// Returns the inverse rotation.
     fn back(self) -> Self {
         Self(self.0.into_iter().map(|(cos, sin)| (cos, -sin)).collect())
     }
 
-    /// Turns one head; what lies beyond the pairs stays.
+    /// Rotates a head; elements beyond the pairs stay.
     fn of(&self, head: &[f64]) -> Vec<f64> {
         let mut turned = head.to_vec();
         let half = self.0.len();
@@ -68,13 +68,13 @@ pub struct Attention {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// A position sees itself and this many less one before it.
+    /// The number of positions that a query sees, including its own.
     pub window: Option<usize>,
     /// Whether every head's query comes with a gate for its output.
     pub gated: bool,
 }
 
-/// Key and value of one step, of all heads; the key before its rotation.
+/// Key and value of one step, for all heads, with the key before its rotation.
 #[derive(Debug, Clone)]
 pub struct Kept {
     key: Vec<f64>,
@@ -86,9 +86,9 @@ pub struct Kept {
 pub struct Seen {
     pub step: usize,
     pub position: usize,
-    /// How its key came there.
+    /// The rotations by which its key came to its position.
     turns: Vec<Turn>,
-    /// Whether it was rounded to half precision after each.
+    /// Whether the key was rounded to half precision after each rotation.
     half: bool,
 }
 
@@ -108,7 +108,7 @@ impl Attention {
         Kept { key, value: rounded(self.value.times(x), half) }
     }
 
-    /// What the query of the last of `seen` gathers from all of them.
+    /// Returns the attention output of the query of the last of `seen`.
     pub fn read(&self, x: &[f64], kept: &[Kept], seen: &[Seen]) -> Vec<f64> {
         let own = seen.last().expect("a query sees at least itself");
         let within_window =
@@ -122,7 +122,7 @@ impl Attention {
             let keys: Vec<Vec<f64>> = seen.iter().map(key).collect();
             let sharing = self.heads / self.kv_heads;
             for query in &queries[kv_head * sharing..(kv_head + 1) * sharing] {
-                // Nothing has moved it yet.
+                // The first rotation alone: nothing has moved the query yet.
                 let query = own.turns[0].of(query);
                 let scale = 1.0 / (self.head_dim as f64).sqrt();
                 let scores: Vec<f64> = keys.iter().map(|key| dot(&query, key) * scale).collect();
@@ -142,7 +142,8 @@ impl Attention {
         self.output.times(&gathered)
     }
 
-    /// The queries of all heads before their rotation, and what gates the output: nothing where it is not gated.
+    /// Returns the queries of all heads before their rotation, and the gate of the output, which is empty if there is
+    /// none.
     fn queries(&self, x: &[f64]) -> (Vec<Vec<f64>>, Vec<f64>) {
         let projected = self.query.times(x);
         let (mut queries, mut gates) = (Vec::new(), Vec::new());
@@ -164,7 +165,7 @@ fn rounded(numbers: Vec<f64>, half: bool) -> Vec<f64> {
     if half { numbers.into_iter().map(to_half).collect() } else { numbers }
 }
 
-/// The nearest number of eleven binary digits, or of as many as are left of the smallest ones.
+/// Returns the nearest half-precision number.
 fn to_half(number: f64) -> f64 {
     let last = number.abs().log2().floor().max(-14.0) - 10.0;
     let step = last.exp2();

@@ -1,8 +1,8 @@
-//! The gated delta rule in `f64`, computed one token at a time.
+//! The gated delta rule of the replay.
 
 use super::arithmetic::{Matrix, Norm, dot, sigmoid, silu, softplus, unit};
 
-/// The gated delta rule: a matrix per head that forgets by a gate and is corrected towards every token.
+/// The gated delta rule: a matrix per head that decays by a gate and is corrected towards every token.
 #[derive(Debug)]
 pub struct Delta {
     pub mixed: Matrix,
@@ -11,7 +11,7 @@ pub struct Delta {
     pub decay: Matrix,
     pub output: Matrix,
     pub norm: Norm,
-    /// For every channel what its last inputs weigh, from the oldest to the token's own.
+    /// The weights of a channel's last inputs, from the oldest to the token's own.
     pub taps: Matrix,
     pub decay_logarithm: Vec<f64>,
     pub decay_bias: Vec<f64>,
@@ -21,7 +21,7 @@ pub struct Delta {
     pub value_dim: usize,
 }
 
-/// What remains after a step.
+/// The state after a step.
 #[derive(Debug, Clone)]
 pub struct State {
     /// The last inputs of the convolution, the oldest first.
@@ -31,7 +31,7 @@ pub struct State {
 }
 
 impl Delta {
-    /// What one token reads, and the state after it.
+    /// Returns the output for one token, and the state after it.
     pub fn step(&self, x: &[f64], before: Option<&State>) -> (Vec<f64>, State) {
         let State { mut recent, mut memory } = before.cloned().unwrap_or_else(|| self.nothing());
         recent.push(self.mixed.times(x));

@@ -1,10 +1,10 @@
-//! What a model should say, in plain loops over f64 that can be checked against the papers.
+//! A reference implementation of models in plain loops over f64 that can be checked against the papers.
 //!
-//! Nothing is cached as the library caches it: keys are kept as they were before their rotation and are rotated
-//! anew for every query, and a query sees what its [`Step`] says, whatever came before. That makes it the replay with
-//! which caches that evict, hide, move and fork are compared.
+//! Nothing is cached as in the library: keys are stored before their rotation and rotated anew for every query, and a
+//! query sees what its [`Step`] lists, whatever came before. So caches that evict, hide, move and fork are compared
+//! with this replay.
 
-// Every test that includes this uses another part of it.
+// Each test that includes this module uses another part of it.
 #![allow(dead_code)]
 
 mod arithmetic;
@@ -17,17 +17,17 @@ use std::sync::Arc;
 
 use network::{Mixer, Network, Noise};
 
-/// One token that went through the model: what it was, and what it saw.
+/// A token that went through the model, and what it saw.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     pub token: u32,
-    /// Of its own query and key.
+    /// The position of its own query and key.
     pub position: usize,
     /// The steps before it whose keys its query met, in any order. Its own key is always met and not listed. Layers
     /// with a window leave out those whose position is too far back.
     pub sees: Vec<Met>,
-    /// The step after which recurrent layers continue; from nothing where it is absent. Mostly the one before, another
-    /// after a fork or a rebuilt state.
+    /// The step whose state recurrent layers continue from, or `None` to start from nothing. Mostly the previous step,
+    /// but another one after a fork or a rebuilt state.
     pub after: Option<usize>,
 }
 
@@ -35,14 +35,14 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Met {
     pub step: usize,
-    /// At that moment.
+    /// Its position at that moment.
     pub position: usize,
-    /// Where it was before it was moved, first to last. That matters to [`Naive::half`] alone.
+    /// Its positions before it was moved, first to last. They matter to [`Naive::half`] alone.
     pub before: Vec<usize>,
 }
 
 impl Met {
-    /// Where it always was.
+    /// A key that has never moved.
     pub fn unmoved(step: usize, position: usize) -> Self {
         Self { step, position, before: Vec::new() }
     }
@@ -70,11 +70,11 @@ pub struct Naive {
     half: bool,
 }
 
-/// What one layer has of every step.
+/// The data of one layer for every step.
 #[derive(Debug, Clone)]
 enum History {
     Attention(Vec<attention::Kept>),
-    /// Absent where the state was forgotten.
+    /// `None` for a state that was dropped.
     Delta(Vec<Option<delta::State>>),
 }
 
@@ -84,14 +84,15 @@ impl Naive {
         Self::over(Arc::new(Network::read(fixture, Noise::default())))
     }
 
-    /// The same with numbers that are off as much as rounding to f32 makes them, or what is computed from them: how far
-    /// its logits are from the exact ones says what rounding can do to them.
+    /// Reads the same model with relative errors of its weights as large as f32 rounding: the deviation of its logits
+    /// from the exact ones shows the effect of rounding.
     pub fn rounded(fixture: &Path, seed: u32) -> Self {
         let noise = Noise { size: f64::from(f32::EPSILON), seed };
         Self::over(Arc::new(Network::read(fixture, noise)))
     }
 
-    /// The same with keys and values kept in half precision. A key that moves is rounded once more wherever it comes to.
+    /// Returns a fresh model that stores keys and values in half precision. A key that moves is rounded again at every
+    /// position.
     pub fn half(&self) -> Self {
         Self { half: true, ..self.fresh() }
     }
@@ -105,12 +106,12 @@ impl Naive {
         Self { network, histories, steps: 0, half: false }
     }
 
-    /// The same model before its first step.
+    /// Returns the same model before its first step.
     pub fn fresh(&self) -> Self {
         Self { half: self.half, ..Self::over(self.network.clone()) }
     }
 
-    /// How many steps it went through: the index of the next.
+    /// Returns the number of steps, which is the index of the next one.
     pub fn len(&self) -> usize {
         self.steps
     }
@@ -119,14 +120,14 @@ impl Naive {
         self.network.embedding.rows.len()
     }
 
-    /// The logits after each of some steps, from scratch.
+    /// Returns the logits after each of some steps, computed from scratch.
     pub fn logits(&self, steps: &[Step]) -> Vec<Vec<f64>> {
         let mut fresh = self.fresh();
         steps.iter().map(|step| fresh.push(step)).collect()
     }
 
-    /// Takes one more step and returns the logits after it. It costs its own row, and nothing of earlier steps is
-    /// computed again but their rotations.
+    /// Takes one more step and returns the logits after it. Computes only its own row, and the rotations of earlier
+    /// keys.
     pub fn push(&mut self, step: &Step) -> Vec<f64> {
         let index = self.steps;
         for &Met { step: earlier, .. } in &step.sees {
@@ -168,8 +169,8 @@ impl Naive {
         unembedding.times(&network.norm.of(&hidden))
     }
 
-    /// Forgets recurrent states after steps that nothing will continue from. A state takes kilobytes per layer, which
-    /// over many thousands of steps is more than a test should hold.
+    /// Drops recurrent states after steps that nothing will continue from. A state takes kilobytes per layer, which is
+    /// too much for many thousands of steps.
     pub fn forget_states(&mut self, still_needed: impl Fn(usize) -> bool) {
         for history in &mut self.histories {
             if let History::Delta(states) = history {
@@ -181,7 +182,7 @@ impl Naive {
     }
 }
 
-/// The largest difference of two rows of logits, as a fraction of the range of the expected ones.
+/// Returns the largest difference of two rows of logits, as a fraction of the range of the expected ones.
 pub fn deviation(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len(), "logits of different vocabularies");
     let (lowest, highest) = expected
@@ -189,7 +190,7 @@ pub fn deviation(found: &[f32], expected: &[f64]) -> f64 {
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &logit| (low.min(logit), high.max(logit)));
     let differences =
         found.iter().zip(expected).map(|(&found, expected)| (f64::from(found) - expected).abs());
-    // A NaN is as wrong as can be, and no comparison finds it.
+    // A NaN counts as infinite; a comparison would overlook it.
     let worst = differences.fold(0.0, |worst: f64, difference| {
         worst.max(if difference.is_nan() { f64::INFINITY } else { difference })
     });

@@ -1,4 +1,4 @@
-//! The weights of a decoder, read from a checkpoint into `f64` for the replay.
+//! The weights of the replay's models.
 
 use std::f64::consts::TAU;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub struct Network {
     pub embedding: Matrix,
     pub layers: Vec<Layer>,
     pub norm: Norm,
-    /// Absent where the embedding serves.
+    /// `None` if the embedding is tied.
     pub unembedding: Option<Matrix>,
     pub rope: Rope,
 }
@@ -35,7 +35,7 @@ pub enum Mixer {
     Delta(Delta),
 }
 
-/// By how much the numbers of a file are off, as fractions of them.
+/// Random relative errors of the numbers in a file.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Noise {
     pub size: f64,
@@ -43,7 +43,7 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Anything between plus and minus the size.
+    /// Returns a number between minus and plus the size.
     fn at(self, index: u32) -> f64 {
         let mixed = (index ^ self.seed.wrapping_mul(374_761_393)).wrapping_mul(2_654_435_761);
         let hash = (mixed ^ mixed >> 15).wrapping_mul(2_246_822_519);
@@ -152,7 +152,7 @@ impl Source<'_> {
         }
     }
 
-    /// Qwen3.5 stores how far its weights are from one.
+    /// Qwen3.5 stores norm weights minus one.
     fn norm(&self, name: &str) -> Norm {
         let mut norm = self.plain_norm(name);
         if self.is("qwen3_5_text") {
@@ -192,13 +192,13 @@ impl Source<'_> {
         Rope { frequencies }
     }
 
-    /// The rows of a weight; what follows the first dimension is one row.
+    /// Returns a weight as rows; the dimensions after the first are flattened.
     fn matrix(&self, name: &str) -> Matrix {
         let (numbers, rows) = self.numbers(&format!("{name}.weight"));
         Matrix { rows: numbers.chunks(numbers.len() / rows).map(<[f64]>::to_vec).collect() }
     }
 
-    /// The elements of a tensor and the length of its first dimension.
+    /// Returns the elements of a tensor and the length of its first dimension.
     fn numbers(&self, name: &str) -> (Vec<f64>, usize) {
         let tensor = self.tensors.tensor(name).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(tensor.dtype(), Dtype::F32, "{name}: only f32 is replayed");
