@@ -318,7 +318,7 @@ mod tests {
         assert!(session.all_turns().find(|turn| turn.id == opening).unwrap().pinned);
     }
 
-    /// Allows no more pages once it is told to.
+    /// A ledger that refuses pages once it is set to.
     #[derive(Debug, Default)]
     struct Scarce(AtomicBool);
 
@@ -356,8 +356,8 @@ mod tests {
         (session.tokens().to_vec(), turns.collect(), session.cache().position())
     }
 
-    /// Has one session go through a turn that fails before each that does not, and compares it with one that does not. `ask`
-    /// begins a turn and says what is to be read of it. Returns the session.
+    /// Runs a session in which a turn fails before each one that succeeds, and compares it with a session without
+    /// failures. `ask` begins a turn and returns what to read of it. Returns the session.
     fn goes_back(
         faults: &Faults,
         begin: impl Fn() -> Session,

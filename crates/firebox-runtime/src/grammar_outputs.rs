@@ -83,7 +83,7 @@ fn plainly(model: &Model, config: GenerationConfig) -> (Vec<u32>, Finish) {
     (answer.take().tokens, finish)
 }
 
-/// Whether a value is what a schema of the kinds made here says.
+/// Returns whether a value conforms to a schema of the kinds generated here.
 fn is_fit(schema: &Value, value: &Value) -> bool {
     let number = |key: &str| schema.get(key).and_then(Value::as_f64);
     if let Some(choices) = schema.get("anyOf").and_then(Value::as_array) {
@@ -271,7 +271,7 @@ fn person() -> Grammar {
     }))
 }
 
-/// What is certain goes through the layers together.
+/// Forced tokens go through the layers together.
 #[test]
 fn what_is_certain_is_drafted_and_accepted() {
     for family in RUN {

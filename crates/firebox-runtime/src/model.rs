@@ -93,7 +93,7 @@ impl Model {
         let checkpoint = checkpoint.without_tokenizer();
         release_to_os();
         let (network, other) = network(&checkpoint)?;
-        // A table of heads that cannot be read is told when heads are asked for; the model runs without them.
+        // A list of heads that cannot be read is reported when a head is requested; the model runs without them.
         if let (Network::Decoder(decoder), Ok(Some(heads))) = (&network, installed(&checkpoint))
             && let Ok(list) = heads.list()
             && let Some(head) = list.first()
@@ -120,7 +120,7 @@ impl Model {
         Ok((model, other))
     }
 
-    /// Has an engine draft this model's answers by a smaller model of the same tokens.
+    /// Sets a smaller model with the same vocabulary that drafts this model's answers in an engine.
     pub fn with_draft(self, draft: Self) -> Result<Self, RuntimeError> {
         ModelDrafter::new(&draft, &self)?;
         Ok(Self { draft: Some(Arc::new(draft)), ..self })

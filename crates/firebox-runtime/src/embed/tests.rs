@@ -20,7 +20,7 @@ fn gguf(family: &str) -> Model {
     Model::open(root(&format!("tests/fixtures/gguf/{family}/model.gguf")), &device("cpu").unwrap()).unwrap()
 }
 
-/// The small encoder of random weights with a tokenizer beside it, and a classifier of so many labels.
+/// Returns the small encoder of random weights with a tokenizer, as a classifier of `labels` labels.
 fn encoder(labels: usize, pooling: Option<&str>) -> (tempfile::TempDir, Model) {
     let folder = tempfile::tempdir().unwrap();
     let source = root("tests/fixtures/reference/bert");

@@ -1,4 +1,4 @@
-//! Measures how long changes of heads take.
+//! Measures how long switching heads takes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use crate::{Device, Model, OWN_HEAD, RuntimeError, Session};
 /// A name that no head can be installed under.
 const NOBODY: &str = "";
 
-/// How long changes of heads take in seconds, compared with opening the model again.
+/// Seconds that switching heads takes, compared with opening the model again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SwapTimings {
-    /// To a head in memory.
+    /// Switching to a resident head.
     pub warm: f64,
-    /// The same to the first token.
+    /// Switching to a resident head, until the first token.
     pub warm_first_token: f64,
-    /// To a head without a page in memory.
+    /// Switching to a head without a resident page.
     pub cold: f64,
-    /// The same to the first token.
+    /// Switching to a head without a resident page, until the first token.
     pub cold_first_token: f64,
-    /// To the fallback of a head that does not exist.
+    /// Switching to the fallback of a missing head.
     pub fallback: f64,
-    /// The same to the first token.
+    /// Switching to the fallback of a missing head, until the first token.
     pub fallback_first_token: f64,
-    /// Opening the model without a page in memory, and switching to the head.
+    /// Opening the model without a resident page, and switching to the head.
     pub reload: f64,
-    /// The same to the first token.
+    /// Opening the model without a resident page, and switching to the head, until the first token.
     pub reload_first_token: f64,
 }
 

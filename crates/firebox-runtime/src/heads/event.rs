@@ -1,4 +1,4 @@
-//! What happens to heads, and where each of them is.
+//! Events and states of heads.
 
 use std::fmt::{self, Debug, Display};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::source::Requantized;
 use crate::RuntimeError;
 
-/// Where a head is.
+/// The state of a head.
 #[derive(Debug, Clone)]
 pub enum HeadState {
     /// In memory, and used by a sequence.
@@ -25,7 +25,7 @@ pub enum HeadState {
     },
 }
 
-/// Something that happened to a head.
+/// An event of a head.
 #[derive(Debug, Clone)]
 pub enum HeadEvent {
     /// It was loaded into memory.

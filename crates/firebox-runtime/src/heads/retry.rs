@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_secs(30);
 /// However often it failed.
 const LONGEST: Duration = Duration::from_secs(60 * 60);
-/// The share of a wait that is left to chance, so that many who failed together do not come back together.
+/// The share of a wait that is random, so that heads that failed together are not retried together.
 const JITTER: f64 = 0.25;
 
-/// When to try again what has failed: later after every failure.
+/// When to retry a head that failed to load: later after every failure.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Retry {
     failures: u32,
@@ -18,12 +18,12 @@ pub(crate) struct Retry {
 }
 
 impl Retry {
-    /// Whether it may be tried.
+    /// Returns whether a retry is due.
     pub fn is_due(&self, now: Instant) -> bool {
         self.at.is_none_or(|at| now >= at)
     }
 
-    /// How long to wait until it may be tried.
+    /// Returns the time until a retry is due.
     pub fn wait(&self, now: Instant) -> Duration {
         self.at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }

@@ -1,4 +1,4 @@
-//! Where heads are loaded from.
+//! Sources that heads are loaded from.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub trait HeadSource: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Where the memory of heads goes that are no longer used, if it is used again.
+    /// Returns the pool that reuses the memory of evicted heads, if there is one.
     fn buffers(&self) -> Option<&BufferPool> {
         None
     }
@@ -46,7 +46,7 @@ pub struct ReadyHead {
     pub bytes: u64,
     /// The quantization of its weights and the trunk's, if they differ.
     pub requantized: Option<Requantized>,
-    /// What the memory is on that it lies in, where that is used again.
+    /// Keeps the head's memory out of its buffer pool while it is in use, if it belongs to one.
     pub detach: Option<DetachFlag>,
 }
 

@@ -19,9 +19,9 @@ pub(crate) struct Wardrobe {
     pub model: Model,
     split: usize,
     heads: Mutex<BTreeMap<String, Made>>,
-    /// Whether one has begun to be loaded.
+    /// Whether a load has begun.
     loading: AtomicBool,
-    /// What the next question for a generation is answered, as if it had been asked some time ago.
+    /// The answer to the next request for a generation, as if that had been sent earlier.
     stale: Mutex<Option<u64>>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Wardrobe {
 pub(crate) struct Made {
     pub generation: u64,
     pub bytes: u64,
-    /// Whether it is not there before this is over.
+    /// Whether loading waits until this is unset.
     pub held_back: bool,
     pub fails: bool,
     pub classifies: bool,

@@ -7,7 +7,7 @@ use firebox_cache::{Block, PAGE_TOKENS, RecurrentStates};
 
 use crate::Charge;
 
-/// What sequences have to have in common, beside their tokens, to share blocks.
+/// What sequences must have in common, apart from their tokens, to share blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub scope: Arc<str>,
@@ -17,7 +17,7 @@ pub(super) struct Key {
     pub epoch: usize,
 }
 
-/// What the tree has of some tokens.
+/// The blocks and states that the tree has of some tokens.
 #[derive(Debug, Default)]
 pub(super) struct Match {
     /// The blocks of all known tokens.

@@ -9,7 +9,7 @@ use firebox_model::Decoder;
 use super::blocks::{Key, Match, Tree};
 use crate::{Account, Budget, Session};
 
-/// How many tokens a stop in the middle of a prompt has to save other sequences, for which recurrent states are kept there.
+/// The least number of tokens that a stop in the middle of a prompt must save other sequences.
 const MIN_STOP_TOKENS: usize = 64;
 
 /// Limits what a [`PrefixTree`] keeps.

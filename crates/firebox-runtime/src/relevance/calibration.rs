@@ -169,7 +169,7 @@ mod tests {
         assert!(calibration.score(0.7) > 0.85 && calibration.score(0.0) < 0.2, "{calibration:?}");
     }
 
-    /// Where half of what is as similar as this is related, the probability is a half.
+    /// Where half of the pairs with a similarity are related, the probability is one half.
     #[test]
     fn scores_are_probabilities_where_the_kinds_overlap() {
         let pairs = labelled(&[0.2, 0.4, 0.5, 0.6], &[0.0, 0.1, 0.2, 0.4]);

@@ -197,7 +197,7 @@ mod tests {
         (0..count).map(step).collect()
     }
 
-    /// What would have followed another word costs what follows, and nothing of what came before.
+    /// A branch takes pages for its own tokens, and none for those that it shares.
     #[test]
     fn branches_share_their_beginning_and_go_on_alone() {
         for fixture in ["reference/llama", "reference/qwen3_5_text"] {

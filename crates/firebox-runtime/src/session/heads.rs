@@ -1,4 +1,4 @@
-//! How a session changes its head, labels a text with a classifier, and lets a router choose.
+//! Switches the head of a session, classifies text, and routes.
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ fn decoder(fixture: &str) -> Arc<Decoder> {
     Model::open(root, &device("cpu").unwrap()).unwrap().decoder().unwrap()
 }
 
-/// What a session has been through must not show: its logits are those of one that was fed its tokens.
+/// Checks that the history of a session has no effect: its logits are those of a fresh session with its tokens.
 fn check(fixture: &str, steps: &[(u8, usize)]) {
     let decoder = decoder(fixture);
     let vocab = decoder.config().vocab_size as u32;

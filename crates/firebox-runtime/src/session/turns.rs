@@ -14,14 +14,14 @@ use crate::relevance::{EarlierTurn, RelevanceScorer, TurnContent};
 /// Tokens of facts that a session holds by default.
 pub(crate) const DEFAULT_FACT_TOKENS: usize = 512;
 
-/// How much a session remembers.
+/// Limits on what a session's cache holds.
 #[derive(Debug, Clone)]
 pub(crate) struct Retention {
     /// The most tokens of turns, and the policy that evicts turns when there are more; `None` for no limit.
     turns: Option<(usize, Arc<dyn EvictionPolicy>)>,
     /// The most tokens of facts.
     pub(crate) fact_capacity: usize,
-    /// Whether positions of evicted tokens are still to be closed up.
+    /// Whether positions of evicted tokens are still to be compacted.
     pub(crate) needs_compaction: bool,
     /// Turns that the relevance scorer has scored.
     scored: Vec<TurnId>,
@@ -495,7 +495,7 @@ mod tests {
         assert!(moved.iter().zip(&expected).any(|(moved, expected)| moved != expected));
     }
 
-    /// What is to be closed up, and was not for want of a page, is after it has been in a file.
+    /// A compaction that failed for want of a page is caught up on after the session is restored.
     #[test]
     fn a_session_that_could_not_close_up_does_when_it_is_restored() {
         let model = crate::session::save::tests::model("reference/llama");

@@ -1,4 +1,4 @@
-//! What passes cost by their number of rows.
+//! The cost of passes by their number of rows.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! How long drafts should be, from what passes cost and how many draft tokens are accepted.
+//! Chooses the length of drafts from the cost of passes and the acceptance rate.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ pub(super) fn draft_lengths(
     lengths
 }
 
-/// What drafts of one sequence are expected to bring.
+/// The expected gain of drafts of one sequence.
 #[derive(Debug, Clone, Copy)]
 struct Promise {
     /// The probability that a token is accepted, if those before it were.

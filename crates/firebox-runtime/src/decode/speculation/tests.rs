@@ -157,7 +157,7 @@ proptest! {
         }
     }
 
-    /// Where the meaning of positions depends on the length of a sequence, a draft must not make it longer.
+    /// Covers sequences whose positions depend on their length, which a draft must not extend.
     #[test]
     fn drafts_do_not_show_where_positions_depend_on_length(
         prompt in prop::collection::vec(5u32..150, 1..70), most in 1usize..12,
@@ -284,7 +284,7 @@ fn a_context_is_not_overrun() {
     }
 }
 
-/// The same tokens with the same seed are the same distribution; this would notice if both were drawn wrongly.
+/// Equal tokens with equal seeds imply equal distributions; this test would notice if both were drawn wrongly.
 #[test]
 fn tokens_are_drawn_as_the_probabilities_say() {
     let model = model("reference/llama");

@@ -164,7 +164,7 @@ proptest! {
         prop_assert!(stats.hit_tokens <= stats.lookup_tokens);
     }
 
-    /// What is found is all that is known, no more and no less.
+    /// A lookup finds all that is known, no more and no less.
     #[test]
     fn as_much_is_found_as_was_kept(
         family in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u32..4, 1usize..200), 1..9),
@@ -325,7 +325,7 @@ fn pages_are_shared_and_counted() {
     assert_eq!((stats.lookup_tokens, stats.hit_tokens), (4 * all, 3 * (all - 1)));
 }
 
-/// States that a budget has no room for are not kept, and what is let go is given back.
+/// States that the budget refuses are not cached, and evicted states are no longer charged.
 #[test]
 fn states_are_charged() {
     let model = model("reference/qwen3_5_text");

@@ -46,7 +46,7 @@ struct Record {
     next_turn: u64,
     encoded_length: usize,
     expected_length: usize,
-    /// Whether positions are still to be closed up. Absent in the first files.
+    /// Whether positions are still to be compacted. Absent in the first files.
     #[serde(rename = "open", default)]
     needs_compaction: bool,
 }

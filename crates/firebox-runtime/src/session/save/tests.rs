@@ -49,7 +49,7 @@ pub(crate) fn some_tokens(seed: u32, count: usize) -> Vec<u32> {
     (0..count as u32).map(|i| 3 + (seed + i * 31) % 150).collect()
 }
 
-/// What a step comes to: logits where it feeds, errors as they read.
+/// Runs a step. Returns its logits, if it feeds, or its error as text.
 pub(crate) fn take(session: &mut Session, step: &Step) -> Result<Vec<u32>, String> {
     let nth = |session: &Session, n: usize, fact: bool| {
         let ids: Vec<_> = session
@@ -126,7 +126,7 @@ pub(crate) fn with_policy(session: Session, policy: u8) -> Session {
     }
 }
 
-/// What a session that was restored at some point comes to must be what it comes to without.
+/// Checks that a session that is restored at some point ends like one that is not.
 fn check(model: &Model, kv_type: KvType, policy: u8, steps: &[Step], at: usize) -> Result<(), TestCaseError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
@@ -364,7 +364,7 @@ fn what_another_model_saved_is_refused() {
     assert_eq!(refused(&open(), KvType::F32), "trunk");
 }
 
-/// What goes on from a file takes its pages from where its model's own sequences have theirs, and is fed in as short pieces.
+/// The pages of a restored session are charged to its model's budget, and it is fed in chunks of its model's size.
 #[test]
 fn what_is_restored_is_charged_to_what_its_model_was_fitted_into() {
     let folder = tempfile::tempdir().unwrap();

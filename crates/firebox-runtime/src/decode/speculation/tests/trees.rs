@@ -100,7 +100,7 @@ proptest! {
         }
     }
 
-    /// Where the meaning of positions depends on the length of a sequence.
+    /// Covers sequences whose positions depend on their length.
     #[test]
     fn trees_do_not_show_where_positions_depend_on_length(length in 1usize..70, shapes in shapes()) {
         let config = GenerationConfig { max_tokens: Some(40), ..GenerationConfig::default() };
