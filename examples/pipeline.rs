@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..GenerationConfig::default()
     };
     let stage = |head: &str| {
-        let stage = Stage::new("pocket", ask.clone()).wearing(head).with_config(config.clone());
+        let stage = Stage::new("pocket", ask.clone()).with_head(head).with_config(config.clone());
         stage.with_first_by(Duration::from_secs(10)).with_least_confidence(0.5)
     };
     // The router is a head as well: a classifier whose labels are names of stages.
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let likely = routed.classify(&router, &prompt(text)?)?;
         Ok(likely.into_iter().map(|one| (one.label, one.probability)).collect())
     };
-    let fallback = Stage::new("pocket", ask.clone()).wearing("universal").with_config(config.clone());
+    let fallback = Stage::new("pocket", ask.clone()).with_head("universal").with_config(config.clone());
     let pipeline = ["chat", "code", "summarize"]
         .into_iter()
         .fold(Pipeline::new(&engine, fallback), |pipeline, head| pipeline.with_stage(stage(head)))

@@ -3,34 +3,22 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod replay;
+#[path = "streams/sessions.rs"]
+mod sessions;
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
 
 use firebox::cache::CacheError;
 use firebox::{
-    AfterEviction, AttentionSinks, KvType, Model, PagePool, Role, RuntimeError, Session, SlidingWindow,
-    TurnId, TurnKind, WholeTurns, available_devices, device,
+    AfterEviction, AttentionSinks, KvType, Role, RuntimeError, Session, SlidingWindow, TurnId, TurnKind,
+    WholeTurns, available_devices,
 };
 use proptest::prelude::*;
 use replay::{Met, Naive, Step, deviation};
+use sessions::{path, session, session_on};
 
 const DENSE: [&str; 3] = ["reference/llama", "reference/qwen3", "variants/mistral-window7-headdim12"];
 const HYBRID: &str = "reference/qwen3_5_text";
-
-fn path(fixture: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture)
-}
-
-fn session(fixture: &str, kept: KvType) -> Session {
-    session_on("cpu", fixture, kept)
-}
-
-fn session_on(name: &str, fixture: &str, kept: KvType) -> Session {
-    let model = Model::open(path(fixture), &device(name).unwrap()).unwrap();
-    let decoder = model.decoder().unwrap();
-    Session::in_pool(decoder.clone(), &PagePool::new(decoder.layout(kept))).with_chunk(7)
-}
 
 /// An operation on a session.
 #[derive(Debug, Clone, Copy)]
@@ -596,17 +584,15 @@ fn policies_leave_what_they_say() {
                 session.begin_turn(&[Role::User]).unwrap();
                 session.feed(&tokens).unwrap()
             });
-            // As if only the remaining tokens had ever been fed.
             let fresh = session(fixture, KvType::F32).feed(windowed.tokens()).unwrap();
             let expected: Vec<f64> = fresh.into_iter().map(f64::from).collect();
             assert!(deviation(&found[0], &expected) < 1e-3, "{fixture}, turn {turn}");
             for session in [&windowed, &closed, &sunk] {
-                let left = session.tokens();
-                assert!(left.len() <= 48);
-                assert!(session.cache().positions().flatten().eq(0..left.len()), "{fixture}: no gap");
+                let left = session.tokens().len();
+                assert!(left <= 48 && session.cache().positions().flatten().eq(0..left), "{fixture}: no gap");
             }
             assert_eq!(closed.tokens(), &all[all.len() - closed.tokens().len()..]);
-            let [first, last] = [&sunk.tokens()[..4], &sunk.tokens()[4..]];
+            let (first, last) = sunk.tokens().split_at(4);
             assert_eq!((first, last), (&all[..4], &all[all.len() - last.len()..]));
         }
         assert_eq!(sunk.tokens().len(), 48);

@@ -20,7 +20,7 @@ pub const OPTION: &str = "--task";
 pub enum Task {
     Measure { name: String, setup: Setup },
     Models(models::Trial),
-    Head(heads::Wearing),
+    Head(heads::HeadTask),
     Run(run::Run),
 }
 
@@ -35,7 +35,7 @@ pub fn perform(task: &str) -> anyhow::Result<String> {
             serde_json::to_string(&figures.into_measured())
         }
         Task::Models(trial) => serde_json::to_string(&trial.run()?),
-        Task::Head(wearing) => serde_json::to_string(&wearing.run()?),
+        Task::Head(with_head) => serde_json::to_string(&with_head.run()?),
         Task::Run(run) => serde_json::to_string(&run.run()?),
     };
     Ok(answer?)

@@ -146,14 +146,14 @@ impl Conversation {
             return format!("({chooses})");
         }
         let name = if name == "own" { OWN_HEAD } else { name };
-        let worn = self.session.use_head(name);
+        let switch = self.session.use_head(name);
         if let Some(heads) = self.session.heads() {
             // If the history is not saved, the next change of heads only takes a little longer.
             let _ = heads.history().save();
         }
-        match worn.fallback_reason {
+        match switch.fallback_reason {
             Some(reason) => format!("({reason})"),
-            None => format!("(changed in {:.2} ms)", worn.took.as_secs_f64() * 1e3),
+            None => format!("(changed in {:.2} ms)", switch.took.as_secs_f64() * 1e3),
         }
     }
 

@@ -70,10 +70,10 @@ pub struct ServeArgs {
     time_limit: Option<u32>,
     /// Draft what followed the last time that a text ended as it does now; tokens stay the same, and come faster where texts
     /// repeat themselves. Requests may choose by `"speculation": {"lookup": true}`
-    #[arg(long, env = "FIREBOX_LOOKUP", conflicts_with = "draft")]
+    #[arg(long, conflicts_with = "draft")]
     lookup: bool,
     /// Draft by this model, smaller and with the same tokens as every model that is served
-    #[arg(long, value_name = "MODEL", env = "FIREBOX_DRAFT", conflicts_with = "memory")]
+    #[arg(long, value_name = "MODEL", conflicts_with = "memory")]
     draft: Option<PathBuf>,
     #[command(flatten)]
     rack: RackArgs,

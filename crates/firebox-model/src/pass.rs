@@ -78,7 +78,7 @@ impl Pass {
             // Its output has one column per label.
             return Err(ModelError::Kind {
                 model_type: model.config().family.into(),
-                found: "wearing a classifier",
+                found: "a head that classifies",
                 wanted: "one head among several that continue text",
                 remedy: "let a sequence that is classified pass alone",
             });

@@ -232,8 +232,8 @@ impl<'a> Conversation<'a> {
         if tokens > capacity || facts.is_empty() {
             return facts_full(tokens);
         }
-        let text = "a";
-        // The tokens that the template writes around a fact.
+        // The tokens that the template writes around a fact, measured on one of them.
+        let text = &facts[0].1;
         let around =
             parts.system_message(text)?.len().saturating_sub(tokenizer.encode_literal(text, false)?.len());
         let room = (capacity - tokens).saturating_sub(around);

@@ -48,7 +48,7 @@ pub enum RuntimeError {
         source: Arc<Self>,
     },
     /// A requested head cannot be used.
-    #[error("head {name:?} cannot be worn: {source}")]
+    #[error("head {name:?} cannot be used: {source}")]
     HeadUnavailable {
         /// The head.
         name: String,

@@ -82,7 +82,7 @@ impl Choices {
                 let mut request = request.in_scope(scope);
                 request.lookup = response_options.lookup;
                 if let Some(head) = &selected.head {
-                    request = request.wearing(head);
+                    request = request.with_head(head);
                 }
                 let stream = app.engine.generate(request);
                 let (prompt, counts_cached) = (prompt.len(), nth == 0);

@@ -320,7 +320,7 @@ impl BoundaryCache {
     }
 
     /// Returns the number of samples.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    #[expect(clippy::len_without_is_empty, reason = "no caller needs it")]
     pub fn len(&self) -> usize {
         self.samples.len()
     }

@@ -40,28 +40,28 @@ const PEAKS: usize = 5;
 
 /// A decoding task for a child process, either with a selected head and all other heads in memory, or with the plain model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Wearing {
+pub struct HeadTask {
     model: PathBuf,
     head: Option<String>,
 }
 
 /// The memory that such a task took, in bytes.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Worn {
+pub struct HeadMemory {
     resident: u64,
     /// The part of `resident` that loaded heads take.
     heads: u64,
 }
 
-impl Wearing {
+impl HeadTask {
     /// Decodes in this process.
-    pub fn run(&self) -> anyhow::Result<Worn> {
+    pub fn run(&self) -> anyhow::Result<HeadMemory> {
         let (model, mut session) = self.session()?;
         decode(&mut session, DECODING.1)?;
         // Not the most it ever took: that is while the model is opened, without heads.
         let resident =
             resident_bytes().context("this system does not say how much memory a process takes")?;
-        Ok(Worn { resident, heads: model.heads().map_or(0, |rack| rack.bytes()) })
+        Ok(HeadMemory { resident, heads: model.heads().map_or(0, |rack| rack.bytes()) })
     }
 
     fn session(&self) -> anyhow::Result<(Model, Session)> {
@@ -114,41 +114,41 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
         }
         figures.more("heads.beside_reading", 1e3 * changes.cold, 1e3 * reading)?;
     }
-    let alone = Wearing { model: path.clone(), head: None };
-    let wearing = Wearing { model: path, head: Some(HEAD.into()) };
+    let alone = HeadTask { model: path.clone(), head: None };
+    let with_head = HeadTask { model: path, head: Some(HEAD.into()) };
     for _ in 0..setup.usual_or(PEAKS, 1) {
-        memory(&alone, &wearing, bytes, figures)?;
+        memory(&alone, &with_head, bytes, figures)?;
     }
-    speed(&alone, &wearing, setup.usual_or(DECODING.0, 1), figures)
+    speed(&alone, &with_head, setup.usual_or(DECODING.0, 1), figures)
 }
 
 /// Compares the memory of a process that decodes with a head to that of the plain model plus the loaded heads.
-fn memory(alone: &Wearing, wearing: &Wearing, own: u64, figures: &mut Figures) -> anyhow::Result<()> {
-    let in_child = |wearing: &Wearing| child::asked::<Worn>(&Task::Head(wearing.clone()), None);
-    let (alone, worn) = (in_child(alone)?, in_child(wearing)?);
-    let allowed = alone.resident - own + worn.heads;
-    let percent = 100.0 * worn.resident as f64 / allowed as f64;
-    figures.add_pair("heads.memory", percent, worn.resident as f64 / 1e6, allowed as f64 / 1e6)
+fn memory(alone: &HeadTask, with_head: &HeadTask, own: u64, figures: &mut Figures) -> anyhow::Result<()> {
+    let in_child = |with_head: &HeadTask| child::asked::<HeadMemory>(&Task::Head(with_head.clone()), None);
+    let (alone, with) = (in_child(alone)?, in_child(with_head)?);
+    let allowed = alone.resident - own + with.heads;
+    let percent = 100.0 * with.resident as f64 / allowed as f64;
+    figures.add_pair("heads.memory", percent, with.resident as f64 / 1e6, allowed as f64 / 1e6)
 }
 
-fn speed(alone: &Wearing, wearing: &Wearing, rounds: usize, figures: &mut Figures) -> anyhow::Result<()> {
+fn speed(alone: &HeadTask, with_head: &HeadTask, rounds: usize, figures: &mut Figures) -> anyhow::Result<()> {
     // Kept, so that the head stays in memory from one round to the next.
-    let ((alone, _own), (wearing, _worn)) = (alone.session()?, wearing.session()?);
+    let ((alone, _own), (with_head, _with)) = (alone.session()?, with_head.session()?);
     let speed_alone = || decode(&mut alone.session()?, DECODING.1);
     let speed_worn = || {
-        let mut session = wearing.session()?;
+        let mut session = with_head.session()?;
         session.use_head(HEAD).fallback_reason.map_or(Ok(()), Err)?;
         decode(&mut session, DECODING.1)
     };
     for round in 0..rounds {
         // The order alternates, since each run finds the machine in the state that the other left.
-        let (worn, alone) = if round % 2 == 0 {
+        let (with, alone) = if round % 2 == 0 {
             let alone = speed_alone()?;
             (speed_worn()?, alone)
         } else {
             (speed_worn()?, speed_alone()?)
         };
-        figures.more("heads.speed", worn, alone)?;
+        figures.more("heads.speed", with, alone)?;
     }
     Ok(())
 }

@@ -110,7 +110,7 @@ fn trouble_is_seen_and_what_was_known_stays() {
     view.trouble = Some("the server has left".into());
     let text = seen(&view);
     assert!(text.contains("the server has left") && text.contains("chat"), "{text}");
-    seen(&View::new("nobody yet".into()));
+    seen(&View::new("refused yet".into()));
 }
 
 #[test]
@@ -147,8 +147,8 @@ fn who_is_not_let_in_is_told_what_to_do() {
         let said = Metrics::at(&other, None).read().unwrap_err().to_string();
         assert!(said.contains(word), "{said}");
     }
-    let nobody = Metrics::at("127.0.0.1:1", None).read().unwrap_err().to_string();
-    assert!(nobody.contains("firebox serve") && nobody.contains("http://127.0.0.1:1"), "{nobody}");
+    let refused = Metrics::at("127.0.0.1:1", None).read().unwrap_err().to_string();
+    assert!(refused.contains("firebox serve") && refused.contains("http://127.0.0.1:1"), "{refused}");
 }
 
 #[test]

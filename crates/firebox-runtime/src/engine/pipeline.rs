@@ -59,7 +59,7 @@ impl Stage {
     }
 
     /// Uses one of the model's heads, and names the stage after it.
-    pub fn wearing(self, head: impl Into<String>) -> Self {
+    pub fn with_head(self, head: impl Into<String>) -> Self {
         let head = head.into();
         Self { name: head.clone(), head: Some(head), ..self }
     }

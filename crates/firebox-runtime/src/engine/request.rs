@@ -95,7 +95,7 @@ impl Request {
     }
 
     /// Chooses the head that answers.
-    pub fn wearing(mut self, head: impl Into<String>) -> Self {
+    pub fn with_head(mut self, head: impl Into<String>) -> Self {
         self.head = Some(head.into());
         self
     }

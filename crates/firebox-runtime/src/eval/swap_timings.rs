@@ -10,7 +10,7 @@ use crate::heads::HeadPoolConfig;
 use crate::{Device, Model, OWN_HEAD, RuntimeError, Session};
 
 /// A name that no head can be installed under.
-const NOBODY: &str = "";
+const NO_HEAD: &str = "";
 
 /// Seconds that switching heads takes, compared with opening the model again.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,7 +48,7 @@ impl SwapTimings {
         let began = Instant::now();
         let model = Model::open(path, device)?.with_heads(HeadPoolConfig::patient())?;
         let mut session = model.session()?;
-        worn(&mut session, name)?;
+        switch_to(&mut session, name)?;
         let reload = began.elapsed().as_secs_f64();
         session.feed(prompt)?;
         let reload_first_token = began.elapsed().as_secs_f64();
@@ -60,7 +60,7 @@ impl SwapTimings {
         // Both the head and the trunk are in memory.
         own(&mut session)?;
         let began = Instant::now();
-        worn(&mut session, name)?;
+        switch_to(&mut session, name)?;
         let warm = began.elapsed().as_secs_f64();
         session.feed(&[1])?;
         let warm_first_token = began.elapsed().as_secs_f64();
@@ -72,13 +72,13 @@ impl SwapTimings {
         }
         files.release().map_err(RuntimeError::from)?;
         let began = Instant::now();
-        worn(&mut session, name)?;
+        switch_to(&mut session, name)?;
         let cold = began.elapsed().as_secs_f64();
         session.feed(&[1])?;
         let cold_first_token = began.elapsed().as_secs_f64();
 
         let began = Instant::now();
-        session.use_head(NOBODY);
+        session.use_head(NO_HEAD);
         let fallback = began.elapsed().as_secs_f64();
         session.feed(&[1])?;
         let fallback_first_token = began.elapsed().as_secs_f64();
@@ -96,6 +96,6 @@ impl SwapTimings {
     }
 }
 
-fn worn(session: &mut Session, name: &str) -> Result<(), Arc<RuntimeError>> {
+fn switch_to(session: &mut Session, name: &str) -> Result<(), Arc<RuntimeError>> {
     session.use_head(name).fallback_reason.map_or(Ok(()), Err)
 }

@@ -162,7 +162,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }));
 }
 
-fn worn(pool: &HeadPool, name: &str) -> String {
+fn acquired(pool: &HeadPool, name: &str) -> String {
     pool.acquire(name).head.map_or("own".into(), |head| head.id().to_string())
 }
 
@@ -170,10 +170,10 @@ fn worn(pool: &HeadPool, name: &str) -> String {
 fn a_head_is_loaded_once_and_again_when_it_is_replaced() {
     let wardrobe = Wardrobe::new(&[("code", 10)]);
     let pool = wardrobe.pool(HeadPoolConfig::patient());
-    assert_eq!(worn(&pool, "code"), "code 1");
-    assert_eq!(worn(&pool, "code"), "code 1");
+    assert_eq!(acquired(&pool, "code"), "code 1");
+    assert_eq!(acquired(&pool, "code"), "code 1");
     wardrobe.change("code", |made| made.generation = 2);
-    assert_eq!(worn(&pool, "code"), "code 2");
+    assert_eq!(acquired(&pool, "code"), "code 2");
     let events: Vec<_> = pool.events().iter().map(HeadEvent::to_string).collect();
     assert_eq!(events.len(), 3, "{events:?}");
     assert!(matches!(pool.acquire("none").fallback_reason.as_deref(), Some(RuntimeError::NoHead { .. })));
@@ -184,9 +184,9 @@ fn an_older_wish_is_given_the_newer_head() {
     let wardrobe = Wardrobe::new(&[("code", 10)]);
     wardrobe.change("code", |made| made.generation = 2);
     let pool = wardrobe.pool(HeadPoolConfig::patient());
-    assert_eq!(worn(&pool, "code"), "code 2");
+    assert_eq!(acquired(&pool, "code"), "code 2");
     *wardrobe.stale.lock().unwrap() = Some(1);
-    assert_eq!(worn(&pool, "code"), "code 2");
+    assert_eq!(acquired(&pool, "code"), "code 2");
     assert_eq!(pool.events().len(), 1, "it is loaded once");
 }
 
@@ -198,7 +198,7 @@ fn a_head_that_is_taken_back_while_it_is_loaded_is_not_worn() {
     pool.prefetch("code");
     wait_for(|| wardrobe.loading.load(Ordering::Relaxed));
     wardrobe.change("code", |made| (made.generation, made.held_back) = (1, false));
-    assert_eq!(worn(&pool, "code"), "code 1");
+    assert_eq!(acquired(&pool, "code"), "code 1");
 }
 
 #[test]
@@ -206,11 +206,11 @@ fn another_fallback_takes_the_place_of_the_one_before() {
     let wardrobe = Wardrobe::new(&[("broken", 1), (FALLBACK, 1)]);
     wardrobe.change("broken", |made| made.fails = true);
     let pool = wardrobe.pool(HeadPoolConfig::patient());
-    assert_eq!(worn(&pool, "broken"), "universal 1");
+    assert_eq!(acquired(&pool, "broken"), "universal 1");
     wardrobe.change(FALLBACK, |made| made.generation = 2);
-    assert_eq!(worn(&pool, "broken"), "universal 1", "acquiring does not wait for the new generation");
+    assert_eq!(acquired(&pool, "broken"), "universal 1", "acquiring does not wait for the new generation");
     pool.wait_until_idle();
-    assert_eq!(worn(&pool, "broken"), "universal 2");
+    assert_eq!(acquired(&pool, "broken"), "universal 2");
     assert_eq!(pool.bytes(), 1);
 }
 
@@ -244,9 +244,9 @@ fn what_cannot_be_used_is_stood_in_for_and_tried_later() {
     };
     assert_eq!(failures(), 1, "it is not tried again at once");
     wardrobe.change("code", |made| made.fails = false);
-    assert_eq!(worn(&pool, "code"), "universal 1", "no retry before the delay is over");
+    assert_eq!(acquired(&pool, "code"), "universal 1", "no retry before the delay is over");
     wardrobe.change("code", |made| made.generation = 2);
-    assert_eq!(worn(&pool, "code"), "code 2", "a new generation is loaded at once");
+    assert_eq!(acquired(&pool, "code"), "code 2", "a new generation is loaded at once");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn what_panics_takes_nothing_with_it() {
     let pool = wardrobe.pool(HeadPoolConfig::patient());
     let reason = pool.acquire("broken").fallback_reason.unwrap().to_string();
     assert!(reason.contains("broken"), "{reason}");
-    assert_eq!(worn(&pool, "code"), "code 1");
+    assert_eq!(acquired(&pool, "code"), "code 1");
     pool.wait_until_idle();
 }
 
@@ -296,7 +296,7 @@ fn a_guess_without_room_is_no_failure() {
     pool.wait_until_idle();
     assert_eq!(pool.in_memory(), ["a"]);
     drop(a);
-    assert_eq!(worn(&pool, "b"), "b 1");
+    assert_eq!(acquired(&pool, "b"), "b 1");
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn who_is_late_is_not_waited_for_and_comes_in_the_end() {
     assert!(matches!(found.fallback_reason.as_deref(), Some(RuntimeError::HeadTimeout { .. })));
     wardrobe.change("code", |made| made.held_back = false);
     pool.wait_until_idle();
-    assert_eq!(worn(&pool, "code"), "code 1");
+    assert_eq!(acquired(&pool, "code"), "code 1");
 }
 
 #[test]
@@ -323,9 +323,9 @@ fn heads_that_nobody_wears_make_room() {
     ] {
         let pool = wardrobe.pool(config);
         let a = pool.acquire("a").head.unwrap();
-        worn(&pool, "b");
+        acquired(&pool, "b");
         assert_eq!(pool.in_memory(), ["a", "b", FALLBACK]);
-        assert_eq!(worn(&pool, "c"), "c 1");
+        assert_eq!(acquired(&pool, "c"), "c 1");
         assert_eq!(pool.in_memory(), ["a", "c", FALLBACK], "a is in use, the fallback stays");
         let refused = pool.acquire("large");
         assert!(matches!(

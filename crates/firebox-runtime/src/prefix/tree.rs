@@ -78,9 +78,9 @@ pub struct PrefixStats {
 /// let pool = PagePool::new(decoder.layout(KvType::default()));
 /// let tree = PrefixTree::new(&decoder, &pool, PrefixLimits::default());
 /// let mut session = Session::in_pool(decoder, &pool);
-/// let hit = tree.begin(&mut session, "tenant", prompt);
+/// let hit = tree.begin(&mut session, "scope", prompt);
 /// let logits = session.feed(&prompt[hit.tokens..])?;
-/// tree.insert(&session, "tenant");
+/// tree.insert(&session, "scope");
 /// # Ok(())
 /// # }
 /// ```

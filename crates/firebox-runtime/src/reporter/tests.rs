@@ -66,7 +66,7 @@ fn evictions_and_fallbacks_are_counted() {
     }
     let meters = model.meters();
     assert_eq!((meters.count(Counter::EvictedTurns), meters.count(Counter::EvictedTokens)), (2, 24));
-    session.use_head("nobody's");
+    session.use_head("absent");
     session.use_head(crate::OWN_HEAD);
     assert_eq!(meters.count(Counter::HeadFallbacks), 1);
     assert_eq!(meters.count(Counter::WarmHeadSwaps), 1);

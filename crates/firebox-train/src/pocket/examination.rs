@@ -100,7 +100,7 @@ impl Examination<'_> {
                 };
                 let mut pieces = 0;
                 for passage in passages.iter().filter(|passage| passage.task == task) {
-                    let rows = Rows::of(&mut self.wearing(&head)?, &passage.tokens)?;
+                    let rows = Rows::of(&mut self.with_head(&head)?, &passage.tokens)?;
                     if head == OWN_HEAD {
                         said.0 += rows.surprise(1..passage.tokens.len());
                         said.1 += passage.tokens.len() - 1;
@@ -128,7 +128,7 @@ impl Examination<'_> {
     fn route(&self, passages: &[Passage], report: &mut Report) -> Result<(), TrainError> {
         let mut all = Score::default();
         for passage in passages {
-            let rows = Rows::of(&mut self.wearing(ROUTER)?, &passage.tokens)?;
+            let rows = Rows::of(&mut self.with_head(ROUTER)?, &passage.tokens)?;
             for Answer { kind, tokens } in &passage.answers {
                 let wanted = kind.route(passage.task);
                 let found = Task::ALL.get(rows.found[tokens.start - 1] as usize);
@@ -157,7 +157,7 @@ impl Examination<'_> {
         for _ in 0..conversations {
             let Persistent { system, exchanges, questions } =
                 generator.persistent(turns + capacity / SHORTEST);
-            let session = self.wearing(head)?;
+            let session = self.with_head(head)?;
             let told = scribe.line(&system)?;
             let mut session = if naive {
                 let mut session = session.with_turn_capacity(capacity, SlidingWindow);
@@ -216,7 +216,7 @@ impl Examination<'_> {
     }
 
     /// Begins a session with a head selected; fails if the session would fall back to another head.
-    fn wearing(&self, head: &str) -> Result<Session, TrainError> {
+    fn with_head(&self, head: &str) -> Result<Session, TrainError> {
         let mut session = self.model.session().map_err(TrainError::network)?.with_kv_type(self.kept);
         match session.use_head(head).fallback_reason {
             Some(reason) => Err(TrainError::network(reason.to_string())),

@@ -1,11 +1,7 @@
 //! Attention on accelerators.
-//!
-//! A cube takes some queries that share a key head (rows times the heads that share it) and goes through what
-//! they see in blocks of as many positions as it has units. In a block every unit scores one key against all
-//! queries, then the units share out the queries to find weights, then the elements of a head to gather
-//! values. Highest scores and sums of weights are carried from block to block, so nothing is as long as the
-//! span. Blocks are counted from the start of the span: what a row gathers does not depend on the rows beside
-//! it, unless there are so few of them that cubes take fewer queries or that the span is split among cubes and merged.
+//! A cube takes queries that share a key head and visits their span in blocks of as many positions as it has units: the units score
+//! keys, weigh queries, then gather values. Maxima and sums are carried along. Blocks are counted from the start of the
+//! span, so a row's result does not depend on the rows beside it, unless there are few rows.
 
 mod blocks;
 mod parts;
@@ -34,16 +30,15 @@ use blocks::{
 use parts::{keep_rows, merge_parts, quantize_rows};
 pub(super) use rope_and_cache::{CubeRopeAndCache, supports_rope_and_cache};
 
-/// Queries of a cube; unused ones cost as much as used ones.
+/// Queries of a cube: unused ones cost as much.
 const FEWEST_QUERIES: usize = 4;
 const MOST_QUERIES: usize = 8;
-/// Cubes below which a span is split, to have something to do for all of a device.
+/// Cubes below which a span is split, to occupy all of a device.
 const FEW_CUBES: usize = 64;
 /// Positions below which a part of a span is not worth a cube.
 const SMALL_PART: usize = 512;
-/// Spans that one launch looks at, where they are short.
+/// Short spans that share a launch, and its buffers.
 const TOGETHER: usize = 4;
-/// Buffers of such a launch.
 const BINDINGS: u32 = 12;
 
 impl AttentionOps for CubeBackend {
@@ -593,6 +588,7 @@ impl Side {
             },
         }
     }
+
     /// Steps between heads and between positions of the scales.
     fn scale_strides(&self) -> StridesLaunch {
         let (head, position) = match self.reading {

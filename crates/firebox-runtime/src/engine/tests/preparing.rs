@@ -59,7 +59,7 @@ fn others_run_while_a_request_is_prepared() {
         let (_, model) = host.models().next().unwrap();
         model.session().unwrap().with_heads(rack.clone())
     };
-    let [slow, late, cancelled] = [(); 3].map(|()| answer_of(3).in_session(session()).wearing("slow"));
+    let [slow, late, cancelled] = [(); 3].map(|()| answer_of(3).in_session(session()).with_head("slow"));
     let slow = host.submit(slow, clock.now()).unwrap();
     let late = host.submit(late.with_first_by(Duration::ZERO).or_not_at_all(), clock.now()).unwrap();
     let cancelled = host.submit(cancelled, clock.now()).unwrap();
@@ -139,7 +139,7 @@ fn lent(host: &Host, rack: &HeadPool, head: &str) -> Request {
     let mut session = host.session("model").unwrap().with_heads(rack.clone());
     session.feed(&[4, 9]).unwrap();
     assert!(session.use_head("worn").fallback_reason.is_none());
-    answer_of(3).in_session(session).wearing(head)
+    answer_of(3).in_session(session).with_head(head)
 }
 
 #[track_caller]
@@ -161,7 +161,7 @@ fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepare
     host.add("model", wardrobe.model.clone()).unwrap();
     let clock = MadeUp::default();
 
-    for head in ["broken", "nobody's"] {
+    for head in ["broken", "absent"] {
         let asked = lent(&host, &rack, head);
         let Failure { error, session } = failure(&mut host, &clock, asked);
         assert!(matches!(error, RuntimeError::HeadUnavailable { .. }), "{error}");

@@ -1,0 +1,204 @@
+//! Checks the shape of the source tree: file headers, lengths, import circles, words and document lengths.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "structure/imports.rs"]
+mod imports;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lines that a source file may have.
+const LINES: usize = 600;
+
+/// Groups of files inside one crate that import each other in a circle, and files in the largest of them. These bounds only
+/// go down: lower them whenever a circle is untied, to five groups of three.
+const CIRCLES: usize = 15;
+const FILES_IN_A_CIRCLE: usize = 11;
+
+/// Sources that still include a file of another crate by path. Shorten the list; it never grows.
+const INCLUDED_BY_PATH: [&str; 3] = [
+    "crates/firebox-runtime/src/session/save/tests.rs",
+    "crates/firebox-store/src/stream.rs",
+    "fuzz/fuzz_targets/stream_ring.rs",
+];
+
+/// Words that a document may have outside its generated part.
+const DOCUMENTS: [(&str, usize); 7] = [
+    ("README.md", 450),
+    ("ARCHITECTURE.md", 2500),
+    ("BENCHMARKS.md", 1500),
+    ("CHANGELOG.md", 250),
+    ("CONTRIBUTING.md", 500),
+    ("STYLE.md", 500),
+    ("docs/ROADMAP.md", 400),
+];
+
+/// Words that the vocabulary in `STYLE.md` replaces, outside string literals.
+const DIALECT: [&str; 13] = [
+    "nobody",
+    "somebody",
+    "whoever",
+    "is going to",
+    "worn",
+    "wear",
+    "wears",
+    "wearing",
+    "hang",
+    "hangs",
+    "hanging",
+    "tenant",
+    "tenants",
+];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns the files below `folder` whose names end in `.rs`, without build outputs.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                if name != "target" && !name.starts_with('.') {
+                    folders.push(path);
+                }
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Returns a path relative to the repository.
+fn relative(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+fn crates() -> Vec<PathBuf> {
+    let mut found: Vec<_> =
+        fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.retain(|path| path.join("Cargo.toml").exists());
+    found.sort();
+    found
+}
+
+#[test]
+fn every_source_file_says_what_it_holds() {
+    let silent: Vec<_> = sources(&root())
+        .into_iter()
+        .filter(|path| !fs::read_to_string(path).unwrap().trim_start().starts_with("//!"))
+        .map(|path| relative(&path))
+        .collect();
+    assert!(silent.is_empty(), "files that do not begin with `//!`: {silent:#?}");
+}
+
+#[test]
+fn no_source_file_is_too_long() {
+    let long: Vec<_> = sources(&root())
+        .into_iter()
+        .map(|path| (fs::read_to_string(&path).unwrap().lines().count(), relative(&path)))
+        .filter(|(lines, _)| *lines > LINES)
+        .collect();
+    assert!(long.is_empty(), "files over {LINES} lines: {long:#?}");
+}
+
+#[test]
+fn files_of_a_crate_rarely_import_each_other_in_circles() {
+    let mut found = Vec::new();
+    for folder in crates() {
+        let graph = imports::Graph::of_crate(&folder.join("src"));
+        for circle in graph.circles() {
+            let arrows = graph.arrows_within(&circle);
+            found.push((circle.len(), relative(&folder), arrows));
+        }
+    }
+    found.sort_by(|a, b| b.0.cmp(&a.0));
+    let largest = found.first().map_or(0, |(files, ..)| *files);
+    assert!(
+        found.len() <= CIRCLES && largest <= FILES_IN_A_CIRCLE,
+        "{} circles, the largest of {largest} files: {found:#?}",
+        found.len()
+    );
+}
+
+#[test]
+fn only_the_sanitizer_workspace_includes_files_by_path() {
+    let mut found = Vec::new();
+    for path in sources(&root()) {
+        let name = relative(&path);
+        if name.starts_with("sanitize/") || INCLUDED_BY_PATH.contains(&&*name) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for line in text.lines().filter(|line| line.trim_start().starts_with("#[path")) {
+            if line.contains("../..") || line.contains("crates/") {
+                found.push(format!("{name}: {}", line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "modules included across crates: {found:#?}");
+}
+
+#[test]
+fn sources_keep_to_the_vocabulary() {
+    let mut found = Vec::new();
+    for folder in crates() {
+        for path in sources(&folder.join("src")) {
+            if path.ends_with("relevance/examples.rs") {
+                // Sentences of everyday language that the scorer is calibrated with.
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            for (number, line) in text.lines().enumerate() {
+                let lower = without_strings(&line.to_lowercase());
+                if let Some(word) = DIALECT.iter().find(|word| contains_word(&lower, word)) {
+                    found.push(format!("{}:{}: {word}", relative(&path), number + 1));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "words that STYLE.md replaces: {found:#?}");
+}
+
+/// Returns a line without what stands between double quotes. A line that begins or ends within a string keeps its rest.
+fn without_strings(line: &str) -> String {
+    line.split('"').step_by(2).collect::<Vec<_>>().join("\"\"")
+}
+
+/// Returns whether `text` has `word` with no letter, digit or underscore beside it.
+fn contains_word(text: &str, word: &str) -> bool {
+    let inner = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    text.match_indices(word).any(|(at, _)| {
+        !inner(text[..at].chars().next_back()) && !inner(text[at + word.len()..].chars().next())
+    })
+}
+
+#[test]
+fn documents_stay_within_their_words() {
+    let mut counts = BTreeMap::new();
+    for (name, most) in DOCUMENTS {
+        let path = root().join(name);
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut generated = false;
+        let words = text
+            .lines()
+            .filter(|line| {
+                generated = (generated || line.contains("report: begin")) && !line.contains("report: end");
+                !generated
+            })
+            .map(|line| line.split_whitespace().count())
+            .sum::<usize>();
+        if words > most {
+            counts.insert(name, (words, most));
+        }
+    }
+    assert!(counts.is_empty(), "documents with more words than they may have: {counts:#?}");
+}
