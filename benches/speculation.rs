@@ -10,7 +10,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use firebox::engine::{Engine, HostConfig, Request};
+use firebox::engine::{Engine, EngineConfig, Request};
 use firebox::{
     DRAFT_TOKENS, Draft, Drafter, Generation, GenerationConfig, LookupDrafter, Model, RuntimeError, Sampler,
     SamplerConfig, Speculation, Summary, device,
@@ -159,7 +159,7 @@ fn streamed(
     config: &GenerationConfig,
     streams: usize,
 ) -> Result<(f64, (usize, usize)), Box<dyn Error>> {
-    let engine = Engine::start(HostConfig::default())?;
+    let engine = Engine::start(EngineConfig::default())?;
     engine.add("model", model.clone())?;
     let run = |lookup: bool| -> Result<(f64, Vec<Vec<u32>>, (usize, usize)), Box<dyn Error>> {
         let request = || {

@@ -6,14 +6,14 @@
 
 use std::time::Duration;
 
-use firebox::engine::{Engine, Event, HostConfig, Piped, Pipeline, Stage};
+use firebox::engine::{Engine, EngineConfig, Event, Piped, Pipeline, Stage};
 use firebox::heads::HeadPoolConfig;
 use firebox::{GenerationConfig, Model, RuntimeError, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::open("assets/pocket", &device("cpu")?)?.with_heads(HeadPoolConfig::patient())?;
     let tokenizer = model.tokenizer()?.clone();
-    let engine = Engine::start(HostConfig::default())?;
+    let engine = Engine::start(EngineConfig::default())?;
     engine.add("pocket", model.clone())?;
 
     let ask = move |text: &str| -> Result<Vec<u32>, RuntimeError> {

@@ -4,14 +4,14 @@
 
 #![allow(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
-use firebox::engine::{Engine, HostConfig, Request};
+use firebox::engine::{Engine, EngineConfig, Request};
 use firebox::schedule::Priority;
 use firebox::{GenerationConfig, Model, device};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::open("assets/pocket", &device("cpu")?)?;
     let (tokenizer, end_tokens) = (model.tokenizer()?.clone(), model.end_tokens());
-    let engine = Engine::start(HostConfig::default())?;
+    let engine = Engine::start(EngineConfig::default())?;
     engine.add("pocket", model)?;
 
     let mut answers = Vec::new();

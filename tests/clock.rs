@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use firebox::engine::{Engine, HostConfig, Request};
+use firebox::engine::{Engine, EngineConfig, Request};
 use firebox::heads::{HeadEvent, HeadPoolConfig};
 use firebox::store::files::{Fault, Faults};
 use firebox::{
@@ -132,7 +132,7 @@ fn deadlines_are_measured() {
     while generation.next_piece().unwrap().is_some() {}
     let expected = generation.finish().unwrap().tokens;
 
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("llama", model).unwrap();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use burn::module::{Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
 use firebox::cache::LayerCache;
-use firebox::engine::{Engine, HostConfig, Request};
+use firebox::engine::{Engine, EngineConfig, Request};
 use firebox::heads::HeadPoolConfig;
 use firebox::model::{
     ComponentError, DenseMatrix, FeedForward, Input, Linear, LogitRows, Matrix, Mixer, MixerMemory,
@@ -244,7 +244,7 @@ fn a_state_of_its_own_says_the_same_however_tokens_come() {
     assert_eq!(both, [exact(&tokens[..11]), exact(&tokens[20..25])].concat());
 
     // Together with other requests.
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("fading", model.clone()).unwrap();
     let config = GenerationConfig { max_tokens: Some(24), ignore_end: true, ..GenerationConfig::default() };
     let asked: Vec<_> = [&tokens[..30], &tokens[..50], &tokens[3..20]]

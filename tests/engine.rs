@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use firebox::engine::{Engine, Event, HostConfig, Piped, Pipeline, Request, Stage};
+use firebox::engine::{Engine, EngineConfig, Event, Piped, Pipeline, Request, Stage};
 use firebox::residency::ResidencyOptions;
 use firebox::schedule::{AdmissionConfig, Priority, ScheduleCounters};
 use firebox::thermal::Thermometer;
@@ -39,7 +39,7 @@ fn alone(model: &Model, prompt: &[u32], config: GenerationConfig) -> Vec<u32> {
 }
 
 fn engine(models: &[(&str, &Model)]) -> Engine {
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     for (name, model) in models {
         engine.add(name, (*model).clone()).unwrap();
     }
@@ -61,7 +61,7 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
 fn fewer_run_together_when_it_is_hot() {
     let model = model("llama");
     let admission = AdmissionConfig { most_running: 4, ..AdmissionConfig::default() };
-    let engine = Engine::start(HostConfig { admission, ..HostConfig::default() }).unwrap();
+    let engine = Engine::start(EngineConfig { admission, ..EngineConfig::default() }).unwrap();
     engine.add("llama", model.clone()).unwrap();
     let waited = |celsius: f32| {
         let mut thermometer = Thermometer::new(move || Some(celsius));
@@ -317,7 +317,7 @@ fn a_pipeline_has_an_answer_whatever_fails() {
 fn overloaded(time: Duration) -> (ScheduleCounters, usize) {
     let (llama, qwen) = (model("llama"), model("qwen3"));
     let admission = AdmissionConfig { most_waiting: 32, ..AdmissionConfig::default() };
-    let engine = Engine::start(HostConfig { admission, ..HostConfig::default() }).unwrap();
+    let engine = Engine::start(EngineConfig { admission, ..EngineConfig::default() }).unwrap();
     engine.add("llama", llama).unwrap();
     engine.add("qwen", qwen).unwrap();
     let request = |index: u32, priority: Priority| {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use burn::tensor::Tensor;
 use firebox::cache::PAGE_TOKENS;
-use firebox::engine::{Engine, Event, HostConfig, Request};
+use firebox::engine::{Engine, EngineConfig, Event, Request};
 use firebox::model::{ComponentError, FeedForward, ModelError, OwnFeedForward, StreamedConfig};
 use firebox::residency::{ShareOptions, SharedBudget};
 use firebox::store::files::{Fault, Faults};
@@ -280,7 +280,7 @@ fn a_disk_that_fails_under_one_model_is_nothing_to_the_others() {
     let streamed = |path: &Path| {
         Model::streamed(Checkpoint::open(path).unwrap(), &device("cpu").unwrap(), &config).unwrap()
     };
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("failing", streamed(&path)).unwrap();
     engine.add("streamed", streamed(&fixture("llama"))).unwrap();
     engine.add("whole", open("qwen3")).unwrap();
@@ -337,7 +337,7 @@ impl OwnFeedForward for Panicking {
 fn a_pass_that_panics_fails_its_requests_and_nothing_else() {
     let calls = Arc::new(AtomicUsize::new(usize::MAX));
     for name in ["llama", "qwen3_5_text"] {
-        let engine = Engine::start(HostConfig::default()).unwrap();
+        let engine = Engine::start(EngineConfig::default()).unwrap();
         let own = |there| Panicking { there, calls: calls.clone() };
         engine.add("panicking", open(name).with_feed_forward(2, own).unwrap()).unwrap();
         engine.add("other", open("qwen3")).unwrap();

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use firebox::engine::{Engine, HostConfig, Request};
+use firebox::engine::{Engine, EngineConfig, Request};
 use firebox::{GenerationConfig, Model, device, set_release_to_os};
 
 static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
@@ -38,7 +38,7 @@ fn what_a_prompt_leaves_is_given_back_when_its_answer_begins() {
     let mut session = model.session().unwrap();
     assert_eq!(given_back(|| session.feed_each_row(&prompt(100), |_| ()).unwrap()), 0);
 
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("model", model).unwrap();
     let answered = |count| {
         let config =

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use firebox::engine::{Engine, Event, HostConfig, Request};
+use firebox::engine::{Engine, EngineConfig, Event, Request};
 use firebox::heads::HeadPoolConfig;
 use firebox::model::StreamedConfig;
 use firebox::residency::{ShareOptions, SharedBudget};
@@ -86,7 +86,7 @@ fn tokens(most: usize) -> GenerationConfig {
 }
 
 fn kept(engine: &Engine, name: &'static str) -> u64 {
-    let kept = move |host: &mut firebox::engine::Host| {
+    let kept = move |host: &mut firebox::engine::EngineCore| {
         host.models()
             .find(|(other, _)| *other == name)
             .map(|(_, model)| model.residency().unwrap().resident_bytes())
@@ -100,7 +100,7 @@ fn each_says_what_it_says_alone_and_memory_suffices() {
     let models = Models::new([2, 5, 12]);
     for share in [0.35, 0.65, 1.2] {
         let shared = shared((models.bytes() as f64 * share) as u64);
-        let engine = Engine::start(HostConfig::default()).unwrap();
+        let engine = Engine::start(EngineConfig::default()).unwrap();
         for name in NAMES {
             engine.add(name, open(&shared, &models.path(name), &options())).unwrap();
         }
@@ -137,7 +137,7 @@ fn one_gives_way_and_grows_back() {
     let models = Models::new([2, 5, 12]);
     let large = models.made[2].bytes() as u64;
     let shared = shared(large - 2 * MIB);
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("large", open(&shared, &models.path("large"), &options())).unwrap();
     engine
         .add("middle", open(&shared, &models.path("middle"), &ShareOptions { preload: false, ..options() }))
@@ -166,7 +166,7 @@ fn the_first_pass_of_what_does_not_fit_goes_through() {
     let models = Models::new([2, 5, 12]);
     let large = models.made[2].bytes() as u64;
     for (weights, fits) in [(large / 2, false), (large + 2 * MIB, true)] {
-        let engine = Engine::start(HostConfig::default()).unwrap();
+        let engine = Engine::start(EngineConfig::default()).unwrap();
         let unfilled = ShareOptions { preload: false, ..options() };
         engine.add("large", open(&shared(weights), &models.path("large"), &unfilled)).unwrap();
         let kept_after_another = || {
@@ -184,7 +184,7 @@ fn who_is_pinned_stays() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let shared = shared(2 * MIB);
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("large", open(&shared, &models.path("large"), &options())).unwrap();
     // Preloaded parts of other models make room for it.
     let pinned = ShareOptions { pinned: true, ..options() };
@@ -289,7 +289,7 @@ fn who_is_rarely_asked_is_opened_then() {
     let _alone = alone_here();
     let models = Models::new([2, 5, 12]);
     let shared = shared(models.bytes());
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     let opened = Arc::new(AtomicUsize::new(0));
     let (path, budget, count) = (models.path("middle"), shared.clone(), opened.clone());
     engine
@@ -329,7 +329,7 @@ fn the_process_takes_no_more_than_it_may() {
     let own = firebox::resident_bytes().unwrap();
     let memory = own + 20 * MIB + (models.bytes() as f64 * 0.65) as u64;
     let shared = SharedBudget::new(memory).unwrap();
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     for name in NAMES {
         engine.add(name, open(&shared, &models.path(name), &options())).unwrap();
     }
@@ -413,7 +413,7 @@ fn nobody_waits_for_the_disk_of_another() {
     };
     let cpu = device("cpu").unwrap();
     let slow = Model::streamed(checkpoint, &cpu, &config).unwrap();
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("slow", slow).unwrap();
     engine.add("quick", Model::open(models.path("small"), &cpu).unwrap()).unwrap();
     let quick = engine.generate(Request::new("quick", prompt(2, 6)).with_config(tokens(100_000)));

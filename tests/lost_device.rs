@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use firebox::engine::{Engine, Event, HostConfig, Request};
+use firebox::engine::{Engine, EngineConfig, Event, Request};
 use firebox::{Generation, GenerationConfig, Model, RuntimeError, SamplerConfig, device};
 
 const SAID: usize = 5;
@@ -50,7 +50,7 @@ fn a_lost_device_fails_what_is_asked_of_it_and_nothing_else() {
     let cpu = open(&device("cpu").unwrap());
     let prompt: Vec<u32> = (0..20).map(|at| 3 + at * 31 % 150).collect();
     let expected = alone(&cpu, &prompt, 40);
-    let engine = Engine::start(HostConfig::default()).unwrap();
+    let engine = Engine::start(EngineConfig::default()).unwrap();
     engine.add("lost", open(&gpu)).unwrap();
     engine.add("other", cpu.clone()).unwrap();
     let ask =

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::engine::HostConfig;
+use firebox_runtime::engine::EngineConfig;
 use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};
@@ -192,7 +192,7 @@ fn config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         address: address(&args.host, args.port)?,
         keys,
         allowed_origins,
-        host: HostConfig { admission, lookup: args.lookup, ..HostConfig::default() },
+        host: EngineConfig { admission, lookup: args.lookup, ..EngineConfig::default() },
         request_timeout: args.time_limit.map(|seconds| Duration::from_secs(seconds.into())),
         sessions,
         ..ServerConfig::default()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use firebox_cache::{AfterEviction, CacheError, Role, TurnId, WholeTurns};
-use firebox_text::{ChatTemplate, TemplateOptions, TextError, TurnEncoder};
+use firebox_text::{ChatEncoder, ChatTemplate, TemplateOptions, TextError};
 use serde::{Deserialize, Serialize};
 
 use crate::condenser::{Condenser, FactUpdate, TextCondensation};
@@ -80,8 +80,8 @@ impl Script {
     }
 
     /// The parts that conversations are written from.
-    pub fn parts(&self) -> Result<TurnEncoder<'_>, RuntimeError> {
-        Ok(TurnEncoder::new(&self.template, self.model.tokenizer()?, &self.options))
+    pub fn parts(&self) -> Result<ChatEncoder<'_>, RuntimeError> {
+        Ok(ChatEncoder::new(&self.template, self.model.tokenizer()?, &self.options))
     }
 
     /// Returns the tokens before the first question, which are never evicted.

@@ -26,7 +26,7 @@ pub struct Request {
 /// A model whose layers take a given time.
 #[derive(Debug, Clone)]
 pub struct Model {
-    pub id: LaneId,
+    pub id: ModelId,
     pub layer: Duration,
     pub layers: usize,
     /// The time until the next layer is read, if it is not in memory.

@@ -35,7 +35,7 @@ pub use firebox_memory::Priority;
 pub use next_model::NextModel;
 pub use scheduler::Scheduler;
 pub use succession::Succession;
-pub use task::{Choice, LaneId, Readiness, Task, TaskId};
+pub use task::{Choice, ModelId, Readiness, Task, TaskId};
 
 #[cfg(any(test, feature = "fuzzing"))]
 mod actions;

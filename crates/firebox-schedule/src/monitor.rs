@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use super::{LaneId, Priority, Readiness, Scheduler, TaskId};
+use super::{ModelId, Priority, Readiness, Scheduler, TaskId};
 
 /// Layers that may each run on after a more urgent model became ready: the running one, the one that ends a share quantum,
 /// and one more because the clock is read between layers.
@@ -13,7 +13,7 @@ const OVERRUN_LAYERS: u32 = 3;
 /// Checks a scheduler for starvation and for late tasks blocked by less urgent ones.
 #[derive(Debug, Default)]
 pub(super) struct Monitor {
-    ready_since: BTreeMap<LaneId, Duration>,
+    ready_since: BTreeMap<ModelId, Duration>,
     blocked: HashMap<TaskId, Duration>,
     longest_layer: Duration,
     longest_wait: Duration,
@@ -47,8 +47,8 @@ impl Monitor {
         scheduler: &Scheduler,
         began: Duration,
         took: Duration,
-        running: LaneId,
-        readiness: impl Fn(LaneId) -> Readiness,
+        running: ModelId,
+        readiness: impl Fn(ModelId) -> Readiness,
     ) -> Option<Violation> {
         self.longest_layer = self.longest_layer.max(took);
         self.longest_wait = self.longest_wait.max(scheduler.longest_wait());

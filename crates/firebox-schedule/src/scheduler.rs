@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::counters::{ScheduleCounters, ScheduleEvent};
 use super::model_queue::{Claim, ModelQueue, Rank};
 use super::task_progress::TaskProgress;
-use super::{Choice, LaneId, Priority, Readiness, ScheduleConfig, Task, TaskId};
+use super::{Choice, ModelId, Priority, Readiness, ScheduleConfig, Task, TaskId};
 use firebox_memory::thermal::Heat;
 
 /// The quanta that a task may be ahead of its pace before others come first: enough that one quantum of another model, and
@@ -36,8 +36,8 @@ const LATE_FRACTION: f64 = 0.5;
 pub struct Scheduler {
     config: ScheduleConfig,
     heat: Heat,
-    lanes: BTreeMap<LaneId, ModelQueue>,
-    lane_of: HashMap<TaskId, LaneId>,
+    lanes: BTreeMap<ModelId, ModelQueue>,
+    lane_of: HashMap<TaskId, ModelId>,
     lanes_made: u32,
     tasks_made: u64,
     running: Option<Running>,
@@ -49,7 +49,7 @@ pub struct Scheduler {
 /// A quantum in progress.
 #[derive(Debug, Clone, Copy)]
 struct Running {
-    lane: LaneId,
+    lane: ModelId,
     until: Duration,
     /// Given for having waited, and not taken back.
     is_share: bool,
@@ -73,22 +73,22 @@ impl Scheduler {
     }
 
     /// Adds a model. Its id differs from those of all removed models.
-    pub fn lane(&mut self, name: &str) -> LaneId {
-        let id = LaneId(self.lanes_made);
+    pub fn lane(&mut self, name: &str) -> ModelId {
+        let id = ModelId(self.lanes_made);
         self.lanes_made += 1;
         self.lanes.insert(id, ModelQueue::new(name));
         id
     }
 
     /// Removes a model and all its tasks.
-    pub fn drop_lane(&mut self, lane: LaneId) {
+    pub fn drop_lane(&mut self, lane: ModelId) {
         self.lanes.remove(&lane);
         self.lane_of.retain(|_, of| *of != lane);
         self.running.take_if(|running| running.lane == lane);
     }
 
     /// Adds a task. The tasks of a removed model are ignored.
-    pub fn add(&mut self, now: Duration, lane: LaneId, task: Task) -> TaskId {
+    pub fn add(&mut self, now: Duration, lane: ModelId, task: Task) -> TaskId {
         let id = TaskId(self.tasks_made);
         self.tasks_made += 1;
         if let Some(found) = self.lanes.get_mut(&lane) {
@@ -113,7 +113,7 @@ impl Scheduler {
 
     /// Chooses the model that runs its next layer. A model keeps the machine until its quantum ends, unless a more urgent one
     /// is ready.
-    pub fn choose(&mut self, now: Duration, mut ready: impl FnMut(LaneId) -> Readiness) -> Choice {
+    pub fn choose(&mut self, now: Duration, mut ready: impl FnMut(ModelId) -> Readiness) -> Choice {
         let mut found = Vec::with_capacity(self.lanes.len());
         let mut misses = None;
         let mut waits = false;
@@ -162,21 +162,21 @@ impl Scheduler {
     ///
     /// Models that have waited long come first, as they do for the machine: a disk that read for the most urgent only would
     /// starve the others, which would never be ready.
-    pub fn prefetch(&self, now: Duration) -> impl Iterator<Item = LaneId> + use<> {
+    pub fn prefetch(&self, now: Duration) -> impl Iterator<Item = ModelId> + use<> {
         let interval = self.share_interval();
-        let wanted = |(&id, lane): (&LaneId, &ModelQueue)| {
+        let wanted = |(&id, lane): (&ModelId, &ModelQueue)| {
             let since = lane.waits_since?;
             let claim = lane.claim(now, self.lead())?;
             let has_waited = now.saturating_sub(since) >= interval;
             Some((if has_waited { Claim { rank: Rank::Share, at: since, then: since } } else { claim }, id))
         };
-        let mut wanted: Vec<(Claim, LaneId)> = self.lanes.iter().filter_map(wanted).collect();
+        let mut wanted: Vec<(Claim, ModelId)> = self.lanes.iter().filter_map(wanted).collect();
         wanted.sort();
         wanted.into_iter().map(|(_, lane)| lane)
     }
 
     /// Records that a model ran, after every layer or quantum.
-    pub fn ran(&mut self, now: Duration, lane: LaneId, took: Duration, layers: usize) {
+    pub fn ran(&mut self, now: Duration, lane: ModelId, took: Duration, layers: usize) {
         self.counters.layers += layers as u64;
         self.counters.busy = self.counters.busy.saturating_add(took);
         if let Some(lane) = self.lanes.get_mut(&lane) {
@@ -258,7 +258,7 @@ impl Scheduler {
         self.lanes.get(self.lane_of.get(&task)?)?.tasks.get(&task)
     }
 
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (LaneId, &ModelQueue)> {
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (ModelId, &ModelQueue)> {
         self.lanes.iter().map(|(&id, lane)| (id, lane))
     }
 
@@ -281,7 +281,7 @@ impl Scheduler {
         self.running.filter(|running| now < running.until)
     }
 
-    fn claim(&self, now: Duration, lane: LaneId) -> Option<Claim> {
+    fn claim(&self, now: Duration, lane: ModelId) -> Option<Claim> {
         let lane = self.lanes.get(&lane)?;
         let claim = lane.claim(now, self.lead())?;
         let since = lane.waits_since.unwrap_or(now);
@@ -292,11 +292,11 @@ impl Scheduler {
 
     /// Returns whether another model does not wait for the end of a quantum: it has a better reason, or an earlier deadline
     /// that it would miss.
-    fn breaks(&self, now: Duration, other: LaneId, running: &Running) -> bool {
+    fn breaks(&self, now: Duration, other: ModelId, running: &Running) -> bool {
         if other == running.lane || running.is_share {
             return false;
         }
-        let claim = |lane: LaneId| {
+        let claim = |lane: ModelId| {
             let lane = self.lanes.get(&lane)?;
             Some((lane.claim(now, self.lead())?, lane.step_time()))
         };

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub struct LaneId(pub(crate) u32);
+pub struct ModelId(pub(crate) u32);
 
 /// A request to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -49,7 +49,7 @@ pub enum Choice {
     /// A model runs.
     Run {
         /// The model.
-        lane: LaneId,
+        lane: ModelId,
         /// The end of its quantum.
         until: Duration,
     },

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use firebox_model::ModelError;
-use firebox_runtime::engine::{Answering, Event};
+use firebox_runtime::engine::{Event, ResponseStream};
 use firebox_runtime::{CacheError, GenerationConfig, PAGE_TOKENS, RuntimeError};
 use futures_core::Stream as _;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ pub(crate) struct Choices {
 /// One choice of a response.
 #[derive(Debug)]
 struct Choice {
-    stream: Answering,
+    stream: ResponseStream,
     /// The first event, read before the response starts.
     first: Option<Event>,
     is_over: bool,

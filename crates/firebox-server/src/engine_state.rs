@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing;
 use firebox_model::StreamedWeights;
-use firebox_runtime::engine::UnderWay;
+use firebox_runtime::engine::RequestStatus;
 use firebox_runtime::telemetry::{Counter, Distribution, Drawn, Gauge, Histogram, Kind, ModelSnapshot};
 use firebox_runtime::{Account, device};
 use firebox_store::SegmentId;
@@ -188,7 +188,7 @@ fn event(drawn: &Drawn) -> Value {
     })
 }
 
-fn request(asked: &UnderWay) -> Value {
+fn request(asked: &RequestStatus) -> Value {
     json!({
         "model": asked.model,
         "waits": asked.waits,

@@ -117,7 +117,7 @@ mod tests {
     use std::path::Path;
 
     use firebox_runtime::device;
-    use firebox_runtime::engine::HostConfig;
+    use firebox_runtime::engine::EngineConfig;
 
     use super::*;
 
@@ -125,7 +125,7 @@ mod tests {
     fn requests_have_the_priority_of_their_model() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
         let model = Model::open(path, &device("cpu").unwrap()).unwrap();
-        let engine = Engine::start(HostConfig::default()).unwrap();
+        let engine = Engine::start(EngineConfig::default()).unwrap();
         let telemetry = Telemetry::default();
         let served = ServedModel::new("pocket", model, Priority::Background, &engine, &telemetry).unwrap();
         let request = served.request(vec![1, 2]);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use firebox_runtime::Budget;
-use firebox_runtime::engine::HostConfig;
+use firebox_runtime::engine::EngineConfig;
 
 use crate::allowed_origins::AllowedOrigins;
 use crate::api_keys::ApiKeys;
@@ -20,7 +20,7 @@ pub struct ServerConfig {
     /// Other origins and host names that browsers may use.
     pub allowed_origins: AllowedOrigins,
     /// Limits of running and waiting requests.
-    pub host: HostConfig,
+    pub host: EngineConfig,
     /// The memory budget that models share, for reporting.
     pub memory: Option<Budget>,
     /// Limits and storage of sessions.
@@ -43,7 +43,7 @@ impl Default for ServerConfig {
             address: SocketAddr::from(([127, 0, 0, 1], 8080)),
             keys: ApiKeys::default(),
             allowed_origins: AllowedOrigins::default(),
-            host: HostConfig::default(),
+            host: EngineConfig::default(),
             memory: None,
             sessions: SessionsConfig::default(),
             max_body_bytes: 8 << 20,

@@ -10,6 +10,7 @@
 
 mod backend;
 mod charsmap;
+mod chat_encoder;
 mod control_tokens;
 mod custom_model;
 mod decoding;
@@ -34,11 +35,11 @@ mod tokenizer;
 mod tokenizer_json;
 mod tokenizer_json_steps;
 mod tool_calls;
-mod turn_encoder;
 mod verbatim;
 mod vocabulary;
 
 pub use backend::panic_message;
+pub use chat_encoder::ChatEncoder;
 pub use detokenizer::{Detokenizer, DetokenizerState};
 pub use error::TextError;
 pub use firebox_store::{GgufVocabulary, TextAssets, TokenizerSource};
@@ -47,4 +48,3 @@ pub use stop::StopStrings;
 pub use template::{ChatTemplate, TemplateOptions};
 pub use tokenizer::Tokenizer;
 pub use tool_calls::{AnswerPart, CallReader, CallSyntax, is_valid_tool_name};
-pub use turn_encoder::TurnEncoder;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use firebox_model::StreamedConfig;
-use firebox_runtime::engine::{Clock, Event, Host, HostConfig, Request, WallClock, Worked};
+use firebox_runtime::engine::{Clock, EngineConfig, EngineCore, Event, Request, StepOutcome, WallClock};
 use firebox_runtime::residency::{ShareOptions, SharedBudget};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::{
@@ -233,7 +233,7 @@ impl Trial {
     }
 
     /// Asks all at once.
-    fn asked(&self, mut host: Host, began: Instant) -> anyhow::Result<Ran> {
+    fn asked(&self, mut host: EngineCore, began: Instant) -> anyhow::Result<Ran> {
         let clock = WallClock::default();
         let mut said = vec![Vec::new(); MODELS.len()];
         let mut asked = Vec::new();
@@ -262,9 +262,9 @@ impl Trial {
                 return Err(error.into());
             }
             match worked {
-                Worked::Layer { .. } => {}
-                Worked::Waiting => std::thread::sleep(Duration::from_micros(100)),
-                Worked::Idle => break,
+                StepOutcome::Layer { .. } => {}
+                StepOutcome::Waiting => std::thread::sleep(Duration::from_micros(100)),
+                StepOutcome::Idle => break,
             }
         }
         Ok(Ran {
@@ -277,9 +277,9 @@ impl Trial {
 }
 
 /// Returns a host without prefix sharing, since no prompt is asked twice.
-fn host() -> anyhow::Result<Host> {
+fn host() -> anyhow::Result<EngineCore> {
     let prefixes = PrefixLimits { pages: 0, ..PrefixLimits::default() };
-    Ok(Host::new(HostConfig { prefixes, ..HostConfig::default() })?)
+    Ok(EngineCore::new(EngineConfig { prefixes, ..EngineConfig::default() })?)
 }
 
 /// Opened, and all of it in memory: the plain way.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use firebox_runtime::engine::{Clock, Host, RequestId, WallClock, Worked};
+use firebox_runtime::engine::{Clock, EngineCore, RequestId, StepOutcome, WallClock};
 use firebox_runtime::{Model, device};
 
 use crate::figure::{Declared, Figures, compared, times};
@@ -36,7 +36,7 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
 
 /// A client that requests one answer after another.
 struct Reader {
-    host: Host,
+    host: EngineCore,
     clock: WallClock,
     heard: Heard,
     vocab: usize,
@@ -67,7 +67,7 @@ impl Reader {
         Ok((submit(&mut self.host, request, &self.clock)?, self.clock.now()))
     }
 
-    fn work(&mut self) -> anyhow::Result<Worked> {
+    fn work(&mut self) -> anyhow::Result<StepOutcome> {
         let (clock, heard) = (&self.clock, &mut self.heard);
         let worked = self.host.work(clock, &mut |id, event| heard.hear(clock, id, event));
         self.heard.check().map(|()| worked)
@@ -114,12 +114,12 @@ impl Reader {
             self.notice(read, &mut disturbed);
         }
         self.host.cancel(last, ended, &mut |_, _| {});
-        while !matches!(self.work()?, Worked::Idle) {}
+        while !matches!(self.work()?, StepOutcome::Idle) {}
 
         let mut undisturbed = Noticed::default();
         for _ in 0..disturbed.firsts.len().clamp(1, MOST_ALONE) {
             let alone = self.ask()?;
-            while !matches!(self.work()?, Worked::Idle) {}
+            while !matches!(self.work()?, StepOutcome::Idle) {}
             self.notice(alone, &mut undisturbed);
         }
         let slowest = |times: &mut [Duration]| quantile(times, 0.99).as_secs_f64() * 1e3;

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use firebox_runtime::engine::{Clock, Event, Host, HostConfig, Request, RequestId, WallClock, Worked};
+use firebox_runtime::engine::{
+    Clock, EngineConfig, EngineCore, Event, Request, RequestId, StepOutcome, WallClock,
+};
 use firebox_runtime::schedule::{Priority, ScheduleConfig};
 use firebox_runtime::{GenerationConfig, Model, RuntimeError, device};
 
@@ -42,8 +44,8 @@ pub fn measure(setup: &Setup, figures: &mut Figures) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub fn host(model: &Model) -> anyhow::Result<Host> {
-    let mut host = Host::new(HostConfig::default())?;
+pub fn host(model: &Model) -> anyhow::Result<EngineCore> {
+    let mut host = EngineCore::new(EngineConfig::default())?;
     host.add("model", model.clone())?;
     Ok(host)
 }
@@ -55,7 +57,7 @@ pub fn request(model: &str, vocab: usize, from: usize, prompt: usize, tokens: us
     Request::new(model, prompt).with_config(config).with_priority(Priority::Interactive)
 }
 
-pub fn submit(host: &mut Host, request: Request, clock: &WallClock) -> anyhow::Result<RequestId> {
+pub fn submit(host: &mut EngineCore, request: Request, clock: &WallClock) -> anyhow::Result<RequestId> {
     Ok(host.submit(request, clock.now()).map_err(|failure| failure.error)?)
 }
 
@@ -86,23 +88,23 @@ impl Heard {
 }
 
 /// Runs until nothing is left. Returns the time it took beside the layers, of those before which another model ran, and of others.
-fn run(host: &mut Host, clock: &WallClock, heard: &mut Heard) -> anyhow::Result<[Vec<Duration>; 2]> {
+fn run(host: &mut EngineCore, clock: &WallClock, heard: &mut Heard) -> anyhow::Result<[Vec<Duration>; 2]> {
     let mut beside = [Vec::new(), Vec::new()];
     loop {
         let began = clock.now();
         match host.work(clock, &mut |id, event| heard.hear(clock, id, event)) {
-            Worked::Layer { took, switched } => {
+            StepOutcome::Layer { took, switched } => {
                 beside[usize::from(switched)].push((clock.now() - began).saturating_sub(took));
             }
-            Worked::Waiting => std::thread::sleep(Duration::from_micros(100)),
-            Worked::Idle => return heard.check().map(|()| beside),
+            StepOutcome::Waiting => std::thread::sleep(Duration::from_micros(100)),
+            StepOutcome::Idle => return heard.check().map(|()| beside),
         }
     }
 }
 
 /// Seconds for so many requests, asked at once, none of which was asked before.
 fn answered(
-    host: &mut Host,
+    host: &mut EngineCore,
     vocab: usize,
     asked: &mut usize,
     count: usize,
@@ -161,7 +163,7 @@ fn together(model: &Model, rounds: usize, tokens: usize, figures: &mut Figures) 
 fn switching(model: &Model, tokens: usize, figures: &mut Figures) -> anyhow::Result<()> {
     let vocab = model.decoder()?.config().vocab_size;
     let schedule = ScheduleConfig { quantum: Duration::from_millis(1), ..ScheduleConfig::default() };
-    let mut host = Host::new(HostConfig { schedule, ..HostConfig::default() })?;
+    let mut host = EngineCore::new(EngineConfig { schedule, ..EngineConfig::default() })?;
     for name in ["one", "other"] {
         host.add(name, model.clone())?;
     }

@@ -1,30 +1,30 @@
 //! Continuous batching of requests on one model and time slicing between several models.
 //!
-//! A [`Host`] holds the models and their requests and runs one layer at a time. An [`Engine`] runs a host on a thread
+//! A [`EngineCore`] holds the models and their requests and runs one layer at a time. An [`Engine`] runs a core on a thread
 //! of its own and delivers events as streams.
 
+mod batch;
 mod clock;
-mod dormant;
+mod engine_core;
 mod event;
-mod host;
-mod hosted;
-mod lane;
+mod lazy_model;
+mod loaded_model;
 mod pipeline;
-mod portions;
-mod preparing;
+mod prefetcher;
+mod prefill_chunks;
+mod prefill_pacer;
 mod request;
-mod rhythm;
-mod segments;
+mod request_setup;
 mod sequence;
 #[cfg(test)]
 mod tests;
 mod thread;
 
 pub use clock::{Clock, WallClock};
+pub use engine_core::{EngineConfig, EngineCore, StepOutcome};
 pub use event::{Event, Failure, Outcome};
-pub use host::{Host, HostConfig, Worked};
-pub use hosted::UnderWay;
+pub use loaded_model::RequestStatus;
 pub use pipeline::{Asked, Piped, Pipeline, Prompting, Router, Stage};
 pub use request::Request;
 pub use sequence::RequestId;
-pub use thread::{Answering, Engine};
+pub use thread::{Engine, ResponseStream};

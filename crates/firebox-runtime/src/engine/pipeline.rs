@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::engine::{Answering, Engine, Event, Request};
+use crate::engine::{Engine, Event, Request, ResponseStream};
 use crate::schedule::Priority;
 use crate::{GenerationConfig, RuntimeError};
 
@@ -107,10 +107,10 @@ impl fmt::Debug for Stage {
 /// ```no_run
 /// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
 /// use std::time::Duration;
-/// use firebox_runtime::engine::{Engine, HostConfig, Piped, Pipeline, Stage};
+/// use firebox_runtime::engine::{Engine, EngineConfig, Piped, Pipeline, Stage};
 /// use firebox_runtime::{Model, device};
 ///
-/// let engine = Engine::start(HostConfig::default())?;
+/// let engine = Engine::start(EngineConfig::default())?;
 /// let cpu = device("cpu")?;
 /// let (code, small) = (Model::open("models/code", &cpu)?, Model::open("models/small", &cpu)?);
 /// let prompting = |model: &Model| {
@@ -233,7 +233,7 @@ pub struct Asked {
     pipeline: Pipeline,
     text: String,
     coming: VecDeque<Piped>,
-    answering: Option<Answering>,
+    answering: Option<ResponseStream>,
     stage: Stage,
     is_fallback: bool,
 }

@@ -33,7 +33,7 @@ pub struct Request {
     /// The scope within which requests share prefixes. Requests of other scopes cannot observe it.
     pub scope: String,
     /// Whether to draft tokens by looking up how the text went on before; if absent, the [host's
-    /// setting](super::HostConfig::lookup) applies.
+    /// setting](super::EngineConfig::lookup) applies.
     pub lookup: Option<bool>,
 }
 

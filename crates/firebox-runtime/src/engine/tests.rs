@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
+use super::batch::Batch;
 use super::clock::Clock;
+use super::engine_core::{EngineConfig, EngineCore, StepOutcome};
 use super::event::Event;
-use super::host::{Host, HostConfig, Worked};
-use super::lane::Lane;
 use super::request::Request;
 use super::sequence::{RequestId, Sequence};
 use crate::decode::OutputState;
@@ -151,7 +151,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
     let clock = MadeUp(AtomicU64::new(0));
     let decoder = model.decoder().unwrap();
     let pool = PagePool::new(decoder.layout(KvType::F32));
-    let mut lane = Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
+    let mut lane = Batch::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
     let mut all: Vec<Asked> = Vec::new();
     let mut drafts = (0, 0);
     let mut cancelled = Vec::new();
@@ -168,7 +168,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
         Event::Failed(failure) => panic!("{}", failure.error),
         Event::Waiting { .. } => {}
     };
-    let which = |lane: &Lane, at: usize| {
+    let which = |lane: &Batch, at: usize| {
         let count = lane.sequences().len().max(1);
         lane.sequences().nth(at % count).map(|sequence| sequence.id)
     };
@@ -264,7 +264,7 @@ fn event() -> impl Strategy<Value = Turn> {
 fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     let clock = MadeUp(AtomicU64::new(0));
     let admission = AdmissionConfig { most_running: 3, ..AdmissionConfig::default() };
-    let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
+    let mut host = EngineCore::new(EngineConfig { admission, ..EngineConfig::default() }).unwrap();
     for (index, model) in models.iter().enumerate() {
         let pool = PagePool::with_pages(model.decoder().unwrap().layout(KvType::F32), pages);
         // One of the models is its own draft model.
@@ -322,8 +322,8 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
         works += 1;
         assert!(works < 20_000, "the host does not become idle: {} of {} ended", ended.len(), all.len());
         match host.work(&clock, &mut told) {
-            Worked::Idle => idle += 1,
-            Worked::Layer { .. } | Worked::Waiting => idle = 0,
+            StepOutcome::Idle => idle += 1,
+            StepOutcome::Layer { .. } | StepOutcome::Waiting => idle = 0,
         }
     }
     assert_eq!(ended.len(), all.len(), "every request ends: {events:?}");
@@ -383,14 +383,14 @@ fn a_question_does_not_wait_for_a_book() {
     for beside in [false, true] {
         let decoder = model.decoder().unwrap();
         let pool = PagePool::new(decoder.layout(KvType::F32));
-        let mut lane = Lane::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
+        let mut lane = Batch::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
         let mut order = Vec::new();
         let mut told = |id: RequestId, event: Event| match event {
             Event::Piece(_) if !order.contains(&id) => order.push(id),
             Event::Failed(failure) => panic!("{}", failure.error),
             _ => {}
         };
-        let join = |lane: &mut Lane, id: RequestId, prompt: usize, most: usize| {
+        let join = |lane: &mut Batch, id: RequestId, prompt: usize, most: usize| {
             let config =
                 GenerationConfig { max_tokens: Some(most), ignore_end: true, ..GenerationConfig::default() };
             let asked = Asked {
@@ -422,9 +422,9 @@ fn a_question_does_not_wait_for_a_book() {
 }
 
 /// A host of one model that runs at most `most_running` requests at once, and its clock.
-fn small(most_running: usize) -> (Host, MadeUp) {
+fn small(most_running: usize) -> (EngineCore, MadeUp) {
     let admission = AdmissionConfig { most_running, ..AdmissionConfig::default() };
-    let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
+    let mut host = EngineCore::new(EngineConfig { admission, ..EngineConfig::default() }).unwrap();
     host.add("model", models().remove(0)).unwrap();
     (host, MadeUp(AtomicU64::new(0)))
 }
@@ -500,10 +500,10 @@ fn others_run_in_the_place_of_who_is_held() {
         host.work(&clock, &mut told);
     }
     host.hold(slow, true, clock.now());
-    while host.work(&clock, &mut told) != Worked::Idle {}
+    while host.work(&clock, &mut told) != StepOutcome::Idle {}
     host.hold(slow, false, clock.now());
     host.cancel(slow, clock.now(), &mut told);
-    while host.work(&clock, &mut told) != Worked::Idle {}
+    while host.work(&clock, &mut told) != StepOutcome::Idle {}
     assert_eq!(ended, [other, slow]);
 }
 
@@ -511,7 +511,7 @@ fn others_run_in_the_place_of_who_is_held() {
 #[test]
 fn those_who_wait_for_a_model_to_open_are_not_too_many() {
     let admission = AdmissionConfig { most_running: 1, most_waiting: 2, ..AdmissionConfig::default() };
-    let mut host = Host::new(HostConfig { admission, ..HostConfig::default() }).unwrap();
+    let mut host = EngineCore::new(EngineConfig { admission, ..EngineConfig::default() }).unwrap();
     let (open, opens) = std::sync::mpsc::channel::<()>();
     let opens = std::sync::Mutex::new(opens);
     let opened = move || {
@@ -533,7 +533,7 @@ fn those_who_wait_for_a_model_to_open_are_not_too_many() {
     open.send(()).unwrap();
     let mut finished = 0;
     let mut told = |_: RequestId, event: Event| finished += usize::from(matches!(event, Event::Finished(_)));
-    while host.work(&clock, &mut told) != Worked::Idle {
+    while host.work(&clock, &mut told) != StepOutcome::Idle {
         std::thread::sleep(Duration::from_micros(100));
     }
     assert_eq!(finished, 4);
@@ -541,7 +541,7 @@ fn those_who_wait_for_a_model_to_open_are_not_too_many() {
 
 #[test]
 fn a_model_that_comes_while_it_is_hot_runs_as_few_as_others() {
-    let mut host = Host::new(HostConfig::default()).unwrap();
+    let mut host = EngineCore::new(EngineConfig::default()).unwrap();
     host.set_heat(Heat::Critical);
     host.add("model", models().remove(0)).unwrap();
     let clock = MadeUp(AtomicU64::new(0));
@@ -555,7 +555,7 @@ fn a_model_that_comes_while_it_is_hot_runs_as_few_as_others() {
             waited.insert(id.0);
         }
     };
-    while host.work(&clock, &mut told) != Worked::Idle {}
+    while host.work(&clock, &mut told) != StepOutcome::Idle {}
     assert_eq!(waited.len(), count - Heat::Critical.batch(count));
 }
 
@@ -566,7 +566,7 @@ fn a_model_that_was_removed_is_gone() {
     let model = shared.open(path, &device("cpu").unwrap(), &ShareOptions::default()).unwrap();
     let model = model.with_telemetry(&telemetry, "model");
     let decoder = Arc::downgrade(&model.decoder().unwrap());
-    let mut host = Host::new(HostConfig::default()).unwrap();
+    let mut host = EngineCore::new(EngineConfig::default()).unwrap();
     host.add("model", model).unwrap();
     drop(host.remove("model", &mut |_, _| {}).unwrap());
     // The pressure monitor may still hold a reference for a moment.
@@ -594,6 +594,6 @@ fn who_must_not_be_late_fails_with_its_session() {
     let soon = Duration::from_millis(50);
     let second = host.submit(answer_of(4).with_first_by(soon).or_not_at_all(), clock.now()).unwrap();
     let third = host.submit(answer_of(4).with_first_by(soon), clock.now()).unwrap();
-    while host.work(&clock, &mut told) != Worked::Idle {}
+    while host.work(&clock, &mut told) != StepOutcome::Idle {}
     assert_eq!((late, finished), (vec![second], vec![first, third]));
 }

@@ -15,8 +15,8 @@ use firebox_text::panic_message;
 use futures_core::Stream;
 
 use crate::engine::clock::{Clock, WallClock};
+use crate::engine::engine_core::{EngineConfig, EngineCore, StepOutcome};
 use crate::engine::event::{Event, Outcome};
-use crate::engine::host::{Host, HostConfig, Worked};
 use crate::engine::request::Request;
 use crate::engine::sequence::RequestId;
 use crate::thermal::{self, Thermometer};
@@ -36,14 +36,14 @@ const HEAT_CHECK: Duration = Duration::from_secs(1);
 const COMMANDS: usize = 16;
 
 /// Answers requests of several models at once, on a thread of its own. Clones share the engine, which ends with the
-/// last of them. Each [`Answering`] holds a clone.
+/// last of them. Each [`ResponseStream`] holds a clone.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), firebox_runtime::RuntimeError> {
-/// use firebox_runtime::engine::{Engine, Event, HostConfig, Request};
+/// use firebox_runtime::engine::{Engine, Event, EngineConfig, Request};
 /// use firebox_runtime::{Model, device};
 ///
-/// let engine = Engine::start(HostConfig::default())?;
+/// let engine = Engine::start(EngineConfig::default())?;
 /// let model = Model::open("models/chat", &device("cpu")?)?;
 /// let prompt = model.tokenizer()?.encode("Once upon", true)?;
 /// engine.add("chat", model)?;
@@ -72,16 +72,16 @@ enum Command {
     Submit { request: Box<Request>, ticket: u64, events: async_channel::Sender<Event> },
     Cancel { ticket: u64 },
     Remove { name: String, done: Sender<Result<(), RuntimeError>> },
-    Host(Box<dyn FnOnce(&mut Host) + Send>),
+    Host(Box<dyn FnOnce(&mut EngineCore) + Send>),
     Thermometer(Box<Thermometer>),
     End,
 }
 
 impl Engine {
     /// Starts an engine without models.
-    pub fn start(config: HostConfig) -> Result<Self, RuntimeError> {
+    pub fn start(config: EngineConfig) -> Result<Self, RuntimeError> {
         let (commands, received) = channel();
-        let host = Host::new(config)?;
+        let host = EngineCore::new(config)?;
         let running = move || Running::new(host, received).run();
         // If the thread fails to spawn, every request is refused.
         let thread = thread::Builder::new().name("firebox-engine".into()).spawn(running).ok();
@@ -94,7 +94,7 @@ impl Engine {
         self.with_host(move |host| host.add(&name, model))?
     }
 
-    /// Adds a model that is opened on its first request; see [`Host::add_later`].
+    /// Adds a model that is opened on its first request; see [`EngineCore::add_later`].
     pub fn add_later(
         &self,
         name: &str,
@@ -120,7 +120,7 @@ impl Engine {
     /// must not call the engine and wait, which would deadlock.
     pub fn with_host<R: Send + 'static>(
         &self,
-        act: impl FnOnce(&mut Host) -> R + Send + 'static,
+        act: impl FnOnce(&mut EngineCore) -> R + Send + 'static,
     ) -> Result<R, RuntimeError> {
         let (done, result) = channel();
         self.send(Command::Host(Box::new(move |host| {
@@ -132,12 +132,12 @@ impl Engine {
     }
 
     /// Submits a request. If it is invalid, the first event is also the last and says why.
-    pub fn generate(&self, request: Request) -> Answering {
+    pub fn generate(&self, request: Request) -> ResponseStream {
         static TICKETS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let ticket = TICKETS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let (events, received) = async_channel::bounded(BACKLOG);
         let submitted = self.send(Command::Submit { request: Box::new(request), ticket, events });
-        Answering {
+        ResponseStream {
             received: Box::pin(received),
             ticket,
             engine: self.clone(),
@@ -166,7 +166,7 @@ impl Drop for Handle {
 /// The events of a request, as a [`Stream`] for any executor and as a blocking iterator. Dropping it cancels the
 /// request.
 #[derive(Debug)]
-pub struct Answering {
+pub struct ResponseStream {
     received: Pin<Box<async_channel::Receiver<Event>>>,
     ticket: u64,
     engine: Engine,
@@ -175,7 +175,7 @@ pub struct Answering {
     told: bool,
 }
 
-impl Answering {
+impl ResponseStream {
     /// Waits for the end and returns the result.
     pub fn wait(self) -> Result<Outcome, RuntimeError> {
         for event in self {
@@ -210,7 +210,7 @@ impl Answering {
     }
 }
 
-impl Iterator for Answering {
+impl Iterator for ResponseStream {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
@@ -219,7 +219,7 @@ impl Iterator for Answering {
     }
 }
 
-impl Stream for Answering {
+impl Stream for ResponseStream {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
@@ -229,7 +229,7 @@ impl Stream for Answering {
     }
 }
 
-impl Drop for Answering {
+impl Drop for ResponseStream {
     fn drop(&mut self) {
         if !self.over {
             self.cancel();
@@ -239,7 +239,7 @@ impl Drop for Answering {
 
 /// The state of an engine's thread.
 struct Running {
-    host: Host,
+    host: EngineCore,
     commands: Receiver<Command>,
     clock: WallClock,
     asking: HashMap<RequestId, Asking>,
@@ -261,7 +261,7 @@ struct Asking {
 }
 
 impl Running {
-    fn new(host: Host, commands: Receiver<Command>) -> Self {
+    fn new(host: EngineCore, commands: Receiver<Command>) -> Self {
         Self {
             host,
             commands,
@@ -288,9 +288,9 @@ impl Running {
             let worked = self.host.work(&self.clock, &mut |id, event| told.push((id, event)));
             self.tell(told);
             let pause = match worked {
-                Worked::Layer { .. } => continue,
-                Worked::Waiting => Some(DISK_CHECK),
-                Worked::Idle => {
+                StepOutcome::Layer { .. } => continue,
+                StepOutcome::Waiting => Some(DISK_CHECK),
+                StepOutcome::Idle => {
                     self.asking.values().any(|asking| !asking.backlog.is_empty()).then_some(BACKLOG_CHECK)
                 }
             };

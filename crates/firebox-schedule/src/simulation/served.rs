@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::device::Device;
 use super::mix::SimulatedModel;
 use crate::ScheduleError;
-use crate::{AdmissionConfig, LaneId, Queue, Readiness, TaskId, Ticket};
+use crate::{AdmissionConfig, ModelId, Queue, Readiness, TaskId, Ticket};
 use firebox_memory::governor::{Event, Governor, GovernorConfig, Residency, ResidencyPlan};
 use firebox_memory::planner::{FEWEST_BUFFERS, Mode, Shape, plan, predict};
 use firebox_memory::{Account, Budget, Charge};
@@ -97,7 +97,7 @@ impl Residency for ResidentLayers {
 
 /// A model at work.
 pub(super) struct Served {
-    pub lane: LaneId,
+    pub lane: ModelId,
     pub name: String,
     /// Whether some of its requests are pinned, so that other models cannot evict its layers.
     pub is_pinned: bool,
@@ -129,7 +129,7 @@ pub(super) struct Served {
 impl Served {
     /// Creates a model with a plan for `memory`.
     pub fn new(
-        lane: LaneId,
+        lane: ModelId,
         model: &SimulatedModel,
         memory: u64,
         is_pinned: bool,

@@ -14,7 +14,7 @@ use super::tally::{ClassTally, Tally};
 use crate::ScheduleError;
 use crate::monitor::Monitor;
 use crate::{
-    Change, Choice, LaneId, NextModel, Priority, Readiness, ScheduleConfig, Scheduler, Task, Ticket,
+    Change, Choice, ModelId, NextModel, Priority, Readiness, ScheduleConfig, Scheduler, Task, Ticket,
 };
 use firebox_memory::Account;
 use firebox_memory::planner::KV_PAGE_TOKENS;
@@ -339,7 +339,7 @@ impl World {
             let layer = models[index].wanted(heat.prefetch_depth(models[index].ring))?;
             Some((index, layer))
         };
-        let of_lane = |lane: LaneId| models.iter().position(|model| model.lane == lane);
+        let of_lane = |lane: ModelId| models.iter().position(|model| model.lane == lane);
         let scheduled = self.scheduler.prefetch(self.now).filter_map(of_lane).find_map(wanted);
         let of_name = |name: &str| models.iter().position(|model| model.name == name);
         let next = scheduled
@@ -357,7 +357,7 @@ impl World {
 
     fn choose(&mut self) -> Option<usize> {
         let models = &self.models;
-        let index = |lane: LaneId| models.iter().position(|model| model.lane == lane).unwrap_or(0);
+        let index = |lane: ModelId| models.iter().position(|model| model.lane == lane).unwrap_or(0);
         let choice = self.scheduler.choose(self.now, |lane| models[index(lane)].readiness());
         match choice {
             Choice::Run { lane, .. } => {
@@ -410,7 +410,7 @@ impl World {
         self.now += took;
         self.tally.busy += took;
         let (lane, models) = (self.models[index].lane, &self.models);
-        let readiness = |lane: LaneId| {
+        let readiness = |lane: ModelId| {
             models.iter().find(|model| model.lane == lane).map_or(Readiness::Idle, Served::readiness)
         };
         let violation = self.monitor.look(&self.scheduler, began, took, lane, readiness);

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use axum::response::Response;
 use firebox_runtime::GenerationConfig;
-use firebox_runtime::engine::{Answering, Engine, Event};
+use firebox_runtime::engine::{Engine, Event, ResponseStream};
 use futures_core::Stream;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -107,7 +107,7 @@ impl Stream for AnswerStream {
     }
 }
 
-async fn next(response: &mut Answering) -> Option<Event> {
+async fn next(response: &mut ResponseStream) -> Option<Event> {
     poll_fn(|context| Pin::new(&mut *response).poll_next(context)).await
 }
 
@@ -115,7 +115,7 @@ async fn next(response: &mut Answering) -> Option<Event> {
 async fn run_to_end(
     guard: SessionGuard,
     asked: PendingQuestion,
-    mut response: Answering,
+    mut response: ResponseStream,
     mut first: Option<Event>,
     events: Sender<AnswerEvent>,
 ) {

@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::{MadeUp, run};
 use crate::engine::clock::Clock;
+use crate::engine::engine_core::{EngineConfig, EngineCore, StepOutcome};
 use crate::engine::event::Event;
-use crate::engine::host::{Host, HostConfig, Worked};
 use crate::engine::request::Request;
 use crate::engine::sequence::RequestId;
 use crate::telemetry::{Counter, Telemetry};
@@ -95,7 +95,7 @@ fn alone(model: &Model, text: &Text) -> Said {
 /// were drafted.
 fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
     let clock = MadeUp(AtomicU64::new(0));
-    let mut host = Host::new(HostConfig::default()).unwrap();
+    let mut host = EngineCore::new(EngineConfig::default()).unwrap();
     let pool = PagePool::new(model.decoder().unwrap().layout(KvType::F32));
     host.add_in_pool("model", model.clone(), pool).unwrap();
     let (mut drafted, mut streamed) = (0, HashMap::<RequestId, (String, Vec<_>)>::new());
@@ -126,7 +126,7 @@ fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
         }
     }
     // Grammars are compiled on threads of their own.
-    while host.work(&clock, &mut told) != Worked::Idle {}
+    while host.work(&clock, &mut told) != StepOutcome::Idle {}
     for (id, (text, _)) in ids.into_iter().zip(texts) {
         assert_eq!(ended[&id], alone(model, text), "{text:?}");
     }

@@ -7,8 +7,8 @@ use firebox_cache::PageLedger;
 
 use super::{MadeUp, answer_of, models};
 use crate::engine::clock::Clock;
+use crate::engine::engine_core::{EngineConfig, EngineCore, StepOutcome};
 use crate::engine::event::Event;
-use crate::engine::host::{Host, HostConfig, Worked};
 use crate::engine::sequence::RequestId;
 use crate::{KvType, PagePool};
 
@@ -33,7 +33,7 @@ impl PageLedger for Touchy {
 fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics() {
     let (model, ledger, clock) = (models().remove(0), Arc::new(Touchy::default()), MadeUp::default());
     let layout = model.decoder().unwrap().layout(KvType::default());
-    let mut host = Host::new(HostConfig::default()).unwrap();
+    let mut host = EngineCore::new(EngineConfig::default()).unwrap();
     host.add_in_pool("model", model, PagePool::with_ledger(layout, ledger.clone())).unwrap();
     // After how many tokens a page panics: the first page is for a copy of the known prefix, the last one for a copy to
     // cache.
@@ -52,7 +52,7 @@ fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics()
         };
         host.submit(answer_of(4), clock.now()).unwrap();
         ledger.0.store(panics_after == Some(0), Ordering::Relaxed);
-        while host.work(&clock, &mut told) != Worked::Idle {}
+        while host.work(&clock, &mut told) != StepOutcome::Idle {}
         assert!(!ledger.0.load(Ordering::Relaxed), "the ledger has panicked");
         let outcome = outcome.unwrap();
         (outcome.summary.tokens, outcome.cached_tokens)

@@ -10,8 +10,8 @@ use firebox_model::Head;
 
 use super::{MadeUp, answer_of, small};
 use crate::engine::clock::Clock;
+use crate::engine::engine_core::{EngineConfig, EngineCore, StepOutcome};
 use crate::engine::event::{Event, Failure};
-use crate::engine::host::{Host, HostConfig, Worked};
 use crate::engine::request::Request;
 use crate::engine::sequence::RequestId;
 use crate::heads::tests::Wardrobe;
@@ -78,7 +78,7 @@ fn others_run_while_a_request_is_prepared() {
         }
     };
     host.cancel(cancelled, clock.now(), &mut told);
-    while host.work(&clock, &mut told) != Worked::Idle {
+    while host.work(&clock, &mut told) != StepOutcome::Idle {
         sleep(Duration::from_micros(100));
     }
     let place = |id: RequestId| ended.iter().position(|other| *other == id).unwrap();
@@ -118,7 +118,7 @@ impl HeadSource for Touchy {
 }
 
 /// Returns the failure of a request.
-fn failure(host: &mut Host, clock: &MadeUp, request: Request) -> Failure {
+fn failure(host: &mut EngineCore, clock: &MadeUp, request: Request) -> Failure {
     let mut failed = None;
     let mut told = |_: RequestId, event: Event| match event {
         Event::Failed(failure) => failed = Some(*failure),
@@ -128,14 +128,14 @@ fn failure(host: &mut Host, clock: &MadeUp, request: Request) -> Failure {
     if let Err(failure) = host.submit(request, clock.now()) {
         return *failure;
     }
-    while host.work(clock, &mut told) != Worked::Idle {
+    while host.work(clock, &mut told) != StepOutcome::Idle {
         sleep(Duration::from_micros(100));
     }
     failed.unwrap()
 }
 
 /// A request for `head` in a session that uses another one.
-fn lent(host: &Host, rack: &HeadPool, head: &str) -> Request {
+fn lent(host: &EngineCore, rack: &HeadPool, head: &str) -> Request {
     let mut session = host.session("model").unwrap().with_heads(rack.clone());
     session.feed(&[4, 9]).unwrap();
     assert!(session.use_head("worn").fallback_reason.is_none());
@@ -157,7 +157,7 @@ fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepare
     wardrobe.change("judge", |made| made.classifies = true);
     wardrobe.change("late", |made| made.held_back = true);
     let rack = HeadPool::new(Arc::new(Touchy(wardrobe.clone())), HeadPoolConfig::patient()).unwrap();
-    let mut host = Host::new(HostConfig::default()).unwrap();
+    let mut host = EngineCore::new(EngineConfig::default()).unwrap();
     host.add("model", wardrobe.model.clone()).unwrap();
     let clock = MadeUp::default();
 

@@ -1,6 +1,6 @@
 //! Tests of a session with branches.
 
-use firebox_runtime::engine::HostConfig;
+use firebox_runtime::engine::EngineConfig;
 use firebox_runtime::relevance::{Calibration, LabelledPair};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;
@@ -11,7 +11,7 @@ use super::*;
 fn tree() -> SessionTree {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/pocket");
     let model = Model::open(path, &device("cpu").unwrap()).unwrap();
-    let (session, engine) = (model.session().unwrap(), Engine::start(HostConfig::default()).unwrap());
+    let (session, engine) = (model.session().unwrap(), Engine::start(EngineConfig::default()).unwrap());
     let served = ServedModel::new("pocket", model, Priority::default(), &engine, &Telemetry::default());
     let capacity = Capacity::new(1024, None, None);
     SessionTree::from_session(Arc::new(served.unwrap()), session, capacity, Transcript::default())

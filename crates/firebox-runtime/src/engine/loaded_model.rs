@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use firebox_cache::{CacheError, PagePool};
 
+use crate::engine::batch::{Batch, EventSink};
 use crate::engine::event::{Event, Failure};
-use crate::engine::lane::{Lane, Told};
-use crate::engine::preparing::{Lent, Preparation, Preparing, Ready};
+use crate::engine::prefetcher::{Fetcher, Prefetcher};
 use crate::engine::request::Request;
-use crate::engine::segments::{Fetcher, Segments};
+use crate::engine::request_setup::{Ready, RequestParts, RequestSetup, SetupTask};
 use crate::engine::sequence::{RequestId, Sequence};
 use crate::residency::Urgency;
-use crate::schedule::{Change, LaneId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
+use crate::schedule::{Change, ModelId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
 use crate::telemetry::{Counter, Gauge};
 use crate::{
     LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, Session, SessionFile, Speculation,
@@ -24,7 +24,7 @@ const DOUBTFUL: Duration = Duration::from_secs(1);
 
 /// A request that is queued or running.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnderWay {
+pub struct RequestStatus {
     /// The request.
     pub id: RequestId,
     /// The name of its model.
@@ -39,16 +39,16 @@ pub struct UnderWay {
 
 /// An open model of a host, with its running and waiting requests.
 #[derive(Debug)]
-pub(crate) struct Hosted {
+pub(crate) struct LoadedModel {
     pub name: String,
     pub model: Model,
-    pub lane: Lane,
+    pub lane: Batch,
     pub queue: Queue,
     /// Waiting requests, including those that ran and were paused.
     waiting: HashMap<Ticket, (Sequence, Task)>,
     running: HashMap<RequestId, (Ticket, TaskId, Task)>,
     tickets: HashMap<RequestId, Ticket>,
-    preparing: Vec<Preparing>,
+    preparing: Vec<RequestSetup>,
     /// Requests to pause as soon as they are in no pass.
     pausing: Vec<RequestId>,
     /// The place in the queue that each waiting request was last sent.
@@ -61,7 +61,7 @@ pub(crate) struct Hosted {
     busy: Duration,
     /// Whether a sequence has found the page pool exhausted.
     short: bool,
-    segments: Segments,
+    segments: Prefetcher,
     /// The urgency and the read position last passed to the model's residency.
     urgency: Option<Urgency>,
     turn: Option<u32>,
@@ -71,7 +71,7 @@ pub(crate) struct Hosted {
     lookup: bool,
 }
 
-impl Hosted {
+impl LoadedModel {
     pub fn new(
         name: &str,
         model: Model,
@@ -90,7 +90,7 @@ impl Hosted {
         });
         Ok(Self {
             name: name.to_owned(),
-            lane: Lane::new(decoder.clone(), prefixes),
+            lane: Batch::new(decoder.clone(), prefixes),
             queue,
             waiting: HashMap::new(),
             running: HashMap::new(),
@@ -102,7 +102,7 @@ impl Hosted {
             changed: false,
             busy: Duration::ZERO,
             short: false,
-            segments: Segments::of(model.checkpoint(), &decoder, fetcher),
+            segments: Prefetcher::of(model.checkpoint(), &decoder, fetcher),
             urgency: None,
             turn: None,
             drafter: model.draft().map(|draft| ModelDrafter::new(draft, &model)).transpose()?,
@@ -137,8 +137,8 @@ impl Hosted {
     }
 
     /// Returns the requests that are queued or running.
-    pub fn requests(&self) -> impl Iterator<Item = UnderWay> {
-        let of = |sequence: &Sequence, waits: Option<usize>| UnderWay {
+    pub fn requests(&self) -> impl Iterator<Item = RequestStatus> {
+        let of = |sequence: &Sequence, waits: Option<usize>| RequestStatus {
             id: sequence.id,
             model: self.name.clone(),
             waits,
@@ -167,17 +167,17 @@ impl Hosted {
             }
         };
         let late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
-        let lent = Lent { session, prompt, speculation: self.speculation(lookup) };
+        let lent = RequestParts { session, prompt, speculation: self.speculation(lookup) };
         if let Err(error) = self.may_answer(&lent, config.context) {
             self.queue.leave(ticket);
             return Err(lent.refused(error));
         }
         let tokenizer = self.model.tokenizer().ok().cloned();
-        let preparation = Preparation::of(&lent.session, head, config, tokenizer);
+        let preparation = SetupTask::of(&lent.session, head, config, tokenizer);
         if preparation.takes_long() {
             // Other requests run in its place until it is prepared.
             self.queue.hold(now, ticket, true);
-            let preparing = Preparing::new((id, ticket, task), lent, scope, now, late_at, preparation);
+            let preparing = RequestSetup::new((id, ticket, task), lent, scope, now, late_at, preparation);
             self.preparing.push(preparing);
         } else {
             let ready = lent.with(preparation.run()).inspect_err(|_| {
@@ -195,7 +195,7 @@ impl Hosted {
     /// Refuses a request that no preparation could make valid.
     fn may_answer(
         &self,
-        Lent { session, prompt, .. }: &Lent,
+        RequestParts { session, prompt, .. }: &RequestParts,
         context: Option<usize>,
     ) -> Result<(), RuntimeError> {
         if !Arc::ptr_eq(&session.decoder, &self.model.decoder()?) {
@@ -227,7 +227,7 @@ impl Hosted {
     }
 
     /// Queues the requests whose preparation is done. Returns those that ended instead.
-    pub fn prepared(&mut self, now: Duration, told: Told<'_>) -> Vec<RequestId> {
+    pub fn prepared(&mut self, now: Duration, told: EventSink<'_>) -> Vec<RequestId> {
         let (mut ended, mut done, mut at) = (Vec::new(), Vec::new(), 0);
         while let Some(preparing) = self.preparing.get(at) {
             match preparing.outcome(&self.name, now) {
@@ -237,7 +237,7 @@ impl Hosted {
         }
         for (preparing, outcome) in done {
             self.changed = true;
-            let Preparing { id, ticket, task, lent, scope, since, late_at, cancelled, .. } = preparing;
+            let RequestSetup { id, ticket, task, lent, scope, since, late_at, cancelled, .. } = preparing;
             match lent.with(outcome) {
                 Err(failure) => {
                     told(id, Event::Failed(failure));
@@ -266,10 +266,10 @@ impl Hosted {
     /// cancelled in a pass and have ended now.
     pub fn update(
         &mut self,
-        id: LaneId,
+        id: ModelId,
         scheduler: &mut Scheduler,
         now: Duration,
-        told: Told<'_>,
+        told: EventSink<'_>,
     ) -> Vec<RequestId> {
         if !std::mem::take(&mut self.changed) {
             return Vec::new();
@@ -314,7 +314,7 @@ impl Hosted {
         ended
     }
 
-    fn pause(&mut self, scheduler: &mut Scheduler, now: Duration, told: Told<'_>) -> Vec<RequestId> {
+    fn pause(&mut self, scheduler: &mut Scheduler, now: Duration, told: EventSink<'_>) -> Vec<RequestId> {
         let mut ended = Vec::new();
         for id in std::mem::take(&mut self.pausing) {
             if self.lane.is_passing(id) {
@@ -360,7 +360,7 @@ impl Hosted {
     }
 
     /// Cancels a request. Returns whether it has ended; one that is in a pass ends with that pass.
-    pub fn cancel(&mut self, id: RequestId, now: Duration, told: Told<'_>) -> bool {
+    pub fn cancel(&mut self, id: RequestId, now: Duration, told: EventSink<'_>) -> bool {
         if let Some(preparing) = self.preparing.iter_mut().find(|preparing| preparing.id == id) {
             preparing.cancelled = true;
             return false;
@@ -381,7 +381,7 @@ impl Hosted {
     }
 
     /// Fails requests whose first token is late, and returns them.
-    pub fn fail_late(&mut self, now: Duration, told: Told<'_>) -> Vec<RequestId> {
+    pub fn fail_late(&mut self, now: Duration, told: EventSink<'_>) -> Vec<RequestId> {
         let running = self.lane.sequences().filter(|one| one.is_late(now) && !self.lane.is_passing(one.id));
         let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
         let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
@@ -392,7 +392,7 @@ impl Hosted {
     }
 
     /// Fails a request that is in no pass.
-    pub fn fail(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>) {
+    pub fn fail(&mut self, id: RequestId, error: RuntimeError, told: EventSink<'_>) {
         let preparing = self.preparing.iter().position(|preparing| preparing.id == id);
         if let Some(at) = preparing {
             return told(id, Event::Failed(self.preparing.remove(at).lent.refused(error)));
@@ -492,7 +492,7 @@ impl Hosted {
     /// Frees pages for sequences that found the pool exhausted. First drops the cache of the waiting request that runs
     /// last, which is recomputed when it runs. If there is none, runs one request fewer. If only one runs, fails the
     /// starved sequences and returns them.
-    pub fn starve(&mut self, starved: Vec<RequestId>, now: Duration, told: Told<'_>) -> Vec<RequestId> {
+    pub fn preempt(&mut self, starved: Vec<RequestId>, now: Duration, told: EventSink<'_>) -> Vec<RequestId> {
         self.changed = true;
         let order = self.queue.order(now);
         let turn = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap_or(usize::MAX);

@@ -16,13 +16,13 @@ const NOTE: &str = "firebox-told";
 ///
 /// For templates that write a conversation from left to right, the parts concatenate to the whole prompt.
 #[derive(Debug, Clone, Copy)]
-pub struct TurnEncoder<'a> {
+pub struct ChatEncoder<'a> {
     template: &'a ChatTemplate,
     tokenizer: &'a Tokenizer,
     options: &'a TemplateOptions,
 }
 
-impl<'a> TurnEncoder<'a> {
+impl<'a> ChatEncoder<'a> {
     /// An encoder for a template and a tokenizer.
     pub fn new(template: &'a ChatTemplate, tokenizer: &'a Tokenizer, options: &'a TemplateOptions) -> Self {
         Self { template, tokenizer, options }
@@ -204,7 +204,7 @@ mod tests {
         let introduced = [INTRODUCED, PARTED].concat();
         for source in [CHATML, THINKING, MERGED, ENDED, PARTED, introduced.as_str()] {
             let template = template(source);
-            let parts = TurnEncoder::new(&template, &tokenizer, &options);
+            let parts = ChatEncoder::new(&template, &tokenizer, &options);
             for system in [None, Some("Be brief.")] {
                 if source == MERGED && system.is_some() {
                     assert_eq!(parts.opening(system).unwrap(), None);
@@ -232,7 +232,7 @@ mod tests {
         let (tokenizer, options) = (tokenizer(), TemplateOptions::default());
         let told = |source: &str| {
             let template = template(source);
-            let tokens = TurnEncoder::new(&template, &tokenizer, &options)
+            let tokens = ChatEncoder::new(&template, &tokenizer, &options)
                 .system_message("It rains<|im_end|>")
                 .unwrap();
             (tokenizer.decode(&tokens, false), tokens)

@@ -15,7 +15,7 @@ use crate::{Model, RuntimeError};
 pub(crate) type Opener = dyn Fn() -> Result<Model, RuntimeError> + Send + Sync;
 
 /// A model that is opened on first use, on a thread of its own, with the requests that wait for it.
-pub(crate) struct Dormant {
+pub(crate) struct LazyModel {
     open: Arc<Opener>,
     opened: Option<Receiver<Result<Model, RuntimeError>>>,
     pub waiting: Vec<Parked>,
@@ -39,7 +39,7 @@ impl Parked {
     }
 }
 
-impl Dormant {
+impl LazyModel {
     pub fn new(open: Arc<Opener>) -> Self {
         Self { open, opened: None, waiting: Vec::new() }
     }
@@ -78,8 +78,8 @@ impl Dormant {
     }
 }
 
-impl fmt::Debug for Dormant {
+impl fmt::Debug for LazyModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dormant").field("waiting", &self.waiting).finish_non_exhaustive()
+        f.debug_struct("LazyModel").field("waiting", &self.waiting).finish_non_exhaustive()
     }
 }

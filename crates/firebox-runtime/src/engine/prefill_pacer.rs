@@ -3,7 +3,7 @@
 use std::iter::Sum;
 use std::time::Duration;
 
-use crate::engine::portions::Room;
+use crate::engine::prefill_chunks::Room;
 use crate::engine::sequence::Need;
 
 /// Rows of prefill that go through a layer together beside decoding before anything was measured.
@@ -25,7 +25,7 @@ const POSITIONS: f64 = 4096.0;
 
 /// Decides how long prefill may run between two decode steps: as long as a step takes.
 #[derive(Debug, Default)]
-pub(crate) struct Rhythm {
+pub(crate) struct PrefillPacer {
     /// Seconds that a decode step takes.
     step: Option<f64>,
     /// Cost of a layer of prefill.
@@ -83,7 +83,7 @@ impl Seconds {
     }
 }
 
-impl Rhythm {
+impl PrefillPacer {
     /// Records a layer.
     pub fn layer(&mut self, need: Need, work: Work, took: Duration) {
         if need == Need::Feed {
@@ -143,8 +143,8 @@ mod tests {
     /// Returns a rhythm beside decode steps of 20 ms, and the rows and milliseconds of a prefill layer once they have
     /// settled, `before` tokens into a prompt. `took` holds the milliseconds of a layer: fixed, per row, and per 4096
     /// positions that a row attends to.
-    fn beside(took: [f64; 3], before: usize) -> (Rhythm, usize, f64) {
-        let mut rhythm = Rhythm::default();
+    fn beside(took: [f64; 3], before: usize) -> (PrefillPacer, usize, f64) {
+        let mut rhythm = PrefillPacer::default();
         rhythm.pass(Need::Step, Duration::from_millis(20));
         let (mut rows, mut ms) = (FIRST_ROWS, 0.0);
         for _ in 0..200 {
@@ -194,13 +194,13 @@ mod tests {
 
     #[test]
     fn a_pass_of_prompts_alone_is_short_unless_that_is_no_use() {
-        let mut rhythm = Rhythm::default();
+        let mut rhythm = PrefillPacer::default();
         assert_eq!(rhythm.alone(28, 0.0).rows, usize::MAX, "nothing was measured");
         rhythm.layer(Need::Feed, Work::of(512, 0), Duration::from_millis(120));
         let took = 28.0 * rhythm.alone(28, rhythm.takes(Work::of(1, 0))).seconds;
         assert!((0.38..0.41).contains(&took), "{took} s");
         // The time of this layer does not depend on its rows.
-        let (mut slow, mut rows) = (Rhythm::default(), 512);
+        let (mut slow, mut rows) = (PrefillPacer::default(), 512);
         for _ in 0..100 {
             slow.layer(Need::Feed, Work::of(rows, 0), Duration::from_millis(50));
             let row = slow.takes(Work::of(1, 0));

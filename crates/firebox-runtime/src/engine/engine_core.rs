@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::engine::batch::EventSink;
 use crate::engine::clock::Clock;
-use crate::engine::dormant::{Dormant, Parked};
 use crate::engine::event::{Event, Failure};
-use crate::engine::hosted::{Hosted, UnderWay};
-use crate::engine::lane::Told;
+use crate::engine::lazy_model::{LazyModel, Parked};
+use crate::engine::loaded_model::{LoadedModel, RequestStatus};
+use crate::engine::prefetcher::Fetcher;
 use crate::engine::request::Request;
-use crate::engine::segments::Fetcher;
 use crate::engine::sequence::RequestId;
 use crate::schedule::{
-    AdmissionConfig, Choice, LaneId, NextModel, Queue, ScheduleConfig, ScheduleCounters, Scheduler,
+    AdmissionConfig, Choice, ModelId, NextModel, Queue, ScheduleConfig, ScheduleCounters, Scheduler,
 };
 use crate::telemetry::{Counter, Histogram, Kind, Meters};
 use crate::thermal::Heat;
@@ -23,9 +23,9 @@ use crate::{Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, ScheduleErr
 /// Probability from which the model that is likely next is read ahead.
 const LIKELY: f64 = 0.5;
 
-/// Limits and policies of a [`Host`].
+/// Limits and policies of a [`EngineCore`].
 #[derive(Debug, Clone)]
-pub struct HostConfig {
+pub struct EngineConfig {
     /// Which model runs when.
     pub schedule: ScheduleConfig,
     /// How many requests of a model run at once, and how many may wait.
@@ -39,7 +39,7 @@ pub struct HostConfig {
 /// Pages of a model's prefix cache: 64 prompts of one page each, or fewer longer ones.
 const PREFIX_PAGES: usize = 64;
 
-impl Default for HostConfig {
+impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             schedule: ScheduleConfig::default(),
@@ -53,25 +53,25 @@ impl Default for HostConfig {
 /// Several models on one machine with their requests. Each call of [`work`](Self::work) runs one layer, timed by the
 /// clock that the caller passes. An [`Engine`](super::Engine) is a thread around it.
 #[derive(Debug)]
-pub struct Host {
-    config: HostConfig,
+pub struct EngineCore {
+    config: EngineConfig,
     scheduler: Scheduler,
-    hosted: BTreeMap<LaneId, Hosted>,
+    hosted: BTreeMap<ModelId, LoadedModel>,
     /// Models that are not open yet, by name.
-    dormant: BTreeMap<String, Dormant>,
-    lanes: HashMap<RequestId, LaneId>,
+    dormant: BTreeMap<String, LazyModel>,
+    lanes: HashMap<RequestId, ModelId>,
     made: u64,
     fetcher: Arc<Fetcher>,
     next: NextModel,
     /// The model that ran last.
-    ran: Option<LaneId>,
+    ran: Option<ModelId>,
     /// The model whose quantum is under way, when the quantum began, and how many layers it has run.
-    last: Option<(LaneId, Option<Instant>, u64)>,
+    last: Option<(ModelId, Option<Instant>, u64)>,
 }
 
-/// What a call of [`Host::work`] did.
+/// What a call of [`EngineCore::work`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Worked {
+pub enum StepOutcome {
     /// It ran a layer of a model.
     Layer {
         /// How long the layer took.
@@ -85,9 +85,9 @@ pub enum Worked {
     Idle,
 }
 
-impl Host {
+impl EngineCore {
     /// A host without models.
-    pub fn new(config: HostConfig) -> Result<Self, RuntimeError> {
+    pub fn new(config: EngineConfig) -> Result<Self, RuntimeError> {
         config.schedule.check()?;
         let mut config = config;
         config.admission.most_running = config.admission.most_running.max(1);
@@ -120,7 +120,7 @@ impl Host {
         limits.budget =
             limits.budget.or_else(|| model.residency().map(|residency| residency.budget().clone()));
         let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
-        let hosted = Hosted::new(name, model, pool, queue, prefixes, &self.fetcher)?;
+        let hosted = LoadedModel::new(name, model, pool, queue, prefixes, &self.fetcher)?;
         let hosted = hosted.with_lookup(self.config.lookup);
         self.hosted.insert(self.scheduler.lane(name), hosted);
         Ok(())
@@ -135,7 +135,7 @@ impl Host {
         open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
     ) -> Result<(), RuntimeError> {
         self.is_free(name)?;
-        self.dormant.insert(name.to_owned(), Dormant::new(Arc::new(open)));
+        self.dormant.insert(name.to_owned(), LazyModel::new(Arc::new(open)));
         Ok(())
     }
 
@@ -147,7 +147,7 @@ impl Host {
     }
 
     /// Removes a model; its requests fail. Returns the model if it was open.
-    pub fn remove(&mut self, name: &str, told: Told<'_>) -> Result<Option<Model>, RuntimeError> {
+    pub fn remove(&mut self, name: &str, told: EventSink<'_>) -> Result<Option<Model>, RuntimeError> {
         if let Some(dormant) = self.dormant.remove(name) {
             for Parked { id, request, .. } in dormant.waiting {
                 let error = RuntimeError::NoModel { name: name.into(), there: self.names() };
@@ -188,8 +188,8 @@ impl Host {
     }
 
     /// Returns the requests of all open models that are queued or running.
-    pub fn requests(&self) -> Vec<UnderWay> {
-        self.hosted.values().flat_map(Hosted::requests).collect()
+    pub fn requests(&self) -> Vec<RequestStatus> {
+        self.hosted.values().flat_map(LoadedModel::requests).collect()
     }
 
     /// Submits a request. It ends with an event that [is the last](super::Event::is_last); an invalid request is
@@ -240,7 +240,7 @@ impl Host {
 
     /// Submits the requests of models that were opened meanwhile, and fails those that are late or whose model failed
     /// to open.
-    fn open(&mut self, now: Duration, told: Told<'_>) {
+    fn open(&mut self, now: Duration, told: EventSink<'_>) {
         let mut opened = Vec::new();
         for (name, dormant) in &mut self.dormant {
             for late in dormant.waiting.extract_if(.., |parked| parked.is_late(now)) {
@@ -287,7 +287,7 @@ impl Host {
     }
 
     /// Cancels a request. If it is in a pass, it ends with that pass.
-    pub fn cancel(&mut self, id: RequestId, now: Duration, told: Told<'_>) {
+    pub fn cancel(&mut self, id: RequestId, now: Duration, told: EventSink<'_>) {
         let parked = self.dormant.values_mut().flat_map(|dormant| &mut dormant.waiting);
         for parked in parked.filter(|parked| parked.id == id) {
             // It ends once it has a session to return.
@@ -324,7 +324,7 @@ impl Host {
     }
 
     /// Runs one layer of the model that the scheduler chooses, if any is ready.
-    pub fn work(&mut self, clock: &dyn Clock, told: Told<'_>) -> Worked {
+    pub fn work(&mut self, clock: &dyn Clock, told: EventSink<'_>) -> StepOutcome {
         let now = clock.now();
         self.open(now, told);
         for (&lane, hosted) in &mut self.hosted {
@@ -342,19 +342,19 @@ impl Host {
             }
             hosted.tell_urgency();
         }
-        let before = Noted::of(self.scheduler.counters());
+        let before = CounterSnapshot::of(self.scheduler.counters());
         let stopped = self.ran;
         let hosted = &self.hosted;
         let choice = self.scheduler.choose(now, |lane| hosted[&lane].readiness());
         let Choice::Run { lane, .. } = choice else {
             self.quantum_ends();
             self.tell_turns(now);
-            let has_work = |hosted: &Hosted| hosted.lane.has_work() || hosted.is_preparing();
-            let works = self.hosted.values().any(has_work) || self.dormant.values().any(Dormant::is_waking);
-            return if works { Worked::Waiting } else { Worked::Idle };
+            let has_work = |hosted: &LoadedModel| hosted.lane.has_work() || hosted.is_preparing();
+            let works = self.hosted.values().any(has_work) || self.dormant.values().any(LazyModel::is_waking);
+            return if works { StepOutcome::Waiting } else { StepOutcome::Idle };
         };
         let switched = self.ran != Some(lane) && self.ran.replace(lane).is_some();
-        let chosen = Noted::of(self.scheduler.counters());
+        let chosen = CounterSnapshot::of(self.scheduler.counters());
         if chosen.preemptions > before.preemptions
             && let Some(stopped) = stopped.and_then(|stopped| self.hosted.get(&stopped))
         {
@@ -371,7 +371,7 @@ impl Host {
                 next.prefetch(now);
             }
         }
-        let Some(hosted) = self.hosted.get_mut(&lane) else { return Worked::Idle };
+        let Some(hosted) = self.hosted.get_mut(&lane) else { return StepOutcome::Idle };
         if switched {
             hosted.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
         }
@@ -404,20 +404,20 @@ impl Host {
             self.lanes.remove(&id);
         }
         if starved {
-            for id in hosted.starve(stepped.starved, now, told) {
+            for id in hosted.preempt(stepped.starved, now, told) {
                 hosted.left(id, now, &mut self.scheduler);
                 self.lanes.remove(&id);
             }
         }
-        Worked::Layer { took: stepped.took.unwrap_or_default(), switched }
+        StepOutcome::Layer { took: stepped.took.unwrap_or_default(), switched }
     }
 
     /// Sets the order in which models read from disk: by priority, and within a priority those first that wait for their
     /// first token. A model that already decodes goes as fast as the disk reads anyway.
     fn tell_turns(&mut self, now: Duration) {
-        let mut order: Vec<LaneId> = self.scheduler.prefetch(now).collect();
+        let mut order: Vec<ModelId> = self.scheduler.prefetch(now).collect();
         order.sort_by_key(|lane| {
-            let urgency = self.hosted.get(lane).and_then(Hosted::urgency);
+            let urgency = self.hosted.get(lane).and_then(LoadedModel::urgency);
             Reverse(urgency.map(|urgency| (urgency.priority, urgency.awaited)))
         });
         for (lane, hosted) in &mut self.hosted {
@@ -433,7 +433,7 @@ impl Host {
         }
     }
 
-    fn lane_of(&self, name: &str) -> Result<LaneId, RuntimeError> {
+    fn lane_of(&self, name: &str) -> Result<ModelId, RuntimeError> {
         let mut hosted = self.hosted.iter().filter(|(_, hosted)| hosted.name == name);
         hosted
             .next()
@@ -448,7 +448,7 @@ impl Host {
 }
 
 /// Counters of the scheduler before a layer.
-struct Noted {
+struct CounterSnapshot {
     quanta: u64,
     overruns: u64,
     preemptions: u64,
@@ -456,7 +456,7 @@ struct Noted {
     demotions: u64,
 }
 
-impl Noted {
+impl CounterSnapshot {
     fn of(counters: &ScheduleCounters) -> Self {
         let slips = counters.classes.iter().map(|class| class.slips).sum();
         Self {
@@ -483,9 +483,9 @@ impl Noted {
     }
 }
 
-impl Drop for Host {
+impl Drop for EngineCore {
     fn drop(&mut self) {
         self.fetcher.end();
-        self.hosted.values_mut().for_each(Hosted::rest);
+        self.hosted.values_mut().for_each(LoadedModel::rest);
     }
 }

@@ -14,8 +14,8 @@ use firebox_text::panic_message;
 use crate::decode::{BatchDraft, PassCosts, draft_together};
 use crate::engine::clock::Clock;
 use crate::engine::event::Event;
-use crate::engine::portions::{Prompt, Room, portions};
-use crate::engine::rhythm::{Rhythm, Work};
+use crate::engine::prefill_chunks::{Prompt, Room, prefill_chunks};
+use crate::engine::prefill_pacer::{PrefillPacer, Work};
 use crate::engine::sequence::{Need, RequestId, Sequence};
 use crate::memory::release_after_prompt;
 use crate::readback::read_floats;
@@ -30,15 +30,15 @@ const WORTH_KEEPING: usize = PAGE_TOKENS;
 /// Decoding and prefill have passes of their own, so that between two decode steps prefill gets as long as a step takes
 /// and no longer.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Batch {
     decoder: Arc<Decoder>,
     prefixes: PrefixTree,
     sequences: Vec<Sequence>,
-    answering: Option<Running>,
-    feeding: Option<Running>,
+    answering: Option<InFlightPass>,
+    feeding: Option<InFlightPass>,
     /// The most rows of a prefill pass since prefill last ended.
     fed: usize,
-    rhythm: Rhythm,
+    rhythm: PrefillPacer,
     /// Measured costs of decode passes, from which draft lengths are chosen.
     costs: PassCosts,
     /// How long proposing the drafts of the last decode pass took.
@@ -47,15 +47,15 @@ pub(crate) struct Lane {
 
 /// A pass under way.
 #[derive(Debug)]
-struct Running {
+struct InFlightPass {
     pass: Pass,
-    members: Vec<Member>,
+    members: Vec<BatchEntry>,
     /// Steps of the pass: the blocks from the first on, then the unembedding.
     steps: usize,
     took: Duration,
 }
 
-impl Running {
+impl InFlightPass {
     fn rows(&self) -> usize {
         self.members.iter().map(|member| member.tokens).sum()
     }
@@ -66,7 +66,7 @@ impl Running {
 }
 
 #[derive(Debug)]
-struct Member {
+struct BatchEntry {
     id: RequestId,
     tokens: usize,
     /// Tokens in its cache before the pass.
@@ -79,7 +79,7 @@ struct Member {
     drafted: usize,
 }
 
-impl Member {
+impl BatchEntry {
     /// Returns after how many of its last tokens logits are needed.
     fn logits(&self) -> usize {
         if self.asks { 1 + self.drafted } else { 0 }
@@ -100,9 +100,9 @@ pub(crate) struct Stepped {
 }
 
 /// The sink of events.
-pub(crate) type Told<'t> = &'t mut dyn FnMut(RequestId, Event);
+pub(crate) type EventSink<'t> = &'t mut dyn FnMut(RequestId, Event);
 
-impl Lane {
+impl Batch {
     pub fn new(decoder: Arc<Decoder>, prefixes: PrefixTree) -> Self {
         Self {
             decoder,
@@ -111,7 +111,7 @@ impl Lane {
             answering: None,
             feeding: None,
             fed: 0,
-            rhythm: Rhythm::default(),
+            rhythm: PrefillPacer::default(),
             costs: PassCosts::default(),
             drafting: Duration::ZERO,
         }
@@ -177,7 +177,7 @@ impl Lane {
     }
 
     pub fn upcoming_layer(&self) -> usize {
-        let next = |running: &Running| running.pass.next_layer();
+        let next = |running: &InFlightPass| running.pass.next_layer();
         match (&self.answering, &self.feeding) {
             (Some(answering), _) => next(answering),
             (None, Some(feeding)) if self.parts() && self.wants(Need::Step) => {
@@ -195,10 +195,10 @@ impl Lane {
     }
 
     /// Runs one layer of one pass, and after the last layer chooses the next tokens.
-    pub fn step(&mut self, clock: &dyn Clock, told: Told<'_>) -> Stepped {
+    pub fn step(&mut self, clock: &dyn Clock, told: EventSink<'_>) -> Stepped {
         let mut stepped = Stepped::default();
         let began = clock.now();
-        self.see_off_cancelled(clock, told, &mut stepped);
+        self.complete_cancelled(clock, told, &mut stepped);
         let Some(need) = self.choose(told, &mut stepped) else { return stepped };
         let decoder = self.decoder.clone();
         // A session outside the engine may have begun a pass since readiness was checked.
@@ -231,7 +231,7 @@ impl Lane {
         self.decoder.streamed().is_none()
     }
 
-    fn slot(&mut self, need: Need) -> &mut Option<Running> {
+    fn slot(&mut self, need: Need) -> &mut Option<InFlightPass> {
         match need {
             Need::Step => &mut self.answering,
             Need::Feed => &mut self.feeding,
@@ -239,7 +239,7 @@ impl Lane {
     }
 
     /// Chooses the pass that gets the next layer, and begins it if necessary.
-    fn choose(&mut self, told: Told<'_>, stepped: &mut Stepped) -> Option<Need> {
+    fn choose(&mut self, told: EventSink<'_>, stepped: &mut Stepped) -> Option<Need> {
         if self.answering.is_some() {
             return Some(Need::Step);
         }
@@ -251,7 +251,7 @@ impl Lane {
         }
         let steps = self.wants(Need::Step);
         let feeds = self.feeding.is_some() || self.wants(Need::Feed);
-        let work = self.feeding.as_ref().map(Running::work);
+        let work = self.feeding.as_ref().map(InFlightPass::work);
         let order = match (steps, feeds) {
             (true, true) if self.rhythm.may_feed(work) => [Need::Feed, Need::Step],
             _ => [Need::Step, Need::Feed],
@@ -269,7 +269,7 @@ impl Lane {
     }
 
     /// Begins a pass of all sequences with one of these needs.
-    fn begin(&mut self, needs: &[Need], told: Told<'_>, stepped: &mut Stepped) -> Option<Running> {
+    fn begin(&mut self, needs: &[Need], told: EventSink<'_>, stepped: &mut Stepped) -> Option<InFlightPass> {
         if needs.contains(&Need::Step) {
             self.draft();
         }
@@ -364,7 +364,7 @@ impl Lane {
             fed.push(at);
         }
         let room = self.room(needs, &prompts).at_most(most);
-        for (at, tokens) in fed.into_iter().zip(portions(room, &prompts)) {
+        for (at, tokens) in fed.into_iter().zip(prefill_chunks(room, &prompts)) {
             takes[at] = tokens;
         }
         takes
@@ -386,9 +386,9 @@ impl Lane {
     fn over(
         &mut self,
         dues: Vec<(usize, NextChunk)>,
-        told: Told<'_>,
+        told: EventSink<'_>,
         stepped: &mut Stepped,
-    ) -> Option<Running> {
+    ) -> Option<InFlightPass> {
         if dues.is_empty() {
             return None;
         }
@@ -399,9 +399,9 @@ impl Lane {
             let Sequence { id, session, state, .. } = sequence;
             let asks = due.tokens.end == session.tokens().len();
             let (tokens, before, drafted) = (due.tokens.len(), session.cache.len(), state.pending());
-            Member { id: *id, tokens, before, asks, feeds: feeding.contains(id), drafted }
+            BatchEntry { id: *id, tokens, before, asks, feeds: feeding.contains(id), drafted }
         });
-        let members: Vec<Member> = members.collect();
+        let members: Vec<BatchEntry> = members.collect();
         let inputs: Vec<Input<'_>> =
             dues.iter().map(|(at, due)| self.sequences[*at].session.chunk_input(due)).collect();
         let asked = members.iter().any(|member| member.asks);
@@ -409,7 +409,7 @@ impl Lane {
         let steps = trunk.unwrap_or(self.decoder.layers() + usize::from(asked));
         let decoder = self.decoder.clone();
         match computed(&decoder, || Ok(decoder.begin_pass(&inputs, asked)?)) {
-            Ok(pass) => Some(Running { pass, members, steps, took: Duration::ZERO }),
+            Ok(pass) => Some(InFlightPass { pass, members, steps, took: Duration::ZERO }),
             Err(error) => {
                 self.fail(&members, error, told, stepped);
                 None
@@ -417,14 +417,14 @@ impl Lane {
         }
     }
 
-    fn run_layer(&mut self, running: &mut Running) -> Result<(), RuntimeError> {
+    fn run_layer(&mut self, running: &mut InFlightPass) -> Result<(), RuntimeError> {
         let decoder = self.decoder.clone();
         let mut caches = self.caches(&running.members);
         computed(&decoder, || Ok(running.pass.step(&decoder, &mut caches)?))
     }
 
     /// Returns the caches of members, which are in the order of the sequences.
-    fn caches(&mut self, members: &[Member]) -> Vec<&mut SequenceCache> {
+    fn caches(&mut self, members: &[BatchEntry]) -> Vec<&mut SequenceCache> {
         let mut members = members.iter().peekable();
         let sequences = self.sequences.iter_mut();
         let mine = sequences.filter(|one| members.next_if(|member| member.id == one.id).is_some());
@@ -435,13 +435,13 @@ impl Lane {
     fn finish(
         &mut self,
         need: Need,
-        running: Running,
+        running: InFlightPass,
         clock: &dyn Clock,
-        told: Told<'_>,
+        told: EventSink<'_>,
         stepped: &mut Stepped,
     ) {
         let rows = running.rows();
-        let Running { pass, members, took, .. } = running;
+        let InFlightPass { pass, members, took, .. } = running;
         let feeds = members.iter().any(|member| member.feeds);
         if feeds && members.iter().any(|member| member.tokens > 1) {
             self.fed = self.fed.max(rows);
@@ -463,7 +463,7 @@ impl Lane {
         for sequence in self.sequences.iter().filter(|sequence| keep.contains(&sequence.id)) {
             sequence.keep(&self.prefixes);
         }
-        let counts: Vec<usize> = members.iter().map(Member::logits).collect();
+        let counts: Vec<usize> = members.iter().map(BatchEntry::logits).collect();
         let asked = counts.iter().sum();
         let passed = Passed { sequences: members.len(), rows, logits: asked };
         if asked == 0 {
@@ -504,7 +504,7 @@ impl Lane {
                     // A token that ends the answer counts, although it is no part of it.
                     stepped.tokens.extend(std::iter::repeat_n(member.id, chosen.max(1)));
                     if ended {
-                        self.see_off(member.id, now, told, stepped);
+                        self.complete(member.id, now, told, stepped);
                     }
                 }
             }
@@ -519,7 +519,7 @@ impl Lane {
         self.decoder.end_pass(passed, took);
     }
 
-    fn see_off(&mut self, id: RequestId, now: Duration, told: Told<'_>, stepped: &mut Stepped) {
+    fn complete(&mut self, id: RequestId, now: Duration, told: EventSink<'_>, stepped: &mut Stepped) {
         if let Some(sequence) = self.leave(id) {
             sequence.keep(&self.prefixes);
             told(id, sequence.finished(now));
@@ -527,7 +527,7 @@ impl Lane {
         }
     }
 
-    fn see_off_cancelled(&mut self, clock: &dyn Clock, told: Told<'_>, stepped: &mut Stepped) {
+    fn complete_cancelled(&mut self, clock: &dyn Clock, told: EventSink<'_>, stepped: &mut Stepped) {
         let cancelled = |one: &&Sequence| one.cancelled && !self.is_passing(one.id);
         let cancelled: Vec<RequestId> = self.sequences.iter().filter(cancelled).map(|one| one.id).collect();
         for id in cancelled {
@@ -537,11 +537,17 @@ impl Lane {
             {
                 told(id, event);
             }
-            self.see_off(id, clock.now(), told, stepped);
+            self.complete(id, clock.now(), told, stepped);
         }
     }
 
-    fn fail(&mut self, members: &[Member], error: RuntimeError, told: Told<'_>, stepped: &mut Stepped) {
+    fn fail(
+        &mut self,
+        members: &[BatchEntry],
+        error: RuntimeError,
+        told: EventSink<'_>,
+        stepped: &mut Stepped,
+    ) {
         let source = Arc::new(error);
         for member in members {
             if let Some(sequence) = self.get_mut(member.id) {
@@ -551,7 +557,13 @@ impl Lane {
         }
     }
 
-    fn drop_failed(&mut self, id: RequestId, error: RuntimeError, told: Told<'_>, stepped: &mut Stepped) {
+    fn drop_failed(
+        &mut self,
+        id: RequestId,
+        error: RuntimeError,
+        told: EventSink<'_>,
+        stepped: &mut Stepped,
+    ) {
         if let Some(at) = self.sequences.iter().position(|sequence| sequence.id == id) {
             told(id, self.sequences.remove(at).failed(error));
         }

@@ -17,7 +17,7 @@ const AHEAD: usize = 3;
 /// The memory-mapped segments of a model that are read on first access: which are resident, and the fetcher that loads
 /// them before a layer waits for them.
 #[derive(Debug)]
-pub(crate) struct Segments {
+pub(crate) struct Prefetcher {
     checkpoint: Checkpoint,
     /// In the order in which a pass needs them.
     parts: Vec<Part>,
@@ -33,7 +33,7 @@ struct Part {
     there: Arc<AtomicBool>,
 }
 
-impl Segments {
+impl Prefetcher {
     /// The segments of a model; none if the model streams its weights, which has a readahead of its own.
     pub fn of(checkpoint: &Checkpoint, decoder: &Decoder, fetcher: &Arc<Fetcher>) -> Self {
         // On other devices the weights are copies, and the files are not read again.
@@ -88,12 +88,12 @@ impl Segments {
 /// Loads segments on a thread of its own, in the order of the requests.
 #[derive(Debug, Default)]
 pub(crate) struct Fetcher {
-    wanted: Mutex<LogitRows>,
+    wanted: Mutex<FetchRequest>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct LogitRows {
+struct FetchRequest {
     queue: VecDeque<Fetch>,
     over: bool,
 }
@@ -150,7 +150,7 @@ impl Fetcher {
         }
     }
 
-    fn wanted(&self) -> MutexGuard<'_, LogitRows> {
+    fn wanted(&self) -> MutexGuard<'_, FetchRequest> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

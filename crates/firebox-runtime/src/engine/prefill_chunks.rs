@@ -55,7 +55,7 @@ impl Room {
 /// Higher priorities come first. Within a priority, the oldest prompt gets half, so that it makes progress whatever
 /// arrives, and the other half goes to the prompts with the fewest tokens left: a question does not wait for a book.
 /// However small the budget, the oldest prompt gets one token and another prompt one.
-pub(crate) fn portions(room: Room, prompts: &[Prompt]) -> Vec<usize> {
+pub(crate) fn prefill_chunks(room: Room, prompts: &[Prompt]) -> Vec<usize> {
     let mut portions = vec![0; prompts.len()];
     let urgency = |at: usize| Reverse(prompts[at].priority);
     let Some(first) = (0..prompts.len()).min_by_key(|&at| urgency(at)) else { return portions };
@@ -90,29 +90,33 @@ mod tests {
 
     #[test]
     fn a_short_one_passes_a_long_one_that_gets_on() {
-        assert_eq!(portions(rows(16), &[normal(1000)]), [16]);
-        assert_eq!(portions(rows(16), &[normal(1000), normal(5)]), [11, 5]);
-        assert_eq!(portions(rows(16), &[normal(1000), normal(900), normal(50)]), [8, 0, 8]);
+        assert_eq!(prefill_chunks(rows(16), &[normal(1000)]), [16]);
+        assert_eq!(prefill_chunks(rows(16), &[normal(1000), normal(5)]), [11, 5]);
+        assert_eq!(prefill_chunks(rows(16), &[normal(1000), normal(900), normal(50)]), [8, 0, 8]);
         assert_eq!(
-            portions(rows(16), &[normal(1000), normal(1000)]),
+            prefill_chunks(rows(16), &[normal(1000), normal(1000)]),
             [16, 0],
             "of two alike the first is done first"
         );
         let urgent = Prompt { priority: Priority::Interactive, ..normal(40) };
-        assert_eq!(portions(rows(16), &[normal(1000), normal(5), urgent]), [0, 0, 16]);
+        assert_eq!(prefill_chunks(rows(16), &[normal(1000), normal(5), urgent]), [0, 0, 16]);
     }
 
     #[test]
     fn rows_that_attend_to_much_are_fewer() {
         let book = Prompt { row: 0.004, ..normal(1000) };
         let room = Room::seconds(0.016);
-        assert_eq!(portions(room, &[book]), [4]);
-        assert_eq!(portions(room, &[book, normal(5)]), [2, 5], "what is left is no whole row of the book");
-        assert_eq!(portions(room, &[normal(100), book]), [16, 0]);
-        assert_eq!(portions(room, &[book, normal(100)]), [2, 8]);
-        assert_eq!(portions(Room::seconds(0.001), &[book]), [1]);
-        assert_eq!(portions(Room::seconds(0.001), &[book, normal(5), normal(9)]), [1, 1, 0]);
-        assert_eq!(portions(Room::ALL, &[book, Prompt { row: 0.0, ..normal(9) }]), [1000, 9]);
+        assert_eq!(prefill_chunks(room, &[book]), [4]);
+        assert_eq!(
+            prefill_chunks(room, &[book, normal(5)]),
+            [2, 5],
+            "what is left is no whole row of the book"
+        );
+        assert_eq!(prefill_chunks(room, &[normal(100), book]), [16, 0]);
+        assert_eq!(prefill_chunks(room, &[book, normal(100)]), [2, 8]);
+        assert_eq!(prefill_chunks(Room::seconds(0.001), &[book]), [1]);
+        assert_eq!(prefill_chunks(Room::seconds(0.001), &[book, normal(5), normal(9)]), [1, 1, 0]);
+        assert_eq!(prefill_chunks(Room::ALL, &[book, Prompt { row: 0.0, ..normal(9) }]), [1000, 9]);
     }
 
     proptest! {
@@ -125,7 +129,7 @@ mod tests {
                 .into_iter()
                 .map(|(priority, tokens)| Prompt { priority: PRIORITIES[priority], ..normal(tokens) })
                 .collect();
-            let portions = portions(rows(room), &prompts);
+            let portions = prefill_chunks(rows(room), &prompts);
             let all: usize = prompts.iter().map(|prompt| prompt.tokens).sum();
             prop_assert_eq!(portions.iter().sum::<usize>(), room.min(all));
             let fits = |(portion, prompt): (&usize, &Prompt)| *portion <= prompt.tokens;

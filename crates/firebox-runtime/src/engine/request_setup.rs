@@ -1,4 +1,4 @@
-//! Preparation of a request: its head is loaded and its grammar compiled before it is queued.
+//! SetupTask of a request: its head is loaded and its grammar compiled before it is queued.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -9,8 +9,8 @@ use burn::tensor::Device;
 use firebox_text::Tokenizer;
 
 use crate::decode::OutputState;
+use crate::engine::batch::shielded;
 use crate::engine::event::Failure;
-use crate::engine::lane::shielded;
 use crate::engine::sequence::RequestId;
 use crate::heads::HeadPool;
 use crate::schedule::{Task, Ticket};
@@ -21,7 +21,7 @@ use crate::{GenerationConfig, OWN_HEAD, RuntimeError, Session, Speculation};
 /// The session and the prompt of a request. They stay with the engine during the preparation, so that the session can
 /// be returned unchanged if that fails.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct RequestParts {
     pub session: Box<Session>,
     pub prompt: Vec<u32>,
     pub speculation: Option<Speculation>,
@@ -29,7 +29,7 @@ pub(crate) struct Lent {
 
 /// The work before a request is queued that may take long: loading a head that is not resident, and compiling a
 /// grammar, for the first of which the whole vocabulary is sorted.
-pub(crate) struct Preparation {
+pub(crate) struct SetupTask {
     pool: Option<HeadPool>,
     meters: Arc<Meters>,
     device: Device,
@@ -57,11 +57,11 @@ pub(crate) struct Ready {
 
 /// A request that is being prepared while the engine runs others.
 #[derive(Debug)]
-pub(crate) struct Preparing {
+pub(crate) struct RequestSetup {
     pub id: RequestId,
     pub ticket: Ticket,
     pub task: Task,
-    pub lent: Lent,
+    pub lent: RequestParts,
     pub scope: String,
     pub since: Duration,
     /// When it fails unless its first token is out.
@@ -70,7 +70,7 @@ pub(crate) struct Preparing {
     prepared: Receiver<Result<Prepared, RuntimeError>>,
 }
 
-impl Lent {
+impl RequestParts {
     /// Applies the result of the preparation, or refuses the request and restores the session's head.
     pub fn with(self, prepared: Result<Prepared, RuntimeError>) -> Result<Ready, Box<Failure>> {
         let Self { mut session, prompt, speculation } = self;
@@ -100,7 +100,7 @@ impl Lent {
     }
 }
 
-impl Preparation {
+impl SetupTask {
     /// The preparation of an answer in `session`.
     pub fn of(
         session: &Session,
@@ -158,14 +158,14 @@ fn fetched(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<Fetch
     }
 }
 
-impl Preparing {
+impl RequestSetup {
     pub fn new(
         (id, ticket, task): (RequestId, Ticket, Task),
-        lent: Lent,
+        lent: RequestParts,
         scope: String,
         since: Duration,
         late_at: Option<Duration>,
-        preparation: Preparation,
+        preparation: SetupTask,
     ) -> Self {
         let prepared = preparation.begin();
         Self { id, ticket, task, lent, scope, since, late_at, cancelled: false, prepared }
