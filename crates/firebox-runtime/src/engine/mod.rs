@@ -16,6 +16,7 @@ mod prefill_pacer;
 mod request;
 mod request_setup;
 mod sequence;
+mod shield;
 #[cfg(test)]
 mod tests;
 mod thread;

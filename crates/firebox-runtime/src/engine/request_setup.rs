@@ -9,9 +9,9 @@ use burn::tensor::Device;
 use firebox_text::Tokenizer;
 
 use crate::decode::OutputState;
-use crate::engine::batch::shielded;
 use crate::engine::event::Failure;
 use crate::engine::sequence::RequestId;
+use crate::engine::shield::shielded;
 use crate::heads::HeadPool;
 use crate::schedule::{Task, Ticket};
 use crate::session::FetchedHead;

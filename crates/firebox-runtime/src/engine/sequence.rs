@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::decode::{Advance, DecodeState, OutputState, Timing};
-use crate::engine::batch::shielded;
 use crate::engine::event::{Event, Failure, Outcome};
+use crate::engine::shield::shielded;
 use crate::schedule::Priority;
 use crate::{Finish, PrefixHit, PrefixTree, RuntimeError, Session, Speculation};
 
