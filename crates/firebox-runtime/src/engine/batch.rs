@@ -35,7 +35,7 @@ pub(crate) struct Batch {
     feeding: Option<InFlightPass>,
     /// The most rows of a prefill pass since prefill last ended.
     fed: usize,
-    rhythm: PrefillPacer,
+    pacer: PrefillPacer,
     /// Measured costs of decode passes, from which draft lengths are chosen.
     costs: PassCosts,
     /// How long proposing the drafts of the last decode pass took.
@@ -108,7 +108,7 @@ impl Batch {
             answering: None,
             feeding: None,
             fed: 0,
-            rhythm: PrefillPacer::default(),
+            pacer: PrefillPacer::default(),
             costs: PassCosts::default(),
             drafting: Duration::ZERO,
         }
@@ -178,7 +178,7 @@ impl Batch {
         match (&self.answering, &self.feeding) {
             (Some(answering), _) => next(answering),
             (None, Some(feeding)) if self.parts() && self.wants(Need::Step) => {
-                if self.rhythm.may_feed(Some(feeding.work())) { next(feeding) } else { 0 }
+                if self.pacer.may_feed(Some(feeding.work())) { next(feeding) } else { 0 }
             }
             (None, feeding) => feeding.as_ref().map_or(0, next),
         }
@@ -192,11 +192,11 @@ impl Batch {
     }
 
     /// Runs one layer of one pass, and after the last layer chooses the next tokens.
-    pub fn step(&mut self, clock: &dyn Clock, told: EventSink<'_>) -> Stepped {
+    pub fn step(&mut self, clock: &dyn Clock, sink: EventSink<'_>) -> Stepped {
         let mut stepped = Stepped::default();
         let began = clock.now();
-        self.complete_cancelled(clock, told, &mut stepped);
-        let Some(need) = self.choose(told, &mut stepped) else { return stepped };
+        self.complete_cancelled(clock, sink, &mut stepped);
+        let Some(need) = self.choose(sink, &mut stepped) else { return stepped };
         let decoder = self.decoder.clone();
         // A session outside the engine may have begun a pass since readiness was checked.
         let Some(_turn) = decoder.try_stream() else { return stepped };
@@ -206,9 +206,9 @@ impl Batch {
         let done = if ends { Ok(()) } else { self.run_layer(&mut running) };
         let layer = clock.now().saturating_sub(began);
         running.took += layer;
-        self.rhythm.layer(need, running.work(), layer);
+        self.pacer.layer(need, running.work(), layer);
         match done {
-            Err(error) => self.fail(&running.members, error, told, &mut stepped),
+            Err(error) => self.fail(&running.members, error, sink, &mut stepped),
             // A step for the unembedding lets the engine wait for its weights like for those of a layer.
             Ok(())
                 if running.pass.next_layer() < layers
@@ -216,7 +216,7 @@ impl Batch {
             {
                 *self.slot(need) = Some(running);
             }
-            Ok(()) => self.finish(need, running, clock, told, &mut stepped),
+            Ok(()) => self.finish(need, running, clock, sink, &mut stepped),
         }
         stepped.took = Some(clock.now().saturating_sub(began));
         stepped
@@ -236,13 +236,13 @@ impl Batch {
     }
 
     /// Chooses the pass that gets the next layer, and begins it if necessary.
-    fn choose(&mut self, told: EventSink<'_>, stepped: &mut Stepped) -> Option<Need> {
+    fn choose(&mut self, sink: EventSink<'_>, stepped: &mut Stepped) -> Option<Need> {
         if self.answering.is_some() {
             return Some(Need::Step);
         }
         if !self.parts() {
             if self.feeding.is_none() {
-                self.feeding = self.begin(&[Need::Step, Need::Feed], told, stepped);
+                self.feeding = self.begin(&[Need::Step, Need::Feed], sink, stepped);
             }
             return self.feeding.is_some().then_some(Need::Feed);
         }
@@ -250,12 +250,12 @@ impl Batch {
         let feeds = self.feeding.is_some() || self.wants(Need::Feed);
         let work = self.feeding.as_ref().map(InFlightPass::work);
         let order = match (steps, feeds) {
-            (true, true) if self.rhythm.may_feed(work) => [Need::Feed, Need::Step],
+            (true, true) if self.pacer.may_feed(work) => [Need::Feed, Need::Step],
             _ => [Need::Step, Need::Feed],
         };
         order.into_iter().find(|&need| {
             if self.slot(need).is_none() {
-                *self.slot(need) = self.begin(&[need], told, stepped);
+                *self.slot(need) = self.begin(&[need], sink, stepped);
             }
             self.slot(need).is_some()
         })
@@ -266,7 +266,7 @@ impl Batch {
     }
 
     /// Begins a pass of all sequences with one of these needs.
-    fn begin(&mut self, needs: &[Need], told: EventSink<'_>, stepped: &mut Stepped) -> Option<InFlightPass> {
+    fn begin(&mut self, needs: &[Need], sink: EventSink<'_>, stepped: &mut Stepped) -> Option<InFlightPass> {
         if needs.contains(&Need::Step) {
             self.draft();
         }
@@ -309,9 +309,9 @@ impl Batch {
                 failed.iter().filter(|(id, _)| self.sequences[..*at].iter().any(|one| one.id == *id)).count();
         }
         for (id, error) in failed {
-            self.drop_failed(id, error, told, stepped);
+            self.drop_failed(id, error, sink, stepped);
         }
-        self.over(dues, told, stepped)
+        self.over(dues, sink, stepped)
     }
 
     /// Drafts tokens for the sequences of the next decode pass.
@@ -357,7 +357,7 @@ impl Batch {
             // A pass stops where recurrent states are to be cached for other requests.
             let stop = stop.and_then(|stop| stop.checked_sub(before)).filter(|left| *left > 0);
             let tokens = stop.map_or(session.uncached_tokens(), |left| left.min(session.uncached_tokens()));
-            prompts.push(Prompt { priority: *priority, tokens, row: self.rhythm.takes(Work::of(1, before)) });
+            prompts.push(Prompt { priority: *priority, tokens, row: self.pacer.takes(Work::of(1, before)) });
             fed.push(at);
         }
         let room = self.room(needs, &prompts).at_most(most);
@@ -373,8 +373,8 @@ impl Batch {
         let answering = self.sequences.iter().any(|one| !one.held && one.need() == Need::Step);
         match needs {
             // With several prompts, one may begin to decode while the pass of the others goes on.
-            [Need::Feed] if answering || prompts.len() > 1 => self.rhythm.beside(row),
-            [Need::Feed] => self.rhythm.alone(self.decoder.layers(), row),
+            [Need::Feed] if answering || prompts.len() > 1 => self.pacer.beside(row),
+            [Need::Feed] => self.pacer.alone(self.decoder.layers(), row),
             // Weights that are streamed are read once for the whole pass.
             _ => Room::ALL,
         }
@@ -383,7 +383,7 @@ impl Batch {
     fn over(
         &mut self,
         dues: Vec<(usize, NextChunk)>,
-        told: EventSink<'_>,
+        sink: EventSink<'_>,
         stepped: &mut Stepped,
     ) -> Option<InFlightPass> {
         if dues.is_empty() {
@@ -408,7 +408,7 @@ impl Batch {
         match computed(&decoder, || Ok(decoder.begin_pass(&inputs, asked)?)) {
             Ok(pass) => Some(InFlightPass { pass, members, steps, took: Duration::ZERO }),
             Err(error) => {
-                self.fail(&members, error, told, stepped);
+                self.fail(&members, error, sink, stepped);
                 None
             }
         }
@@ -434,7 +434,7 @@ impl Batch {
         need: Need,
         running: InFlightPass,
         clock: &dyn Clock,
-        told: EventSink<'_>,
+        sink: EventSink<'_>,
         stepped: &mut Stepped,
     ) {
         let rows = running.rows();
@@ -472,7 +472,7 @@ impl Batch {
         });
         let logits = match logits {
             Ok(logits) => logits,
-            Err(error) => return self.fail(&members, error, told, stepped),
+            Err(error) => return self.fail(&members, error, sink, stepped),
         };
         let now = clock.now();
         let took = took + now.saturating_sub(began);
@@ -492,16 +492,16 @@ impl Batch {
             let mut chosen = 0;
             let mut events = |event| {
                 chosen += usize::from(matches!(&event, Event::Piece(piece) if piece.token.is_some()));
-                told(member.id, event);
+                sink(member.id, event);
             };
             let advanced = sequence.advance(logits.to_vec(), now, &mut events);
             match advanced {
-                Err(error) => self.drop_failed(member.id, error, told, stepped),
+                Err(error) => self.drop_failed(member.id, error, sink, stepped),
                 Ok(ended) => {
                     // A token that ends the answer counts, although it is no part of it.
                     stepped.tokens.extend(std::iter::repeat_n(member.id, chosen.max(1)));
                     if ended {
-                        self.complete(member.id, now, told, stepped);
+                        self.complete(member.id, now, sink, stepped);
                     }
                 }
             }
@@ -512,19 +512,19 @@ impl Batch {
     }
 
     fn pass_ends(&mut self, need: Need, passed: Passed, took: Duration) {
-        self.rhythm.pass(need, took);
+        self.pacer.pass(need, took);
         self.decoder.end_pass(passed, took);
     }
 
-    fn complete(&mut self, id: RequestId, now: Duration, told: EventSink<'_>, stepped: &mut Stepped) {
+    fn complete(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>, stepped: &mut Stepped) {
         if let Some(sequence) = self.leave(id) {
             sequence.keep(&self.prefixes);
-            told(id, sequence.finished(now));
+            sink(id, sequence.finished(now));
             stepped.left.push(id);
         }
     }
 
-    fn complete_cancelled(&mut self, clock: &dyn Clock, told: EventSink<'_>, stepped: &mut Stepped) {
+    fn complete_cancelled(&mut self, clock: &dyn Clock, sink: EventSink<'_>, stepped: &mut Stepped) {
         let cancelled = |one: &&Sequence| one.cancelled && !self.is_passing(one.id);
         let cancelled: Vec<RequestId> = self.sequences.iter().filter(cancelled).map(|one| one.id).collect();
         for id in cancelled {
@@ -532,9 +532,9 @@ impl Batch {
                 && sequence.output().finish() != Some(Finish::Cancelled)
                 && let Some(event) = sequence.cancel()
             {
-                told(id, event);
+                sink(id, event);
             }
-            self.complete(id, clock.now(), told, stepped);
+            self.complete(id, clock.now(), sink, stepped);
         }
     }
 
@@ -542,7 +542,7 @@ impl Batch {
         &mut self,
         members: &[BatchEntry],
         error: RuntimeError,
-        told: EventSink<'_>,
+        sink: EventSink<'_>,
         stepped: &mut Stepped,
     ) {
         let source = Arc::new(error);
@@ -550,7 +550,7 @@ impl Batch {
             if let Some(sequence) = self.get_mut(member.id) {
                 sequence.abandon_pass(member.before);
             }
-            self.drop_failed(member.id, RuntimeError::Together { source: source.clone() }, told, stepped);
+            self.drop_failed(member.id, RuntimeError::Together { source: source.clone() }, sink, stepped);
         }
     }
 
@@ -558,11 +558,11 @@ impl Batch {
         &mut self,
         id: RequestId,
         error: RuntimeError,
-        told: EventSink<'_>,
+        sink: EventSink<'_>,
         stepped: &mut Stepped,
     ) {
         if let Some(at) = self.sequences.iter().position(|sequence| sequence.id == id) {
-            told(id, self.sequences.remove(at).failed(error));
+            sink(id, self.sequences.remove(at).failed(error));
         }
         stepped.left.push(id);
     }

@@ -56,10 +56,10 @@ impl Default for EngineConfig {
 pub struct EngineCore {
     config: EngineConfig,
     scheduler: Scheduler,
-    hosted: BTreeMap<ModelId, LoadedModel>,
+    models: BTreeMap<ModelId, LoadedModel>,
     /// Models that are not open yet, by name.
-    dormant: BTreeMap<String, LazyModel>,
-    lanes: HashMap<RequestId, ModelId>,
+    lazy: BTreeMap<String, LazyModel>,
+    model_of: HashMap<RequestId, ModelId>,
     made: u64,
     fetcher: Arc<Fetcher>,
     next: NextModel,
@@ -94,9 +94,9 @@ impl EngineCore {
         Ok(Self {
             scheduler: Scheduler::new(config.schedule.clone()),
             config,
-            hosted: BTreeMap::new(),
-            dormant: BTreeMap::new(),
-            lanes: HashMap::new(),
+            models: BTreeMap::new(),
+            lazy: BTreeMap::new(),
+            model_of: HashMap::new(),
             made: 0,
             fetcher: Fetcher::start(),
             next: NextModel::default(),
@@ -120,9 +120,9 @@ impl EngineCore {
         limits.budget =
             limits.budget.or_else(|| model.residency().map(|residency| residency.budget().clone()));
         let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
-        let hosted = LoadedModel::new(name, model, pool, queue, prefixes, &self.fetcher)?;
-        let hosted = hosted.with_lookup(self.config.lookup);
-        self.hosted.insert(self.scheduler.lane(name), hosted);
+        let models = LoadedModel::new(name, model, pool, queue, prefixes, &self.fetcher)?;
+        let models = models.with_lookup(self.config.lookup);
+        self.models.insert(self.scheduler.lane(name), models);
         Ok(())
     }
 
@@ -135,61 +135,61 @@ impl EngineCore {
         open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
     ) -> Result<(), RuntimeError> {
         self.is_free(name)?;
-        self.dormant.insert(name.to_owned(), LazyModel::new(Arc::new(open)));
+        self.lazy.insert(name.to_owned(), LazyModel::new(Arc::new(open)));
         Ok(())
     }
 
     fn is_free(&self, name: &str) -> Result<(), RuntimeError> {
-        if self.lane_of(name).is_ok() || self.dormant.contains_key(name) {
+        if self.model_id(name).is_ok() || self.lazy.contains_key(name) {
             return Err(RuntimeError::ModelNamed { name: name.into() });
         }
         Ok(())
     }
 
     /// Removes a model; its requests fail. Returns the model if it was open.
-    pub fn remove(&mut self, name: &str, told: EventSink<'_>) -> Result<Option<Model>, RuntimeError> {
-        if let Some(dormant) = self.dormant.remove(name) {
-            for Parked { id, request, .. } in dormant.waiting {
+    pub fn remove(&mut self, name: &str, sink: EventSink<'_>) -> Result<Option<Model>, RuntimeError> {
+        if let Some(lazy) = self.lazy.remove(name) {
+            for Parked { id, request, .. } in lazy.waiting {
                 let error = RuntimeError::NoModel { name: name.into(), there: self.names() };
-                told(id, Event::Failed(Box::new(Failure { error, session: request.session })));
+                sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
             }
             return Ok(None);
         }
-        let lane = self.lane_of(name)?;
+        let lane = self.model_id(name)?;
         let asked: Vec<RequestId> =
-            self.lanes.iter().filter(|(_, of)| **of == lane).map(|(id, _)| *id).collect();
+            self.model_of.iter().filter(|(_, of)| **of == lane).map(|(id, _)| *id).collect();
         self.scheduler.drop_lane(lane);
         self.last.take_if(|(last, ..)| *last == lane);
         self.ran.take_if(|ran| *ran == lane);
-        let Some(mut hosted) = self.hosted.remove(&lane) else { unreachable!("it was just found") };
-        hosted.lane.abandon();
+        let Some(mut models) = self.models.remove(&lane) else { unreachable!("it was just found") };
+        models.lane.abandon();
         for id in asked {
-            self.lanes.remove(&id);
-            hosted.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, told);
+            self.model_of.remove(&id);
+            models.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, sink);
         }
-        hosted.rest();
-        Ok(Some(hosted.model))
+        models.rest();
+        Ok(Some(models.model))
     }
 
     /// Returns the open models, by name.
     pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
-        self.hosted.values().map(|hosted| (hosted.name.as_str(), &hosted.model))
+        self.models.values().map(|models| (models.name.as_str(), &models.model))
     }
 
     /// Returns an empty session for [requests](Request::in_session) of a model. It takes its pages from the model's
     /// pool.
     pub fn session(&self, name: &str) -> Result<Session, RuntimeError> {
-        self.hosted[&self.lane_of(name)?].session()
+        self.models[&self.model_id(name)?].session()
     }
 
     /// Returns a session that continues from a file. It takes its pages from the model's pool.
     pub fn restored(&self, name: &str, saved: &SessionFile) -> Result<Session, RuntimeError> {
-        self.hosted[&self.lane_of(name)?].restored(saved)
+        self.models[&self.model_id(name)?].restored(saved)
     }
 
     /// Returns the requests of all open models that are queued or running.
     pub fn requests(&self) -> Vec<RequestStatus> {
-        self.hosted.values().flat_map(LoadedModel::requests).collect()
+        self.models.values().flat_map(LoadedModel::requests).collect()
     }
 
     /// Submits a request. It ends with an event that [is the last](super::Event::is_last); an invalid request is
@@ -197,18 +197,18 @@ impl EngineCore {
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
         let id = RequestId(self.made);
         let model = request.model.clone();
-        if let Some(dormant) = self.dormant.get_mut(&model) {
+        if let Some(lazy) = self.lazy.get_mut(&model) {
             let AdmissionConfig { most_running, most_waiting: limit, .. } = self.config.admission;
             let priority = request.task.priority;
             // The limit is that of an open model's queue.
-            if dormant.as_urgent(priority) >= limit.saturating_add(most_running) {
+            if lazy.as_urgent(priority) >= limit.saturating_add(most_running) {
                 let error = RuntimeError::Schedule(ScheduleError::QueueFull { priority, limit });
                 return Err(Box::new(Failure { error, session: request.session }));
             }
             self.made += 1;
             self.next.note(&model);
-            dormant.waiting.push(Parked { id, request, since: now, cancelled: false });
-            dormant.wake();
+            lazy.waiting.push(Parked { id, request, since: now, cancelled: false });
+            lazy.wake();
             return Ok(id);
         }
         self.enter(id, request, now)?;
@@ -217,104 +217,104 @@ impl EngineCore {
         // Starts to load the model that is likely to be used next while this one runs.
         let likely: Vec<String> = self.next.likely(LIKELY).map(str::to_owned).collect();
         for name in likely {
-            if let Some(dormant) = self.dormant.get_mut(&name) {
-                dormant.wake();
-            } else if let Ok(lane) = self.lane_of(&name) {
-                self.hosted[&lane].prefetch(now);
+            if let Some(lazy) = self.lazy.get_mut(&name) {
+                lazy.wake();
+            } else if let Ok(lane) = self.model_id(&name) {
+                self.models[&lane].prefetch(now);
             }
         }
         Ok(id)
     }
 
     fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
-        let lane = match self.lane_of(&request.model) {
+        let lane = match self.model_id(&request.model) {
             Ok(lane) => lane,
             Err(error) => return Err(Box::new(Failure { error, session: request.session })),
         };
-        let Some(hosted) = self.hosted.get_mut(&lane) else { unreachable!("it was just found") };
-        hosted.enter(id, request, now)?;
-        self.lanes.insert(id, lane);
-        hosted.changed = true;
+        let Some(models) = self.models.get_mut(&lane) else { unreachable!("it was just found") };
+        models.enter(id, request, now)?;
+        self.model_of.insert(id, lane);
+        models.changed = true;
         Ok(())
     }
 
     /// Submits the requests of models that were opened meanwhile, and fails those that are late or whose model failed
     /// to open.
-    fn open(&mut self, now: Duration, told: EventSink<'_>) {
+    fn open(&mut self, now: Duration, sink: EventSink<'_>) {
         let mut opened = Vec::new();
-        for (name, dormant) in &mut self.dormant {
-            for late in dormant.waiting.extract_if(.., |parked| parked.is_late(now)) {
+        for (name, lazy) in &mut self.lazy {
+            for late in lazy.waiting.extract_if(.., |parked| parked.is_late(now)) {
                 let error = RuntimeError::Late { model: name.clone() };
-                told(late.id, Event::Failed(Box::new(Failure { error, session: late.request.session })));
+                sink(late.id, Event::Failed(Box::new(Failure { error, session: late.request.session })));
             }
-            opened.extend(dormant.opened().map(|model| (name.clone(), model)));
+            opened.extend(lazy.opened().map(|model| (name.clone(), model)));
         }
         for (name, model) in opened {
-            let Some(mut dormant) = self.dormant.remove(&name) else { continue };
-            let waiting = std::mem::take(&mut dormant.waiting);
+            let Some(mut lazy) = self.lazy.remove(&name) else { continue };
+            let waiting = std::mem::take(&mut lazy.waiting);
             let added = model.and_then(|model| self.add(&name, model));
             if let Err(error) = added {
                 let source = Arc::new(error);
                 for Parked { id, request, .. } in waiting {
                     let error = RuntimeError::NotOpened { name: name.clone(), source: source.clone() };
-                    told(id, Event::Failed(Box::new(Failure { error, session: request.session })));
+                    sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
                 }
-                self.dormant.insert(name, dormant);
+                self.lazy.insert(name, lazy);
                 continue;
             }
             for Parked { id, request, since, cancelled } in waiting {
                 match self.enter(id, request, since) {
-                    Ok(()) if cancelled => self.cancel(id, now, told),
+                    Ok(()) if cancelled => self.cancel(id, now, sink),
                     Ok(()) => {}
-                    Err(failure) => told(id, Event::Failed(failure)),
+                    Err(failure) => sink(id, Event::Failed(failure)),
                 }
             }
         }
     }
 
     fn parked(&self) -> impl Iterator<Item = &Parked> {
-        self.dormant.values().flat_map(|dormant| &dormant.waiting)
+        self.lazy.values().flat_map(|lazy| &lazy.waiting)
     }
 
     /// Returns how many requests run or wait.
     pub fn under_way(&self) -> usize {
-        self.lanes.len() + self.parked().count()
+        self.model_of.len() + self.parked().count()
     }
 
     /// Returns whether a request runs or waits.
     pub fn knows(&self, id: RequestId) -> bool {
-        self.lanes.contains_key(&id) || self.parked().any(|parked| parked.id == id)
+        self.model_of.contains_key(&id) || self.parked().any(|parked| parked.id == id)
     }
 
     /// Cancels a request. If it is in a pass, it ends with that pass.
-    pub fn cancel(&mut self, id: RequestId, now: Duration, told: EventSink<'_>) {
-        let parked = self.dormant.values_mut().flat_map(|dormant| &mut dormant.waiting);
+    pub fn cancel(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>) {
+        let parked = self.lazy.values_mut().flat_map(|lazy| &mut lazy.waiting);
         for parked in parked.filter(|parked| parked.id == id) {
             // It ends once it has a session to return.
             parked.cancelled = true;
         }
-        let Some(lane) = self.lanes.get(&id) else { return };
-        if let Some(hosted) = self.hosted.get_mut(lane)
-            && hosted.cancel(id, now, told)
+        let Some(lane) = self.model_of.get(&id) else { return };
+        if let Some(models) = self.models.get_mut(lane)
+            && models.cancel(id, now, sink)
         {
-            hosted.left(id, now, &mut self.scheduler);
-            self.lanes.remove(&id);
+            models.left(id, now, &mut self.scheduler);
+            self.model_of.remove(&id);
         }
     }
 
     /// Pauses a request, or lets it go on.
     pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
-        if let Some(hosted) = self.lanes.get(&id).and_then(|lane| self.hosted.get_mut(lane)) {
-            hosted.hold(id, held, now);
+        if let Some(models) = self.model_of.get(&id).and_then(|lane| self.models.get_mut(lane)) {
+            models.hold(id, held, now);
         }
     }
 
     /// Sets how hot the machine is. The hotter, the fewer requests run together and the shorter the quanta.
     pub fn set_heat(&mut self, heat: Heat) {
         self.scheduler.set_heat(heat);
-        for hosted in self.hosted.values_mut() {
-            hosted.queue.set_heat(heat);
-            hosted.changed = true;
+        for models in self.models.values_mut() {
+            models.queue.set_heat(heat);
+            models.changed = true;
         }
     }
 
@@ -324,39 +324,39 @@ impl EngineCore {
     }
 
     /// Runs one layer of the model that the scheduler chooses, if any is ready.
-    pub fn work(&mut self, clock: &dyn Clock, told: EventSink<'_>) -> StepOutcome {
+    pub fn work(&mut self, clock: &dyn Clock, sink: EventSink<'_>) -> StepOutcome {
         let now = clock.now();
-        self.open(now, told);
-        for (&lane, hosted) in &mut self.hosted {
-            for id in hosted.prepared(now, told) {
-                hosted.left(id, now, &mut self.scheduler);
-                self.lanes.remove(&id);
+        self.open(now, sink);
+        for (&lane, models) in &mut self.models {
+            for id in models.prepared(now, sink) {
+                models.left(id, now, &mut self.scheduler);
+                self.model_of.remove(&id);
             }
-            for id in hosted.fail_late(now, told) {
-                hosted.left(id, now, &mut self.scheduler);
-                self.lanes.remove(&id);
+            for id in models.fail_late(now, sink) {
+                models.left(id, now, &mut self.scheduler);
+                self.model_of.remove(&id);
             }
-            for id in hosted.update(lane, &mut self.scheduler, now, told) {
-                hosted.left(id, now, &mut self.scheduler);
-                self.lanes.remove(&id);
+            for id in models.update(lane, &mut self.scheduler, now, sink) {
+                models.left(id, now, &mut self.scheduler);
+                self.model_of.remove(&id);
             }
-            hosted.tell_urgency();
+            models.tell_urgency();
         }
         let before = CounterSnapshot::of(self.scheduler.counters());
         let stopped = self.ran;
-        let hosted = &self.hosted;
-        let choice = self.scheduler.choose(now, |lane| hosted[&lane].readiness());
+        let models = &self.models;
+        let choice = self.scheduler.choose(now, |lane| models[&lane].readiness());
         let Choice::Run { lane, .. } = choice else {
             self.quantum_ends();
             self.tell_turns(now);
-            let has_work = |hosted: &LoadedModel| hosted.lane.has_work() || hosted.is_preparing();
-            let works = self.hosted.values().any(has_work) || self.dormant.values().any(LazyModel::is_waking);
+            let has_work = |models: &LoadedModel| models.lane.has_work() || models.is_preparing();
+            let works = self.models.values().any(has_work) || self.lazy.values().any(LazyModel::is_waking);
             return if works { StepOutcome::Waiting } else { StepOutcome::Idle };
         };
         let switched = self.ran != Some(lane) && self.ran.replace(lane).is_some();
         let chosen = CounterSnapshot::of(self.scheduler.counters());
         if chosen.preemptions > before.preemptions
-            && let Some(stopped) = stopped.and_then(|stopped| self.hosted.get(&stopped))
+            && let Some(stopped) = stopped.and_then(|stopped| self.models.get(&stopped))
         {
             stopped.model.meters().add(Counter::Preemptions, chosen.preemptions - before.preemptions);
         }
@@ -367,20 +367,20 @@ impl EngineCore {
             self.tell_turns(now);
             // While this model runs, the disk loads what the next one needs.
             let next = self.scheduler.prefetch(now).find(|next| *next != lane);
-            if let Some(next) = next.and_then(|next| self.hosted.get(&next)) {
+            if let Some(next) = next.and_then(|next| self.models.get(&next)) {
                 next.prefetch(now);
             }
         }
-        let Some(hosted) = self.hosted.get_mut(&lane) else { return StepOutcome::Idle };
+        let Some(models) = self.models.get_mut(&lane) else { return StepOutcome::Idle };
         if switched {
-            hosted.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
+            models.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
         }
-        let stepped = hosted.lane.step(clock, told);
-        if let Some(residency) = hosted.model.residency() {
+        let stepped = models.lane.step(clock, sink);
+        if let Some(residency) = models.model.residency() {
             residency.charge_program_growth();
         }
         let now = clock.now();
-        let meters = hosted.model.meters();
+        let meters = models.model.meters();
         match &mut self.last {
             Some((.., layers)) => *layers += 1,
             None => {
@@ -392,7 +392,7 @@ impl EngineCore {
             self.scheduler.ran(now, lane, took, 1);
         }
         for id in stepped.tokens {
-            if let Some(task) = hosted.task(id) {
+            if let Some(task) = models.task(id) {
                 self.scheduler.token(now, task);
             }
         }
@@ -400,13 +400,13 @@ impl EngineCore {
         // Sequences that have left returned their pages.
         let starved = stepped.left.is_empty() && !stepped.starved.is_empty();
         for id in stepped.left {
-            hosted.left(id, now, &mut self.scheduler);
-            self.lanes.remove(&id);
+            models.left(id, now, &mut self.scheduler);
+            self.model_of.remove(&id);
         }
         if starved {
-            for id in hosted.preempt(stepped.starved, now, told) {
-                hosted.left(id, now, &mut self.scheduler);
-                self.lanes.remove(&id);
+            for id in models.preempt(stepped.starved, now, sink) {
+                models.left(id, now, &mut self.scheduler);
+                self.model_of.remove(&id);
             }
         }
         StepOutcome::Layer { took: stepped.took.unwrap_or_default(), switched }
@@ -417,33 +417,33 @@ impl EngineCore {
     fn tell_turns(&mut self, now: Duration) {
         let mut order: Vec<ModelId> = self.scheduler.prefetch(now).collect();
         order.sort_by_key(|lane| {
-            let urgency = self.hosted.get(lane).and_then(LoadedModel::urgency);
+            let urgency = self.models.get(lane).and_then(LoadedModel::urgency);
             Reverse(urgency.map(|urgency| (urgency.priority, urgency.awaited)))
         });
-        for (lane, hosted) in &mut self.hosted {
+        for (lane, models) in &mut self.models {
             let turn = order.iter().position(|other| other == lane);
-            hosted.tell_turn(turn.map_or(u32::MAX, |turn| turn as u32));
+            models.tell_turn(turn.map_or(u32::MAX, |turn| turn as u32));
         }
     }
 
     fn quantum_ends(&mut self) {
         let Some((lane, began, layers)) = self.last.take() else { return };
-        if let Some(hosted) = self.hosted.get(&lane) {
-            hosted.model.meters().drawn(Kind::Quantum, [hosted.lane.sequences().len() as u64, layers], began);
+        if let Some(models) = self.models.get(&lane) {
+            models.model.meters().drawn(Kind::Quantum, [models.lane.sequences().len() as u64, layers], began);
         }
     }
 
-    fn lane_of(&self, name: &str) -> Result<ModelId, RuntimeError> {
-        let mut hosted = self.hosted.iter().filter(|(_, hosted)| hosted.name == name);
-        hosted
+    fn model_id(&self, name: &str) -> Result<ModelId, RuntimeError> {
+        let mut models = self.models.iter().filter(|(_, models)| models.name == name);
+        models
             .next()
             .map(|(lane, _)| *lane)
             .ok_or_else(|| RuntimeError::NoModel { name: name.into(), there: self.names() })
     }
 
     fn names(&self) -> Vec<String> {
-        let open = self.hosted.values().map(|hosted| hosted.name.clone());
-        open.chain(self.dormant.keys().cloned()).collect()
+        let open = self.models.values().map(|models| models.name.clone());
+        open.chain(self.lazy.keys().cloned()).collect()
     }
 }
 
@@ -486,6 +486,6 @@ impl CounterSnapshot {
 impl Drop for EngineCore {
     fn drop(&mut self) {
         self.fetcher.end();
-        self.hosted.values_mut().for_each(LoadedModel::rest);
+        self.models.values_mut().for_each(LoadedModel::rest);
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct LoadedModel {
     pausing: Vec<RequestId>,
     /// The place in the queue that each waiting request was last sent.
     places: HashMap<RequestId, usize>,
-    /// Kept here so that the page gauge is reported for as long as the model is hosted.
+    /// Kept here so that the page gauge is reported for as long as the model is models.
     pool: Arc<PagePool>,
     /// Whether the set of running or waiting requests may have changed.
     pub changed: bool,
@@ -227,7 +227,7 @@ impl LoadedModel {
     }
 
     /// Queues the requests whose preparation is done. Returns those that ended instead.
-    pub fn prepared(&mut self, now: Duration, told: EventSink<'_>) -> Vec<RequestId> {
+    pub fn prepared(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         let (mut ended, mut done, mut at) = (Vec::new(), Vec::new(), 0);
         while let Some(preparing) = self.preparing.get(at) {
             match preparing.outcome(&self.name, now) {
@@ -240,13 +240,13 @@ impl LoadedModel {
             let RequestSetup { id, ticket, task, lent, scope, since, late_at, cancelled, .. } = preparing;
             match lent.with(outcome) {
                 Err(failure) => {
-                    told(id, Event::Failed(failure));
+                    sink(id, Event::Failed(failure));
                     ended.push(id);
                 }
                 Ok(ready) => {
                     self.line_up((id, ticket, task), ready, scope, late_at, since);
                     self.queue.hold(now, ticket, false);
-                    if cancelled && self.cancel(id, now, told) {
+                    if cancelled && self.cancel(id, now, sink) {
                         ended.push(id);
                     }
                 }
@@ -269,7 +269,7 @@ impl LoadedModel {
         id: ModelId,
         scheduler: &mut Scheduler,
         now: Duration,
-        told: EventSink<'_>,
+        sink: EventSink<'_>,
     ) -> Vec<RequestId> {
         if !std::mem::take(&mut self.changed) {
             return Vec::new();
@@ -301,20 +301,20 @@ impl LoadedModel {
                 }
             }
         }
-        let ended = self.pause(scheduler, now, told);
+        let ended = self.pause(scheduler, now, sink);
         let meters = self.model.meters();
         meters.set(Gauge::WaitingRequests, self.queue.waiting() as u64);
         meters.set(Gauge::BatchLimit, self.queue.batch() as u64);
         for (ahead, ticket) in self.queue.order(now).into_iter().enumerate() {
             let Some((sequence, _)) = self.waiting.get(&ticket) else { continue };
             if self.places.insert(sequence.id, ahead) != Some(ahead) {
-                told(sequence.id, Event::Waiting { place: ahead });
+                sink(sequence.id, Event::Waiting { place: ahead });
             }
         }
         ended
     }
 
-    fn pause(&mut self, scheduler: &mut Scheduler, now: Duration, told: EventSink<'_>) -> Vec<RequestId> {
+    fn pause(&mut self, scheduler: &mut Scheduler, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         let mut ended = Vec::new();
         for id in std::mem::take(&mut self.pausing) {
             if self.lane.is_passing(id) {
@@ -326,9 +326,9 @@ impl LoadedModel {
                 scheduler.remove(task);
                 if sequence.cancelled {
                     if let Some(event) = sequence.cancel() {
-                        told(id, event);
+                        sink(id, event);
                     }
-                    told(id, sequence.finished(now));
+                    sink(id, sequence.finished(now));
                     ended.push(id);
                     continue;
                 }
@@ -360,7 +360,7 @@ impl LoadedModel {
     }
 
     /// Cancels a request. Returns whether it has ended; one that is in a pass ends with that pass.
-    pub fn cancel(&mut self, id: RequestId, now: Duration, told: EventSink<'_>) -> bool {
+    pub fn cancel(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>) -> bool {
         if let Some(preparing) = self.preparing.iter_mut().find(|preparing| preparing.id == id) {
             preparing.cancelled = true;
             return false;
@@ -374,28 +374,28 @@ impl LoadedModel {
             return false;
         };
         if let Some(event) = sequence.cancel() {
-            told(id, event);
+            sink(id, event);
         }
-        told(id, sequence.finished(now));
+        sink(id, sequence.finished(now));
         true
     }
 
     /// Fails requests whose first token is late, and returns them.
-    pub fn fail_late(&mut self, now: Duration, told: EventSink<'_>) -> Vec<RequestId> {
+    pub fn fail_late(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         let running = self.lane.sequences().filter(|one| one.is_late(now) && !self.lane.is_passing(one.id));
         let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
         let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
         for &id in &late {
-            self.fail(id, RuntimeError::Late { model: self.name.clone() }, told);
+            self.fail(id, RuntimeError::Late { model: self.name.clone() }, sink);
         }
         late
     }
 
     /// Fails a request that is in no pass.
-    pub fn fail(&mut self, id: RequestId, error: RuntimeError, told: EventSink<'_>) {
+    pub fn fail(&mut self, id: RequestId, error: RuntimeError, sink: EventSink<'_>) {
         let preparing = self.preparing.iter().position(|preparing| preparing.id == id);
         if let Some(at) = preparing {
-            return told(id, Event::Failed(self.preparing.remove(at).lent.refused(error)));
+            return sink(id, Event::Failed(self.preparing.remove(at).lent.refused(error)));
         }
         let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket));
         let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.lane.leave(id));
@@ -403,7 +403,7 @@ impl LoadedModel {
             Some(sequence) => sequence.failed(error),
             None => Event::Failed(error.into()),
         };
-        told(id, event);
+        sink(id, event);
     }
 
     /// Pauses a request, or lets it go on. Others run in its place meanwhile.
@@ -492,7 +492,7 @@ impl LoadedModel {
     /// Frees pages for sequences that found the pool exhausted. First drops the cache of the waiting request that runs
     /// last, which is recomputed when it runs. If there is none, runs one request fewer. If only one runs, fails the
     /// starved sequences and returns them.
-    pub fn preempt(&mut self, starved: Vec<RequestId>, now: Duration, told: EventSink<'_>) -> Vec<RequestId> {
+    pub fn preempt(&mut self, starved: Vec<RequestId>, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         self.changed = true;
         let order = self.queue.order(now);
         let turn = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap_or(usize::MAX);
@@ -512,7 +512,7 @@ impl LoadedModel {
         }
         let pages = self.pool.pages();
         for &id in &starved {
-            self.fail(id, CacheError::PoolExhausted { pages }.into(), told);
+            self.fail(id, CacheError::PoolExhausted { pages }.into(), sink);
         }
         starved
     }

@@ -190,7 +190,7 @@ impl Pipeline {
 
     /// Asks a question. The router runs on the calling thread, everything else on the engine's.
     pub fn ask(&self, text: &str) -> Asked {
-        let (stage, confidence, told) = match self.routed(text) {
+        let (stage, confidence, sink) = match self.routed(text) {
             Ok((stage, confidence)) => (stage, confidence, None),
             Err(why) => {
                 let by = self.fallback.name.clone();
@@ -201,7 +201,7 @@ impl Pipeline {
         let mut asked = Asked {
             pipeline: self.clone(),
             text: text.into(),
-            coming: told.into_iter().collect(),
+            coming: sink.into_iter().collect(),
             answering: None,
             stage: stage.unwrap_or_else(|| self.fallback.clone()),
             is_fallback,

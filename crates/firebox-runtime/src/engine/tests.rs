@@ -157,7 +157,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
     let mut cancelled = Vec::new();
     let mut said: HashMap<RequestId, Vec<u32>> = HashMap::new();
     let mut ended: HashMap<RequestId, (Vec<u32>, Finish)> = HashMap::new();
-    let mut told = |id: RequestId, event: Event| match event {
+    let mut sink = |id: RequestId, event: Event| match event {
         Event::Piece(piece) => said.entry(id).or_default().extend(piece.token),
         Event::Finished(outcome) => {
             let summary = outcome.summary;
@@ -188,7 +188,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
             }
             Happening::Layers(count) => {
                 for _ in 0..*count {
-                    lane.step(&clock, &mut told);
+                    lane.step(&clock, &mut sink);
                 }
             }
             Happening::Held(at, held) => {
@@ -222,7 +222,7 @@ fn together(model: &Model, happenings: &[Happening]) -> (usize, usize) {
         lane.get_mut(id).unwrap().held = false;
     }
     while lane.has_work() {
-        lane.step(&clock, &mut told);
+        lane.step(&clock, &mut sink);
     }
     assert_eq!(ended.len(), all.len(), "every request ends");
     for (index, asked) in all.iter().enumerate() {
@@ -275,7 +275,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     let mut cancelled = Vec::new();
     let mut said: HashMap<RequestId, Vec<u32>> = HashMap::new();
     let mut ended: HashMap<RequestId, (Vec<u32>, Finish)> = HashMap::new();
-    let mut told = |id: RequestId, event: Event| match event {
+    let mut sink = |id: RequestId, event: Event| match event {
         Event::Piece(piece) => said.entry(id).or_default().extend(piece.token),
         Event::Finished(outcome) => {
             let summary = outcome.summary;
@@ -297,7 +297,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
             }
             Turn::Works(count) => {
                 for _ in 0..*count {
-                    host.work(&clock, &mut told);
+                    host.work(&clock, &mut sink);
                 }
             }
             Turn::Held(at, held) => {
@@ -307,7 +307,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
             }
             Turn::Cancelled(at) => {
                 if let Some((.., id)) = all.get(at % all.len().max(1)) {
-                    host.cancel(*id, clock.now(), &mut told);
+                    host.cancel(*id, clock.now(), &mut sink);
                     cancelled.push(*id);
                 }
             }
@@ -321,7 +321,7 @@ fn in_turn(models: &[Model], pages: usize, events: &[Turn]) {
     while idle < 3 {
         works += 1;
         assert!(works < 20_000, "the host does not become idle: {} of {} ended", ended.len(), all.len());
-        match host.work(&clock, &mut told) {
+        match host.work(&clock, &mut sink) {
             StepOutcome::Idle => idle += 1,
             StepOutcome::Layer { .. } | StepOutcome::Waiting => idle = 0,
         }
@@ -385,7 +385,7 @@ fn a_question_does_not_wait_for_a_book() {
         let pool = PagePool::new(decoder.layout(KvType::F32));
         let mut lane = Batch::new(decoder.clone(), PrefixTree::new(&decoder, &pool, PrefixLimits::default()));
         let mut order = Vec::new();
-        let mut told = |id: RequestId, event: Event| match event {
+        let mut sink = |id: RequestId, event: Event| match event {
             Event::Piece(_) if !order.contains(&id) => order.push(id),
             Event::Failed(failure) => panic!("{}", failure.error),
             _ => {}
@@ -408,13 +408,13 @@ fn a_question_does_not_wait_for_a_book() {
         };
         if beside {
             join(&mut lane, answer, 3, 100);
-            (0..20).for_each(|_| drop(lane.step(&clock, &mut told)));
+            (0..20).for_each(|_| drop(lane.step(&clock, &mut sink)));
         }
         join(&mut lane, book, 300, 1);
-        (0..5).for_each(|_| drop(lane.step(&clock, &mut told)));
+        (0..5).for_each(|_| drop(lane.step(&clock, &mut sink)));
         join(&mut lane, question, 20, 1);
         while lane.has_work() {
-            lane.step(&clock, &mut told);
+            lane.step(&clock, &mut sink);
         }
         order.retain(|id| *id != answer);
         assert_eq!(order, [question, book], "beside an answer: {beside}");
@@ -439,7 +439,7 @@ fn answer_of(tokens: usize) -> Request {
 fn who_is_held_and_cancelled_ends() {
     let (mut host, clock) = small(2);
     let mut ended = Vec::new();
-    let mut told = |id: RequestId, event: Event| match event {
+    let mut sink = |id: RequestId, event: Event| match event {
         Event::Finished(outcome) => ended.push((id, outcome.summary.finish)),
         Event::Failed(failure) => panic!("{}", failure.error),
         Event::Piece(_) | Event::Waiting { .. } => {}
@@ -447,12 +447,12 @@ fn who_is_held_and_cancelled_ends() {
     let id = host.submit(answer_of(1000), clock.now()).unwrap();
     // First in the middle of a pass, then between two.
     for _ in 0..7 {
-        host.work(&clock, &mut told);
+        host.work(&clock, &mut sink);
     }
     host.hold(id, true, clock.now());
-    host.cancel(id, clock.now(), &mut told);
+    host.cancel(id, clock.now(), &mut sink);
     for _ in 0..20 {
-        host.work(&clock, &mut told);
+        host.work(&clock, &mut sink);
     }
     assert_eq!(ended, [(id, Finish::Cancelled)]);
     assert_eq!(host.under_way(), 0);
@@ -470,11 +470,11 @@ fn a_session_comes_back_from_a_model_that_is_let_go_of() {
             host.work(&clock, &mut |_, _| {});
         }
         let mut returned = None;
-        let mut told = |of: RequestId, event: Event| match event {
+        let mut sink = |of: RequestId, event: Event| match event {
             Event::Failed(failure) => returned = Some((of, failure.session)),
             other => panic!("{other:?}"),
         };
-        let model = host.remove("model", &mut told).unwrap().unwrap();
+        let model = host.remove("model", &mut sink).unwrap().unwrap();
         let (of, mut session) = returned.unwrap();
         assert_eq!(of, id);
         let session = session.as_mut().unwrap_or_else(|| panic!("after {works}"));
@@ -489,7 +489,7 @@ fn a_session_comes_back_from_a_model_that_is_let_go_of() {
 fn others_run_in_the_place_of_who_is_held() {
     let (mut host, clock) = small(1);
     let mut ended = Vec::new();
-    let mut told = |id: RequestId, event: Event| {
+    let mut sink = |id: RequestId, event: Event| {
         if event.is_last() {
             ended.push(id);
         }
@@ -497,13 +497,13 @@ fn others_run_in_the_place_of_who_is_held() {
     let slow = host.submit(answer_of(1000), clock.now()).unwrap();
     let other = host.submit(answer_of(4), clock.now()).unwrap();
     for _ in 0..5 {
-        host.work(&clock, &mut told);
+        host.work(&clock, &mut sink);
     }
     host.hold(slow, true, clock.now());
-    while host.work(&clock, &mut told) != StepOutcome::Idle {}
+    while host.work(&clock, &mut sink) != StepOutcome::Idle {}
     host.hold(slow, false, clock.now());
-    host.cancel(slow, clock.now(), &mut told);
-    while host.work(&clock, &mut told) != StepOutcome::Idle {}
+    host.cancel(slow, clock.now(), &mut sink);
+    while host.work(&clock, &mut sink) != StepOutcome::Idle {}
     assert_eq!(ended, [other, slow]);
 }
 
@@ -532,8 +532,8 @@ fn those_who_wait_for_a_model_to_open_are_not_too_many() {
     host.submit(answer_of(2).with_priority(Priority::Interactive), clock.now()).unwrap();
     open.send(()).unwrap();
     let mut finished = 0;
-    let mut told = |_: RequestId, event: Event| finished += usize::from(matches!(event, Event::Finished(_)));
-    while host.work(&clock, &mut told) != StepOutcome::Idle {
+    let mut sink = |_: RequestId, event: Event| finished += usize::from(matches!(event, Event::Finished(_)));
+    while host.work(&clock, &mut sink) != StepOutcome::Idle {
         std::thread::sleep(Duration::from_micros(100));
     }
     assert_eq!(finished, 4);
@@ -550,12 +550,12 @@ fn a_model_that_comes_while_it_is_hot_runs_as_few_as_others() {
         host.submit(answer_of(2), clock.now()).unwrap();
     }
     let mut waited = HashSet::new();
-    let mut told = |id: RequestId, event: Event| {
+    let mut sink = |id: RequestId, event: Event| {
         if matches!(event, Event::Waiting { .. }) {
             waited.insert(id.0);
         }
     };
-    while host.work(&clock, &mut told) != StepOutcome::Idle {}
+    while host.work(&clock, &mut sink) != StepOutcome::Idle {}
     assert_eq!(waited.len(), count - Heat::Critical.batch(count));
 }
 
@@ -581,7 +581,7 @@ fn a_model_that_was_removed_is_gone() {
 fn who_must_not_be_late_fails_with_its_session() {
     let (mut host, clock) = small(1);
     let (mut late, mut finished) = (Vec::new(), Vec::new());
-    let mut told = |id: RequestId, event: Event| match event {
+    let mut sink = |id: RequestId, event: Event| match event {
         Event::Failed(failure) => {
             assert!(matches!(failure.error, RuntimeError::Late { .. }), "{}", failure.error);
             assert!(failure.session.is_some());
@@ -594,6 +594,6 @@ fn who_must_not_be_late_fails_with_its_session() {
     let soon = Duration::from_millis(50);
     let second = host.submit(answer_of(4).with_first_by(soon).or_not_at_all(), clock.now()).unwrap();
     let third = host.submit(answer_of(4).with_first_by(soon), clock.now()).unwrap();
-    while host.work(&clock, &mut told) != StepOutcome::Idle {}
+    while host.work(&clock, &mut sink) != StepOutcome::Idle {}
     assert_eq!((late, finished), (vec![second], vec![first, third]));
 }

@@ -142,7 +142,7 @@ impl Engine {
             ticket,
             engine: self.clone(),
             over: submitted.is_err(),
-            told: false,
+            sink: false,
         }
     }
 
@@ -172,7 +172,7 @@ pub struct ResponseStream {
     engine: Engine,
     /// Whether no event follows.
     over: bool,
-    told: bool,
+    sink: bool,
 }
 
 impl ResponseStream {
@@ -197,14 +197,14 @@ impl ResponseStream {
         match event {
             Some(event) => {
                 self.over = event.is_last();
-                self.told |= self.over;
+                self.sink |= self.over;
                 Some(event)
             }
             None => {
                 // The engine has ended, and the request with it.
                 self.over = true;
                 let over = || Event::Failed(RuntimeError::EngineOver.into());
-                (!std::mem::replace(&mut self.told, true)).then(over)
+                (!std::mem::replace(&mut self.sink, true)).then(over)
             }
         }
     }
@@ -284,9 +284,9 @@ impl Running {
             }
             self.deliver();
             self.feel();
-            let mut told = Vec::new();
-            let worked = self.host.work(&self.clock, &mut |id, event| told.push((id, event)));
-            self.tell(told);
+            let mut sink = Vec::new();
+            let worked = self.host.work(&self.clock, &mut |id, event| sink.push((id, event)));
+            self.tell(sink);
             let pause = match worked {
                 StepOutcome::Layer { .. } => continue,
                 StepOutcome::Waiting => Some(DISK_CHECK),
@@ -333,16 +333,16 @@ impl Running {
             }
             Command::Cancel { ticket } => {
                 if let Some(&id) = self.tickets.get(&ticket) {
-                    let (now, mut told) = (self.clock.now(), Vec::new());
+                    let (now, mut sink) = (self.clock.now(), Vec::new());
                     self.host.hold(id, false, self.clock.now());
-                    self.host.cancel(id, now, &mut |id, event| told.push((id, event)));
-                    self.tell(told);
+                    self.host.cancel(id, now, &mut |id, event| sink.push((id, event)));
+                    self.tell(sink);
                 }
             }
             Command::Remove { name, done } => {
-                let mut told = Vec::new();
-                let removed = self.host.remove(&name, &mut |id, event| told.push((id, event)));
-                self.tell(told);
+                let mut sink = Vec::new();
+                let removed = self.host.remove(&name, &mut |id, event| sink.push((id, event)));
+                self.tell(sink);
                 drop(done.send(removed.map(drop)));
             }
             Command::Host(act) => {
@@ -362,8 +362,8 @@ impl Running {
         }
     }
 
-    fn tell(&mut self, told: Vec<(RequestId, Event)>) {
-        for (id, event) in told {
+    fn tell(&mut self, sink: Vec<(RequestId, Event)>) {
+        for (id, event) in sink {
             let Some(asking) = self.asking.get_mut(&id) else { continue };
             asking.ended = event.is_last();
             if let (Event::Waiting { .. }, Some(Event::Waiting { .. })) = (&event, asking.backlog.back()) {

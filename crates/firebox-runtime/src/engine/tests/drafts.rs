@@ -100,7 +100,7 @@ fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
     host.add_in_pool("model", model.clone(), pool).unwrap();
     let (mut drafted, mut streamed) = (0, HashMap::<RequestId, (String, Vec<_>)>::new());
     let mut ended: HashMap<RequestId, Said> = HashMap::new();
-    let mut told = |id: RequestId, event: Event| match event {
+    let mut sink = |id: RequestId, event: Event| match event {
         Event::Piece(piece) => {
             let (text, logprobs) = streamed.entry(id).or_default();
             *text += &piece.text;
@@ -122,11 +122,11 @@ fn together(model: &Model, texts: &[(Text, usize)]) -> usize {
         let request = Request::new("model", prompt).with_config(text.config.clone()).with_lookup(text.lookup);
         ids.push(host.submit(request, clock.now()).map_err(|failure| failure.error).unwrap());
         for _ in 0..*wait {
-            host.work(&clock, &mut told);
+            host.work(&clock, &mut sink);
         }
     }
     // Grammars are compiled on threads of their own.
-    while host.work(&clock, &mut told) != StepOutcome::Idle {}
+    while host.work(&clock, &mut sink) != StepOutcome::Idle {}
     for (id, (text, _)) in ids.into_iter().zip(texts) {
         assert_eq!(ended[&id], alone(model, text), "{text:?}");
     }

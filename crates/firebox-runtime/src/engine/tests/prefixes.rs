@@ -39,7 +39,7 @@ fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics()
     // cache.
     let mut answered = |panics_after: Option<usize>| {
         let (mut outcome, mut pieces) = (None, 0);
-        let mut told = |_: RequestId, event: Event| match event {
+        let mut sink = |_: RequestId, event: Event| match event {
             Event::Piece(_) => {
                 pieces += 1;
                 if panics_after == Some(pieces) {
@@ -52,7 +52,7 @@ fn a_request_is_answered_though_looking_for_its_beginning_or_keeping_it_panics()
         };
         host.submit(answer_of(4), clock.now()).unwrap();
         ledger.0.store(panics_after == Some(0), Ordering::Relaxed);
-        while host.work(&clock, &mut told) != StepOutcome::Idle {}
+        while host.work(&clock, &mut sink) != StepOutcome::Idle {}
         assert!(!ledger.0.load(Ordering::Relaxed), "the ledger has panicked");
         let outcome = outcome.unwrap();
         (outcome.summary.tokens, outcome.cached_tokens)

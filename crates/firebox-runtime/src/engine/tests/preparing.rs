@@ -68,7 +68,7 @@ fn others_run_while_a_request_is_prepared() {
     let wrong = host.submit(wrong, clock.now()).unwrap();
     let other = host.submit(answer_of(6), clock.now()).unwrap();
     let (mut ended, mut failed) = (Vec::new(), HashMap::new());
-    let mut told = |id: RequestId, event: Event| {
+    let mut sink = |id: RequestId, event: Event| {
         if event.is_last() {
             ended.push(id);
             count.fetch_add(1, Ordering::Relaxed);
@@ -77,8 +77,8 @@ fn others_run_while_a_request_is_prepared() {
             failed.insert(id, failure.error);
         }
     };
-    host.cancel(cancelled, clock.now(), &mut told);
-    while host.work(&clock, &mut told) != StepOutcome::Idle {
+    host.cancel(cancelled, clock.now(), &mut sink);
+    while host.work(&clock, &mut sink) != StepOutcome::Idle {
         sleep(Duration::from_micros(100));
     }
     let place = |id: RequestId| ended.iter().position(|other| *other == id).unwrap();
@@ -120,7 +120,7 @@ impl HeadSource for Touchy {
 /// Returns the failure of a request.
 fn failure(host: &mut EngineCore, clock: &MadeUp, request: Request) -> Failure {
     let mut failed = None;
-    let mut told = |_: RequestId, event: Event| match event {
+    let mut sink = |_: RequestId, event: Event| match event {
         Event::Failed(failure) => failed = Some(*failure),
         Event::Waiting { .. } => {}
         other => panic!("{other:?}"),
@@ -128,7 +128,7 @@ fn failure(host: &mut EngineCore, clock: &MadeUp, request: Request) -> Failure {
     if let Err(failure) = host.submit(request, clock.now()) {
         return *failure;
     }
-    while host.work(clock, &mut told) != StepOutcome::Idle {
+    while host.work(clock, &mut sink) != StepOutcome::Idle {
         sleep(Duration::from_micros(100));
     }
     failed.unwrap()
@@ -192,11 +192,11 @@ fn a_session_comes_back_as_it_was_lent_whatever_fails_while_a_request_is_prepare
 
     host.submit(lent(&host, &rack, "late"), clock.now()).unwrap();
     let mut failed = None;
-    let mut told = |_: RequestId, event: Event| match event {
+    let mut sink = |_: RequestId, event: Event| match event {
         Event::Failed(failure) => failed = Some(*failure),
         other => panic!("{other:?}"),
     };
-    host.remove("model", &mut told).unwrap();
+    host.remove("model", &mut sink).unwrap();
     let Failure { error, session } = failed.unwrap();
     assert!(matches!(error, RuntimeError::NoModel { .. }), "{error}");
     is_as_it_was_lent(session);
