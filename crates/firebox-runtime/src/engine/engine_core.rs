@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::engine::batch::EventSink;
 use crate::engine::clock::Clock;
 use crate::engine::event::{Event, Failure};
-use crate::engine::lazy_model::{LazyModel, Parked};
+use crate::engine::lazy_model::{LazyModel, PendingRequest};
 use crate::engine::loaded_model::{LoadedModel, RequestStatus};
 use crate::engine::prefetcher::Fetcher;
 use crate::engine::request::Request;
@@ -120,9 +120,9 @@ impl EngineCore {
         limits.budget =
             limits.budget.or_else(|| model.residency().map(|residency| residency.budget().clone()));
         let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
-        let models = LoadedModel::new(name, model, pool, queue, prefixes, &self.fetcher)?;
-        let models = models.with_lookup(self.config.lookup);
-        self.models.insert(self.scheduler.lane(name), models);
+        let loaded = LoadedModel::new(name, model, pool, queue, prefixes, &self.fetcher)?;
+        let loaded = loaded.with_lookup(self.config.lookup);
+        self.models.insert(self.scheduler.lane(name), loaded);
         Ok(())
     }
 
@@ -149,7 +149,7 @@ impl EngineCore {
     /// Removes a model; its requests fail. Returns the model if it was open.
     pub fn remove(&mut self, name: &str, sink: EventSink<'_>) -> Result<Option<Model>, RuntimeError> {
         if let Some(lazy) = self.lazy.remove(name) {
-            for Parked { id, request, .. } in lazy.waiting {
+            for PendingRequest { id, request, .. } in lazy.waiting {
                 let error = RuntimeError::NoModel { name: name.into(), there: self.names() };
                 sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
             }
@@ -161,19 +161,19 @@ impl EngineCore {
         self.scheduler.drop_lane(lane);
         self.last.take_if(|(last, ..)| *last == lane);
         self.ran.take_if(|ran| *ran == lane);
-        let Some(mut models) = self.models.remove(&lane) else { unreachable!("it was just found") };
-        models.lane.abandon();
+        let Some(mut loaded) = self.models.remove(&lane) else { unreachable!("it was just found") };
+        loaded.batch.abandon();
         for id in asked {
             self.model_of.remove(&id);
-            models.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, sink);
+            loaded.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, sink);
         }
-        models.rest();
-        Ok(Some(models.model))
+        loaded.rest();
+        Ok(Some(loaded.model))
     }
 
     /// Returns the open models, by name.
     pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
-        self.models.values().map(|models| (models.name.as_str(), &models.model))
+        self.models.values().map(|loaded| (loaded.name.as_str(), &loaded.model))
     }
 
     /// Returns an empty session for [requests](Request::in_session) of a model. It takes its pages from the model's
@@ -207,7 +207,7 @@ impl EngineCore {
             }
             self.made += 1;
             self.next.note(&model);
-            lazy.waiting.push(Parked { id, request, since: now, cancelled: false });
+            lazy.waiting.push(PendingRequest { id, request, since: now, cancelled: false });
             lazy.wake();
             return Ok(id);
         }
@@ -231,10 +231,10 @@ impl EngineCore {
             Ok(lane) => lane,
             Err(error) => return Err(Box::new(Failure { error, session: request.session })),
         };
-        let Some(models) = self.models.get_mut(&lane) else { unreachable!("it was just found") };
-        models.enter(id, request, now)?;
+        let Some(loaded) = self.models.get_mut(&lane) else { unreachable!("it was just found") };
+        loaded.enter(id, request, now)?;
         self.model_of.insert(id, lane);
-        models.changed = true;
+        loaded.changed = true;
         Ok(())
     }
 
@@ -255,14 +255,14 @@ impl EngineCore {
             let added = model.and_then(|model| self.add(&name, model));
             if let Err(error) = added {
                 let source = Arc::new(error);
-                for Parked { id, request, .. } in waiting {
+                for PendingRequest { id, request, .. } in waiting {
                     let error = RuntimeError::NotOpened { name: name.clone(), source: source.clone() };
                     sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
                 }
                 self.lazy.insert(name, lazy);
                 continue;
             }
-            for Parked { id, request, since, cancelled } in waiting {
+            for PendingRequest { id, request, since, cancelled } in waiting {
                 match self.enter(id, request, since) {
                     Ok(()) if cancelled => self.cancel(id, now, sink),
                     Ok(()) => {}
@@ -272,7 +272,7 @@ impl EngineCore {
         }
     }
 
-    fn parked(&self) -> impl Iterator<Item = &Parked> {
+    fn parked(&self) -> impl Iterator<Item = &PendingRequest> {
         self.lazy.values().flat_map(|lazy| &lazy.waiting)
     }
 
@@ -294,27 +294,27 @@ impl EngineCore {
             parked.cancelled = true;
         }
         let Some(lane) = self.model_of.get(&id) else { return };
-        if let Some(models) = self.models.get_mut(lane)
-            && models.cancel(id, now, sink)
+        if let Some(loaded) = self.models.get_mut(lane)
+            && loaded.cancel(id, now, sink)
         {
-            models.left(id, now, &mut self.scheduler);
+            loaded.left(id, now, &mut self.scheduler);
             self.model_of.remove(&id);
         }
     }
 
     /// Pauses a request, or lets it go on.
     pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
-        if let Some(models) = self.model_of.get(&id).and_then(|lane| self.models.get_mut(lane)) {
-            models.hold(id, held, now);
+        if let Some(loaded) = self.model_of.get(&id).and_then(|lane| self.models.get_mut(lane)) {
+            loaded.hold(id, held, now);
         }
     }
 
     /// Sets how hot the machine is. The hotter, the fewer requests run together and the shorter the quanta.
     pub fn set_heat(&mut self, heat: Heat) {
         self.scheduler.set_heat(heat);
-        for models in self.models.values_mut() {
-            models.queue.set_heat(heat);
-            models.changed = true;
+        for loaded in self.models.values_mut() {
+            loaded.queue.set_heat(heat);
+            loaded.changed = true;
         }
     }
 
@@ -327,29 +327,29 @@ impl EngineCore {
     pub fn work(&mut self, clock: &dyn Clock, sink: EventSink<'_>) -> StepOutcome {
         let now = clock.now();
         self.open(now, sink);
-        for (&lane, models) in &mut self.models {
-            for id in models.prepared(now, sink) {
-                models.left(id, now, &mut self.scheduler);
+        for (&lane, loaded) in &mut self.models {
+            for id in loaded.prepared(now, sink) {
+                loaded.left(id, now, &mut self.scheduler);
                 self.model_of.remove(&id);
             }
-            for id in models.fail_late(now, sink) {
-                models.left(id, now, &mut self.scheduler);
+            for id in loaded.fail_late(now, sink) {
+                loaded.left(id, now, &mut self.scheduler);
                 self.model_of.remove(&id);
             }
-            for id in models.update(lane, &mut self.scheduler, now, sink) {
-                models.left(id, now, &mut self.scheduler);
+            for id in loaded.update(lane, &mut self.scheduler, now, sink) {
+                loaded.left(id, now, &mut self.scheduler);
                 self.model_of.remove(&id);
             }
-            models.tell_urgency();
+            loaded.tell_urgency();
         }
         let before = CounterSnapshot::of(self.scheduler.counters());
         let stopped = self.ran;
-        let models = &self.models;
-        let choice = self.scheduler.choose(now, |lane| models[&lane].readiness());
+        let loaded = &self.models;
+        let choice = self.scheduler.choose(now, |lane| loaded[&lane].readiness());
         let Choice::Run { lane, .. } = choice else {
             self.quantum_ends();
             self.tell_turns(now);
-            let has_work = |models: &LoadedModel| models.lane.has_work() || models.is_preparing();
+            let has_work = |loaded: &LoadedModel| loaded.batch.has_work() || loaded.is_preparing();
             let works = self.models.values().any(has_work) || self.lazy.values().any(LazyModel::is_waking);
             return if works { StepOutcome::Waiting } else { StepOutcome::Idle };
         };
@@ -371,16 +371,16 @@ impl EngineCore {
                 next.prefetch(now);
             }
         }
-        let Some(models) = self.models.get_mut(&lane) else { return StepOutcome::Idle };
+        let Some(loaded) = self.models.get_mut(&lane) else { return StepOutcome::Idle };
         if switched {
-            models.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
+            loaded.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
         }
-        let stepped = models.lane.step(clock, sink);
-        if let Some(residency) = models.model.residency() {
+        let stepped = loaded.batch.step(clock, sink);
+        if let Some(residency) = loaded.model.residency() {
             residency.charge_program_growth();
         }
         let now = clock.now();
-        let meters = models.model.meters();
+        let meters = loaded.model.meters();
         match &mut self.last {
             Some((.., layers)) => *layers += 1,
             None => {
@@ -392,7 +392,7 @@ impl EngineCore {
             self.scheduler.ran(now, lane, took, 1);
         }
         for id in stepped.tokens {
-            if let Some(task) = models.task(id) {
+            if let Some(task) = loaded.task(id) {
                 self.scheduler.token(now, task);
             }
         }
@@ -400,12 +400,12 @@ impl EngineCore {
         // Sequences that have left returned their pages.
         let starved = stepped.left.is_empty() && !stepped.starved.is_empty();
         for id in stepped.left {
-            models.left(id, now, &mut self.scheduler);
+            loaded.left(id, now, &mut self.scheduler);
             self.model_of.remove(&id);
         }
         if starved {
-            for id in models.preempt(stepped.starved, now, sink) {
-                models.left(id, now, &mut self.scheduler);
+            for id in loaded.preempt(stepped.starved, now, sink) {
+                loaded.left(id, now, &mut self.scheduler);
                 self.model_of.remove(&id);
             }
         }
@@ -420,29 +420,33 @@ impl EngineCore {
             let urgency = self.models.get(lane).and_then(LoadedModel::urgency);
             Reverse(urgency.map(|urgency| (urgency.priority, urgency.awaited)))
         });
-        for (lane, models) in &mut self.models {
+        for (lane, loaded) in &mut self.models {
             let turn = order.iter().position(|other| other == lane);
-            models.tell_turn(turn.map_or(u32::MAX, |turn| turn as u32));
+            loaded.tell_turn(turn.map_or(u32::MAX, |turn| turn as u32));
         }
     }
 
     fn quantum_ends(&mut self) {
         let Some((lane, began, layers)) = self.last.take() else { return };
-        if let Some(models) = self.models.get(&lane) {
-            models.model.meters().drawn(Kind::Quantum, [models.lane.sequences().len() as u64, layers], began);
+        if let Some(loaded) = self.models.get(&lane) {
+            loaded.model.meters().drawn(
+                Kind::Quantum,
+                [loaded.batch.sequences().len() as u64, layers],
+                began,
+            );
         }
     }
 
     fn model_id(&self, name: &str) -> Result<ModelId, RuntimeError> {
-        let mut models = self.models.iter().filter(|(_, models)| models.name == name);
-        models
+        let mut loaded = self.models.iter().filter(|(_, loaded)| loaded.name == name);
+        loaded
             .next()
             .map(|(lane, _)| *lane)
             .ok_or_else(|| RuntimeError::NoModel { name: name.into(), there: self.names() })
     }
 
     fn names(&self) -> Vec<String> {
-        let open = self.models.values().map(|models| models.name.clone());
+        let open = self.models.values().map(|loaded| loaded.name.clone());
         open.chain(self.lazy.keys().cloned()).collect()
     }
 }

@@ -18,12 +18,12 @@ pub(crate) type Opener = dyn Fn() -> Result<Model, RuntimeError> + Send + Sync;
 pub(crate) struct LazyModel {
     open: Arc<Opener>,
     opened: Option<Receiver<Result<Model, RuntimeError>>>,
-    pub waiting: Vec<Parked>,
+    pub waiting: Vec<PendingRequest>,
 }
 
 /// A request for a model that is not open yet.
 #[derive(Debug)]
-pub(crate) struct Parked {
+pub(crate) struct PendingRequest {
     pub id: RequestId,
     pub request: Request,
     /// When it was submitted.
@@ -31,7 +31,7 @@ pub(crate) struct Parked {
     pub cancelled: bool,
 }
 
-impl Parked {
+impl PendingRequest {
     /// Returns whether the deadline of its first token has passed and the request is to fail for that.
     pub fn is_late(&self, now: Duration) -> bool {
         let first_by = self.request.task.first_by.filter(|_| self.request.or_not_at_all);

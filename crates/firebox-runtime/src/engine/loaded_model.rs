@@ -42,7 +42,7 @@ pub struct RequestStatus {
 pub(crate) struct LoadedModel {
     pub name: String,
     pub model: Model,
-    pub lane: Batch,
+    pub batch: Batch,
     pub queue: Queue,
     /// Waiting requests, including those that ran and were paused.
     waiting: HashMap<Ticket, (Sequence, Task)>,
@@ -90,7 +90,7 @@ impl LoadedModel {
         });
         Ok(Self {
             name: name.to_owned(),
-            lane: Batch::new(decoder.clone(), prefixes),
+            batch: Batch::new(decoder.clone(), prefixes),
             queue,
             waiting: HashMap::new(),
             running: HashMap::new(),
@@ -148,7 +148,7 @@ impl LoadedModel {
         let waiting = self.waiting.values().map(move |(sequence, _)| {
             of(sequence, Some(self.places.get(&sequence.id).copied().unwrap_or_default()))
         });
-        self.lane.sequences().map(move |sequence| of(sequence, None)).chain(waiting)
+        self.batch.sequences().map(move |sequence| of(sequence, None)).chain(waiting)
     }
 
     /// Queues a request. A refused request returns its session.
@@ -257,7 +257,7 @@ impl LoadedModel {
 
     /// Marks the residency of mapped segments as unknown if the model has been idle for a while.
     fn doubt(&self, now: Duration) {
-        if !self.lane.has_work() && now.saturating_sub(self.busy) > DOUBTFUL {
+        if !self.batch.has_work() && now.saturating_sub(self.busy) > DOUBTFUL {
             self.segments.doubt();
         }
     }
@@ -282,7 +282,7 @@ impl LoadedModel {
                         self.pausing.retain(|id| self.tickets.get(id) != Some(&ticket));
                         continue;
                     };
-                    sequence.starts(self.lane.prefixes(), now);
+                    sequence.starts(self.batch.prefixes(), now);
                     // Time in the queue counts towards the deadline of the first token.
                     let waited = sequence.state.timing().since_begin(now);
                     let first_by = task.first_by.filter(|_| sequence.output().count() == 0);
@@ -290,7 +290,7 @@ impl LoadedModel {
                     let scheduled = scheduler.add(now, id, Task { first_by, ..task });
                     self.places.remove(&sequence.id);
                     self.running.insert(sequence.id, (ticket, scheduled, task));
-                    self.lane.join(sequence);
+                    self.batch.join(sequence);
                 }
                 Change::Pause(ticket) => {
                     let paused = self.running.iter().find(|(_, (other, ..))| *other == ticket);
@@ -317,10 +317,10 @@ impl LoadedModel {
     fn pause(&mut self, scheduler: &mut Scheduler, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
         let mut ended = Vec::new();
         for id in std::mem::take(&mut self.pausing) {
-            if self.lane.is_passing(id) {
+            if self.batch.is_passing(id) {
                 self.pausing.push(id);
                 self.changed = true;
-            } else if let Some(mut sequence) = self.lane.leave(id)
+            } else if let Some(mut sequence) = self.batch.leave(id)
                 && let Some((ticket, task, wish)) = self.running.remove(&id)
             {
                 scheduler.remove(task);
@@ -365,7 +365,7 @@ impl LoadedModel {
             preparing.cancelled = true;
             return false;
         }
-        if let Some(sequence) = self.lane.get_mut(id) {
+        if let Some(sequence) = self.batch.get_mut(id) {
             sequence.cancelled = true;
             return false;
         }
@@ -382,7 +382,7 @@ impl LoadedModel {
 
     /// Fails requests whose first token is late, and returns them.
     pub fn fail_late(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
-        let running = self.lane.sequences().filter(|one| one.is_late(now) && !self.lane.is_passing(one.id));
+        let running = self.batch.sequences().filter(|one| one.is_late(now) && !self.batch.is_passing(one.id));
         let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
         let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
         for &id in &late {
@@ -398,7 +398,7 @@ impl LoadedModel {
             return sink(id, Event::Failed(self.preparing.remove(at).lent.refused(error)));
         }
         let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket));
-        let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.lane.leave(id));
+        let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.batch.leave(id));
         let event = match sequence {
             Some(sequence) => sequence.failed(error),
             None => Event::Failed(error.into()),
@@ -410,7 +410,7 @@ impl LoadedModel {
     pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
         let Some(&ticket) = self.tickets.get(&id) else { return };
         let waiting = self.waiting.get_mut(&ticket).map(|(sequence, _)| sequence);
-        let Some(sequence) = waiting.or_else(|| self.lane.get_mut(id)) else { return };
+        let Some(sequence) = waiting.or_else(|| self.batch.get_mut(id)) else { return };
         if sequence.held == held {
             return;
         }
@@ -427,10 +427,10 @@ impl LoadedModel {
 
     /// Returns whether the model has work and its next layer is resident. Starts to read the layer if it is not.
     pub fn readiness(&self) -> Readiness {
-        if !self.lane.has_work() {
+        if !self.batch.has_work() {
             return Readiness::Idle;
         }
-        if self.aims().unwrap_or_else(|| self.segments.are_there(self.lane.upcoming_layer())) {
+        if self.aims().unwrap_or_else(|| self.segments.are_there(self.batch.upcoming_layer())) {
             Readiness::Ready
         } else {
             Readiness::Waiting
@@ -440,15 +440,15 @@ impl LoadedModel {
     /// For a model that streams its weights, returns whether those of the next step are resident and no pass outside
     /// the engine streams. Moves missing weights to the front of the read order.
     fn aims(&self) -> Option<bool> {
-        let streamed = self.lane.decoder().streamed()?;
-        Some(!streamed.is_busy() && self.lane.upcoming_step().is_none_or(|step| streamed.prioritize(step)))
+        let streamed = self.batch.decoder().streamed()?;
+        Some(!streamed.is_busy() && self.batch.upcoming_step().is_none_or(|step| streamed.prioritize(step)))
     }
 
     /// Reports the model's urgency to its residency if it has changed: memory goes to the most urgent model.
     pub fn tell_urgency(&mut self) {
         let Some(residency) = self.model.residency() else { return };
         let waiting = self.waiting.values().map(|(sequence, _)| sequence);
-        let asked = self.lane.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
+        let asked = self.batch.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
         let most = asked.map(|one| (one.priority, one.output().count() == 0)).max();
         let urgency = most.map(|(priority, awaited)| Urgency { priority, awaited });
         if std::mem::replace(&mut self.urgency, urgency) != urgency {
@@ -481,12 +481,12 @@ impl LoadedModel {
 
     /// Prefetches the segments of the next layers.
     pub fn prefetch(&self, now: Duration) {
-        if self.lane.decoder().streamed().is_some() {
+        if self.batch.decoder().streamed().is_some() {
             // It reads ahead by itself once it has work, and holds no buffers before.
             return;
         }
         self.doubt(now);
-        self.segments.fetch_from(self.lane.upcoming_layer());
+        self.segments.fetch_from(self.batch.upcoming_layer());
     }
 
     /// Frees pages for sequences that found the pool exhausted. First drops the cache of the waiting request that runs
@@ -504,7 +504,7 @@ impl LoadedModel {
             return Vec::new();
         }
         // Pausing requests will return pages soon.
-        let running = self.queue.running().max(self.lane.sequences().len());
+        let running = self.queue.running().max(self.batch.sequences().len());
         if running > 1 {
             self.queue.set_room(running - 1);
             self.short = true;
