@@ -47,6 +47,9 @@ struct Case {
     drafts: fn() -> Speculation,
 }
 
+/// Tokens a second, the tokens of every stream, and how many tokens were drafted and accepted.
+type Run = (f64, Vec<Vec<u32>>, (usize, usize));
+
 fn cases(model: &Model, prompt: &[u32]) -> Result<Vec<Case>, RuntimeError> {
     let vocab = model.decoder()?.config().vocab_size;
     let lookup = || Speculation::new(LookupDrafter::new());
@@ -161,7 +164,7 @@ fn streamed(
 ) -> Result<(f64, (usize, usize)), Box<dyn Error>> {
     let engine = Engine::start(EngineConfig::default())?;
     engine.add("model", model.clone())?;
-    let run = |lookup: bool| -> Result<(f64, Vec<Vec<u32>>, (usize, usize)), Box<dyn Error>> {
+    let run = |lookup: bool| -> Result<Run, Box<dyn Error>> {
         let request = || {
             let config = GenerationConfig { ignore_end: true, ..config.clone() };
             Request::new("model", case.prompt.clone()).with_config(config).with_lookup(lookup)

@@ -120,7 +120,7 @@ fn files_of_a_crate_rarely_import_each_other_in_circles() {
             found.push((circle.len(), relative(&folder), arrows));
         }
     }
-    found.sort_by(|a, b| b.0.cmp(&a.0));
+    found.sort_by_key(|circle| std::cmp::Reverse(circle.0));
     let largest = found.first().map_or(0, |(files, ..)| *files);
     assert!(
         found.len() <= CIRCLES && largest <= FILES_IN_A_CIRCLE,

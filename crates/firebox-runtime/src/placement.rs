@@ -119,13 +119,13 @@ mod linux {
 
     /// Returns the cores that this thread may run on.
     pub fn bound_to() -> io::Result<Vec<usize>> {
-        // a set of cores is an array of integers, and all zeros is the empty set.
+        // SAFETY: a set of cores is an array of integers, and all zeros is the empty set.
         let mut set: libc::cpu_set_t = unsafe { zeroed() };
         // SAFETY: the pointer is to a writable set of the length that is given; 0 is the calling thread.
         if unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // the core is below the size of a set.
+        // SAFETY: every core below the size of a set may be asked for.
         let has = |core: usize| unsafe { libc::CPU_ISSET(core, &set) };
         Ok((0..libc::CPU_SETSIZE as usize).filter(|&core| has(core)).collect())
     }

@@ -1,6 +1,7 @@
 //! A simulated engine that checks the scheduler after every layer.
 
-#![cfg_attr(not(test), allow(dead_code, clippy::unwrap_used))] // Tests use the rest.
+#![allow(clippy::unwrap_used)]
+#![cfg_attr(not(test), allow(dead_code))] // Tests use the rest.
 
 use std::time::Duration;
 

@@ -5,10 +5,10 @@
 //!
 //! 1. A model keeps the machine for a quantum.
 //! 2. A tenth of the quanta goes to models in the order of their waiting, so that none starves. This share is bounded, unlike
-//! ageing of priorities, so that its cost for the most urgent is known in advance and they can be ahead by as much.
+//!    ageing of priorities, so that its cost for the most urgent is known in advance and they can be ahead by as much.
 //! 3. Near deadlines: the higher priority first, the earlier deadline among equals.
 //! 4. Tasks without a pace take what is left, and so do demoted ones: a task that is late by more than the slippage loses its
-//! priority, and the model that would take most of the machine loses it first.
+//!    priority, and the model that would take most of the machine loses it first.
 //! 5. Tasks that are ahead of their pace run when nothing else does. The machine is never idle while a model is ready.
 //!
 //! The [`Queue`] decides how many tasks of a model run at once. [`NextModel`] learns which model follows which.

@@ -106,7 +106,7 @@ impl Object for Files {
             match entries.next_value::<Json<Ignored>>()? {
                 _ if tensor.starts_with(PADDING) => {}
                 Json::Text(file) => _ = files.by_tensor.insert(tensor, file),
-                other if files.wrong.is_none() => files.wrong = Some((tensor, other.to_json_text())),
+                other if files.wrong.is_none() => files.wrong = Some((tensor, other.into_json_text())),
                 _ => {}
             }
         }

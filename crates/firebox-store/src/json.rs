@@ -47,7 +47,7 @@ impl Object for Texts {
 
 impl Json<Ignored> {
     /// The value as JSON text, or the beginning of it.
-    pub(crate) fn to_json_text(self) -> String {
+    pub(crate) fn into_json_text(self) -> String {
         match self {
             Self::Text(text) => Value::String(text).to_string(),
             Self::Object(Ignored) => "{…}".to_owned(),
@@ -107,7 +107,7 @@ impl<'de, O: Object> Visitor<'de> for AnyValue<O> {
         while items.next_element::<IgnoredAny>()?.is_some() {
             rest = ",…";
         }
-        Ok(Json::Other(format!("[{}{rest}]", first.to_json_text())))
+        Ok(Json::Other(format!("[{}{rest}]", first.into_json_text())))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<Json<O>, A::Error> {

@@ -392,8 +392,8 @@ fn spread_ranks(parts: usize, blocks: &[Range<usize>]) -> Vec<usize> {
         ranks[part] = parts - 1 - at;
     }
     let block_parts = blocks.last().map_or(0, |pieces| pieces.end);
-    for part in block_parts..parts {
-        ranks[part] = part - block_parts;
+    for (rank, of_part) in ranks[block_parts..parts].iter_mut().enumerate() {
+        *of_part = rank;
     }
     ranks
 }
