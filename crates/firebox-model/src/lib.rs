@@ -18,7 +18,6 @@ mod experts;
 mod families;
 mod feed_forward;
 mod fields;
-mod fused;
 mod gated;
 mod head;
 mod initial;
