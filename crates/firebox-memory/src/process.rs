@@ -50,7 +50,7 @@ pub fn release_to_os() {
 /// Rows of a pass from which on its intermediate results are worth returning to the system.
 const MIN_RELEASE_ROWS: usize = 64;
 
-/// Returns memory and code after a prompt of which at least [`MIN_RELEASE_ROWS`] rows went through the layers together. Single
+/// Returns memory and code after a prompt of which at least `MIN_RELEASE_ROWS` rows went through the layers together. Single
 /// tokens follow, whose intermediate results are small. Prompts of 64 and 512 tokens in turn were measured to be as fast as
 /// without this.
 pub fn release_after_prompt(rows: usize) {

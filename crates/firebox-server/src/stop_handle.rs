@@ -19,7 +19,7 @@ impl StopHandle {
         self.0.subscribe()
     }
 
-    /// Stops accepting connections. Running requests have [`ServerConfig::shutdown_grace`] to finish.
+    /// Stops accepting connections. Running requests have [`ServerConfig::shutdown_grace`](crate::ServerConfig::shutdown_grace) to finish.
     pub fn stop(&self) {
         self.0.send_replace(true);
     }
