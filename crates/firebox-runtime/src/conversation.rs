@@ -46,7 +46,7 @@ impl Capacity {
 #[derive(Debug)]
 pub struct Script {
     model: Model,
-    template: ChatTemplate,
+    template: Arc<ChatTemplate>,
     options: TemplateOptions,
     /// Whether the template is the model's own, rather than the plain one.
     is_own: bool,
@@ -64,6 +64,7 @@ impl Script {
             Err(TextError::MissingChatTemplate) => (ChatTemplate::plain()?, false),
             Err(error) => return Err(error.into()),
         };
+        let template = Arc::new(template);
         Ok(Self { model: model.clone(), template, options: TemplateOptions::default(), is_own })
     }
 
@@ -232,13 +233,12 @@ impl<'a> Conversation<'a> {
         if tokens > capacity || facts.is_empty() {
             return facts_full(tokens);
         }
-        // The tokens that the template writes around a fact, measured on one of them.
-        let text = &facts[0].1;
-        let around =
-            parts.system_message(text)?.len().saturating_sub(tokenizer.encode_literal(text, false)?.len());
-        let room = (capacity - tokens).saturating_sub(around);
-        let fits =
-            move |text: &str| tokenizer.encode_literal(text, false).is_ok_and(|tokens| tokens.len() <= room);
+        let room = capacity - tokens;
+        let (template, options) = (self.script.template.clone(), self.script.options.clone());
+        let fits = move |text: &str| {
+            let written = ChatEncoder::new(&template, &tokenizer, &options).system_message(text);
+            written.is_ok_and(|tokens| tokens.len() <= room)
+        };
         let (facts, texts): (Vec<TurnId>, Vec<String>) = facts.into_iter().unzip();
         let condensed = TextCondensation::begin(texts.join("\n"), condenser, fits)?;
         Ok(FactUpdate { condensed, facts, added: added.to_owned() })
@@ -474,14 +474,15 @@ mod tests {
         let script = Script::new(&model).unwrap();
         let facts = ["My dog is called Rex.", "My brother is called Tom."];
         let tokens = |text: &str| script.parts().unwrap().system_message(text).unwrap();
-        let capacity = Capacity { turns: 256, facts: facts.iter().map(|fact| tokens(fact).len()).sum() };
+        let added = "My cat is called Tim.";
+        let larger = tokens(facts[1]).len().max(tokens(added).len());
+        let capacity = Capacity { turns: 256, facts: tokens(facts[0]).len() + larger };
         let mut session = capacity.apply_to(model.session().unwrap());
         let mut conversation = Conversation::new(&script, &mut session, capacity);
         let told = facts.map(|fact| (conversation.add_fact(fact).unwrap().0, fact.to_owned()));
         let question = conversation.ask("Who am I?").unwrap();
         session.feed(&question.prompt).unwrap();
         let mut conversation = Conversation::new(&script, &mut session, capacity);
-        let added = "My cat is called Tim.";
         assert!(matches!(
             conversation.add_fact(added),
             Err(RuntimeError::Cache(CacheError::FactsFull { .. }))
