@@ -5,9 +5,9 @@
 
 #![allow(dead_code, unused_imports)] // Some of it is only used by operations that are not here.
 
-#[path = "../../crates/firebox-kernels/src/thread_pool.rs"]
-mod thread_pool;
 #[path = "../../crates/firebox-kernels/src/simd/mod.rs"]
 mod simd;
+#[path = "../../crates/firebox-kernels/src/thread_pool.rs"]
+mod thread_pool;
 
 mod linear;

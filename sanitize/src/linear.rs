@@ -40,14 +40,14 @@ mod uneven;
 /// Products of weights in buffers that end where the weight does.
 #[cfg(test)]
 mod tests {
-    use super::grouping::Grouping;
     use super::activations::Activations;
     use super::blocks::{Block, BlockRows, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-    use super::plain::{Bf16, F16, F32, PlainRows};
     use super::decode::decode;
     use super::gemm::{FloatWeight, IntegerWeight};
+    use super::grouping::Grouping;
     use super::multiplicand::Multiplicand;
     use super::multiply::multiply;
+    use super::plain::{Bf16, F16, F32, PlainRows};
     use super::tiles::{EightBit, FourBit, Tiles};
     use super::uneven::UnevenRows;
 
@@ -93,9 +93,17 @@ mod tests {
                         let scales: Box<[u16]> = vec![0x3C00; outputs * grouping.groups()].into();
                         let words: Box<[u32]> = (0..(outputs * grouping.row_words()) as u32).collect();
                         if four_bits {
-                            check(&Tiles::<FourBit>::new(&words, &scales, outputs, grouping), outputs, inputs);
+                            check(
+                                &Tiles::<FourBit>::new(&words, &scales, outputs, grouping),
+                                outputs,
+                                inputs,
+                            );
                         } else {
-                            check(&Tiles::<EightBit>::new(&words, &scales, outputs, grouping), outputs, inputs);
+                            check(
+                                &Tiles::<EightBit>::new(&words, &scales, outputs, grouping),
+                                outputs,
+                                inputs,
+                            );
                         }
                     }
                 }
