@@ -19,27 +19,29 @@
 //! # Ok(()) }
 //! ```
 
+pub use firebox_eval::{
+    Divergence, EmbeddingVerification, EvalError, LogitVerification, Perplexity, Prefill, Verification,
+    expected_input_ids, perplexity, verify_against,
+};
 pub use firebox_runtime::{
     Account, AfterEviction, AttentionSinks, BranchId, BranchInfo, Branches, Budget, CacheError, Capacity,
-    Charge, CondenseJob, Condenser, Constraint, Conversation, DRAFT_BRANCHES, DRAFT_TOKENS, Device,
-    Divergence, Draft, Drafter, EmbedOptions, EmbeddingVerification, Eviction, EvictionPolicy,
-    ExtractiveCondenser, Finish, Generation, GenerationConfig, Grammar, GrammarError, HiddenReason, KvType,
-    LogProbabilities, LogitVerification, LookupDrafter, MajorPageFaults, MemoryError, Model, ModelDrafter,
-    OWN_HEAD, Origin, PageFaults, PagePool, PartialOutput, PausedGeneration, Perplexity, PersistentPrefix,
-    Piece, Pooling, Prefill, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree, Question,
-    Ranked, Role, RuntimeError, Sampler, SamplerConfig, ScheduleError, Script, Session, SessionFile,
-    SessionSummary, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind, Verification,
-    WholeTurns, anonymous_bytes, available_devices, device, expected_input_ids, fit_facts, human_bytes,
-    likeliest, mapped_file_bytes, parse_bytes, peak_resident_bytes, perplexity, resident_bytes,
-    set_release_to_os, verify_against,
+    Charge, CondenseJob, Condenser, Constraint, Conversation, DRAFT_BRANCHES, DRAFT_TOKENS, Device, Draft,
+    Drafter, EmbedOptions, Eviction, EvictionPolicy, ExtractiveCondenser, Finish, Generation,
+    GenerationConfig, Grammar, GrammarError, HiddenReason, KvType, LogProbabilities, LookupDrafter,
+    MajorPageFaults, MemoryError, Model, ModelDrafter, OWN_HEAD, Origin, PageFaults, PagePool, PartialOutput,
+    PausedGeneration, PersistentPrefix, Piece, Pooling, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats,
+    PrefixTree, Question, Ranked, Role, RuntimeError, Sampler, SamplerConfig, ScheduleError, Script, Session,
+    SessionFile, SessionSummary, SlidingWindow, Speculation, Summary, Truncation, Turn, TurnId, TurnKind,
+    WholeTurns, anonymous_bytes, available_devices, device, fit_facts, human_bytes, likeliest,
+    mapped_file_bytes, parse_bytes, peak_resident_bytes, resident_bytes, set_release_to_os,
 };
 
 /// Attention and recurrent state of running sequences.
 pub use firebox_cache as cache;
+/// Many requests at once, of one model or several.
+pub use firebox_engine as engine;
 /// Networks and their parts, as Burn modules.
 pub use firebox_model as model;
-/// Many requests at once, of one model or several.
-pub use firebox_runtime::engine;
 /// How many layers stay in memory while a model runs.
 pub use firebox_runtime::governor;
 /// Heads that a model's sequences change between.

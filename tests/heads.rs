@@ -19,6 +19,9 @@ use firebox::{
 use proptest::prelude::*;
 use safetensors::{SafeTensors, tensor::TensorView};
 
+#[path = "heads/pool.rs"]
+mod pool;
+
 const FAMILIES: [&str; 9] =
     ["gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "smollm3"];
 

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use firebox_runtime::{Benchmark, BenchmarkConfig, peak_resident_bytes};
+use firebox_eval::{Benchmark, BenchmarkConfig};
+use firebox_runtime::peak_resident_bytes;
 use serde::Serialize;
 
 use crate::compute::{CacheType, DeviceArgs};
@@ -79,7 +80,7 @@ pub fn bench(args: &BenchArgs, console: &Console) -> anyhow::Result<Outcome> {
     };
     let trace = args.tracing.begin(&model);
     let waiting = console.waiting("measuring");
-    let measured = firebox_runtime::benchmark(&model, &config);
+    let measured = firebox_eval::benchmark(&model, &config);
     waiting.finish_and_clear();
     let measured = measured?;
     if let Some(trace) = trace {

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::{Model, Perplexity, expected_input_ids};
+use firebox_eval::{Perplexity, expected_input_ids};
+use firebox_runtime::Model;
 use serde::Serialize;
 
 use crate::compute::{CacheType, DeviceArgs};
@@ -70,7 +71,7 @@ pub fn perplexity(args: &PerplexityArgs, console: &Console) -> anyhow::Result<Ou
     let context = args.ctx_size.map_or(CONTEXT.min(trained), |tokens| tokens as usize);
     console.detail(format!("{} tokens in windows of {context}", tokens.len()));
     let waiting = console.waiting(format!("reading {} tokens", tokens.len()));
-    let found = firebox_runtime::perplexity(&model, &tokens, context, args.cache_type.into(), other.as_ref());
+    let found = firebox_eval::perplexity(&model, &tokens, context, args.cache_type.into(), other.as_ref());
     waiting.finish_and_clear();
     let found = found?;
     if args.json {

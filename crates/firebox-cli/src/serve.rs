@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use firebox_runtime::engine::EngineConfig;
+use firebox_engine::EngineConfig;
 use firebox_runtime::residency::{Residency, ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::{Device, Model, RuntimeError, parse_bytes};

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use firebox_runtime::{Model, Prefill, Verification, verify_against};
+use firebox_eval::{Prefill, Verification, verify_against};
+use firebox_runtime::Model;
 use firebox_store::{SourceKind, StoreError};
 use serde::Serialize;
 use serde_json::json;

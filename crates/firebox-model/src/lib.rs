@@ -62,7 +62,7 @@ pub use matrix::{BlockMatrix, DenseMatrix, GroupedMatrix, Matrix};
 pub use mixer::{HeldMixer, Mixer, MixerMemory, OwnMixer, Sequence, Sequences};
 pub use norm::RmsNorm;
 pub use observer::{Observer, Passed};
-pub use partition::Partition;
+pub use partition::{Partition, segments_by_layer};
 pub use pass::{LogitRows, Pass};
 pub use pooling::{Pooling, of_length_one};
 pub use rows::Input;

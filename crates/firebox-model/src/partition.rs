@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firebox_store::{Checkpoint, ReadUnit, TILE_ROWS};
+use firebox_store::{Checkpoint, ReadUnit, SegmentId, TILE_ROWS};
 
 use crate::ModelError;
 use crate::config::{BlockConfig, DecoderConfig, FeedForwardConfig};
@@ -95,4 +95,20 @@ fn row_blocks(
     let largest = (most * rows as u64 / bytes.max(1)) as usize / TILE_ROWS * TILE_ROWS;
     let each = rows.div_ceil(blocks as usize).next_multiple_of(TILE_ROWS).min(largest.max(TILE_ROWS));
     (0..rows).step_by(each).map(move |start| start..rows.min(start + each))
+}
+
+/// Returns the segments of a checkpoint that a pass reads as a whole, each with the layer that needs it, in the order of
+/// layers.
+pub fn segments_by_layer(checkpoint: &Checkpoint, config: &DecoderConfig) -> Vec<(usize, SegmentId)> {
+    let last = config.blocks.len().saturating_sub(1);
+    let unembedding = if config.tied_embeddings { SegmentId::Embed } else { SegmentId::Final };
+    let segments = checkpoint.segments().into_iter().filter_map(|segment| match segment.id {
+        SegmentId::Layer(layer) => Some((layer, segment.id)),
+        id if id == unembedding => Some((last, id)),
+        // A pass reads only a few rows of an embedding.
+        _ => None,
+    });
+    let mut segments: Vec<_> = segments.collect();
+    segments.sort_by_key(|(layer, _)| *layer);
+    segments
 }

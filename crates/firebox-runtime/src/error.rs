@@ -261,16 +261,6 @@ pub enum RuntimeError {
         /// The difference between their tokens.
         difference: String,
     },
-    /// A file of expected numbers cannot be used.
-    #[error("{}: {field}: {reason}", path.display())]
-    Expected {
-        /// The file.
-        path: PathBuf,
-        /// The tensor in it.
-        field: String,
-        /// What is wrong with it.
-        reason: String,
-    },
     /// An operation that this kind of model does not have.
     #[error("this model is {found}; {remedy}")]
     Kind {

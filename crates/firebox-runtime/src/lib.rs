@@ -1,13 +1,15 @@
-//! Runs models: sessions, decoding, heads, residency, and the measures that say whether a model computes what it should.
+//! Runs models: sessions, decoding, heads and residency.
+//!
+//! A [`Model`] opens [`Session`]s, and a [`Generation`] continues one session by itself. What several requests at once need is
+//! in [`session`] (chunks and [passes over several sessions](session::BatchPass)), [`decode`] (the decoding loop of one sequence,
+//! and drafts for a batch) and [`residency`] (urgency and the order of disk reads); `firebox-engine` is built of it.
 
 mod condenser;
 mod conversation;
-mod decode;
+pub mod decode;
 mod device;
 mod embed;
-pub mod engine;
 mod error;
-mod eval;
 #[cfg(test)]
 mod grammar_outputs;
 pub mod heads;
@@ -21,7 +23,7 @@ mod readback;
 pub mod relevance;
 mod reporter;
 pub mod residency;
-mod session;
+pub mod session;
 
 /// Where a model computes.
 pub use burn::tensor::Device;
@@ -35,10 +37,6 @@ pub use decode::{
 pub use device::{available_devices, device};
 pub use embed::{EmbedOptions, Ranked};
 pub use error::RuntimeError;
-pub use eval::{
-    Benchmark, BenchmarkConfig, Divergence, EmbeddingVerification, LogitVerification, Perplexity, Prefill,
-    SwapTimings, Verification, benchmark, expected_input_ids, perplexity, verify_against,
-};
 pub use firebox_cache::{
     AfterEviction, AttentionSinks, CacheError, Eviction, EvictionPolicy, HiddenReason, KvType, PAGE_TOKENS,
     PagePool, Role, SlidingWindow, Truncation, Turn, TurnId, TurnKind, WholeTurns,
@@ -60,4 +58,5 @@ pub use firebox_telemetry as telemetry;
 pub use model::Model;
 pub use pocket::pocket_model;
 pub use prefix::{Origin, PersistentPrefix, PrefixHit, PrefixLimits, PrefixOptions, PrefixStats, PrefixTree};
+pub use readback::read_floats;
 pub use session::{BranchId, BranchInfo, Branches, OWN_HEAD, Session, SessionFile, SessionSummary};

@@ -120,7 +120,7 @@ impl Model {
         Ok((model, other))
     }
 
-    /// Sets a smaller model with the same vocabulary that drafts this model's answers in an engine.
+    /// Sets a smaller model with the same vocabulary that drafts this model's answers.
     pub fn with_draft(self, draft: Self) -> Result<Self, RuntimeError> {
         ModelDrafter::new(&draft, &self)?;
         Ok(Self { draft: Some(Arc::new(draft)), ..self })

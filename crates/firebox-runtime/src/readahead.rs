@@ -4,28 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use firebox_model::config::FeedForwardConfig;
-use firebox_model::{Architecture, DecoderConfig};
-use firebox_store::{Checkpoint, SegmentId};
+use firebox_model::{Architecture, segments_by_layer};
+use firebox_store::Checkpoint;
 
 use crate::pressure;
 
 /// Threads that read: a single one rarely keeps a disk busy.
 const READERS: usize = 2;
-
-/// Returns the segments that a pass reads as a whole, each with the layer that needs it, in the order of layers.
-pub(crate) fn touched(checkpoint: &Checkpoint, config: &DecoderConfig) -> Vec<(usize, SegmentId)> {
-    let last = config.blocks.len().saturating_sub(1);
-    let unembedding = if config.tied_embeddings { SegmentId::Embed } else { SegmentId::Final };
-    let segments = checkpoint.segments().into_iter().filter_map(|segment| match segment.id {
-        SegmentId::Layer(layer) => Some((layer, segment.id)),
-        id if id == unembedding => Some((last, id)),
-        // A pass reads only a few rows of an embedding.
-        _ => None,
-    });
-    let mut segments: Vec<_> = segments.collect();
-    segments.sort_by_key(|(layer, _)| *layer);
-    segments
-}
 
 /// Starts to read all weights of a decoder that is about to be opened, while its tokenizer is built and its first
 /// layers run. Skips mixtures of experts, of which few experts may ever be active, and models larger than half of the
@@ -42,7 +27,7 @@ pub(crate) fn read_all_of(checkpoint: &Checkpoint) {
     if spare.is_none_or(|spare| all > spare / 2) {
         return;
     }
-    let segments = Arc::new(Mutex::new(touched(checkpoint, &config).into_iter()));
+    let segments = Arc::new(Mutex::new(segments_by_layer(checkpoint, &config).into_iter()));
     for _ in 0..READERS {
         let (segments, checkpoint) = (segments.clone(), checkpoint.clone());
         let next = move || segments.lock().unwrap_or_else(PoisonError::into_inner).next();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
-use firebox_runtime::engine::Engine;
+use firebox_engine::Engine;
 use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Constraint, Grammar, RuntimeError};
 use tokio::sync::Semaphore;

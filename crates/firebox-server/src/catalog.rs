@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firebox_runtime::engine::Engine;
+use firebox_engine::Engine;
 use firebox_runtime::residency::Residency;
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;

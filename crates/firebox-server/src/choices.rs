@@ -4,8 +4,8 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use firebox_engine::{Event, ResponseStream};
 use firebox_model::ModelError;
-use firebox_runtime::engine::{Event, ResponseStream};
 use firebox_runtime::{CacheError, GenerationConfig, PAGE_TOKENS, RuntimeError};
 use futures_core::Stream as _;
 use serde_json::{Value, json};

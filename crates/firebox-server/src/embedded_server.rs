@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use axum::Router;
+use firebox_engine::Engine;
 use firebox_runtime::Model;
-use firebox_runtime::engine::Engine;
 use firebox_runtime::schedule::AdmissionConfig;
 use firebox_runtime::telemetry::Telemetry;
 use tokio::sync::Semaphore;

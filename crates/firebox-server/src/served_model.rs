@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use firebox_runtime::engine::{Engine, Request};
+use firebox_engine::{Engine, Request};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;
 use firebox_runtime::{Model, RuntimeError, Script};
@@ -116,8 +116,8 @@ impl ServedModel {
 mod tests {
     use std::path::Path;
 
+    use firebox_engine::EngineConfig;
     use firebox_runtime::device;
-    use firebox_runtime::engine::EngineConfig;
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use firebox_engine::Engine;
 use firebox_runtime::Model;
-use firebox_runtime::engine::Engine;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use firebox_engine::EngineConfig;
 use firebox_runtime::Budget;
-use firebox_runtime::engine::EngineConfig;
 
 use crate::allowed_origins::AllowedOrigins;
 use crate::api_keys::ApiKeys;

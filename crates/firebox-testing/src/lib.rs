@@ -7,6 +7,8 @@ pub mod chat_template;
 pub mod control_group;
 pub mod gbnf;
 pub mod grammar;
+#[cfg(feature = "heads")]
+pub mod heads;
 #[cfg(feature = "http")]
 pub mod http_body;
 pub mod model;

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use firebox_eval::SwapTimings;
 use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::residency::disk_rate;
-use firebox_runtime::{Model, Session, SwapTimings, device, resident_bytes};
+use firebox_runtime::{Model, Session, device, resident_bytes};
 use firebox_store::Heads;
 use serde::{Deserialize, Serialize};
 

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use firebox_engine::{Clock, EngineConfig, EngineCore, Event, Request, StepOutcome, WallClock};
 use firebox_model::StreamedConfig;
-use firebox_runtime::engine::{Clock, EngineConfig, EngineCore, Event, Request, StepOutcome, WallClock};
 use firebox_runtime::residency::{ShareOptions, SharedBudget};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use firebox_runtime::engine::{Clock, EngineCore, RequestId, StepOutcome, WallClock};
+use firebox_engine::{Clock, EngineCore, RequestId, StepOutcome, WallClock};
 use firebox_runtime::{Model, device};
 
 use crate::figure::{Declared, Figures, compared, times};

@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use firebox_runtime::engine::{
-    Clock, EngineConfig, EngineCore, Event, Request, RequestId, StepOutcome, WallClock,
-};
+use firebox_engine::{Clock, EngineConfig, EngineCore, Event, Request, RequestId, StepOutcome, WallClock};
 use firebox_runtime::schedule::{Priority, ScheduleConfig};
 use firebox_runtime::{GenerationConfig, Model, RuntimeError, device};
 

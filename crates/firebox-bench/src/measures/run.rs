@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use firebox_eval::{Benchmark, BenchmarkConfig, benchmark};
 use firebox_runtime::planner::{Mode, Placement};
 use firebox_runtime::residency::ResidencyOptions;
-use firebox_runtime::{Benchmark, BenchmarkConfig, Model, benchmark, device, peak_resident_bytes};
+use firebox_runtime::{Model, device, peak_resident_bytes};
 use firebox_store::ReadMethod;
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use firebox_runtime::SwapTimings;
+use firebox_eval::SwapTimings;
 use firebox_runtime::residency::disk_rate;
 use firebox_store::Heads;
 use serde_json::json;

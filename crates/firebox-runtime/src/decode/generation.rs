@@ -1,7 +1,7 @@
 //! One generation in one session.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use firebox_text::Tokenizer;
 
@@ -10,7 +10,6 @@ use crate::decode::{
     Advance, DecodeState, Finish, GenerationConfig, OutputState, PartialOutput, PausedGeneration, Piece,
     Speculation, Summary, Timing,
 };
-use crate::engine::{Clock, WallClock};
 use crate::{RuntimeError, Session};
 
 /// A generation in progress. Dropping it leaves the session with every token it handed out; the last one goes through the
@@ -23,7 +22,7 @@ pub struct Generation<'s> {
     prompt_tokens: usize,
     /// Prompt tokens that this generation has fed.
     fed: usize,
-    clock: WallClock,
+    began: Instant,
 }
 
 impl<'s> Generation<'s> {
@@ -37,8 +36,8 @@ impl<'s> Generation<'s> {
         session.check_prompt(prompt.len(), config.context)?;
         let output = OutputState::new(config, tokenizer)?;
         let before = session.tokens().len();
-        let clock = WallClock::default();
-        let mut timing = Timing::begin(clock.now(), session.meters());
+        let began = Instant::now();
+        let mut timing = Timing::begin(Duration::ZERO, session.meters());
         timing.set_running(true);
         let mut state = DecodeState::new(output, timing);
         let prompt_tokens = match session.feed(prompt) {
@@ -57,7 +56,7 @@ impl<'s> Generation<'s> {
             }
         };
         state.timing().prompt(prompt_tokens, 0);
-        Ok(Self { session, speculation: None, state, prompt_tokens, fed: prompt_tokens, clock })
+        Ok(Self { session, speculation: None, state, prompt_tokens, fed: prompt_tokens, began })
     }
 
     /// Drafts tokens by `speculation`. The tokens are the same as without it, and come faster where the drafts are good.
@@ -70,7 +69,7 @@ impl<'s> Generation<'s> {
     pub fn next_piece(&mut self) -> Result<Option<Piece>, RuntimeError> {
         loop {
             let speculation = self.speculation.as_deref_mut();
-            match self.state.advance(self.session, speculation, || self.clock.now())? {
+            match self.state.advance(self.session, speculation, || self.began.elapsed())? {
                 Advance::Token(piece) => return Ok(Some(piece)),
                 Advance::Ended(held_back) => return Ok(held_back),
                 Advance::NeedsPass => self.state.forward(self.session, self.speculation.as_deref_mut())?,
@@ -99,18 +98,18 @@ impl<'s> Generation<'s> {
     ) -> Result<Self, RuntimeError> {
         let output = OutputState::resume(paused, output, tokenizer)?;
         paused.check(session)?;
-        let clock = WallClock::default();
-        let mut timing = Timing::begin(clock.now(), session.meters());
+        let began = Instant::now();
+        let mut timing = Timing::begin(Duration::ZERO, session.meters());
         timing.set_running(true);
         let state = DecodeState::resume(output, timing, paused.chosen());
         let prompt_tokens = paused.prompt_tokens();
-        Ok(Self { session, speculation: None, state, prompt_tokens, fed: 0, clock })
+        Ok(Self { session, speculation: None, state, prompt_tokens, fed: 0, began })
     }
 
     /// Closes the generation: its tokens become part of the session.
     pub fn finish(mut self) -> Result<Summary, RuntimeError> {
         self.state.settle(self.session);
-        Ok(self.state.summarize(self.prompt_tokens, self.fed, Duration::ZERO, self.clock.now()))
+        Ok(self.state.summarize(self.prompt_tokens, self.fed, Duration::ZERO, self.began.elapsed()))
     }
 }
 

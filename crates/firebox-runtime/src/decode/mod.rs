@@ -1,7 +1,8 @@
-//! Decoding: from logits to tokens and text, for one generation and for the batches of an engine alike.
+//! Decoding: from logits to tokens and text, for one generation and for batches alike.
 //!
 //! - [`DecodeState`] is the decoding loop. It chooses the token that follows the logits, ends the answer, and keeps
-//!   drafts in step with the choices. A [`Generation`] drives it for one session, an engine for every sequence of a batch.
+//!   drafts in step with the choices. A [`Generation`] drives it for one session, a batch for each of its sequences.
+//!   [`draft_together`] drafts for all sequences of a batch, by the measured [`PassCosts`].
 //! - [`OutputState`] turns chosen tokens into text: grammar, stop strings, control tokens, log-probabilities.
 //! - [`Sampler`] chooses a token from logits.
 //! - [`Speculation`] drafts tokens that a pass verifies together with the token before them.
@@ -21,13 +22,13 @@ mod timing;
 pub use config::GenerationConfig;
 pub use generation::Generation;
 pub use logprobs::LogProbabilities;
-pub(crate) use output::OutputState;
+pub use output::OutputState;
 pub use paused_generation::{PartialOutput, PausedGeneration};
 pub use piece::{Finish, Piece, Summary};
 pub use sampler::{Sampler, SamplerConfig, likeliest};
-pub(crate) use speculation::{BatchDraft, PassCosts, draft_together};
 pub use speculation::{
-    DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, Speculation,
+    BatchDraft, DRAFT_BRANCHES, DRAFT_TOKENS, Draft, Drafter, LookupDrafter, ModelDrafter, PassCosts,
+    Speculation, draft_together,
 };
-pub(crate) use state::{Advance, DecodeState};
-pub(crate) use timing::Timing;
+pub use state::{Advance, DecodeState};
+pub use timing::Timing;

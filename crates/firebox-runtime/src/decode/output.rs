@@ -13,7 +13,7 @@ use crate::{Constraint, GrammarError, RuntimeError};
 /// The output of one request: it chooses tokens from logits under a grammar, makes text of them, and finds the end. It needs
 /// neither a session nor a clock.
 #[derive(Debug)]
-pub(crate) struct OutputState {
+pub struct OutputState {
     tokenizer: Option<Arc<Tokenizer>>,
     detokenizer: Option<Detokenizer>,
     stops: StopStrings,
@@ -61,7 +61,7 @@ impl OutputState {
 
     /// Pauses an output in a sequence of `length` tokens that began with a prompt of `prompt_tokens`. `chosen` is the next
     /// token, if that was chosen already.
-    pub fn pause(
+    pub(crate) fn pause(
         &mut self,
         length: usize,
         chosen: Option<u32>,
@@ -72,7 +72,7 @@ impl OutputState {
     }
 
     /// Continues an output that was paused. `output` is what it had by then, or empty.
-    pub fn resume(
+    pub(crate) fn resume(
         paused: &PausedGeneration,
         output: PartialOutput,
         tokenizer: Option<Arc<Tokenizer>>,
@@ -106,13 +106,13 @@ impl OutputState {
     }
 
     /// Returns how much of its random sequence the sampler has used.
-    pub fn drawn(&self) -> u64 {
+    pub(crate) fn drawn(&self) -> u64 {
         self.sampler.drawn()
     }
 
     /// Chooses the token that follows the logits, in a sequence of `tokens`. The token is then either [added](Self::add) or
     /// ends the answer.
-    pub fn choose(&mut self, logits: &[f32], tokens: &[u32]) -> Result<u32, RuntimeError> {
+    pub(crate) fn choose(&mut self, logits: &[f32], tokens: &[u32]) -> Result<u32, RuntimeError> {
         let token = match &mut self.constraint {
             None => self.sampler.sample(logits, tokens),
             Some(constraint) => {
@@ -133,22 +133,22 @@ impl OutputState {
     }
 
     /// Returns the tokens that the grammar forces next, whatever the logits are.
-    pub fn forced(&mut self) -> Vec<u32> {
+    pub(crate) fn forced(&mut self) -> Vec<u32> {
         self.constraint.as_mut().map(Constraint::forced).unwrap_or_default()
     }
 
     /// Returns how many of `tokens` the grammar permits, one after the other.
-    pub fn permitted(&mut self, tokens: &[u32]) -> usize {
+    pub(crate) fn permitted(&mut self, tokens: &[u32]) -> usize {
         self.constraint.as_mut().map_or(tokens.len(), |constraint| constraint.permitted(tokens))
     }
 
     /// Returns the sampler that chooses the tokens.
-    pub fn sampler(&mut self) -> &mut Sampler {
+    pub(crate) fn sampler(&mut self) -> &mut Sampler {
         &mut self.sampler
     }
 
     /// Returns true for a token that ends the answer and is no part of it.
-    pub fn ends_at(&self, token: u32) -> bool {
+    pub(crate) fn ends_at(&self, token: u32) -> bool {
         // A grammar that permits the end may permit nothing else.
         (!self.config.ignore_end || self.constraint.is_some())
             && (self.config.end_tokens.contains(&token)
@@ -156,7 +156,7 @@ impl OutputState {
     }
 
     /// Adds a token, and returns it with the text that is certain now.
-    pub fn add(&mut self, token: u32) -> Piece {
+    pub(crate) fn add(&mut self, token: u32) -> Piece {
         self.tokens.push(token);
         let is_special = self.tokenizer.as_ref().is_some_and(|tokenizer| tokenizer.is_special(token));
         let text = match &mut self.detokenizer {
@@ -177,7 +177,7 @@ impl OutputState {
     }
 
     /// Ends the answer, and returns the text that was held back, if any was.
-    pub fn end(&mut self, finish: Finish) -> Option<Piece> {
+    pub(crate) fn end(&mut self, finish: Finish) -> Option<Piece> {
         self.finish = Some(finish);
         let mut text = match &mut self.detokenizer {
             Some(detokenizer) => self.stops.push(&detokenizer.finish()),
@@ -194,7 +194,7 @@ impl OutputState {
     }
 
     /// Returns how many more tokens the answer may have, in a sequence that has `length`.
-    pub fn room(&self, length: usize) -> usize {
+    pub(crate) fn room(&self, length: usize) -> usize {
         let asked = self.config.max_tokens.map_or(usize::MAX, |most| most.saturating_sub(self.count()));
         let fits = self.config.context.map_or(usize::MAX, |most| most.saturating_sub(length));
         asked.min(fits)
@@ -205,25 +205,25 @@ impl OutputState {
         self.forgotten + self.tokens.len()
     }
 
-    pub fn config(&self) -> &GenerationConfig {
+    pub(crate) fn config(&self) -> &GenerationConfig {
         &self.config
     }
 
-    pub fn detokenizer(&self) -> Option<&Detokenizer> {
+    pub(crate) fn detokenizer(&self) -> Option<&Detokenizer> {
         self.detokenizer.as_ref()
     }
 
-    pub fn stops(&self) -> &StopStrings {
+    pub(crate) fn stops(&self) -> &StopStrings {
         &self.stops
     }
 
     /// Returns the log-probabilities of a token that was chosen and not added yet, if they were asked for.
-    pub fn logprobs(&self) -> Option<&LogProbabilities> {
+    pub(crate) fn logprobs(&self) -> Option<&LogProbabilities> {
         self.logprobs.as_ref()
     }
 
     /// Takes the text and the tokens out.
-    pub fn take(&mut self) -> PartialOutput {
+    pub(crate) fn take(&mut self) -> PartialOutput {
         PartialOutput { text: mem::take(&mut self.text), tokens: mem::take(&mut self.tokens) }
     }
 }

@@ -11,8 +11,8 @@ use crate::telemetry::Counter;
 use crate::{RuntimeError, Session};
 
 /// The decoding state of one sequence. [`advance`](Self::advance) chooses a token from the logits at hand; when they
-/// are used up, the caller runs a pass. The session is passed to every call, so that a generation can borrow it and an
-/// engine own it.
+/// are used up, the caller runs a pass. The session is passed to every call, so that a generation can borrow it and a
+/// batch own it.
 ///
 /// Tokens are chosen from the model's own logits, one after the other, each with the sequence before it. Drafts go
 /// through the layers together with the token before them, and as long as the choices turn out to be those of a draft, the
@@ -21,7 +21,7 @@ use crate::{RuntimeError, Session};
 /// A chosen token is appended to the session at once. Between a pass and the choices that follow it the session also has
 /// the draft tokens that were not chosen, or not yet; [`settle`](Self::settle) takes them back.
 #[derive(Debug)]
-pub(crate) struct DecodeState {
+pub struct DecodeState {
     output: OutputState,
     timing: Timing,
     /// A token that was chosen before a pause, and is still to be added.
@@ -46,7 +46,7 @@ pub(crate) struct DecodeState {
 
 /// The outcome of [`DecodeState::advance`].
 #[derive(Debug)]
-pub(crate) enum Advance {
+pub enum Advance {
     /// A token became part of the answer.
     Token(Piece),
     /// The answer has ended. Text that was held back comes with the first such outcome.
@@ -75,10 +75,11 @@ impl DecodeState {
     }
 
     /// Continues an answer that was paused. `chosen` is its next token, if that was chosen before the pause.
-    pub fn resume(output: OutputState, timing: Timing, chosen: Option<u32>) -> Self {
+    pub(crate) fn resume(output: OutputState, timing: Timing, chosen: Option<u32>) -> Self {
         Self { chosen, ..Self::new(output, timing) }
     }
 
+    /// Returns the output so far.
     pub fn output(&self) -> &OutputState {
         &self.output
     }
@@ -87,12 +88,13 @@ impl DecodeState {
         &mut self.output
     }
 
+    /// Returns the times of its tokens.
     pub fn timing(&mut self) -> &mut Timing {
         &mut self.timing
     }
 
     /// Returns how many more tokens the answer may have.
-    pub fn remaining(&self, session: &Session) -> usize {
+    pub(crate) fn remaining(&self, session: &Session) -> usize {
         self.output.room(self.len(session))
     }
 
@@ -167,7 +169,7 @@ impl DecodeState {
     }
 
     /// Takes the accepted tokens of the session through the layers, with drafts of what follows them.
-    pub fn forward(
+    pub(crate) fn forward(
         &mut self,
         session: &mut Session,
         mut speculation: Option<&mut Speculation>,
@@ -287,7 +289,7 @@ impl DecodeState {
     }
 
     /// Stops between two tokens, and returns what it takes to continue with the same tokens, and the output so far.
-    pub fn pause(
+    pub(crate) fn pause(
         &mut self,
         session: &mut Session,
         prompt_tokens: usize,

@@ -8,7 +8,7 @@ use crate::telemetry::{Counter, Gauge, Held, Histogram, Meters};
 
 /// Times of one request's tokens, by the caller's clock, and the metrics that follow from them.
 #[derive(Debug)]
-pub(crate) struct Timing {
+pub struct Timing {
     began: Duration,
     first: Option<Duration>,
     last: Duration,
@@ -50,7 +50,7 @@ impl Timing {
     }
 
     /// Records that a token was chosen.
-    pub fn token(&mut self, now: Duration) {
+    pub(crate) fn token(&mut self, now: Duration) {
         let since = self.since_begin(now);
         let before = std::mem::replace(&mut self.last, since);
         if self.first.is_some() {
@@ -63,7 +63,7 @@ impl Timing {
     }
 
     /// Records that the token became part of the answer.
-    pub fn generated(&self) {
+    pub(crate) fn generated(&self) {
         self.meters.add(Counter::GeneratedTokens, 1);
     }
 
@@ -78,7 +78,7 @@ impl Timing {
     }
 
     /// Returns how long the first token took; without one, the time so far.
-    pub fn first(&self, now: Duration) -> Duration {
+    pub(crate) fn first(&self, now: Duration) -> Duration {
         self.first.unwrap_or_else(|| self.since_begin(now))
     }
 
@@ -88,7 +88,7 @@ impl Timing {
     }
 
     /// Returns the tokens per second after the first; 0 when there are fewer than two.
-    pub fn decode_tps(&self) -> f64 {
+    pub(crate) fn decode_tps(&self) -> f64 {
         let took = self.last.saturating_sub(self.first.unwrap_or(self.last));
         if self.steps == 0 { 0.0 } else { self.steps as f64 / took.as_secs_f64().max(f64::EPSILON) }
     }

@@ -14,6 +14,3 @@ pub use pool::{FALLBACK, HeadPool, HeadPoolConfig, HeadSwitch};
 pub use source::{HeadSource, InstalledHeads, ReadyHead, Requantized};
 
 pub use crate::session::{Likelihood, ROUTER, Router};
-
-#[cfg(test)]
-pub(crate) mod tests;

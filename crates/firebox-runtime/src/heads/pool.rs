@@ -181,7 +181,7 @@ impl HeadPool {
     }
 
     /// Returns whether a head can be acquired without waiting.
-    pub(crate) fn is_resident(&self, name: &str) -> bool {
+    pub fn is_resident(&self, name: &str) -> bool {
         let generation = self.0.current_generation(name);
         self.0.state().has(name, generation)
     }

@@ -10,7 +10,7 @@ use crate::schedule::Priority;
 
 /// The demand for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Urgency {
+pub struct Urgency {
     /// The highest priority of its requests.
     pub priority: Priority,
     /// Whether one of these requests still waits for its first token.

@@ -49,7 +49,7 @@ use config::CONFIG;
 use disk_queue::QueuePosition;
 use weights::CachedModel;
 
-pub(crate) use demand::Urgency;
+pub use demand::Urgency;
 pub use open::{disk_rate, measure};
 pub use sharing::{ShareOptions, SharedBudget};
 
@@ -190,23 +190,24 @@ impl Residency {
         self.decoder.layout(KvType::F32).bytes_per_position() as u64
     }
 
-    pub(crate) fn pool(&self) -> &PagePool {
+    /// Returns the pool of pages that the model's sessions share.
+    pub fn pool(&self) -> &PagePool {
         &self.pool
     }
 
     /// Sets the demand for the model, if it shares its memory with others.
-    pub(crate) fn set_urgency(&self, urgency: Option<Urgency>) {
+    pub fn set_urgency(&self, urgency: Option<Urgency>) {
         self.cached.set_urgency(self.decoder.weights(), urgency);
     }
 
     /// Charges the program's growth within a pass if models share a budget: passes of several models may begin before
     /// any of them ends.
-    pub(crate) fn charge_program_growth(&self) {
+    pub fn charge_program_growth(&self) {
         self.cached.charge_program_growth();
     }
 
     /// Sets the model's place in the disk queue, if it shares the disk with others. Small numbers come first.
-    pub(crate) fn set_queue_position(&self, number: u32) {
+    pub fn set_queue_position(&self, number: u32) {
         if let Some(position) = &self.queue_position {
             position.set(number);
             self.cached.cache.disk.reorder();

@@ -86,19 +86,16 @@ impl ShareOptions {
 ///
 /// An encoder cannot be streamed: it is resident from the time it is opened.
 ///
-/// The models of one budget belong into one [`EngineCore`](crate::engine::EngineCore), which sets their urgency and runs one at a time.
+/// The models of one budget belong into one engine, the `EngineCore` of `firebox-engine`, which sets their urgency and runs one at a time.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use firebox_runtime::device;
-/// use firebox_runtime::engine::{Engine, EngineConfig};
 /// use firebox_runtime::residency::{SharedBudget, ShareOptions};
 ///
-/// let (engine, cpu) = (Engine::start(EngineConfig::default())?, device("cpu")?);
-/// let shared = SharedBudget::new(900 << 20)?;
-/// engine.add("router", shared.open("models/router", &cpu, &ShareOptions::pinned())?)?;
-/// engine.add("specialist", shared.open("models/specialist", &cpu, &ShareOptions::default())?)?;
-/// engine.add_later("fallback", move || shared.open("models/fallback", &cpu, &ShareOptions::on_demand()))?;
+/// let (shared, cpu) = (SharedBudget::new(900 << 20)?, device("cpu")?);
+/// let router = shared.open("models/router", &cpu, &ShareOptions::pinned())?;
+/// let specialist = shared.open("models/specialist", &cpu, &ShareOptions::default())?;
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]

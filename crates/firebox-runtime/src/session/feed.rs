@@ -14,7 +14,7 @@ use crate::readback::read_floats;
 
 /// Tokens of a prompt that go through the layers at a time. With more, the weights are read less often; with fewer, the
 /// attention scores of a chunk stay small.
-pub(crate) const PREFILL_CHUNK: usize = 512;
+pub const PREFILL_CHUNK: usize = 512;
 
 impl Session {
     /// Feeds at least one token and returns the logits after the last.
@@ -31,7 +31,7 @@ impl Session {
     }
 
     /// Accepts a token. It goes through the layers with the next feed.
-    pub(crate) fn append(&mut self, token: u32) {
+    pub fn append(&mut self, token: u32) {
         self.tokens.push(token);
     }
 

@@ -17,8 +17,9 @@ pub const ROUTER: &str = "router";
 
 /// A head that was acquired for a session and is not in use yet.
 #[derive(Debug)]
-pub(crate) struct FetchedHead {
+pub struct FetchedHead {
     name: Arc<str>,
+    /// The head, or the fallback and its reason.
     pub switch: HeadSwitch,
 }
 
@@ -48,7 +49,7 @@ impl FetchedHead {
 
 /// The head of a session at some time, to return to.
 #[derive(Debug, Clone)]
-pub(crate) struct HeadSelection {
+pub struct HeadSelection {
     head: Option<Arc<Head>>,
     requested: Option<Arc<str>>,
 }
@@ -79,7 +80,7 @@ impl Session {
     }
 
     /// Uses a head that was fetched before.
-    pub(crate) fn switch_head(&mut self, FetchedHead { name, switch }: FetchedHead) {
+    pub fn switch_head(&mut self, FetchedHead { name, switch }: FetchedHead) {
         let before = self.requested_head.replace(name.clone()).unwrap_or_else(|| OWN_HEAD.into());
         if let Some(pool) = &self.head_pool
             && switch.fallback_reason.is_none()
@@ -91,12 +92,12 @@ impl Session {
     }
 
     /// Returns the head in use, for [`restore_head`](Self::restore_head).
-    pub(crate) fn head_selection(&self) -> HeadSelection {
+    pub fn head_selection(&self) -> HeadSelection {
         HeadSelection { head: self.head.clone(), requested: self.requested_head.clone() }
     }
 
     /// Uses a head that it used before.
-    pub(crate) fn restore_head(&mut self, HeadSelection { head, requested }: HeadSelection) {
+    pub fn restore_head(&mut self, HeadSelection { head, requested }: HeadSelection) {
         (self.head, self.requested_head) = (head, requested);
     }
 
@@ -113,6 +114,11 @@ impl Session {
     /// Returns the head in use, or `None` for the model's own last layers.
     pub fn head(&self) -> Option<&Arc<Head>> {
         self.head.as_ref()
+    }
+
+    /// Returns the name of the head that was requested last, if one was. A fallback may be in use instead.
+    pub fn requested_head(&self) -> Option<&str> {
+        self.requested_head.as_deref()
     }
 
     pub(crate) fn head_id(&self) -> Arc<str> {

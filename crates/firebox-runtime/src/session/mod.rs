@@ -1,6 +1,6 @@
 //! Sessions: a sequence of tokens, the cache that a model has of it, and its head.
 //!
-//! A prompt takes this way, and every call in it is in [`feed`]:
+//! A prompt takes this way, and every call in it is in `feed`:
 //!
 //! ```text
 //! feed / feed_each_row          tokens in, logits out
@@ -13,9 +13,11 @@
 //!    └─ forward                 one chunk: Decoder::forward_together, which loops over Pass::step
 //! ```
 //!
-//! [`replay`] holds what makes a cache whole again, [`turns`] what a session remembers turn by turn, [`fork`] how it goes back
-//! and branches, [`heads`] how it changes its head, and [`save`] its file.
+//! `replay` holds what makes a cache whole again, `turns` what a session remembers turn by turn, `fork` how it goes back
+//! and branches, `heads` how it changes its head, `batch_pass` how several sessions go through the layers together, and
+//! `save` its file.
 
+mod batch_pass;
 mod feed;
 mod fork;
 mod heads;
@@ -33,12 +35,12 @@ use firebox_model::{Decoder, Head, ModelError};
 use crate::RuntimeError;
 use crate::heads::pool::HeadPool;
 use crate::telemetry::Meters;
-pub(crate) use feed::PREFILL_CHUNK;
+pub use batch_pass::BatchPass;
+pub use feed::PREFILL_CHUNK;
 pub(crate) use fork::Snapshot;
 pub use fork::{BranchId, BranchInfo, Branches};
-pub(crate) use heads::FetchedHead;
-pub use heads::{Likelihood, OWN_HEAD, ROUTER, Router};
-pub(crate) use replay::NextChunk;
+pub use heads::{FetchedHead, HeadSelection, Likelihood, OWN_HEAD, ROUTER, Router};
+pub use replay::NextChunk;
 pub use save::{SessionFile, SessionSummary};
 use turns::Retention;
 
@@ -146,6 +148,16 @@ impl Session {
         Self { cancel: Some(cancel), ..self }
     }
 
+    /// Returns the decoder that computes its tokens.
+    pub fn decoder(&self) -> &Arc<Decoder> {
+        &self.decoder
+    }
+
+    /// Returns the most tokens that go through the layers at a time.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
     /// Returns the accepted tokens: those that are cached, and those that go through the layers with the next feed.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -162,7 +174,7 @@ impl Session {
     }
 
     /// Returns the number of accepted tokens that have not been through the layers.
-    pub(crate) fn uncached_tokens(&self) -> usize {
+    pub fn uncached_tokens(&self) -> usize {
         self.tokens.len() - self.cache.len()
     }
 
@@ -181,7 +193,7 @@ impl Session {
     }
 
     /// Refuses to continue text with a classifier.
-    pub(crate) fn check_generates(&self) -> Result<(), RuntimeError> {
+    pub fn check_generates(&self) -> Result<(), RuntimeError> {
         if self.head().is_some_and(|head| head.is_classifier()) {
             return Err(RuntimeError::Kind {
                 found: "a classifier head",
@@ -192,11 +204,7 @@ impl Session {
     }
 
     /// Refuses an empty prompt, and one that leaves no room for an answer in the context.
-    pub(crate) fn check_prompt_fits(
-        &self,
-        prompt: usize,
-        context: Option<usize>,
-    ) -> Result<(), RuntimeError> {
+    pub fn check_prompt_fits(&self, prompt: usize, context: Option<usize>) -> Result<(), RuntimeError> {
         if prompt == 0 {
             return Err(ModelError::NoTokens.into());
         }
@@ -210,7 +218,7 @@ impl Session {
     }
 
     /// Refuses tokens that are not in the model's vocabulary.
-    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), RuntimeError> {
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), RuntimeError> {
         let vocab_size = self.decoder.config().vocab_size;
         match tokens.iter().find(|token| !self.has_token(**token)) {
             Some(&token) => Err(ModelError::Token { token, vocab_size }.into()),

@@ -11,7 +11,8 @@ use crate::RuntimeError;
 
 /// The tokens of a sequence that the next pass takes.
 #[derive(Debug, Clone)]
-pub(crate) struct NextChunk {
+pub struct NextChunk {
+    /// Their range in the sequence.
     pub tokens: Range<usize>,
     /// The length that the sequence is expected to reach.
     pub length: usize,
@@ -26,12 +27,12 @@ impl Session {
 
     /// Returns whether recomputing the cache would give the same bits: no token was removed, hidden or shown after later
     /// tokens were computed with or without it.
-    pub(crate) fn is_reproducible(&self) -> bool {
+    pub fn is_reproducible(&self) -> bool {
         self.cache.is_pristine()
     }
 
     /// Empties the cache. Visible turns stay, to be recomputed with the next feed; hidden ones are removed.
-    pub(crate) fn drop_cache(&mut self) {
+    pub fn drop_cache(&mut self) {
         self.drop_cache_after_failure(0);
     }
 
@@ -92,13 +93,13 @@ impl Session {
     }
 
     /// Notes that `tokens` went through the layers, whether of turns without a cache or after them.
-    pub(crate) fn recomputed(&mut self, tokens: usize) {
+    pub fn recomputed(&mut self, tokens: usize) {
         self.recomputing -= self.recomputing.min(tokens);
     }
 
     /// Prepares the next of the accepted tokens, at most `most`, for a pass that the caller runs: the cache is up to date for
-    /// them, and turns that leave no room are evicted.
-    pub(crate) fn next_chunk(&mut self, most: usize) -> Result<NextChunk, RuntimeError> {
+    /// them, and turns that leave no room are evicted. The pass needs [pages](Self::reserve_pages) for it.
+    pub fn next_chunk(&mut self, most: usize) -> Result<NextChunk, RuntimeError> {
         let mut length = self.refresh_epoch(0)?;
         let mut recompute = self.next_to_recompute(most);
         if recompute.is_none() {
@@ -112,14 +113,19 @@ impl Session {
         Ok(NextChunk { tokens: recompute.unwrap_or_else(next), length })
     }
 
+    /// Reserves the pages that a pass over a chunk fills.
+    pub fn reserve_pages(&mut self, chunk: &NextChunk) -> Result<(), RuntimeError> {
+        Ok(self.cache.reserve(chunk.tokens.len())?)
+    }
+
     /// Returns the input of a pass over a chunk.
-    pub(crate) fn chunk_input<'s>(&'s self, chunk: &NextChunk) -> Input<'s> {
+    pub(super) fn chunk_input<'s>(&'s self, chunk: &NextChunk) -> Input<'s> {
         let head = self.head();
         Input { head, ..Input::new(&self.tokens[chunk.tokens.clone()], self.cache.position(), chunk.length) }
     }
 
     /// Removes from the cache what a failed pass left there. Before the pass it had `before` tokens.
-    pub(crate) fn undo_pass(&mut self, before: usize) {
+    pub fn undo_pass(&mut self, before: usize) {
         let added = self.cache.len() - before;
         if added == 0 {
             if !self.cache.abort_pass() {

@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use firebox_engine::Event;
 use firebox_runtime::Finish;
-use firebox_runtime::engine::Event;
 use firebox_text::Tokenizer;
 use futures_core::Stream;
 use serde_json::{Value, json};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::response::Response;
+use firebox_engine::{Engine, Event, ResponseStream};
 use firebox_runtime::GenerationConfig;
-use firebox_runtime::engine::{Engine, Event, ResponseStream};
 use futures_core::Stream;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};

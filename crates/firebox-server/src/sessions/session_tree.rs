@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use firebox_runtime::engine::{Engine, Outcome};
+use firebox_engine::{Engine, Outcome};
 use firebox_runtime::relevance::{OwnStates, Similarity, TurnContent};
 use firebox_runtime::{
     BranchId, Branches, CacheError, Capacity, Conversation, FactUpdate, Finish, OWN_HEAD, Question,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use firebox_runtime::engine::Engine;
+use firebox_engine::Engine;
 use firebox_runtime::{Model, device};
 use firebox_server::{ModelSpec, Server, ServerConfig, ServerError, StopHandle};
 use serde_json::{Value, json};

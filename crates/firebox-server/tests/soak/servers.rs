@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use firebox_runtime::engine::Engine;
+use firebox_engine::Engine;
 use firebox_runtime::heads::HeadPoolConfig;
 use firebox_runtime::residency::{ResidencyOptions, ShareOptions, SharedBudget};
 use firebox_runtime::{Budget, Model, RuntimeError, device};

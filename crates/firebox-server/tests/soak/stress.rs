@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use firebox_engine::Engine;
 use firebox_runtime::Model;
-use firebox_runtime::engine::Engine;
 use firebox_runtime::pressure::{Level, Pressure};
 use firebox_runtime::thermal::Thermometer;
 

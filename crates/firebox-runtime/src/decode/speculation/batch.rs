@@ -8,7 +8,9 @@ use crate::{Session, Speculation};
 /// A sequence of a batch that takes its last token through the layers next.
 #[derive(Debug)]
 pub struct BatchDraft<'a> {
+    /// The state of its answer.
     pub state: &'a mut DecodeState,
+    /// Its session.
     pub session: &'a mut Session,
     /// Drops out where its drafter fails: the sequence continues without drafts.
     pub speculation: &'a mut Option<Speculation>,

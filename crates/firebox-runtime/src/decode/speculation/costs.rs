@@ -13,7 +13,7 @@ const MEASUREMENTS: usize = 8;
 /// Passes after which a measurement is dropped: it may be out of date, or was unlucky.
 const MEASUREMENT_LIFETIME: u64 = 512;
 
-/// Measured times of passes by their number of rows. An engine keeps them for the passes of a batch.
+/// Measured times of passes by their number of rows. A batch keeps them for its own passes.
 #[derive(Debug, Clone, Default)]
 pub struct PassCosts {
     /// By the number of rows.

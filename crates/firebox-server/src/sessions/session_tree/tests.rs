@@ -1,6 +1,6 @@
 //! Tests of a session with branches.
 
-use firebox_runtime::engine::EngineConfig;
+use firebox_engine::EngineConfig;
 use firebox_runtime::relevance::{Calibration, LabelledPair};
 use firebox_runtime::schedule::Priority;
 use firebox_runtime::telemetry::Telemetry;

@@ -1,0 +1,498 @@
+//! The models of a machine, their requests, and the loop that runs them layer by layer.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firebox_memory::thermal::Heat;
+use firebox_runtime::{
+    Model, PagePool, PrefixLimits, PrefixTree, RuntimeError, ScheduleError, Session, SessionFile,
+};
+use firebox_schedule::{
+    AdmissionConfig, Choice, ModelId, NextModel, Queue, ScheduleConfig, ScheduleCounters, Scheduler,
+};
+use firebox_telemetry::{Counter, Histogram, Kind, Meters};
+
+use crate::batch::EventSink;
+use crate::clock::Clock;
+use crate::event::{Event, Failure};
+use crate::lazy_model::{LazyModel, PendingRequest};
+use crate::loaded_model::{LoadedModel, RequestStatus};
+use crate::prefetcher::Fetcher;
+use crate::request::Request;
+use crate::sequence::RequestId;
+
+/// Probability from which the model that is likely next is read ahead.
+const LIKELY: f64 = 0.5;
+
+/// Limits and policies of a [`EngineCore`].
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Which model runs when.
+    pub schedule: ScheduleConfig,
+    /// How many requests of a model run at once, and how many may wait.
+    pub admission: AdmissionConfig,
+    /// How much of the prompts' prefixes each model caches.
+    pub prefixes: PrefixLimits,
+    /// Whether requests that do not set [`Request::lookup`] draft tokens by lookup.
+    pub lookup: bool,
+}
+
+/// Pages of a model's prefix cache: 64 prompts of one page each, or fewer longer ones.
+const PREFIX_PAGES: usize = 64;
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            schedule: ScheduleConfig::default(),
+            admission: AdmissionConfig::default(),
+            prefixes: PrefixLimits { pages: PREFIX_PAGES, ..PrefixLimits::default() },
+            lookup: false,
+        }
+    }
+}
+
+/// Several models on one machine with their requests. Each call of [`work`](Self::work) runs one layer, timed by the
+/// clock that the caller passes. An [`Engine`](super::Engine) is a thread around it.
+#[derive(Debug)]
+pub struct EngineCore {
+    config: EngineConfig,
+    scheduler: Scheduler,
+    models: BTreeMap<ModelId, LoadedModel>,
+    /// Models that are not open yet, by name.
+    lazy: BTreeMap<String, LazyModel>,
+    model_of: HashMap<RequestId, ModelId>,
+    made: u64,
+    fetcher: Arc<Fetcher>,
+    next: NextModel,
+    /// The model that ran last.
+    ran: Option<ModelId>,
+    /// The model whose quantum is under way, when the quantum began, and how many layers it has run.
+    last: Option<(ModelId, Option<Instant>, u64)>,
+}
+
+/// What a call of [`EngineCore::work`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepOutcome {
+    /// It ran a layer of a model.
+    Layer {
+        /// How long the layer took.
+        took: Duration,
+        /// Whether another model ran before.
+        switched: bool,
+    },
+    /// It ran nothing: weights have to come from disk, or a request or a model is being prepared.
+    Waiting,
+    /// It ran nothing: no request can go on.
+    Idle,
+}
+
+impl EngineCore {
+    /// A host without models.
+    pub fn new(config: EngineConfig) -> Result<Self, RuntimeError> {
+        config.schedule.check()?;
+        let mut config = config;
+        config.admission.most_running = config.admission.most_running.max(1);
+        Ok(Self {
+            scheduler: Scheduler::new(config.schedule.clone()),
+            config,
+            models: BTreeMap::new(),
+            lazy: BTreeMap::new(),
+            model_of: HashMap::new(),
+            made: 0,
+            fetcher: Fetcher::start(),
+            next: NextModel::default(),
+            ran: None,
+            last: None,
+        })
+    }
+
+    /// Adds a model. Its sequences share one pool of pages.
+    pub fn add(&mut self, name: &str, model: Model) -> Result<(), RuntimeError> {
+        let pool = model.session()?.cache().pool().clone();
+        self.add_in_pool(name, model, pool)
+    }
+
+    /// Adds a model whose sequences take their pages from `pool`.
+    pub fn add_in_pool(&mut self, name: &str, model: Model, pool: PagePool) -> Result<(), RuntimeError> {
+        self.is_free(name)?;
+        let mut queue = Queue::new(self.config.admission.clone());
+        queue.set_heat(self.scheduler.heat());
+        let mut limits = self.config.prefixes.clone();
+        limits.budget =
+            limits.budget.or_else(|| model.residency().map(|residency| residency.budget().clone()));
+        let prefixes = PrefixTree::new(&model.decoder()?, &pool, limits);
+        let loaded = LoadedModel::new(name, model, pool, queue, prefixes, &self.fetcher)?;
+        let loaded = loaded.with_lookup(self.config.lookup);
+        self.models.insert(self.scheduler.lane(name), loaded);
+        Ok(())
+    }
+
+    /// Adds a model that is opened on its first request, or when one is likely, and takes no memory before. Other
+    /// models run meanwhile. If opening fails, the waiting requests fail with the reason, and the next request tries
+    /// again.
+    pub fn add_later(
+        &mut self,
+        name: &str,
+        open: impl Fn() -> Result<Model, RuntimeError> + Send + Sync + 'static,
+    ) -> Result<(), RuntimeError> {
+        self.is_free(name)?;
+        self.lazy.insert(name.to_owned(), LazyModel::new(Arc::new(open)));
+        Ok(())
+    }
+
+    fn is_free(&self, name: &str) -> Result<(), RuntimeError> {
+        if self.model_id(name).is_ok() || self.lazy.contains_key(name) {
+            return Err(RuntimeError::ModelNamed { name: name.into() });
+        }
+        Ok(())
+    }
+
+    /// Removes a model; its requests fail. Returns the model if it was open.
+    pub fn remove(&mut self, name: &str, sink: EventSink<'_>) -> Result<Option<Model>, RuntimeError> {
+        if let Some(lazy) = self.lazy.remove(name) {
+            for PendingRequest { id, request, .. } in lazy.waiting {
+                let error = RuntimeError::NoModel { name: name.into(), there: self.names() };
+                sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
+            }
+            return Ok(None);
+        }
+        let lane = self.model_id(name)?;
+        let asked: Vec<RequestId> =
+            self.model_of.iter().filter(|(_, of)| **of == lane).map(|(id, _)| *id).collect();
+        self.scheduler.drop_lane(lane);
+        self.last.take_if(|(last, ..)| *last == lane);
+        self.ran.take_if(|ran| *ran == lane);
+        let Some(mut loaded) = self.models.remove(&lane) else { unreachable!("it was just found") };
+        loaded.batch.abandon();
+        for id in asked {
+            self.model_of.remove(&id);
+            loaded.fail(id, RuntimeError::NoModel { name: name.into(), there: self.names() }, sink);
+        }
+        loaded.rest();
+        Ok(Some(loaded.model))
+    }
+
+    /// Returns the open models, by name.
+    pub fn models(&self) -> impl Iterator<Item = (&str, &Model)> {
+        self.models.values().map(|loaded| (loaded.name.as_str(), &loaded.model))
+    }
+
+    /// Returns an empty session for [requests](Request::in_session) of a model. It takes its pages from the model's
+    /// pool.
+    pub fn session(&self, name: &str) -> Result<Session, RuntimeError> {
+        self.models[&self.model_id(name)?].session()
+    }
+
+    /// Returns a session that continues from a file. It takes its pages from the model's pool.
+    pub fn restored(&self, name: &str, saved: &SessionFile) -> Result<Session, RuntimeError> {
+        self.models[&self.model_id(name)?].restored(saved)
+    }
+
+    /// Returns the requests of all open models that are queued or running.
+    pub fn requests(&self) -> Vec<RequestStatus> {
+        self.models.values().flat_map(LoadedModel::requests).collect()
+    }
+
+    /// Submits a request. It ends with an event that [is the last](super::Event::is_last); an invalid request is
+    /// refused at once.
+    pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Box<Failure>> {
+        let id = RequestId(self.made);
+        let model = request.model.clone();
+        if let Some(lazy) = self.lazy.get_mut(&model) {
+            let AdmissionConfig { most_running, most_waiting: limit, .. } = self.config.admission;
+            let priority = request.task.priority;
+            // The limit is that of an open model's queue.
+            if lazy.as_urgent(priority) >= limit.saturating_add(most_running) {
+                let error = RuntimeError::Schedule(ScheduleError::QueueFull { priority, limit });
+                return Err(Box::new(Failure { error, session: request.session }));
+            }
+            self.made += 1;
+            self.next.note(&model);
+            lazy.waiting.push(PendingRequest { id, request, since: now, cancelled: false });
+            lazy.wake();
+            return Ok(id);
+        }
+        self.enter(id, request, now)?;
+        self.made += 1;
+        self.next.note(&model);
+        // Starts to load the model that is likely to be used next while this one runs.
+        let likely: Vec<String> = self.next.likely(LIKELY).map(str::to_owned).collect();
+        for name in likely {
+            if let Some(lazy) = self.lazy.get_mut(&name) {
+                lazy.wake();
+            } else if let Ok(lane) = self.model_id(&name) {
+                self.models[&lane].prefetch(now);
+            }
+        }
+        Ok(id)
+    }
+
+    fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
+        let lane = match self.model_id(&request.model) {
+            Ok(lane) => lane,
+            Err(error) => return Err(Box::new(Failure { error, session: request.session })),
+        };
+        let Some(loaded) = self.models.get_mut(&lane) else { unreachable!("it was just found") };
+        loaded.enter(id, request, now)?;
+        self.model_of.insert(id, lane);
+        loaded.changed = true;
+        Ok(())
+    }
+
+    /// Submits the requests of models that were opened meanwhile, and fails those that are late or whose model failed
+    /// to open.
+    fn open(&mut self, now: Duration, sink: EventSink<'_>) {
+        let mut opened = Vec::new();
+        for (name, lazy) in &mut self.lazy {
+            for late in lazy.waiting.extract_if(.., |parked| parked.is_late(now)) {
+                let error = RuntimeError::Late { model: name.clone() };
+                sink(late.id, Event::Failed(Box::new(Failure { error, session: late.request.session })));
+            }
+            opened.extend(lazy.opened().map(|model| (name.clone(), model)));
+        }
+        for (name, model) in opened {
+            let Some(mut lazy) = self.lazy.remove(&name) else { continue };
+            let waiting = std::mem::take(&mut lazy.waiting);
+            let added = model.and_then(|model| self.add(&name, model));
+            if let Err(error) = added {
+                let source = Arc::new(error);
+                for PendingRequest { id, request, .. } in waiting {
+                    let error = RuntimeError::NotOpened { name: name.clone(), source: source.clone() };
+                    sink(id, Event::Failed(Box::new(Failure { error, session: request.session })));
+                }
+                self.lazy.insert(name, lazy);
+                continue;
+            }
+            for PendingRequest { id, request, since, cancelled } in waiting {
+                match self.enter(id, request, since) {
+                    Ok(()) if cancelled => self.cancel(id, now, sink),
+                    Ok(()) => {}
+                    Err(failure) => sink(id, Event::Failed(failure)),
+                }
+            }
+        }
+    }
+
+    fn parked(&self) -> impl Iterator<Item = &PendingRequest> {
+        self.lazy.values().flat_map(|lazy| &lazy.waiting)
+    }
+
+    /// Returns how many requests run or wait.
+    pub fn under_way(&self) -> usize {
+        self.model_of.len() + self.parked().count()
+    }
+
+    /// Returns whether a request runs or waits.
+    pub fn knows(&self, id: RequestId) -> bool {
+        self.model_of.contains_key(&id) || self.parked().any(|parked| parked.id == id)
+    }
+
+    /// Cancels a request. If it is in a pass, it ends with that pass.
+    pub fn cancel(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>) {
+        let parked = self.lazy.values_mut().flat_map(|lazy| &mut lazy.waiting);
+        for parked in parked.filter(|parked| parked.id == id) {
+            // It ends once it has a session to return.
+            parked.cancelled = true;
+        }
+        let Some(lane) = self.model_of.get(&id) else { return };
+        if let Some(loaded) = self.models.get_mut(lane)
+            && loaded.cancel(id, now, sink)
+        {
+            loaded.left(id, now, &mut self.scheduler);
+            self.model_of.remove(&id);
+        }
+    }
+
+    /// Pauses a request, or lets it go on.
+    pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
+        if let Some(loaded) = self.model_of.get(&id).and_then(|lane| self.models.get_mut(lane)) {
+            loaded.hold(id, held, now);
+        }
+    }
+
+    /// Sets how hot the machine is. The hotter, the fewer requests run together and the shorter the quanta.
+    pub fn set_heat(&mut self, heat: Heat) {
+        self.scheduler.set_heat(heat);
+        for loaded in self.models.values_mut() {
+            loaded.queue.set_heat(heat);
+            loaded.changed = true;
+        }
+    }
+
+    /// Returns the counters of the scheduler.
+    pub fn counters(&self) -> &ScheduleCounters {
+        self.scheduler.counters()
+    }
+
+    /// Runs one layer of the model that the scheduler chooses, if any is ready.
+    pub fn work(&mut self, clock: &dyn Clock, sink: EventSink<'_>) -> StepOutcome {
+        let now = clock.now();
+        self.open(now, sink);
+        for (&lane, loaded) in &mut self.models {
+            for id in loaded.prepared(now, sink) {
+                loaded.left(id, now, &mut self.scheduler);
+                self.model_of.remove(&id);
+            }
+            for id in loaded.fail_late(now, sink) {
+                loaded.left(id, now, &mut self.scheduler);
+                self.model_of.remove(&id);
+            }
+            for id in loaded.update(lane, &mut self.scheduler, now, sink) {
+                loaded.left(id, now, &mut self.scheduler);
+                self.model_of.remove(&id);
+            }
+            loaded.tell_urgency();
+        }
+        let before = CounterSnapshot::of(self.scheduler.counters());
+        let stopped = self.ran;
+        let loaded = &self.models;
+        let choice = self.scheduler.choose(now, |lane| loaded[&lane].readiness());
+        let Choice::Run { lane, .. } = choice else {
+            self.quantum_ends();
+            self.tell_turns(now);
+            let has_work = |loaded: &LoadedModel| loaded.batch.has_work() || loaded.is_preparing();
+            let works = self.models.values().any(has_work) || self.lazy.values().any(LazyModel::is_waking);
+            return if works { StepOutcome::Waiting } else { StepOutcome::Idle };
+        };
+        let switched = self.ran != Some(lane) && self.ran.replace(lane).is_some();
+        let chosen = CounterSnapshot::of(self.scheduler.counters());
+        if chosen.preemptions > before.preemptions
+            && let Some(stopped) = stopped.and_then(|stopped| self.models.get(&stopped))
+        {
+            stopped.model.meters().add(Counter::Preemptions, chosen.preemptions - before.preemptions);
+        }
+        if switched || chosen.quanta > before.quanta {
+            self.quantum_ends();
+        }
+        if switched {
+            self.tell_turns(now);
+            // While this model runs, the disk loads what the next one needs.
+            let next = self.scheduler.prefetch(now).find(|next| *next != lane);
+            if let Some(next) = next.and_then(|next| self.models.get(&next)) {
+                next.prefetch(now);
+            }
+        }
+        let Some(loaded) = self.models.get_mut(&lane) else { return StepOutcome::Idle };
+        if switched {
+            loaded.model.meters().took(Histogram::ContextSwitch, clock.now().saturating_sub(now));
+        }
+        let stepped = loaded.batch.step(clock, sink);
+        if let Some(residency) = loaded.model.residency() {
+            residency.charge_program_growth();
+        }
+        let now = clock.now();
+        let meters = loaded.model.meters();
+        match &mut self.last {
+            Some((.., layers)) => *layers += 1,
+            None => {
+                meters.add(Counter::Quanta, 1);
+                self.last = Some((lane, meters.began(), 1));
+            }
+        }
+        if let Some(took) = stepped.took {
+            self.scheduler.ran(now, lane, took, 1);
+        }
+        for id in stepped.tokens {
+            if let Some(task) = loaded.task(id) {
+                self.scheduler.token(now, task);
+            }
+        }
+        before.tell(self.scheduler.counters(), meters);
+        // Sequences that have left returned their pages.
+        let starved = stepped.left.is_empty() && !stepped.starved.is_empty();
+        for id in stepped.left {
+            loaded.left(id, now, &mut self.scheduler);
+            self.model_of.remove(&id);
+        }
+        if starved {
+            for id in loaded.preempt(stepped.starved, now, sink) {
+                loaded.left(id, now, &mut self.scheduler);
+                self.model_of.remove(&id);
+            }
+        }
+        StepOutcome::Layer { took: stepped.took.unwrap_or_default(), switched }
+    }
+
+    /// Sets the order in which models read from disk: by priority, and within a priority those first that wait for their
+    /// first token. A model that already decodes goes as fast as the disk reads anyway.
+    fn tell_turns(&mut self, now: Duration) {
+        let mut order: Vec<ModelId> = self.scheduler.prefetch(now).collect();
+        order.sort_by_key(|lane| {
+            let urgency = self.models.get(lane).and_then(LoadedModel::urgency);
+            Reverse(urgency.map(|urgency| (urgency.priority, urgency.awaited)))
+        });
+        for (lane, loaded) in &mut self.models {
+            let turn = order.iter().position(|other| other == lane);
+            loaded.tell_turn(turn.map_or(u32::MAX, |turn| turn as u32));
+        }
+    }
+
+    fn quantum_ends(&mut self) {
+        let Some((lane, began, layers)) = self.last.take() else { return };
+        if let Some(loaded) = self.models.get(&lane) {
+            loaded.model.meters().drawn(
+                Kind::Quantum,
+                [loaded.batch.sequences().len() as u64, layers],
+                began,
+            );
+        }
+    }
+
+    fn model_id(&self, name: &str) -> Result<ModelId, RuntimeError> {
+        let mut loaded = self.models.iter().filter(|(_, loaded)| loaded.name == name);
+        loaded
+            .next()
+            .map(|(lane, _)| *lane)
+            .ok_or_else(|| RuntimeError::NoModel { name: name.into(), there: self.names() })
+    }
+
+    fn names(&self) -> Vec<String> {
+        let open = self.models.values().map(|loaded| loaded.name.clone());
+        open.chain(self.lazy.keys().cloned()).collect()
+    }
+}
+
+/// Counters of the scheduler before a layer.
+struct CounterSnapshot {
+    quanta: u64,
+    overruns: u64,
+    preemptions: u64,
+    slips: u64,
+    demotions: u64,
+}
+
+impl CounterSnapshot {
+    fn of(counters: &ScheduleCounters) -> Self {
+        let slips = counters.classes.iter().map(|class| class.slips).sum();
+        Self {
+            quanta: counters.quanta,
+            overruns: counters.overruns,
+            preemptions: counters.preemptions,
+            slips,
+            demotions: counters.demotions,
+        }
+    }
+
+    /// Adds what the counters have gained since to the meters of the model that ran.
+    fn tell(&self, counters: &ScheduleCounters, meters: &Meters) {
+        let now = Self::of(counters);
+        for (counter, added) in [
+            (Counter::QuantumOverruns, now.overruns - self.overruns),
+            (Counter::DeadlineSlips, now.slips - self.slips),
+            (Counter::Demotions, now.demotions - self.demotions),
+        ] {
+            if added > 0 {
+                meters.add(counter, added);
+            }
+        }
+    }
+}
+
+impl Drop for EngineCore {
+    fn drop(&mut self) {
+        self.fetcher.end();
+        self.models.values_mut().for_each(LoadedModel::rest);
+    }
+}

@@ -1,0 +1,56 @@
+//! Events that an engine sends about a request.
+
+use std::time::Duration;
+
+use firebox_runtime::{Piece, RuntimeError, Session, Summary};
+
+/// An event of a request. The last one is [`Finished`](Self::Finished) or [`Failed`](Self::Failed).
+#[derive(Debug)]
+pub enum Event {
+    /// The request waits in the queue.
+    Waiting {
+        /// How many requests come before it.
+        place: usize,
+    },
+    /// A token, or text that was held back.
+    Piece(Piece),
+    /// The request has ended.
+    Finished(Box<Outcome>),
+    /// The request has failed.
+    Failed(Box<Failure>),
+}
+
+impl Event {
+    /// Returns whether no event follows.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Finished(_) | Self::Failed(_))
+    }
+}
+
+/// The result of a request that ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Its text, tokens and timings.
+    pub summary: Summary,
+    /// Tokens of the prompt that the prefix cache supplied.
+    pub cached_tokens: usize,
+    /// How long it waited in the queue.
+    pub waited: Duration,
+    /// The session, which includes the answer and can go on.
+    pub session: Session,
+}
+
+/// The error of a request that failed, and its session.
+#[derive(Debug)]
+pub struct Failure {
+    /// The error.
+    pub error: RuntimeError,
+    /// The session as far as it got, if it still exists.
+    pub session: Option<Box<Session>>,
+}
+
+impl From<RuntimeError> for Box<Failure> {
+    fn from(error: RuntimeError) -> Self {
+        Self::new(Failure { error, session: None })
+    }
+}

@@ -1,0 +1,37 @@
+//! Answers many requests of several models at once.
+//!
+//! - An [`EngineCore`] holds the open models with their queues and requests. Each call of [`work`](EngineCore::work) runs one layer of
+//!   the model that the scheduler chooses.
+//! - A batch holds the running sequences of one model, which go through its layers together: decode rows in one pass, chunks of
+//!   prompts in another between two decode steps.
+//! - An [`Engine`] runs a core on a thread of its own. It takes a [`Request`] and delivers [`Event`]s as a [`ResponseStream`].
+//!
+//! A [`Pipeline`] lets a router choose which model or head answers. What one sequence needs, its session, decoding loop and
+//! residency, is in `firebox-runtime`.
+
+mod batch;
+mod clock;
+mod engine_core;
+mod event;
+mod lazy_model;
+mod loaded_model;
+mod pipeline;
+mod prefetcher;
+mod prefill_chunks;
+mod prefill_pacer;
+mod request;
+mod request_setup;
+mod sequence;
+mod shield;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+pub use clock::{Clock, WallClock};
+pub use engine_core::{EngineConfig, EngineCore, StepOutcome};
+pub use event::{Event, Failure, Outcome};
+pub use loaded_model::RequestStatus;
+pub use pipeline::{Asked, Piped, Pipeline, Prompting, Router, Stage};
+pub use request::Request;
+pub use sequence::RequestId;
+pub use thread::{Engine, ResponseStream};

@@ -1,0 +1,525 @@
+//! An open model of a host, with its queue and its running requests.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firebox_cache::{CacheError, PagePool};
+use firebox_runtime::residency::Urgency;
+use firebox_runtime::{
+    LookupDrafter, Model, ModelDrafter, PrefixTree, RuntimeError, Session, SessionFile, Speculation,
+};
+use firebox_schedule::{Change, ModelId, Queue, Readiness, Scheduler, Task, TaskId, Ticket};
+use firebox_telemetry::{Counter, Gauge};
+
+use crate::batch::{Batch, EventSink};
+use crate::event::{Event, Failure};
+use crate::prefetcher::{Fetcher, Prefetcher};
+use crate::request::Request;
+use crate::request_setup::{Ready, RequestParts, RequestSetup, SetupTask};
+use crate::sequence::{RequestId, Sequence};
+
+/// After how long without use the system may have evicted pages of a mapped model.
+const DOUBTFUL: Duration = Duration::from_secs(1);
+
+/// A request that is queued or running.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestStatus {
+    /// The request.
+    pub id: RequestId,
+    /// The name of its model.
+    pub model: String,
+    /// How many requests come before it; `None` if it runs.
+    pub waits: Option<usize>,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated so far.
+    pub generated_tokens: usize,
+}
+
+/// An open model of a host, with its running and waiting requests.
+#[derive(Debug)]
+pub(crate) struct LoadedModel {
+    pub name: String,
+    pub model: Model,
+    pub batch: Batch,
+    pub queue: Queue,
+    /// Waiting requests, including those that ran and were paused.
+    waiting: HashMap<Ticket, (Sequence, Task)>,
+    running: HashMap<RequestId, (Ticket, TaskId, Task)>,
+    tickets: HashMap<RequestId, Ticket>,
+    preparing: Vec<RequestSetup>,
+    /// Requests to pause as soon as they are in no pass.
+    pausing: Vec<RequestId>,
+    /// The place in the queue that each waiting request was last sent.
+    places: HashMap<RequestId, usize>,
+    /// Kept here so that the page gauge is reported for as long as the model is models.
+    pool: Arc<PagePool>,
+    /// Whether the set of running or waiting requests may have changed.
+    pub changed: bool,
+    /// When a request last came or ended.
+    busy: Duration,
+    /// Whether a sequence has found the page pool exhausted.
+    short: bool,
+    segments: Prefetcher,
+    /// The urgency and the read position last passed to the model's residency.
+    urgency: Option<Urgency>,
+    turn: Option<u32>,
+    /// The drafter of the draft model; each request gets a clone.
+    drafter: Option<ModelDrafter>,
+    /// Whether requests that do not set `lookup` draft by lookup.
+    lookup: bool,
+}
+
+impl LoadedModel {
+    pub fn new(
+        name: &str,
+        model: Model,
+        pool: PagePool,
+        queue: Queue,
+        prefixes: PrefixTree,
+        fetcher: &Arc<Fetcher>,
+    ) -> Result<Self, RuntimeError> {
+        let decoder = model.decoder()?;
+        let pool = Arc::new(pool);
+        let asked = Arc::downgrade(&pool);
+        model.telemetry().ask(model.meters(), "pages", move |snapshot| {
+            let Some(pool) = asked.upgrade() else { return false };
+            snapshot.gauges.insert(Gauge::KeysAndValues, pool.bytes() as u64);
+            true
+        });
+        Ok(Self {
+            name: name.to_owned(),
+            batch: Batch::new(decoder.clone(), prefixes),
+            queue,
+            waiting: HashMap::new(),
+            running: HashMap::new(),
+            tickets: HashMap::new(),
+            preparing: Vec::new(),
+            pausing: Vec::new(),
+            places: HashMap::new(),
+            pool,
+            changed: false,
+            busy: Duration::ZERO,
+            short: false,
+            segments: Prefetcher::of(model.checkpoint(), &decoder, fetcher),
+            urgency: None,
+            turn: None,
+            drafter: model.draft().map(|draft| ModelDrafter::new(draft, &model)).transpose()?,
+            lookup: false,
+            model,
+        })
+    }
+
+    /// Sets whether requests that do not set `lookup` draft by lookup.
+    pub fn with_lookup(self, lookup: bool) -> Self {
+        Self { lookup, ..self }
+    }
+
+    /// Returns what drafts tokens for a request, if anything does. Sequences of a batch verify one branch each.
+    fn speculation(&self, lookup: Option<bool>) -> Option<Speculation> {
+        let speculation = match &self.drafter {
+            Some(drafter) => Speculation::new(drafter.clone()),
+            None if lookup.unwrap_or(self.lookup) => Speculation::new(LookupDrafter::new()),
+            None => return None,
+        };
+        Some(speculation.with_draft_branches(1))
+    }
+
+    /// Returns an empty session with pages from the model's pool.
+    pub fn session(&self) -> Result<Session, RuntimeError> {
+        self.model.session_in(&self.pool)
+    }
+
+    /// Returns a session that continues from a file, with pages from the model's pool.
+    pub fn restored(&self, saved: &SessionFile) -> Result<Session, RuntimeError> {
+        self.model.restored_in(saved, &self.pool)
+    }
+
+    /// Returns the requests that are queued or running.
+    pub fn requests(&self) -> impl Iterator<Item = RequestStatus> {
+        let of = |sequence: &Sequence, waits: Option<usize>| RequestStatus {
+            id: sequence.id,
+            model: self.name.clone(),
+            waits,
+            prompt_tokens: sequence.prompt_tokens,
+            generated_tokens: sequence.output().count(),
+        };
+        let waiting = self.waiting.values().map(move |(sequence, _)| {
+            of(sequence, Some(self.places.get(&sequence.id).copied().unwrap_or_default()))
+        });
+        self.batch.sequences().map(move |sequence| of(sequence, None)).chain(waiting)
+    }
+
+    /// Queues a request. A refused request returns its session.
+    pub fn enter(&mut self, id: RequestId, request: Request, now: Duration) -> Result<(), Box<Failure>> {
+        let Request { prompt, config, session, head, task, or_not_at_all, scope, lookup, .. } = request;
+        let session = match session {
+            Some(session) => session,
+            None => Box::new(self.session()?),
+        };
+        // The queue is asked first: a request that it refuses costs nothing more.
+        let ticket = match self.queue.enter(now, task.priority) {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                self.model.meters().add(Counter::RefusedRequests, 1);
+                return Err(Box::new(Failure { error: error.into(), session: Some(session) }));
+            }
+        };
+        let late_at = task.first_by.filter(|_| or_not_at_all).map(|first_by| now.saturating_add(first_by));
+        let lent = RequestParts { session, prompt, speculation: self.speculation(lookup) };
+        if let Err(error) = self.may_answer(&lent, config.context) {
+            self.queue.leave(ticket);
+            return Err(lent.refused(error));
+        }
+        let tokenizer = self.model.tokenizer().ok().cloned();
+        let preparation = SetupTask::of(&lent.session, head, config, tokenizer);
+        if preparation.takes_long() {
+            // Other requests run in its place until it is prepared.
+            self.queue.hold(now, ticket, true);
+            let preparing = RequestSetup::new((id, ticket, task), lent, scope, now, late_at, preparation);
+            self.preparing.push(preparing);
+        } else {
+            let ready = lent.with(preparation.run()).inspect_err(|_| {
+                self.queue.leave(ticket);
+            })?;
+            self.line_up((id, ticket, task), ready, scope, late_at, now);
+        }
+        self.tickets.insert(id, ticket);
+        self.changed = true;
+        self.doubt(now);
+        self.busy = now;
+        Ok(())
+    }
+
+    /// Refuses a request that no preparation could make valid.
+    fn may_answer(
+        &self,
+        RequestParts { session, prompt, .. }: &RequestParts,
+        context: Option<usize>,
+    ) -> Result<(), RuntimeError> {
+        if !Arc::ptr_eq(session.decoder(), &self.model.decoder()?) {
+            return Err(RuntimeError::ForeignSession { model: self.name.clone() });
+        }
+        session.check_tokens(prompt)?;
+        session.check_prompt_fits(prompt.len(), context)
+    }
+
+    /// Adds a prepared request to the queue, as one that came at `since`.
+    fn line_up(
+        &mut self,
+        (id, ticket, task): (RequestId, Ticket, Task),
+        ready: Ready,
+        scope: String,
+        late_at: Option<Duration>,
+        since: Duration,
+    ) {
+        let Ready { session, prompt, speculation, output } = ready;
+        let mut sequence = Sequence::new(id, *session, prompt, output, scope, task.priority, since);
+        sequence.late_at = late_at;
+        sequence.speculation = speculation;
+        self.waiting.insert(ticket, (sequence, task));
+    }
+
+    /// Returns whether requests are being prepared.
+    pub fn is_preparing(&self) -> bool {
+        !self.preparing.is_empty()
+    }
+
+    /// Queues the requests whose preparation is done. Returns those that ended instead.
+    pub fn prepared(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
+        let (mut ended, mut done, mut at) = (Vec::new(), Vec::new(), 0);
+        while let Some(preparing) = self.preparing.get(at) {
+            match preparing.outcome(&self.name, now) {
+                Some(outcome) => done.push((self.preparing.remove(at), outcome)),
+                None => at += 1,
+            }
+        }
+        for (preparing, outcome) in done {
+            self.changed = true;
+            let RequestSetup { id, ticket, task, lent, scope, since, late_at, cancelled, .. } = preparing;
+            match lent.with(outcome) {
+                Err(failure) => {
+                    sink(id, Event::Failed(failure));
+                    ended.push(id);
+                }
+                Ok(ready) => {
+                    self.line_up((id, ticket, task), ready, scope, late_at, since);
+                    self.queue.hold(now, ticket, false);
+                    if cancelled && self.cancel(id, now, sink) {
+                        ended.push(id);
+                    }
+                }
+            }
+        }
+        ended
+    }
+
+    /// Marks the residency of mapped segments as unknown if the model has been idle for a while.
+    fn doubt(&self, now: Duration) {
+        if !self.batch.has_work() && now.saturating_sub(self.busy) > DOUBTFUL {
+            self.segments.doubt();
+        }
+    }
+
+    /// Starts and pauses requests as the queue says, and sends the waiting ones their place. Returns requests that were
+    /// cancelled in a pass and have ended now.
+    pub fn update(
+        &mut self,
+        id: ModelId,
+        scheduler: &mut Scheduler,
+        now: Duration,
+        sink: EventSink<'_>,
+    ) -> Vec<RequestId> {
+        if !std::mem::take(&mut self.changed) {
+            return Vec::new();
+        }
+        for change in self.queue.update(now) {
+            match change {
+                Change::Start(ticket) => {
+                    let Some((mut sequence, task)) = self.waiting.remove(&ticket) else {
+                        // It is not queued yet, only being prepared.
+                        self.pausing.retain(|id| self.tickets.get(id) != Some(&ticket));
+                        continue;
+                    };
+                    sequence.starts(self.batch.prefixes(), now);
+                    // Time in the queue counts towards the deadline of the first token.
+                    let waited = sequence.state.timing().since_begin(now);
+                    let first_by = task.first_by.filter(|_| sequence.output().count() == 0);
+                    let first_by = first_by.map(|first_by| first_by.saturating_sub(waited));
+                    let scheduled = scheduler.add(now, id, Task { first_by, ..task });
+                    self.places.remove(&sequence.id);
+                    self.running.insert(sequence.id, (ticket, scheduled, task));
+                    self.batch.join(sequence);
+                }
+                Change::Pause(ticket) => {
+                    let paused = self.running.iter().find(|(_, (other, ..))| *other == ticket);
+                    // One that is being paused already may have left.
+                    if let Some((&id, _)) = paused {
+                        self.pausing.push(id);
+                    }
+                }
+            }
+        }
+        let ended = self.pause(scheduler, now, sink);
+        let meters = self.model.meters();
+        meters.set(Gauge::WaitingRequests, self.queue.waiting() as u64);
+        meters.set(Gauge::BatchLimit, self.queue.batch() as u64);
+        for (ahead, ticket) in self.queue.order(now).into_iter().enumerate() {
+            let Some((sequence, _)) = self.waiting.get(&ticket) else { continue };
+            if self.places.insert(sequence.id, ahead) != Some(ahead) {
+                sink(sequence.id, Event::Waiting { place: ahead });
+            }
+        }
+        ended
+    }
+
+    fn pause(&mut self, scheduler: &mut Scheduler, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
+        let mut ended = Vec::new();
+        for id in std::mem::take(&mut self.pausing) {
+            if self.batch.is_passing(id) {
+                self.pausing.push(id);
+                self.changed = true;
+            } else if let Some(mut sequence) = self.batch.leave(id)
+                && let Some((ticket, task, wish)) = self.running.remove(&id)
+            {
+                scheduler.remove(task);
+                if sequence.cancelled {
+                    if let Some(event) = sequence.cancel() {
+                        sink(id, event);
+                    }
+                    sink(id, sequence.finished(now));
+                    ended.push(id);
+                    continue;
+                }
+                sequence.pauses();
+                if self.short && gains_pages(&sequence.session) {
+                    sequence.session.drop_cache();
+                    self.pool.shrink();
+                }
+                self.waiting.insert(ticket, (sequence, wish));
+            }
+        }
+        ended
+    }
+
+    /// Removes a request that has ended; its slot is free.
+    pub fn left(&mut self, id: RequestId, now: Duration, scheduler: &mut Scheduler) {
+        self.changed = true;
+        self.busy = now;
+        self.short = false;
+        self.queue.set_room(usize::MAX);
+        self.places.remove(&id);
+        if let Some(ticket) = self.tickets.remove(&id) {
+            self.queue.leave(ticket);
+            self.waiting.remove(&ticket);
+        }
+        if let Some((_, task, _)) = self.running.remove(&id) {
+            scheduler.remove(task);
+        }
+    }
+
+    /// Cancels a request. Returns whether it has ended; one that is in a pass ends with that pass.
+    pub fn cancel(&mut self, id: RequestId, now: Duration, sink: EventSink<'_>) -> bool {
+        if let Some(preparing) = self.preparing.iter_mut().find(|preparing| preparing.id == id) {
+            preparing.cancelled = true;
+            return false;
+        }
+        if let Some(sequence) = self.batch.get_mut(id) {
+            sequence.cancelled = true;
+            return false;
+        }
+        let Some((mut sequence, _)) = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket))
+        else {
+            return false;
+        };
+        if let Some(event) = sequence.cancel() {
+            sink(id, event);
+        }
+        sink(id, sequence.finished(now));
+        true
+    }
+
+    /// Fails requests whose first token is late, and returns them.
+    pub fn fail_late(&mut self, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
+        let running = self.batch.sequences().filter(|one| one.is_late(now) && !self.batch.is_passing(one.id));
+        let waiting = self.waiting.values().map(|(sequence, _)| sequence).filter(|one| one.is_late(now));
+        let late: Vec<RequestId> = running.chain(waiting).map(|sequence| sequence.id).collect();
+        for &id in &late {
+            self.fail(id, RuntimeError::Late { model: self.name.clone() }, sink);
+        }
+        late
+    }
+
+    /// Fails a request that is in no pass.
+    pub fn fail(&mut self, id: RequestId, error: RuntimeError, sink: EventSink<'_>) {
+        let preparing = self.preparing.iter().position(|preparing| preparing.id == id);
+        if let Some(at) = preparing {
+            return sink(id, Event::Failed(self.preparing.remove(at).lent.refused(error)));
+        }
+        let waiting = self.tickets.get(&id).and_then(|ticket| self.waiting.remove(ticket));
+        let sequence = waiting.map(|(sequence, _)| sequence).or_else(|| self.batch.leave(id));
+        let event = match sequence {
+            Some(sequence) => sequence.failed(error),
+            None => Event::Failed(error.into()),
+        };
+        sink(id, event);
+    }
+
+    /// Pauses a request, or lets it go on. Others run in its place meanwhile.
+    pub fn hold(&mut self, id: RequestId, held: bool, now: Duration) {
+        let Some(&ticket) = self.tickets.get(&id) else { return };
+        let waiting = self.waiting.get_mut(&ticket).map(|(sequence, _)| sequence);
+        let Some(sequence) = waiting.or_else(|| self.batch.get_mut(id)) else { return };
+        if sequence.held == held {
+            return;
+        }
+        sequence.held = held;
+        self.changed = true;
+        if let Some(Change::Pause(_)) = self.queue.hold(now, ticket, held) {
+            self.pausing.push(id);
+        }
+    }
+
+    pub fn task(&self, id: RequestId) -> Option<TaskId> {
+        self.running.get(&id).map(|(_, task, _)| *task)
+    }
+
+    /// Returns whether the model has work and its next layer is resident. Starts to read the layer if it is not.
+    pub fn readiness(&self) -> Readiness {
+        if !self.batch.has_work() {
+            return Readiness::Idle;
+        }
+        if self.aims().unwrap_or_else(|| self.segments.are_there(self.batch.upcoming_layer())) {
+            Readiness::Ready
+        } else {
+            Readiness::Waiting
+        }
+    }
+
+    /// For a model that streams its weights, returns whether those of the next step are resident and no pass outside
+    /// the engine streams. Moves missing weights to the front of the read order.
+    fn aims(&self) -> Option<bool> {
+        let streamed = self.batch.decoder().streamed()?;
+        Some(!streamed.is_busy() && self.batch.upcoming_step().is_none_or(|step| streamed.prioritize(step)))
+    }
+
+    /// Reports the model's urgency to its residency if it has changed: memory goes to the most urgent model.
+    pub fn tell_urgency(&mut self) {
+        let Some(residency) = self.model.residency() else { return };
+        let waiting = self.waiting.values().map(|(sequence, _)| sequence);
+        let asked = self.batch.sequences().chain(waiting).filter(|one| !one.held || one.cancelled);
+        let most = asked.map(|one| (one.priority, one.output().count() == 0)).max();
+        let urgency = most.map(|(priority, awaited)| Urgency { priority, awaited });
+        if std::mem::replace(&mut self.urgency, urgency) != urgency {
+            residency.set_urgency(urgency);
+        }
+    }
+
+    /// Reports that the engine no longer needs the model, even if it is used elsewhere.
+    pub fn rest(&mut self) {
+        self.model.meters().set(Gauge::WaitingRequests, 0);
+        if let Some(residency) = self.model.residency() {
+            residency.set_urgency(None);
+        }
+        self.tell_turn(u32::MAX);
+    }
+
+    /// Returns the urgency last reported, for a model that shares its memory.
+    pub fn urgency(&self) -> Option<Urgency> {
+        self.urgency
+    }
+
+    /// Reports the model's position in the order of disk reads if it has changed.
+    pub fn tell_turn(&mut self, turn: u32) {
+        if self.turn.replace(turn) != Some(turn)
+            && let Some(residency) = self.model.residency()
+        {
+            residency.set_queue_position(turn);
+        }
+    }
+
+    /// Prefetches the segments of the next layers.
+    pub fn prefetch(&self, now: Duration) {
+        if self.batch.decoder().streamed().is_some() {
+            // It reads ahead by itself once it has work, and holds no buffers before.
+            return;
+        }
+        self.doubt(now);
+        self.segments.fetch_from(self.batch.upcoming_layer());
+    }
+
+    /// Frees pages for sequences that found the pool exhausted. First drops the cache of the waiting request that runs
+    /// last, which is recomputed when it runs. If there is none, runs one request fewer. If only one runs, fails the
+    /// starved sequences and returns them.
+    pub fn preempt(&mut self, starved: Vec<RequestId>, now: Duration, sink: EventSink<'_>) -> Vec<RequestId> {
+        self.changed = true;
+        let order = self.queue.order(now);
+        let turn = |ticket: &Ticket| order.iter().position(|other| other == ticket).unwrap_or(usize::MAX);
+        let with_pages = self.waiting.iter().filter(|(_, (sequence, _))| gains_pages(&sequence.session));
+        let last = with_pages.map(|(ticket, _)| *ticket).max_by_key(|ticket| (turn(ticket), *ticket));
+        if let Some((sequence, _)) = last.and_then(|ticket| self.waiting.get_mut(&ticket)) {
+            sequence.session.drop_cache();
+            self.pool.shrink();
+            return Vec::new();
+        }
+        // Pausing requests will return pages soon.
+        let running = self.queue.running().max(self.batch.sequences().len());
+        if running > 1 {
+            self.queue.set_room(running - 1);
+            self.short = true;
+            return Vec::new();
+        }
+        let pages = self.pool.pages();
+        for &id in &starved {
+            self.fail(id, CacheError::PoolExhausted { pages }.into(), sink);
+        }
+        starved
+    }
+}
+
+/// Returns whether dropping the session's cache frees pages and loses nothing that cannot be recomputed. A branch of a
+/// conversation that goes on elsewhere may own no page.
+fn gains_pages(session: &Session) -> bool {
+    session.is_reproducible() && session.cache().has_own_page()
+}

@@ -1,0 +1,211 @@
+//! Paces prefill beside decoding.
+
+use std::iter::Sum;
+use std::time::Duration;
+
+use crate::prefill_chunks::Room;
+use crate::sequence::Need;
+
+/// Rows of prefill that go through a layer together beside decoding before anything was measured.
+const FIRST_ROWS: usize = 16;
+/// Weight of the newest measurement in the moving average.
+const NEWEST: f64 = 0.3;
+/// Share of the time of a decode step that a layer of prefill may take.
+const SHARE: f64 = 0.5;
+/// [`SHARE`] for when that would be few rows: deep in a prompt, most of a layer's time goes into reading the keys of
+/// all earlier tokens, however few rows they are read for.
+const LARGEST_SHARE: f64 = 0.65;
+/// Approximate seconds that a prefill pass takes when nothing decodes. A new request waits for the end of the pass, and
+/// other models for the end of a layer. Longer passes are hardly faster per row.
+const PASS: f64 = 0.4;
+/// Rows that make reading the weights and keys of a layer worth it; the limits on time are raised to allow as many.
+const WORTH_READING: f64 = 32.0;
+/// Number of attended positions that is assumed to cost as much as the weights of a layer for a row, until measured.
+const POSITIONS: f64 = 4096.0;
+
+/// Decides how long prefill may run between two decode steps: as long as a step takes.
+#[derive(Debug, Default)]
+pub(crate) struct PrefillPacer {
+    /// Seconds that a decode step takes.
+    step: Option<f64>,
+    /// Cost of a layer of prefill.
+    layer: Option<Seconds>,
+    /// Seconds of prefill since the last decode step.
+    fed: f64,
+}
+
+/// The work of a layer for rows of prompts.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Work {
+    rows: f64,
+    /// Positions that all rows attend to, in units of [`POSITIONS`].
+    attended: f64,
+}
+
+impl Work {
+    /// The work of `tokens` tokens that follow `before` others.
+    pub fn of(tokens: usize, before: usize) -> Self {
+        let rows = tokens as f64;
+        Self { rows, attended: rows * (before as f64 + rows / 2.0) / POSITIONS }
+    }
+}
+
+impl Sum for Work {
+    fn sum<I: Iterator<Item = Self>>(works: I) -> Self {
+        works.fold(Self::default(), |all, work| Self {
+            rows: all.rows + work.rows,
+            attended: all.attended + work.attended,
+        })
+    }
+}
+
+/// Seconds that a layer takes per unit of each kind of work.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seconds {
+    row: f64,
+    attended: f64,
+}
+
+impl Seconds {
+    fn of(self, work: Work) -> f64 {
+        self.row * work.rows + self.attended * work.attended
+    }
+
+    /// Moves a part of the way towards a measurement, by the shortest correction that explains it: rows that attend to
+    /// little adjust the cost of rows, rows that attend to much the cost of attention.
+    fn blend(&mut self, work: Work, took: f64, part: f64) {
+        let length = work.rows * work.rows + work.attended * work.attended;
+        if length > 0.0 {
+            let off = part * (took - self.of(work)) / length;
+            self.row = (self.row + off * work.rows).max(0.0);
+            self.attended = (self.attended + off * work.attended).max(0.0);
+        }
+    }
+}
+
+impl PrefillPacer {
+    /// Records a layer.
+    pub fn layer(&mut self, need: Need, work: Work, took: Duration) {
+        if need == Need::Feed {
+            let took = took.as_secs_f64();
+            self.fed += took;
+            let part = if self.layer.is_some() { NEWEST } else { 1.0 };
+            self.layer.get_or_insert_default().blend(work, took, part);
+        }
+    }
+
+    /// Records a pass.
+    pub fn pass(&mut self, need: Need, took: Duration) {
+        if need == Need::Step {
+            self.fed = 0.0;
+            let took = took.as_secs_f64();
+            self.step = Some(self.step.map_or(took, |step| step + NEWEST * (took - step)));
+        }
+    }
+
+    /// Returns whether a layer of prefill runs before the next decode step. Without `work`, assumes a pass that has not
+    /// begun. At least one layer runs between two steps, so that prefill makes progress whatever it costs.
+    pub fn may_feed(&self, work: Option<Work>) -> bool {
+        let Some(step) = self.step else { return false };
+        let layer = work.map_or(SHARE * step, |work| self.takes(work));
+        self.fed == 0.0 || self.fed + layer <= step
+    }
+
+    /// Returns the seconds that a layer takes, or zero as long as nothing was measured.
+    pub fn takes(&self, work: Work) -> f64 {
+        self.layer.unwrap_or_default().of(work)
+    }
+
+    /// Returns how much of a prompt goes through `layers` layers together when nothing runs beside it. `row` is the
+    /// seconds that a layer takes per row.
+    pub fn alone(&self, layers: usize, row: f64) -> Room {
+        match self.layer {
+            Some(_) => Room::seconds((PASS / layers.max(1) as f64).max(WORTH_READING * row)),
+            None => Room::ALL,
+        }
+    }
+
+    /// Returns how much of the prompts goes through a layer together beside decoding, or beside each other.
+    pub fn beside(&self, row: f64) -> Room {
+        match (self.step, self.layer) {
+            (Some(step), Some(_)) => {
+                Room::seconds((step * SHARE).max((step * LARGEST_SHARE).min(WORTH_READING * row)))
+            }
+            _ => Room { rows: FIRST_ROWS, ..Room::ALL },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a rhythm beside decode steps of 20 ms, and the rows and milliseconds of a prefill layer once they have
+    /// settled, `before` tokens into a prompt. `took` holds the milliseconds of a layer: fixed, per row, and per 4096
+    /// positions that a row attends to.
+    fn beside(took: [f64; 3], before: usize) -> (PrefillPacer, usize, f64) {
+        let mut rhythm = PrefillPacer::default();
+        rhythm.pass(Need::Step, Duration::from_millis(20));
+        let (mut rows, mut ms) = (FIRST_ROWS, 0.0);
+        for _ in 0..200 {
+            let work = Work::of(rows, before);
+            ms = took[0] + took[1] * work.rows + took[2] * work.attended;
+            rhythm.layer(Need::Feed, work, Duration::from_secs_f64(ms / 1e3));
+            let row = rhythm.takes(Work::of(1, before));
+            rows = ((rhythm.beside(row).seconds / row) as usize).max(1);
+        }
+        (rhythm, rows, ms)
+    }
+
+    #[test]
+    fn few_rows_of_a_prompt_take_more_of_the_time_between_steps() {
+        let worth = WORTH_READING as usize;
+        let (_, many, took) = beside([1.0, 0.1, 0.0], 0);
+        assert!(many > worth && (9.0..=10.1).contains(&took), "{many} rows take {took} ms");
+        let (_, some, took) = beside([3.0, 0.2, 0.025], 16_384);
+        assert!(
+            (worth - 2..=worth).contains(&some) && (12.0..=13.0).contains(&took),
+            "{some} take {took} ms"
+        );
+        let (_, few, took) = beside([3.0, 0.1, 0.125], 16_384);
+        assert!(few < worth && (12.0..=13.1).contains(&took), "{few} rows take {took} ms");
+    }
+
+    #[test]
+    fn a_question_beside_a_book_says_nothing_wrong_of_the_book() {
+        let took = [0.5, 0.1, 0.15];
+        let mut rhythm = beside(took, 100).0;
+        // The long prompt goes on, now and then beside a short one. After some of those, both costs are known.
+        let mut before = 100;
+        for pass in 0..400 {
+            let question = (pass % 7 == 0).then(|| Work::of(16, 30));
+            let work: Work = [Work::of(10, before)].into_iter().chain(question).sum();
+            before += 50;
+            let ms = took[0] + took[1] * work.rows + took[2] * work.attended;
+            if pass > 120 {
+                let foretold = rhythm.takes(work) * 1e3;
+                assert!((foretold / ms - 1.0).abs() < 0.1, "{foretold} instead of {ms} ms in pass {pass}");
+            }
+            for _ in 0..28 {
+                rhythm.layer(Need::Feed, work, Duration::from_secs_f64(ms / 1e3));
+            }
+        }
+    }
+
+    #[test]
+    fn a_pass_of_prompts_alone_is_short_unless_that_is_no_use() {
+        let mut rhythm = PrefillPacer::default();
+        assert_eq!(rhythm.alone(28, 0.0).rows, usize::MAX, "nothing was measured");
+        rhythm.layer(Need::Feed, Work::of(512, 0), Duration::from_millis(120));
+        let took = 28.0 * rhythm.alone(28, rhythm.takes(Work::of(1, 0))).seconds;
+        assert!((0.38..0.41).contains(&took), "{took} s");
+        // The time of this layer does not depend on its rows.
+        let (mut slow, mut rows) = (PrefillPacer::default(), 512);
+        for _ in 0..100 {
+            slow.layer(Need::Feed, Work::of(rows, 0), Duration::from_millis(50));
+            let row = slow.takes(Work::of(1, 0));
+            rows = (slow.alone(28, row).seconds / row) as usize;
+        }
+        assert_eq!(rows, WORTH_READING as usize);
+    }
+}

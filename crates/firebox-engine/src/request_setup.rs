@@ -1,0 +1,188 @@
+//! SetupTask of a request: its head is loaded and its grammar compiled before it is queued.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread;
+use std::time::Duration;
+
+use burn::tensor::Device;
+use firebox_runtime::decode::OutputState;
+use firebox_runtime::heads::HeadPool;
+use firebox_runtime::session::FetchedHead;
+use firebox_runtime::{GenerationConfig, OWN_HEAD, RuntimeError, Session, Speculation};
+use firebox_schedule::{Task, Ticket};
+use firebox_telemetry::Meters;
+use firebox_text::Tokenizer;
+
+use crate::event::Failure;
+use crate::sequence::RequestId;
+use crate::shield::shielded;
+
+/// The session and the prompt of a request. They stay with the engine during the preparation, so that the session can
+/// be returned unchanged if that fails.
+#[derive(Debug)]
+pub(crate) struct RequestParts {
+    pub session: Box<Session>,
+    pub prompt: Vec<u32>,
+    pub speculation: Option<Speculation>,
+}
+
+/// The work before a request is queued that may take long: loading a head that is not resident, and compiling a
+/// grammar, for the first of which the whole vocabulary is sorted.
+pub(crate) struct SetupTask {
+    pool: Option<HeadPool>,
+    meters: Arc<Meters>,
+    device: Device,
+    head: Option<String>,
+    config: GenerationConfig,
+    tokenizer: Option<Arc<Tokenizer>>,
+}
+
+/// The result of a preparation.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// The head, if the request names one.
+    fetched: Option<FetchedHead>,
+    output: OutputState,
+}
+
+/// A request that can be queued.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub session: Box<Session>,
+    pub prompt: Vec<u32>,
+    pub speculation: Option<Speculation>,
+    pub output: OutputState,
+}
+
+/// A request that is being prepared while the engine runs others.
+#[derive(Debug)]
+pub(crate) struct RequestSetup {
+    pub id: RequestId,
+    pub ticket: Ticket,
+    pub task: Task,
+    pub lent: RequestParts,
+    pub scope: String,
+    pub since: Duration,
+    /// When it fails unless its first token is out.
+    pub late_at: Option<Duration>,
+    pub cancelled: bool,
+    prepared: Receiver<Result<Prepared, RuntimeError>>,
+}
+
+impl RequestParts {
+    /// Applies the result of the preparation, or refuses the request and restores the session's head.
+    pub fn with(self, prepared: Result<Prepared, RuntimeError>) -> Result<Ready, Box<Failure>> {
+        let Self { mut session, prompt, speculation } = self;
+        let selection = session.head_selection();
+        let device = session.decoder().device().clone();
+        let dressed = prepared.and_then(|Prepared { fetched, output }| {
+            shielded(&device, || {
+                if let Some(fetched) = fetched {
+                    session.switch_head(fetched);
+                }
+                session.check_generates()?;
+                Ok(output)
+            })
+        });
+        match dressed {
+            Ok(output) => Ok(Ready { session, prompt, speculation, output }),
+            Err(error) => {
+                session.restore_head(selection);
+                Err(Self { session, prompt, speculation }.refused(error))
+            }
+        }
+    }
+
+    /// Fails the request and returns its session.
+    pub fn refused(self, error: RuntimeError) -> Box<Failure> {
+        Box::new(Failure { error, session: Some(self.session) })
+    }
+}
+
+impl SetupTask {
+    /// The preparation of an answer in `session`.
+    pub fn of(
+        session: &Session,
+        head: Option<String>,
+        config: GenerationConfig,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Self {
+        let (pool, meters) = (session.heads().cloned(), session.meters().clone());
+        Self { pool, meters, device: session.decoder().device().clone(), head, config, tokenizer }
+    }
+
+    /// Returns whether the preparation may take long enough to delay other requests. If finding out panics, it is
+    /// assumed to, and `run` reports the panic to the request.
+    pub fn takes_long(&self) -> bool {
+        let is_there =
+            |head: &String| head == OWN_HEAD || self.pool.as_ref().is_none_or(|pool| pool.is_resident(head));
+        let takes_long =
+            || Ok(self.config.grammar.is_some() || self.head.as_ref().is_some_and(|head| !is_there(head)));
+        shielded(&self.device, takes_long).unwrap_or(true)
+    }
+
+    /// Prepares the request, however long that takes.
+    pub fn run(self) -> Result<Prepared, RuntimeError> {
+        let Self { pool, meters, device, head, config, tokenizer } = self;
+        shielded(&device, || {
+            let fetched = head.map(|name| fetched(&name, pool.as_ref(), &meters)).transpose()?;
+            Ok(Prepared { fetched, output: OutputState::new(config, tokenizer)? })
+        })
+    }
+
+    /// Runs on a thread of its own, or on the calling one if none can be spawned.
+    pub fn begin(self) -> Receiver<Result<Prepared, RuntimeError>> {
+        let (done, prepared) = channel();
+        let ((given, taken), here) = (channel(), done.clone());
+        let beside = move || {
+            if let Ok(preparation) = taken.recv() {
+                let preparation: Self = preparation;
+                let _ = done.send(preparation.run());
+            }
+        };
+        match thread::Builder::new().name("firebox-prepare".into()).spawn(beside) {
+            Ok(_) => drop(given.send(self)),
+            Err(_) => drop(here.send(self.run())),
+        }
+        prepared
+    }
+}
+
+/// Fetches a head. A fallback is an error, because the request named the head.
+fn fetched(name: &str, pool: Option<&HeadPool>, meters: &Meters) -> Result<FetchedHead, RuntimeError> {
+    let fetched = FetchedHead::fetch(name, pool, meters);
+    match fetched.switch.fallback_reason {
+        Some(source) => Err(RuntimeError::HeadUnavailable { name: name.into(), source }),
+        None => Ok(fetched),
+    }
+}
+
+impl RequestSetup {
+    pub fn new(
+        (id, ticket, task): (RequestId, Ticket, Task),
+        lent: RequestParts,
+        scope: String,
+        since: Duration,
+        late_at: Option<Duration>,
+        preparation: SetupTask,
+    ) -> Self {
+        let prepared = preparation.begin();
+        Self { id, ticket, task, lent, scope, since, late_at, cancelled: false, prepared }
+    }
+
+    /// Returns the result once there is one or the deadline has passed. `model` is named in the error.
+    pub fn outcome(&self, model: &str, now: Duration) -> Option<Result<Prepared, RuntimeError>> {
+        if self.late_at.is_some_and(|late_at| now >= late_at) {
+            return Some(Err(RuntimeError::Late { model: model.into() }));
+        }
+        match self.prepared.try_recv() {
+            Ok(prepared) => Some(prepared),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => {
+                let reason = "the thread that prepares a request is gone".into();
+                Some(Err(RuntimeError::Threads { reason }))
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A request in progress: its session and the state of its answer.
+
+use std::time::Duration;
+
+use firebox_runtime::decode::{Advance, DecodeState, OutputState, Timing};
+use firebox_runtime::{Finish, PrefixHit, PrefixTree, RuntimeError, Session, Speculation};
+use firebox_schedule::Priority;
+
+use crate::event::{Event, Failure, Outcome};
+use crate::shield::shielded;
+
+/// Identifies a request of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(crate) u64);
+
+/// A request in progress: a session with the prompt, and the state of its answer.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub id: RequestId,
+    pub session: Session,
+    pub state: DecodeState,
+    /// Drafts tokens beyond those that a grammar forces.
+    pub speculation: Option<Speculation>,
+    /// The scope within which requests share prefixes.
+    pub scope: String,
+    pub priority: Priority,
+    /// The prompt, until the sequence first runs.
+    prompt: Option<Vec<u32>>,
+    pub prompt_tokens: usize,
+    /// Prompt tokens that the prefix cache supplied.
+    pub cached_tokens: usize,
+    /// How long it waited in the queue before it first ran.
+    pub waited: Duration,
+    /// The length at which prefill stops to cache the prefix for other requests.
+    pub stop: Option<usize>,
+    /// When it fails unless its first token is out.
+    pub late_at: Option<Duration>,
+    /// Whether it is paused because its events are not being read.
+    pub held: bool,
+    /// Whether it is to end as soon as possible.
+    pub cancelled: bool,
+}
+
+/// The kind of pass that a sequence needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// The last token chosen, with a draft of the next ones, and tokens that a refused draft has undone.
+    Step,
+    /// A prompt, or evicted tokens that are recomputed.
+    Feed,
+}
+
+impl Sequence {
+    /// A sequence that has not yet accepted its prompt.
+    pub fn new(
+        id: RequestId,
+        session: Session,
+        prompt: Vec<u32>,
+        output: OutputState,
+        scope: String,
+        priority: Priority,
+        now: Duration,
+    ) -> Self {
+        let timing = Timing::begin(now, session.meters());
+        Self {
+            id,
+            session,
+            prompt_tokens: prompt.len(),
+            prompt: Some(prompt),
+            state: DecodeState::new(output, timing),
+            speculation: None,
+            scope,
+            priority,
+            cached_tokens: 0,
+            waited: Duration::ZERO,
+            stop: None,
+            late_at: None,
+            held: false,
+            cancelled: false,
+        }
+    }
+
+    /// Marks it as running, for the first time or again. The first time, it takes the prompt's prefix from the cache.
+    pub fn starts(&mut self, prefixes: &PrefixTree, now: Duration) {
+        if let Some(prompt) = self.prompt.take() {
+            let before = self.session.tokens().len();
+            let begun = self.begin(prefixes, &prompt);
+            for &token in &prompt[begun.tokens..] {
+                self.session.append(token);
+            }
+            self.cached_tokens = begun.tokens;
+            self.stop = begun.stop.map(|stop| before + stop);
+            self.waited = self.state.timing().since_begin(now);
+            self.state.timing().waited(self.waited);
+            self.state.timing().prompt(self.prompt_tokens - self.cached_tokens, self.cached_tokens);
+        }
+        self.state.timing().set_running(true);
+    }
+
+    /// Starts from the cached prefix of the prompt. On failure, clears the prefix cache and computes the whole prompt.
+    fn begin(&mut self, prefixes: &PrefixTree, prompt: &[u32]) -> PrefixHit {
+        let before = self.session.clone();
+        let begun = || Ok(prefixes.begin(&mut self.session, &self.scope, prompt));
+        shielded(before.decoder().device(), begun).unwrap_or_else(|_| {
+            prefixes.clear();
+            self.session = before;
+            PrefixHit::default()
+        })
+    }
+
+    /// Caches what it has computed so far as a prefix for other requests. On failure, clears the prefix cache and goes
+    /// on; a lost device is reported by the next pass.
+    pub fn keep(&self, prefixes: &PrefixTree) {
+        let kept = || {
+            prefixes.insert(&self.session, &self.scope);
+            Ok(())
+        };
+        if shielded(self.session.decoder().device(), kept).is_err() {
+            prefixes.clear();
+        }
+    }
+
+    /// Returns the output so far.
+    pub fn output(&self) -> &OutputState {
+        self.state.output()
+    }
+
+    /// Marks it as waiting.
+    pub fn pauses(&mut self) {
+        self.state.timing().set_running(false);
+    }
+
+    /// Returns whether its first token is late.
+    pub fn is_late(&self, now: Duration) -> bool {
+        self.late_at.is_some_and(|late_at| now >= late_at) && self.output().count() == 0
+    }
+
+    pub fn need(&self) -> Need {
+        if self.state.is_decoding(&self.session) { Need::Step } else { Need::Feed }
+    }
+
+    /// Takes the logits after the last token, chooses the next tokens and emits their events. Returns whether the
+    /// request has ended.
+    pub fn advance(
+        &mut self,
+        logits: Vec<f32>,
+        now: Duration,
+        events: &mut dyn FnMut(Event),
+    ) -> Result<bool, RuntimeError> {
+        self.state.receive_logits(&self.session, logits);
+        let ended = loop {
+            match self.state.advance(&mut self.session, self.speculation.as_mut(), || now) {
+                Ok(Advance::Token(piece)) => events(Event::Piece(piece)),
+                Ok(Advance::Ended(held_back)) => {
+                    held_back.into_iter().for_each(|piece| events(Event::Piece(piece)));
+                    break Ok(true);
+                }
+                Ok(Advance::NeedsPass) => break Ok(false),
+                Err(error) => break Err(error),
+            }
+        };
+        // Draft tokens are in the session only during a pass.
+        self.state.settle(&mut self.session);
+        ended
+    }
+
+    /// Rolls back a failed pass, before which the cache had `cached` tokens.
+    pub fn abandon_pass(&mut self, cached: usize) {
+        self.state.cancel_draft(&mut self.session);
+        self.session.undo_pass(cached);
+    }
+
+    /// Ends the answer as cancelled, and returns text that was held back.
+    pub fn cancel(&mut self) -> Option<Event> {
+        self.state.end(Finish::Cancelled).map(Event::Piece)
+    }
+
+    /// Fails the request and returns its session.
+    pub fn failed(mut self, error: RuntimeError) -> Event {
+        self.state.timing().ended(None);
+        Event::Failed(Box::new(Failure { error, session: Some(Box::new(self.session)) }))
+    }
+
+    /// Returns the last event, with the summary and the session.
+    pub fn finished(mut self, now: Duration) -> Event {
+        let fed = if self.prompt.is_some() { 0 } else { self.prompt_tokens - self.cached_tokens };
+        let summary = self.state.summarize(self.prompt_tokens, fed, self.waited, now);
+        let (cached_tokens, waited) = (self.cached_tokens, self.waited);
+        Event::Finished(Box::new(Outcome { summary, cached_tokens, waited, session: self.session }))
+    }
+}
